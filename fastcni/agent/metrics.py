@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from fastcni.agent.run import Agent
 
 EVENTS = ("agent_failed", "bridge_filter_restored", "conflist_kept", "entry_refused", "link_failed",
-          "masquerade_refused", "masquerade_restored", "network_repaired", "node_skipped", "policies_refused",
-          "policies_restored", "policy_unreadable", "record_restored", "record_unreadable", "registry_away",
-          "subnet_changed", "subnet_lost", "waiting")
+          "masquerade_refused", "masquerade_restored", "network_repaired", "node_skipped", "policies_kept",
+          "policies_not_kept", "policies_refused", "policies_restored", "policy_unreadable", "record_restored",
+          "record_unreadable", "registry_away", "subnet_changed", "subnet_lost", "waiting")
 GAUGES = {
     "nodes": "Other nodes with a record in the registry",
     "skipped": "Other nodes that cannot be reached; the log has the reason",
@@ -26,6 +26,7 @@ POLICY_GAUGES = {
     "policies": "Network policies in force",
     "protected_pods": "Pods that ADDs have told of",
     "cut_connections": "Connections that a change of policies has ended",
+    "unreadable_documents": "Documents of policies, pods and namespaces that cannot be read; the log has the reason",
 }
 
 

@@ -70,6 +70,9 @@ if TYPE_CHECKING:
 @click.option("--policies", default="", envvar="FASTCNI_AGENT_POLICIES", show_envvar=True, metavar="SOURCE",
               help="Let network policies hold for pods. SOURCE is `kubernetes`, for its API, or a folder of files. "
               "The network's configuration gets the plugin `policy`.")
+@click.option("--policies-kept", default="", metavar="FILE",
+              help="Keeps what SOURCE has said last, for a restart or a reboot while it cannot be read.  [default: "
+              "/var/lib/fastcni/agent/policies; with another --folder, policies.kept there]")
 @click.option("--bgp", "bgp_file", default="", metavar="FILE",
               help="Announce this node's subnets by BGP through BIRD 2 or FRR; the file names the routers.")
 @click.option("--metrics", default="", envvar="FASTCNI_AGENT_METRICS", show_envvar=True, metavar="ADDRESS",
@@ -115,7 +118,8 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
                  etcd_username: str, etcd_password_file: str, kubernetes: str | None, net_conf: str,
                  annotation_prefix: str, nodes_file: str, node_name: str, iface: Sequence[str],
                  iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str,
-                 conflist: str, folder: str, ip_masq: bool, policies: str, bgp_file: str) -> Options:
+                 conflist: str, folder: str, ip_masq: bool, policies: str, policies_kept: str,
+                 bgp_file: str) -> Options:
     """Return the Agent's options from those of the command. Raises click.UsageError, CniError 7."""
     if [bool(endpoints), kubernetes is not None, bool(nodes_file)].count(True) != 1:
         raise click.UsageError("say where the nodes' records are: --etcd URL, --kubernetes or --nodes FILE")
@@ -140,7 +144,7 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
     underlay = Underlay(iface, iface_regex, iface_can_reach, read_public(public))
     kind = "etcd" if endpoints else "static" if nodes_file else "kubernetes"
     return Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq, bgp,
-                   policy_settings(policies, kubernetes or "", name, folder) if policies else None)
+                   policy_settings(policies, kubernetes or "", name, folder, policies_kept) if policies else None)
 
 
 NOT_BESIDE = ("metrics", "leave", "log_to", "log_level", "log_format")          # options that the server has itself
@@ -210,16 +214,20 @@ class MetricsPage:
             site.stop()
 
 
-def policy_settings(source: str, kubeconfig: str, name: str, folder: str) -> PolicySettings:
-    """What --policies says. name: of the node. folder: of the agent, with the socket for the plugin."""
+def policy_settings(source: str, kubeconfig: str, name: str, folder: str, kept: str) -> PolicySettings:
+    """What --policies says. name: of the node. folder: of the agent, with the socket for the plugin. kept: what
+    --policies-kept says."""
     from fastcni.agent.policy.attached import FOLDER
     from fastcni.agent.policy.service import Settings
+    from fastcni.agent.run import FOLDER as DEFAULT
     from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
 
     state, socket = os.path.join(folder, FOLDER), os.path.join(folder, "policy.sock")
+    if not kept and folder == DEFAULT:          # which a reboot empties
+        kept = "/var/lib/fastcni/agent/policies"
     if source == "kubernetes":
-        return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state, socket=socket)
-    return Settings(os.path.abspath(source), state=state, socket=socket)
+        return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state, socket=socket, kept=kept)
+    return Settings(os.path.abspath(source), state=state, socket=socket, kept=kept)
 
 
 def read_public(texts: Sequence[str]) -> "dict[int, Address]":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 
 IN_ATTRIB, IN_CLOSE_WRITE = 0x4, 0x8                                    # linux/inotify.h
 IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
 IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR = 0x400, 0x800, 0x1000000
 CHANGES = (IN_ATTRIB | IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | IN_DELETE_SELF
            | IN_MOVE_SELF | IN_ONLYDIR)
+EVENT = struct.Struct("iIII")           # struct inotify_event: watch, mask, cookie, length of the name behind it
 BUFFER_BYTES = 1 << 16
 
 
@@ -33,11 +35,22 @@ class FolderChanges:
 
     def discard(self) -> None:
         """Drop the changes that were notified so far, so that the descriptor is readable after the next one."""
+        self.take()
+
+    def take(self) -> set[str]:
+        """Return the names of the files that have changed since the last call, "" for a folder itself and if changes
+        were lost. The descriptor is readable after the next change."""
+        names = set()
         try:
-            while os.read(self.descriptor, BUFFER_BYTES):
-                pass
+            while data := os.read(self.descriptor, BUFFER_BYTES):
+                at = 0
+                while at < len(data):
+                    _, _, _, length = EVENT.unpack_from(data, at)
+                    at += EVENT.size + length
+                    names.add(os.fsdecode(data[at - length:at].rstrip(b"\0")))
         except BlockingIOError:
-            return
+            return names
+        return names
 
     def close(self) -> None:
         os.close(self.descriptor)

@@ -2,178 +2,177 @@
 
 from __future__ import annotations
 
-import json
 import os
+import select
+from collections import deque
+from contextlib import ExitStack, closing
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.evaluate import Cluster
-from fastcni.agent.policy.objects import PolicyError, read_closed, read_namespace, read_pod, read_policy
+from fastcni.agent.policy.compile import Compiler
+from fastcni.agent.policy.content import Content
+from fastcni.agent.policy.objects import PolicyError
+from fastcni.agent.policy.reader import Reader, read_file
 from fastcni.runtime.folder_changes import FolderChanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fastcni.agent.policy.compile import Compiler
+    from fastcni.agent.policy.evaluate import Cluster
+    from fastcni.agent.policy.kept import Kept
 
-GROUP = "networking.k8s.io/"
+    Stamp = tuple[int, ...]
+
 ENDINGS = (".json", ".yaml", ".yml")
-RETRY_S = 1.0                   # while the folder is away
+RETRY_S = 1.0                   # while the folder is missing
+READ_AGAIN_S = 10.0             # a file that the kernel did not let be read
+SMALL_BYTES = 1 << 16           # its limits let a parser use 20 ms of processor time for it
+STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
 
 
 def read_cluster(folder: str) -> Cluster:
     """All documents of a folder. Raises PolicyError, which names the file, and OSError."""
-    found = Cluster()
-    for path in paths(folder):
-        add(found, read_file(path))
-    return found
+    content = Content(Compiler())
+    for name in names(folder):
+        read = read_file(folder, name)
+        run(content.replace(os.path.join(folder, name), read.documents, read.broken))
+    for texts in content.errors.values():
+        raise PolicyError(texts[0])
+    return content.compiler.cluster
 
 
-def paths(folder: str) -> list[str]:
-    return sorted(os.path.join(folder, name) for name in os.listdir(folder)
-                  if name.endswith(ENDINGS) and not name.startswith("."))
+def names(folder: str) -> list[str]:
+    return sorted(filter(is_ours, os.listdir(folder)))
 
 
-def read_file(path: str, partly: Cluster | None = None) -> Cluster:
-    """The documents of one file; those of other kinds are passed over. Raises PolicyError and OSError.
-
-    partly: is given what can be read, also if another document cannot; a policy that cannot allows nothing.
-    """
-    with open(path, "rb") as file:
-        data = file.read()
-    found, errors = Cluster() if partly is None else partly, []
-    try:
-        for document in documents(path, data):
-            try:
-                read_document(found, document)
-            except PolicyError as e:
-                errors.append(str(e))
-                if is_policy(document) and (closed := read_closed(document)):
-                    found.policies.setdefault(closed.key, closed)
-    except ValueError as e:                     # PolicyError too
-        errors.append(str(e))
-    except RecursionError:
-        errors.append("nested too deep")
-    if errors:
-        raise PolicyError(f"{path}: {' '.join('; '.join(errors).split())}")
-    return found
+def is_ours(name: str) -> bool:
+    return name.endswith(ENDINGS) and not name.startswith(".")
 
 
-def documents(path: str, data: bytes) -> Iterator[Any]:
-    """Each document, those of a List one by one. Raises ValueError, PolicyError."""
-    if path.endswith(".json"):
-        every = [json.loads(data)]
-    else:
-        try:
-            import yaml
-        except ImportError:
-            raise PolicyError("reading YAML needs PyYAML: install fastcni[cluster], or Debian's python3-yaml") from None
-        try:
-            every = list(yaml.safe_load_all(data))
-        except yaml.YAMLError as e:
-            raise PolicyError(str(e)) from None
-    for document in every:
-        if document is None:
-            continue
-        if not isinstance(document, dict):
-            raise PolicyError("expected a mapping")
-        if str(document.get("kind", "")).endswith("List"):
-            if not isinstance(items := document.get("items") or [], list):
-                raise PolicyError("items: expected a list")
-            yield from items
-        else:
-            yield document
-
-
-def read_document(found: Cluster, document: Any) -> None:
-    kind = document.get("kind") if isinstance(document, dict) else None
-    if kind == "Pod":
-        pod = read_pod(document)
-        found.pods[pod.key] = pod
-    elif kind == "Namespace":
-        name, labels = read_namespace(document)
-        found.namespaces[name] = labels
-    elif is_policy(document):
-        policy = read_policy(document)
-        found.policies[policy.key] = policy
-
-
-def is_policy(document: Any) -> bool:
-    """Whether a document is a NetworkPolicy of Kubernetes: other programs have kinds of this name too."""
-    return (isinstance(document, dict) and document.get("kind") == "NetworkPolicy"
-            and str(document.get("apiVersion") or GROUP).startswith(GROUP))
-
-
-def add(found: Cluster, more: Cluster) -> None:
-    found.pods.update(more.pods)
-    found.namespaces.update(more.namespaces)
-    found.policies.update(more.policies)
+def run(steps: Iterator[None]) -> None:
+    """Take all steps."""
+    deque(steps, 0)
 
 
 class Files:
-    """Keeps a Compiler as the files say. Pods from elsewhere, as those of ADDs, stay. complete: see Kubernetes.
+    """Keeps a Compiler as the files say; see Content for files that cannot be read. Pods from elsewhere, as those of
+    ADDs, stay.
 
-    A file that cannot be read is as it was before: a mistake opens no pod. If it was never read, the documents without
-    a mistake count, and a policy with one allows nothing. While the folder is away all stays as it was. errors: {path:
-    text} of these. due: when to call attend() without a change, in monotonic seconds.
+    Files are read in another process (reader.py), and only if they have changed. The constructor waits for all of them.
+    While the folder is missing, all stays as it was, also after a restart (kept.py); without that it is not `complete`,
+    and `away` says why. errors: {place: texts}. due: when to call attend() without a change, in monotonic seconds.
     """
 
-    complete = True
+    former = False                  # see Kubernetes: what was kept is complete
 
-    def __init__(self, folder: str, compiler: Compiler) -> None:
-        self.folder, self.compiler, self.errors = folder, compiler, dict[str, str]()
-        self._files: dict[str, Cluster] = {}    # as they were last read without an error
-        self._own = Cluster()
-        self._changes = FolderChanges()
-        self.due = float("inf")
-        try:
-            self._read()
-        except OSError:
-            self.close()
-            raise
+    def __init__(self, folder: str, compiler: Compiler, kept: Kept | None = None) -> None:
+        self.folder, self.kept = folder, kept
+        self.content = Content(compiler, kept.changed if kept else None)
+        self.complete, self.away, self.due = False, "", 0.0
+        self._lost = True                                       # changes of the folder, so that it has to be listed
+        self._stamps: dict[str, Stamp | None] = {}              # of the files that there are
+        self._again: dict[str, float] = {}                      # when to read a file again, monotonic
+        self._steps: deque[Iterator[None]] = deque()            # changes of the Compiler
+        with ExitStack() as opened:
+            self.poll = opened.enter_context(closing(select.epoll()))
+            self._changes = opened.enter_context(closing(FolderChanges()))
+            self._reader = opened.enter_context(closing(Reader(folder)))
+            self.poll.register(self._changes.descriptor, select.EPOLLIN)
+            self.poll.register(self._reader.fileno(), select.EPOLLIN)
+            self._begin()
+            self._opened = opened.pop_all()
+
+    def _begin(self):
+        if self.kept and (former := self.kept.read()) is not None:
+            self.complete = True
+            for place, lines in former.items():
+                run(self.content.replace(place, [("", line) for line in lines]))
+                self._stamps[os.path.basename(place)] = None
+        self.attend(float("inf"))
+        while self.busy:
+            select.select([self._reader], [], [])
+            self.attend(float("inf"))
+
+    @property
+    def busy(self) -> bool:
+        """Whether files have changed that the Compiler does not have so far."""
+        return bool(self._steps) or self._reader.busy
+
+    @property
+    def small(self) -> bool:
+        """Whether a small file is among those that are being read."""
+        return any(len(found) > 2 and found[2] <= SMALL_BYTES for found in map(self._stamps.get, self._reader.names())
+                   if found)
+
+    @property
+    def errors(self) -> dict[str, list[str]]:
+        if not self.away:
+            return self.content.errors
+        effect = "the policies stay as they were" if self.complete else "no pod is added"
+        return {**self.content.errors, self.folder: [f"{self.away}; {effect}"]}
 
     def fileno(self) -> int:
         """The descriptor to wait on for attend()."""
-        return self._changes.descriptor
+        return self.poll.fileno()
 
     def close(self) -> None:
-        self._changes.close()
+        self._opened.close()
+        if self.kept:
+            self.kept.close()
 
-    def attend(self) -> None:
-        """Read the files, and change the Compiler by what differs. If the folder cannot be read, nothing changes."""
-        self.due = float("inf")
+    def attend(self, seconds: float = STEPS_S) -> None:
+        """Ask for files that have changed. Change the Compiler by what was read, for that many seconds; the rest is due
+        immediately."""
+        changed = self._changes.take()
+        if self._lost or not all(map(is_ours, changed)):
+            changed = self._list()
+        now = monotonic()
+        self._look(changed | {name for name, due in self._again.items() if due <= now})
+        for read in self._reader.take():
+            if os.path.lexists(path := os.path.join(self.folder, read.name)):       # else it is forgotten
+                if read.again:
+                    self._again[read.name] = now + READ_AGAIN_S
+                self._steps.append(self.content.replace(path, read.documents, read.broken))
+        while self._steps and monotonic() < now + seconds:
+            if next(self._steps[0], self) is self:
+                self._steps.popleft()
+        if not (self.busy or self._lost):
+            self.complete = True
+            if self.kept:
+                self.kept.follow(self.content)
+        self.due = 0.0 if self._steps else min([now + RETRY_S if self._lost else float("inf"), *self._again.values()])
+
+    def _list(self) -> set[str]:
+        """Return the files that have changed, come or gone. Without the folder there are no notifications of it."""
         try:
-            self._read()
-        except OSError as e:            # without the folder there are no notifications of it
-            self.errors = {self.folder: f"{self.folder}: {e.strerror}; the policies stay as they were"}
-            self.due = monotonic() + RETRY_S
+            self._changes.add(self.folder)          # it may have been made again; before the files are listed
+            there = set(names(self.folder))
+        except OSError as e:
+            self.away, self._lost = f"{self.folder}: {e.strerror}", True
+            return set()
+        self.away, self._lost = "", False
+        return {name for name in there | self._stamps.keys()
+                if name not in there or self._stamps.get(name) != stamp(os.path.join(self.folder, name))}
 
-    def _read(self):
-        self._changes.discard()
-        self._changes.add(self.folder)          # it may have been made again; before the files are read
-        new, good, self.errors = Cluster(), {}, {}
-        for path in paths(self.folder):
-            partly = Cluster()
-            try:
-                good[path] = read_file(path, partly)
-            except FileNotFoundError:
-                continue                        # it went meanwhile, which is another change
-            except (PolicyError, OSError) as e:
-                self.errors[path] = str(e)
-                if path in self._files:
-                    good[path] = self._files[path]
-            add(new, good.get(path, partly))
-        self._files = good
-        update(self.compiler, self._own, new)
-        self._own = new
+    def _look(self, changed: set[str]) -> None:
+        """Ask for these files, and forget those that no longer exist."""
+        ask = []
+        for name in sorted(changed):
+            self._again.pop(name, None)
+            if os.path.lexists(path := os.path.join(self.folder, name)):
+                self._stamps[name] = stamp(path)
+                ask.append(name)
+            elif name in self._stamps:
+                del self._stamps[name]
+                self._steps.append(self.content.replace(path, ()))
+        if ask:
+            self._reader.ask(ask)
 
 
-def update(compiler: Compiler, old: Cluster, new: Cluster) -> None:
-    """Put what is in `new`, delete what was in `old` only."""
-    compiler.put_all(new)
-    for key in old.policies.keys() - new.policies.keys():
-        compiler.delete_policy(key)
-    for key in old.pods.keys() - new.pods.keys():
-        compiler.delete_pod(key)
-    for name in old.namespaces.keys() - new.namespaces.keys():
-        compiler.put_namespace(name, None)
+def stamp(path: str) -> Stamp:
+    """What differs after a change of a file; () if it cannot be asked for."""
+    try:
+        it = os.stat(path)
+    except OSError:
+        return ()
+    return it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns

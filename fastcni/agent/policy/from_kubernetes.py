@@ -4,39 +4,46 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.objects import PolicyError, read_closed, read_namespace, read_pod, read_policy
+from fastcni.agent.policy.content import Content
+from fastcni.agent.policy.documents import NAMESPACE, POD, POLICY, encode, reduced
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores.kubernetes_watch import key_of, watch_all
 from fastcni.server.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.evaluate import Cluster
+    from fastcni.agent.policy.kept import Kept
     from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api
 
     Event = tuple[str, Any, bool]               # (path, object or keys of a list, whether the object is gone)
 
 PODS, NAMESPACES = "/api/v1/pods", "/api/v1/namespaces"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
-PATHS = (NAMESPACES, PODS, POLICIES)
-RETRY_S = 1.0                   # after the API server was away
+PATHS = {NAMESPACES: NAMESPACE, PODS: POD, POLICIES: POLICY}
+RETRY_S = 1.0                   # after the API server was unavailable
+STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
 
 
 class Kubernetes:
-    """Keeps a Compiler as the API says. start() starts the threads; attend() applies what they have read.
+    """Keeps a Compiler as the API says; see Content for objects that cannot be read. start() starts the threads, and
+    attend() applies what they have read.
 
-    complete: each kind has been listed, so the first table can be written. A policy that cannot be read stays as it was
-    before, and without that allows nothing; errors: {path and key: text} of these. away: why the API server cannot be
-    asked, "" if it can.
+    complete: each kind has been listed, so the first table can be written. Until then the Compiler has what an agent
+    before this one has `kept`; without that, `former` is False. errors: {path and key: texts}. away: why the API server
+    cannot be asked, "" if it can. due: see Files.
     """
 
-    due = float("inf")              # see Files
+    small = False                   # see Files
 
-    def __init__(self, api: Api, compiler: Compiler) -> None:
-        self.api, self.compiler = api, compiler
-        self.errors: dict[tuple[str, str], str] = {}
+    def __init__(self, api: Api, compiler: Compiler, kept: Kept | None = None) -> None:
+        self.api, self.kept = api, kept
+        self.content = Content(compiler, kept.changed if kept else None)
+        self.due = float("inf")
         self.away = ""
         self._fault: BaseException | None = None
         self._listed: set[str] = set()
@@ -46,10 +53,27 @@ class Kubernetes:
         self._wakeup = Wakeup()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="policies", daemon=True)
+        former = kept.read() if kept else None
+        self.former = former is not None
+        for place, lines in (former or {}).items():
+            path, _, key = place.partition(" ")
+            if path in PATHS:
+                self._own[path].add(key)
+                for _ in self.content.replace(place, [("", line) for line in lines]):
+                    pass
 
     @property
     def complete(self) -> bool:
-        return self._listed == set(PATHS)
+        return self._listed == PATHS.keys()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are changes that the Compiler does not have so far."""
+        return bool(self._events)
+
+    @property
+    def errors(self) -> dict[str, list[str]]:
+        return self.content.errors
 
     def start(self) -> None:
         self._thread.start()
@@ -57,6 +81,8 @@ class Kubernetes:
     def close(self) -> None:
         """End the threads. An answer that they wait for ends with the connection."""
         self._stop.set()
+        if self.kept:
+            self.kept.close()
         self.api.close()
         self._thread.join(RETRY_S)
         if not self._thread.is_alive():         # else it may still use the descriptor
@@ -80,7 +106,7 @@ class Kubernetes:
         while not self._stop.is_set():
             self._seen = {path: set() for path in PATHS}
             try:
-                watch_all(self.api, PATHS, self._tell, self._stop.is_set, self._list_ended)
+                watch_all(self.api, tuple(PATHS), self._tell, self._stop.is_set, self._list_ended)
             except StoreAway as e:
                 self.away = str(e)
             self._stop.wait(RETRY_S)
@@ -101,62 +127,50 @@ class Kubernetes:
     # -- in the agent's thread ----------------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """Apply what the threads have read since. Raises what has ended them."""
-        try:
+        """Apply what the threads have read since, for STEPS_S; the rest is due immediately. Raises what has ended
+        them."""
+        with suppress(BlockingIOError):
             self._wakeup.clear()
-        except BlockingIOError:
-            return
         if self._fault:
             raise self._fault
-        while self._events:
+        until = monotonic() + STEPS_S
+        while self._events and monotonic() < until:
             path, it, gone = self._events.popleft()
             if isinstance(it, frozenset):
                 for key in self._own[path] - it:
-                    self._delete(path, key)
+                    self.delete(path, key)
                 self._listed.add(path)
             elif gone:
-                self._delete(path, name_of(it))
+                self.delete(path, name_of(it))
             else:
                 self.put(path, it)
+        self.due = 0.0 if self._events else float("inf")
+        if self.kept and self.complete:
+            self.kept.follow(self.content)
 
     def put(self, path: str, document: dict[str, Any]) -> None:
         """Apply one object."""
-        key = name_of(document)
-        try:
-            if path == PODS:
-                self.compiler.put_pod(read_pod(document))
-            elif path == NAMESPACES:
-                self.compiler.put_namespace(*read_namespace(document))
-            else:
-                self.compiler.put_policy(read_policy(document))
-        except PolicyError as e:
-            self.errors[path, key] = str(e)
-            if path == POLICIES and key not in self._own[path] and (closed := read_closed(document)):
-                self.compiler.put_policy(closed)
-                self._own[path].add(key)
-            return
-        self._own[path].add(key)
-        self.errors.pop((path, key), None)
+        kept = reduced({**document, "kind": PATHS[path]})
+        assert kept
+        self._own[path].add(key := name_of(document))
+        self._replace(path, key, [("", encode(kept))])
 
-    def _delete(self, path: str, key: str) -> None:
-        if path == PODS:
-            self.compiler.delete_pod(key)
-        elif path == NAMESPACES:
-            self.compiler.put_namespace(key, None)
-        else:
-            self.compiler.delete_policy(key)
+    def delete(self, path: str, key: str) -> None:
         self._own[path].discard(key)
-        self.errors.pop((path, key), None)
+        self._replace(path, key, [])
+
+    def _replace(self, path, key, documents):
+        for _ in self.content.replace(f"{path} {key}", documents):
+            pass
 
 
 def read_cluster(api: Api) -> Cluster:
     """All that the API has now. Objects that cannot be read are as in Kubernetes. Raises StoreAway."""
-    found = Compiler()
-    source = Kubernetes(api, found)
+    source = Kubernetes(api, Compiler())
     for path in PATHS:
         for document in api.list_with_revision(path)[0]:
             source.put(path, document)
-    return found.cluster
+    return source.content.compiler.cluster
 
 
 def name_of(document: dict[str, Any]) -> str:

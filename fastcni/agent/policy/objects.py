@@ -7,8 +7,10 @@ Policies: https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/n
 
 from __future__ import annotations
 
+import re
+import reprlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from fastcni.spec import address as addresses
 
@@ -20,15 +22,24 @@ if TYPE_CHECKING:
 
 PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}          # IPPROTO_*
 MAX_PORT = 65535
+MAPPED_PREFIX = 96              # bits before an IPv4 address in IPv6, ::ffff:192.0.2.1
 MAX_NAME = 253
+MAX_ERROR = 800                 # characters
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
-INGRESS, EGRESS = "Ingress", "Egress"
+DIRECTIONS = INGRESS, EGRESS = "Ingress", "Egress"
+API_VERSION = "networking.k8s.io/v1"
+# Of selectors and ports, as the API server validates them: k8s.io/apimachinery/pkg/util/validation
+LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+DNS_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+LABEL_KEY = re.compile(rf"(?:(?=[^/]{{1,{MAX_NAME}}}/){DNS_LABEL}(?:\.{DNS_LABEL})*/)?"
+                       r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+PORT_NAME = re.compile(r"(?=[a-z0-9-]{1,15}$)(?=.*[a-z])(?!.*--)[a-z0-9](?:.*[a-z0-9])?")
 NAME_LABEL = "kubernetes.io/metadata.name"              # the API server gives it to each namespace
 ENDED = ("Succeeded", "Failed")                         # phases in which a pod's addresses are no longer its own
 
 
 class PolicyError(ValueError):
-    """A document that cannot be read. The text names it and the key."""
+    """A document that cannot be read. The text names the document and the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +192,7 @@ class Reader:
 
     def wrong(self, text: str, key: str = "") -> NoReturn:
         path = ".".join(filter(None, (self.path, key)))
-        raise PolicyError(f"{self.what}: {path + ': ' if path else ''}{text}")
+        raise PolicyError(f"{self.what}: {path + ': ' if path else ''}{text}"[:MAX_ERROR])
 
     def get(self, key: str, kind: type[Item], default: Item) -> Item:
         """The value of `key`, which has to be of that type; null is as if it were not there."""
@@ -189,7 +200,7 @@ class Reader:
         if value is None:
             return default
         if not isinstance(value, kind) or isinstance(value, bool):
-            self.wrong(f"expected {kind.__name__}, got {value!r}", key)
+            self.wrong(f"expected {kind.__name__}, got {reprlib.repr(value)}", key)
         return value
 
     def part(self, key: str) -> Reader | None:
@@ -200,7 +211,7 @@ class Reader:
         """Refuse other keys: without a rule's peers, for a slip in writing, it would allow all of them."""
         for key in self.value:
             if key not in keys:
-                self.wrong("is not known", str(key))
+                self.wrong("is not known", str(key)[:MAX_NAME])
 
     def each(self, key: str, read: Callable[[Reader], Item]) -> tuple[Item, ...]:
         """read() of each mapping in a list."""
@@ -213,7 +224,7 @@ class Reader:
         found = self.get(key, dict, {})
         for name, value in found.items():
             if not isinstance(name, str) or not isinstance(value, str):
-                self.wrong(f"expected text for {name!r}, got {value!r}", key)
+                self.wrong(f"expected text for {reprlib.repr(name)}, got {reprlib.repr(value)}", key)
         return found
 
 
@@ -221,15 +232,20 @@ def open_document(kind: str, document: Any) -> tuple[Reader, Reader, str, str]:
     """(document, its metadata, name, namespace)"""
     it = Reader(kind, document)
     if (said := document.get("kind", kind)) != kind:
-        it.wrong(f"expected {kind}, got {said!r}", "kind")
+        it.wrong(f"expected {kind}, got {reprlib.repr(said)}", "kind")
     metadata = it.part("metadata") or it.wrong("is missing", "metadata")
     name = metadata.get("name", str, "") or it.wrong("is missing", "metadata.name")
     namespace = metadata.get("namespace", str, "") or "default"
     for key, text in (("name", name), ("namespace", namespace)):
-        if "/" in text or not text.isprintable() or len(text) > MAX_NAME:
-            metadata.wrong(f"{text!r} is no name", key)
+        if not is_name(text):
+            metadata.wrong(f"{reprlib.repr(text)} is no name", key)
     it.what = metadata.what = f"{kind} {name if kind == 'Namespace' else f'{namespace}/{name}'}"
     return it, metadata, name, namespace
+
+
+def is_name(text: object) -> TypeGuard[str]:
+    """Whether it can be part of a key, and of a comment of a rule in the kernel."""
+    return isinstance(text, str) and 0 < len(text) <= MAX_NAME and text.isprintable() and "/" not in text
 
 
 def read_namespace(document: Any) -> tuple[str, dict[str, str]]:
@@ -278,12 +294,14 @@ def read_named_ports(spec: Reader) -> dict[tuple[str, int], int]:
 def read_policy(document: Any) -> Policy:
     """Read a NetworkPolicy. Raises PolicyError."""
     it, _, name, namespace = open_document("NetworkPolicy", document)
+    if (version := it.get("apiVersion", str, API_VERSION)) != API_VERSION:
+        it.wrong(f"expected {API_VERSION}, got {reprlib.repr(version)}", "apiVersion")
     spec = it.part("spec") or it.wrong("is missing", "spec")
     spec.only("podSelector", "policyTypes", "ingress", "egress")
     kinds = spec.get("policyTypes", list, [])
     for kind in kinds:
-        if kind not in (INGRESS, EGRESS):
-            spec.wrong(f"expected {INGRESS} or {EGRESS}, got {kind!r}", "policyTypes")
+        if kind not in DIRECTIONS:
+            spec.wrong(f"expected {INGRESS} or {EGRESS}, got {reprlib.repr(kind)}", "policyTypes")
     ingress, egress = (spec.each(key, lambda one, peers=peers: read_rule(one, peers, namespace))    # type: ignore[misc]
                        for key, peers in (("ingress", "from"), ("egress", "to")))
     # Without policyTypes: Ingress always, Egress only if there are egress rules.
@@ -292,26 +310,14 @@ def read_policy(document: Any) -> Policy:
                   egress if EGRESS in kinds or (not kinds and egress) else None)
 
 
-def read_closed(document: Any) -> Policy | None:
-    """Read a NetworkPolicy that read_policy() refuses: its pods and directions, without rules, so that it allows
-    nothing. None if its pods cannot be read."""
-    try:
-        spec = Reader("", document).part("spec")
-        if spec is None:
-            return None
-        kinds = spec.value.get("policyTypes")
-        if not isinstance(kinds, list) or not kinds or any(kind not in (INGRESS, EGRESS) for kind in kinds):
-            kinds = [INGRESS, EGRESS]
-        return read_policy({**document, "spec": {"podSelector": spec.value.get("podSelector"), "policyTypes": kinds}})
-    except PolicyError:
-        return None
-
-
 def read_selector(it: Reader | None) -> Selector:
     """Read a LabelSelector; one that is not there or is empty matches everything."""
     if it is None:
         return EVERYTHING
     it.only("matchLabels", "matchExpressions")
+    for key, value in it.texts("matchLabels").items():
+        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
+            it.wrong(f"{reprlib.repr(key)}: {reprlib.repr(value)} is no label", "matchLabels")
     found = [Requirement(key, IN, frozenset([value])) for key, value in it.texts("matchLabels").items()]
     found += it.each("matchExpressions", read_requirement)
     return Selector(tuple(sorted(dict.fromkeys(found), key=lambda one: (one.key, one.operator, sorted(one.values)))))
@@ -320,12 +326,13 @@ def read_selector(it: Reader | None) -> Selector:
 def read_requirement(it: Reader) -> Requirement:
     it.only("key", "operator", "values")
     key, operator, values = it.get("key", str, ""), it.get("operator", str, ""), it.get("values", list, [])
-    if not key:
-        it.wrong("is missing", "key")
+    if not LABEL_KEY.fullmatch(key):
+        it.wrong(f"{reprlib.repr(key)} is no key of a label" if key else "is missing", "key")
     if operator not in (IN, NOT_IN, EXISTS, DOES_NOT_EXIST):
-        it.wrong(f"expected In, NotIn, Exists or DoesNotExist, got {operator!r}", "operator")
-    if bool(values) != (operator in (IN, NOT_IN)) or not all(isinstance(value, str) for value in values):
-        it.wrong(f"{operator} with values {values!r}", "values")
+        it.wrong(f"expected In, NotIn, Exists or DoesNotExist, got {reprlib.repr(operator)}", "operator")
+    if bool(values) != (operator in (IN, NOT_IN)) or not all(
+            isinstance(value, str) and LABEL_VALUE.fullmatch(value) for value in values):
+        it.wrong(f"{operator} with values {reprlib.repr(values)}", "values")
     return Requirement(key, operator, frozenset(values))
 
 
@@ -357,31 +364,35 @@ def read_block(it: Reader) -> Block:
 
 
 def read_network(it: Reader, key: str, text: Any) -> tuple[bytes, int]:
+    if not isinstance(text, str):
+        it.wrong(f"expected text, got {reprlib.repr(text)}", key)
     try:
         packed, prefix = addresses.read_cidr(text)
     except ValueError as e:
         it.wrong(str(e), key)
+    if ":" in text and len(packed) == 4 and int(text.rpartition("/")[2]) < MAPPED_PREFIX:
+        it.wrong(f"{text} is wider than the IPv4 addresses in IPv6", key)      # it would be all of IPv4
     return addresses.network(packed, prefix), prefix
 
 
 def read_port(it: Reader) -> Port:
     it.only("protocol", "port", "endPort")
-    protocol, port, last = read_protocol(it), it.value.get("port"), it.get("endPort", int, 0)
-    if isinstance(port, str) and port:
-        if last:
+    protocol, port, last = read_protocol(it), it.value.get("port"), it.value.get("endPort")
+    if port is None:
+        return Port(protocol) if last is None else it.wrong("expected 1 to 65535", "port")
+    if isinstance(port, str):
+        if last is not None:
             it.wrong("needs a port by number", "endPort")
+        if not PORT_NAME.fullmatch(port):
+            it.wrong(f"{reprlib.repr(port)} is no name of a port", "port")
         return Port(protocol, name=port)
     first = it.get("port", int, 0)
-    if not first:
-        if last or port is not None:
-            it.wrong("expected 1 to 65535 or a name", "port")
-        return Port(protocol)
-    for key, number in (("port", first), ("endPort", last or first)):
-        if not first <= number <= MAX_PORT or number < 1:
+    for key, number in (("port", first), ("endPort", it.get("endPort", int, first))):
+        if not max(first, 1) <= number <= MAX_PORT:
             it.wrong(f"{number} is not between {max(first, 1)} and {MAX_PORT}", key)
-    return Port(protocol, first, last or first)
+    return Port(protocol, first, number)
 
 
 def read_protocol(it: Reader) -> int:
     text = it.get("protocol", str, "TCP")
-    return PROTOCOLS.get(text) or it.wrong(f"expected TCP, UDP or SCTP, got {text!r}", "protocol")
+    return PROTOCOLS.get(text) or it.wrong(f"expected TCP, UDP or SCTP, got {reprlib.repr(text)}", "protocol")

@@ -65,6 +65,10 @@ class Ruleset:
         """The netlink port by which the kernel's notifications tell these changes from others'."""
         return int(self.sock.getsockname()[0])
 
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return bool(wire.look_up(self.sock, nft.get_table(Batch(), FAMILY, TABLE)))
+
     def adopt(self) -> None:
         """Take over the tables that an agent has left. Raises ConfigurationError if a running one has them."""
         requests = Transaction()

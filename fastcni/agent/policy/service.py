@@ -25,7 +25,8 @@ from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.evaluate import selecting
 from fastcni.agent.policy.from_files import Files
 from fastcni.agent.policy.from_kubernetes import Kubernetes
-from fastcni.agent.policy.objects import EGRESS, INGRESS, PolicyError
+from fastcni.agent.policy.kept import Kept
+from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.requests import Requests
 from fastcni.agent.policy.ruleset import (
     BRIDGE_FAMILY,
@@ -35,6 +36,7 @@ from fastcni.agent.policy.ruleset import (
     see_bridged_traffic,
     sees_bridged_traffic,
 )
+from fastcni.agent.policy.unreadable import SUFFIX
 from fastcni.kernel import nft, rtnl, uapi, wire
 from fastcni.kernel.deletions import generation
 from fastcni.kit.policies import SOCKET
@@ -49,21 +51,26 @@ if TYPE_CHECKING:
 EVENT_BYTES = 64 << 20          # a limit: of announcements of one load
 POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent
 LOOK_S = 0.5                    # while a request waits
+# How long an ADD waits for files that have changed before it: small ones take some milliseconds of another process
+READ_WAIT_S, SMALL_WAIT_S = 0.04, 1.0
 CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
 RETRY_S = 1.0                   # after the kernel has refused a transaction
+MAX_TOLD = 20                   # lines in the log on one file
 GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
 
 @dataclass(frozen=True)
 class Settings:
     """folder: of files with pods and policies; "": they are in the Kubernetes API, `api`. node: this node's name there.
-    state: the folder of attachments. socket: where the plugin asks."""
+    state: the folder of attachments. socket: where the plugin asks. kept: a file with what the source has said last;
+    "": policies.kept next to `state`."""
 
     folder: str = ""
     api: Callable[[], Api] | None = None
     node: str = ""
     state: str = "/run/fastcni/agent/pods"
     socket: str = SOCKET
+    kept: str = ""
 
 
 class Policies:
@@ -76,7 +83,7 @@ class Policies:
     def __init__(self, settings: Settings, log: Logger) -> None:
         self.settings, self.log = settings, log
         self.ready, self.due = False, 0.0
-        self.errors: dict[Any, str] = {}                    # documents that cannot be read
+        self.errors: dict[str, list[str]] = {}              # by place: documents that cannot be read
         self.stale = False                                  # the kernel may have another table
         self.asked = False                                  # requests were answered
         self.cut = 0                                        # connections
@@ -104,20 +111,21 @@ class Policies:
             self.poll = opened.enter_context(closing(select.epoll()))
             for waited_for in (self.source, self.events, self.requests, self.engine.flows):
                 self.poll.register(waited_for.fileno(), select.EPOLLIN)
+            # Until the source has answered, the table of the former agent stays; after a reboot there is none.
+            self.stale = self.source.former and not self.engine.rules.exists()
             self._opened = opened.pop_all()
         self._tell_errors()
 
     def _open_source(self) -> Files | Kubernetes:
-        if not self.settings.folder:
-            assert self.settings.api
-            found = Kubernetes(self.settings.api(), self.compiler)
-            found.start()
-            return found
-        os.makedirs(self.settings.folder, exist_ok=True)
-        try:
-            return Files(self.settings.folder, self.compiler)
-        except PolicyError as e:
-            raise ConfigurationError(str(e)) from None
+        settings, compiler = self.settings, self.compiler
+        kept = Kept(settings.kept or os.path.join(os.path.dirname(settings.state), "policies.kept"),
+                    settings.folder or "kubernetes", self.log)
+        if settings.folder:
+            return Files(settings.folder, compiler, kept)
+        assert settings.api
+        found = Kubernetes(settings.api(), compiler, kept)
+        found.start()
+        return found
 
     def fileno(self) -> int:
         """The descriptor to wait on for attend()."""
@@ -142,17 +150,22 @@ class Policies:
         self._try(self._cut)
         self.due = min(self.due, self.source.due)
         if self.requests.waiting:
-            self.due = min(self.due, monotonic() + LOOK_S)
+            self.due = min(self.due, monotonic() + (READ_WAIT_S / 4 if self.source.busy else LOOK_S))
 
     def figures(self) -> dict[str, int]:
         """For metrics.py."""
-        return {"policies": len(self.compiler.cluster.policies), "protected_pods": len(self.compiler.attachments),
-                "cut_connections": self.cut}
+        policies = [key for key in list(self.compiler.cluster.policies) if not key.endswith(SUFFIX)]
+        return {"policies": len(policies), "protected_pods": len(self.compiler.attachments),
+                "cut_connections": self.cut, "unreadable_documents": sum(map(len, self.errors.values()))}
 
     # -- the kernel ----------------------------------------------------------------------------------------------------
 
     def _write(self):
         if not self.source.complete:
+            self.due = float("inf")
+            if self.stale and self.source.former:       # the kernel has no table, or not all of it
+                self._load()
+                self.log.warning("policies_kept", policies=len(self.compiler.cluster.policies), why=self.source.away)
             return
         if not self.ready or self.stale:
             self._load()
@@ -211,10 +224,12 @@ class Policies:
         self.stale = True
 
     def _tell_errors(self):
-        for where, text in self.source.errors.items():
-            if self.errors.get(where) != text:
+        errors = self.source.errors
+        for place, texts in errors.items():
+            told = self.errors.get(place, ())
+            for text in [text for text in texts if text not in told][:MAX_TOLD]:
                 self.log.error("policy_unreadable", error=text)
-        self.errors = dict(self.source.errors)
+        self.errors = dict(errors)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -223,7 +238,7 @@ class Policies:
         self.asked = True
         try:
             return {"protect": self._protect, "check": self._check, "forget": self._forget, "collect": self._collect,
-                    "status": self._status, "explain": self._explain}[request["do"]](request, waited)
+                    "status": self._report, "explain": self._explain}[request["do"]](request, waited)
         except ports.Unclear as e:
             return {"error": str(e)}
         except OSError as e:
@@ -235,6 +250,8 @@ class Policies:
     def _protect(self, request, waited):
         if refusal := self._status(request, waited):
             return refusal
+        if self.source.busy and waited < (SMALL_WAIT_S if self.source.small else READ_WAIT_S):
+            return None
         pod = self._pod(request)
         if pod is None:
             if waited < POD_WAIT_S:
@@ -297,3 +314,9 @@ class Policies:
             return {}
         away = getattr(self.source, "away", "")
         return {"error": f"policies are not known yet{': ' + away if away else ''}", "again": True}
+
+    def _report(self, *_):
+        """Whether pods can be added, and what `fastcni doctor` shows."""
+        unreadable = [text for texts in self.errors.values() for text in texts]
+        shown = {"unreadable": unreadable[:MAX_TOLD], "more": len(unreadable[MAX_TOLD:])} if unreadable else {}
+        return {**self._status(), **shown}

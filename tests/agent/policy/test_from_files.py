@@ -4,6 +4,7 @@ import json
 import os
 import select
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -57,11 +58,11 @@ def test_a_folder_that_is_made_again_is_watched_again(folder):
         shutil.rmtree(folder)
         files.attend()
         assert files.errors == {
-            str(folder): f"{folder}: No such file or directory; the policies stay as they were"}
+            str(folder): [f"{folder}: No such file or directory; the policies stay as they were"]}
         assert files.due < float("inf")
         assert it.state.elements["in4"], "the policies stay meanwhile"
         folder.mkdir()
-        files.attend()
+        settle(files)
         assert not files.errors and files.due == float("inf")
         assert not it.state.elements["in4"]
         assert not select.select([files], [], [], 0)[0]
@@ -78,8 +79,23 @@ def test_policies_of_other_programs_are_passed_over(folder):
     assert list(read_cluster(str(folder)).policies) == ["default/closed"]
 
 
+def settle(files):
+    """Attend until all is read that has changed before."""
+    files.attend()
+    while files.busy:
+        select.select([files], [], [], 0 if files.due == 0 else 10)
+        files.attend()
+
+
+@pytest.fixture
+def source(folder):
+    found = Files(str(folder), Compiler())
+    yield found
+    found.close()
+
+
 def test_a_policy_that_was_never_read_isolates_its_pods(folder):
-    """As after a restart of the agent: what was read before is not known."""
+    """What was read before is not known."""
     (folder / "policies.yaml").write_text(POLICIES + POLICIES.replace("closed", "wrong").replace(
         "podSelector: {}", "podSelector: {}, ingress: [{form: []}]"))
     it = Compiler()
@@ -88,28 +104,119 @@ def test_a_policy_that_was_never_read_isolates_its_pods(folder):
         assert files.errors
         assert [policy.ingress for policy in it.cluster.policies.values()] == [(), ()]
         (folder / "policies.yaml").write_text(POLICIES + "kind: Pod\n")         # another mistake
-        files.attend()
+        settle(files)
         assert list(it.cluster.policies) == ["default/closed"] and files.errors
     finally:
         files.close()
 
 
-def test_a_change_of_a_file_changes_the_compiler_and_a_mistake_opens_nothing(folder):
-    it = Compiler()
-    files = Files(str(folder), it)
+def test_a_change_of_a_file_changes_the_compiler_and_a_mistake_opens_nothing(folder, source):
+    it = source.content.compiler
+    assert read_ip("10.0.0.1") in it.state.elements["in4"]
+    (folder / "policies.yaml").write_text("kind: NetworkPolicy\nmetadata: {name: closed}\nspec: 1\n")
+    assert select.select([source], [], [], 10)[0]
+    settle(source)
+    assert read_ip("10.0.0.1") in it.state.elements["in4"]
+    assert [os.path.basename(path) for path in source.errors] == ["policies.yaml"]
+    (folder / "policies.yaml").unlink()
+    settle(source)
+    assert not it.state.elements["in4"] and not source.errors
 
-    def changed():
-        assert select.select([files], [], [], 10)[0]
-        files.attend()
 
+def test_only_files_that_have_changed_are_read(folder, source, monkeypatch):
+    """One label in one of 2,000 files cost the parsing of all."""
+    asked = []
+    monkeypatch.setattr(source._reader, "ask", asked.extend)
+    (folder / "pods.json").write_text(json.dumps(POD))
+    source.attend()
+    assert asked == ["pods.json"]
+    (folder / "..data").mkdir()                 # a ConfigMap: its files are links into this, which is replaced
+    source.attend()
+    assert asked == ["pods.json"]
+    os.utime(folder / "policies.yaml")
+    (folder / "..data").rmdir()
+    source.attend()
+    assert asked == ["pods.json", "policies.yaml"]
+    (folder / "notes.yaml.new").write_text("")
+    (folder / ".hidden.yaml").write_text("")
+    source.attend()
+    assert asked == ["pods.json", "policies.yaml"]
+
+
+def test_files_of_a_config_map_are_read_again_when_it_changes(tmp_path):
+    for name, policy in (("one", POLICIES), ("two", POLICIES.replace("closed", "other"))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "p.yaml").write_text(policy)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "..data").symlink_to(tmp_path / "one")
+    (folder / "p.yaml").symlink_to("..data/p.yaml")
+    files = Files(str(folder), it := Compiler())
     try:
-        assert read_ip("10.0.0.1") in it.state.elements["in4"]
-        (folder / "policies.yaml").write_text("kind: NetworkPolicy\nmetadata: {name: closed}\nspec: 1\n")
-        changed()
-        assert read_ip("10.0.0.1") in it.state.elements["in4"]
-        assert [os.path.basename(path) for path in files.errors] == ["policies.yaml"]
-        (folder / "policies.yaml").unlink()
-        changed()
-        assert not it.state.elements["in4"] and not files.errors
+        assert list(it.cluster.policies) == ["default/closed"]
+        (folder / "..new").symlink_to(tmp_path / "two")
+        (folder / "..new").rename(folder / "..data")
+        settle(files)
+        assert list(it.cluster.policies) == ["default/other"]
+        (tmp_path / "two" / "p.yaml").unlink()          # a link to nothing is a mistake, not a file that was deleted
+        (folder / "p.yaml").unlink()
+        (folder / "p.yaml").symlink_to("..data/p.yaml")
+        settle(files)
+        assert list(it.cluster.policies) == ["default/other"] and "No such file" in str(files.errors)
+        (tmp_path / "two" / "p.yaml").write_text(POLICIES)
+        files._again = dict.fromkeys(files._again, 0)   # 10 s later
+        settle(files)
+        assert list(it.cluster.policies) == ["default/closed"] and not files.errors
     finally:
         files.close()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir,
+                                  lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)])
+def test_what_is_no_file_holds_up_nothing(folder, source, make):
+    make(folder / "strange.yaml")
+    (folder / "policies.yaml").write_text(POLICIES.replace("closed", "other"))
+    settle(source)
+    assert list(source.content.compiler.cluster.policies) == ["default/other"]
+    ((place, (text,)),) = source.errors.items()
+    assert place == str(folder / "strange.yaml") and text.startswith(f"{place}: ")
+
+
+def test_a_document_of_two_files_counts_while_one_of_them_has_it(folder, source):
+    (folder / "z.yaml").write_text(POLICIES.replace("podSelector: {}", "podSelector: {matchLabels: {app: x}}"))
+    settle(source)
+    it = source.content.compiler
+    assert not it.state.elements["in4"]                 # the last file counts
+    (folder / "z.yaml").unlink()
+    settle(source)
+    assert it.state.elements["in4"]
+    (folder / "policies.yaml").unlink()
+    settle(source)
+    assert not it.cluster.policies
+
+
+def test_requests_are_answered_between_the_steps_of_a_large_file(folder, source):
+    pods = [{"metadata": {"name": f"p{number}"}, "status": {"podIP": f"10.1.{number >> 8}.{number & 255}"}}
+            for number in range(3000)]
+    (folder / "pods.json").write_text(json.dumps({"kind": "PodList", "items": pods}))
+    sizes = set()
+    while len(source.content.compiler.cluster.pods) < 3000:
+        select.select([source], [], [], 0 if source.due == 0 else 10)
+        source.attend()
+        sizes.add(len(source.content.compiler.cluster.pods))
+    assert len(sizes) > 5, sizes
+
+
+def test_a_source_that_is_closed_leaves_nothing(folder):
+    """Neither a descriptor nor a process."""
+    def there():
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+        return len(os.listdir("/proc/self/fd")), children
+
+    before = there()
+    files = Files(str(folder), Compiler())
+    (folder / "policies.yaml").write_text(POLICIES)
+    files.attend()
+    assert there() != before
+    files.close()
+    assert there() == before

@@ -78,7 +78,7 @@ def test_a_source_that_is_closed_leaves_no_descriptor():
 
 
 def test_lists_then_changes(source):
-    it = source.compiler
+    it = source.content.compiler
     assert ADDRESS in it.state.elements["in4"]
     assert sorted(it.cluster.policies) == ["other/p", "shop/p"]         # the same name in two namespaces
     source.api.events[POLICIES].put(("DELETED", policy("p")))
@@ -90,24 +90,25 @@ def test_lists_then_changes(source):
 def test_a_policy_that_cannot_be_read_stays_as_it_was(source):
     source.api.events[POLICIES].put(("MODIFIED", policy("p", {"policyTypes": ["Other"]})))
     wait(source, lambda: source.errors)
-    assert ADDRESS in source.compiler.state.elements["in4"]
-    assert "NetworkPolicy shop/p: spec.policyTypes" in source.errors[POLICIES, "shop/p"]
+    assert ADDRESS in source.content.compiler.state.elements["in4"]
+    (text,) = source.errors[f"{POLICIES} shop/p"]
+    assert "NetworkPolicy shop/p: spec.policyTypes" in text
 
 
 def test_a_policy_that_was_never_read_isolates_its_pods(source):
     source.api.events[POLICIES].put(("DELETED", policy("p")))
     source.api.events[POLICIES].put(("ADDED", policy("new", {"podSelector": {}, "ingress": [{"since-v2": []}]})))
     wait(source, lambda: source.errors)
-    assert ADDRESS in source.compiler.state.elements["in4"]
-    assert not source.compiler.cluster.policies["shop/new"].ingress
+    assert ADDRESS in source.content.compiler.state.elements["in4"]
+    assert not source.content.compiler.cluster.policies["shop/new"].ingress
     source.api.events[POLICIES].put(("DELETED", policy("new")))
-    wait(source, lambda: ADDRESS not in source.compiler.state.elements["in4"])
+    wait(source, lambda: ADDRESS not in source.content.compiler.state.elements["in4"])
     assert not source.errors
 
 
 def test_objects_that_are_gone_are_not_remembered(source):
     source.api.events[PODS].put(("DELETED", POD))
-    wait(source, lambda: not source.compiler.cluster.pods)
+    wait(source, lambda: not source.content.compiler.cluster.pods)
     assert not source._seen[PODS]
 
 
@@ -136,5 +137,5 @@ def test_a_fault_of_a_thread_is_raised(source):
 def test_what_went_while_the_api_server_was_away_is_deleted(source):
     source.api.objects[POLICIES] = [policy("q", namespace="other")]
     source.api.events[POLICIES].put(None)
-    wait(source, lambda: list(source.compiler.cluster.policies) == ["other/q"])
-    assert not source.compiler.state.elements["in4"]
+    wait(source, lambda: list(source.content.compiler.cluster.policies) == ["other/q"])
+    assert not source.content.compiler.state.elements["in4"]

@@ -12,6 +12,7 @@ from agent.policy.pods import ADDRESSES, TCP, Node, mac_of_pod, port_of
 
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import service
+from fastcni.agent.policy.from_files import stamp
 from fastcni.agent.policy.objects import Pod
 from fastcni.agent.policy.ruleset import BRIDGED, see_bridged_traffic
 from fastcni.agent.policy.service import Policies, Settings
@@ -64,8 +65,11 @@ class Running:
         return [each["event"] for each in self.log]
 
     def write(self, *documents):
+        """Write the file, and wait until the agent has read it, if one runs."""
         (self.folder / "new").write_text(json.dumps({"kind": "List", "items": documents}))
-        (self.folder / "new").rename(self.folder / "all.json")
+        (self.folder / "new").rename(file := self.folder / "all.json")
+        assert self.ended.is_set() or eventually(
+            lambda: self.it.source._stamps.get(file.name) == stamp(file) and not self.it.source.busy)
 
     def request(self, command, name, cni_args, **keys):
         previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": port_of(name)},

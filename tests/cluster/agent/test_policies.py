@@ -56,7 +56,7 @@ def until(source, condition):
 
 
 def isolated(source):
-    return {socket.inet_ntoa(packed) for packed in source.compiler.state.elements["in4"]}
+    return {socket.inet_ntoa(packed) for packed in source.content.compiler.state.elements["in4"]}
 
 
 def test_pods_namespaces_and_policies_are_listed_and_watched(server, source):
@@ -111,6 +111,7 @@ def test_of_pods_of_this_node_the_command_asks_the_kernel(server, tmp_path, monk
 def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F811
     (one,) = nodes(1)
     folder = one.folder / "policies"
+    folder.mkdir()
     one.more = ["--policies", str(folder)]
     one.start()
     one.await_ready()

@@ -1,0 +1,124 @@
+"""What the documents of a source say, put into a Compiler; of a document that cannot be read, what it said before.
+
+    content = Content(compiler)
+    for _ in content.replace("/etc/fastcni/policies/web.yaml", [("document 1", line)]):
+        ...                                     # after each step the caller may do something else
+
+A place is what is read and replaced in one piece: a file with many documents, or an object of the Kubernetes API.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy.documents import NAMESPACE, POD, POLICY, read_entry
+from fastcni.agent.policy.objects import Pod, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from fastcni.agent.policy.compile import Compiler
+    from fastcni.agent.policy.documents import Entry, Id, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """entries: by document, as encode() has written it. records: those of the entries that count."""
+
+    entries: dict[bytes, Entry] = field(default_factory=dict)
+    records: dict[Id, Record] = field(default_factory=dict)
+
+
+class Content:
+    """places: what counts of each place. errors: {place: texts} of documents that cannot be read.
+
+    While a place has errors, nothing that it said before goes: a document counts as it was last read. One that was
+    never read, or of which it is not known what it selects, closes pods (unreadable.py).
+    """
+
+    def __init__(self, compiler: Compiler, changed: Callable[[], object] | None = None) -> None:
+        """changed: called after each change of `places`."""
+        self.compiler, self.changed = compiler, changed
+        self.places: dict[str, Place] = {}
+        self.errors: dict[str, list[str]] = {}
+        self._records: dict[Id, dict[str, Record]] = {}         # by document and place: the last place counts
+
+    def replace(self, place: str, documents: Collection[tuple[str, bytes]], broken: Collection[tuple[str, str]] = (),
+                ) -> Iterator[None]:
+        """Let a place have these documents, in steps. Documents that are as before cost nothing.
+
+        documents: (where, document as encode() has written it). broken: (where, why) of what cannot be parsed. Without
+        any of both the place is forgotten.
+        """
+        old = self.places.get(place, Place())
+        entries: dict[bytes, Entry] = {}
+        errors = [join(place, where, why) for where, why in broken]
+        for where, line in documents:
+            entry = entries[line] = old.entries.get(line) or read_entry(line)
+            if entry.error:
+                errors.append(join(place, where, entry.error))
+            yield
+        if errors:
+            keep_former(entries, old, bool(broken))
+        new = Place(entries, records_of(entries.values()))
+        for id, record in new.records.items():
+            if old.records.get(id) is not record:
+                self._records.setdefault(id, {})[place] = record
+                self._put(id)
+                yield
+        for id in old.records.keys() - new.records.keys():
+            del self._records[id][place]
+            self._put(id)
+            yield
+        self.errors.pop(place, None)
+        if errors:
+            self.errors[place] = errors
+        self.places.pop(place, None)
+        if entries:
+            self.places[place] = new
+        if self.changed and entries.keys() != old.entries.keys():
+            self.changed()
+
+    def _put(self, id: Id) -> None:
+        records, (kind, key), compiler = self._records[id], id, self.compiler
+        record = records[max(records)] if records else None
+        if kind == NAMESPACE:
+            assert not isinstance(record, Pod | Policy)
+            compiler.put_namespace(key, record)
+        elif isinstance(record, Pod):
+            compiler.put_pod(record)
+        elif isinstance(record, Policy):
+            compiler.put_policy(record)
+        else:
+            (compiler.delete_pod if kind == POD else compiler.delete_policy)(key)
+        if not records:
+            del self._records[id]
+
+
+def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> None:
+    """Add to the entries of a place with errors those that it had before, unless new ones replace them. Entries that
+    close pods are added if a policy may be among the documents that cannot be told apart."""
+    good = records_of(entry for entry in entries.values() if not entry.error)
+    unsure = unparsed or any(entry.kind == POLICY and not entry.records for entry in entries.values())
+    for line, entry in old.entries.items():
+        if unsure if entry.error else not entry.records.keys() <= good.keys():
+            entries.setdefault(line, entry)
+
+
+def records_of(entries: Collection[Entry] | Iterator[Entry]) -> dict[Id, Record]:
+    """The records that count: those of documents that can be read before those of others."""
+    found: dict[Id, Record] = {}
+    unreadable = []
+    for entry in entries:
+        if entry.error:
+            unreadable.append(entry)
+        else:
+            found |= entry.records
+    for entry in unreadable:
+        found = {**entry.records, **found}
+    return found
+
+
+def join(place: str, where: str, text: str) -> str:
+    return ": ".join(filter(None, (place, where, text)))

@@ -1,0 +1,92 @@
+"""Documents of the Kubernetes API -> entries: what a document says, or what closes its pods if it cannot be read.
+
+    entry = read_entry(encode({"kind": "NetworkPolicy", "metadata": {"name": "web"}, "spec": {"podSelector": {}}}))
+    entry.records                               # {("NetworkPolicy", "default/web"): Policy(...)}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.policy import unreadable
+from fastcni.agent.policy.objects import Pod, PolicyError, read_namespace, read_pod, read_policy
+
+if TYPE_CHECKING:
+    from fastcni.agent.policy.objects import Policy
+
+    Id = tuple[str, str]                        # kind, "shop/web" or the name of a namespace
+    Record = Pod | Policy | dict[str, str]      # of a Namespace: its labels
+
+POD, NAMESPACE, POLICY = "Pod", "Namespace", "NetworkPolicy"
+KINDS = {kind.lower(): kind for kind in (POD, NAMESPACE, POLICY)}
+GROUP = "networking.k8s.io/"
+PORTS = [{"ports": True, "restartPolicy": True}]
+# The keys that are read. Others, the most of a pod, are dropped before a document is passed on or kept
+KEYS: dict[str, Any] = {
+    POD: {"metadata": {"name": True, "namespace": True, "labels": True, "uid": True},
+          "spec": {"nodeName": True, "hostNetwork": True, "containers": PORTS, "initContainers": PORTS},
+          "status": {"phase": True, "podIP": True, "podIPs": True}},
+    NAMESPACE: {"metadata": {"name": True, "labels": True}},
+    POLICY: {"apiVersion": True, "metadata": {"name": True, "namespace": True, "uid": True}, "spec": True}}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """kind: of the document. records: of one that can be read, its own. error: why it cannot be read, else "". Then the
+    records close its pods; without any, it is not known which pods it is about."""
+
+    kind: str
+    records: dict[Id, Record]
+    error: str = ""
+
+
+def reduced(document: dict[str, Any]) -> dict[str, Any] | None:
+    """A document with the keys that are read only; None for one of another kind."""
+    kind = KINDS.get(str(document.get("kind")).lower())
+    if kind is None or (kind == POLICY and is_foreign(document)):
+        return None
+    return {"kind": document["kind"], **only(document, KEYS[kind])}
+
+
+def is_foreign(document: dict[str, Any]) -> bool:
+    """Whether a NetworkPolicy is that of another program, such as Calico."""
+    version = document.get("apiVersion")
+    return isinstance(version, str) and "." in version.partition("/")[0] and not version.startswith(GROUP)
+
+
+def only(value: Any, keys: Any) -> Any:
+    """The parts of a value that KEYS names. One of another type than expected is kept: its reader will say so."""
+    if isinstance(keys, dict) and isinstance(value, dict):
+        return {key: only(value[key], inner) for key, inner in keys.items() if key in value}
+    if isinstance(keys, list) and isinstance(value, list):
+        return [only(each, keys[0]) for each in value]
+    return value
+
+
+def encode(document: dict[str, Any]) -> bytes:
+    """A document as one line, the same for equal ones."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def read_entry(line: bytes) -> Entry:
+    """Read a document that encode() has written."""
+    document = json.loads(line)
+    kind = KINDS[document["kind"].lower()]
+    try:
+        return Entry(kind, dict([read_record(kind, document)]))
+    except PolicyError as e:
+        unnamed = f"unnamed-{blake2b(line, digest_size=4).hexdigest()}"
+        closed = unreadable.close(kind, document, unnamed)
+        return Entry(kind, {(POD if isinstance(each, Pod) else POLICY, each.key): each for each in closed}, str(e))
+
+
+def read_record(kind: str, document: dict[str, Any]) -> tuple[Id, Record]:
+    """Raises PolicyError."""
+    if kind == NAMESPACE:
+        name, labels = read_namespace(document)
+        return (kind, name), labels
+    record: Pod | Policy = read_pod(document) if kind == POD else read_policy(document)
+    return (kind, record.key), record

@@ -1,0 +1,119 @@
+"""Keep what a source has said last in a file, so that a restarted agent enforces the same while it cannot read it.
+
+    kept = Kept("/var/lib/fastcni/agent/policies", "/etc/fastcni/policies", log)
+    for place, lines in (kept.read() or {}).items(): ...
+    kept.follow(content)
+    kept.changed()                              # soon in the file
+
+The file lasts over a reboot, after which the kernel has no table. It is written aside, synced and renamed, in a thread:
+a disk that is busy holds up nobody. Its first line has the digest of the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from hashlib import blake2b
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastcni.agent.policy.content import Content
+    from fastcni.server.log import Logger
+
+FORMAT = 1                      # raised when documents are written or read in another way
+MAX_BYTES = 64 << 20
+SHARE = 10                      # one part of this of the time may pass in writing
+RETRY_S = 10.0                  # after an error
+
+
+class Kept:
+    """path: of the file. source: what it is of; a file of another source is not read."""
+
+    def __init__(self, path: str, source: str, log: Logger) -> None:
+        self.path, self.source, self.log = Path(path), source, log
+        self._changed, self._ended = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._said = ""                         # the last error
+
+    def read(self) -> dict[str, list[bytes]] | None:
+        """{place: its documents}; None without a complete file of this source."""
+        try:
+            head, _, body = self.path.read_bytes().partition(b"\n")
+            if json.loads(head) != self._head(body):
+                raise ValueError("the file is damaged, or of another source or version")
+            found: dict[str, list[bytes]] = {}
+            for line in body.split(b"\n")[:-1]:
+                place, _, document = line.partition(b"\t")
+                found.setdefault(json.loads(place), []).append(document)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as e:
+            self.log.error("policies_not_kept", path=str(self.path), error=str(e))
+            return None
+        return found
+
+    def follow(self, content: Content) -> None:
+        """From now on the file is as `content`, which is complete."""
+        if not self._thread:
+            self._changed.set()
+            self._thread = threading.Thread(target=self._run, args=(content,), name="kept-policies", daemon=True)
+            self._thread.start()
+
+    def changed(self) -> None:
+        """The content has changed."""
+        self._changed.set()
+
+    def close(self) -> None:
+        """Write what is not written so far."""
+        self._ended.set()
+        self._changed.set()
+        if self._thread:
+            self._thread.join()
+
+    def _run(self, content):
+        ended, failed = False, False
+        while not ended:
+            self._changed.wait(RETRY_S if failed else None)
+            ended = self._ended.is_set()        # before the content is read for the last time
+            self._changed.clear()
+            began = monotonic()
+            failed = not self._write(content)
+            self._ended.wait((SHARE - 1) * (monotonic() - began))
+
+    def _write(self, content: Content) -> bool:
+        """Return whether the file is as the content."""
+        parts = [b"%s\t%s\n" % (json.dumps(place).encode(), line)
+                 for place, found in list(content.places.items()) for line in list(found.entries)]
+        try:
+            if sum(map(len, parts)) > MAX_BYTES:
+                raise OSError(f"more than {MAX_BYTES >> 20} MB")
+            write(self.path, self._head(body := b"".join(parts)), body)
+        except OSError as e:
+            if str(e) != self._said:
+                self._said = str(e)
+                self.log.error("policies_not_kept", path=str(self.path), error=self._said)
+            return False
+        self._said = ""
+        return True
+
+    def _head(self, body: bytes) -> dict[str, object]:
+        return {"format": FORMAT, "source": self.source, "digest": blake2b(body, digest_size=16).hexdigest()}
+
+
+def write(path: Path, head: dict[str, object], body: bytes) -> None:
+    """Replace the file in one step: also after a crash of the node it is the former one or this one. Raises OSError."""
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(json.dumps(head).encode() + b"\n" + body)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,240 @@
+"""Take the documents out of a file that anybody may have written: JSON and YAML, within limits.
+
+    for where, document in parse("all.yaml", data):     # document: a mapping, or a ParseError
+        ...
+
+The limits hold before anything is built: a file of 2 KB can otherwise stand for gigabytes (aliases), or keep a
+parser busy for seconds (nesting). A value that is nested deeper than MAX_DEPTH is replaced by None and a number of more
+than MAX_DIGITS digits by infinity, so that the document that has it can still be named, and is refused by its reader.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_BYTES = 4 << 20             # of a file
+MAX_EXPANDED = 8 << 20          # of what a file stands for: characters of its values, and NODE_COST for each of them
+NODE_COST = 16
+MAX_DEPTH = 64                  # a policy has 12
+MAX_DIGITS = 20
+MAX_DOCUMENTS = 10_000          # of a file, those of lists one by one
+SEPARATOR = re.compile(rb"^(?:---|\.\.\.)(?=\s|$)", re.MULTILINE)
+DIRECTIVE = re.compile(rb"^%.*$", re.MULTILINE)
+JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)
+YAML_TAG = "tag:yaml.org,2002:"
+
+
+class ParseError(ValueError):
+    """A document, or a file, that cannot be parsed."""
+
+
+def parse(name: str, data: bytes) -> Iterator[tuple[str, dict[str, Any] | ParseError]]:
+    """Yield (where, document) for each document of a file, those of a List one by one; for one that cannot be parsed
+    (where, ParseError). where: "document 2" of a stream, with ", items[7]" of a List."""
+    if len(data) > MAX_BYTES:
+        yield "", ParseError(f"has more than {MAX_BYTES >> 20} MB")
+        return
+    count = 0
+    for where, document in (read_json if name.endswith(".json") else read_yaml)(data):
+        for place, each in [(where, document)] if isinstance(document, ParseError) else flatten(where, document):
+            count += 1
+            if count > MAX_DOCUMENTS:
+                yield "", ParseError(f"has more than {MAX_DOCUMENTS} documents")
+                return
+            yield place, each
+
+
+def flatten(where: str, document: Any, inherited: dict[str, Any] | None = None,
+            ) -> Iterator[tuple[str, dict[str, Any] | ParseError]]:
+    """The document, or the items of a List. Items of a NetworkPolicyList need not say their kind."""
+    if document is None:
+        return
+    if not isinstance(document, dict):
+        yield where, ParseError("expected a mapping")
+        return
+    document = {**(inherited or {}), **document}
+    kind = document.get("kind")
+    if not isinstance(kind, str) or not kind:
+        yield where, ParseError("kind: is missing" if kind is None else "kind: expected text")
+    elif not kind.endswith("List"):
+        yield where, document
+    elif not isinstance(items := document.get("items") or [], list):
+        yield where, ParseError("items: expected a list")
+    else:
+        said = {key: document[key] for key in ("kind", "apiVersion") if key in document} if kind != "List" else {}
+        for number, item in enumerate(items):
+            yield from flatten(f"{where}{', ' if where else ''}items[{number}]", item,
+                               said and {**said, "kind": kind.removesuffix("List")})
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+def read_json(data: bytes) -> Iterator[tuple[str, Any]]:
+    if sum(map(data.count, (b",", b"[", b"{"))) * NODE_COST > MAX_EXPANDED:
+        yield "", ParseError("has too many values")
+        return
+    why = ""
+    try:
+        text = data.removeprefix(codecs.BOM_UTF8).decode()
+        try:
+            found = json.loads(text, parse_int=read_int)
+        except RecursionError:
+            why = "nested too deep: "
+            found = json.loads(without_depths(text), parse_int=read_int)
+    except ValueError as e:                     # UnicodeDecodeError and JSONDecodeError too
+        found = ParseError(f"{why}{e}")
+    yield "", found
+
+
+def without_depths(text: str) -> str:
+    """JSON with `null` for each value that is nested deeper than MAX_DEPTH."""
+    depth, begin, parts = 0, 0, []
+    for token in JSON_TOKEN.finditer(text):
+        if token[0] in "[{":
+            depth += 1
+            if depth == MAX_DEPTH + 1:
+                parts += [text[begin:token.start()], "null"]
+        elif token[0] in "]}":
+            if depth == MAX_DEPTH + 1:
+                begin = token.end()
+            depth -= 1
+    return "".join(parts) + text[begin:]
+
+
+def read_int(text: str) -> float:
+    """A number. Python refuses to read one of 4,300 digits, and with it the whole file."""
+    return int(text) if len(text) <= MAX_DIGITS else float("inf")
+
+
+# -- YAML --------------------------------------------------------------------------------------------------------------
+
+def read_yaml(data: bytes) -> Iterator[tuple[str, Any]]:
+    """Each document by itself: a mistake in one of them does not hide the others."""
+    try:
+        import yaml
+    except ImportError:
+        yield "", ParseError("reading YAML needs PyYAML: install fastcni[cluster], or Debian's python3-yaml")
+        return
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)      # that of Debian and of PyPI has libyaml
+    build, number = Builder(), 0
+    for text in SEPARATOR.split(data):
+        text = DIRECTIVE.sub(b"", text)
+        try:
+            document = build.document(yaml.parse(text, loader))
+        except (yaml.YAMLError, ParseError, ValueError) as e:
+            document = ParseError(" ".join(str(e).split()))
+        if document is not None:
+            number += 1
+            yield f"document {number}", document
+
+
+class Builder:
+    """Builds values from the events of a YAML parser, within MAX_EXPANDED for all documents of a file. Texts, numbers
+    and so on are told apart as by yaml.safe_load(); a date stays text, and each key is text, as in kubectl."""
+
+    def __init__(self) -> None:
+        self.left = MAX_EXPANDED
+        self.anchors: dict[str, tuple[Any, int]] = {}           # value, and what it has cost
+
+    def document(self, events: Iterator[Any]) -> Any:
+        """The document, None without one. Raises ParseError, yaml.YAMLError, ValueError."""
+        self.anchors.clear()
+        self.events = events
+        for event in events:
+            self.spend(0)
+            if type(event).__name__ == "DocumentStartEvent":
+                return self.value(next(events), 1)
+        return None
+
+    def spend(self, size: int) -> None:
+        self.left -= NODE_COST + size
+        if self.left < 0:
+            raise ParseError(f"stands for more than {MAX_EXPANDED >> 20} MB of values")
+
+    def value(self, event: Any, depth: int) -> Any:
+        kind, before = type(event).__name__, self.left
+        found: Any = None
+        if kind == "AliasEvent":
+            if event.anchor not in self.anchors:
+                raise ParseError(f"alias {event.anchor[:99]}: there is no such anchor before it")
+            found, size = self.anchors[event.anchor]
+            self.spend(size)
+            return found
+        if kind == "ScalarEvent":
+            self.spend(len(event.value))
+            found = scalar(event.tag, event.value, event.implicit)
+        elif depth > MAX_DEPTH:
+            self.skip()
+        elif kind == "SequenceStartEvent":
+            self.spend(0)
+            found = [self.value(each, depth + 1) for each in self.until("SequenceEndEvent")]
+        else:
+            self.spend(0)
+            found = self.mapping(depth)
+        if event.anchor:
+            self.anchors[event.anchor] = found, before - self.left
+        return found
+
+    def mapping(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        merged: list[Any] = []
+        for event in self.until("MappingEndEvent"):
+            merges = type(event).__name__ == "ScalarEvent" and event.value == "<<" and event.implicit[0]
+            key = self.key(event)
+            value = self.value(next(self.events), depth + 1)
+            if merges:
+                merged += value if isinstance(value, list) else [value]
+            else:
+                found[key] = value
+        for each in merged:
+            if not isinstance(each, dict):
+                raise ParseError("<<: expected mappings")
+            found = {**each, **found}
+        return found
+
+    def key(self, event: Any) -> str:
+        if type(event).__name__ == "ScalarEvent":
+            self.spend(len(event.value))
+            if event.anchor:
+                self.anchors[event.anchor] = event.value, len(event.value)
+            return str(event.value)
+        if type(event).__name__ == "AliasEvent" and isinstance(found := self.value(event, 1), str):
+            return found
+        raise ParseError("a key is no text")
+
+    def until(self, end: str) -> Iterator[Any]:
+        while type(event := next(self.events)).__name__ != end:
+            yield event
+
+    def skip(self) -> None:
+        """Pass over the rest of a sequence or mapping."""
+        inside = 1
+        while inside:
+            name = type(next(self.events)).__name__
+            self.spend(0)
+            inside += name.endswith("StartEvent") - name.endswith("EndEvent")
+
+
+@lru_cache(maxsize=4096)
+def scalar(tag: str | None, text: str, implicit: tuple[bool, bool]) -> Any:
+    """The value of a scalar. Raises ParseError, ValueError."""
+    import yaml
+
+    if tag in (None, "!"):
+        tag = yaml.resolver.Resolver().resolve(yaml.ScalarNode, text, implicit)
+    kind = str(tag).removeprefix(YAML_TAG)
+    if kind in ("str", "timestamp"):
+        return text
+    if kind == "int" and len(text) > MAX_DIGITS:
+        return read_int(text)
+    if kind not in ("null", "bool", "int", "float"):
+        raise ParseError(f"the tag {tag} is not known")
+    construct = getattr(yaml.constructor.SafeConstructor, f"construct_yaml_{kind}")
+    return construct(yaml.constructor.SafeConstructor(), yaml.ScalarNode(tag, text))

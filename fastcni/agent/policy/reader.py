@@ -1,0 +1,259 @@
+"""Read files with documents in processes of their own: whatever a file says, it holds up nobody and is bounded.
+
+    reader = Reader("/etc/fastcni/policies")
+    reader.ask(["web.yaml"])
+    ...                                         # when the descriptor is readable
+    for read in reader.take():
+        read.documents                          # [("document 1", b'{"kind":"NetworkPolicy",...}')]
+
+One process is started, with the parser imported. It forks a child for a few files, in 1 ms. A child that needs more
+processor time, memory or time than the limits below is ended by the kernel.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastcni.agent.policy.documents import encode, reduced
+from fastcni.agent.policy.parse import MAX_BYTES, ParseError, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+PROCESSOR_S, ELAPSED_S = 3.0, 30.0              # for one file
+MEMORY_BYTES = 96 << 20                         # of a child, without what it shares
+MAX_CHILDREN = 4
+MAX_FILES = 64                                  # of a child
+REQUEST_BYTES = 1 << 17                         # names have 255 bytes at most, in JSON six times as many
+READY = b"1"
+START_S = 10.0                                  # until the process is ready, on a busy node
+MAIN = "import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.reader import serve; serve({fd}, {folder!r})"
+
+
+class Read(NamedTuple):
+    """What a file of a folder says. documents: (where, document as encode() has written it). broken: (where, why) of
+    what cannot be parsed. again: the reason may end without a change of the file."""
+
+    name: str
+    documents: list[tuple[str, bytes]]
+    broken: list[tuple[str, str]]
+    again: bool = False
+
+
+def failed(name: str, why: str) -> Read:
+    return Read(name, [], [("", why)], again=True)
+
+
+# -- in the child ------------------------------------------------------------------------------------------------------
+
+def read_file(folder: str, name: str) -> Read:
+    """Raises OSError, MemoryError."""
+    fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)  # of a FIFO, too
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return Read(name, [], [("", "no regular file")])
+        data = file.read(MAX_BYTES + 1)
+    documents, broken = [], []
+    for where, each in parse(name, data):
+        if isinstance(each, ParseError):
+            broken.append((where, str(each)))
+        elif (kept := reduced(each)) is not None:
+            documents.append((where, encode(kept)))
+    return Read(name, documents, broken)
+
+
+def read_bounded(folder: str, name: str) -> Read:
+    """Read a file. The signals of the timers end this process, also within the parser."""
+    signal.setitimer(signal.ITIMER_PROF, PROCESSOR_S)
+    signal.setitimer(signal.ITIMER_REAL, ELAPSED_S)
+    try:
+        return read_file(folder, name)
+    except MemoryError:
+        return failed(name, f"needs more than {MEMORY_BYTES >> 20} MB of memory to be read")
+    except OSError as e:
+        return failed(name, e.strerror or str(e))
+
+
+def serve(fd: int, folder: str) -> None:
+    """Fork a child for each request, until the agent has closed its socket."""
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)               # the kernel forgets children that have ended
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    list(parse("warm.yaml", b"kind: Pod\nmetadata: {name: a}\n"))
+    gc.freeze()
+    with socket.socket(fileno=fd) as sock, suppress(ConnectionError):
+        sock.send(READY)
+        while True:
+            data, fds, _, _ = socket.recv_fds(sock, REQUEST_BYTES, 1)
+            if not data:
+                break
+            if os.fork() == 0:
+                work(fds[0], folder, json.loads(data))
+            os.close(fds[0])
+    os.killpg(0, signal.SIGKILL)
+
+
+def work(fd: int, folder: str, names: list[str]) -> None:
+    """Write for each file a header in JSON, and its documents in lines. Ends this process."""
+    try:
+        with open(fd, "wb") as pipe:
+            for read in (read_bounded(folder, name) for name in names):
+                body = b"".join(b"%s\t%s\n" % (where.encode(), line) for where, line in read.documents)
+                header = {"name": read.name, "broken": read.broken, "again": read.again, "bytes": len(body)}
+                pipe.write(json.dumps(header).encode() + b"\n" + body)
+                pipe.flush()
+    finally:
+        os._exit(0)
+
+
+# -- in the agent ------------------------------------------------------------------------------------------------------
+
+@dataclass(slots=True)
+class Job:
+    """A child. names: of files that it has not answered, in their order. data: what has come of its answer."""
+
+    fd: int
+    names: list[str]
+    data: bytearray = field(default_factory=bytearray)
+
+    def take(self) -> Iterator[Read]:
+        """The files of which the answer is complete."""
+        while (end := self.data.find(b"\n") + 1) and len(self.data) >= end + (
+                header := json.loads(self.data[:end]))["bytes"]:
+            body = bytes(self.data[end:end + header["bytes"]])
+            del self.data[:end + header["bytes"]]
+            self.names.remove(header["name"])
+            yield Read(header["name"], [(where.decode(), line) for where, _, line in
+                                        (each.partition(b"\t") for each in body.split(b"\n")[:-1])],
+                       [(where, why) for where, why in header["broken"]], header["again"])
+
+
+class Reader:
+    """Of files of a folder. One thread makes it and calls all methods. Raises OSError if no process can be started."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.poll = folder, select.epoll()
+        self._jobs: dict[int, Job] = {}
+        self._failed: list[Read] = []
+        self._asked: dict[str, None] = {}                       # names without a child so far, in order
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._start()
+        except OSError:
+            self.close()
+            raise
+
+    def _start(self):
+        self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", MAIN.format(path=sys.path, fd=theirs.fileno(),
+                                                             folder=self.folder)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
+        self.sock.settimeout(START_S)
+        if self.sock.recv(1) != READY:                          # else the first file would wait for it
+            raise OSError("the process that reads files has ended")
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for take()."""
+        return self.poll.fileno()
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are to come."""
+        return bool(self._asked or self._jobs or self._failed)
+
+    def names(self) -> set[str]:
+        """The files that are not answered so far."""
+        return {*self._asked, *(name for job in self._jobs.values() for name in job.names)}
+
+    def close(self) -> None:
+        """End the processes."""
+        self._end()
+        for job in self._jobs.values():
+            os.close(job.fd)
+        self.poll.close()
+
+    def _end(self):
+        self.sock.close()
+        if self._process:
+            os.killpg(self._process.pid, signal.SIGKILL)        # the process exists until wait(), even if it has ended
+            self._process.wait()
+
+    def ask(self, names: Iterable[str]) -> None:
+        """Read these files. A file that is being read is read again afterwards."""
+        self._asked.update(dict.fromkeys(names))
+        self._submit()
+
+    def take(self) -> list[Read]:
+        """The files that were read since the last call, each as soon as it was."""
+        found, self._failed = self._failed, []
+        for fd, _ in self.poll.poll(0):
+            job = self._jobs[fd]
+            data = os.read(fd, 1 << 20)
+            job.data += data
+            found += job.take()
+            if not data:
+                found += self._ended(job)
+        self._submit()
+        return found
+
+    def _ended(self, job: Job) -> list[Read]:
+        """The child has ended. If its answer is not complete, the first file without an answer is the cause."""
+        del self._jobs[job.fd]
+        os.close(job.fd)
+        if not job.names:
+            return []
+        self._asked = {**dict.fromkeys(job.names[1:]), **self._asked}
+        return [failed(job.names[0], f"its reader was ended: more than {PROCESSOR_S:g} s of processor time, "
+                       f"{ELAPSED_S:g} s or {MEMORY_BYTES >> 20} MB")]
+
+    def _submit(self):
+        """Give files to children, as many as are free. A file that is being read waits, so that its last content is
+        told last."""
+        read_now = {name for job in self._jobs.values() for name in job.names}
+        waiting = [name for name in self._asked if name not in read_now]
+        while waiting and (free := MAX_CHILDREN - len(self._jobs)) > 0:
+            count = min(-(-len(waiting) // free), MAX_FILES)
+            names, waiting = waiting[:count], waiting[count:]
+            for name in names:
+                del self._asked[name]
+            try:
+                self._fork(names)
+            except OSError as e:
+                self._failed += [failed(name, f"there is no reader for it: {e.strerror or e}") for name in names]
+
+    def _fork(self, names: list[str]) -> None:
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._send(json.dumps(names).encode(), theirs)
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        self._jobs[ours] = Job(ours, names)
+        self.poll.register(ours, select.EPOLLIN)
+
+    def _send(self, message: bytes, fd: int) -> None:
+        try:
+            socket.send_fds(self.sock, [message], [fd])
+        except (BrokenPipeError, ConnectionResetError):         # something has ended the process
+            self._end()
+            self._start()
+            socket.send_fds(self.sock, [message], [fd])

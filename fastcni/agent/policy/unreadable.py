@@ -1,0 +1,83 @@
+"""What stands in for a document that cannot be read: it closes the pods that the document is about.
+
+A policy without rules closes pods as any other one does: only what further policies allow passes. If the document does
+not say which pods it selects, it selects all pods of its namespace; if not in which directions, in both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.policy.objects import (
+    DIRECTIONS,
+    EGRESS,
+    EVERYTHING,
+    EXISTS,
+    INGRESS,
+    Group,
+    Pod,
+    Policy,
+    PolicyError,
+    Reader,
+    Requirement,
+    Selector,
+    is_name,
+    read_addresses,
+    read_selector,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    Found = TypeVar("Found")
+
+LABEL = "fastcni.dev/unreadable"                # of a pod whose own labels are not known
+SUFFIX = " (unreadable)"                        # of the name of a policy that stands in for another one
+
+
+def close(kind: str, document: dict[str, Any], unnamed: str) -> list[Pod | Policy]:
+    """The records that close the pods of a document of this kind; none if its namespace cannot be read. unnamed: a
+    name for a policy without one."""
+    metadata = {} if document.get("metadata") is None else document["metadata"]
+    if not isinstance(metadata, dict):
+        return []
+    namespace, name = metadata.get("namespace") or "default", metadata.get("name")
+    if not is_name(namespace):
+        return []
+    if kind == "NetworkPolicy":
+        return [closed_policy(namespace, name if is_name(name) else "", document.get("spec"), unnamed)]
+    return closed_pod(namespace, name, document.get("status")) if kind == "Pod" and is_name(name) else []
+
+
+def closed_policy(namespace: str, name: str, spec: Any, unnamed: str) -> Policy:
+    """A policy with pods and directions of `spec`. It has the name `name` if both are known. Else it has another one,
+    because what was read of that policy before stays in force as well."""
+    selector = attempt(lambda: read_selector(Reader("", spec).part("podSelector")))
+    directions = named_directions(spec)
+    if not name or selector is None:
+        name = f"{name or unnamed}{SUFFIX}"
+    return Policy(namespace, name, Group(namespace, EVERYTHING if selector is None else selector),
+                  () if INGRESS in directions else None, () if EGRESS in directions else None)
+
+
+def named_directions(spec: Any) -> list[str] | tuple[str, ...]:
+    """The policyTypes of a spec; both if it has none that can be read."""
+    kinds = spec.get("policyTypes") if isinstance(spec, dict) else None
+    known = isinstance(kinds, list) and kinds and all(kind in DIRECTIONS for kind in kinds)
+    return kinds if known else DIRECTIONS       # type: ignore[return-value]
+
+
+def closed_pod(namespace: str, name: str, status: Any) -> list[Pod | Policy]:
+    """A pod with a label of its own, and a policy that selects this label."""
+    addresses = attempt(lambda: read_addresses(Reader("", status))) or ()
+    label = Selector((Requirement(LABEL, EXISTS),))
+    return [Pod(namespace, name, {LABEL: ""}, addresses),
+            Policy(namespace, f"pods{SUFFIX}", Group(namespace, label), (), ())]
+
+
+def attempt(read: Callable[[], Found]) -> Found | None:
+    try:
+        return read()
+    except PolicyError:
+        return None

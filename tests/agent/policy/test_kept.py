@@ -1,0 +1,237 @@
+"""What an agent has enforced goes on after a restart or a reboot, also if its source cannot be read. Needs root."""
+
+import json
+import shutil
+
+import pytest
+from agent.policy.clusters import make_pod
+from agent.policy.pods import ADDRESSES, TCP
+from agent.policy.test_service import DB, WEB_ONLY, Api, Running, allowed, node, running  # noqa: F401 - fixtures
+
+from fastcni.agent.policy import kept as module
+from fastcni.agent.policy.compile import Compiler
+from fastcni.agent.policy.content import Content
+from fastcni.agent.policy.documents import encode
+from fastcni.agent.policy.kept import Kept
+from fastcni.agent.policy.ruleset import TABLE
+from fastcni.spec.address import read_ip
+from fastcni.spec.errors import CniError
+from fastcni.testing import needs_root
+from fastcni.testing.namespaces import run
+from fastcni.testing.witnesses import eventually
+
+A, B = "default/a", "default/b"
+LINES = [encode({"kind": "NetworkPolicy", "metadata": {"name": name}}) for name in "ab"]
+
+
+class Log(list):
+    def error(self, event, **fields):
+        self.append((event, fields["error"]))
+
+
+def content(**places):
+    found = Content(Compiler())
+    for place, lines in places.items():
+        list(found.replace(place, [("", line) for line in lines]))
+    return found
+
+
+def write(path, found, source="x"):
+    it = Kept(str(path), source, Log())
+    it.follow(found)
+    it.close()
+    return it.log
+
+
+def test_what_was_kept_is_read_again(tmp_path):
+    path = tmp_path / "new" / "folder" / "kept"
+    assert write(path, content(a=LINES, b=LINES[:1])) == []
+    assert Kept(str(path), "x", Log()).read() == {"a": LINES, "b": LINES[:1]}
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    write(path, content())
+    assert Kept(str(path), "x", Log()).read() == {}
+    assert [each.name for each in path.parent.iterdir()] == ["kept"]
+
+
+def test_each_change_is_soon_in_the_file(tmp_path):
+    found, path = content(), tmp_path / "kept"
+    it = Kept(str(path), "x", Log())
+    found.changed = it.changed
+    it.follow(found)
+    try:
+        for lines in (LINES, LINES[:1], []):
+            list(found.replace("a", [("", line) for line in lines]))
+            assert eventually(lambda lines=lines: Kept(str(path), "x", Log()).read() == ({"a": lines} if lines else {}))
+    finally:
+        it.close()
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data.replace(b'"a"', b'"c"', 1), lambda _: b"",
+                                    lambda data: data + b"x\ty\n", lambda data: data[data.index(b"\n"):],
+                                    lambda data: b"[" * 99 + data, lambda data: b"[]" + data[data.index(b"\n"):]])
+def test_a_file_that_is_damaged_is_not_used(tmp_path, damage):
+    path = tmp_path / "kept"
+    write(path, content(a=LINES))
+    path.write_bytes(damage(path.read_bytes()))
+    log = Log()
+    assert Kept(str(path), "x", log).read() is None
+    assert [event for event, _ in log] == ["policies_not_kept"]
+
+
+def test_a_file_of_another_source_or_version_is_not_used(tmp_path, monkeypatch):
+    path = tmp_path / "kept"
+    write(path, content(a=LINES))
+    assert Kept(str(path), "y", Log()).read() is None
+    monkeypatch.setattr(module, "FORMAT", 99)
+    assert Kept(str(path), "x", Log()).read() is None
+    assert Kept(str(tmp_path / "none"), "x", log := Log()).read() is None and not log
+
+
+def test_a_disk_that_takes_nothing_is_told_once_and_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    (tmp_path / "file").write_text("")
+    it = Kept(str(tmp_path / "file" / "kept"), "x", Log())
+    it.follow(content(a=LINES))
+    try:
+        assert eventually(lambda: it.log)
+        (tmp_path / "file").unlink()
+        assert eventually(lambda: it.read() == {"a": LINES})
+        assert [event for event, _ in it.log if "ENOTDIR"] and len({text for _, text in it.log}) == len(it.log)
+    finally:
+        it.close()
+
+
+def test_too_much_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_BYTES", 20)
+    assert write(tmp_path / "kept", content(a=LINES)) == [("policies_not_kept", "more than 0 MB")]
+
+
+# -- restarts of the agent ---------------------------------------------------------------------------------------------
+
+CLOSED = {"kind": "NetworkPolicy", "metadata": {"name": "closed"}, "spec": {**DB, "ingress": [{"from": [
+    {"podSelector": {"matchLabels": {"app": "web"}}}]}]}}
+BREAK = {
+    "no JSON": lambda it: it.write_text(it.read_text()[:-20]), "empty": lambda it: it.write_text(""),
+    "binary": lambda it: it.write_bytes(b"\xff\0" * 99), "nested": lambda it: it.write_text("[" * 3000),
+    "a directory": lambda it: (it.unlink(), it.mkdir()),
+    "a dangling link": lambda it: (it.unlink(), it.symlink_to("no")),
+    "no rules": lambda it: it.write_text(json.dumps({**CLOSED, "spec": {**CLOSED["spec"], "ingress": 5}})),
+    "no namespace": lambda it: it.write_text(json.dumps({**CLOSED, "metadata": {"name": "closed", "namespace": 5}})),
+    "no folder": lambda it: shutil.rmtree(it.parent)}
+
+
+@pytest.fixture
+def protected(running, node):  # noqa: F811
+    """An agent with a policy that lets the pod a reach the pod b, and not others."""
+    running.write(CLOSED)
+    running.add("a", app="web")
+    running.add("b", app="db")
+    assert eventually(lambda: allowed(node, "a"))
+    path = running.settings.state.replace("pods", "policies.kept")
+    assert eventually(lambda: Kept(path, str(running.folder), Log()).read())
+    return running
+
+
+@needs_root
+@pytest.mark.parametrize("rebooted", [False, True], ids=["restart", "reboot"])
+@pytest.mark.parametrize("damage", BREAK.values(), ids=BREAK)
+def test_a_file_that_was_broken_while_the_agent_was_down_opens_no_pod(protected, node, damage, rebooted):  # noqa: F811
+    """The last good content was only in the agent's memory."""
+    protected.stop()
+    damage(protected.folder / "all.json")
+    if rebooted:
+        run("nft", "delete", "table", "inet", TABLE)
+    protected.start()
+    assert protected.it.ready or eventually(lambda: protected.it.ready)
+    assert eventually(lambda: "policy_unreadable" in protected.events())
+    assert allowed(node, "a")
+    assert protected.it.figures()["unreadable_documents"] == 1
+    protected.add("d", app="other")
+    assert allowed(node, "a")
+    shutil.rmtree(protected.folder, ignore_errors=True)
+    protected.folder.mkdir()
+    protected.write()
+    assert eventually(lambda: not protected.it.figures()["unreadable_documents"])
+    assert allowed(node, "a", "c", "d")
+
+
+@needs_root
+def test_a_killed_agent_has_kept_what_it_enforced(protected, node):  # noqa: F811
+    path = protected.settings.state.replace("pods", "policies.kept")
+    with open(path, "rb") as file:
+        data = file.read()                  # as it is without the end of an agent
+    protected.stop()
+    with open(path, "wb") as file:
+        file.write(data)
+    (protected.folder / "all.json").write_text("{")
+    run("nft", "delete", "table", "inet", TABLE)
+    protected.start()
+    assert eventually(lambda: protected.it.ready) and allowed(node, "a")
+
+
+@needs_root
+def test_a_file_that_was_deleted_while_the_agent_was_down_counts_no_more(protected, node):  # noqa: F811
+    protected.stop()
+    (protected.folder / "all.json").unlink()
+    protected.start()
+    assert eventually(lambda: protected.it.ready)
+    assert allowed(node, "a", "c", "d") and not protected.it.errors
+
+
+@needs_root
+def test_without_the_folder_the_first_agent_adds_no_pod(running, node):  # noqa: F811
+    """It made an empty folder, so that a slip in its name let all pods do everything."""
+    running.stop()
+    for name in ("policies", "pods", "policies.kept"):
+        it = running.folder.parent / name
+        shutil.rmtree(it) if it.is_dir() else it.unlink()
+    running.start()
+    assert eventually(lambda: "policy_unreadable" in running.events())
+    with pytest.raises(CniError, match=f"policies are not known yet: {running.folder}: No such file or directory") as e:
+        running.add("b", app="db")
+    assert e.value.code == 11 and not running.folder.exists()
+    running.folder.mkdir()
+    running.write(CLOSED)
+    assert eventually(lambda: running.it.ready)
+    running.add("b", app="db")
+    assert allowed(node)
+
+
+@needs_root
+def test_an_api_server_that_is_away_after_a_reboot_opens_no_pod(node, tmp_path):  # noqa: F811
+    """Until it has answered completely: what it no longer has is still in force until then, and no pod is added."""
+    api = Api()
+    api.listed.set()
+    again = Running(tmp_path, folder="", api=lambda: api, node="here")
+    try:
+        assert eventually(lambda: again.it.ready)
+        api.objects = [{"metadata": {"name": "b", "resourceVersion": "2", "uid": "u", "labels": {"app": "db"}},
+                        "spec": {"nodeName": "here"}, "status": {"podIP": ADDRESSES["b"][0]}}]
+        api.more.set()
+        assert eventually(lambda: not allowed(node, "a", "c", "d"))
+        again.stop()
+        run("nft", "delete", "table", "inet", TABLE)
+        api = Api()
+        again.start()
+        assert eventually(lambda: "policies_kept" in again.events())
+        assert node.reached({("a", ADDRESSES["b"][0], TCP, 80)}, set()) == set()
+        assert not again.it.ready
+        with pytest.raises(CniError, match="policies are not known yet"):
+            again.call("ADD", "b", "K8S_POD_NAME=b;K8S_POD_UID=u")
+        run("nft", "flush", "ruleset")
+        assert node.reached({("c", ADDRESSES["b"][0], TCP, 80)}, set()) == set()
+        api.listed.set()                    # the list has no pods
+        assert eventually(lambda: again.it.ready)
+        assert eventually(lambda: allowed(node, "a", "c", "d"))
+    finally:
+        again.stop()
+
+
+def test_records_of_pods_are_kept_too():
+    """So that peers are known after a reboot."""
+    found = content(a=[encode({"kind": "Pod", "metadata": {"name": "a", "labels": {"app": "x"}},
+                               "status": {"podIP": "10.0.0.1"}})])
+    again = content(a=list(found.places["a"].entries))
+    assert again.compiler.cluster.pods == found.compiler.cluster.pods == {
+        A: make_pod("a", "10.0.0.1", labels={"app": "x"}, node="")}
+    assert read_ip("10.0.0.1") in again.compiler.cluster.pods[A].addresses

@@ -1,0 +1,143 @@
+"""Files are read in processes of their own, with limits of the kernel."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from fastcni.agent.policy import reader as module
+from fastcni.agent.policy.reader import Reader
+from fastcni.testing.witnesses import eventually
+
+POLICY = {"kind": "NetworkPolicy", "metadata": {"name": "p"}, "spec": {}}
+
+
+@pytest.fixture
+def reader(tmp_path):
+    found = Reader(str(tmp_path))
+    yield found
+    found.close()
+
+
+def write(tmp_path, *names, text=None):
+    for name in names:
+        (tmp_path / name).write_text(json.dumps(POLICY) if text is None else text)
+
+
+def collect(reader, count, seconds=60):
+    """{name: Read} of the next answers."""
+    found, until = {}, time.monotonic() + seconds
+    while len(found) < count:
+        assert time.monotonic() < until, found
+        reader.poll.poll(0.1)
+        found.update((read.name, read) for read in reader.take())
+    return found
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_each_file_is_answered_once_also_if_there_are_many(reader, tmp_path):
+    names = [f"{number}.json" for number in range(600)]
+    write(tmp_path, *names)
+    reader.ask(names)
+    found = collect(reader, 600)
+    assert found.keys() == set(names)
+    assert eventually(lambda: not reader.take() and not reader.busy)
+    assert {read.documents[0][1] for read in found.values()} == {
+        b'{"kind":"NetworkPolicy","metadata":{"name":"p"},"spec":{}}'}
+
+
+def test_other_documents_and_keys_are_left_out(reader, tmp_path):
+    """A pod has 8 KB, of which 300 bytes matter."""
+    pod = {"kind": "Pod", "metadata": {"name": "a", "annotations": {"x": "y" * 9999}}, "spec": {"volumes": [1]}}
+    write(tmp_path, "a.json", text=json.dumps({"kind": "List", "items": [
+        pod, {"kind": "Secret", "data": {"x": "y"}}, {**POLICY, "apiVersion": "projectcalico.org/v3"}]}))
+    reader.ask(["a.json"])
+    assert collect(reader, 1)["a.json"].documents == [
+        ("items[0]", b'{"kind":"Pod","metadata":{"name":"a"},"spec":{}}')]
+
+
+def test_a_file_that_takes_too_long_ends_its_child_and_no_other_waits(tmp_path, monkeypatch):
+    """The parser that never ends is an endless loop here."""
+    monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", (
+        "import fastcni.agent.policy.reader as r; r.PROCESSOR_S = 0.2; old = r.read_file; r.read_file = lambda folder, "
+        "name: [0 for _ in iter(int, 1)] if name.startswith('slow') else old(folder, name); serve({fd}")))
+    write(tmp_path, "slow.json", "good.json", "other.json")
+    reader = Reader(str(tmp_path))
+    try:
+        reader.ask(["slow.json"])
+        reader.ask(["good.json", "other.json"])
+        found = collect(reader, 3)
+        assert list(found) in (["good.json", "other.json", "slow.json"], ["other.json", "good.json", "slow.json"])
+        assert found["slow.json"].again and "more than" in found["slow.json"].broken[0][1]
+        reader.ask(["slow1.json", "good.json", *(f"{number}.json" for number in range(9))])      # in few children
+        found = collect(reader, 11)
+        assert found["good.json"].documents and not found["slow1.json"].documents
+    finally:
+        reader.close()
+
+
+def test_a_file_that_takes_too_much_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", (
+        "import fastcni.agent.policy.reader as r; r.read_file = lambda folder, name: bytes(r.MEMORY_BYTES); "
+        "serve({fd}")))
+    reader = Reader(str(tmp_path))
+    try:
+        reader.ask(["a.json"])
+        assert "96 MB of memory" in collect(reader, 1)["a.json"].broken[0][1]
+    finally:
+        reader.close()
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(reader, tmp_path):
+    write(tmp_path, "a.json", text="{}")
+    reader.ask(["a.json"])
+    write(tmp_path, "a.json")
+    reader.ask(["a.json"])
+    reads = []
+    while reader.busy:
+        reader.poll.poll(1)
+        reads += reader.take()
+    assert len(reads) == 2 and reads[-1].documents
+
+
+def test_a_process_that_something_has_ended_is_started_again(reader, tmp_path):
+    write(tmp_path, "a.json")
+    os.kill(reader._process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, reader._process.pid, os.WEXITED | os.WNOWAIT)
+    reader.ask(["a.json"])
+    assert collect(reader, 1)["a.json"].documents
+
+
+def test_nothing_is_left_of_a_reader_also_while_it_reads(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+    reader = Reader(str(tmp_path))
+    pid = reader._process.pid
+    write(tmp_path, *(f"{number}.json" for number in range(99)))
+    reader.ask([f"{number}.json" for number in range(99)])
+    there = children(pid)
+    reader.close()
+    assert eventually(lambda: not any(Path(f"/proc/{each}").exists() for each in (pid, *there)))
+
+
+def test_the_processes_end_with_an_agent_that_is_killed(tmp_path):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            reader = Reader(str(tmp_path))
+            (tmp_path / "pid").write_text(str(reader._process.pid))
+            signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        assert eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    process = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    assert eventually(lambda: not process.exists() or process.read_text().split()[2] == "Z")
