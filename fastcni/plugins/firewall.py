@@ -41,9 +41,8 @@ def check(req: Request, conf: Conf) -> None:
 
     if conf.previous is None:
         chained.previous(req, "missing prevResult from earlier plugin")
-    missing, do = forward.missing(req, conf)
-    if missing:
-        raise checks.wrong(missing, do)
+    if missing := forward.missing(req, conf):
+        raise checks.wrong(missing, "was the firewall flushed?")
 
 
 def gc(req: Request, conf: Conf) -> None:

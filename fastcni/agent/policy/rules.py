@@ -4,7 +4,7 @@
         type filter hook forward priority filter; policy accept;
         ip6 hoplimit 255 icmpv6 jump on-link                        (neighbours, between ports of a bridge)
         ip6 daddr & ffc0:: @link6 drop
-        icmpv6 type 130-143 ip6 saddr & ffc0:: @link6 accept        (groups of multicast)
+        icmpv6 type 130-143 ip6 daddr & ff00:: == ff00:: ip6 saddr & ffc0:: @link6 accept   (groups of multicast)
         ip6 saddr & ffc0:: @link6 drop
         ct state established accept
         ct state related jump errors
@@ -105,12 +105,13 @@ IPPROTO_TCP = 6
 FIN_SYN_RST_ACK, SYN = b"\x17", b"\x02"
 NEW = (1 << 3).to_bytes(4, nft.ORDER)   # NF_CT_STATE_BIT(IP_CT_NEW)
 MLD_QUERY, MLD2_REPORT = b"\x82", b"\x8f"               # 130 to 143, no echo and no error among them
+MULTICAST6 = b"\xff" + bytes(15)                        # ff00::/8, and its mask
 
 
 def permanent_rules() -> Iterator[tuple[str, Rule]]:
     """(chain, rule) of the chains that are always there."""
     reports = (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(nft_rules.ICMPV6_TYPE),
-               between(MLD_QUERY, MLD2_REPORT))
+               between(MLD_QUERY, MLD2_REPORT), *nft_rules.daddr(16), mask(MULTICAST6), compare(MULTICAST6))
     from_link, to_link = ((*address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID))
                           for address in (nft_rules.saddr, nft_rules.daddr))
     known = (*nft_rules.established(), accept())

@@ -6,6 +6,7 @@ prints them as
     chain addresses {
         ip iifname . ip saddr @bound4 accept
         iifname != @bound accept
+        arp @nh,368,8 0-255 drop                                                (it has data behind the padding)
         iifname . arp saddr ether != @allowed drop
         arp saddr ip 0.0.0.0 accept                                             (a probe, RFC 5227)
         iifname . arp saddr ip @bound4 accept
@@ -47,8 +48,10 @@ from fastcni.kernel.nft_rules import (
     NFT_META_IIFNAME,
     NFT_META_L4PROTO,
     NFT_META_PROTOCOL,
+    NFT_PAYLOAD_NETWORK_HEADER,
     NFT_PAYLOAD_TRANSPORT_HEADER,
     NFT_REG_2,
+    between,
     compare,
     ether_type,
     icmpv6_type,
@@ -74,6 +77,7 @@ UNSPECIFIED4, UNSPECIFIED6 = bytes(4), bytes(16)
 SOURCE_LINK, TARGET_LINK, NONCE = b"\x01\x01", b"\x02\x01", b"\x0e\x01"         # type of an option, and length 8
 FROM_CLIENT = b"\0\x44\0\x43"   # DHCP's ports: 68 and 67
 TH_PORTS = NFT_PAYLOAD_TRANSPORT_HEADER, 0, 4
+BEHIND_PADDING = NFT_PAYLOAD_NETWORK_HEADER, 46, 1          # padding makes a frame 60 bytes long, its header has 14
 
 
 class Sets:
@@ -127,6 +131,7 @@ def rules(sets: Sets) -> Iterator[Rule]:
 
 def _arp(sets: Sets) -> Iterator[Rule]:
     arp, accept = ether_type(ETH_P_ARP), nft_rules.accept()
+    yield *arp, payload(BEHIND_PADDING), between(b"\0", b"\xff"), nft_rules.drop()
     yield *arp, *iifname_and(ARP_SADDR_ETHER), of_set(sets.macs, inverted=True), nft_rules.drop()
     yield *arp, payload(ARP_SADDR_IP), compare(UNSPECIFIED4), accept
     for name in sets.own[4]:

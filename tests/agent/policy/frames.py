@@ -179,6 +179,7 @@ class Pod:
             "ARP for a neighbour": self.arp(self.mac, self.other4),
             "ARP with another MAC": self.arp(self.other_mac, self.own4),
             "ARP probe with another MAC": self.arp(self.other_mac, "0.0.0.0"),
+            "bytes behind ARP": self.arp(self.mac, self.own4)[:-16] + bytes(1) + MARK,
             "RARP": self.arp(self.mac, self.own4, kind=ETH_P_RARP),
             "a neighbour's IPv6": self.ipv6(self.other6),
             "a neighbour's IPv6 in a VLAN": self.ipv6(self.other6, tags=[7]),
