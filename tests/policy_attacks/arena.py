@@ -47,7 +47,7 @@ def policy(name, spec):
 
 @dataclass(frozen=True)
 class Target:
-    """A pod as an attacker sees it. gateway: the MAC of the node's link."""
+    """A pod, or the host outside, as an attacker sees it. gateway: the MAC of the node's link. network: "" outside."""
 
     name: str
     netns: str
@@ -57,10 +57,11 @@ class Target:
     gateway: str
     bridged: bool
     network: str
+    link: str = "eth0"
 
     def via(self, to):
-        """The MAC to which frames for another pod of the network go."""
-        return to.mac if self.bridged else self.gateway
+        """The MAC to which frames for another target go."""
+        return to.mac if self.bridged and to.network == self.network else self.gateway
 
     def other(self, number):
         """An address of the network that no pod has: (IPv4, IPv6)."""
@@ -84,6 +85,7 @@ class Arena:
             self.prober.add(self.outside)
             self.prober.add(self.host)
             self.endpoints = {}
+            self.pods["outside"] = self._outside()
             for network in self.networks:
                 for name in CONTROL:
                     self.add(name, network)
@@ -117,6 +119,13 @@ class Arena:
         self.pods[f"{name}@{network}"] = Target(name, endpoint.netns, link["address"], ip4, ip6,
                                                 self._gateway(network, link), network.startswith("bridge"), network)
 
+    def _outside(self):
+        """The host at the node's uplink."""
+        with Inside(self.node.outside):
+            (theirs,) = ip_json("link", "show", "dev", "ext0")
+        (ours,) = ip_json("link", "show", "dev", "up0")
+        return Target("outside", self.node.outside, theirs["address"], *GATEWAY, ours["address"], False, "", "ext0")
+
     def _gateway(self, network, link):
         """The MAC of the node's end: of the bridge, or of the pod's peer."""
         if network.startswith("bridge"):
@@ -144,12 +153,13 @@ class Arena:
 
     def announce(self, pod):
         """Let the bridge learn the pod's port again: a forged MAC may have moved it."""
-        frames.send(pod.netns, frames.ipv4(pod.mac, pod.ip4, NODE[0], frames.udp(b"here I am"), pod.gateway))
+        frames.send(pod.netns, frames.ipv4(pod.mac, pod.ip4, NODE[0], frames.udp(b"here I am"), pod.gateway),
+                    link=pod.link)
 
     def listener(self, pod):
         with Inside(pod.netns):
             it = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(frames.ETH_P_ALL))
-            it.bind(("eth0", frames.ETH_P_ALL))
+            it.bind((pod.link, frames.ETH_P_ALL))
         return it
 
     def read(self, listener, wanted):

@@ -1,7 +1,7 @@
 """The attacks of a pod's root, each with the expectation that nothing gets through. docs/reliability.md has this table.
 
-Attacks by frames run from `intruder` to `victim`, and from `jailed` to `bystander`, on each network. scenarios.py has
-those that need connections, other programs or the agent's end.
+Attacks by frames run from `intruder` to `victim`, and from `jailed` to `bystander` and to a host outside, on each
+network. scenarios.py has those that need connections, other programs or the agent's end.
 """
 
 import time
@@ -14,7 +14,7 @@ from policy_attacks.node import NETWORKS
 
 from fastcni.testing.namespaces import Inside
 
-PAIRS = (("intruder", "victim"), ("jailed", "bystander"))
+PAIRS = (("intruder", "victim"), ("jailed", "bystander"), ("jailed", "outside"))
 ROUNDS = 3                      # at least, while there is time: neighbours and flows of an earlier round may help
 
 
@@ -38,10 +38,14 @@ ATTACKS = (
     Attack("stolen MAC", "a frame with another pod's MAC draws that pod's traffic", scenario=scenarios.stolen_mac),
     Attack("reversed flow", "a forged packet from the victim makes a connection, and its answer comes in, UDP and TCP",
            forged.reversed_flow),
+    Attack("behind ARP", "bytes behind an ARP request, more than the padding of a frame", forged.behind_arp),
+    Attack("DHCP", "datagrams from the ports of DHCP's client and server, by broadcast", forged.dhcp),
+    Attack("multicast reports", "data in reports and queries of multicast groups", forged.reports),
     Attack("poisoning", "ARP and neighbour advertisements for the peer and the gateway", forged.poisoning),
     Attack("stacked tags", "one to four VLAN tags with VLAN 0, 802.1Q and 802.1ad", forged.stacked_tags),
     Attack("ethertypes", "RARP, MPLS, PPPoE, MACsec, LLDP, 802.3 and unknown ones", forged.ethertypes),
-    Attack("router advertisements", "router advertisements and redirects", forged.routers),
+    Attack("router advertisements",
+           "router advertisements and redirects, also behind extension headers and in a fragment", forged.routers),
     Attack("behind neighbour discovery", "data behind solicitations and advertisements, and in their options",
            forged.behind_neighbour_discovery),
     Attack("ICMP errors", "ICMP errors about the victim's connections, from another pod",
@@ -97,12 +101,12 @@ def campaign(row, options):
 
 
 def control(arena, attack):
-    """{network: titles of the frames that get through without policies}"""
+    """{(network, to): titles of the frames that get through without policies}; to: "" for a pod, or "outside"."""
     found = {}
     for network in arena.networks:
         loose, mark = (arena.pods[f"{name}@{network}"] for name in ("loose", "mark"))
-        sequences = attack.frames(loose, mark, loose)
-        found[network] = arena.got_through(sequences, loose, [mark])["mark"] if sequences else set()
+        for name, to in (("", mark), ("outside", arena.pods["outside"])):
+            found[network, name] = arena.got_through(attack.frames(loose, to, loose), loose, [to])[to.name]
     return found
 
 
@@ -125,8 +129,11 @@ def run(arena, row, attack, possible):
         return
     for network in arena.networks:
         for source, to in PAIRS:
-            attacker, victim, peer = (arena.pods[f"{name}@{network}"] for name in (source, to, "peer"))
-            titles = possible[network]
+            attacker, peer = (arena.pods[f"{name}@{network}"] for name in (source, "peer"))
+            victim = arena.pods.get(to) or arena.pods[f"{to}@{network}"]
+            titles = possible[network, to if to == "outside" else ""]
+            if not titles and to == "outside":          # the node forwards no such frame
+                continue
             sequences = attack.frames(attacker, victim, peer)
             row.attempt(len(sequences))
             got = arena.got_through(sequences, attacker, [victim])[victim.name]

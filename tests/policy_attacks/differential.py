@@ -10,15 +10,19 @@ import json
 import threading
 import time
 
-from policy_attacks.node import Node
+from policy_attacks.node import NODE, Node
 from policy_attacks.random_cluster import PODS, RandomCluster
 
+from fastcni.agent.policy import in_kernel
+from fastcni.agent.policy.evaluate import Connection
+from fastcni.spec.address import read_ip
 from fastcni.testing.namespaces import Inside, enter
 
 EVENTS = 6
 SETTLED_S = 30.0                # on a busy machine
 SHRINK_S = 3.0                  # for a smaller cluster
 SWEEP = 3000                    # probes of a random choice, in one sweep
+ASKED = 200                     # connections about which `policy test` is asked
 WATCHED = 150                   # probes that are sent all the time during an event
 UNWATCHED = {"burst", "reuse_address"}          # what is denied before and after may be allowed in between
 
@@ -93,10 +97,27 @@ def settle(it, event, seconds=None):
         arrived, answered = it.prober.sweep(probes, expected, seconds)
         probed += len(probes)
         wrong = mismatch(expected, arrived, answered)
+        wrong = wrong or wrong_answers(it, verdicts)
         if wrong:
             it.prober.forget()
             time.sleep(0.05)
     return probed, wrong and f"after {event}: {wrong}"
+
+
+def wrong_answers(it, verdicts):
+    """Compare what `fastcni policy test` reads from the kernel with the oracle, for some of the probes."""
+    tables, wrong = in_kernel.read(), []
+    numbers = {"TCP": 6, "UDP": 17, "SCTP": 132, "ICMP": 58}
+    asked = [probe for probe in verdicts if it.host not in (probe.source, probe.receiver) and probe.to not in NODE]
+    for probe in asked[:ASKED]:
+        connection = Connection(read_ip(probe.address), read_ip(probe.to),
+                                1 if probe.protocol == "ICMP" and ":" not in probe.to else numbers[probe.protocol],
+                                probe.port)
+        found = in_kernel.decide(tables, connection)
+        known = [each.allowed for each in found.values()]
+        if None in known or all(known) is not verdicts[probe]:
+            wrong.append(f"{probe}: {'; '.join(each.text for each in found.values())}")
+    return f"{len(wrong)} wrong answers of policy test: {'; '.join(wrong[:3])}" if wrong else ""
 
 
 def mismatch(expected, arrived, answered):

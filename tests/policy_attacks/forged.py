@@ -128,8 +128,46 @@ def routers(attacker, victim, peer):
     source, found = link_local(attacker.mac), {}
     for title, to, mac in (("all", ALL_NODES, GROUP6), ("the victim", victim.ip6, victim.mac)):
         for name, kind in (("advertisement", frames.ROUTER_ADVERT), ("redirect", frames.REDIRECT)):
-            found[f"{name} to {title}"] = [ipv6(attacker.mac, source, to, neighbour(kind, victim.ip6, behind=MARK), mac,
-                                                hop_limit=255)]
+            for header in ("", *EXTENSIONS):
+                found[f"{name} to {title}{header and ' behind '}{header}"] = [ipv6(
+                    attacker.mac, source, to, neighbour(kind, victim.ip6, behind=MARK), mac, hop_limit=255,
+                    headers=[EXTENSIONS[header]] if header else ())]
+    return found
+
+
+def behind_arp(attacker, victim, peer):
+    """Padding ends 46 bytes behind the Ethernet header; ARP has 28."""
+    request = arp(attacker.mac, attacker.mac, attacker.ip4, victim.ip4, operation=1)
+    reply = arp(attacker.mac, attacker.mac, attacker.ip4, victim.ip4, to=victim.mac)
+    return {f"{title}, {count} bytes": [frame[:42] + bytes(count - len(MARK)) + MARK]
+            for title, frame in (("request", request), ("reply", reply)) for count in (64, 500)}
+
+
+def dhcp(attacker, victim, peer):
+    found = {}
+    for title, ports in (("client to server", (68, 67)), ("server to client", (67, 68))):
+        for source in ("0.0.0.0", attacker.ip4):
+            for name, to in (("all", frames.BROADCAST), ("the victim's MAC", victim.mac)):
+                found[f"{title} from {source} to {name}"] = [
+                    ipv4(attacker.mac, source, "255.255.255.255", udp(MARK, *ports), to)]
+    for title, ports in (("client to server", (546, 547)), ("server to client", (547, 546))):
+        found[f"{title}, IPv6"] = [ipv6(attacker.mac, link_local(attacker.mac), "ff02::1:2", udp(MARK, *ports),
+                                        "33:33:00:01:00:02")]
+    return found
+
+
+def reports(attacker, victim, peer):
+    """MLD (RFC 3810) and IGMP, with data behind the groups."""
+    found = {}
+    for title, kind in (("report", frames.MLD_REPORT), ("version 2 report", frames.MLD2_REPORT),
+                        ("query", frames.MLD_QUERY)):
+        protocol, data = frames.report(kind)
+        for name, to, mac in (("routers", "ff02::16", "33:33:00:00:00:16"), ("the victim", victim.ip6, victim.mac)):
+            for source in (link_local(attacker.mac), attacker.ip6):
+                found[f"{title} to {name} from {source}"] = [ipv6(
+                    attacker.mac, source, to, (protocol, data), mac, hop_limit=1, headers=[frames.ROUTER_ALERT])]
+    found["IGMP"] = [ipv4(attacker.mac, attacker.ip4, "224.0.0.22", (2, bytes((0x22, 0, 0, 0, 0, 0, 0, 0)) + MARK),
+                          "01:00:5e:00:00:16")]
     return found
 
 
