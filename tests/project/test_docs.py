@@ -31,6 +31,28 @@ def test_files_and_figures_that_a_page_names_exist(page):
     assert [str(path) for path in sorted(named(page)) if not path.exists()] == []
 
 
+def tables(page):
+    """Yield (the line before, the rows) of each table of a page. Lines of a code block are none."""
+    lines = re.sub(r"^(```|~~~).*?^\1", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE).split("\n")
+    before, rows = "", []
+    for line in [*lines, ""]:
+        if line.lstrip().startswith("|") and not line.startswith("    "):
+            rows.append(line.strip())
+            continue
+        if rows:
+            yield before, rows
+        before, rows = line, []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_table_of_a_page_renders(page):
+    """A program that folds lines had joined the rows of one: each row is a line, with as many cells as the head."""
+    for before, rows in tables(page):
+        cells = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
+        assert set(cells) == {cells[0]} and all(row.endswith("|") for row in rows), rows
+        assert re.fullmatch(r"\|(:?-+:?\|)+", rows[1].replace(" ", "")) and not before.strip(), rows
+
+
 def test_tests_that_the_page_on_reliability_names_exist():
     text = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
     tests = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
