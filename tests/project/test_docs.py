@@ -33,9 +33,9 @@ def test_files_and_figures_that_a_page_names_exist(page):
 
 def tables(page):
     """Yield (the line before, the rows) of each table of a page. Lines of a code block are none."""
-    lines = re.sub(r"^(```|~~~).*?^\1", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE).split("\n")
+    text = re.sub(r"^(```|~~~).*?^\1", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     before, rows = "", []
-    for line in [*lines, ""]:
+    for line in [*text.split("\n"), ""]:
         if line.lstrip().startswith("|") and not line.startswith("    "):
             rows.append(line.strip())
             continue

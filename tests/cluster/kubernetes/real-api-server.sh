@@ -1,6 +1,7 @@
 #!/bin/sh
-# The tests of the store against a real API server: Kubernetes 1.20 of Debian 12's source package, and etcd. No lane runs
-# it: the build takes ten minutes of two processors, once, and 3 GB in FOLDER.
+# The tests of the store, and those of cluster IPAM, agent, policies and the image's script (root), against a real API
+# server: Kubernetes 1.20 of Debian 12's source package, and etcd. No lane runs it: the build takes ten minutes of two
+# processors, once, and 3 GB in FOLDER.
 #   real-api-server.sh FOLDER [argument of pytest]...
 # apt-get install golang-1.19-go etcd-server openssl
 set -eu
@@ -73,5 +74,6 @@ EOF
 root=$(cd "$tests/../../.." && pwd)
 cd "$root"
 PYTHONPATH=tests .venv/bin/python -m cluster.kubernetes.apply_crds "$run/kubeconfig" || { tail "$run/api.log"; exit 1; }
-FASTCNI_TEST_KUBECONFIG=$run/kubeconfig .venv/bin/python -m pytest tests/cluster/kubernetes/test_store_kubernetes.py \
-    tests/cluster/kubernetes/test_interleavings.py "$@"
+FASTCNI_TEST_KUBECONFIG=$run/kubeconfig FASTCNI_TEST_KUBE_APISERVER=$folder/kube-apiserver \
+    .venv/bin/python -m pytest tests/cluster/kubernetes/test_store_kubernetes.py \
+    tests/cluster/kubernetes/test_interleavings.py tests/cluster/kubernetes/test_real_cluster.py "$@"

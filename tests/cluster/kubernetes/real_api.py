@@ -1,0 +1,115 @@
+"""A real kube-apiserver for tests, with etcd, in the namespace of the test's thread. real-api-server.sh builds it."""
+
+import json
+import subprocess
+
+from cluster.etcd import Etcd
+
+from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.kit.ipam.cluster.stores.kubernetes_api import Missing, open_api
+from fastcni.testing.witnesses import eventually
+
+PORT = 6443
+START_S = 120                   # on a busy machine
+PATHS = {"Namespace": "/api/v1/namespaces", "Node": "/api/v1/nodes", "Pod": "/api/v1/namespaces/{}/pods",
+         "ConfigMap": "/api/v1/namespaces/{}/configmaps", "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+         "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+         "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+         "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+         "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+         "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
+         "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+         "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"}
+
+
+class RealApi:
+    """`with RealApi(program, address, folder) as api:` a server at https://ADDRESS:6443 with RBAC. admin: an Api with
+    all rights. It writes each request of a service account to its audit log."""
+
+    def __init__(self, program, address, folder):
+        self.program, self.address, self.folder, self.process = program, address, folder, None
+        self.etcd = Etcd()
+
+    def __enter__(self):
+        folder = self.folder
+        folder.mkdir()
+        (folder / "audit.log").touch()
+        (folder / "tokens.csv").write_text('token,admin,1,"system:masters"')
+        (folder / "audit.yaml").write_text(json.dumps({
+            "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+            "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}]}))
+        subprocess.run(["openssl", "genrsa", "-out", folder / "key.pem", "2048"], check=True, capture_output=True)
+        self.etcd.__enter__()
+        try:
+            with open(folder / "log", "ab") as log:
+                self.process = subprocess.Popen(self._command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            (folder / "kubeconfig").write_text(self._kubeconfig())
+            self.admin = open_api(str(folder / "kubeconfig"))
+            assert eventually(self._answers, START_S), (folder / "log").read_text()[-3000:]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+        self.etcd.__exit__()
+
+    def _command(self):
+        folder = self.folder
+        return [self.program, "--etcd-servers", self.etcd.endpoints[0], "--bind-address", self.address,
+                "--secure-port", str(PORT), "--cert-dir", folder / "certs", "--token-auth-file", folder / "tokens.csv",
+                "--service-account-key-file", folder / "key.pem", "--service-account-signing-key-file",
+                folder / "key.pem", "--service-account-issuer", "https://issuer", "--authorization-mode", "RBAC",
+                "--service-cluster-ip-range", "10.255.0.0/24", "--endpoint-reconciler-type", "none",
+                "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition",
+                "--audit-policy-file", folder / "audit.yaml", "--audit-log-path", folder / "audit.log"]
+
+    def _kubeconfig(self):
+        return json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": f"https://{self.address}:{PORT}",
+                                                   "insecure-skip-tls-verify": True}}],
+            "users": [{"name": "u", "user": {"token": "token"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]})
+
+    def _answers(self):
+        assert self.process.poll() is None, (self.folder / "log").read_text()[-3000:]
+        try:
+            return self.admin.get("/api/v1/namespaces/kube-system") and self.admin.get(
+                "/apis/rbac.authorization.k8s.io/v1/clusterroles/cluster-admin")
+        except StoreAway:
+            return False
+
+    def create(self, document):
+        """Create an object, and a namespace for it."""
+        namespace = document["metadata"].get("namespace", "")
+        if namespace and self.admin.get(f"/api/v1/namespaces/{namespace}") is None:
+            self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        try:
+            return self.admin.create(PATHS[document["kind"]].format(namespace), document)
+        except Missing as e:
+            raise AssertionError(document["kind"]) from e
+
+    def pod_files(self, account, folder):
+        """Write what a kubelet mounts into a pod of a service account of kube-system: token, CA and namespace."""
+        folder.mkdir(parents=True)
+        path = f"/api/v1/namespaces/kube-system/serviceaccounts/{account}/token"
+        answer = self.admin._expect("POST", path, {
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
+        (folder / "token").write_text(answer["status"]["token"])
+        (folder / "ca.crt").write_bytes((self.folder / "certs/apiserver.crt").read_bytes())
+        (folder / "namespace").write_text("kube-system")
+
+    def asked(self, account):
+        """The requests of a service account of kube-system that have ended: (verb, group, resource, status)."""
+        user, found = f"system:serviceaccount:kube-system:{account}", []
+        for line in (self.folder / "audit.log").read_text().splitlines():
+            event = json.loads(line)
+            if event["user"]["username"] == user and event["stage"] == "ResponseComplete":
+                it = event.get("objectRef", {})
+                what = "/".join(filter(None, [it.get("resource", event["requestURI"]), it.get("subresource")]))
+                found.append((event["verb"], it.get("apiGroup", ""), what, event["responseStatus"]["code"]))
+        return found
