@@ -1,11 +1,12 @@
 #!/bin/sh
 # Check the programs that the tests use: the Go plugins, iptables, ipset, nft, ip, conntrack, iperf3, strace, ping,
-# systemd's tools, firewalld.
+# systemd's tools, firewalld, ufw, dockerd.
 # As root on Debian or Ubuntu, install missing ones. Else print them, and tests that need them are skipped.
-# firewalld is not installed if systemd runs: systemd would start it, and it would change the machine's own firewall.
+# firewalld and dockerd are not installed if systemd runs: it would start them, and they would change the machine's own
+# firewall.
 #   setup-peer.sh [COMMAND...]     by default all
 set -eu
-[ $# -gt 0 ] || set -- bridge iptables ipset nft ip conntrack ping iperf3 strace systemd-analyze firewalld
+[ $# -gt 0 ] || set -- bridge iptables ipset nft ip conntrack ping iperf3 strace systemd-analyze firewalld ufw dockerd
 
 package_of() {
     case $1 in
@@ -19,6 +20,8 @@ package_of() {
         ping) echo iputils-ping ;;
         strace) echo strace ;;
         firewalld) echo firewalld ;;
+        ufw) echo ufw ;;
+        dockerd) echo docker.io ;;
         systemd-analyze) echo systemd ;;
         aarch64-linux-gnu-gcc) echo gcc-aarch64-linux-gnu ;;
         qemu-aarch64-static) echo qemu-user-static ;;
@@ -44,10 +47,13 @@ missing=
 for name in "$@"; do
     if [ "$name" = bridge ]; then there=${PEER:-/usr/lib/cni}/bridge; else there=$name; fi  # iproute2 has a bridge too
     command -v "$there" > /dev/null && continue
-    if [ "$name" = firewalld ] && [ -d /run/systemd/system ]; then
-        echo "no firewalld: tests that need it are skipped; it is not installed because systemd would start it" >&2
-        continue
-    fi
+    case $name in
+        firewalld | dockerd)
+            if [ -d /run/systemd/system ]; then
+                echo "no $name: tests that need it are skipped; it is not installed because systemd would start it" >&2
+                continue
+            fi ;;
+    esac
     missing="$missing $(package_of "$name")"
 done
 [ "$missing" ] || exit 0

@@ -29,6 +29,7 @@ SOCKETS = {4: (AF_INET, IPPROTO_IP), 16: (AF_INET6, IPPROTO_IPV6)}          # by
 HOOKS = {"PREROUTING": 0, "INPUT": 1, "FORWARD": 2, "OUTPUT": 3, "POSTROUTING": 4}      # NF_INET_*
 ENTRY_BYTES = {4: 112, 16: 168}         # struct ipt_entry, struct ip6t_entry; matches and the target follow
 TARGET_OFFSET = {4: 88, 16: 140}        # of u16 target_offset there; u16 next_offset follows
+ERROR_NAME_BYTES = 32           # of struct xt_error_target: errorname[30], aligned
 MAX_TRIES = 5                   # while other programs change the table between two questions
 DROP = -1                       # the verdict -NF_DROP - 1
 
@@ -75,6 +76,11 @@ def number(data: bytes, at: int, size: int = 4) -> int:
     return int.from_bytes(data[at:at + size], sys.byteorder)
 
 
+def text(data: bytes, at: int, size: int) -> str:
+    """Return a name that ends with NUL."""
+    return data[at:at + size].partition(b"\0")[0].decode("latin-1")
+
+
 class Table:
     """The rules of a legacy table. A rule is the bytes of its struct ipt_entry, with matches and target.
 
@@ -114,6 +120,14 @@ class Table:
         """Return whether a rule of a chain jumps to the chain `target`."""
         start = self._start(target)
         return start >= 0 and any(self._verdict(entry) == start - ENTRIES_BYTES for entry in self.rules(chain))
+
+    def targets(self, chain: str) -> Iterator[str]:
+        """Yield the names of the chains of users to which the rules of a chain jump."""
+        for rule in self.rules(chain):
+            verdict = self._verdict(rule)
+            if verdict is not None and verdict >= 0:
+                # Before the first rule of a chain is the entry with its name; name[30] and padding end that entry
+                yield text(self.entries, ENTRIES_BYTES + verdict - ERROR_NAME_BYTES, ERROR_NAME_BYTES)
 
     def matches(self, rule: bytes, name: str) -> Iterator[bytes]:
         """Yield the data of the matches of this name in a rule: "set"."""
@@ -162,5 +176,5 @@ class Table:
     def _extension(data: bytes, at: int) -> tuple[int, str, bytes]:
         """Return (size, name, data) of struct xt_entry_match or xt_entry_target: u16 size, name[29], u8 revision."""
         size, begin = number(data, at, 2), at + 2
-        name = data[begin:begin + XT_EXTENSION_MAXNAMELEN].partition(b"\0")[0].decode("latin-1")
+        name = text(data, begin, XT_EXTENSION_MAXNAMELEN)
         return size, name, data[begin + XT_EXTENSION_MAXNAMELEN + 1:at + size]

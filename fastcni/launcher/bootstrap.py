@@ -137,13 +137,34 @@ class Finder:
 
 def is_core() -> bool:
     """Whether this is python_core.elf, before the main phase of Python's start."""
-    return not hasattr(sys, "path")
+    return "path" not in sys.__dict__
+
+
+def complete_when_needed() -> None:
+    """Run the main phase of Python's start as soon as something uses what it makes: an attribute of sys, or open().
+
+    Imports alone do not show it. A module that is frozen into Python is found before ours; `site` is one, and reads
+    sys.prefix.
+    """
+
+    def attribute(name: str) -> Any:
+        if name == "_stdlib_dir":  # the import of a frozen module asks whether it is there
+            raise AttributeError(f"module 'sys' has no attribute {name!r}")
+        complete_start()
+        return getattr(sys, name)
+
+    def open_file(*args: Any, **named: Any) -> Any:
+        complete_start()
+        return builtins.open(*args, **named)
+
+    sys.__getattr__, builtins.open = attribute, open_file  # type: ignore[method-assign]  # PEP 562
 
 
 def complete_start() -> None:
     """Run the main phase of Python's start. Raises ImportError."""
     from python_core import complete  # type: ignore[import-not-found]  # built in
 
+    sys.__dict__.pop("__getattr__", None)
     complete()
     sys.stdout = sys.stderr  # as main() does
     # The file's package finds the library's modules from now on. With -I -S the library is the entry before the last
@@ -203,6 +224,8 @@ def main(name: str, fd: int, contents: tuple[Index, bytes, str, Packed, Parts]) 
     status = 1
     try:
         sys.stdout = sys.stderr  # stdout is for the answer, whatever a plugin of another distribution prints
+        if is_core():
+            complete_when_needed()
         index, late, extensions, packed, parts = contents
         finder = Finder(fd, index, late, extensions)
         sys.meta_path.insert(2, finder)  # after the finders of built-in and frozen modules

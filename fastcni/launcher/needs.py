@@ -87,6 +87,18 @@ def needs_of(sources: dict[str, bytes]) -> dict[str, list[str]]:
     return {name: imports(source, sources) for name, source in sources.items()}
 
 
+def others(modules: dict[str, Module]) -> list[str]:
+    """The modules of Python and of other projects that some statement of `modules` imports, also within functions."""
+    found: set[str] = set()
+    for module in modules.values():
+        for node in ast.walk(stripped(module.source, "<source>")):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
+            elif isinstance(node, ast.Import):
+                found |= {item.name for item in node.names}
+    return sorted(name for name in found - {*modules} if name != "fastcni" and not name.startswith("fastcni._"))
+
+
 def load_order(ends: Iterable[str], needs: dict[str, list[str]]) -> list[str]:
     """The modules `ends` and all that they need, each after its package and after those that it imports."""
     return list(walk(ends, needs, {}))

@@ -148,7 +148,7 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
             if tuple(names) not in written:
                 written[tuple(names)] = add(out, image, f"part/of-{kind}", marshal.dumps(packed(own, names)))
             parts[kind] = [ipam] * (ASKS_IPAM in needs[kind]) + [written[tuple(names)]]
-        late_index |= {name: ("group", parts[kind][-1:], 0) for name, kind in alone.items()}
+        late_index |= {name: ("group", parts[kind], 0) for name, kind in alone.items()}
         contents = index, marshal.dumps(late_index), modules.extensions(), packed(own, every), parts
         places = {
             "refuse": add(out, image, "refuse.py", interpreters.refusal(pythons)),

@@ -7,11 +7,12 @@
  * The start of Python has two phases, see "Multi-Phase Initialization" in PEP 587 and "Python Initialization
  * Configuration" in Python's documentation. The core phase makes the built-in types and modules. The main phase finds
  * the standard library, and imports codecs and the standard streams, of which most requests need nothing. So TEXT runs
- * after the core phase. When something is imported that neither Python's core nor the plugin file has, bootstrap.py
- * calls python_core.complete(), which runs the main phase. From then on this is an ordinary `python -I -S`.
+ * after the core phase. When something is imported that neither Python's core nor the plugin file has, or when sys.path,
+ * sys.stdin, open() or the like is used, bootstrap.py calls python_core.complete(), which runs the main phase. From then
+ * on this is an ordinary `python -I -S`.
  *
- * Until then sys.path, sys.stdin, sys.stdout and open() are missing. Signals are as in Python: SIGPIPE is ignored, SIGINT
- * raises KeyboardInterrupt; only those of a crash have a handler, for which signal.getsignal() returns None. The garbage collector is off, as TEXT turns it off in an interpreter.
+ * Signals are as in Python: SIGPIPE is ignored, SIGINT raises KeyboardInterrupt. Only those of a crash have a handler, for
+ * which signal.getsignal() returns None. The garbage collector is off, as TEXT turns it off in an interpreter.
  *
  * The first line of TEXT is "#!INTERPRETER SIZE MTIME": the interpreter whose standard library is used, its bytes, and
  * when it was last modified, in seconds. If that has changed, as by an update, the interpreter is executed instead: its

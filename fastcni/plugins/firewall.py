@@ -41,8 +41,9 @@ def check(req: Request, conf: Conf) -> None:
 
     if conf.previous is None:
         chained.previous(req, "missing prevResult from earlier plugin")
-    if missing := forward.missing(req, conf):
-        raise checks.wrong(missing, "was the firewall flushed?")
+    missing, do = forward.missing(req, conf)
+    if missing:
+        raise checks.wrong(missing, do)
 
 
 def gc(req: Request, conf: Conf) -> None:

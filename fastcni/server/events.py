@@ -24,6 +24,8 @@ EVENTS = {
                             "Another program, by, changed a table of fastcni; the server restored it."),
     "rules_replayed": Event("warning", ("gone", "by"),
                             "Another program removed rules of iptables or firewalld; the server restored the pods'."),
+    "pods_let_through": Event("warning", ("chain", "by", "attachments"),
+                              "iptables began to filter; the server let the pods through there."),
     "neighbours_restored": Event("warning", ("fdb", "neighbours"),
                                  "Another program removed neighbour entries of disableFlooding."),
     "restore_failed": Event("error", ("error",), "The kernel refused rules that the server restores; it tries again."),

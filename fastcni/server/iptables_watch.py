@@ -3,35 +3,53 @@
 The signs are the jumps from iptables' own chains, and from CNI-FORWARD, to chains of pods, CNI-*. A DEL deletes a pod's
 jump and the chain of that jump. If the jump alone is gone, or the table with it, or a jump that all pods share, another
 program did it.
+
+If the chain FORWARD of table filter appears, iptables begins to filter what pods forward: pods that were added before
+are let through by another firewall only.
 """
 
 from __future__ import annotations
 
-from fastcni._netlink import attributes
+from fastcni._netlink import Batch, attributes
 from fastcni.kernel import nft, nft_rules, wire
 from fastcni.kit.call import names
 from fastcni.server.log import few
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from fastcni.kernel.wire import Socket
 
     Where = tuple[int, str]
 
+LEGACY = "legacy "
+# By family: of nftables for iptables over nf_tables, the length of addresses for the legacy kind
+FAMILY_NAMES = {nft.NFPROTO_IPV4: "ip", nft.NFPROTO_IPV6: "ip6", 4: f"{LEGACY}ip", 16: f"{LEGACY}ip6"}
 TABLES = {(family, table) for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) for table in ("nat", "filter")}
 # CNI-FORWARD has the jump to CNI-ADMIN beside the rules of pods: a flush of the chain takes all of them.
 CHAINS = ("PREROUTING", "OUTPUT", "POSTROUTING", "FORWARD", "CNI-FORWARD")
 CHAIN_NAMES = {chain.encode() + b"\0" for chain in CHAINS}
 PREFIX, DIGITS = "CNI-", frozenset("0123456789abcdef")         # CNI-e8f6f419596f7f47b3468487
 FIREWALLD = "firewalld"         # the name of firewalld's table, in any family
+FILTER, FORWARD = "filter", "FORWARD"
 
 
 class IptablesWatch:
-    """jumps: {(family, table): {handle: (chain, target)}}. lost: the same as sets of (chain, target), and `others`, the
-    names of what else is gone; both since take_missing(). by: the program that last took something."""
+    """jumps: {(family, table): {handle: (chain, target)}}; for the legacy kind, `family` is a length of addresses, and
+    `handle` the jump itself. lost: the same as sets of (chain, target), and `others`, the names of what else is gone;
+    both since take_missing(). by: the program that last took or added something.
+
+    filtering: the names of the chains FORWARD that exist. began: the names of those that have appeared since
+    take_began(); none of the first reading. read_before: whether the first reading is over.
+    """
 
     def __init__(self) -> None:
-        self.jumps: dict[Where, dict[bytes, tuple[str, str]]] = {where: {} for where in TABLES}
+        self.filtering: set[str] = set()
+        self.began: set[str] = set()
+        self.read_before = False
+        self.jumps: dict[Where, dict[Any, tuple[str, str]]] = {where: {} for where in TABLES}
         self.lost: dict[Where, set[tuple[str, str]]] = {where: set() for where in TABLES}
         self.others: set[str] = set()
         self.by = ""
@@ -47,12 +65,18 @@ class IptablesWatch:
                 self.suspect("runtime configuration of firewalld", FIREWALLD)
         elif where not in TABLES:
             return
+        elif kind == nft.NFT_MSG_NEWCHAIN:
+            if where[1] == FILTER and nft.as_text(fields[nft.NFTA_CHAIN_NAME]) == FORWARD:
+                self.begin_to_filter(chain_name(where, FORWARD))
         elif kind == nft.NFT_MSG_DELTABLE:
+            self.stop_to_filter(chain_name(where, FORWARD))
             self.deleted_tables.add(where)
             self.deleted_jumps |= {(where, *jump) for jump in self.jumps[where].values()}
             self.jumps[where].clear()
         elif kind == nft.NFT_MSG_DELCHAIN:
-            self.deleted_chains.add((where, nft.as_text(fields[nft.NFTA_CHAIN_NAME])))
+            name = nft.as_text(fields[nft.NFTA_CHAIN_NAME])
+            self.stop_to_filter(chain_name(where, name))
+            self.deleted_chains.add((where, name))
         elif (kind in (nft.NFT_MSG_NEWRULE, nft.NFT_MSG_DELRULE)
               and fields.get(nft_rules.NFTA_RULE_CHAIN) in CHAIN_NAMES):
             handle, chain, target = nft_rules.read_jump(payload)
@@ -67,8 +91,31 @@ class IptablesWatch:
         self.others.add(what)
         self.by = by
 
+    def replace(self, where: Where, jumps: set[tuple[str, str]], exists: Callable[[str], bool]) -> None:
+        """Note the jumps of a legacy table, all at once. exists(chain): whether the table has a chain."""
+        gone = {*self.jumps.get(where, {}).values()} - jumps
+        self.jumps[where] = {jump: jump for jump in jumps}
+        lost = {jump for jump in gone if exists(jump[1]) or not is_of_one_pod(jump[1])}
+        if lost:
+            self.lost.setdefault(where, set()).update(lost)
+            self.by = ""                # the kernel does not tell
+
+    def begin_to_filter(self, chain: str, *, new: bool = True) -> None:
+        """Note that a chain FORWARD exists. new: it was not there before."""
+        if new and chain not in self.filtering:
+            self.began.add(chain)
+            self.by = ""                # the end of the transaction tells
+        self.filtering.add(chain)
+
+    def stop_to_filter(self, chain: str) -> None:
+        """Note that a chain does not exist any more."""
+        self.filtering.discard(chain)
+        self.began.discard(chain)
+
     def end_transaction(self, by: str = "") -> None:
         """Note the end of a transaction of the program `by`."""
+        if self.began and not self.by:
+            self.by = by
         for where, chain, target in self.deleted_jumps:
             if (where in self.deleted_tables or (where, target) not in self.deleted_chains
                     or not is_of_one_pod(target)):
@@ -92,18 +139,32 @@ class IptablesWatch:
                                             f"list rules of {table} {chain}", nft_rules.rules_of(table, chain)):
                     self.receive(nft.NFT_MSG_NEWRULE, where, attributes(payload, 4), payload)
         self.end_transaction()
+        self._read_filtering(sock)
+
+    def _read_filtering(self, sock):
+        found = {chain_name((family, table), FORWARD) for family, table in TABLES if table == FILTER
+                 and wire.look_up(sock, nft.get_chain(Batch(), family, table, FORWARD, "look up chain FORWARD"))}
+        for chain in found:
+            self.begin_to_filter(chain, new=self.read_before)
+        self.filtering -= {chain for chain in self.filtering - found if not chain.startswith(LEGACY)}
+        self.read_before = True
 
     @property
     def suspicious(self) -> bool:
-        """Return whether anything is gone."""
-        return bool(self.others) or any(self.lost.values())
+        """Return whether anything is gone, or a chain has begun to filter."""
+        return bool(self.others or self.began) or any(self.lost.values())
 
     @property
     def certain(self) -> bool:
         """Return whether another program did it for certain. A jump that all pods share is gone then: neither a DEL of
         fastcni nor one of the Go plugins deletes such a jump."""
-        return bool(self.others) or any(not is_of_one_pod(target) for jumps in self.lost.values()
+        return bool(self.others or self.began) or any(not is_of_one_pod(target) for jumps in self.lost.values()
                                         for _, target in jumps)
+
+    def take_began(self) -> str:
+        """Return the chains that have begun to filter, as text for the log, and forget them."""
+        began, self.began = few(sorted(self.began)), set()
+        return began
 
     def take_missing(self) -> str:
         """Return what is still missing, as text for the log, and forget it; "" if everything is present again."""
@@ -111,10 +172,16 @@ class IptablesWatch:
         self.others.clear()
         for (family, table), jumps in self.lost.items():
             present = set(self.jumps[family, table].values())
-            missing += [f"{'ip' if family == nft.NFPROTO_IPV4 else 'ip6'} {table} {chain} to {target}"
+            missing += [f"{chain_name((family, table), chain)} to {target}"
                         for chain, target in sorted(jumps - present)]
             jumps.clear()
         return few(missing)
+
+
+def chain_name(where: Where, chain: str) -> str:
+    """Return the name of a chain, as in "ip filter FORWARD"."""
+    family, table = where
+    return f"{FAMILY_NAMES[family]} {table} {chain}"
 
 
 def is_of_one_pod(chain: str) -> bool:

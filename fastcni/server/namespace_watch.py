@@ -11,6 +11,7 @@ from fastcni.kernel import deletions, netns, nft, uapi, wire
 from fastcni.kit.call import names
 from fastcni.server.backoff import Backoff
 from fastcni.server.iptables_watch import IptablesWatch
+from fastcni.server.legacy_watch import LegacyWatch
 from fastcni.server.neighbour_watch import NeighbourWatch
 from fastcni.server.replay import Replay
 from fastcni.server.restore_states import DROPPED, FAULT, INTERRUPTED, READ, STALE, Machine
@@ -49,6 +50,7 @@ class Watch:
         self.fds = {self.sock.fileno(), self.deletions.fileno(), self.neighbours.sock.fileno()}
         self.lock, self.reading, self.closed = Lock(), Lock(), False
         self.copy, self.mirror, self.iptables = Machine(STALE), TableMirror(), IptablesWatch()
+        self.legacy = LegacyWatch(home, self.iptables)
         self.replay = Replay(home, restoring.replay, self.deleted_at, self.iptables, self.mirror,
                              self._replayed, self.log, at_start=at_start)
         self.backoff = Backoff()
@@ -87,6 +89,7 @@ class Watch:
                 self.mirror.keep_deletions = replaying
                 self._restore(started)
                 self._restore_neighbours(started)
+                self._wake_at(self.legacy.attend(started, pods=self.mirror.has_elements))
                 self._wake_at(self.replay.proceed(started))
             except OSError as e:
                 self._try_again()

@@ -75,14 +75,16 @@ class Replay:
         begin = max(self.since + delay, self.backoff.until)
         if now < begin:
             return begin
-        gone = self.iptables.take_missing() or (AT_START if self.at_start else "")
+        gone, began = self.iptables.take_missing(), self.iptables.take_began()
+        if self.at_start and not gone:
+            gone = AT_START
         self.at_start = False
-        if not gone:
+        if not gone and not began:
             self.machine.on(PRESENT)
             return None
         if gone != AT_START:
             self.backoff.begin()
-        return self._start(self.run, gone)
+        return self._start(self.run, gone, began)
 
     def _note_losses(self, now):
         if self.machine.state == IDLE and (self.at_start or self.iptables.suspicious):
@@ -91,45 +93,48 @@ class Replay:
         elif self.machine.state == MAYBE_NEEDED and self.iptables.certain:
             self.machine.on(LOST)
 
-    def _start(self, run: Run, gone: str) -> float | None:
+    def _start(self, run: Run, gone: str, began: str) -> float | None:
         """Start the thread. If that fails, the loss is noted again: return when to try."""
         self.machine.on(BEGUN)
         self.mirror.keep_deletions = True
         by, home = self.iptables.by, -1
         try:
             home = os.dup(self.home)
-            Thread(target=self._work, args=(run, home, gone, by), name="replay", daemon=True).start()
+            Thread(target=self._work, args=(run, home, gone, began, by), name="replay", daemon=True).start()
         except (OSError, RuntimeError) as e:    # no more descriptors, no more threads
             if home >= 0:
                 os.close(home)
             self.machine.on(NOT_STARTED)
-            self.iptables.suspect(gone, by)
-            self.log.error("replay_failed", gone=gone, by=by, error=str(e))
+            self.iptables.suspect(gone or began, by)
+            self.log.error("replay_failed", gone=gone or began, by=by, error=str(e))
             return monotonic() + MAX_DELAY_S
         return None
 
-    def _work(self, run, home, gone, by):
+    def _work(self, run, home, gone, began, by):
         started, outcome = monotonic(), "failed"
         name_thread()
         try:
             with netns.inside(home):
                 done = run(self.deleted_at)
             outcome = "failed" if done.failed else "done"
-            self._report(done, gone, by, netns=netns.identity(home)[1], ms=round((monotonic() - started) * 1e3, 1))
+            self._report(done, gone, began, by, netns=netns.identity(home)[1],
+                         ms=round((monotonic() - started) * 1e3, 1))
         except (OSError, netns.Lost) as e:      # Lost: this thread ends
-            self.log.error("replay_failed", gone=gone, by=by, error=str(e))
+            self.log.error("replay_failed", gone=gone or began, by=by, error=str(e))
         finally:
             os.close(home)
             self.machine.on(ENDED)
             self.ended(outcome)
 
-    def _report(self, done, gone, by, **where):
+    def _report(self, done, gone, began, by, **where):
         fields = {"attachments": done.attachments, "plugins": done.plugins, "failed": len(done.failed),
                   "error": "; ".join(map(str, done.failed[:MAX_ERRORS])), **where}
-        if gone != AT_START:
-            level = self.log.error if done.failed else self.log.warning
+        level = self.log.error if done.failed else self.log.warning
+        if began and (done.attachments or done.failed):
+            level("pods_let_through", chain=began, by=by, **fields)
+        if gone and gone != AT_START:
             level("rules_replayed", gone=gone, by=by, **fields)
-        elif done.attachments or done.failed:
+        elif gone and (done.attachments or done.failed):
             level = self.log.error if done.failed else self.log.info
             level("start_replay_done", **fields)
 

@@ -191,6 +191,11 @@ class TableMirror:
     # Restoring ------------------------------------------------------------------------------------
 
     @property
+    def has_elements(self) -> bool:
+        """Return whether any pod has something in the tables."""
+        return any(elements for sets in self.present.values() for elements in sets.values())
+
+    @property
     def may_miss_something(self) -> bool:
         return self.machine.state in (SUSPECT, DELAYED)
 

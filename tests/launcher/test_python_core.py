@@ -25,7 +25,7 @@ CONF = {"cniVersion": "1.0.0", "name": "net", "type": "host-local"}
 PREPARE = """
 import marshal, posix, sys
 fd = posix.open({file!r}, posix.O_RDONLY)
-code, (index, late, extensions, *_) = marshal.loads(posix.pread(fd, {size}, {offset}))
+code, (index, late, extensions, common, parts) = marshal.loads(posix.pread(fd, {size}, {offset}))
 exec(code)
 sys.meta_path.insert(2, Finder(fd, index, late, extensions))
 sys.stdout = sys.stderr

@@ -26,7 +26,8 @@ ELSEWHERE = {
     "conntrack": {"IPCTNL_MSG_CT_GET", "IPCTNL_MSG_CT_DELETE", "BY_SOURCE", "BY_PROTOCOL", "BY_DESTINATION_PORT"},
     "ipset": {"NFNL_MSG_COMPAT_GET"},
     "tc": {"INGRESS", "MAX_U32", "QUANTUM"},
-    "xtables": {"INFO_BYTES", "ENTRIES_BYTES", "HOOK_ENTRY", "UNDERFLOW", "SIZE", "DROP", "MAX_TRIES"},
+    "xtables": {"INFO_BYTES", "ENTRIES_BYTES", "HOOK_ENTRY", "UNDERFLOW", "SIZE", "DROP", "MAX_TRIES",
+                "ERROR_NAME_BYTES"},
 }
 
 

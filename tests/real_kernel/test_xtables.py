@@ -45,6 +45,8 @@ def test_chains_jumps_policies_and_addresses_are_read(length, address):
     assert [(chain, target) for chain in ("INPUT", "FORWARD", "CNI", "CNI-FORWARD", "CNI-ADMIN", "none")
             for target in ("CNI", "CNI-FORWARD", "CNI-ADMIN", "none") if table.leads(chain, target)] == [
         ("INPUT", "CNI-ADMIN"), ("FORWARD", "CNI"), ("FORWARD", "CNI-FORWARD")]
+    assert [[*table.targets(chain)] for chain in ("INPUT", "FORWARD", "OUTPUT", "CNI-FORWARD", "none")] == [
+        ["CNI-ADMIN"], ["CNI-FORWARD", "CNI"], [], [], []]
     packed = bytes((10, 22, 0, 5)) if length == 4 else bytes.fromhex("fd000022" + "0" * 23 + "5")
     rules = [*table.rules("CNI-FORWARD")]
     assert [table.mentions(rule, packed) for rule in rules] == [True, True, False, False]      # the last one returns

@@ -34,9 +34,11 @@ def caching(start, tmp_path):
 
 
 def replayed(server):
-    """Return whether a replay has run. On a busy machine the replay at the server's start may restore the flush."""
-    return server.lines("event=rules_replayed", "failed=0") or \
-        server.lines("event=start_replay_done", "attachments=1", "failed=0")
+    """Return whether a replay has run. On a busy machine the replay at the server's start, or because the pod's ADD has
+    made table filter, may restore the flush."""
+    return server.lines("event=rules_replayed", "failed=0") or any(
+        server.lines(f"event={each}", "attachments=1", "failed=0") for each in
+        ("start_replay_done", "pods_let_through"))
 
 
 def remember(tmp_path, net, pod, conf):

@@ -91,6 +91,9 @@ class Forward(Backend, Protocol):
 
     def restore(self, req: Request, conf: forward.Conf) -> None: ...
 
+    def recorded(self, req: Request, conf: forward.Conf) -> bool:
+        """Return whether ADD has given the attachment to this backend, by its owner records."""
+
     def delete(self, req: Request, conf: forward.Conf) -> None: ...
 
     def missing(self, req: Request, conf: forward.Conf) -> str: ...

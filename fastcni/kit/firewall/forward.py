@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.contract import Forward, Ingress
 
 POLICIES = ("open", "same-bridge", "isolated")
+FLUSHED = "was the firewall flushed?"
+LATER = ("this firewall began to filter after the pod was added, and may drop its packets; `fastcni restore` lets the "
+         "pod through")
 
 
 class Conf:
@@ -113,36 +116,44 @@ def _read_bridge(conf: Conf) -> str:
 
 # The commands -------------------------------------------------------------------------------------
 
-def backend_of(req: Request, conf: Conf) -> Forward:
-    """Return the backend: the configured one, or the first that filters what this host forwards."""
+def backends_of(req: Request, conf: Conf) -> list[Forward]:
+    """Return the backends: the configured one, or each that filters what this host forwards; nftables if none does.
+
+    A packet has to pass the chains of firewalld and those of iptables. If firewalld itself uses iptables, its zones
+    decide about pods, and fastcni adds no rule of iptables that accepts their packets before that.
+    """
     if conf.backend:
-        return backends.load("forward", conf.backend)
-    return next(found for name in backends.TABLE["forward"]
-                if (found := backends.load("forward", name)).filters(req))
+        return [backends.load("forward", conf.backend)]
+    firewalld, by_iptables, by_nftables = backends.load_all("forward")
+    if not firewalld.filters(req):
+        return [by_iptables if by_iptables.filters(req) else by_nftables]
+    return [firewalld, by_iptables] if firewalld.uses_nftables(req) and by_iptables.filters(req) else [firewalld]
 
 
-def policies_of(backend: Forward) -> Ingress:
-    """Return the backend that enforces ingressPolicy beside `backend`."""
-    uses_iptables = backend is backends.load("forward", "iptables")
+def policies_of(found: list[Forward]) -> Ingress:
+    """Return the backend that enforces ingressPolicy beside these."""
+    uses_iptables = found[0] is backends.load("forward", "iptables")
     return backends.load("ingress", "iptables" if uses_iptables else "nftables")
 
 
 def add(req: Request, conf: Conf, undo: Undo) -> None:
     """Let the pod's traffic through, and put its bridge's policy in force."""
-    backend = backend_of(req, conf)
+    found = backends_of(req, conf)
     undo(delete, req, conf)
-    backend.add(req, conf)
+    for backend in found:
+        backend.add(req, conf)
     if conf.policy:
-        policies_of(backend).add(req, conf)
+        policies_of(found).add(req, conf)
     isolate(req, conf)
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add again what is missing."""
-    backend = backend_of(req, conf)
-    backend.restore(req, conf)
+    """Add again what is missing, also in a firewall that began to filter after ADD."""
+    found = backends_of(req, conf)
+    for backend in found:
+        backend.restore(req, conf)
     if conf.policy:
-        policies_of(backend).restore(req, conf)
+        policies_of(found).restore(req, conf)
     isolate(req, conf)
 
 
@@ -161,10 +172,18 @@ def delete(req: Request, conf: Conf) -> None:
             for backend in backends.load_all(subject)))
 
 
-def missing(req: Request, conf: Conf) -> str:
-    """Return the first thing that CHECK misses, or ""."""
-    backend = backend_of(req, conf)
-    return backend.missing(req, conf) or (policies_of(backend).missing(req, conf) if conf.policy else "")
+def missing(req: Request, conf: Conf) -> tuple[str, str]:
+    """Return the first thing that CHECK misses, and what to do about it; or ("", "")."""
+    found = backends_of(req, conf)
+    for backend in found:
+        if text := backend.missing(req, conf):
+            return text, LATER if came_later(req, conf, backend) else FLUSHED
+    return (policies_of(found).missing(req, conf) if conf.policy else ""), FLUSHED
+
+
+def came_later(req: Request, conf: Conf, backend: Forward) -> bool:
+    """Return whether the backend's firewall began to filter after ADD: ADD has recorded the pod for another backend."""
+    return not backend.recorded(req, conf) and any(it.recorded(req, conf) for it in backends.load_all("forward"))
 
 
 def gc(req: Request, conf: Conf) -> None:
@@ -175,4 +194,5 @@ def gc(req: Request, conf: Conf) -> None:
 
 def status(req: Request, conf: Conf) -> None:
     """Raises CniError 50 if the backend cannot be used."""
-    backend_of(req, conf).status(req)
+    for backend in backends_of(req, conf):
+        backend.status(req)

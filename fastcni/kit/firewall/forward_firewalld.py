@@ -96,6 +96,11 @@ def filters(req: Request) -> bool:
         return False
 
 
+def uses_nftables(req: Request) -> bool:
+    """Return whether firewalld has its nftables table. With its older backend it has chains of iptables."""
+    return rulesets.has_table(req.mode, nft.NFPROTO_INET, TABLE)
+
+
 def add(req: Request, conf: Conf) -> None:
     """Make the addresses sources of the zone. If one is refused, delete() removes those before it."""
     records().add(req, records().items(conf.ips))
@@ -137,7 +142,7 @@ def may_have(req: Request, ips: list[bytes]) -> Sequence[bytes]:
     The kernel shows the rules about sources if firewalld uses nftables. If firewalld uses iptables, each address may be
     one. A firewalld without its table and without its chain does not run, or has just started: it has no sources.
     """
-    if not rulesets.has_table(req.mode, nft.NFPROTO_INET, TABLE):
+    if not uses_nftables(req):
         return ips if iptables.has_chain(req, IPTABLES_CHAIN, "filter", shared=True) else ()
     rules = rulesets.rules_of(req.mode.firewall, nft.NFPROTO_INET, TABLE)
     return [packed for packed in ips if any(nft_rules.mentions(payload, packed) for payload in rules)]
@@ -168,6 +173,11 @@ def remove(req: Request, zone: str, ips: Sequence[bytes], recorded: Sequence[tup
     gone = [record for record in recorded if record[1] not in kept]
     records().remove(req, gone)
     return gone
+
+
+def recorded(req: Request, conf: Conf) -> bool:
+    """Return whether ADD has given the attachment to this backend."""
+    return records().knows(req, conf.ips)
 
 
 def missing(req: Request, conf: Conf) -> str:

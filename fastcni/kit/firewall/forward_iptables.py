@@ -196,6 +196,11 @@ def filters(req: Request) -> bool:
     return iptables.legacy(req, TABLE) or iptables.has_chain(req, "FORWARD", TABLE, legacy=False)
 
 
+def recorded(req: Request, conf: Conf) -> bool:
+    """Return whether ADD has given the attachment to this backend."""
+    return records().knows(req, conf.ips)
+
+
 def missing(req: Request, conf: Conf) -> str:
     """Return the first thing that CHECK misses, in the reference's text, or ""."""
     for length, ips in by_length(conf.ips):

@@ -91,6 +91,11 @@ def restore(req: Request, conf: Conf) -> None:
         place.restore(req, place.items(conf.ips))
 
 
+def recorded(req: Request, conf: Conf) -> bool:
+    """Return whether ADD has given the attachment to this backend."""
+    return Forwarded().knows(req, conf.ips)
+
+
 def missing(req: Request, conf: Conf) -> str:
     """Return the first thing that CHECK misses, or ""."""
     return next(filter(None, (place.wrong(req, conf.ips) for place in places(req, conf))), "")

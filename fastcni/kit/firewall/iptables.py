@@ -30,7 +30,8 @@ MAX_LINKS = 8                           # from a program to the file that has it
 MAX_TRIES = 5                           # while other programs change the table between reading and changing
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TABLES = ("nat", "filter")
-LEGACY_TABLES = {4: "/proc/self/net/ip_tables_names", 16: "/proc/self/net/ip6_tables_names"}
+# The names of the legacy tables in the calling thread's namespace; /proc/self has those of the process's first thread.
+LEGACY_TABLES = {4: "/proc/thread-self/net/ip_tables_names", 16: "/proc/thread-self/net/ip6_tables_names"}
 
 
 def has_chain(req: Request, chain: str, table: str = "nat", *, legacy: bool = True, shared: bool = False) -> bool:

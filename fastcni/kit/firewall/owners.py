@@ -61,6 +61,11 @@ class OwnAddresses(Addresses):
     def fill(self, batch: Batch) -> Batch:
         return super().fill(nft.add_table(batch, FAMILY, TABLE, COMMENT))
 
+    def knows(self, req: Request, ips: Sequence[bytes]) -> bool:
+        """Return whether one of the addresses is recorded for the attachment."""
+        items = self.items(ips)
+        return self.used(req) and len(self.missing(req, items)) < len(items)
+
 
 class OwnerRecords(OwnAddresses):
     """The owner records of one backend, whose rules work without them."""
