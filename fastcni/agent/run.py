@@ -31,6 +31,7 @@ from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, State
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.masquerade import Masquerade
 from fastcni.agent.network import FIGURES, Network, text
+from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.ruleset import Ruleset
 from fastcni.agent.policy.service import Policies
 from fastcni.agent.policy.service import Settings as PolicySettings
@@ -285,6 +286,7 @@ class Agent:
         if policies is None:
             return
         self.policies = policies
+        raise_priority()                        # after the threads of the source were started, which may be busy
         poll = select.poll()
         for fd in (policies.fileno(), self.policies_wakeup.fileno()):
             poll.register(fd, select.POLLIN)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.agent.policy import interpret
 from fastcni.agent.policy.evaluate import Connection
+from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.rules import CUT, CUT_ANY, IPPROTO_TCP
 from fastcni.agent.policy.state import MAPS, PORT_SETS, VERSIONS
 from fastcni.kernel import conntrack, rtnl, uapi, wire
@@ -45,7 +46,7 @@ class Listing:
     def __init__(self) -> None:
         self._sock = wire.open_socket(uapi.NETLINK_NETFILTER)
         self._wakeup = Wakeup()
-        self._thread = ThreadPoolExecutor(1, "flows")
+        self._thread = ThreadPoolExecutor(1, "flows", raise_priority)
         self._flows: Future[list[Flow]] | None = None
         self.took_s = 0.0
 

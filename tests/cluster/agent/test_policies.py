@@ -1,6 +1,7 @@
 """Network policies: from the API mock, with the rights of deploy/agent.yaml; and `fastcni agent --policies`."""
 
 import json
+import os
 import select
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 from cluster.agent.test_agent import joined, nodes  # noqa: F401 - a fixture
 from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
 
-from fastcni.agent.policy import attached, in_kernel
+from fastcni.agent.policy import attached, in_kernel, priority
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.from_kubernetes import Kubernetes
 from fastcni.cli.commands import cli
@@ -152,6 +153,7 @@ def test_a_flush_while_the_agent_is_killed_and_restarted_leaves_the_table(nodes)
     one.more = ["--policies", str(one.folder / "policies")]
     one.start()
     one.await_ready()
+    assert priority.NICE in nices(one.process.pid)
     for _ in range(2):
         refused = subprocess.run(one.command("--leave"), capture_output=True, text=True, check=False)
         assert refused.returncode and "belongs to another process (netlink port" in refused.stderr
@@ -187,6 +189,11 @@ def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
     one.await_ready()
     assert "10.244.9.9" in table(one)
     assert one.end() == 0
+
+
+def nices(pid):
+    """The nice values of a process's threads."""
+    return {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
 
 
 def flush(node):

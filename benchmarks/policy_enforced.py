@@ -1,0 +1,205 @@
+"""How long forbidden packets pass after a change: a part of bench_policy.py.
+
+A node with four pods on links and the others in the source only, an agent in a process of its own, and flows of each
+protocol that never pause. A round forbids all of them, by a policy or by a label, and takes the time from the change of
+the file or object until the last packet that an end of a flow has received.
+"""
+
+import contextlib
+import json
+import os
+import random
+import select
+import sys
+import tempfile
+import time
+import traceback
+import uuid
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from agent.policy.flood import running
+from agent.policy.pods import ADDRESSES, Node
+from agent.policy.streams import PROTOCOLS, Stream, Streams
+
+from fastcni.agent.policy.priority import raise_priority
+from fastcni.agent.policy.service import Policies, Settings
+from fastcni.agent.run import milliseconds
+from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
+from fastcni.server import garbage
+from fastcni.testing.namespaces import ip
+
+PAIRS = ("a", "b"), ("d", "b")                  # on one bridge, and from a link of its own
+QUIET_S, LIMIT_S = 0.2, 10.0                    # without a packet, then a flow is cut; to wait for anything
+OPEN_S = 0.3                                    # after a round, until the flows are allowed again
+CLOSED = {"ingress": [], "policyTypes": ["Ingress"]}
+
+
+def policy(name, labels, spec):
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {
+        "name": name, "namespace": "default"}, "spec": {"podSelector": {"matchLabels": labels}, **spec}}
+
+
+def pod(name, addresses, **labels):
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", "labels": labels},
+            "spec": {"nodeName": "here"}, "status": {"podIPs": [{"ip": address} for address in addresses]}}
+
+
+class ByFiles:
+    """A folder with a file for each object."""
+
+    def __init__(self, folder):
+        self.folder = folder / "policies"
+        self.folder.mkdir()
+        self.settings = {"folder": str(self.folder)}
+
+    def put(self, document):
+        name = f"{document['kind']}-{document['metadata']['name']}.json"
+        (self.folder / "new").write_text(json.dumps(document))
+        (self.folder / "new").rename(self.folder / name)
+
+
+class ByApi:
+    """The mock of the Kubernetes API."""
+
+    def __init__(self, folder, server):
+        from cluster.kubernetes.api_server import kubeconfig
+
+        self.server, path = server, folder / "kubeconfig"
+        path.write_text(kubeconfig(server.url))
+        self.settings = {"api": lambda: open_api(str(path)), "node": "here"}
+
+    def put(self, document):
+        plural = {"Pod": "pods", "NetworkPolicy": "networkpolicies"}[document["kind"]]
+        self.server.do(lambda api: api.put(plural, document, "default"))
+
+
+def serve(settings):
+    """Run the agent's policies."""
+    try:
+        it = Policies(settings, Silent())
+        raise_priority()
+        garbage.freeze()                        # as the agent does
+        poll = select.poll()
+        poll.register(it.fileno(), select.POLLIN)
+        while True:
+            it.attend()
+            poll.poll(milliseconds(it.due))
+    except BaseException:
+        traceback.print_exc()
+
+
+class Silent:
+    def info(self, *_, **__):
+        return
+
+    error = warning = info
+
+
+def changes(source):
+    """Pairs of functions: the first one forbids all that the pod b gets, the second one allows it again."""
+    return [(lambda: source.put(policy("edited", {"app": "b"}, CLOSED)),
+             lambda: source.put(policy("edited", {"app": "b"}, CLOSED | {"ingress": [{}]}))),
+            (lambda: source.put(pod("b", ADDRESSES["b"], app="closed")),
+             lambda: source.put(pod("b", ADDRESSES["b"], app="b")))]
+
+
+def put_all(source, policies, pods):
+    for name in ADDRESSES:
+        source.put(pod(name, ADDRESSES[name], app=name))
+    for number in range(len(ADDRESSES), pods):
+        source.put(pod(f"pod-{number}", [f"10.9.{number >> 8}.{number & 255}", f"fd09::{number:x}"],
+                       app=f"app-{number % 100}"))
+    for number in range(policies):
+        source.put(policy(f"policy-{number}", {"app": f"app-{number % 100}"}, {"ingress": [
+            {"from": [{"podSelector": {"matchLabels": {"app": f"app-{(number + 20) % 100}"}}}]}]}))
+    source.put(policy("closed", {"app": "closed"}, CLOSED))
+    changes(source)[0][1]()
+
+
+def round_ms(node, forbid):
+    """The time until the last packet, and the flow that got it; None if the flows did not begin."""
+    streams = Streams([Stream(node, kind, *pair, ipv6) for kind, pair, ipv6 in product(
+        PROTOCOLS, PAIRS, (False, True))])
+    with contextlib.ExitStack() as ended, streams.running():
+        for stream in streams.streams:
+            for end in stream.ends:
+                ended.callback(end.close)
+        if not until(lambda: all(min(streams.last(one)) for one in streams.streams)):
+            return None
+        time.sleep(random.random() / 20)
+        began = time.monotonic()
+        forbid()
+
+        def last():
+            return max((max(streams.last(one)), str(one)) for one in streams.streams)
+
+        if not until(lambda: last()[0] < time.monotonic() - QUIET_S):
+            return LIMIT_S * 1e3, f"{last()[1]}, and goes on"
+        return max(0.0, last()[0] - began) * 1e3, last()[1]
+
+
+def until(claim):
+    end = time.monotonic() + LIMIT_S
+    while not (found := claim()) and time.monotonic() < end:
+        time.sleep(0.005)
+    return found
+
+
+@contextlib.contextmanager
+def namespaces():
+    names = []
+
+    def make():
+        names.append(f"fcni-bench-{uuid.uuid4().hex[:8]}")
+        ip("netns", "add", names[-1])
+        return names[-1]
+
+    try:
+        yield make
+    finally:
+        for name in names:
+            ip("netns", "delete", name)
+
+
+@contextlib.contextmanager
+def source_of(kind, folder):
+    if kind == "files":
+        yield ByFiles(folder)
+        return
+    from cluster.kubernetes.api_server import Running
+
+    with Running() as server:
+        yield ByApi(folder, server)
+
+
+def enforced(kind, policies, pods, rounds, load=0):
+    """[(ms until the last forbidden packet, its flow)] of changes by "files" or by the "API". load: processes that use
+    all the processor time they get. Called in a namespace of its own."""
+    ip("link", "set", "lo", "up")
+    found = []
+    with contextlib.ExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        node = Node(opened.enter_context(namespaces()))
+        opened.callback(node.close)
+        source = opened.enter_context(source_of(kind, folder))
+        put_all(source, policies, pods)
+        settings = Settings(state=f"{folder}/pods", socket=f"{folder}/agent/policy.sock", **source.settings)
+        opened.enter_context(running(None, lambda: serve(settings)))
+        for _ in range(load):
+            opened.enter_context(running(None, spin))
+        time.sleep(1)
+        while len(found) < rounds:
+            forbid, allow = changes(source)[len(found) % 2]
+            if (one := round_ms(node, forbid)) is not None:
+                found.append(one)
+            allow()
+            time.sleep(OPEN_S)
+    return found
+
+
+def spin():
+    while True:
+        os.getppid()
