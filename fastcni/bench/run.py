@@ -35,6 +35,7 @@ MEASURE = {"latency": churn.latency, "idle": idle.idle, "rate": churn.rate, "cos
            "density": density.density, "memory": memory.memory, "beside": beside.beside}
 WIDTH = 180                     # of tables in a pipe
 LOG_SECONDS = 2
+STOPPED = 128 + signal.SIGINT       # exit status, as of a shell
 MEMORY = "/dev/shm"
 FILE_BYTES, SPARE_FILES = 4096, 10_000      # of a file in memory; files besides those of held addresses
 
@@ -100,7 +101,10 @@ class Bench:
 
 
 def run(options: Options) -> int:
-    """Measure, print, and write what --report and --html ask for. Return the exit status. Raise CniError, or Busy."""
+    """Measure, print, and write what --report and --html ask for. Return the exit status. Raise CniError, or Busy.
+
+    If the run is stopped, write the parts that are complete, and return STOPPED. Without one, raise KeyboardInterrupt.
+    """
     check_machine(options)
     busy = guard.busy_share()
     if not options.force and (reasons := list(guard.reasons(busy, os.environ.get("FASTCNI_SOCKET") or listening.PATH))):
@@ -113,6 +117,7 @@ def run(options: Options) -> int:
                             "plan": asdict(options.plan), "peer": options.peer, "busy": round(busy, 3)}
     out = Console(width=None if sys.stdout.isatty() else WIDTH)
     out.print(f"{options.command}  (shuffled with seed {options.plan.seed})", highlight=False, markup=False)
+    status = 0
     with Signals() as signals, ExitStack() as stack:
         try:
             where = data_dir(bench)
@@ -128,13 +133,19 @@ def run(options: Options) -> int:
             for side in bench.sides:
                 if isinstance(side, Plugins) and side.name == "warm":
                     bench.compare_with_log(side)
+        except KeyboardInterrupt:
+            missing = [part for part in filter(options.wants, PARTS) if part not in data]
+            if not any(part in data for part in PARTS):
+                raise
+            bench.note(f"the run was stopped: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+            status = STOPPED
         finally:
             signals.ignore()            # a second Ctrl-C must not interrupt the removal of the namespaces
     if guard.last_pod() > started:
         bench.note("pods of this node were added or deleted during the run, so the figures are less sure")
     data["notes"] = bench.notes
     report.finish(options, data, out)
-    return 1 if bench.failed else 0
+    return status or int(bench.failed)
 
 
 def available(options: Options) -> Options:

@@ -367,6 +367,19 @@ def test_a_run_that_is_interrupted_leaves_nothing(nothing_is_left, monkeypatch, 
 
 
 @needs_root
+def test_a_run_that_is_stopped_writes_the_parts_that_are_complete(nothing_is_left, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(run.MEASURE, "rate", lambda _: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(60)))
+    stopped = replace(TINY, parts=("latency", "rate"), report=str(tmp_path), html=str(tmp_path / "page.html"))
+    assert run.run(stopped) == 130
+    data = json.loads((tmp_path / "report.json").read_bytes())
+    assert "latency" in data and "rate" not in data
+    assert "the run was stopped: rate is missing" in data["notes"]
+    for page in ("page.html", "report.md"):
+        assert "the run was stopped: rate is missing" in (tmp_path / page).read_text()
+    assert "One at a time" in capsys.readouterr().out
+
+
+@needs_root
 def test_a_plugin_that_fails_ends_its_case_and_is_reported(nothing_is_left, tmp_path, capsys):
     for name in ("bridge", "ptp"):
         (tmp_path / name).write_text("#!/bin/sh\necho no luck\nexit 3\n")
