@@ -283,6 +283,7 @@ def test_the_server_runs_the_agent_too(nodes):
     """fastcni serve --agent: one process, one log, one page of metrics."""
     one, two, _ = found = nodes(3)
     one.served = True
+    (one.folder / "policies").mkdir()
     one.more = ["--policies", str(one.folder / "policies")]
     for node in found:
         node.start()

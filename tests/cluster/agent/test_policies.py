@@ -150,6 +150,7 @@ def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F
 def test_a_flush_while_the_agent_is_killed_and_restarted_leaves_the_table(nodes):  # noqa: F811
     """The kernel frees a killed agent's table, and the next agent takes it over. Nobody else can while it runs."""
     (one,) = nodes(1)
+    (one.folder / "policies").mkdir()
     one.more = ["--policies", str(one.folder / "policies")]
     one.start()
     one.await_ready()
