@@ -53,11 +53,11 @@ class Content:
         """
         old = self.places.get(place, Place())
         entries: dict[bytes, Entry] = {}
-        errors = [join(place, where, why) for where, why in broken]
+        errors = [join(where, why) for where, why in broken]
         for where, line in documents:
             entry = entries[line] = old.entries.get(line) or read_entry(line)
             if entry.error:
-                errors.append(join(place, where, entry.error))
+                errors.append(join(where, entry.error))
             yield
         if errors:
             keep_former(entries, old, bool(broken))
@@ -120,5 +120,5 @@ def records_of(entries: Collection[Entry] | Iterator[Entry]) -> dict[Id, Record]
     return found
 
 
-def join(place: str, where: str, text: str) -> str:
-    return ": ".join(filter(None, (place, where, text)))
+def join(where: str, text: str) -> str:
+    return f"{where}: {text}" if where else text

@@ -36,8 +36,8 @@ def read_cluster(folder: str) -> Cluster:
     for name in names(folder):
         read = read_file(folder, name)
         run(content.replace(os.path.join(folder, name), read.documents, read.broken))
-    for texts in content.errors.values():
-        raise PolicyError(texts[0])
+    for path, texts in content.errors.items():
+        raise PolicyError(f"{path}: {texts[0]}")
     return content.compiler.cluster
 
 
@@ -106,10 +106,11 @@ class Files:
 
     @property
     def errors(self) -> dict[str, list[str]]:
-        if not self.away:
-            return self.content.errors
-        effect = "the policies stay as they were" if self.complete else "no pod is added"
-        return {**self.content.errors, self.folder: [f"{self.away}; {effect}"]}
+        found = {path: [f"{path}: {text}" for text in texts] for path, texts in self.content.errors.items()}
+        if self.away:
+            effect = "the policies stay as they were" if self.complete else "no pod is added"
+            found[self.folder] = [f"{self.away}; {effect}"]
+        return found
 
     def fileno(self) -> int:
         """The descriptor to wait on for attend()."""

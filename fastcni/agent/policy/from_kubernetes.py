@@ -17,6 +17,7 @@ from fastcni.server.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.evaluate import Cluster
+    from fastcni.agent.policy.events import UnreadableEvents
     from fastcni.agent.policy.kept import Kept
     from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api
 
@@ -40,8 +41,9 @@ class Kubernetes:
 
     small = False                   # see Files
 
-    def __init__(self, api: Api, compiler: Compiler, kept: Kept | None = None) -> None:
-        self.api, self.kept = api, kept
+    def __init__(self, api: Api, compiler: Compiler, kept: Kept | None = None,
+                 events: UnreadableEvents | None = None) -> None:
+        self.api, self.kept, self.events = api, kept, events
         self.content = Content(compiler, kept.changed if kept else None)
         self.due = float("inf")
         self.away = ""
@@ -59,8 +61,7 @@ class Kubernetes:
             path, _, key = place.partition(" ")
             if path in PATHS:
                 self._own[path].add(key)
-                for _ in self.content.replace(place, [("", line) for line in lines]):
-                    pass
+                self._replace(place, [("", line) for line in lines])
 
     @property
     def complete(self) -> bool:
@@ -77,12 +78,16 @@ class Kubernetes:
 
     def start(self) -> None:
         self._thread.start()
+        if self.events:
+            self.events.start()
 
     def close(self) -> None:
         """End the threads. An answer that they wait for ends with the connection."""
         self._stop.set()
         if self.kept:
             self.kept.close()
+        if self.events:
+            self.events.close()
         self.api.close()
         self._thread.join(RETRY_S)
         if not self._thread.is_alive():         # else it may still use the descriptor
@@ -153,14 +158,20 @@ class Kubernetes:
         kept = reduced({**document, "kind": PATHS[path]})
         assert kept
         self._own[path].add(key := name_of(document))
-        self._replace(path, key, [("", encode(kept))])
+        place = place_of(path, key)
+        told = self.errors.get(place, [])
+        self._replace(place, [("", encode(kept))])
+        if self.events:
+            for text in self.errors.get(place, []):
+                if text not in told:
+                    self.events.report(PATHS[path], document["metadata"], text)
 
     def delete(self, path: str, key: str) -> None:
         self._own[path].discard(key)
-        self._replace(path, key, [])
+        self._replace(place_of(path, key), [])
 
-    def _replace(self, path, key, documents):
-        for _ in self.content.replace(f"{path} {key}", documents):
+    def _replace(self, place, documents):
+        for _ in self.content.replace(place, documents):
             pass
 
 
@@ -171,6 +182,11 @@ def read_cluster(api: Api) -> Cluster:
         for document in api.list_with_revision(path)[0]:
             source.put(path, document)
     return source.content.compiler.cluster
+
+
+def place_of(path: str, key: str) -> str:
+    """An object as a place of Content."""
+    return f"{path} {key}"
 
 
 def name_of(document: dict[str, Any]) -> str:

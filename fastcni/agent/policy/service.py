@@ -23,6 +23,7 @@ from fastcni.agent.policy import attached, ports
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.evaluate import selecting
+from fastcni.agent.policy.events import UnreadableEvents
 from fastcni.agent.policy.from_files import Files
 from fastcni.agent.policy.from_kubernetes import Kubernetes
 from fastcni.agent.policy.kept import Kept
@@ -123,7 +124,8 @@ class Policies:
         if settings.folder:
             return Files(settings.folder, compiler, kept)
         assert settings.api
-        found = Kubernetes(settings.api(), compiler, kept)
+        api = settings.api()
+        found = Kubernetes(api, compiler, kept, UnreadableEvents(api, settings.node, self.log))
         found.start()
         return found
 

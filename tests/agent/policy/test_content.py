@@ -51,7 +51,7 @@ def test_a_document_that_can_no_longer_be_read_counts_as_it_was_read_last(it):
         assert closed(it) == ({"db"}, set())
         assert it.compiler.cluster.policies["default/p"].ingress[0].ports[0].first == 80
         (text,) = it.errors["a.yaml"]
-        assert text.startswith("a.yaml: document 1: NetworkPolicy")
+        assert text.startswith("document 1: NetworkPolicy")
 
 
 def test_one_whose_pods_are_not_known_closes_its_namespace_as_well(it):
@@ -87,7 +87,7 @@ def test_a_place_that_cannot_be_parsed_stays_as_it_was(it):
         assert before[1] == closed(it)[1] and before[0] <= closed(it)[0]
     put(it, PART)
     assert closed(it) == ({"db", "web"}, set())         # what BROKEN has closed is known again
-    assert it.errors["a.yaml"][0].startswith("a.yaml: document 1: ")
+    assert it.errors["a.yaml"][0].startswith("document 1: ")
 
 
 def test_a_place_that_was_never_read_has_what_can_be_read(it):

@@ -92,7 +92,7 @@ def test_a_policy_that_cannot_be_read_stays_as_it_was(source):
     wait(source, lambda: source.errors)
     assert ADDRESS in source.content.compiler.state.elements["in4"]
     (text,) = source.errors[f"{POLICIES} shop/p"]
-    assert "NetworkPolicy shop/p: spec.policyTypes" in text
+    assert text.startswith("NetworkPolicy shop/p: spec.policyTypes: ")
 
 
 def test_a_policy_that_was_never_read_isolates_its_pods(source):

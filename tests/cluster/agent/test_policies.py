@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import pytest
+import structlog
 import yaml
 from click.testing import CliRunner
 from cluster.agent.test_agent import joined, nodes  # noqa: F401 - a fixture
@@ -15,6 +16,7 @@ from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
 
 from fastcni.agent.policy import attached, in_kernel, priority
 from fastcni.agent.policy.attached import AttachedCompiler
+from fastcni.agent.policy.events import UnreadableEvents
 from fastcni.agent.policy.from_kubernetes import Kubernetes
 from fastcni.cli.commands import cli
 from fastcni.kit import policies as client
@@ -77,6 +79,39 @@ def test_pods_namespaces_and_policies_are_listed_and_watched(server, source):
     server.do(lambda api: api.forget("networkpolicies", "closed"))       # no event says so: it has to list again
     until(source, lambda: not isolated(source))
     assert not source.errors
+
+
+def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
+    """One in the cluster, whatever number of nodes reports it, and none for what was reported before."""
+    documents = list(yaml.safe_load_all((ROOT / "deploy" / "agent.yaml").read_text()))
+    rules = next(it["rules"] for it in documents if it["kind"] == "ClusterRole")
+    server.do(lambda api: setattr(api, "rules", rules + [{**rule, "namespace": "shop"} for rule in rules]))
+    (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
+    wrong = {**CLOSED, "spec": {"podSelector": {}, "ingress": [{"since-v2": []}]}}
+    server.do(lambda api: api.put("networkpolicies", wrong, "shop"))
+    api = open_api(str(tmp_path / "kubeconfig"))
+    log = structlog.testing.CapturingLogger()
+    sources = [Kubernetes(api, AttachedCompiler(node), None, UnreadableEvents(api, node, log))
+               for node in ("n1", "n2")]
+    try:
+        for source in sources:
+            source.start()
+            until(source, lambda source=source: source.complete and source.errors)
+        assert eventually(lambda: not any(source.events._waiting for source in sources)), log.calls
+        server.do(lambda api: api.put("networkpolicies", {**wrong, "extra": 1}, "shop"))
+        good = {**CLOSED, "metadata": {"name": "good", "namespace": "shop"}}
+        server.do(lambda api: api.put("networkpolicies", good, "shop"))
+        for source in sources:
+            until(source, lambda source=source: "shop/good" in source.content.compiler.cluster.policies)
+        server.do(lambda api: setattr(api, "rules", None))
+        (event,) = api.list_all("/apis/events.k8s.io/v1/namespaces/shop/events")
+        assert event["note"].startswith("NetworkPolicy shop/closed: spec.ingress[0].since-v2: is not known")
+        assert (event["regarding"]["kind"], event["regarding"]["name"], event["reason"], event["type"]) == (
+            "NetworkPolicy", "closed", "PolicyUnreadable", "Warning")
+        assert not log.calls
+    finally:
+        for source in sources:
+            source.close()
 
 
 def test_the_command_asks_the_api_too(server, tmp_path):
