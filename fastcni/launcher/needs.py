@@ -11,6 +11,7 @@ from fastcni.launcher.strip import stripped
 from fastcni.plugins import BUILT_IN
 
 ASKS_IPAM = "fastcni.kit.call.ipam"     # the module that plugins import to ask an IPAM plugin
+FINDS_LINKS = "fastcni.kit.links.find"  # the module that plugins import to read links; all that ask IPAM do
 
 
 def needed(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict[str, list[str]]:

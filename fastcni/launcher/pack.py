@@ -6,6 +6,7 @@
     | zip, nothing packed: |
     |   code               |  marshalled code of each other module that a one-shot plugin may need, end to end
     |   part/ipam          |  the modules that every plugin which asks IPAM needs, marshalled together
+    |   part/links         |  those that every other plugin needs which reads links
     |   part/of-bridge, ...|  the other modules that a plugin, or several, need, marshalled together
     |   part/late-1, ...   |  modules that firewall backends need; in one part, those that the same backends need
     |   leaves.so          |  the compiled leaves: one shared object, since each one more takes longer to load
@@ -42,7 +43,7 @@ from fastcni.launcher.closure import modules_of
 from fastcni.launcher.core import LIBRARIES_BYTES, NO_CORE, Core, libraries_of
 from fastcni.launcher.interpreters import version
 from fastcni.launcher.modules import LEAVES, LIBRARY, Module, PackError, read
-from fastcni.launcher.needs import ASKS_IPAM, common, in_one_part, late_groups, needed
+from fastcni.launcher.needs import ASKS_IPAM, FINDS_LINKS, common, in_one_part, late_groups, needed
 from fastcni.spec.errors import EXHAUSTED
 from fastcni.third_party import ThirdParty
 
@@ -111,13 +112,13 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     theirs = {plugin.kind: modules_of(plugin, own) for plugin in third_party}
     needs = needed(own, theirs)
     every = common(needs.values())
-    with_ipam = common(names for names in needs.values() if ASKS_IPAM in names)
-    rests = {kind: [name for name in names if name not in (with_ipam if ASKS_IPAM in names else every)]
-             for kind, names in needs.items()}
+    shared = {"ipam": common(names for names in needs.values() if shared_part(names) == "ipam"),
+              "links": common(names for names in needs.values() if shared_part(names) == "links"), "": every}
+    rests = {kind: [name for name in names if name not in shared[shared_part(names)]] for kind, names in needs.items()}
     together = late_groups(own, every)
     grouped = {name for group, _ in together for name in group}
     alone = {name: kind for name, kind in in_one_part(rests).items()
-             if name in own and name not in with_ipam and name not in grouped}
+             if name in own and name not in grouped and not any(name in names for names in shared.values())}
     late = {name: module for name, module in own.items() if not any(name in of for of in (every, grouped, alone))}
     late |= modules.daemon() | modules.library() | (modules.codecs() if core else {})
     for found in theirs.values():
@@ -142,12 +143,13 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
         for group, numbers in together:
             late_index |= dict.fromkeys(group, ("group", [late_parts[number] for number in numbers], 0))
         index |= {name: ("elsewhere", name + _imp.extension_suffixes()[0], 0) for name in BORROWED}
-        ipam = add(out, image, "part/ipam", marshal.dumps(packed(own, with_ipam, every)))
+        places_of = {name: [add(out, image, f"part/{name}", marshal.dumps(packed(own, names, every)))] if name else []
+                     for name, names in shared.items()}
         parts, written = {}, {}
         for kind, names in rests.items():
             if tuple(names) not in written:
                 written[tuple(names)] = add(out, image, f"part/of-{kind}", marshal.dumps(packed(own, names)))
-            parts[kind] = [ipam] * (ASKS_IPAM in needs[kind]) + [written[tuple(names)]]
+            parts[kind] = [*places_of[shared_part(needs[kind])], written[tuple(names)]]
         late_index |= {name: ("group", parts[kind], 0) for name, kind in alone.items()}
         contents = index, marshal.dumps(late_index), modules.extensions(), packed(own, every), parts
         places = {
@@ -160,6 +162,11 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
         status = os.stat(interpreter)
         by_launcher = b"#!%b %d %d\n%b" % (os.fsencode(interpreter), status.st_size, int(status.st_mtime), by_launcher)
     return configured(image.getvalue(), pythons, by_launcher, server, libraries_of(interpreter), described, deadlines)
+
+
+def shared_part(names: Container[str]) -> str:
+    """Return which shared part a plugin that needs these modules loads before its own part; "": none."""
+    return "ipam" if ASKS_IPAM in names else "links" if FINDS_LINKS in names else ""
 
 
 def packed(
