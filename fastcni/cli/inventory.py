@@ -45,6 +45,10 @@ def print_list(chosen: Sequence[NodeAttachment], inventory: Inventory, *, filter
     if chosen:
         print_rows(chosen, inventory, console)
     put(console, summary(chosen, filtered))
+    for it in chosen:
+        if it.dropped_by:
+            put(console, f"not let through: {it.name} ({' '.join(it.addresses)}) by {', '.join(it.dropped_by)}; "
+                "`fastcni doctor` names the command", "yellow")
     print_rest(inventory, console)
 
 
@@ -128,6 +132,8 @@ def print_facts(it: NodeAttachment, console: Console) -> None:
         put_row(console, "address", ip)
     for port in it.ports:
         put_row(console, "host port", str(port))
+    for chain in it.dropped_by:
+        put_row(console, "dropped by", f"{chain}; `fastcni doctor` names the command", "yellow")
 
 
 def print_sightings(it: NodeAttachment, console: Console) -> None:

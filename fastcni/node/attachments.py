@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fastcni.kernel import presence, uapi, wire
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.links import find
-from fastcni.node import address_dirs, caches, confs, iptables, links, namespaces, pod_files, tables
+from fastcni.node import address_dirs, caches, confs, drops, iptables, links, namespaces, pod_files, tables
 from fastcni.node.merge import Facts, merge
 from fastcni.node.records import Inventory
 from fastcni.runtime.cache import DEFAULT_DIR, Cache
@@ -74,6 +74,7 @@ def look(places: Places) -> Seen:
     if places.quick:
         return seen
     look_at_iptables(facts, places.path)
+    look_at_drops(facts)
     refused: list[str] = []
     cached_paths = [it.netns for it in facts.cached.values() if it.netns]
     facts.interfaces = namespaces.read_all(cached_paths, refused)
@@ -126,6 +127,17 @@ def look_at_iptables(facts: Facts, path: str) -> None:
             facts.sightings += iptables.read_lines(family, lines)
         except iptables.Unusable as e:
             facts.unseen.append(str(e))
+
+
+def look_at_drops(facts: Facts) -> None:
+    """Read which chains of nftables drop what pods forward, and which addresses are in fastcni's ipsets."""
+    def read(sock: wire.Socket) -> None:
+        facts.dropping += drops.of_nftables(sock)
+        if any("--match-set fastcni-forward" in line for lines in facts.saved.values() for line in lines):
+            facts.members |= drops.members(sock, {ip for it in facts.sightings for ip in it.addresses})
+
+    if facts.firewall:
+        with_socket(facts, "chains that drop forwarded packets", uapi.NETLINK_NETFILTER, read)
 
 
 def with_socket(facts: Facts, what: str, protocol: int, read: Callable[[wire.Socket], object]) -> bool:

@@ -10,8 +10,9 @@ from fastcni._netlink import Batch
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kit.firewall.table import COMMENT, FAMILY, TABLE
 from fastcni.node import tables
+from fastcni.node.drops import FIREWALL, ROUTED
 from fastcni.node.findings import ERROR, WARNING, Finding, Node, plural, some
-from fastcni.node.records import RUNNING
+from fastcni.node.records import RUNNING, NodeAttachment
 from fastcni.runtime.parse import flattened
 
 NETLINKS = {uapi.NETLINK_ROUTE: ("rtnetlink", "links, addresses and routes", "CONFIG_NET"),
@@ -22,7 +23,6 @@ MODULES = {"bridge": ("bridge", "veth"), "ptp": ("veth",), "macvlan": ("macvlan"
            "portmap": ("nf_tables", "nft_nat"), "firewall": ("nf_tables",)}
 MAX_BRIDGE_PORTS = 1 << 10      # BR_MAX_PORTS, net/bridge/br_private.h
 NEARLY = 0.9                    # of a limit
-ROUTED = ("bridge", "ptp", "ipvlan", "flannel")     # plugins whose pods need forwarding
 CACHES = {"IPv4": ("arp_cache", "ipv4"), "IPv6": ("ndisc_cache", "ipv6")}
 
 
@@ -107,19 +107,39 @@ def bridge_nf_call(node: Node) -> Iterator[Finding]:
 
 
 def forward_policy(node: Node) -> Iterator[Finding]:
-    """iptables lets packets of pods pass."""
-    for program, lines in node.seen.facts.saved.items():
-        if "*filter" not in lines or program.startswith("ip6"):
-            continue
-        table = lines[lines.index("*filter"):]
-        if any(line.startswith(":FORWARD DROP") for line in table[:table.index("COMMIT")]):
-            kinds = {net.name: {it.type for it in flattened(net.plugins)} for net in node.networks}
-            bare = [name for name, used in kinds.items() if "firewall" not in used and used.intersection(ROUTED)]
-            if bare:
-                yield Finding(WARNING, f"iptables drops forwarded packets by policy ({program.removesuffix('-save')}), "
-                              f"and network {some(bare)} has no plugin firewall",
-                              "its pods reach nothing outside of their network, unless other rules let them",
-                              'add {"type": "firewall"} to the plugins of the network')
+    """Each chain that drops forwarded packets lets those of pods through."""
+    for chain in {it.name: it for it in node.seen.facts.chains_that_drop()}.values():
+        cut = [it for it in node.inventory.attachments if chain.name in it.dropped_by]
+        given = [it for it in cut if FIREWALL in it.plugins]
+        if given:
+            do = ("fastcni restore" if chain.of_iptables else 'add "backend": "nftables" to plugin firewall and add '
+                  "the pods again, or accept their packets in that chain")
+            yield Finding(ERROR, f"{chain.name} drops what {pods(given)} forward{'s' * (len(given) == 1)}",
+                          "the chain began to filter after ADD, or its rules were flushed", do)
+        for network in dict.fromkeys(it.network for it in cut if it not in given):
+            bare = [it for it in cut if it.network == network and it not in given]
+            yield Finding(WARNING, f"{chain.name} drops what {pods(bare)} forward{'s' * (len(bare) == 1)}, and network "
+                          f"{network} has no plugin firewall", "they reach nothing outside of their network",
+                          'add {"type": "firewall"} to the plugins of the network, and add the pods again')
+        yield from without_pods(node, chain.name)
+
+
+def without_pods(node: Node, chain: str) -> Iterator[Finding]:
+    """Yield a finding for networks that have neither plugin firewall nor pods yet."""
+    used = {it.network for it in node.inventory.attachments}
+    kinds = {net.name: {it.type for it in flattened(net.plugins)} for net in node.networks}
+    bare = [name for name, types in kinds.items()
+            if FIREWALL not in types and types.intersection(ROUTED) and name not in used]
+    if bare:
+        yield Finding(WARNING, f"{chain} drops forwarded packets by policy, and network {some(bare)} has no plugin "
+                      "firewall", "its pods reach nothing outside of their network, unless other rules let them",
+                      'add {"type": "firewall"} to the plugins of the network')
+
+
+def pods(attachments: list[NodeAttachment]) -> str:
+    """As in "pods c1/eth0 (10.1.0.5), c2/eth0 (10.1.0.6) and 2 more"."""
+    named = [f"{it.container_id[:12]}/{it.ifname or '?'} ({' '.join(it.addresses)})" for it in attachments]
+    return f"pod{'s' if len(named) > 1 else ''} {some(named, 6)}"
 
 
 def rp_filter(node: Node) -> Iterator[Finding]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastcni.kernel import presence
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.call import names
+from fastcni.node import drops
 from fastcni.node.caches import types_of
 from fastcni.node.namespaces import Interface
 from fastcni.node.records import (
@@ -36,7 +37,8 @@ class Facts:
     state_of: see kernel/presence.py. cached: what the caches have, by attachment. links: the host's, by index.
     interfaces: those inside of namespaces. all_namespaces: no namespace was out of reach. blind: [(directory, why)] of
     presence.unseen(). configured: {network: CNI types} of the configuration directory. firewall: nftables could be
-    read. saved: {program: what it printed} of iptables-save and the like.
+    read. saved: {program: what it printed} of iptables-save and the like. dropping: chains of nftables that drop what
+    pods forward. members: addresses in fastcni's ipsets.
     """
 
     state_of: Callable[[str, float], tuple[str, str]]
@@ -50,6 +52,12 @@ class Facts:
     unseen: list[str] = field(default_factory=list)
     firewall: bool = False
     saved: dict[str, list[str]] = field(default_factory=dict)
+    dropping: list[drops.Dropping] = field(default_factory=list)
+    members: set[str] = field(default_factory=set)
+
+    def chains_that_drop(self) -> list[drops.Dropping]:
+        """Return the chains of both kinds of iptables and of nftables that drop what pods forward."""
+        return [*drops.of_iptables(self.saved, self.members), *self.dropping]
 
 
 class Group:
@@ -87,7 +95,9 @@ def merge(facts: Facts) -> Inventory:
         each.sightings += interfaces.of(each, facts.cached.get(each.key))
     unowned = put_to_owners([it for it in facts.sightings if not it.container_id], groups)
     kinds = {link.name: link.kind for link in facts.links.values()}
-    found = [attachment(each, facts, kinds) for each in sorted(groups, key=lambda each: each.key)]
+    chains, masters = facts.chains_that_drop(), masters_of(facts)
+    found = [dropped(attachment(each, facts, kinds), chains, masters)
+             for each in sorted(groups, key=lambda each: each.key)]
     return Inventory(tuple(found), tuple(unowned), tuple(dict.fromkeys(facts.unseen)))
 
 
@@ -199,6 +209,20 @@ def attachment(each: Group, facts: Facts, kinds: Mapping[str, str]) -> NodeAttac
         tuple(dict.fromkeys(ip for it in sightings for ip in it.addresses)), ports_of(sightings), links,
         plugins_of(each, cached, facts), since_of(sightings), authors.pop() if len(authors) == 1 else "",
         tuple(sightings), cached)
+
+
+def masters_of(facts: Facts) -> dict[str, str]:
+    """Return {name of a link: name of its bridge}."""
+    return {link.name: facts.links[link.master].name for link in facts.links.values() if link.master in facts.links}
+
+
+def dropped(it: NodeAttachment, chains: Sequence[drops.Dropping], masters: Mapping[str, str]) -> NodeAttachment:
+    """Return the record with the chains that do not let the pod through."""
+    if it.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(it.plugins):
+        return it
+    links = {*it.links, *(masters[name] for name in it.links if name in masters)}
+    found = dict.fromkeys(chain.name for chain in chains for ip in it.addresses if not chain.lets_through(ip, links))
+    return replace(it, dropped_by=tuple(found)) if found else it
 
 
 def plugins_of(each: Group, cached: Cached | None, facts: Facts) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ class NodeAttachment:
     network, ifname: "" if no source names them. why: the reason for `state`. netns: a path, or "". links: names of its
     links on the host. plugins: CNI types, the IPAM type behind its plugin. since: the time of the ADD, in seconds since
     the epoch, 0.0 if unknown. author: FASTCNI, GO, or "" if it cannot be told. cached: None without a cache file.
+    dropped_by: names of chains that drop what the pod forwards, as in "chain FORWARD of iptables-nft".
     """
 
     network: str
@@ -107,6 +108,7 @@ class NodeAttachment:
     author: str = ""
     sightings: tuple[Sighting, ...] = ()
     cached: Cached | None = None
+    dropped_by: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -97,11 +97,53 @@ def test_services_on_the_same_bridge(node):
     assert not [*checks_kernel.bridge_nf_call(node({name: "1"}, saved=saved)), *checks_kernel.bridge_nf_call(node())]
 
 
-def test_a_policy_that_drops_forwarded_packets(node, folders):
-    saved = {"iptables-nft-save": ["*filter", ":FORWARD DROP [0:0]", "COMMIT"]}
-    one(checks_kernel.forward_policy(node(saved=saved)), WARNING, "network net1 has no plugin firewall")
-    folders.configure({**LIST, "plugins": [*LIST["plugins"], {"type": "firewall"}]})
-    assert not [*checks_kernel.forward_policy(node(saved=saved))]
+DROP = ["*filter", ":FORWARD DROP [0:0]", ":CNI-FORWARD - [0:0]"]
+
+
+def saved_rules(*rules, program="iptables-nft-save"):
+    return {program: [*DROP, *(f"-A {rule}" for rule in rules), "COMMIT"]}
+
+
+def with_firewall(plugins=LIST["plugins"]):
+    return {**LIST, "plugins": [*plugins, {"type": "firewall"}]}
+
+
+def test_a_chain_that_drops_names_the_pods_without_plugin_firewall(node):
+    """The doctor named the network, also of pods that another rule lets through."""
+    pods = "c1", "c2"
+    it = one(checks_kernel.forward_policy(node(saved=saved_rules(), pods=pods)), WARNING,
+             "chain FORWARD of iptables-nft", "pods c1/eth0 (10.88.0.2 fd00::2), c2/eth0 (10.88.0.3 fd00::3)",
+             "network net1 has no plugin firewall")
+    assert '"firewall"' in it.do
+    found = one(checks_kernel.forward_policy(node(saved=saved_rules("FORWARD -s 10.88.0.3/32 -j ACCEPT"), pods=pods)),
+                WARNING, "pod c1/eth0")
+    assert "c2" not in found.what
+    one(checks_kernel.forward_policy(node(saved=saved_rules(), pods=())), WARNING, "network net1 has no plugin")
+
+
+@pytest.mark.parametrize("rule, drops", [
+    ("FORWARD -s 10.88.0.0/16 -j ACCEPT", False),
+    ("FORWARD -s 10.88.0.2/32 -m comment --comment \"a b\" -j ACCEPT", False),
+    ("CNI-FORWARD -i veth00000001 -j ACCEPT", False), ("FORWARD -i br0 -j ACCEPT", False),
+    ("FORWARD -i veth+ -j ACCEPT", False), ("FORWARD -s 10.89.0.0/16 -j ACCEPT", True),
+    ("FORWARD ! -s 10.89.0.0/16 -j ACCEPT", True), ("FORWARD -s 10.88.0.0/16 -p tcp -j ACCEPT", True),
+    ("FORWARD -i br1 -j ACCEPT", True), ("FORWARD -s 10.88.0.2/32 -j DROP", True),
+    ("FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", True), ("FORWARD -j ACCEPT", True),
+])
+def test_rules_that_accept_the_pod_by_address_or_link_let_it_through(node, rule, drops):
+    links = Link(1, "br0", "bridge"), Link(2, "veth00000001", "veth", master=1)
+    found = [*checks_kernel.forward_policy(node(saved=saved_rules(rule), links=links))]
+    assert bool(found) is drops
+
+
+def test_a_pod_with_plugin_firewall_is_an_error_whose_command_mends_it(node, folders, monkeypatch):
+    monkeypatch.setitem(LIST, "plugins", with_firewall()["plugins"])
+    folders.configure(with_firewall())
+    it = one(checks_kernel.forward_policy(node(saved=saved_rules(program="ip6tables-legacy-save"))), ERROR,
+             "chain FORWARD of ip6tables-legacy drops what pod c1/eth0")
+    assert it.do == "fastcni restore"
+    policy = {"iptables-nft-save": ["*filter", ":FORWARD ACCEPT [0:0]", "COMMIT"]}
+    assert not [*checks_kernel.forward_policy(node(saved=policy))]
 
 
 def test_strict_reverse_path_filtering_and_pods_with_two_networks(node):

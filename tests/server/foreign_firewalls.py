@@ -51,7 +51,7 @@ def policy(folder, kind="nft"):
 def kube_proxy(folder, kind="nft"):
     """The rules of kube-proxy in table filter, on a node whose policy is DROP."""
     for program in PROGRAMS[kind]:
-        run(f"{program}-restore", stdin=KUBE_PROXY)
+        run(f"{program}-restore", "--noflush", stdin=KUBE_PROXY)        # as kube-proxy does
     yield
 
 

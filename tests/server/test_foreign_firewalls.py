@@ -1,13 +1,28 @@
 """A firewall that begins to drop forwarded packets after pods came cuts none of them off (real programs, by TCP)."""
 
+import io
+import json
+import os
+import subprocess
+import threading
 
 import pytest
-from real_kernel.node import elements, members, run, set_sysctl
+from conftest import PEER, needs_peer
+from real_kernel.node import Inside, cid_of, elements, members, run, set_sysctl
 from real_kernel.portmap_chain import DUAL, EXTERNAL, POD
 from real_kernel.traffic import add_external, ask, listen
-from server.foreign_firewalls import EACH
+from rich.console import Console
+from server.foreign_firewalls import EACH, PROGRAMS, needs
 from server.test_replaying import remember
 
+from fastcni.cli.inventory import print_list
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.call.request import Request
+from fastcni.kit.firewall import iptables
+from fastcni.node import checks_kernel
+from fastcni.node.attachments import Places, collect
+from fastcni.node.doctor import node_of
+from fastcni.node.findings import ERROR
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.restore import restore
 from fastcni.testing.witnesses import eventually
@@ -76,8 +91,16 @@ def test_without_a_server_check_names_the_command_that_lets_pods_through(node, f
                                                                          kind):
     """CHECK asked whether the firewall was flushed. Nothing was flushed: iptables had begun to filter."""
     conf = add(node.ok, first, pod, tmp_path)
+    places = Places(str(tmp_path / "none"), (str(tmp_path / "cache"),), (node.data_dir,))
+
+    def dropped_by():
+        found, = [it for it in collect(places).attachments if POD[4] in it.addresses]
+        return found.dropped_by
+
+    assert dropped_by() == ()
     with begin(tmp_path, kind):
         set_sysctl("net/ipv4/ip_forward", "1")
+        assert f"chain FORWARD of iptables-{kind}" in dropped_by()
         assert not reaches(pod, POD[4], wait=0.3)
         error = node.refused("CHECK", conf, pod)
         assert error["msg"].endswith("expected FORWARD rule [-j CNI-FORWARD] not found")
@@ -85,7 +108,93 @@ def test_without_a_server_check_names_the_command_that_lets_pods_through(node, f
         assert restore(Cache(tmp_path / "cache")).failed == ()
         assert reaches(pod, POD[4])
         node.ok("CHECK", conf, pod)
+        assert dropped_by() == ()
         run("iptables" if kind == "nft" else "iptables-legacy", "-F", "FORWARD")
         assert node.refused("CHECK", conf, pod)["details"] == "was the firewall flushed?"
         node.ok("DEL", conf, pod)
     assert members("fastcni-forward4") == elements("forwarded4") == []
+
+
+@needs_peer
+@pytest.mark.parametrize("begin, kind", [each for each in EACH if each.values[1] == "nft"])
+def test_pods_of_go_and_of_fastcni_go_on_side_by_side(
+        start, node, first, external, pod, pod_netns, tmp_path, begin, kind):
+    """The Go plugin's pod went on, and fastcni's pod on the same bridge was cut off."""
+    add(node.ok, first, pod, tmp_path)
+    server = start("--cache-dir", tmp_path / "cache")
+    assert eventually(lambda: server.lines("event=start_replay_done"))
+    other = pod_netns()
+    conf = {**FIREWALL, "cniVersion": "1.0.0", "prevResult": node.ok("ADD", {**first, "cniVersion": "1.0.0"}, other)}
+    env = {"CNI_CONTAINERID": cid_of(other), "CNI_NETNS": f"/run/netns/{other}", "CNI_IFNAME": "eth0",
+           "CNI_PATH": PEER, "PATH": os.environ["PATH"], "DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/nowhere"}
+    for command in ("ADD", "CHECK"):
+        subprocess.run([f"{PEER}/firewall"], input=json.dumps(conf), env={**env, "CNI_COMMAND": command}, check=True,
+                       text=True, stdout=subprocess.DEVNULL, timeout=30)
+    with begin(tmp_path, kind):
+        set_sysctl("net/ipv4/ip_forward", "1")
+        assert eventually(lambda: reaches(pod, POD[4], wait=0.3)), server.log_text()
+        assert eventually(lambda: reaches(other, SECOND[4], wait=0.3))
+
+
+@needs("iptables-legacy")
+def test_a_flush_of_the_legacy_iptables_is_restored(start, node, first, external, pod, tmp_path):
+    """The kernel sends no notification of it. Pods were cut off until `fastcni restore`."""
+    for program in PROGRAMS["legacy"]:
+        run(program, "-P", "FORWARD", "DROP")
+    add(node.ok, first, pod, tmp_path)
+    server = start("--cache-dir", tmp_path / "cache")
+    assert eventually(lambda: server.lines("event=start_replay_done"))
+    assert reaches(pod, POD[4])
+    run("iptables-legacy", "-F")
+    assert eventually(lambda: reaches(pod, POD[4], wait=0.3)), server.log_text()
+    assert eventually(lambda: server.lines("event=rules_replayed", 'gone="legacy ip filter', "failed=0"))
+
+
+@needs("iptables-legacy")
+def test_a_caller_from_another_namespace_is_asked_about_its_own_legacy_tables(host_netns, pod_netns):
+    """/proc/self/net is the network of the process's first thread, not of the worker that serves the caller."""
+    other, found = pod_netns(), []
+
+    def look():
+        with Inside(other):
+            found.append(iptables.legacy(Request(Mode(), env={}), "filter"))
+
+    for namespace, there in ((None, False), (other, True)):
+        run(*(["ip", "netns", "exec", namespace] if namespace else []), "iptables-legacy", "-P", "FORWARD", "DROP")
+        worker = threading.Thread(target=look)
+        worker.start()
+        worker.join()
+        assert found.pop() is there
+
+
+ADMIN = """table inet admin {
+    chain forward { type filter hook forward priority filter; policy drop; jump more; }
+    chain more { }
+}"""
+NAME = "chain forward of nftables inet admin"
+
+
+@pytest.mark.parametrize("rules", [
+    ["ip saddr 10.22.0.0/16 accept", "ip6 saddr fd00:22::/64 accept"], ["iifname br0 accept"],
+    ["ip saddr 10.16.0.0/13 accept", "ip6 saddr fd00:22::2 accept"],
+])
+def test_list_names_pods_that_a_chain_of_an_administrator_drops(node, first, external, pod, tmp_path, rules):
+    conf = add(node.ok, first, pod, tmp_path)
+    places = Places(str(tmp_path / "none"), (str(tmp_path / "cache"),), (node.data_dir,))
+    run("nft", "-f", "-", stdin=ADMIN)
+    inventory = collect(places)
+    assert [it.dropped_by for it in inventory.attachments] == [(NAME,)]
+    out = io.StringIO()
+    print_list(inventory.attachments, inventory, console=Console(file=out, width=200))
+    assert f"not let through: {cid_of(pod)}/eth0 (10.22.0.2 fd00:22::2) by {NAME}; `fastcni doctor`" in out.getvalue()
+    it, = checks_kernel.forward_policy(node_of(places, (), ""))
+    assert it.severity == ERROR and NAME in it.what and '"backend": "nftables"' in it.do
+    for rule in rules:
+        run("nft", f"add rule inet admin more {rule}")
+    assert [it.dropped_by for it in collect(places).attachments] == [()]
+    node.ok("DEL", conf, pod)
+    run("nft", "delete table inet admin")
+    after = {**FIREWALL, "backend": "nftables", "prevResult": conf["prevResult"]}
+    run("nft", "-f", "-", stdin=ADMIN)
+    node.ok("ADD", after, pod)
+    assert [it.dropped_by for it in collect(places).attachments] == [()]

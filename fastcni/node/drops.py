@@ -1,0 +1,128 @@
+"""Chains of the host's firewall that drop what pods forward, and the pods that they do not let through.
+
+A chain lets a pod through if a rule of its table accepts the pod's address or link without another condition. Rules
+with further conditions, for instance marks, may let single packets through.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fastcni._netlink import Batch
+from fastcni.kernel import ipset, nft, wire
+from fastcni.kit.firewall import forward_nftables_policies, rulesets
+from fastcni.kit.firewall.forward_iptables_chain import set_of
+from fastcni.kit.firewall.iptables import behind
+from fastcni.spec import address as addresses
+
+ROUTED = ("bridge", "ptp", "ipvlan", "flannel")     # plugins whose pods need forwarding
+FIREWALL = "firewall"
+VALUE = 1                       # NFTA_DATA_VALUE
+
+
+@dataclass(frozen=True, slots=True)
+class Dropping:
+    """A chain that drops forwarded packets which no rule accepts.
+
+    name: as in "chain FORWARD of iptables-nft". length: of the addresses that it filters, 4 or 16. networks, links:
+    what its rules accept. payloads: other rules, as the kernel sends them. of_iptables: plugin firewall adds pods to
+    it without the key "backend".
+    """
+
+    name: str
+    length: int
+    networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
+    links: tuple[str, ...] = ()
+    payloads: tuple[bytes, ...] = ()
+    of_iptables: bool = True
+
+    def lets_through(self, ip: str, links: Collection[str]) -> bool:
+        """Return whether it lets the packets pass that a pod sends. links: the pod's on the host, and its bridge."""
+        address = ipaddress.ip_address(ip)
+        packed = address.packed
+        return (len(packed) != self.length or any(address in network for network in self.networks)
+                or any(matches(pattern, link) for pattern in self.links for link in links)
+                or any(may_accept(payload, packed, links) for payload in self.payloads))
+
+
+def matches(pattern: str, link: str) -> bool:
+    """Return whether a link's name matches a name in a rule of iptables: "cni0", "cali+"."""
+    return link.startswith(pattern[:-1]) if pattern.endswith("+") else link == pattern
+
+
+def may_accept(payload: bytes, packed: bytes, links: Collection[str]) -> bool:
+    """Return whether a rule of nftables names a network of this address, or a link."""
+    length, number = len(packed), int.from_bytes(packed, "big")
+    for prefix in range(8, 8 * length + 1):
+        network = (number >> (8 * length - prefix) << (8 * length - prefix)).to_bytes(length, "big")
+        sizes = {length, prefix // 8} if prefix % 8 == 0 else {length}          # nft compares whole bytes of a /16
+        if any(attribute(network[:size]) in payload for size in sizes):
+            return True
+    return any(link.encode() + b"\0" in payload for link in links)
+
+
+def attribute(value: bytes) -> bytes:
+    """Encode NFTA_DATA_VALUE as struct nlattr, without padding."""
+    return (4 + len(value)).to_bytes(2, nft.ORDER) + VALUE.to_bytes(2, nft.ORDER) + value
+
+
+def of_iptables(saved: Mapping[str, list[str]], members: Collection[str]) -> Iterator[Dropping]:
+    """Yield the chains of iptables. saved: {program: what it printed}. members: addresses in fastcni's ipsets."""
+    for program, lines in saved.items():
+        length = 16 if program.startswith("ip6") else 4
+        if "*filter" not in lines:
+            continue
+        table = lines[lines.index("*filter"):]
+        table = table[:table.index("COMMIT") if "COMMIT" in table else None]
+        if not any(line.startswith(":FORWARD DROP") for line in table):
+            continue
+        accepted = [conditions for line in table if (conditions := accepts(line)) is not None]
+        found = [it["-s"] for it in accepted if it.keys() == {"-s"}]
+        if any(f"--match-set {set_of(length)} src -j ACCEPT" in line for line in table):
+            found += [ip for ip in members if (":" in ip) == (length == 16)]
+        yield Dropping(f"chain FORWARD of {program.removesuffix('-save')}", length,
+                       tuple(ipaddress.ip_network(each, strict=False) for each in found),
+                       tuple(it["-i"] for it in accepted if it.keys() == {"-i"}))
+
+
+def accepts(line: str) -> dict[str, str] | None:
+    """Return {option: value} of a rule that accepts by source or incoming link, {} without such a condition; None for
+    another rule."""
+    if not line.startswith("-A ") or behind("-j", line) != "ACCEPT" or "!" in line:
+        return None
+    try:
+        words = shlex.split(line)[2:-2]
+    except ValueError:
+        return None
+    found = dict(zip(words[::2], words[1::2], strict=False))
+    if found.get("-m") == "comment":
+        del found["-m"]
+    found.pop("--comment", None)
+    return found if found.keys() <= {"-s", "-i"} and found else None
+
+
+def of_nftables(sock: wire.Socket) -> Iterator[Dropping]:
+    """Yield the chains of an administrator's tables. Raises NetlinkError."""
+    found = [nft.read_base_chain(payload) for _, payload in
+             wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")]
+    for family, table, name in forward_nftables_policies.dropping(filter(None, found)):
+        rules = tuple(rulesets.rules_of(sock, family, table))
+        addresses_in = tuple(ipaddress.ip_network(addresses.ip_text(packed))
+                             for _, packed, _ in forward_nftables_policies.Chain(family, table, name).read_all(sock))
+        for length in forward_nftables_policies.LENGTHS[family]:
+            yield Dropping(f"chain {name} of nftables {nft.FAMILIES[family]} {table}", length, addresses_in,
+                           payloads=rules, of_iptables=False)
+
+
+def members(sock: wire.Socket, ips: Iterable[str]) -> set[str]:
+    """Return those of the addresses that fastcni's ipsets have."""
+    found = set()
+    for ip in ips:
+        packed = ipaddress.ip_address(ip).packed
+        _, refused = wire.attempt(sock, ipset.test(Batch(), set_of(len(packed)), packed))
+        if not refused:
+            found.add(ip)
+    return found
