@@ -22,6 +22,7 @@ import traceback
 from dataclasses import replace
 
 import policy_enforced
+import policy_packets
 import pytest
 from bench_cluster_ipam import Table
 
@@ -263,11 +264,14 @@ def main():
     parser.add_argument("--enforced", choices=["files", "API"], help="measure only how long forbidden packets pass")
     parser.add_argument("--changes", type=int, default=100, help="rounds of --enforced")
     parser.add_argument("--load", type=int, default=0, help="processes that use processor time during --enforced")
+    parser.add_argument("--packets", action="store_true", help="what policies cost a packet, on ptp and on a bridge")
     options = parser.parse_args()
     os.unshare(os.CLONE_NEWNET) if hasattr(os, "unshare") else unshare()
     table = Table()
     if options.enforced:
         measure_enforced(table, options.enforced, options.policies, options.pods, options.changes, options.load)
+    elif options.packets:
+        policy_packets.measure(table, options.rounds)
     else:
         measure(table, options.policies, options.pods, options.others, options.rounds)
     print(table)
@@ -287,6 +291,14 @@ def unshare():
 
     if ctypes.CDLL(None, use_errno=True).unshare(0x40000000):
         raise SystemExit(f"make a network namespace: {os.strerror(ctypes.get_errno())}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")
+def test_the_cost_of_a_packet_is_measured(host_netns, monkeypatch):
+    monkeypatch.setattr(policy_packets, "TIMES", dict.fromkeys(policy_packets.CASES, 5))
+    table = Table()
+    policy_packets.measure(table, 1)
+    assert len(table.rows) == 6
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")

@@ -47,7 +47,7 @@ class Ports:
     def of(cls, table: Table, it: Connection) -> Ports:
         names = BRIDGED if table.family == nft.NFPROTO_BRIDGE else ROUTED
         own = table.sets.get(names.by_length(names.own)[len(it.source)])
-        source, destination = (next((key[:IFNAMSIZ] for key in own.elements if key[IFNAMSIZ:] == packed), b"")
+        source, destination = (next((key[:IFNAMSIZ] for key in own.elements if key.endswith(packed)), b"")
                                if own else b"" for packed in (it.source, it.destination))
         macs = table.sets[MACS].elements if MACS in table.sets else ()
         return cls(source, destination,
@@ -131,6 +131,7 @@ def first_packet(it: Connection, ports: Ports = NO_PORTS) -> nft_walk.Packet:
     meta = {nft_rules.NFT_META_NFPROTO: bytes((nft_rules.NFPROTOS[length],)),
             nft_rules.NFT_META_L4PROTO: bytes((it.protocol,)),
             nft_rules.NFT_META_PROTOCOL: ETHER_TYPES[length].to_bytes(2, "big"), nft_rules.NFT_META_MARK: NO_MARK,
+            nft_rules.NFT_META_IIFKIND: port_rules.VETH,
             nft_rules.NFT_META_IIFNAME: ports.source.ljust(IFNAMSIZ, b"\0"),
             nft_rules.NFT_META_OIFNAME: ports.destination.ljust(IFNAMSIZ, b"\0")}
     return nft_walk.Packet(meta, {nft_rules.NFT_PAYLOAD_LL_HEADER: bytes(ETH_ALEN) + ports.mac.ljust(ETH_ALEN, b"\0"),

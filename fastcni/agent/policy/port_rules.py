@@ -1,13 +1,14 @@
 """The nftables rules for the ports of pods, as expressions. kit/firewall/port_sources.py has those for what a port
-sends: the chain `addresses` of `bridge fastcni-policy` and the chain `source` of `inet fastcni-policy`.
+sends: the chain `addresses` of `bridge fastcni-policy` and the chain `links` of `inet fastcni-policy`, to which the
+chain `source` leads for veth pairs.
 
 What a bridge forwards to a port whose pod's ingress is restricted: `nft list table bridge fastcni-policy` prints
 
     chain arriving {
         type filter hook forward priority filter; policy accept;
-        ip oifname . ip daddr @own4 accept
-        ip6 oifname . ip6 daddr @own6 accept
+        meta protocol ip ether daddr & 01:00:00:00:00:00 == 0 accept        (and ip6: of the chain ingress, see below)
         oifname != @shut accept
+        ip oifname . ether daddr . ip daddr @own4 accept                    (and ip6)
         arp accept
         ip6 hoplimit 255 icmpv6 type 133-136 accept         (neighbours; with the lengths of RFC 4861)
         icmpv6 type mld-listener-query accept
@@ -17,59 +18,80 @@ What a bridge forwards to a port whose pod's ingress is restricted: `nft list ta
     }
 
 Broadcast and multicast are no address of a pod, so no policy allows them. The rules of `inet fastcni-policy` decide by
-addresses what else passes. The kernel calls them for IPv4 and IPv6 only, and not for frames with two VLAN tags.
+addresses what else passes. The kernel calls them for IPv4 and IPv6 only, and not for frames with two VLAN tags. There a
+new connection to the MAC of a restricted pod has to be for one of the pod's addresses:
+
+    ether daddr @shut-macs ether daddr . ip daddr != @stations4 drop
+
+So a packet of a known connection costs no lookup for this.
 
 ICMP errors are related to a connection, whoever sends them. In `inet fastcni-policy` these chains decide:
 
     chain errors {                                                  (of both directions)
         meta l4proto != icmp meta l4proto != icmpv6 accept          (connections that helpers expect)
-        ip saddr . ct original ip saddr @pods4 accept               (from an end of the connection)
-        ip saddr . ct reply ip saddr @pods4 accept
+        ether saddr . ct original ip saddr @stations4 accept        (from an end of the connection)
+        ether saddr . ct reply ip saddr @stations4 accept
     }
     chain errors-in {
         jump errors
-        ip saddr . ip saddr @pods4 return                           (another pod: what the policies say)
+        ether saddr @pod-macs return                                (another pod: what the policies say)
         update @errors4 { ip saddr limit rate 100/second burst 100 packets } accept
     }
 
-pods4 has the address of each pod of this node whose port is held, twice: nftables cannot compare two fields, but finds
-both in such a set. A router between has to be heard, or path MTU discovery fails; its errors are limited.
+stations4 has the MAC and the address of each pod of this node whose port is held. A router between has to be heard, or
+path MTU discovery fails; its errors are limited.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastcni.agent.policy import ports
-from fastcni.agent.policy.ports import BRIDGED, DHCP4, DHCP_PORTS, MACS, PODS, ROUTED, TYPES, VERSIONS
+from fastcni.agent.policy.ports import (
+    BRIDGED,
+    DHCP4,
+    DHCP_PORTS,
+    MACS,
+    POD_MACS,
+    ROUTED,
+    SHUT_MACS,
+    STATIONS,
+    TYPES,
+    VERSIONS,
+)
 from fastcni.kernel import nft, nft_rules
 from fastcni.kernel.nft_rules import (
+    DADDRS,
+    ETHER_DADDR,
+    ETHER_SADDR,
     ICMPV6_MGM_QUERY,
     IP6_HOP_LIMIT,
     IPPROTO_ICMPV6,
     NFPROTOS,
     NFT_CMP_NEQ,
+    NFT_META_IIFKIND,
     NFT_META_L4PROTO,
     NFT_META_OIFNAME,
     NFT_META_PROTOCOL,
     NFT_REG32_00,
     NFT_REG_2,
-    SADDRS,
     accept,
     between,
     compare,
     drop,
     ether_type,
+    go_to,
     icmpv6_type,
     jump,
     leave,
+    mask,
     meta,
     oifname_and,
     payload,
 )
-from fastcni.kernel.uapi import ETH_P_IP, ETH_P_IPV6
+from fastcni.kernel.uapi import ETH_P_IP, ETH_P_IPV6, IFNAMSIZ
 from fastcni.kit.firewall import port_sources
 from fastcni.kit.firewall.port_sources import (
+    BEHIND_MAC,
     ETH_P_ARP,
     FROM_CLIENT,
     IPPROTO_UDP,
@@ -82,13 +104,16 @@ from fastcni.kit.firewall.port_sources import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fastcni.agent.policy.ports import Names
     from fastcni.kernel.nft_rules import Expression
 
     Rule = tuple[Expression, ...]
 
-ADDRESSES, ARRIVING, SOURCE = "addresses", "arriving", "source"
+ADDRESSES, ARRIVING, SOURCE, LINKS = "addresses", "arriving", "source", "links"
 ON_LINK, ERRORS, ERRORS_IN = "on-link", "errors", "errors-in"
 IPPROTO_ICMP = 1
+BEHIND_A_MAC = NFT_REG32_00 + 2         # the register behind a MAC in register 1
+GROUP, VETH = b"\1" + bytes(5), b"veth".ljust(IFNAMSIZ, b"\0")          # the bit of broadcast and multicast; a kind
 LAST_HOP_LIMIT = b"\xff"                 # 255: the packet comes from the link
 ROUTER_SOLICIT, ROUTER_ADVERT, NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT, REDIRECT = (bytes((kind,)) for kind in (
     133, 134, 135, 136, 137))            # RFC 4861
@@ -110,23 +135,22 @@ BASE_CHAINS = (
     BaseChain(nft.NFPROTO_BRIDGE, ADDRESSES, nft.NF_BR_PRE_ROUTING, nft.NF_BR_PRI_NAT_DST_BRIDGED + 2),
     BaseChain(nft.NFPROTO_BRIDGE, ARRIVING, nft.NF_BR_FORWARD, nft.NF_BR_PRI_FILTER_BRIDGED),
     BaseChain(nft.NFPROTO_INET, SOURCE, nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_RAW))      # before conntrack
-CHAINS = ((nft.NFPROTO_BRIDGE, NEIGHBOURS), (nft.NFPROTO_BRIDGE, ON_LINK), (nft.NFPROTO_INET, NEIGHBOURS),
-          (nft.NFPROTO_INET, ON_LINK), (nft.NFPROTO_INET, ERRORS), (nft.NFPROTO_INET, ERRORS_IN))
+CHAINS = (*((nft.NFPROTO_BRIDGE, name) for name in (NEIGHBOURS, ON_LINK)),
+          *((nft.NFPROTO_INET, name) for name in (NEIGHBOURS, LINKS, ON_LINK, ERRORS, ERRORS_IN)))
 
 
-def sources(names: ports.Names) -> dict[int, tuple[str, str]]:
-    """{length of an address: its sets}."""
-    return {length: (names.by_length(names.own)[length], names.by_length(names.more)[length]) for length in VERSIONS}
+def sets_of(names: Names, macs: str, **more: str) -> port_sources.Sets:
+    return port_sources.Sets(names.ports, macs, names.by_length(names.own), names.by_length(names.more),
+                             checks_mac=bool(macs), routers=names.routers, **more)
 
 
-SOURCES = {
-    nft.NFPROTO_BRIDGE: (ADDRESSES, port_sources.Sets(BRIDGED.ports, MACS, sources(BRIDGED), checks_mac=True,
-                                                      routers=BRIDGED.routers, dhcp=DHCP_PORTS, types=TYPES)),
-    nft.NFPROTO_INET: (SOURCE, port_sources.Sets(ROUTED.ports, "", sources(ROUTED), routers=ROUTED.routers))}
+SOURCES = {nft.NFPROTO_BRIDGE: (ADDRESSES, sets_of(BRIDGED, MACS, dhcp=DHCP_PORTS, types=TYPES)),
+           nft.NFPROTO_INET: (LINKS, sets_of(ROUTED, ""))}
 
 
 def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
     """(family, chain, rule) of the chains above."""
+    yield nft.NFPROTO_INET, SOURCE, (meta(NFT_META_IIFKIND), compare(VETH), go_to(LINKS))
     for family, (chain, sets) in SOURCES.items():
         for rule in port_sources.rules(sets):
             yield family, chain, rule
@@ -142,10 +166,12 @@ def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
 
 
 def arriving() -> Iterator[Rule]:
-    for length, protocol in ((4, ETH_P_IP), (16, ETH_P_IPV6)):
-        own, _ = sources(BRIDGED)[length]
-        yield *ether_type(protocol), *oifname_and(nft_rules.DADDRS[length]), of_set(own), accept()
+    for protocol in (ETH_P_IP, ETH_P_IPV6):
+        yield *ether_type(protocol), payload(ETHER_DADDR), mask(GROUP), compare(bytes(6)), accept()
     yield meta(NFT_META_OIFNAME), of_set(BRIDGED.shut, inverted=True), accept()
+    for length, protocol in ((4, ETH_P_IP), (16, ETH_P_IPV6)):
+        yield (*ether_type(protocol), *oifname_and(ETHER_DADDR), payload(DADDRS[length], BEHIND_MAC),
+               of_set(BRIDGED.by_length(BRIDGED.own)[length]), accept())
     yield *ether_type(ETH_P_ARP), accept()
     yield *ether_type(ETH_P_IPV6), *to_neighbours()
     yield *ether_type(ETH_P_IPV6), *icmpv6_type(ICMPV6_MGM_QUERY), accept()
@@ -176,17 +202,21 @@ def errors() -> Iterator[Rule]:
            compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ), accept())
     for length in VERSIONS:
         for direction in (nft_rules.IP_CT_DIR_ORIGINAL, nft_rules.IP_CT_DIR_REPLY):
-            yield (*nft_rules.saddr(length), nft_rules.ct_saddr(length, direction, NFT_REG32_00 + length // 4),
-                   of_set(PODS[length]), accept())
+            yield (*of_family(length), payload(ETHER_SADDR), nft_rules.ct_saddr(length, direction, BEHIND_A_MAC),
+                   of_set(STATIONS[length]), accept())
 
 
 def errors_in() -> Iterator[Rule]:
     yield (jump(ERRORS),)
-    for length in VERSIONS:
-        yield (*nft_rules.saddr(length), payload(SADDRS[length], NFT_REG32_00 + length // 4),
-               of_set(PODS[length]), leave())
-        yield (*nft_rules.saddr(length), nft_rules.update_limit(ERROR_SETS[length], port_sources.SET_ID,
-                                                                ERRORS_A_SECOND, ERRORS_BURST), accept())
+    yield payload(ETHER_SADDR), of_set(POD_MACS), leave()
+    for length, name in ERROR_SETS.items():
+        yield (*nft_rules.saddr(length), nft_rules.update_limit(name, port_sources.SET_ID, ERRORS_A_SECOND,
+                                                                ERRORS_BURST), accept())
+
+
+def of_family(length: int) -> Rule:
+    """meta nfproto ipv4, or ipv6"""
+    return meta(nft_rules.NFT_META_NFPROTO), compare(bytes((NFPROTOS[length],)))
 
 
 def udp_ports(both: bytes) -> Rule:
@@ -200,10 +230,10 @@ def egress_rules() -> Iterator[Rule]:
 
 
 def ingress_rules() -> Iterator[Rule]:
-    """Of the chain `ingress`, before its maps: a restricted pod behind a link of its own gets what is for its
-    addresses."""
+    """Of the chain `ingress`, before its maps: a restricted pod gets what is for its addresses."""
     yield *udp_ports(TO_CLIENT), *nft_rules.daddr(4), of_set(DHCP4), accept()
     for length in VERSIONS:
-        yield (meta(nft_rules.NFT_META_NFPROTO), compare(bytes((NFPROTOS[length],))), meta(NFT_META_OIFNAME),
-               of_set(ROUTED.shut), payload(nft_rules.DADDRS[length], NFT_REG_2),
-               of_set(sources(ROUTED)[length][0], inverted=True), drop())
+        yield (*of_family(length), meta(NFT_META_OIFNAME), of_set(ROUTED.shut), payload(DADDRS[length], NFT_REG_2),
+               of_set(ROUTED.by_length(ROUTED.own)[length], inverted=True), drop())
+        yield (*of_family(length), payload(ETHER_DADDR), of_set(SHUT_MACS), payload(DADDRS[length], BEHIND_A_MAC),
+               of_set(STATIONS[length], inverted=True), drop())

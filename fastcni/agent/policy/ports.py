@@ -52,11 +52,15 @@ class Names(NamedTuple):
 
 BRIDGED = Names("ports", "own", "more", "routers", "shut")                      # of a bridge
 ROUTED = Names("links", "from", "more-from", "link-routers", "shut-links")
-MACS, TYPES, DHCP_PORTS, DHCP4 = "macs", "types", "dhcp", "dhcp4"
-PODS = {4: "pods4", 16: "pods6"}                # addresses of held ports, each twice: port_rules.py says why
-ON_BRIDGES = {**BRIDGED.sets(), MACS: "mac", TYPES: "type", DHCP_PORTS: "port"}         # in the table of bridges
-# {set: kind}: what a key is. "port": the name of a link; "own": with an address; "box": both ends of a range of "own"
-SETS = {**ON_BRIDGES, **ROUTED.sets(), DHCP4: "address", **dict.fromkeys(PODS.values(), "self")}
+MACS, TYPES, DHCP_PORTS = "macs", "types", "dhcp"
+ON_BRIDGES = {**BRIDGED.sets(), **dict.fromkeys(BRIDGED.by_length(BRIDGED.own).values(), "frame"), MACS: "mac",
+              TYPES: "type", DHCP_PORTS: "port"}        # in the table of bridges
+STATIONS = {4: "stations4", 16: "stations6"}    # MAC . address of held pods
+POD_MACS, SHUT_MACS, DHCP4 = "pod-macs", "shut-macs", "dhcp4"       # of held pods; of those with restricted ingress
+# {set: kind}: what a key is. "port": the name of a link; "own": with an address; "frame": with a MAC between; "box":
+# both ends of a range of "own"; "station": MAC . address
+SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether",
+        SHUT_MACS: "ether", DHCP4: "address"}
 
 
 class Unclear(Exception):
@@ -106,9 +110,12 @@ def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool
     names = BRIDGED if port.bridged else ROUTED
     yield names.ports, key
     for packed in dict.fromkeys((*single, *map(address.link_local, macs))):
-        yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, packed)
-    for packed in dict.fromkeys(single):
-        yield PODS[len(packed)], concat(packed, packed)
+        for mac in macs if port.bridged else ():
+            yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, mac, packed)
+        if not port.bridged:
+            yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, packed)
+        yield from ((STATIONS[len(packed)], concat(mac, packed)) for mac in macs)
+    yield from ((POD_MACS, mac) for mac in macs)
     if not mute:                    # a prefix has no policies of its own
         for pair in port.pairs:
             if not pair.single:
@@ -117,6 +124,8 @@ def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool
         yield names.routers, key
     if shut:
         yield names.shut, key
+        if port.bridged:
+            yield from ((SHUT_MACS, mac) for mac in macs)
     if port.dhcp:
         yield from ((DHCP4, packed) for packed in addresses if len(packed) == 4)
     if port.bridged:

@@ -2,6 +2,7 @@
 
     chain egress {
         type filter hook forward priority filter; policy accept;
+        meta nfproto ipv4 ct state established accept
         ip6 hoplimit 255 icmpv6 jump on-link                        (neighbours, between ports of a bridge)
         ip6 daddr & ffc0:: @link6 drop
         icmpv6 type 130-143 ip6 daddr & ff00:: == ff00:: ip6 saddr & ffc0:: @link6 accept   (groups of multicast)
@@ -23,6 +24,7 @@
         ip saddr . ip daddr @self4 accept
         udp sport 67 udp dport 68 ip daddr @dhcp4 accept
         oifname @shut-links oifname . ip daddr != @from4 drop       (of a link that is no port of a bridge)
+        ether daddr @shut-macs ether daddr . ip daddr != @stations4 drop        (of a port)
         ip daddr vmap @in4
     }
     chain midstream {
@@ -115,6 +117,7 @@ def permanent_rules() -> Iterator[tuple[str, Rule]]:
     from_link, to_link = ((*address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID))
                           for address in (nft_rules.saddr, nft_rules.daddr))
     known = (*nft_rules.established(), accept())
+    yield EGRESS_CHAIN, (*port_rules.of_family(4), *known)         # of IPv6, link-local ones have to be found first
     yield EGRESS_CHAIN, port_rules.to_neighbours()
     yield EGRESS_CHAIN, (*to_link, drop())
     yield EGRESS_CHAIN, (*reports, *from_link, accept())

@@ -301,7 +301,9 @@ def add_set(requests: Requests, name: str, one: Set) -> None:
     key = {"map": (address,), "link": (address,), "group": (address,), "block": (address,), "self": (address, address),
            "named": (address, TYPE_INET_SERVICE), "ports": (TYPE_INET_SERVICE,), "address": (address,),
            "port": (TYPE_IFNAME,), "own": (TYPE_IFNAME, address), "box": (TYPE_IFNAME, address),
-           "mac": (TYPE_IFNAME, TYPE_ETHERADDR), "type": (TYPE_IFNAME, TYPE_ETHERTYPE)}[one.kind]
+           "mac": (TYPE_IFNAME, TYPE_ETHERADDR), "frame": (TYPE_IFNAME, TYPE_ETHERADDR, address),
+           "ether": (TYPE_ETHERADDR,), "station": (TYPE_ETHERADDR, address),
+           "type": (TYPE_IFNAME, TYPE_ETHERTYPE)}[one.kind]
     requests.add(nft_elements.add_set, family_of(name), TABLE, name, key, set_id=rules.SET_ID,
                  verdicts=one.kind == "map", intervals=bool(one.ranges) or one.kind == "box")
     for some in parts(one.ranges):

@@ -38,7 +38,7 @@ CHAIN, PRIORITY, RULES = "addresses", nft.NF_BR_PRI_NAT_DST_BRIDGED + 1, 14
 CHAINS = {CHAIN: RULES, port_sources.NEIGHBOURS: 15 + 1}        # references: rules, and the jump
 BOUND, BOUND_OF = "bound", {4: "bound4", 16: "bound6"}          # by length of an address
 BOUND_ID, BOUND_IDS = 3, {4: 4, 16: 5}
-SETS = port_sources.Sets(BOUND, ALLOWED, {length: (name,) for length, name in BOUND_OF.items()})
+SETS = port_sources.Sets(BOUND, ALLOWED, BOUND_OF)
 
 
 def add(req: Request, host: Link, inside: Link, result: dict[str, Any], undo: Undo) -> None:

@@ -50,6 +50,7 @@ from fastcni.kernel.nft_rules import (
     NFT_META_PROTOCOL,
     NFT_PAYLOAD_NETWORK_HEADER,
     NFT_PAYLOAD_TRANSPORT_HEADER,
+    NFT_REG32_00,
     NFT_REG_2,
     between,
     compare,
@@ -63,13 +64,14 @@ from fastcni.kernel.uapi import ETH_P_IP, ETH_P_IPV6
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from fastcni.kernel.nft_rules import Expression
+    from fastcni.kernel.nft_rules import Expression, Field
 
     Rule = tuple[Expression, ...]
 
 NEIGHBOURS = "neighbours"       # the chain
+BEHIND_MAC = NFT_REG32_00 + 6     # the register behind a link's name and a MAC, 16 and 8 bytes
 SET_ID = 1                      # the kernel finds sets by their names
 ETH_P_ARP = 0x0806
 IPPROTO_UDP = 17
@@ -85,19 +87,30 @@ class Sets:
 
     bound       the ports that the rules hold
     macs        port . MAC; "" if the hook has no frames (inet)
-    own         {length of an address: sets of port . address}
-    checks_mac  whether these rules check the frame's source, too
+    own         {length of an address: set of port . address}
+    more        {length of an address: further set of these, or ""}
+    checks_mac  whether these rules check the frame's source, too. Keys of `own` are port . MAC . address then
     routers     ports that may send router advertisements, redirects and MLD queries; "": none may
     dhcp        ports that may ask for a lease; "": none may
     types       port . ethertype that it may send further; "": none
     """
 
-    __slots__ = ("bound", "checks_mac", "dhcp", "macs", "own", "routers", "types")
+    __slots__ = ("bound", "checks_mac", "dhcp", "macs", "more", "own", "routers", "types")
 
-    def __init__(self, bound: str, macs: str, own: Mapping[int, Sequence[str]], *, checks_mac: bool = False,
-                 routers: str = "", dhcp: str = "", types: str = "") -> None:
-        self.bound, self.macs, self.own, self.checks_mac = bound, macs, own, checks_mac
+    def __init__(self, bound: str, macs: str, own: Mapping[int, str], more: Mapping[int, str] | None = None, *,
+                 checks_mac: bool = False, routers: str = "", dhcp: str = "", types: str = "") -> None:
+        self.bound, self.macs, self.own, self.more, self.checks_mac = bound, macs, own, more, checks_mac
         self.routers, self.dhcp, self.types = routers, dhcp, types
+
+    def each(self, length: int, field: Field, inverted: bool = False) -> list[Rule]:
+        """Lookups of the port's name and this address in the sets that there are."""
+        key = iifname_and(field)
+        if self.checks_mac:
+            key = meta(NFT_META_IIFNAME), payload(ETHER_SADDR, NFT_REG_2), payload(field, BEHIND_MAC)
+        found: list[Rule] = [(*key, of_set(self.own[length], inverted))]
+        if self.more:
+            found.append((*iifname_and(field), of_set(self.more[length], inverted)))
+        return found
 
 
 def of_set(name: str, inverted: bool = False) -> Expression:
@@ -109,20 +122,20 @@ def rules(sets: Sets) -> Iterator[Rule]:
     accept, drop = nft_rules.accept(), nft_rules.drop()
     ip, ip6 = ether_type(ETH_P_IP), ether_type(ETH_P_IPV6)
     other_than_icmpv6 = meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ)
-    for protocol, field, name in ((ip, IP_SADDR, sets.own[4][0]),
-                                  ((*ip6, *other_than_icmpv6), IP6_SADDR, sets.own[16][0])):
-        mac = (payload(ETHER_SADDR, NFT_REG_2), of_set(sets.macs)) if sets.checks_mac else ()
-        yield *protocol, meta(NFT_META_IIFNAME), *mac, payload(field, NFT_REG_2), of_set(name), accept
+    own4, *more4 = sets.each(4, IP_SADDR)
+    own6, *_ = sets.each(16, IP6_SADDR)
+    yield *ip, *own4, accept
+    yield *ip6, *other_than_icmpv6, *own6, accept
     yield meta(NFT_META_IIFNAME), of_set(sets.bound, inverted=True), accept
     if sets.checks_mac:
         yield *iifname_and(ETHER_SADDR), of_set(sets.macs, inverted=True), drop
-    for name in sets.own[4][1:]:
-        yield *ip, *iifname_and(IP_SADDR), of_set(name), accept
+    for more in more4:
+        yield *ip, *more, accept
     if sets.macs:
         yield from _arp(sets)
     yield *ip6, meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), nft_rules.jump(NEIGHBOURS)
-    for name in sets.own[16]:
-        yield *ip6, *iifname_and(IP6_SADDR), of_set(name), accept
+    for known in sets.each(16, IP6_SADDR):
+        yield *ip6, *known, accept
     yield from _unspecified(sets)
     if sets.types:
         yield meta(NFT_META_IIFNAME), meta(NFT_META_PROTOCOL, NFT_REG_2), of_set(sets.types), accept
@@ -134,17 +147,16 @@ def _arp(sets: Sets) -> Iterator[Rule]:
     yield *arp, payload(BEHIND_PADDING), between(b"\0", b"\xff"), nft_rules.drop()
     yield *arp, *iifname_and(ARP_SADDR_ETHER), of_set(sets.macs, inverted=True), nft_rules.drop()
     yield *arp, payload(ARP_SADDR_IP), compare(UNSPECIFIED4), accept
-    for name in sets.own[4]:
-        yield *arp, *iifname_and(ARP_SADDR_IP), of_set(name), accept
+    for known in sets.each(4, ARP_SADDR_IP):
+        yield *arp, *known, accept
 
 
 def _unspecified(sets: Sets) -> Iterator[Rule]:
     """What a pod sends before it has an address."""
     accept = nft_rules.accept()
     begin = *ether_type(ETH_P_IPV6), payload(IP6_SADDR), compare(UNSPECIFIED6)
-    for name in sets.own[16]:
-        yield (*begin, *icmpv6_type(nft_rules.NDISC_NEIGHBOUR_SOLICITATION), *iifname_and(ND_TARGET), of_set(name),
-               accept)
+    for known in sets.each(16, ND_TARGET):
+        yield *begin, *icmpv6_type(nft_rules.NDISC_NEIGHBOUR_SOLICITATION), *known, accept
     for kind in (nft_rules.NDISC_ROUTER_SOLICITATION, nft_rules.ICMPV6_MGM_REPORT, nft_rules.ICMPV6_MLD2_REPORT):
         yield *begin, *icmpv6_type(kind), accept
     if sets.dhcp:
@@ -171,7 +183,7 @@ def neighbour_rules(sets: Sets) -> Iterator[Rule]:
         if sets.macs and option != NONCE:
             yield (*with_option, *iifname_and((NFT_PAYLOAD_TRANSPORT_HEADER, size + 2, 6)),
                    of_set(sets.macs, inverted=True), drop)
-    yield *announcing, *iifname_and(ND_TARGET), *[of_set(name, inverted=True) for name in sets.own[16]], drop
+    yield *announcing, *[step for other in sets.each(16, ND_TARGET, inverted=True) for step in other], drop
 
 
 def _type(kind: int) -> Rule:

@@ -140,7 +140,7 @@ def test_no_way_through_the_chains_branches_twice(policed):
                for kind in ("vmap", "jump", "goto") if kind in each}
     assert base == {"source", "egress", "ingress"}
     assert {chain for chain, kind in leading if kind == "vmap"} == {"egress", "ingress"}
-    assert {chain[:3] for chain, _ in leading if chain not in base} == {"all", "err"}
+    assert {chain[:3] for chain, _ in leading if chain not in base} == {"all", "err", "lin"}
 
 
 def read_policy_here(policy):
