@@ -51,12 +51,12 @@ class Pods:
                           f"route add {address} dev {self.port(address)}"]
         subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)
         for address, space in self.spaces.items():
-            gateway = GATEWAYS["bridge" if address in PODS["bridge"] else "ptp"]
-            commands = (f"link set lo up\nlink set eth0 up\naddr add {address}/24 dev eth0\n"
-                        if address in PODS["bridge"] else f"link set lo up\nlink set eth0 up\naddr add {address}/32 dev "
-                        f"eth0\nroute add {gateway} dev eth0\nroute add default via {gateway}\n")
+            bridged = address in PODS["bridge"]
+            commands = ["link set lo up", "link set eth0 up", f"addr add {address}/{24 if bridged else 32} dev eth0"]
+            if not bridged:
+                commands += [f"route add {GATEWAYS['ptp']} dev eth0", f"route add default via {GATEWAYS['ptp']}"]
             with inside(space):
-                subprocess.run(["ip", "-batch", "-"], input=commands, text=True, check=True)
+                subprocess.run(["ip", "-batch", "-"], input="\n".join(commands), text=True, check=True)
         sysctl.write("net/ipv4/ip_forward", "1")
         if not see_bridged_traffic():
             raise SystemExit("needs br_netfilter in the kernel")
@@ -65,8 +65,11 @@ class Pods:
     def port(address):
         return f"port-{address}"
 
-    def attachments(self):
+    def attachments(self, kind):
+        """Of the pods of one kind of link, as on a node with one network."""
         for number, address in enumerate(self.spaces):
+            if address not in PODS[kind]:
+                continue
             port = Port(self.port(address), address in PODS["bridge"], bytes((2, 0, 0, 0, 0, number)))
             yield Attachment(("net", address, "eth0"), f"default/{address}", {}, (read_ip(address),), number, port)
 
@@ -171,11 +174,11 @@ class Connections:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
 
-def load(pods):
-    """The tables of an agent with these pods."""
+def load(pods, kind):
+    """The tables of an agent with the pods of a kind of link."""
     engine = Engine(AttachedCompiler())
     engine.compiler.put_namespace("default", {})
-    for each in pods.attachments():
+    for each in pods.attachments(kind):
         engine.compiler.attach(each)
     engine.compiler.put_policy(read_policy(POLICY))
     engine.load()
@@ -189,13 +192,13 @@ def remove():
 
 
 def rounds_of(pods, variants, rounds):
-    """{(kind of link, case, variant): [us]}. variants: {name: function that writes the tables}."""
+    """{(kind of link, case, variant): [us]}. variants: {name: function that writes the tables for a kind}."""
     connections = {kind: Connections(pods, kind) for kind in PODS}
     found = {}
     for number in range(rounds):
         for name in sorted(variants, reverse=bool(number % 2)):
-            variants[name]()
             for kind, each in connections.items():
+                variants[name](kind)
                 each.warm()
                 for case in CASES:
                     found.setdefault((kind, case, name), []).append(each.measure(case))
@@ -207,14 +210,14 @@ def measure(table, rounds):
     pods = Pods()
     loaded = []
 
-    def without():
+    def without(_=""):
         if loaded:
             loaded.pop()()
         remove()
 
-    def with_plugin():
+    def with_plugin(kind):
         without()
-        loaded.append(load(pods))
+        loaded.append(load(pods, kind))
 
     found = rounds_of(pods, {"without": without, "with the plugin": with_plugin}, rounds)
     without()

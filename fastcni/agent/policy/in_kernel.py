@@ -131,7 +131,7 @@ def first_packet(it: Connection, ports: Ports = NO_PORTS) -> nft_walk.Packet:
     meta = {nft_rules.NFT_META_NFPROTO: bytes((nft_rules.NFPROTOS[length],)),
             nft_rules.NFT_META_L4PROTO: bytes((it.protocol,)),
             nft_rules.NFT_META_PROTOCOL: ETHER_TYPES[length].to_bytes(2, "big"), nft_rules.NFT_META_MARK: NO_MARK,
-            nft_rules.NFT_META_IIFKIND: port_rules.VETH,
+            nft_rules.NFT_META_IIFKIND: port_rules.VETH, nft_rules.NFT_META_PKTTYPE: port_rules.OTHER_HOST,
             nft_rules.NFT_META_IIFNAME: ports.source.ljust(IFNAMSIZ, b"\0"),
             nft_rules.NFT_META_OIFNAME: ports.destination.ljust(IFNAMSIZ, b"\0")}
     return nft_walk.Packet(meta, {nft_rules.NFT_PAYLOAD_LL_HEADER: bytes(ETH_ALEN) + ports.mac.ljust(ETH_ALEN, b"\0"),

@@ -6,7 +6,7 @@ What a bridge forwards to a port whose pod's ingress is restricted: `nft list ta
 
     chain arriving {
         type filter hook forward priority filter; policy accept;
-        meta protocol ip ether daddr & 01:00:00:00:00:00 == 0 accept        (and ip6: of the chain ingress, see below)
+        meta pkttype otherhost meta protocol ip accept      (and ip6: to one station, see the chain ingress below)
         oifname != @shut accept
         ip oifname . ether daddr . ip daddr @own4 accept                    (and ip6)
         arp accept
@@ -71,6 +71,7 @@ from fastcni.kernel.nft_rules import (
     NFT_META_IIFKIND,
     NFT_META_L4PROTO,
     NFT_META_OIFNAME,
+    NFT_META_PKTTYPE,
     NFT_META_PROTOCOL,
     NFT_REG32_00,
     NFT_REG_2,
@@ -83,7 +84,6 @@ from fastcni.kernel.nft_rules import (
     icmpv6_type,
     jump,
     leave,
-    mask,
     meta,
     oifname_and,
     payload,
@@ -113,7 +113,8 @@ ADDRESSES, ARRIVING, SOURCE, LINKS = "addresses", "arriving", "source", "links"
 ON_LINK, ERRORS, ERRORS_IN = "on-link", "errors", "errors-in"
 IPPROTO_ICMP = 1
 BEHIND_A_MAC = NFT_REG32_00 + 2         # the register behind a MAC in register 1
-GROUP, VETH = b"\1" + bytes(5), b"veth".ljust(IFNAMSIZ, b"\0")          # the bit of broadcast and multicast; a kind
+VETH = b"veth".ljust(IFNAMSIZ, b"\0")    # the kind of a link
+OTHER_HOST = b"\3"                      # PACKET_OTHERHOST: a frame for one station, which a bridge forwards
 LAST_HOP_LIMIT = b"\xff"                 # 255: the packet comes from the link
 ROUTER_SOLICIT, ROUTER_ADVERT, NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT, REDIRECT = (bytes((kind,)) for kind in (
     133, 134, 135, 136, 137))            # RFC 4861
@@ -133,8 +134,9 @@ class BaseChain(NamedTuple):
 
 BASE_CHAINS = (
     BaseChain(nft.NFPROTO_BRIDGE, ADDRESSES, nft.NF_BR_PRE_ROUTING, nft.NF_BR_PRI_NAT_DST_BRIDGED + 2),
-    BaseChain(nft.NFPROTO_BRIDGE, ARRIVING, nft.NF_BR_FORWARD, nft.NF_BR_PRI_FILTER_BRIDGED),
-    BaseChain(nft.NFPROTO_INET, SOURCE, nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_RAW))      # before conntrack
+    BaseChain(nft.NFPROTO_BRIDGE, ARRIVING, nft.NF_BR_FORWARD, nft.NF_BR_PRI_FILTER_BRIDGED))
+# Before conntrack. It is there from the first pod on that has a link of its own: packets of bridges pass it, too.
+SOURCE_CHAIN = BaseChain(nft.NFPROTO_INET, SOURCE, nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_RAW)
 CHAINS = (*((nft.NFPROTO_BRIDGE, name) for name in (NEIGHBOURS, ON_LINK)),
           *((nft.NFPROTO_INET, name) for name in (NEIGHBOURS, LINKS, ON_LINK, ERRORS, ERRORS_IN)))
 
@@ -150,7 +152,6 @@ SOURCES = {nft.NFPROTO_BRIDGE: (ADDRESSES, sets_of(BRIDGED, MACS, dhcp=DHCP_PORT
 
 def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
     """(family, chain, rule) of the chains above."""
-    yield nft.NFPROTO_INET, SOURCE, (meta(NFT_META_IIFKIND), compare(VETH), go_to(LINKS))
     for family, (chain, sets) in SOURCES.items():
         for rule in port_sources.rules(sets):
             yield family, chain, rule
@@ -165,9 +166,14 @@ def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
             yield nft.NFPROTO_INET, chain, rule
 
 
+def source_rule() -> Rule:
+    """The rule of SOURCE_CHAIN."""
+    return meta(NFT_META_IIFKIND), compare(VETH), go_to(LINKS)
+
+
 def arriving() -> Iterator[Rule]:
     for protocol in (ETH_P_IP, ETH_P_IPV6):
-        yield *ether_type(protocol), payload(ETHER_DADDR), mask(GROUP), compare(bytes(6)), accept()
+        yield meta(NFT_META_PKTTYPE), compare(OTHER_HOST), *ether_type(protocol), accept()
     yield meta(NFT_META_OIFNAME), of_set(BRIDGED.shut, inverted=True), accept()
     for length, protocol in ((4, ETH_P_IP), (16, ETH_P_IPV6)):
         yield (*ether_type(protocol), *oifname_and(ETHER_DADDR), payload(DADDRS[length], BEHIND_MAC),

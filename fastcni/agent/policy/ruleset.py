@@ -15,7 +15,7 @@ from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import port_rules, rules
-from fastcni.agent.policy.ports import ON_BRIDGES
+from fastcni.agent.policy.ports import ON_BRIDGES, ROUTED
 from fastcni.agent.policy.state import PERMANENT, PORT_SETS, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_ETHERADDR, TYPE_ETHERTYPE, TYPE_IFNAME, TYPE_INET_SERVICE
@@ -47,11 +47,11 @@ class Ruleset:
     """Writes the table. Made in a thread that is in the node's namespace; any one thread at a time calls. Raises
     OSError.
 
-    flags: of its tables, 0 if the kernel cannot give them to this socket.
+    flags: of its tables, 0 if the kernel cannot give them to this socket. links: the chain `source` exists.
     """
 
     def __init__(self) -> None:
-        self.flags = OWNED
+        self.flags, self.links = OWNED, False
         self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
         wire.set_request_size(self.sock, SEND_BYTES)
         wire.set_buffer_size(self.sock, ACK_BYTES)
@@ -100,6 +100,7 @@ class Ruleset:
             replace_table(requests, family, TABLE, self.flags)
         set_up(requests, state)
         put_answers(requests, kept)
+        self.links = bool(state.elements[ROUTED.ports])
         try:
             requests.commit(self.sock)
         finally:
@@ -137,6 +138,7 @@ class Ruleset:
             if not change.new_chains:
                 prepare(requests, change)
             fill(requests, change)
+            self._watch_links(requests, change.added)
             requests.commit(self.sock)
 
     def drop(self, addresses: Mapping[str, Iterable[bytes]], port: Mapping[str, Iterable[bytes]]) -> None:
@@ -147,6 +149,7 @@ class Ruleset:
             requests.add(nft_elements.add_elements, FAMILY, TABLE, name, [(key, nft.NF_DROP) for key in keys])
         for name, keys in port.items():
             add_elements(requests, name, [(key, "") for key in keys])
+        self._watch_links(requests, port)
         requests.commit(self.sock)
 
     def cut_answers(self) -> Answers:
@@ -180,6 +183,11 @@ class Ruleset:
             for some in parts(keys):
                 requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
         requests.commit(self.sock)
+
+    def _watch_links(self, requests, added):
+        if ROUTED.ports in added and not self.links:
+            add_source(requests)
+            self.links = True
 
     def remove(self) -> bool:
         """Remove the table: all pods are open. Return whether there was one. Raises ConfigurationError if a running
@@ -228,8 +236,7 @@ def set_up(requests: Requests, state: State) -> None:
         requests.add(nft_elements.add_dynamic_set, FAMILY, TABLE, name, (ADDRESS_TYPES[length],), set_id=rules.SET_ID,
                      size=port_rules.ERROR_SOURCES, timeout_ms=port_rules.ERRORS_TIMEOUT_MS)
     for base in port_rules.BASE_CHAINS:
-        requests.add(nft.add_base_chain, base.family, TABLE, base.name, kind="filter", hook=base.hook,
-                     priority=base.priority)
+        add_base_chain(requests, base)
     for family, name in (*port_rules.CHAINS, (FAMILY, rules.MIDSTREAM)):
         requests.add(nft.add_chain, family, TABLE, name)
     for family, name, rule in (*port_rules.permanent_rules(), *((FAMILY, *each) for each in rules.permanent_rules())):
@@ -237,6 +244,21 @@ def set_up(requests: Requests, state: State) -> None:
     change = difference(State(), state)
     prepare(requests, change)
     fill(requests, change)
+    if state.elements[ROUTED.ports]:
+        add_source(requests)
+
+
+def add_source(requests: Requests) -> None:
+    """Check what links send that are no ports of bridges."""
+    base = port_rules.SOURCE_CHAIN
+    add_base_chain(requests, base)
+    requests.add(nft_rules.flush_chain, base.family, TABLE, base.name)
+    requests.add(nft_rules.add_rule, base.family, TABLE, base.name, *port_rules.source_rule())
+
+
+def add_base_chain(requests: Requests, base: port_rules.BaseChain) -> None:
+    requests.add(nft.add_base_chain, base.family, TABLE, base.name, kind="filter", hook=base.hook,
+                 priority=base.priority)
 
 
 def prepare(requests: Requests, change: Change) -> None:

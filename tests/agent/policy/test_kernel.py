@@ -138,7 +138,7 @@ def test_no_way_through_the_chains_branches_twice(policed):
     base = {it["chain"]["name"] for it in listed if "hook" in it.get("chain", ())}
     leading = {(it["rule"]["chain"], kind) for it in listed if "rule" in it for each in it["rule"]["expr"]
                for kind in ("vmap", "jump", "goto") if kind in each}
-    assert base == {"source", "egress", "ingress"}
+    assert base == {"egress", "ingress"}
     assert {chain for chain, kind in leading if kind == "vmap"} == {"egress", "ingress"}
     assert {chain[:3] for chain, _ in leading if chain not in base} == {"all", "err", "lin"}
 

@@ -239,6 +239,7 @@ def test_an_attachment_of_an_earlier_version_is_held_after_restore(site, tmp_pat
 
 def test_elements_of_ports_go_with_the_pod(site):
     site.write(FROM_C)
+    assert eventually(lambda: site.it.ready)
     before = elements()
     for _ in range(2):
         for name in "abcd":
