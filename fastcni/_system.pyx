@@ -8,7 +8,7 @@ finds the lock taken again. With eight requests at once that costs a server more
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_SetFromErrno
-from libc.errno cimport EAGAIN, EISDIR, ENOSPC, EOPNOTSUPP, errno
+from libc.errno cimport EAGAIN, EEXIST, EISDIR, ENOSPC, EOPNOTSUPP, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcpy, memset, strerror
 from posix cimport unistd
@@ -19,6 +19,7 @@ from fastcni._abandoned cimport check
 
 cdef extern from *:
     """
+    #include <fcntl.h>
     #include <linux/sockios.h>
     #include <sched.h>
     #include <sys/file.h>
@@ -27,13 +28,14 @@ cdef extern from *:
     #include <sys/stat.h>
     #include <unistd.h>
     """
-    enum: AT_FDCWD, CLONE_NEWNET, LOCK_EX, LOCK_NB, LOCK_UN, SIOCGSKNS
+    enum: AT_EMPTY_PATH, AT_FDCWD, CLONE_NEWNET, O_TMPFILE, LOCK_EX, LOCK_NB, LOCK_UN, SIOCGSKNS
     int dup3(int, int, int)
     int ioctl(int, unsigned long)
     bytes PyUnicode_EncodeFSDefault(str)
     int c_setns "setns"(int fd, int nstype)
     int c_getsockopt "getsockopt"(int fd, int level, int name, void* value, unsigned int* size) nogil
     int flock(int fd, int operation) nogil
+    int linkat(int old, const char* old_path, int folder, const char* path, int flags) nogil
     int unlinkat(int folder, const char* path, int flags) nogil
     enum: STATX_BTIME, STATX_MTIME
     struct statx_timestamp:
@@ -198,11 +200,30 @@ def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD
     return found[:size]
 
 
+cdef bint create_whole(int folder, const char* name, const char* data, Py_ssize_t size, int mode, bint sync,
+                       int* failed) noexcept nogil:
+    """Create a file that appears with its content: a process that is killed leaves no empty one. `failed` is 0, or
+    EEXIST. Return False, without a file, if the file system or the kernel's rights do not allow that: O_TMPFILE of
+    open(2), AT_EMPTY_PATH of link(2)."""
+    cdef int fd = openat(folder, b".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode)
+    cdef bint made
+    if fd < 0:
+        return False
+    made = unistd.write(fd, data, size) == size and not (sync and unistd.fsync(fd))
+    failed[0] = 0
+    if made and linkat(fd, b"", folder, name, AT_EMPTY_PATH):
+        failed[0] = errno
+        made = failed[0] == EEXIST
+    unistd.close(fd)
+    return made
+
+
 def write_file(str path not None, bytes data not None, int flags, int folder=AT_FDCWD, *, int mode=0o600,
                bint cut=False, bint sync=False, bint regular=False):
     """Replace the content of a file below the open `folder` by `data`, and wait until it is on disk.
 
-    A file that O_EXCL has made and that could not be filled is removed. regular: as for read_file(). Raises OSError,
+    With O_EXCL the file appears with its content, if the file system can do that; else a file that could not be filled
+    is removed. regular: as for read_file(). Raises OSError,
     Abandoned.
     """
     cdef bytes name = encoded(path)
@@ -212,9 +233,14 @@ def write_file(str path not None, bytes data not None, int flags, int folder=AT_
     cdef ssize_t written
     cdef struct_stat st
     cdef int fd, failed = 0
+    cdef bint whole = flags & O_EXCL and memchr(at, c'/', PyBytes_GET_SIZE(name)) == NULL
     check()
     with nogil:
-        fd = open_checked(folder, at, flags | O_WRONLY, mode, &st if regular else NULL, &failed)
+        if whole and create_whole(folder, at, buffer, size, mode, sync, &failed):
+            fd = -1
+        else:
+            failed = 0
+            fd = open_checked(folder, at, flags | O_WRONLY, mode, &st if regular else NULL, &failed)
         if fd >= 0:
             written = unistd.write(fd, buffer, size)
             if written != size:

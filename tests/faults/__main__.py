@@ -18,6 +18,7 @@ from faults.report import MAX_SHOWN, Row, table
 CAMPAIGNS = {                   # module: (seconds without --seconds, what it does)
     "steps": (6 * 3600, "fail or kill each system call of each plugin's ADD, DEL and CHECK"),
     "kills": (300, "kill -9 launchers, one-shot plugins and the server under load"),
+    "adds": (900, "kill -9 launchers of ADDs, beside one-shot DELs: no address stays held"),
     "mix": (300, "fastcni warm, one-shot and Go in one directory, with files added and removed by hand"),
     "frozen": (180, "SIGSTOP the server before and while it works"),
     "storage": (120, "a full disk, no inodes, read-only, sparse and cut index files"),

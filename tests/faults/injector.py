@@ -18,7 +18,8 @@ CALLS = {                       # system call: its possible errnos
     "clone3": "EAGAIN ENOMEM", "connect": "ECONNREFUSED ENOMEM", "dup": "EMFILE", "epoll_wait": "EINTR",
     "execve": "ENOMEM EIO", "fallocate": "ENOSPC EOPNOTSUPP EINTR", "fcntl": "EMFILE ENOLCK", "flock": "ENOLCK EINTR",
     "fork": "EAGAIN ENOMEM", "fstat": "EIO", "fsync": "EIO", "ftruncate": "EIO ENOSPC", "getdents64": "EIO ENOMEM",
-    "ioctl": "EPERM ENOMEM", "link": "EIO EMLINK", "memfd_create": "EMFILE ENOMEM", "mkdir": "ENOSPC EROFS EPERM",
+    "ioctl": "EPERM ENOMEM", "link": "EIO EMLINK", "linkat": "EIO EPERM",
+    "memfd_create": "EMFILE ENOMEM", "mkdir": "ENOSPC EROFS EPERM",
     "mmap": "ENOMEM", "newfstatat": "EIO ENOMEM", "openat": "EIO EMFILE EPERM ENOMEM", "pidfd_open": "EMFILE ENOSYS",
     "pipe2": "EMFILE ENFILE", "poll": "EINTR ENOMEM", "ppoll": "EINTR ENOMEM", "pread64": "EIO",
     "pwrite64": "EIO ENOSPC", "read": "EIO", "readlink": "EIO ENOMEM", "recvfrom": "ENOBUFS EINTR ENOMEM",
@@ -33,8 +34,8 @@ ERRNOS = {name: text.split() for name, text in CALLS.items()} | {"message": ["an
 NAMES = [*CALLS, "message"]     # by the index that inject.c uses
 CREATES = 0x80                  # beside the index: openat that may create or empty a file
 CHANGING = frozenset((          # calls that others may notice: another process, the kernel, the disk
-    "accept4 clone clone3 connect execve fallocate fork fsync ftruncate ioctl link mkdir pwrite64 recvmsg rename "
-    "sendfile sendmsg sendto symlink unlink unlinkat utimensat vfork wait4 waitid write").split())
+    "accept4 clone clone3 connect execve fallocate fork fsync ftruncate ioctl link linkat mkdir pwrite64 recvmsg "
+    "rename sendfile sendmsg sendto symlink unlink unlinkat utimensat vfork wait4 waitid write").split())
 LAUNCHER, INTERPRETER, PLUGIN = 1, 2, 3
 KILL, NOTHING = -1, -2
 TIME_LIMIT = 30                 # seconds for one request, on a busy machine

@@ -3,14 +3,19 @@
 import errno
 import os
 import resource
+import signal
 import stat
+import subprocess
+import sys
 import threading
 
 import pytest
 from leaves.not_files import KINDS
 
+from fastcni._system import write_file
 from fastcni.kit.call import files
 from fastcni.kit.flannel_files import Saved, read_subnet
+from fastcni.kit.ipam.address_files import CREATE
 from fastcni.kit.links.attribute_backup import Backup
 from fastcni.spec.errors import CniError
 
@@ -144,3 +149,25 @@ def test_folders_are_made_however_their_path_is_written(tmp_path, monkeypatch, p
 def test_a_file_system_without_folders_is_an_error():
     with pytest.raises(FileNotFoundError):
         files.make_folders("/proc/nowhere/at/all", 0o700)
+
+
+def test_a_process_that_is_killed_while_it_writes_a_new_file_leaves_none(tmp_path):
+    """A killed ADD left an empty address file in one of a hundred cases. No DEL removes that, since it names no pod."""
+    code = ("import os, posix, resource, signal, sys\nfrom fastcni._system import write_file\n"
+            "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+            "flags = posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW\n"
+            "write_file('10.0.0.2', b'c1', flags, os.open(sys.argv[1], os.O_RDONLY))")
+    done = subprocess.run([sys.executable, "-c", code, tmp_path])
+    assert done.returncode == -signal.SIGXFSZ           # by the write
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_file_appears_with_its_content_or_not_at_all(tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        write_file("10.0.0.2", b"c1", CREATE, folder)
+        with pytest.raises(FileExistsError):
+            write_file("10.0.0.2", b"c2", CREATE, folder)
+        assert (tmp_path / "10.0.0.2").read_bytes() == b"c1" and (tmp_path / "10.0.0.2").stat().st_nlink == 1
+    finally:
+        os.close(folder)

@@ -279,7 +279,7 @@ thread.join()
     ("ADD", "openat", "lock"), ("ADD", "flock", "net/lock"), ("ADD", "openat", ".fastcni.index"),
     ("ADD", "pread64", "net/.fastcni.index"),
     ("ADD", "pwrite64", "net/.fastcni.index"), ("ADD", "utimensat", "net"), ("ADD", "close", "net/.fastcni.index"),
-    ("ADD", "close", "net/lock"), ("ADD", "openat", SECOND), ("ADD", "openat", "last_reserved_ip.0"),
+    ("ADD", "close", "net/lock"), ("ADD", "linkat", SECOND), ("ADD", "openat", "last_reserved_ip.0"),
     ("DEL", "openat", FIRST), ("DEL", "read", f"net/{FIRST}"), ("DEL", "unlinkat", FIRST)])
 def test_a_file_system_that_hangs_holds_up_its_own_request_only(node, command, call, name):
     """The lock and the index were opened, and pages of the map were read, with Python's lock."""
