@@ -123,9 +123,10 @@ def error_document(e: CniError) -> bytes:
 
 
 def _as_cni_error(e: BaseException, plugin: str) -> CniError:
-    """Any exception as a CniError, mostly of code 999."""
+    """Any exception as a CniError, mostly of code 999. Code 11 if the process has run out of descriptors or memory,
+    whatever the plugin needed them for."""
     if isinstance(e, CniError):
-        return e
+        return _of_exhaustion(e, e.msg) if is_exhaustion(e.__cause__ or e.__context__) else e
     if isinstance(e, NestedError):
         return _of_nested(e)
     code, details = errors.INTERNAL, ""
@@ -139,10 +140,21 @@ def _as_cni_error(e: BaseException, plugin: str) -> CniError:
     text = str(e) or type(e).__name__
     if isinstance(e, OSError) and e.strerror and not isinstance(e, NetlinkError):
         text = f"{f'{e.filename}: ' if e.filename else ''}{e.strerror} (errno {e.errno})"
-    wrapped = CniError(code, text, details)
+    wrapped = _of_exhaustion(e, text) if is_exhaustion(e) else CniError(code, text, details)
     for note in getattr(e, "__notes__", ()):
         wrapped.add_note(note)
     return wrapped
+
+
+def is_exhaustion(e: BaseException | None) -> bool:
+    return isinstance(e, OSError) and e.errno in errors.EXHAUSTED
+
+
+def _of_exhaustion(e: BaseException, text: str) -> CniError:
+    found = CniError(errors.TRY_AGAIN_LATER, text, "are too many files open (ulimit -n), or is memory short?")
+    for note in getattr(e, "__notes__", ()) if isinstance(e, CniError) else ():
+        found.add_note(note)
+    return found
 
 
 def _of_nested(e: NestedError) -> CniError:

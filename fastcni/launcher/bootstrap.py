@@ -18,7 +18,8 @@ from _imp import create_builtin, create_dynamic, exec_builtin, exec_dynamic, is_
 MFD_CLOEXEC = 1  # linux/memfd.h
 MFD_NOEXEC_SEAL = 8
 POLLIN, POLLOUT = 1, 4  # asm-generic/poll.h
-INTERNAL, IO_FAILURE = 999, 5  # CNI error codes
+INTERNAL, IO_FAILURE, TRY_AGAIN_LATER = 999, 5, 11  # CNI error codes
+EXHAUSTED = 12, 23, 24  # ENOMEM, ENFILE, EMFILE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -358,6 +359,8 @@ def report_failure(name: str, error: BaseException) -> int:
         pass
     # ImportError itself comes from the dynamic linker, which could not read a module; a missing one is a subclass.
     code = IO_FAILURE if isinstance(error, OSError) or type(error) is ImportError else INTERNAL
+    if getattr(error, "errno", 0) in EXHAUSTED or str(error).endswith(posix.strerror(24)):
+        code = TRY_AGAIN_LATER
     try:
         write(1, error_document(code, f"{name}: {type(error).__name__}: {error}", f"in {place(error)}"))
     except BaseException:

@@ -1,7 +1,7 @@
 /* The launcher's text, streams and error document. No libc, no allocation: the document is built in one static page. */
 
 enum { O_RDONLY = 0, O_RDWR = 2, O_NONBLOCK = 04000, O_CLOEXEC = 02000000, AT_FDCWD = -100, AT_EXECFN = 31 };
-enum { ENOENT = 2, EAGAIN = 11, ENOMEM = 12, EISDIR = 21, EINVAL = 22, ECONNRESET = 104, ENOBUFS = 105, ECONNREFUSED = 111 };
+enum { ENOENT = 2, EAGAIN = 11, ENOMEM = 12, EISDIR = 21, EINVAL = 22, ENFILE = 23, EMFILE = 24, ECONNRESET = 104, ENOBUFS = 105, ECONNREFUSED = 111 };
 enum { POLLIN = 1, POLLOUT = 4 };
 enum { FOR_EVER = 0 };                  /* milliseconds */
 enum { FIELD = 1024 };                  /* bytes of a path in an error's text */
@@ -46,7 +46,8 @@ static void put_quoted(const char *text, long limit)    /* at most so many bytes
 static const char *const errno_texts[] = {      /* as strerror(3), of the likely ones */
     [1] = "Operation not permitted", [2] = "No such file or directory", [7] = "Argument list too long",
     [8] = "Exec format error", [12] = "Cannot allocate memory", [13] = "Permission denied", [20] = "Not a directory",
-    [21] = "Is a directory", [24] = "Too many open files", [26] = "Text file busy", [28] = "No space left on device",
+    [21] = "Is a directory", [23] = "Too many open files in system", [24] = "Too many open files", [26] = "Text file busy",
+    [27] = "File too large", [28] = "No space left on device",
     [40] = "Too many levels of symbolic links",
 };
 
@@ -131,10 +132,17 @@ static void leave(int status)
 
 /* ---- the error document ---- */
 
+static int is_exhaustion(long error)   /* the request may succeed later; spec/errors.py has the same list */
+{
+    return error == ENOMEM || error == ENFILE || error == EMFILE;
+}
+
 /* Begin the document. `what` is untrusted text. error: an errno, or 0. Its details follow by put(), for a JSON string. */
 static void begin_error(int code, const char *tried, const char *what, long error)
 {
     filled = 0;
+    if (is_exhaustion(error))
+        code = TRY_AGAIN_LATER;
     put("{\n    \"code\": ");
     put_number(code);
     put(",\n    \"msg\": \"");
@@ -163,6 +171,6 @@ __attribute__((noreturn))
 static void fail(int code, const char *tried, const char *what, long error, const char *details)
 {
     begin_error(code, tried, what, error);
-    put(details);
+    put(is_exhaustion(error) ? "are too many files open (ulimit -n), or is memory short?" : details);
     end_error();
 }

@@ -45,6 +45,7 @@ volatile struct config config = { .magic = "fastcni-config\n" };
 
 enum { MAGIC = 0x696e6366 /* "fcni" */, PROTOCOL = 2, DECLINED = 2 };
 enum { HEAD_BYTES = 16, BODY_BYTES = 128 << 10 };           /* fits the usual send buffer, net.core.wmem_default */
+enum { RLIMIT_FSIZE = 1, RLIMIT_NOFILE = 7 };
 enum { MIN_STDIN_BYTES = 4 << 10, MAX_STDIN_BYTES = 32 << 20 };         /* of the body; in all: Python refuses more */
 enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_NOSIGNAL = 0x4000, MSG_CMSG_CLOEXEC = 0x40000000 };
 
@@ -104,17 +105,36 @@ static int add_environment(const char *text, char **environment)    /* text: the
     return 1;
 }
 
+static struct { unsigned long soft, hard; } file_size;      /* struct rlimit64 */
+
+/* Let a memory file have any size. The limit is for files on a disk. Only root may raise the hard limit. */
+static void lift_limit(void)
+{
+    static const unsigned long none[] = { -1UL, -1UL };
+    static const long ignored[4] = { 1 };       /* struct sigaction: SIG_IGN, as Python has it */
+    unsigned long hard[2];
+
+    system_call(SYS_rt_sigaction, 25 /* SIGXFSZ */, (long)ignored, 0, 8);
+    if (system_call(SYS_prlimit64, 0, RLIMIT_FSIZE, (long)none, (long)&file_size)) {
+        system_call(SYS_prlimit64, 0, RLIMIT_FSIZE, 0, (long)&file_size);
+        hard[0] = hard[1] = file_size.hard;
+        system_call(SYS_prlimit64, 0, RLIMIT_FSIZE, (long)hard, 0);
+    }
+}
+
 static void move_to_memory(void)        /* move stdin from the request to the memory file */
 {
     long error;
 
+    if (!memory)
+        lift_limit();
     if (!memory)                        /* MFD_CLOEXEC | MFD_NOEXEC_SEAL: sysctl vm.memfd_noexec may ask for the seal */
         memory = system_call(SYS_memfd_create, (long)"stdin", 1 | 8, 0, 0);
     if (memory == -EINVAL)              /* Linux before 6.3 does not know the seal */
         memory = system_call(SYS_memfd_create, (long)"stdin", 1, 0, 0);
     error = memory < 0 ? memory : write_all(memory, request.body + request.environment, here);
     if (error)                          /* stdin cannot be read again */
-        fail(IO_FAILURE, "keep stdin in a memory file", "", -error, "is memory short, or are too many files open?");
+        fail(IO_FAILURE, "keep stdin in a memory file", "", -error, "does a limit of the caller forbid it (ulimit -f)?");
     moved += here, here = 0;
 }
 
@@ -141,6 +161,7 @@ static void restore_stdin(void)         /* give Python what was read as its stdi
     if (!have_stdin)
         return;
     move_to_memory();
+    system_call(SYS_prlimit64, 0, RLIMIT_FSIZE, (long)&file_size, 0);
     system_call(SYS_lseek, memory, 0, 0 /* SEEK_SET */, 0);
     system_call(SYS_dup3, memory, 0, 0, 0);
 }
@@ -308,7 +329,16 @@ static void no_interpreter(const char *path, long error, const char *missing)
     end_error();
 }
 
-enum { FIXED_ARGUMENTS = 8, MAX_ARGUMENTS_OF_DAEMON = 32 };
+enum { FIXED_ARGUMENTS = 8, MAX_ARGUMENTS_OF_DAEMON = 32, FILES_OF_PYTHON = 5 };
+
+/* Without descriptors Python's dynamic linker would end the process, and print no document. */
+static void check_descriptors(const char *path, long used)
+{
+    static unsigned long limit[2];      /* struct rlimit64 */
+
+    if (!system_call(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, (long)limit) && limit[0] < (unsigned long)used + FILES_OF_PYTHON)
+        fail(TRY_AGAIN_LATER, "start Python for ", path, EMFILE, "");
+}
 
 __attribute__((noreturn))
 static void one_shot(const char *path, const char *name, char **more, char **environment)
@@ -319,6 +349,7 @@ static void one_shot(const char *path, const char *name, char **more, char **env
 
     if (fd < 0)
         fail(INTERNAL, "open ", path, -fd, "run `fastcni install` again, for the directory of this file");
+    check_descriptors(path, fd);
     put_number(fd);                     /* the page is free until an error */
 
     const char *const fixed[FIXED_ARGUMENTS] = {

@@ -9,7 +9,7 @@ enum { SYS_read = 0, SYS_write = 1, SYS_close = 3, SYS_lseek = 8, SYS_rt_sigacti
        SYS_pread64 = 17, SYS_socket = 41, SYS_connect = 42, SYS_sendmsg = 46, SYS_recvmsg = 47, SYS_shutdown = 48,
        SYS_execve = 59, SYS_exit_group = 231, SYS_openat = 257, SYS_ppoll = 271, SYS_dup3 = 292,
        SYS_memfd_create = 319 };
-enum { SYS_wait4 = 61, SYS_faccessat = 269 };       /* programs.h */
+enum { SYS_wait4 = 61, SYS_faccessat = 269, SYS_prlimit64 = 302 };
 enum { SYS_pwrite64 = 18, SYS_clone = 56, SYS_flock = 73, SYS_ftruncate = 77, SYS_geteuid = 107, SYS_setsid = 112,
        SYS_clock_gettime = 228, SYS_mkdirat = 258, SYS_readlinkat = 267, SYS_close_range = 436 };    /* autostart.h */
 enum { SYS_fstat = 5 };                 /* one_shot_count.h */
@@ -28,7 +28,7 @@ enum { SYS_dup3 = 24, SYS_ioctl = 29, SYS_openat = 56, SYS_close = 57, SYS_lseek
        SYS_pread64 = 67, SYS_ppoll = 73, SYS_exit_group = 94, SYS_rt_sigaction = 134, SYS_socket = 198,
        SYS_connect = 203, SYS_shutdown = 210, SYS_sendmsg = 211, SYS_recvmsg = 212, SYS_execve = 221,
        SYS_memfd_create = 279 };
-enum { SYS_faccessat = 48, SYS_wait4 = 260 };
+enum { SYS_faccessat = 48, SYS_wait4 = 260, SYS_prlimit64 = 261 };
 enum { SYS_flock = 32, SYS_mkdirat = 34, SYS_ftruncate = 46, SYS_pwrite64 = 68, SYS_readlinkat = 78,
        SYS_clock_gettime = 113, SYS_setsid = 157, SYS_geteuid = 175, SYS_clone = 220, SYS_close_range = 436 };
 enum { SYS_fstat = 80 };

@@ -144,7 +144,7 @@ def test_a_process_without_descriptors_takes_no_file_for_another_pods(node, refu
     node.add(SMALL)
     index()
     refuse(number, FIRST)
-    assert node.refused("DEL", SMALL).code == 5
+    assert node.refused("DEL", SMALL).code == 11
     refuse(0)
     node.call("DEL", SMALL)
     assert node.files() == {}

@@ -1,5 +1,6 @@
 """The server's thread for cluster-wide addresses when something fails: the store, this node, another node, a pod."""
 
+import errno
 import fcntl
 import json
 import threading
@@ -416,3 +417,27 @@ def test_a_dead_node_is_declared_by_the_servers_of_others(cluster_node, edit):
     with edit() as data:
         data["nodes"]["b"]["seen"] -= 1000
     assert eventually(lambda: [one.state for one in a.store.nodes() if one.name == "b"] == [DEAD])
+
+
+@pytest.mark.parametrize("where", ["_take_noted", "members"])
+def test_a_server_without_descriptors_reports_no_fault_of_fastcni(cluster_node, monkeypatch, where):
+    """EMFILE was logged as server_fault, with a traceback and the request to report it."""
+    a = cluster_node(away_s=0.01)
+    a.add("c1")
+    assert eventually(lambda: a.cluster.members)
+    refused = OSError(errno.EMFILE, "Too many open files")
+
+    def refuse(*_):
+        raise refused
+
+    if where == "members":
+        for member in a.cluster.members.values():
+            monkeypatch.setattr(member, "run", refuse)
+    else:
+        monkeypatch.setattr(a.cluster, where, refuse)
+    a.cluster.event.set()
+    assert eventually(lambda: a.faults)
+    assert a.faults[0]["error"] == str(refused)
+    assert not [event for event, _ in a.log.lines if event == "server_fault"]
+    a.log.lines.clear()
+    monkeypatch.undo()

@@ -27,7 +27,7 @@ from fastcni._abandoned import check_request
 from fastcni._system import read_file, write_file
 from fastcni.kernel import waiting
 from fastcni.spec import address
-from fastcni.spec.errors import INVALID_CONFIG, IO_FAILURE, CniError
+from fastcni.spec.errors import INVALID_CONFIG, IO_FAILURE, CniError, of_errno
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -232,8 +232,8 @@ class AddressFiles:
             self.warn(str(self.error("write", name, e)))
 
     def error(self, verb: str, name: str, error: OSError) -> CniError:
-        """The CniError 5 for what the kernel refused; name "": the directory itself."""
+        """The CniError 5, or 11, for what the kernel refused; name "": the directory itself."""
         path = f"{self.path}/{name}" if name else self.path
-        return CniError(IO_FAILURE, f"{verb} {path}: {error.strerror} (errno {error.errno})",
+        return CniError(of_errno(error.errno or 0), f"{verb} {path}: {error.strerror} (errno {error.errno})",
                         f'ipam.dataDir is "{self.data_dir}"; is that a directory that can be written, '
                         "with free space and inodes?")

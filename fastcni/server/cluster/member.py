@@ -108,7 +108,7 @@ class Member:
         except (Fenced, Changed) as e:      # of this node, or of its blocks
             again = self.confirm.due = self.compare.due = now + spread(self.times.away_s)
             self.failed("cluster_changed", store=self.store.name, why=f"{type(e).__name__}: {e}")
-        except (CniError, ImportError) as e:        # ImportError: the store's client is not installed
+        except (CniError, ImportError, OSError) as e:       # ImportError: the store's client is not installed
             self.failed("cluster_failed", store=self.store.name, error=str(e))
         except Exception:
             self.log.exception("server_fault")

@@ -135,6 +135,9 @@ class ClusterUpkeep:
                 self._take_noted()
                 for member in list(self.members.values()):
                     member.run(monotonic())
+            except (CniError, OSError) as e:            # for instance for want of descriptors
+                self.failed("cluster_failed", store="", error=str(e))
+                sleep(self.times.away_s)
             except Exception:
                 self.log.exception("server_fault")
                 sleep(self.times.away_s)
