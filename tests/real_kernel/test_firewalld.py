@@ -9,7 +9,7 @@ import time
 
 import pytest
 from real_kernel.firewalld import SOURCES, Chain, Firewalld, end, needs_firewalld, owned, set_timeout
-from real_kernel.node import cid_of, run
+from real_kernel.node import cid_of, elements, members, run
 from real_kernel.portmap_chain import EXTERNAL, POD
 from real_kernel.traffic import add_external, ask, listen
 
@@ -67,6 +67,20 @@ def test_default_backend_is_firewalld_if_it_runs(chain, firewalld, pod):
     chain.ok("CHECK", conf, pod)
     chain.ok("DEL", conf, pod)
     assert firewalld.sources() == set()
+
+
+def test_a_pod_passes_firewalld_and_iptables_if_both_filter(chain, firewalld, pod, pod_netns):
+    """docker beside firewalld: only firewalld let the pod through, and the policy of iptables dropped its packets."""
+    external = add_external(pod_netns, has_default_route=True)
+    run("iptables", "-P", "FORWARD", "DROP")
+    conf = chain.add(pod, backend=None)
+    assert firewalld.sources() == SOURCES
+    with listen(external, 80):
+        assert ask(pod, EXTERNAL[4], 80) == POD[4]
+    chain.ok("CHECK", conf, pod)
+    chain.ok("DEL", conf, pod)
+    assert firewalld.sources() == owned() == set()
+    assert elements("iptables-forward4") == members("fastcni-forward4") == []
 
 
 def test_every_address_becomes_a_source_whatever_its_link_and_prefix(chain, firewalld):
