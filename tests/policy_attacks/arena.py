@@ -11,6 +11,7 @@ from `loose` to `mark` then is none that a policy stops.
 """
 
 import contextlib
+import itertools
 import socket
 import time
 from dataclasses import dataclass
@@ -133,23 +134,27 @@ class Arena:
             return found["address"]
         return next(each["address"] for each in ip_json("link", "show") if each["ifindex"] == link["link_index"])
 
-    def got_through(self, sequences, sender, receivers):
-        """Send frames from a pod; return {receiver's name: titles that its link received}.
+    def got_through(self, items):
+        """Send frames from pods; return the titles that the receiver's link received, for each item.
 
-        sequences: {title: [frame, ...]}: the last frame of each counts, and is recognized by its MARK or by its bytes.
-        The node sends a datagram behind them, which always arrives.
+        items: [({title: [frame, ...]}, sender, receiver)]: the last frame of each list counts, and is recognized by its
+        MARK or by its bytes. The node sends a datagram behind them, which always arrives.
         """
-        last = {title: numbered(each[-1], number) for number, (title, each) in enumerate(sequences.items())}
+        numbers = itertools.count()
+        wanted = [{title: numbered(each[-1], next(numbers)) for title, each in sequences.items()}
+                  for sequences, _, _ in items]
         with contextlib.ExitStack() as opened:
-            listeners = {pod.name: opened.enter_context(self.listener(pod)) for pod in receivers}
-            for title, each in sequences.items():
-                frames.send(sender.netns, *each[:-1], last[title])
+            listeners = [opened.enter_context(self.listener(receiver)) for _, _, receiver in items]
+            for (sequences, sender, _), last in zip(items, wanted, strict=True):
+                for title, each in sequences.items():
+                    frames.send(sender.netns, *each[:-1], last[title])
             run("ip", "neigh", "flush", "all")          # forged frames may have changed the node's entries
-            for pod in receivers:
-                self.announce(pod)
+            for _, _, receiver in items:
+                self.announce(receiver)
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as it:
-                    it.sendto(END, (pod.ip4, 9))
-            return {name: self.read(it, last) for name, it in listeners.items()}
+                    it.sendto(END, (receiver.ip4, 9))
+            until = time.monotonic() + GRACE_S
+            return [self.read(it, last, until) for it, last in zip(listeners, wanted, strict=True)]
 
     def announce(self, pod):
         """Let the bridge learn the pod's port again: a forged MAC may have moved it."""
@@ -162,20 +167,18 @@ class Arena:
             it.bind((pod.link, frames.ETH_P_ALL))
         return it
 
-    def read(self, listener, wanted):
-        until, found = time.monotonic() + ARRIVES_S, set()
-        ended = False
-        while (left := until - time.monotonic()) > 0:
-            listener.settimeout(left)
+    def read(self, listener, wanted, until):
+        """The titles of what has come, until END has come and `until` is over."""
+        limit, found, ended = time.monotonic() + ARRIVES_S, set(), False
+        while (left := (until if ended else limit) - time.monotonic()) > 0 or ended:
+            listener.settimeout(max(left, 0))
             try:
                 data, source = listener.recvfrom(4096)
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):
                 break
-            if source[2] == frames.PACKET_OUTGOING:
-                continue
-            if END in data and not ended:
-                ended, until = True, time.monotonic() + GRACE_S
-            found |= {title for title, frame in wanted.items() if recognized(data, frame)}
+            if source[2] != frames.PACKET_OUTGOING:
+                ended = ended or END in data
+                found |= {title for title, frame in wanted.items() if recognized(data, frame)}
         if not ended:
             raise RuntimeError("the node's own datagram did not reach the pod")
         return found

@@ -4,6 +4,7 @@ Attacks by frames run from `intruder` to `victim`, and from `jailed` to `bystand
 network. scenarios.py has those that need connections, other programs or the agent's end.
 """
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,10 +104,10 @@ def campaign(row, options):
 def control(arena, attack):
     """{(network, to): titles of the frames that get through without policies}; to: "" for a pod, or "outside"."""
     found = {}
-    for network in arena.networks:
+    for network in arena.networks:          # one after the other: stolen MACs would mix them up
         loose, mark = (arena.pods[f"{name}@{network}"] for name in ("loose", "mark"))
         for name, to in (("", mark), ("outside", arena.pods["outside"])):
-            found[network, name] = arena.got_through(attack.frames(loose, to, loose), loose, [to])[to.name]
+            (found[network, name],) = arena.got_through([(attack.frames(loose, to, loose), loose, to)])
     return found
 
 
@@ -115,7 +116,7 @@ def alive(arena, row):
     for network in arena.networks:
         for source, to in (("peer", "victim"), ("jailed", "peer")):
             one, other = (arena.pods[f"{name}@{network}"] for name in (source, to))
-            got = arena.got_through(forged.plain(one, other, one), one, [other])[to]
+            (got,) = arena.got_through([(forged.plain(one, other, one), one, other)])
             if got != {"IPv4", "IPv6"}:
                 row.failed(f"what is allowed does not pass: {source} to {to} on {network}: {sorted(got) or 'nothing'}")
 
@@ -127,16 +128,15 @@ def run(arena, row, attack, possible):
         row.attempt(tried)
         yield from texts
         return
-    for network in arena.networks:
-        for source, to in PAIRS:
-            attacker, peer = (arena.pods[f"{name}@{network}"] for name in (source, "peer"))
-            victim = arena.pods.get(to) or arena.pods[f"{to}@{network}"]
-            titles = possible[network, to if to == "outside" else ""]
-            if not titles and to == "outside":          # the node forwards no such frame
-                continue
-            sequences = attack.frames(attacker, victim, peer)
-            row.attempt(len(sequences))
-            got = arena.got_through(sequences, attacker, [victim])[victim.name]
-            if got:
-                yield (f"{len(got)} of {len(sequences)} ({len(titles)} without policies) from {source} to {to} on "
-                       f"{network}: {'; '.join(sorted(got)[:6])}")
+    tried = []
+    for network, (source, to) in itertools.product(arena.networks, PAIRS):
+        attacker, peer = (arena.pods[f"{name}@{network}"] for name in (source, "peer"))
+        victim = arena.pods.get(to) or arena.pods[f"{to}@{network}"]
+        titles = possible[network, to if to == "outside" else ""]
+        if titles or to != "outside":               # else the node forwards no such frame
+            what = f"({len(titles)} without policies) from {source} to {to} on {network}"
+            tried.append((what, (attack.frames(attacker, victim, peer), attacker, victim)))
+    row.attempt(sum(len(sequences) for _, (sequences, _, _) in tried))
+    for (what, (sequences, _, _)), got in zip(tried, arena.got_through([item for _, item in tried]), strict=True):
+        if got:
+            yield f"{len(got)} of {len(sequences)} {what}: {'; '.join(sorted(got)[:6])}"

@@ -99,7 +99,7 @@ def icmp_errors(arena):
             body = struct.pack("!BBHI", kind, code, 0, 1280 if title == "too big" else 0) + quoted
             body = body[:2] + frames.checksum(body) + body[4:]
             sequences[title] = [ipv4(intruder.mac, intruder.ip4, victim.ip4, (frames.ICMP, body), intruder.via(victim))]
-        got = arena.got_through(sequences, intruder, [victim])["victim"]
+        (got,) = arena.got_through([(sequences, intruder, victim)])
         tried += len(sequences)
         if got:
             texts.append(f"{network}: {', '.join(sorted(got))}")
@@ -175,7 +175,7 @@ def tightened(arena):
 
 def passes(arena, client, server):
     found = forged.plain(client, server, client)
-    return arena.got_through(found, client, [server])[server.name] == set(found)
+    return arena.got_through([(found, client, server)]) == [set(found)]
 
 
 @contextlib.contextmanager
