@@ -191,7 +191,11 @@ class Silent:
     def info(self, *_, **__):
         return
 
-    error = info
+    error = warning = info
+
+
+def make_port():
+    subprocess.run(["ip", "link", "add", "port", "type", "veth", "peer", "name", "peer"], check=True)
 
 
 def ask(site, agent, rounds):
@@ -199,25 +203,30 @@ def ask(site, agent, rounds):
     server makes it for each request."""
     first = len(site.pods) + len(site.others)
     found = []
-    subprocess.run(["ip", "link", "add", "port", "type", "veth", "peer", "name", "peer"], check=True)
+    make_port()
     latency = LatencyRequest(3600, Silent())
     latency.hold()
     for number in range(first, first + rounds):
-        one = pod(number, number % APPS)
-        previous = {"cniVersion": "1.1.0",
-                    "interfaces": [{"name": "port"}, {"name": "eth0", "sandbox": "/pod", "mac": "02:00:00:00:00:01"}],
-                    "ips": [{"address": f"{ip_text(packed)}/32", "interface": 1} for packed in one.addresses]}
-        conf = {"cniVersion": "1.1.0", "name": "net", "type": "policy", "agentSocketPath": agent.socket,
-                "prevResult": previous, "args": {"cni": {"labels": [
-                    {"key": key, "value": value} for key, value in one.labels.items()]}}}
-        req = Request(Mode(), plugin="policy", command="ADD", conf=conf, version="1.1.0", name="net",
-                      container_id=one.name, ifname="eth0", args=f"K8S_POD_NAMESPACE={one.namespace};"
-                                                                f"K8S_POD_NAME={one.name}")
-        with Undo() as undo:
-            found.append(took_ms(lambda req=req, undo=undo: plugin.add(req, plugin.read(req), undo)))
-        plugin.delete(req, plugin.read(req))
+        found.append(add_and_delete(pod(number, number % APPS), agent))
         time.sleep(0.005)               # the agent writes and looks for connections
     latency.close()
+    return found
+
+
+def add_and_delete(one, agent):
+    """ms of the plugin's ADD of a pod at the link `port`."""
+    previous = {"cniVersion": "1.1.0",
+                "interfaces": [{"name": "port"}, {"name": "eth0", "sandbox": "/pod", "mac": "02:00:00:00:00:01"}],
+                "ips": [{"address": f"{ip_text(packed)}/32", "interface": 1} for packed in one.addresses]}
+    conf = {"cniVersion": "1.1.0", "name": "net", "type": "policy", "agentSocketPath": agent.socket,
+            "prevResult": previous, "args": {"cni": {"labels": [
+                {"key": key, "value": value} for key, value in one.labels.items()]}}}
+    req = Request(Mode(), plugin="policy", command="ADD", conf=conf, version="1.1.0", name="net",
+                  container_id=one.name, ifname="eth0", args=f"K8S_POD_NAMESPACE={one.namespace};"
+                                                            f"K8S_POD_NAME={one.name}")
+    with Undo() as undo:
+        found = took_ms(lambda: plugin.add(req, plugin.read(req), undo))
+    plugin.delete(req, plugin.read(req))
     return found
 
 

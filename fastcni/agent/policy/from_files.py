@@ -71,6 +71,7 @@ class Files:
         self.complete, self.away, self.due = False, "", 0.0
         self._lost = True                                       # changes of the folder, so that it has to be listed
         self._stamps: dict[str, Stamp | None] = {}              # of the files that there are
+        self._links: set[str] = set()                           # symbolic links among them: other names change these
         self._again: dict[str, float] = {}                      # when to read a file again, monotonic
         self._steps: deque[Iterator[None]] = deque()            # changes of the Compiler
         with ExitStack() as opened:
@@ -125,10 +126,10 @@ class Files:
         """Ask for files that have changed. Change the Compiler by what was read, for that many seconds; the rest is due
         immediately."""
         changed = self._changes.take()
-        if self._lost or not all(map(is_ours, changed)):
+        if self._lost or "" in changed or (self._links and not all(map(is_ours, changed))):
             changed = self._list()
         now = monotonic()
-        self._look(changed | {name for name, due in self._again.items() if due <= now})
+        self._look(set(filter(is_ours, changed)) | {name for name, due in self._again.items() if due <= now})
         for read in self._reader.take():
             if os.path.lexists(path := os.path.join(self.folder, read.name)):       # else it is forgotten
                 if read.again:
@@ -160,9 +161,12 @@ class Files:
         ask = []
         for name in sorted(changed):
             self._again.pop(name, None)
+            self._links.discard(name)
             if os.path.lexists(path := os.path.join(self.folder, name)):
                 self._stamps[name] = stamp(path)
                 ask.append(name)
+                if os.path.islink(path):
+                    self._links.add(name)
             elif name in self._stamps:
                 del self._stamps[name]
                 self._steps.append(self.content.replace(path, ()))

@@ -53,7 +53,7 @@ EVENT_BYTES = 64 << 20          # a limit: of announcements of one load
 POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent
 LOOK_S = 0.5                    # while a request waits
 # How long an ADD waits for files that have changed before it: small ones take some milliseconds of another process
-READ_WAIT_S, SMALL_WAIT_S = 0.04, 1.0
+READ_WAIT_S, SMALL_WAIT_S = 0.02, 1.0
 CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
 RETRY_S = 1.0                   # after the kernel has refused a transaction
 MAX_TOLD = 20                   # lines in the log on one file
