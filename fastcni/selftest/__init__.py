@@ -7,5 +7,6 @@
     sockets     a server of TCP and UDP in each namespace, and the probes of clients
     icmp        echo requests
     pods        the two pods of a network: ADD, CHECK and DEL
+    policies    a policy that closes and opens one of the pods
     run         the order of the checks of one network in one mode
 """

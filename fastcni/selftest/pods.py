@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastcni.kernel import wire
@@ -20,13 +20,15 @@ PREFIX = "fastcni-selftest-"            # of container IDs; the process ID follo
 
 
 class Pod:
-    """One pod. Raises OSError.
+    """One pod. arguments: more CNI_ARGS. Raises OSError.
 
     namespace: a descriptor. server: the pod's server. ips: packed addresses of ADD. gateways, texts: {4 or 6: the first
     address as text}. result: of ADD.
     """
 
-    def __init__(self, cni: CNI, net: NetworkList, number: int) -> None:
+    def __init__(self, cni: CNI, net: NetworkList, number: int,
+                 arguments: Sequence[tuple[str, str]] = ()) -> None:
+        self.arguments = arguments
         self.cni, self.net, self.number = cni, net, number
         self.namespace = namespaces.new()
         try:
@@ -47,7 +49,7 @@ class Pod:
     def add(self, capabilities: Mapping[str, Any]) -> None:
         """Send ADD. Raises Failed."""
         self.runtime = RuntimeConf(f"{PREFIX}{os.getpid()}-{self.number}", namespaces.path_of(self.namespace), IFNAME,
-                                   [("IgnoreUnknown", "1")], capabilities)
+                                   [("IgnoreUnknown", "1"), *self.arguments], capabilities)
         try:
             self.result = self.cni.add(self.net, self.runtime) or {}
         except CniError as e:

@@ -13,13 +13,14 @@ from fastcni.kernel import netns, sysctl
 from fastcni.runtime import CNI, NetworkList
 from fastcni.runtime.exec import Exec
 from fastcni.runtime.parse import flattened
-from fastcni.selftest import icmp, node, sockets
+from fastcni.selftest import icmp, node, policies, sockets
 from fastcni.selftest.outside import Outside
 from fastcni.selftest.pods import Pod, leftovers
 from fastcni.selftest.records import ONE_SHOT, Check, Failed
 
 PROBE_S = 1.5                   # a probe's limit; they run at the same time
 BULK_S = 1.2
+POLICY_S = 0.3                  # for one attempt to connect
 RATE = 8_000_000                # bit/s of the bandwidth check
 BURST = 80_000                  # bits
 ALLOWED = 1.3                   # of the limit: what a TCP stream of BULK_S may exceed
@@ -28,7 +29,8 @@ NOT_REACHED = ("macvlan", "ipvlan")     # pods of these plugins do not reach the
 
 
 class Network:
-    """One network in one mode. host: a descriptor of the node's namespace."""
+    """One network in one mode. host: a descriptor of the node's namespace. policy: for its pods, if an agent with files
+    answers."""
 
     def __init__(self, cni: CNI, net: NetworkList, mode: str, outside: Outside, host: int,
                  server: sockets.Server) -> None:
@@ -39,11 +41,16 @@ class Network:
         self.capabilities = {name for plugin in plugins for name, on in plugin.capabilities.items() if on}
         self.masquerades = any(plugin.values.get("ipMasq") for plugin in plugins)
         self.host_port = 0
+        folder = policies.folder_of(net)
+        self.policy = policies.Policy(folder) if folder else None
+        if folder == "":
+            self.net = policies.without_policy(net)
 
     def checks(self) -> Generator[Check, None, None]:
         """Add two pods, yield each check, and delete the pods, also if the caller stops early."""
         with ExitStack() as opened:
-            pods = [Pod(self.cni, self.net, number) for number in (1, 2)]
+            pods = [Pod(self.cni, self.net, number, self.policy.arguments(number) if self.policy else ())
+                    for number in (1, 2)]
             for pod in pods:
                 opened.callback(self._close, pod)
             added = self._check("add", partial(self._add, pods))
@@ -56,8 +63,17 @@ class Network:
                 yield from pool.map(lambda probe: self._check(*probe), probes)
             if "bandwidth" in self.capabilities:
                 yield self._check("bandwidth", partial(self._require_limit, *pods))
+            if self.policy:
+                opened.callback(self.policy.remove)
+                connects = partial(sockets.connect, pods[0].namespace, *self._end(pods[1]), POLICY_S)
+                for name, opens in (("policy-closed", False), ("policy-open", True)):
+                    yield self._check(name, partial(self.policy.require, connects, opens=opens))
             yield self._check("check", partial(each, pods, Pod.check))
             yield self._check("del", partial(each, pods, Pod.delete))
+
+    def _end(self, pod: Pod) -> tuple[str, int]:
+        """The address and port of a pod's server."""
+        return pod.texts[min(pod.texts)], pod.server.port
 
     def _close(self, pod: Pod) -> None:
         try:
@@ -175,8 +191,7 @@ class Network:
             raise Failed("the name server", f"the name server {address} of the network does not answer {pod.name}")
 
     def _require_limit(self, one: Pod, two: Pod) -> None:
-        family = min(two.texts)
-        found = sockets.rate(one.namespace, two.texts[family], two.server, BULK_S)
+        found = sockets.rate(one.namespace, self._end(two)[0], two.server, BULK_S)
         if not 0 < found <= RATE * ALLOWED:
             raise Failed("the bandwidth limit", f"{two.name} receives {found / 1e6:.1f} Mbit/s, its limit is "
                          f"{RATE / 1e6:.0f}", "tc qdisc show")
@@ -201,6 +216,8 @@ def run(cni: CNI, nets: list[NetworkList], modes: list[str]) -> Generator[Check,
         for net in nets:
             for left in leftovers(cni, net.name):
                 cni.delete(net, left)
+            if folder := policies.folder_of(net):
+                policies.remove_leftovers(folder)
             missing = node.missing_bridges(net)
             yield from node.checks(cni, net, modes[0])
             try:

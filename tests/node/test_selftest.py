@@ -1,5 +1,6 @@
 """fastcni selftest: a network that works has no failed check, each fault of the path has one, and nothing is left."""
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from fastcni.launcher.install import install_plugins
+from fastcni.selftest import policies
+from fastcni.selftest.records import Failed
 from fastcni.testing.namespaces import ip, needs_root, run
 from fastcni.testing.witnesses import eventually, set_sysctl
 
@@ -118,6 +121,24 @@ def test_the_bandwidth_limit_is_measured(node):
     assert status == 0 and "bandwidth" in [check["name"] for check in checks]
 
 
+@contextlib.contextmanager
+def agent(folder, directory):
+    """An agent with policies of a folder; its socket is directory/policy.sock."""
+    nodes = directory / "nodes.json"
+    nodes.write_text("""{"Network": "10.62.0.0/16", "Backend": {"Type": "host-gw"}, "nodes": []}""")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fastcni", "agent", "--nodes", nodes, "--policies", folder, "--folder", directory,
+         "--conflist", "", "--subnet-file", directory / "subnet.env"], stderr=subprocess.PIPE)
+    try:
+        for line in process.stderr:
+            if b"policies_ready" in line:
+                break
+        yield process
+    finally:
+        process.terminate()
+        process.communicate()
+
+
 def nft(*rules):
     """Add rules to chains of the hooks, as another program's firewall."""
     for hook in {rule.split()[0] for rule in rules}:
@@ -168,6 +189,31 @@ def test_a_link_that_is_too_narrow_fails_the_mtu_check(node):
     run("nft", "add table bridge other; add chain bridge other c { type filter hook forward priority filter; }")
     run("nft", "add rule bridge other c udp length > 1400 drop")
     assert node.configure().failed().keys() == {"mtu", "mtu-ipv6"}
+
+
+def test_a_policy_closes_and_opens_a_pod_where_an_agent_runs(node, tmp_path):
+    folder, socket = tmp_path / "policies", tmp_path / "policy.sock"
+    folder.mkdir()
+    (folder / "fastcni-selftest-4194305.json").write_text("left by a process that was killed")
+    node.configure({"type": "policy", "agentSocketPath": str(socket)})
+    with agent(folder, tmp_path):
+        status, checks = node.selftest()
+    assert [check for check in checks if not check["ok"]] == [] and status == 0
+    assert {"policy-closed", "policy-open"} <= {check["name"] for check in checks}
+    assert list(folder.iterdir()) == []
+
+
+def test_a_policy_that_does_not_hold_is_a_failed_check(tmp_path, monkeypatch):
+    monkeypatch.setattr(policies, "SETTLED_S", 0.2)
+    policy = policies.Policy(str(tmp_path))
+    with pytest.raises(Failed, match="pod 2 is still open to pod 1"):
+        policy.require(lambda: None, opens=False)
+
+    def refuse():
+        raise TimeoutError("timed out")
+
+    with pytest.raises(Failed, match="pod 2 is still closed to pod 1"):
+        policy.require(refuse, opens=True)
 
 
 def test_an_add_that_fails_is_the_only_failed_check(node):

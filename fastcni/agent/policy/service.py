@@ -318,7 +318,7 @@ class Policies:
         return {"error": f"policies are not known yet{': ' + away if away else ''}", "again": True}
 
     def _report(self, *_):
-        """Whether pods can be added, and what `fastcni doctor` shows."""
+        """Whether pods can be added, what `fastcni doctor` shows, and the folder of files for `fastcni selftest`."""
         unreadable = [text for texts in self.errors.values() for text in texts]
         shown = {"unreadable": unreadable[:MAX_TOLD], "more": len(unreadable[MAX_TOLD:])} if unreadable else {}
-        return {**self._status(), **shown}
+        return {**self._status(), **shown, "folder": self.settings.folder}
