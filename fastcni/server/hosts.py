@@ -69,14 +69,29 @@ class Hosts:
     def tidy(self) -> None:
         """Close namespaces that no request has come from for a while."""
         with self.lock:
-            old = [key for key, it in self.known.items()
-                   if not it.home and not it.users and monotonic() - it.left > KEEP_S]
-            gone = [self.known.pop(key) for key in old]
-            for namespace in gone:
-                self.closed_deletes[0] += namespace.deletes.links
-                self.closed_deletes[1] += namespace.deletes.requests
+            gone = [self._forget(key) for key, it in self._unused() if monotonic() - it.left > KEEP_S]
         for namespace in gone:
             namespace.close()
+
+    def make_room(self) -> None:
+        """With the lock: if there are many namespaces, close the one that has been unused for the longest time. Raises
+        OSError if requests use all of them."""
+        if len(self.known) <= MAX_NAMESPACES:
+            return
+        unused = self._unused()
+        if not unused:
+            raise OSError(EMFILE, f"callers from {MAX_NAMESPACES} network namespaces at once")
+        key, _ = min(unused, key=lambda pair: pair[1].left)
+        self.defer(self._forget(key).close)
+
+    def _unused(self):
+        return [(key, it) for key, it in self.known.items() if not it.home and not it.users]
+
+    def _forget(self, key):
+        namespace = self.known.pop(key)
+        self.closed_deletes[0] += namespace.deletes.links
+        self.closed_deletes[1] += namespace.deletes.requests
+        return namespace
 
     def link_deletes(self) -> tuple[int, int]:
         """(links that requests have deleted, requests to the kernel for them)."""
@@ -123,8 +138,7 @@ class Visit:
         with self.hosts.lock:
             found = self.hosts.known.get(key)
             if not found:
-                if len(self.hosts.known) > MAX_NAMESPACES:
-                    raise OSError(EMFILE, f"callers from {MAX_NAMESPACES} network namespaces at once")
+                self.hosts.make_room()
                 found = self.hosts.known[key] = self._new_namespace()
             found.users += 1
             return found

@@ -70,10 +70,15 @@ class Message:
     pid: int
 
     def close(self) -> None:
-        for fd in (self.caller_netns, self.netns):
-            if fd is not None:
-                close_file(fd)
-        self.caller_netns = self.netns = None
+        self.close_netns()
+        if self.caller_netns is not None:
+            close_file(self.caller_netns)
+        self.caller_netns = None
+
+    def close_netns(self) -> None:
+        if self.netns is not None:
+            close_file(self.netns)
+        self.netns = None
 
 
 class Connection:

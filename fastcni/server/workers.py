@@ -169,7 +169,7 @@ class Workers:
         call = running.call
         conn, message = call.connection, call.message
         queued, started = call.waited, monotonic()
-        answer, outcome, error = Answer(conn), FAULT, ""
+        answer, outcome, error = Answer(conn, message), FAULT, ""
         waiting.here.request = running
         begin_request(conn.fileno(), REQUEST_S - queued)
         try:
@@ -231,14 +231,19 @@ class Workers:
 
 
 class Answer:
-    """The answer to a caller: `status` once it is sent; `unsent`: the caller has left."""
+    """The answer to a caller: `status` once it is sent; `unsent`: the caller has left.
 
-    def __init__(self, conn: protocol.Connection) -> None:
-        self.conn, self.error, self.unsent = conn, "", False
+    It first closes the message's descriptor of CNI_NETNS, if no plugin has used it: the caller may unmount the
+    namespace immediately, and the kernel would refuse that (EBUSY).
+    """
+
+    def __init__(self, conn: protocol.Connection, message: protocol.Message) -> None:
+        self.conn, self.message, self.error, self.unsent = conn, message, "", False
         self.status: int | None = None
 
     def deliver(self, reply: Reply) -> None:
         """Send the result of an ADD. Raises OSError if the caller has left."""
+        self.message.close_netns()
         try:
             protocol.answer(self.conn, reply.status, reply.stdout, reply.stderr)
         except OSError:
@@ -250,6 +255,7 @@ class Answer:
         """Send the answer, unless deliver() has sent it, or the caller has left."""
         if self.status is not None or self.unsent:
             return
+        self.message.close_netns()
         self.status, self.error = status, stdout.decode("utf-8", "replace") if status else ""
         try:
             protocol.answer(self.conn, status, stdout, stderr)

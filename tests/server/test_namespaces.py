@@ -46,6 +46,23 @@ def test_a_namespace_can_be_unmounted_as_soon_as_its_add_is_answered(node, pod, 
         server.ok("DEL", conf, bound, cid="c-1")
 
 
+@pytest.mark.parametrize("command, keys", [
+    ("DEL", {"type": "host-local"}), ("DEL", {"type": "portmap"}), ("DEL", {"type": "bridge"}),
+    ("CHECK", {"type": "bridge"}), ("ADD", {"type": "bridge", "vlan": -1}), ("ADD", {"type": "no-such-type"})])
+def test_a_namespace_can_be_unmounted_after_each_other_answer(node, pod, server, bound, command, keys):
+    """The server kept the descriptor of a request that had not used it until the answer was sent."""
+    conf = node.conf(**keys)
+    busy = []
+    for _ in range(60):
+        server.call(command, conf, bound, cid="c-1")
+        if why := unmount(bound):
+            busy.append(why)
+            while unmount(bound):
+                continue
+        mount(f"/run/netns/{pod}", bound)
+    assert busy == []
+
+
 def test_a_namespace_can_be_unmounted_when_the_plugin_file_has_ended(node, pod, server, plugins, bound):
     """The plugin file holds a descriptor, too, until it ends."""
     env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c-1", "CNI_IFNAME": "lo", "CNI_NETNS": bound, "CNI_PATH": plugins,
@@ -104,3 +121,14 @@ def cannot_enter(fd, home=None):
 
 def no_descriptor(defer):
     raise OSError(24, "Too many open files")
+
+
+def test_a_namespace_whose_callers_are_gone_makes_room_for_another(node, pod, pod_netns, tmp_path, monkeypatch):
+    """A namespace counts for ten seconds after its last request. With callers from many namespaces, one after another,
+    the server declined requests although no other request ran."""
+    monkeypatch.setattr(hosts, "MAX_NAMESPACES", 1)
+    with Local(tmp_path, monkeypatch) as server:
+        for there in [pod_netns() for _ in range(3)]:
+            with Inside(there):
+                assert server.call("VERSION", node.conf(), pod).status == 0
+        assert not server.lines("request_declined")
