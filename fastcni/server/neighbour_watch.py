@@ -56,10 +56,17 @@ class NeighbourWatch:
             return self.backoff.until
         lost, self.lost = self.lost, {}
         stations, self.lost_stations = self.lost_stations, []
-        fdb = sum(self._restore_station(it) for it in stations)
-        count = sum(self._restore_neighbours(bridge, {packed: mac for (index, packed), mac in lost.items()
-                                                      if index == bridge})
-                    for bridge in dict.fromkeys(index for index, _ in lost))
+        macs = {*self.known.values(), *lost.values()}           # an entry with another MAC is another program's
+        try:
+            fdb = sum(self._restore_station(it) for it in stations if it.mac in macs)
+            count = sum(self._restore_neighbours(bridge, {packed: mac for (index, packed), mac in lost.items()
+                                                          if index == bridge})
+                        for bridge in dict.fromkeys(index for index, _ in lost))
+        except OSError as e:            # ENOBUFS, for instance: the next call tries again
+            self.lost, self.lost_stations = lost | self.lost, stations + self.lost_stations
+            self.backoff.begin()
+            self.log.error("restore_failed", error=str(e))
+            return self.backoff.until
         if fdb or count:
             self.backoff.begin()
             self.log.warning("neighbours_restored", fdb=fdb, neighbours=count, netns=self.netns,

@@ -36,6 +36,26 @@ def test_the_mac_is_made_of_the_address_unless_one_is_requested(node, conf, pod_
     assert neighbours()["10.22.0.3"] == "02:00:00:00:00:77"
 
 
+def test_pods_of_different_ipv6_networks_have_different_macs(node, conf, pod_netns):
+    """The MAC was a XOR of the address's halves: fd00:22:0:1::6 and fd00:22:0:3::4 had one MAC, and the first pod was
+    cut off."""
+    macs = {node.add(conf(f"fd00:22:0:{prefix}::/64", runtimeConfig={"ips": [f"fd00:22:0:{prefix}::{host}/64"]}),
+                     pod_netns())["interfaces"][2]["mac"] for prefix, host in ((1, 6), (3, 4))}
+    assert len(macs) == 2
+
+
+def test_an_add_refuses_the_mac_of_another_port(node, conf, pod_netns):
+    one, two = pod_netns(), pod_netns()
+    asked = conf(runtimeConfig={"mac": "02:00:00:00:00:77"})
+    result = node.add(asked, one)
+    before = node.left(one, two)
+    answer = node.call("ADD", asked, two)
+    assert answer.status == 1, answer
+    assert "has the MAC 02:00:00:00:00:77" in answer.stdout.decode()
+    assert node.left(one, two) == before
+    node.check(asked, one, result)
+
+
 def test_dual_stack_pods_reach_each_other_the_gateway_and_the_host_reaches_them(node, conf, pod_netns):
     one, two = pod_netns(), pod_netns()
     results = [node.add(conf(*DUAL), pod) for pod in (one, two)]

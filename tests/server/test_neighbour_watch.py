@@ -1,11 +1,16 @@
 """If another program deletes what a bridge knows of its pods, disableFlooding, the server restores it (real kernel)."""
 
+import errno
 import time
 
 import pytest
 from real_kernel.node import elements, run, source_seen
 from server.client import eventually
+from server.cluster import NodeLog
 from server.flushed import LONG_ENOUGH
+
+from fastcni.kit.links import unflooded
+from fastcni.server import neighbour_watch
 
 
 @pytest.fixture
@@ -39,6 +44,40 @@ def test_a_flush_is_restored(server, node, conf, pod_netns, how):
         run(*command.format(**names).split())
     assert eventually(lambda: known() == before)
     assert eventually(lambda: restored(server))
+
+
+def test_an_entry_of_another_program_stays_deleted(server, node, conf, pod_netns):
+    """The server put each static FDB entry back that somebody deleted from a pod's port."""
+    assert eventually(lambda: server.lines("event=server_ready"), 60)
+    port = server.ok("ADD", conf, pod_netns())["interfaces"][1]["name"]
+    before = known()
+    for command in ("add", "del"):
+        run("bridge", "fdb", command, "02:00:00:00:00:99", "dev", port, "master", "static", "sticky")
+    run("ip", "neigh", "flush", "dev", "br0")
+    assert eventually(lambda: restored(server) and known() == before)
+    assert not server.lines("event=neighbours_restored", "fdb=1")
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+def test_what_the_kernel_refuses_once_is_restored_later(node, conf, pod, monkeypatch, number):
+    """The watch forgot what it had to restore when the kernel answered ENOBUFS."""
+    log = NodeLog()
+    node.add(conf, pod)
+    before = known()
+    watch, put, refused = neighbour_watch.NeighbourWatch(log, 0), unflooded.put, [OSError(number, "refused")]
+
+    def refuse_once(*args):
+        if refused:
+            raise refused.pop()
+        put(*args)
+
+    monkeypatch.setattr(unflooded, "put", refuse_once)
+    run("ip", "neigh", "flush", "dev", "br0")
+    assert watch.attend(time.monotonic()) == watch.backoff.until
+    watch.attend(watch.backoff.until)
+    watch.close()
+    assert known() == before
+    assert [event for event, _ in log.lines] == ["restore_failed", "neighbours_restored"]
 
 
 @pytest.mark.parametrize("how", ["flush ruleset", "delete table netdev fastcni", "flush table netdev fastcni",

@@ -61,8 +61,15 @@ def mac_of(result: dict[str, Any]) -> bytes:
     for packed in ips:
         if len(packed) == 4:
             return PREFIX4 + packed
-    folded = int.from_bytes(ips[0][:8], "big") ^ int.from_bytes(ips[0][8:], "big")
-    return PREFIX6 + folded.to_bytes(8, "big")[3:]
+    return PREFIX6 + digest(ips[0])
+
+
+def digest(packed: bytes) -> bytes:
+    """Return five bytes that depend on each bit of an IPv6 address: FNV-1a of 64 bits, whose middle bytes mix best."""
+    value = 0xCBF29CE484222325
+    for byte in packed:
+        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return value.to_bytes(8, "big")[1:6]
 
 
 def addresses_of(result: dict[str, Any]) -> list[bytes]:
@@ -94,6 +101,11 @@ def add(req: Request, bridge: Link, port: Link, mac: bytes, result: dict[str, An
     port is up.
     """
     ips = addresses_of(result)
+    taken = stations(req.mode.route, bridge.index, [mac]).get(mac)
+    if taken and taken.index != port.index:
+        raise CniError(errors.INTERNAL, f'another port of bridge "{bridge.name}" has the MAC {mac.hex(":")}',
+                       "the bridge would send that pod's packets to this one; ip link shows the port "
+                       f"with index {taken.index}")
     undo(delete_left, req, bridge.name, ips)
     multicast = False
     if has_ipv6(ips):
