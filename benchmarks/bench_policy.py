@@ -29,6 +29,7 @@ from bench_cluster_ipam import Table
 from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_pod, read_policy
+from fastcni.agent.policy.ports import Port
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.agent.policy.service import Policies, Settings
 from fastcni.agent.run import milliseconds
@@ -99,7 +100,8 @@ class Site:
         found = []
         for number in range(first, first + rounds):
             one = pod(number, number % APPS)
-            it = Attachment(("net", one.name, "eth0"), one.key, one.labels, one.addresses)
+            it = Attachment(("net", one.name, "eth0"), one.key, one.labels, one.addresses, number,
+                            Port(f"port{number}", True, bytes(2) + number.to_bytes(4, "big")))
             waited = took_ms(self.engine.protect, it)
             found.append((waited, waited + took_ms(self.engine.commit)))
             self.engine.compiler.detach(it.id)

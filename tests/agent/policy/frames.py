@@ -89,6 +89,14 @@ def neighbour(kind, target="::", options=(), behind=b"", flags=0):
     return ICMPV6, data + behind
 
 
+def too_big(packet, mtu=1280):
+    """An error about a packet, which begins with its IP header: (1 or 58, its bytes). One that needs fragments."""
+    if packet[0] >> 4 == 6:
+        return ICMPV6, struct.pack("!BBHI", 2, 0, 0, mtu) + packet[:48]
+    data = struct.pack("!BBHHH", 3, 4, 0, 0, mtu) + packet[:28]
+    return ICMP, data[:2] + checksum(data) + data[4:]
+
+
 def report(kind=MLD2_REPORT):
     """A report of multicast groups: (58, its bytes). Send it with the header ROUTER_ALERT and the hop limit 1."""
     return ICMPV6, struct.pack("!BBHI", kind, 0, 0, 0) + ip_bytes("ff02::1:ff00:1") + MARK
