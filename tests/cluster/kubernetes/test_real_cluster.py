@@ -124,7 +124,7 @@ def test_cluster_wide_addresses_with_the_rights_and_the_credentials_of_deploy(ap
 
 class Node:
     """A node: a namespace with eth0 on the wire, and the image's script as its agent, in a mount namespace that has
-    /run of its own."""
+    /run and /var/lib of its own."""
 
     def __init__(self, api, number, netns, folder):
         self.api, self.name, self.netns, self.folder, self.pods = api, f"n{number}", netns, folder / f"n{number}", {}
@@ -137,11 +137,12 @@ class Node:
                     "spec": {"podCIDR": f"10.244.{number}.0/24", "podCIDRs": [f"10.244.{number}.0/24"]}})
         api.pod_files("fastcni-agent", self.folder / "run/secrets/kubernetes.io/serviceaccount")
         (self.folder / "run/netns").mkdir()
+        (self.folder / "lib").mkdir()
         (net_conf,) = (it for it in documents("agent.yaml") if it["kind"] == "ConfigMap")
         (self.folder / "net-conf.json").write_text(net_conf["data"]["net-conf.json"])
 
     def start(self):
-        mounts = (f"mount --rbind /run/netns {self.folder}/run/netns && "
+        mounts = (f"mount --rbind /run/netns {self.folder}/run/netns && mount --bind {self.folder}/lib /var/lib && "
                   f"mount --rbind {self.folder}/run /run && exec sh {SCRIPT} agent --policies kubernetes")
         words = ["ip", "netns", "exec", self.netns, "unshare", "--mount", "--propagation", "slave", "sh", "-c", mounts]
         self.process = started(words, self.folder / "log", env=environment(
