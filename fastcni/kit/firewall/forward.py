@@ -124,9 +124,9 @@ def backends_of(req: Request, conf: Conf) -> list[Forward]:
     """
     if conf.backend:
         return [backends.load("forward", conf.backend)]
-    firewalld, by_iptables, by_nftables = backends.load_all("forward")
+    firewalld, by_iptables = backends.load("forward", "firewalld"), backends.load("forward", "iptables")
     if not firewalld.filters(req):
-        return [by_iptables if by_iptables.filters(req) else by_nftables]
+        return [by_iptables if by_iptables.filters(req) else backends.load("forward", "nftables")]
     return [firewalld, by_iptables] if firewalld.uses_nftables(req) and by_iptables.filters(req) else [firewalld]
 
 
