@@ -226,6 +226,6 @@ def test_stdin_without_a_descriptor_for_its_memory_file_is_an_error(bridge, fold
     with serving(folder, reply(0)) as server:
         status, stdout, _ = run("sh", "-c", f"ulimit -n 4; exec {bridge}", env=variables(server), stdin=LONG)
     error = json.loads(stdout)
-    assert (status, error["code"]) == (1, 5)
+    assert (status, error["code"]) == (1, 11)
     assert error["msg"] == "keep stdin in a memory file: Too many open files (errno 24)"
     assert not server.requests
