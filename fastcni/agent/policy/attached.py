@@ -156,7 +156,8 @@ class AttachedCompiler(Compiler):
         if before != (packed in self.state.elements[map_name]):
             for key in self._local.get(packed, ()):
                 for id in self._of.get(key, ()):
-                    self._put_port(id)
+                    if id in self._written:             # attach() writes those of a new one, once
+                        self._put_port(id)
 
 
 def order(it: Attachment) -> tuple[int, Id]:

@@ -18,6 +18,7 @@ from errno import ENFILE
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import cut
+from fastcni.agent.policy.ports import LATER
 from fastcni.agent.policy.ruleset import Ruleset
 from fastcni.agent.policy.state import MAPS
 from fastcni.kernel.wire import NetlinkError
@@ -125,7 +126,8 @@ class Engine:
         restricted = {name: keys for name in MAPS if (keys := [key for key in it.addresses if key in elements[name]])}
         port: dict[str, list[bytes]] = {}
         for name, key in self.compiler.elements_of(it.id):
-            port.setdefault(name, []).append(key)
+            if name not in LATER:
+                port.setdefault(name, []).append(key)
         if known or not restricted or not self._loaded or not self._drop(restricted, port):
             self.commit()
         return gone

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastcni._netlink import Batch
+from fastcni.kernel import rtnl, wire
 from fastcni.kernel.nft_elements import concat, ifname, service
 from fastcni.kernel.uapi import IFNAMSIZ
 from fastcni.kit.links import find
@@ -18,8 +20,6 @@ from fastcni.spec import address
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from fastcni.kernel.rtnl import Link
-    from fastcni.kernel.wire import Socket
 
     Element = tuple[str, bytes]                 # (set, key)
 
@@ -61,6 +61,7 @@ POD_MACS, SHUT_MACS, DHCP4 = "pod-macs", "shut-macs", "dhcp4"       # of held po
 # both ends of a range of "own"; "station": MAC . address
 SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether",
         SHUT_MACS: "ether", DHCP4: "address"}
+LATER = {*STATIONS.values(), POD_MACS, SHUT_MACS, DHCP4}        # for these no ADD waits: the traffic is dropped still
 
 
 class Unclear(Exception):
@@ -143,19 +144,41 @@ def box(key: bytes, pair: Pair) -> bytes:
 
 # -- requests and files ------------------------------------------------------------------------------------------------
 
-def find_port(sock: Socket, request: Mapping[str, Any]) -> tuple[Port | None, Link | None]:
-    """(the port that a request is about, its bridge or None). (None, None): an earlier plugin has asked, which does not
-    tell. Raises Unclear, OSError, and what read() raises."""
-    if "links" not in request:
-        return None, None
-    links = [link for name in request["links"] if len(name.encode()) < IFNAMSIZ and (link := find.link(sock, name))]
-    veths = [link for link in links if link.kind == "veth"]
-    if len(veths) != 1:
-        raise Unclear(f"prevResult has to name one veth on the host, the pod's port; found {len(veths)} among "
-                      f"{', '.join(request['links'])}")
-    master = find.link(sock, index=veths[0].master) if veths[0].master else None
-    bridge = master if master and master.kind == "bridge" else None
-    return read({**request["port"], "name": veths[0].name, "bridged": bridge is not None}), bridge
+class Finder:
+    """Finds the ports that requests are about. Bridges that it finds learn only from frames that the rules see.
+
+    Made in a thread that is in the node's namespace. The kernel is asked for a bridge once: an ADD waits for it.
+    """
+
+    def __init__(self) -> None:
+        self.sock = wire.open_socket()
+        self.bridges: dict[str, int] = {}       # index, by name
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def find(self, request: Mapping[str, Any]) -> Port | None:
+        """Return the port, None if an earlier plugin has asked, which does not tell. Raises Unclear, OSError, and what
+        read() raises."""
+        if "links" not in request:
+            return None
+        links = [find.link(self.sock, name) for name in request["links"]
+                 if name not in self.bridges and len(name.encode()) < IFNAMSIZ]
+        veths = [link for link in links if link and link.kind == "veth"]
+        if len(veths) != 1:
+            raise Unclear(f"prevResult has to name one veth on the host, the pod's port; found {len(veths)} among "
+                          f"{', '.join(request['links'])}")
+        return read({**request["port"], "name": veths[0].name, "bridged": self._is_bridge(veths[0].master)})
+
+    def _is_bridge(self, index: int) -> bool:
+        if not index or index in self.bridges.values():
+            return bool(index)
+        master = find.link(self.sock, index=index)
+        if master is None or master.kind != "bridge":
+            return False
+        wire.exchange(self.sock, rtnl.learn_no_link_local(Batch(), index))
+        self.bridges[master.name] = index
+        return True
 
 
 def read(document: Mapping[str, Any]) -> Port:

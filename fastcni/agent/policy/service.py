@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from fastcni._netlink import Batch, attributes
+from fastcni._netlink import attributes
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import attached, ports
 from fastcni.agent.policy.attached import AttachedCompiler
@@ -38,7 +38,7 @@ from fastcni.agent.policy.ruleset import (
     sees_bridged_traffic,
 )
 from fastcni.agent.policy.unreadable import SUFFIX
-from fastcni.kernel import nft, rtnl, uapi, wire
+from fastcni.kernel import nft, uapi, wire
 from fastcni.kernel.deletions import generation
 from fastcni.kit.policies import SOCKET
 from fastcni.server.listening import ListenError
@@ -97,9 +97,8 @@ class Policies:
         for each in attached.read_all(settings.state):
             for gone in self.compiler.attach(each):
                 attached.forget(settings.state, gone)
-        self.bridges: set[int] = set()                      # indexes of those that learn as they should
         with ExitStack() as opened:             # the caller tries again after an error
-            self.route = opened.enter_context(closing(wire.open_socket()))
+            self.ports = opened.enter_context(closing(ports.Finder()))
             self.engine = opened.enter_context(closing(Engine(self.compiler)))
             self.events = opened.enter_context(closing(wire.open_socket(uapi.NETLINK_NETFILTER,
                                                                         groups=(uapi.NFNLGRP_NFTABLES,))))
@@ -260,7 +259,8 @@ class Policies:
                 return None
             return {"error": f"the API server has not shown the pod {request['pod']} so far", "again": True}
         known = self.compiler.attachments.get(tuple(request["id"]))         # `fastcni restore` asks again
-        it = attached.read({**request, "labels": pod, "port": self._port(request),
+        port = self.ports.find(request)
+        it = attached.read({**request, "labels": pod, "port": port and ports.written(port),
                             "sequence": known.sequence if known else self.compiler.sequence + 1})
         gone = self.engine.protect(it)
         attached.keep(self.settings.state, it)
@@ -276,19 +276,11 @@ class Policies:
             return said.labels
         return request["labels"] if self.settings.folder else None
 
-    def _port(self, request) -> Any:
-        """The document of the port that a request is about. Its bridge learns only from frames that the rules see."""
-        port, bridge = ports.find_port(self.route, request)
-        if bridge and bridge.index not in self.bridges:
-            wire.exchange(self.route, rtnl.learn_no_link_local(Batch(), bridge.index))
-            self.bridges.add(bridge.index)
-        return port and ports.written(port)
-
     def _check(self, request, _):
         it = self.compiler.attachments.get(tuple(request["id"]))
         if it is None or set(it.addresses) != set(map(address.read_ip, request["addresses"])):
             return {"error": f"pod {request['pod']} is not protected with the addresses of prevResult"}
-        if it.port != ports.find_port(self.route, request)[0]:
+        if it.port != self.ports.find(request):
             return {"error": f"pod {request['pod']} is not held at its port as prevResult and the configuration say"}
         return {}
 
