@@ -4,7 +4,7 @@ import os
 
 import pytest
 from agent.policy.pods import batch
-from agent.policy.test_ports import NO_EGRESS, NO_INGRESS, site     # noqa: F401
+from agent.policy.test_ports import NO_EGRESS, NO_INGRESS, site  # noqa: F401
 from dhcp.process import Daemon, ok
 from dhcp.server import Network, Server
 

@@ -74,9 +74,9 @@ def test_a_pod_without_egress_sends_no_errors_about_connections_of_others(site):
     site.add("a", egress="none")
     it, packet = begin(site, "b", ADDRESSES["c"][0])
     with it:
-        sent = {"error": ipv4(mac_of_pod("a"), ADDRESSES["a"][0], ADDRESSES["c"][0], too_big(packet),
-                              to=mac_of_pod("c"))}
-        assert site.arrived(sent, "a", "c", "b") == set()
+        sent = {"error": ipv4(mac_of_pod("a"), ADDRESSES["a"][0], ADDRESSES["b"][0], too_big(packet),
+                              to=mac_of_pod("b"))}
+        assert site.arrived(sent, "a", "b", "c") == set()
 
 
 def test_errors_from_outside_are_limited(site):        # noqa: F811

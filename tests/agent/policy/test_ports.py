@@ -1,5 +1,6 @@
 """A pod's root with raw packets against policies, on the real kernel: what its port lets pass. Needs root."""
 
+import contextlib
 import json
 import os
 
@@ -9,7 +10,12 @@ from agent.policy.frames import MARK, arrived, delivered, ipv4, ipv6, link_local
 from agent.policy.pods import ADDRESSES, NODE, ON_BRIDGE, TCP, UDP, Node, mac_of_pod
 from agent.policy.test_service import DB, Running
 
+from fastcni.agent.policy.attached import AttachedCompiler, Attachment
+from fastcni.agent.policy.engine import Engine
+from fastcni.agent.policy.objects import read_policy
+from fastcni.agent.policy.ports import Port
 from fastcni.agent.policy.ruleset import TABLE, see_bridged_traffic
+from fastcni.spec.address import read_ip
 from fastcni.spec.errors import CniError
 from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
@@ -216,6 +222,26 @@ def test_ports_stay_held_while_the_agent_is_away_and_after_it_comes_back(site):
     assert site.arrived(forged, "a", "b", "c") == set()
     site.call("DEL", "a")
     assert site.arrived(forged, "a", "b", "c") == {"forged"}
+
+
+@pytest.mark.parametrize("name", "ad")
+def test_a_port_is_held_before_the_add_answers(host_netns, pod_netns, name):
+    """The pod's own rules are written after that."""
+    if not see_bridged_traffic():
+        pytest.skip("needs br_netfilter in the kernel")
+    with contextlib.closing(Node(pod_netns)) as node, contextlib.closing(Engine(AttachedCompiler())) as engine:
+        engine.compiler.put_policy(read_policy(NO_INGRESS))
+        engine.load()
+        port = Port(f"port-{name}", name in ON_BRIDGE, frames.mac_bytes(mac_of_pod(name)))
+        engine.protect(Attachment(("net", "c", "eth0"), "default/x", {"app": "db"},
+                                  tuple(map(read_ip, ADDRESSES[name])), 1, port))
+        gateway = frames.mac_of(None, "br0" if name in ON_BRIDGE else "port-d")
+        forged = {source: ipv4(mac_of_pod(name), source, ADDRESSES["c"][0], udp(), to=gateway)
+                  for source in (ADDRESSES["b"][0], "8.8.8.8")}
+        own = {"own": ipv4(mac_of_pod(name), ADDRESSES[name][0], ADDRESSES["c"][0], udp(), to=gateway)}
+        last = frames.arp(MAC_B, MAC_B, ADDRESSES["b"][0])
+        assert arrived(forged | own, node.names[name], node.names["c"], last, node.names["b"]) == {"own"}
+        engine.rules.remove()
 
 
 def test_an_attachment_of_an_earlier_version_is_held_after_restore(site, tmp_path):
