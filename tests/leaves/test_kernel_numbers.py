@@ -13,16 +13,18 @@ INCLUDES = """sys/socket.h sys/ioctl.h linux/types.h linux/netlink.h linux/rtnet
     linux/net_namespace.h linux/netconf.h linux/pkt_cls.h linux/pkt_sched.h linux/tc_act/tc_mirred.h linux/veth.h
     linux/netfilter.h linux/netfilter_bridge.h linux/netfilter_ipv4.h linux/netfilter/nfnetlink.h
     linux/netfilter/nf_tables.h linux/netfilter/nf_tables_compat.h linux/netfilter/nfnetlink_conntrack.h
-    linux/netfilter/nf_conntrack_common.h linux/netfilter/ipset/ip_set.h linux/netfilter/xt_set.h
+    linux/netfilter/nf_conntrack_common.h linux/netfilter/nf_conntrack_tuple_common.h
+    linux/netfilter/ipset/ip_set.h linux/netfilter/xt_set.h
     linux/netfilter_ipv4/ip_tables.h linux/netfilter_ipv6/ip6_tables.h linux/ethtool.h
     linux/genetlink.h linux/icmpv6.h linux/if_tunnel.h""".split()
 # Names that are in no header of user space: nft's, libnftnl's, those of the kernel's own headers, and ours.
 ELSEWHERE = {
     "nft": {"COMMENT_MAX"},
     "nft_elements": {"TYPE_IPADDR", "TYPE_IP6ADDR", "TYPE_ETHERADDR", "TYPE_INET_PROTOCOL", "TYPE_INET_SERVICE",
-                     "TYPE_IFNAME", "BITS_OF_A_TYPE"},
-    "nft_rules": {"NF_CT_STATE_ESTABLISHED", "NF_CT_STATE_RELATED", "NDISC_ROUTER_ADVERTISEMENT",
-                  "NDISC_NEIGHBOUR_SOLICITATION", "NDISC_NEIGHBOUR_ADVERTISEMENT"},
+                     "TYPE_IFNAME", "TYPE_ETHERTYPE", "BITS_OF_A_TYPE"},
+    "nft_rules": {"NF_CT_STATE_ESTABLISHED", "NF_CT_STATE_RELATED", "NDISC_ROUTER_SOLICITATION",
+                  "NDISC_ROUTER_ADVERTISEMENT", "NDISC_NEIGHBOUR_SOLICITATION", "NDISC_NEIGHBOUR_ADVERTISEMENT",
+                  "NDISC_REDIRECT"},
     "conntrack": {"IPCTNL_MSG_CT_GET", "IPCTNL_MSG_CT_DELETE", "BY_SOURCE", "BY_PROTOCOL", "BY_DESTINATION_PORT"},
     "ipset": {"NFNL_MSG_COMPAT_GET"},
     "tc": {"INGRESS", "MAX_U32", "QUANTUM"},
