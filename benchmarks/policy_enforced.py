@@ -27,9 +27,12 @@ from agent.policy.streams import PROTOCOLS, Stream, Streams
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.service import Policies, Settings
 from fastcni.agent.run import milliseconds
+from fastcni.kit import policies as policies_client
 from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
 from fastcni.server import garbage
+from fastcni.spec.errors import CniError
 from fastcni.testing.namespaces import ip
+from fastcni.testing.witnesses import eventually
 
 PAIRS = ("a", "b"), ("d", "b")                  # on one bridge, and from a link of its own
 QUIET_S, LIMIT_S = 0.2, 10.0                    # without a packet, then a flow is cut; to wait for anything
@@ -127,7 +130,7 @@ def round_ms(node, forbid):
         for stream in streams.streams:
             for end in stream.ends:
                 ended.callback(end.close)
-        if not until(lambda: all(min(streams.last(one)) for one in streams.streams)):
+        if not eventually(lambda: all(min(streams.last(one)) for one in streams.streams), LIMIT_S):
             return None
         time.sleep(random.random() / 20)
         began = time.monotonic()
@@ -136,16 +139,9 @@ def round_ms(node, forbid):
         def last():
             return max((max(streams.last(one)), str(one)) for one in streams.streams)
 
-        if not until(lambda: last()[0] < time.monotonic() - QUIET_S):
+        if not eventually(lambda: last()[0] < time.monotonic() - QUIET_S, LIMIT_S):
             return LIMIT_S * 1e3, f"{last()[1]}, and goes on"
         return max(0.0, last()[0] - began) * 1e3, last()[1]
-
-
-def until(claim):
-    end = time.monotonic() + LIMIT_S
-    while not (found := claim()) and time.monotonic() < end:
-        time.sleep(0.005)
-    return found
 
 
 @contextlib.contextmanager
@@ -190,7 +186,9 @@ def enforced(kind, policies, pods, rounds, load=0):
         opened.enter_context(running(None, lambda: serve(settings)))
         for _ in range(load):
             opened.enter_context(running(None, spin))
-        time.sleep(1)
+        # Flows that begin before the rules have no known direction: conntrack begins with the rules.
+        if not eventually(lambda: is_ready(settings.socket), pause=0.2):
+            raise SystemExit("the agent has not written the policies")
         while len(found) < rounds:
             forbid, allow = changes(source)[len(found) % 2]
             if (one := round_ms(node, forbid)) is not None:
@@ -198,6 +196,14 @@ def enforced(kind, policies, pods, rounds, load=0):
             allow()
             time.sleep(OPEN_S)
     return found
+
+
+def is_ready(path):
+    try:
+        policies_client.ask(path, {"do": "status"})
+    except (CniError, policies_client.Away):
+        return False
+    return True
 
 
 def spin():
