@@ -80,6 +80,21 @@ def test_what_the_kernel_refuses_once_is_restored_later(node, conf, pod, monkeyp
     assert [event for event, _ in log.lines] == ["restore_failed", "neighbours_restored"]
 
 
+def test_a_neighbour_that_another_program_adds_again_is_left_to_it(node, conf, pod):
+    """Its MAC is another one now: the watch must not write the former one over it."""
+    log = NodeLog()
+    node.add(conf, pod)
+    watch = neighbour_watch.NeighbourWatch(log, 0)
+    run("ip", "neigh", "del", "10.22.0.2", "dev", "br0")
+    run("ip", "neigh", "add", "10.22.0.2", "lladdr", "02:00:00:00:00:99", "dev", "br0", "nud", "reachable",
+        "protocol", "252", "extern_learn")
+    before = known()
+    watch.attend(time.monotonic())
+    watch.close()
+    assert "10.22.0.2 lladdr 02:00:00:00:00:99" in before and known() == before
+    assert log.lines == []
+
+
 @pytest.mark.parametrize("how", ["flush ruleset", "delete table netdev fastcni", "flush table netdev fastcni",
                                  "flush chain netdev fastcni solicitations", "flush chain netdev fastcni bridge-br0",
                                  "delete chain netdev fastcni bridge-br0"])
