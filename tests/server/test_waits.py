@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -149,6 +150,18 @@ def test_a_caller_that_leaves_ends_the_wait_for_a_lock(node, pod, start):
         add.close()
         assert eventually(lambda: server.lines("event=caller_gone", "run=True"))
     assert set(links(pod)) == {"lo"} and node.left(pod) == before
+
+
+def test_an_add_whose_answer_cannot_be_delivered_is_rolled_back(node, pod, start):
+    """The caller reads no more, and its connection stays open: the server notices that when it sends the result."""
+    server = start("--workers", "1")
+    with lock_of(node):
+        before = node.left(pod)
+        add = server.send("ADD", node.conf(isGateway=True), pod)
+        add.conn.shutdown(socket.SHUT_RD)
+    assert eventually(lambda: server.lines("event=caller_gone", "command=ADD", "run=True"))
+    add.close()
+    assert set(links(pod)) == {"lo"} and node.left(pod) == before and not node.held()
 
 
 def test_the_programs_of_a_killed_server_end(node, pod, start, hung):
