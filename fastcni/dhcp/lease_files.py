@@ -14,15 +14,15 @@ import os
 
 from fastcni.dhcp.lease import Lease, Owner
 from fastcni.kernel import sysctl
+from fastcni.kit.dhcp.lease_path import STATE_DIR, SUFFIX, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-STATE_DIR = "/var/lib/cni/dhcp"
 MAGIC = "fastcni-dhcp 1"
-SUFFIX, DAMAGED = ".lease", ".damaged"
+DAMAGED = ".damaged"
 MAX_BYTES = 1 << 20
 
 
@@ -80,11 +80,6 @@ class LeaseFiles:
 
     def _path(self, key: bytes) -> str:
         return path_of(self.folder, key)
-
-
-def path_of(folder: str, key: bytes) -> str:
-    """The file of a lease. key: of its Owner."""
-    return f"{folder}/{hashlib.sha256(key).hexdigest()[:32]}{SUFFIX}"
 
 
 def read_folder(folder: str) -> Iterator[Saved | tuple[str, str]]:

@@ -52,7 +52,7 @@ MARK = b"fastcni"
 MARK_AT = 9  # EI_PAD, elf(5): bytes that have no meaning
 VERSION_MEMBER = "version"
 # Extension modules of the interpreter, where they are not built in
-BORROWED = ("_json", "_sha2", "_sha512", "_socket", "fcntl")
+BORROWED = ("_json", "_sha2", "_sha256", "_sha512", "_socket", "fcntl")
 
 CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c
 CONFIG = struct.Struct("16s1024s32s1008s1024s504s3Q8I4I")

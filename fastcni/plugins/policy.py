@@ -14,9 +14,12 @@ host, the pod's port. There the pod is held to its addresses and its MAC. Keys a
 
 from __future__ import annotations
 
+import posix
+
 from fastcni.kit import policies
 from fastcni.kit.call import chained
 from fastcni.kit.call.conf import ENDINGS, keys_of, read_ethernet
+from fastcni.kit.dhcp import dhcp_conf, lease_path
 from fastcni.spec import address, errors, version
 from fastcni.spec.config import read_args, shown
 from fastcni.spec.errors import CniError
@@ -175,10 +178,19 @@ def about(req: Request, conf: Conf, previous: dict[str, Any]) -> dict[str, Any]:
     macs = [each.get("mac", "") for each in interfaces if each["name"] == req.ifname and each.get("sandbox")]
     if not macs or not macs[0]:
         raise CniError(errors.INVALID_CONFIG, f"prevResult has no MAC of {req.ifname}")
+    dhcp = conf.port["dhcp"] or has_lease(req)
     return {"id": [req.name, req.container_id, req.ifname],
-            "links": links, "port": {**conf.port, "mac": read_ethernet(macs[0]).hex()},
+            "links": links, "port": {**conf.port, "dhcp": dhcp, "mac": read_ethernet(macs[0]).hex()},
             "pod": f"{conf.args.get('K8S_POD_NAMESPACE') or 'default'}/{name}",
             "uid": conf.args.get("K8S_POD_UID", ""), "labels": conf.labels, "addresses": addresses}
+
+
+def has_lease(req: Request) -> bool:
+    """Return whether fastcni's dhcp daemon has a lease for the attachment. prevResult does not show the IPAM type."""
+    if not posix.access(lease_path.STATE_DIR, posix.F_OK):
+        return False
+    key = dhcp_conf.client_id(req.container_id, req.name, req.ifname)
+    return posix.access(lease_path.path_of(lease_path.STATE_DIR, key), posix.F_OK)
 
 
 def unreachable(conf: Conf, e: Exception) -> str:
