@@ -3,7 +3,9 @@
 import pytest
 from cluster_ipam.store_contract import StoreContract
 
+from fastcni.kit.ipam.cluster.contract import ACTIVE
 from fastcni.kit.ipam.cluster.stores import open_store
+from fastcni.kit.ipam.cluster.stores.etcd import put, value_of
 
 
 class TestEtcdStore(StoreContract):
@@ -22,3 +24,11 @@ class TestEtcdStore(StoreContract):
     @pytest.fixture
     def lose(self, etcd, etcd_member):
         return lambda node: etcd_member.end_lease(etcd["prefix"], node)
+
+    @pytest.fixture
+    def activate(self, store):
+        def activate(block):
+            block.state = ACTIVE
+            store.etcd.txn([], [put(store.keys.block(block.space, block.cidr), value_of(block))])
+
+        return activate

@@ -1,8 +1,8 @@
 """What every store of cluster-wide addresses does (kit/ipam/cluster/contract.py), as tests.
 
-The module of a store's tests has a class TestX(StoreContract) with two fixtures: `store`, new and empty, and `lose`, a
-function that makes a node look as if it had given no sign of life for NODE_TTL_S. `other`, if it is given, is a second
-client of the same store.
+The module of a store's tests has a class TestX(StoreContract) with three fixtures: `store`, new and empty; `lose`, a
+function that makes a node look as if it had given no sign of life for NODE_TTL_S; and `activate`, a function that makes
+a block ACTIVE and leaves its epoch. `other`, if it is given, is a second client of the same store.
 """
 
 import threading
@@ -151,6 +151,22 @@ class StoreContract:
         assert (block.node, block.epoch, block.state) == ("a", 2, ACTIVE)
         assert store.adopt(back, block) == block
         assert store.claim(back, [("s", CIDR)]) == [block]
+
+    def test_a_block_that_is_active_with_an_old_epoch_is_adopted_before_it_is_used(self, store, a, lose, activate):
+        """declare_dead() raises the epoch first. If it is killed there, the node's blocks stay ACTIVE."""
+        store.claim(a, [("s", CIDR)])
+        lose("a")
+        store.declare_dead(store.nodes()[0])
+        back = store.join("a", "boot 2")
+        activate(store.blocks()[0])
+        (seen,) = store.blocks()
+        assert (seen.epoch, seen.state) == (1, ACTIVE)
+        for use in (lambda: store.claim(back, [("s", CIDR)]), lambda: store.claim_single(back, single())):
+            with pytest.raises(Taken):
+                use()
+        block = store.adopt(back, seen)
+        assert (block.node, block.epoch, block.state) == ("a", 2, ACTIVE)
+        assert store.blocks() == [block] == store.claim(back, [("s", CIDR)])
 
     def test_a_node_cannot_adopt_what_is_not_its_own(self, store, a, b):
         (block,) = store.claim(a, [("s", CIDR)])

@@ -12,9 +12,10 @@ from fastcni import _ipam_bitmap
 from fastcni.kit.ipam import store as store_module
 from fastcni.kit.ipam.cluster import hold, released, stores
 from fastcni.kit.ipam.cluster.conf import read_keys
-from fastcni.kit.ipam.cluster.contract import ACTIVE, KEPT
+from fastcni.kit.ipam.cluster.contract import ACTIVE, KEPT, QUARANTINE
 from fastcni.kit.ipam.cluster.node_state import MadeSpace
 from fastcni.kit.ipam.cluster.stores.http import REQUEST_TIMEOUT_S
+from fastcni.kit.ipam.cluster.stores.local import key_of
 from fastcni.kit.ipam.store import Store
 from fastcni.node.adopt import adopt
 from fastcni.node.attachments import Places
@@ -152,9 +153,15 @@ def confirm_is_due(monkeypatch):
     monkeypatch.setattr("fastcni.kit.ipam.cluster.allocate.TRY_S", 0.0001)
 
 
-def test_a_node_that_was_declared_dead_adopts_its_blocks(a, b, monkeypatch):
+@pytest.mark.parametrize("state", [QUARANTINE, ACTIVE])
+def test_a_node_that_was_declared_dead_adopts_its_blocks(a, b, monkeypatch, state):
+    """The blocks are ACTIVE if the node that declared it dead was killed before it changed them."""
     a.add(NET, "c1")
     declare_dead(b, "a")
+    (block,) = store_of(a).blocks()
+    block.state = state
+    with store_of(a).open() as doc:
+        doc.put("blocks", key_of(block), block)
     confirm_is_due(monkeypatch)
     a.add(NET, "c2")
     assert {(one.node, one.epoch, one.state) for one in store_of(a).blocks()} == {("a", 2, ACTIVE)}

@@ -6,7 +6,7 @@ import pytest
 from cluster_ipam.memory_store import Memory, MemoryStore
 from cluster_ipam.store_contract import StoreContract
 
-from fastcni.kit.ipam.cluster.contract import NODE_TTL_S
+from fastcni.kit.ipam.cluster.contract import ACTIVE, NODE_TTL_S
 
 
 class TestMemoryStore(StoreContract):
@@ -27,3 +27,9 @@ class TestMemoryStore(StoreContract):
         def lose(node):
             memory.nodes[node].seen -= 2 * NODE_TTL_S
         return lose
+
+    @pytest.fixture
+    def activate(self, memory):
+        def activate(block):
+            memory.blocks[block.space, block.cidr].state = ACTIVE
+        return activate

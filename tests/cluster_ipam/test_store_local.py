@@ -5,9 +5,9 @@ import json
 import pytest
 from cluster_ipam.store_contract import StoreContract
 
-from fastcni.kit.ipam.cluster.contract import ALIVE, LOST, NODE_TTL_S, StoreAway
+from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, LOST, NODE_TTL_S, StoreAway
 from fastcni.kit.ipam.cluster.stores import open_store
-from fastcni.kit.ipam.cluster.stores.local import LocalStore
+from fastcni.kit.ipam.cluster.stores.local import LocalStore, key_of
 
 
 class TestLocalStore(StoreContract):
@@ -27,6 +27,14 @@ class TestLocalStore(StoreContract):
             data["nodes"][node]["seen"] -= 2 * NODE_TTL_S
             path.write_text(json.dumps(data))
         return lose
+
+    @pytest.fixture
+    def activate(self, store):
+        def activate(block):
+            block.state = ACTIVE
+            with store.open() as doc:
+                doc.put("blocks", key_of(block), block)
+        return activate
 
 
 def test_a_folder_that_cannot_be_made_is_a_store_that_is_away(tmp_path):

@@ -5,7 +5,7 @@ import time
 import pytest
 from cluster_ipam.store_contract import StoreContract
 
-from fastcni.kit.ipam.cluster.contract import NODE_TTL_S
+from fastcni.kit.ipam.cluster.contract import ACTIVE, NODE_TTL_S
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, NODES, node_name, to_time
 
 
@@ -21,3 +21,7 @@ class TestKubernetesStore(StoreContract):
             store.api.patch(f"{BASE}/{NODES}/{node_name(node)}/status", past)
 
         return lose
+
+    @pytest.fixture
+    def activate(self, store):
+        return lambda block: store.set_block(store.get_block(block.space, block.cidr), state=ACTIVE)
