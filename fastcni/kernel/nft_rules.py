@@ -350,6 +350,11 @@ def ether_type(number: int) -> tuple[Expression, ...]:
     return meta(NFT_META_PROTOCOL), compare(number.to_bytes(2, "big"))
 
 
+def other_ether_type(number: int) -> tuple[Expression, ...]:
+    """meta protocol != <number>"""
+    return meta(NFT_META_PROTOCOL), compare(number.to_bytes(2, "big"), NFT_CMP_NEQ)
+
+
 def icmpv6_type(number: int) -> tuple[Expression, ...]:
     """icmpv6 type <number>, of a packet that is known to be IPv6"""
     return (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(ICMPV6_TYPE), compare(bytes((number,))))

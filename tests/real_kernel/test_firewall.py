@@ -4,6 +4,7 @@ firewalld is in tests/real_kernel/test_firewalld.py."""
 import shutil
 
 import pytest
+from agent.policy import frames
 from real_kernel.node import cid_of, elements, members, rules, run, set_sysctl
 from real_kernel.portmap_chain import DUAL, EXTERNAL, POD
 from real_kernel.traffic import add_external, ask, listen, no_bridge_netfilter
@@ -235,6 +236,23 @@ def test_isolated_pods_do_not_reach_each_other(node, four, external, plain, fami
         assert not reached(node, c, a, family, wait=0.5)
         assert ask(a, EXTERNAL[family], 80)
         assert ask(None, address(node, a, family), 80)
+
+
+def test_no_frame_but_arp_passes_between_isolated_pods(node, four):
+    """IP behind two VLAN tags, whose ethertype is a tag, passed. The receiver's kernel takes out tags with VLAN 0."""
+    a, b, *_ = four
+    macs = {pod: node.results[pod]["interfaces"][2]["mac"] for pod in (a, b)}
+    sent = {f"{make.__name__} {tags}": make(macs[a], address(node, a, family), address(node, b, family), frames.udp(),
+                                            to=macs[b], tags=tags)
+            for make, family in ((frames.ipv4, 4), (frames.ipv6, 6))
+            for tags in ([], [0], [0, 0], [(frames.ETH_P_8021AD, 0), 0], [7, 8])}
+    sent |= {f"{kind:x}": frames.ethernet(macs[a], macs[b], kind)
+             for kind in (frames.ETH_P_MPLS, frames.ETH_P_EXPERIMENT, frames.ETH_P_RARP)}
+    arp = frames.arp(macs[a], macs[a], address(node, a, 4))
+    assert frames.arrived(sent, a, b, arp) == set(sent)
+    for name in (a, b):
+        node.add(firewall("nftables", ingressPolicy="isolated"), name)
+    assert frames.arrived(sent, a, b, arp) == set()
 
 
 def test_isolated_by_iptables_has_the_rules_of_the_reference(node, four):

@@ -14,20 +14,21 @@
         set isolated { type ifname; elements = { "veth0a1b2c3d" comment "8e48...-0b65..., net: a, if: eth0, id: c" } }
         chain isolated {
             type filter hook forward priority filter; policy accept;
-            iifname @isolated ether type ip drop                        (and ip6)
-            oifname @isolated ether type ip drop                        (and ip6)
+            iifname @isolated meta protocol != arp drop
+            oifname @isolated meta protocol != arp drop
         }
     }
 
 The second table filters frames from port to port of a bridge, which the first table sees only with br_netfilter. The
-second table's set has the ports of isolated pods. A bridge's policy lasts as long as the bridge.
+second table's set has the ports of isolated pods. A frame with two VLAN tags has the ethertype of the inner tag, so the
+rules name what passes. A bridge's policy lasts as long as the bridge.
 """
 
 from __future__ import annotations
 
 from fastcni.kernel import nft, nft_elements, nft_rules
 from fastcni.kernel.nft_elements import TYPE_IFNAME, concat, ifname, read_ifname
-from fastcni.kernel.uapi import ETH_P_IP, ETH_P_IPV6
+from fastcni.kernel.uapi import ETH_P_ARP
 from fastcni.kit.firewall import elements
 from fastcni.kit.firewall.table import BRIDGE_COMMENT, BRIDGE_FAMILY, COMMENT, FAMILY, TABLE
 from fastcni.kit.links import find
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 BRIDGES, SAME, ISOLATED = "ingress-bridges", "ingress-same", "ingress-isolated"
 SET_IDS = {BRIDGES: 1, SAME: 2, ISOLATED: 3}
 CHAIN, RULES = "ingress-policy", 2
-PORTS, PORTS_RULES, PORTS_ID = "isolated", 4, 1         # the set and the chain of the bridge family
+PORTS, PORTS_RULES, PORTS_ID = "isolated", 2, 1         # the set and the chain of the bridge family
 
 
 def stores() -> list[Store]:
@@ -133,7 +134,6 @@ def set_up_ports(batch: Batch, items: Sequence[Item]) -> Batch:
                        priority=nft.NF_BR_PRI_FILTER_BRIDGED)
     nft_rules.flush_chain(batch, family, table, PORTS)
     for end in (nft_rules.NFT_META_IIFNAME, nft_rules.NFT_META_OIFNAME):
-        for number in (ETH_P_IP, ETH_P_IPV6):
-            nft_rules.add_rule(batch, family, table, PORTS, nft_rules.meta(end), nft_rules.in_set(PORTS, PORTS_ID),
-                               *nft_rules.ether_type(number), nft_rules.drop())
+        nft_rules.add_rule(batch, family, table, PORTS, nft_rules.meta(end), nft_rules.in_set(PORTS, PORTS_ID),
+                           *nft_rules.other_ether_type(ETH_P_ARP), nft_rules.drop())
     return batch

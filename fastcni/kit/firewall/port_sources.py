@@ -60,7 +60,7 @@ from fastcni.kernel.nft_rules import (
     meta,
     payload,
 )
-from fastcni.kernel.uapi import ETH_P_IP, ETH_P_IPV6
+from fastcni.kernel.uapi import ETH_P_ARP, ETH_P_IP, ETH_P_IPV6
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
 NEIGHBOURS = "neighbours"       # the chain
 BEHIND_MAC = NFT_REG32_00 + 6     # the register behind a link's name and a MAC, 16 and 8 bytes
 SET_ID = 1                      # the kernel finds sets by their names
-ETH_P_ARP = 0x0806
 IPPROTO_UDP = 17
 UNSPECIFIED4, UNSPECIFIED6 = bytes(4), bytes(16)
 SOURCE_LINK, TARGET_LINK, NONCE = b"\x01\x01", b"\x02\x01", b"\x0e\x01"         # type of an option, and length 8
