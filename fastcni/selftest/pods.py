@@ -50,6 +50,8 @@ class Pod:
         """Send ADD. Raises Failed."""
         self.runtime = RuntimeConf(f"{PREFIX}{os.getpid()}-{self.number}", namespaces.path_of(self.namespace), IFNAME,
                                    [("IgnoreUnknown", "1"), *self.arguments], capabilities)
+        # Before ADD: if this process is killed during ADD, the next self-test finds the pod in the cache.
+        self.cni.cache.write(self.net.name, self.net.raw, self.runtime, None)
         try:
             self.result = self.cni.add(self.net, self.runtime) or {}
         except CniError as e:
