@@ -29,16 +29,21 @@ ICMP errors are related to a connection, whoever sends them. In `inet fastcni-po
 
     chain errors {                                                  (of both directions)
         meta l4proto != icmp meta l4proto != icmpv6 accept          (connections that helpers expect)
-        ether saddr . ct original ip saddr @stations4 accept        (from an end of the connection)
+        iifname . ct original ip saddr @from4 accept                (from an end of the connection)
+        iifname . ct reply ip saddr @from4 accept
+        iifname @links return
+        ether saddr . ct original ip saddr @stations4 accept        (of a bridge, whose ports hold the MAC)
         ether saddr . ct reply ip saddr @stations4 accept
     }
     chain errors-in {
         jump errors
+        iifname @links return
         ether saddr @pod-macs return                                (another pod: what the policies say)
         update @errors4 { ip saddr limit rate 100/second burst 100 packets } accept
     }
 
-stations4 has the MAC and the address of each pod of this node whose port is held. A router between has to be heard, or
+A pod behind a link of its own chooses its MAC, so the link's name tells which pod it is. stations4 has the MAC and the
+address of each other pod of this node whose port is held. A router between has to be heard, or
 path MTU discovery fails; its errors are limited.
 """
 
@@ -69,6 +74,7 @@ from fastcni.kernel.nft_rules import (
     NFPROTOS,
     NFT_CMP_NEQ,
     NFT_META_IIFKIND,
+    NFT_META_IIFNAME,
     NFT_META_L4PROTO,
     NFT_META_OIFNAME,
     NFT_META_PKTTYPE,
@@ -102,7 +108,7 @@ from fastcni.kit.firewall.port_sources import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from fastcni.agent.policy.ports import Names
     from fastcni.kernel.nft_rules import Expression
@@ -206,14 +212,22 @@ def on_link() -> Iterator[Rule]:
 def errors() -> Iterator[Rule]:
     yield (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMP,)), NFT_CMP_NEQ),
            compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ), accept())
+    yield from from_ends(meta(NFT_META_IIFNAME), NFT_REG_2, ROUTED.by_length(ROUTED.own))
+    yield meta(NFT_META_IIFNAME), of_set(ROUTED.ports), leave()
+    yield from from_ends(payload(ETHER_SADDR), BEHIND_A_MAC, STATIONS)
+
+
+def from_ends(sender: Expression, behind: int, sets: Mapping[int, str]) -> Iterator[Rule]:
+    """<sender> . ct original ip saddr @<set> accept, and so on. behind: the register behind `sender`."""
     for length in VERSIONS:
         for direction in (nft_rules.IP_CT_DIR_ORIGINAL, nft_rules.IP_CT_DIR_REPLY):
-            yield (*of_family(length), payload(ETHER_SADDR), nft_rules.ct_saddr(length, direction, BEHIND_A_MAC),
-                   of_set(STATIONS[length]), accept())
+            yield (*of_family(length), sender, nft_rules.ct_saddr(length, direction, behind), of_set(sets[length]),
+                   accept())
 
 
 def errors_in() -> Iterator[Rule]:
     yield (jump(ERRORS),)
+    yield meta(NFT_META_IIFNAME), of_set(ROUTED.ports), leave()
     yield payload(ETHER_SADDR), of_set(POD_MACS), leave()
     for length, name in ERROR_SETS.items():
         yield (*nft_rules.saddr(length), nft_rules.update_limit(name, port_sources.SET_ID, ERRORS_A_SECOND,

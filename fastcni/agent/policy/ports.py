@@ -55,8 +55,8 @@ ROUTED = Names("links", "from", "more-from", "link-routers", "shut-links")
 MACS, TYPES, DHCP_PORTS = "macs", "types", "dhcp"
 ON_BRIDGES = {**BRIDGED.sets(), **dict.fromkeys(BRIDGED.by_length(BRIDGED.own).values(), "frame"), MACS: "mac",
               TYPES: "type", DHCP_PORTS: "port"}        # in the table of bridges
-STATIONS = {4: "stations4", 16: "stations6"}    # MAC . address of held pods
-POD_MACS, SHUT_MACS, DHCP4 = "pod-macs", "shut-macs", "dhcp4"       # of held pods; of those with restricted ingress
+STATIONS = {4: "stations4", 16: "stations6"}    # MAC . address of held pods of bridges
+POD_MACS, SHUT_MACS, DHCP4 = "pod-macs", "shut-macs", "dhcp4"       # of the same; of those with restricted ingress
 # {set: kind}: what a key is. "port": the name of a link; "own": with an address; "frame": with a MAC between; "box":
 # both ends of a range of "own"; "station": MAC . address
 SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether",
@@ -113,10 +113,9 @@ def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool
     for packed in dict.fromkeys((*single, *map(address.link_local, macs))):
         for mac in macs if port.bridged else ():
             yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, mac, packed)
+            yield STATIONS[len(packed)], concat(mac, packed)
         if not port.bridged:
             yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, packed)
-        yield from ((STATIONS[len(packed)], concat(mac, packed)) for mac in macs)
-    yield from ((POD_MACS, mac) for mac in macs)
     if not mute:                    # a prefix has no policies of its own
         for pair in port.pairs:
             if not pair.single:
@@ -130,6 +129,7 @@ def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool
     if port.dhcp:
         yield from ((DHCP4, packed) for packed in addresses if len(packed) == 4)
     if port.bridged:
+        yield from ((POD_MACS, mac) for mac in macs)
         yield from ((MACS, concat(key, mac)) for mac in macs)
         yield from ((TYPES, concat(key, service(number))) for number in port.types)
         if port.dhcp:

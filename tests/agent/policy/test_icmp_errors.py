@@ -58,6 +58,24 @@ def test_an_error_from_a_pod_that_is_no_end_of_the_connection_is_no_part_of_it(s
 
 
 @pytest.mark.parametrize("family", (0, 1))
+def test_the_source_mac_of_a_pod_behind_a_link_of_its_own_makes_it_no_router_and_no_end(site, family):      # noqa: F811
+    """With a MAC that no pod has it counted as a router, with that of an end as this end."""
+    site.write(NO_INGRESS)
+    for name in "acd":
+        site.add(name)
+    site.add("b", **LABELS)
+    make, addresses = (ipv4, ipv6)[family], {name: each[family] for name, each in ADDRESSES.items()}
+    it, packet = begin(site, "b", addresses["c"])
+    with it:
+        before = mtu_of(it, family)
+        for mac in (mac_of_pod("d"), "02:00:00:00:00:99", *map(mac_of_pod, "abc")):
+            frames.send(site.node.names["d"], make(mac, addresses["d"], addresses["b"], too_big(packet, 1400),
+                                                   to=site.gateway_mac("d")))
+        assert site.arrived({}, "a", "c", "a") == set()                 # and they are handled
+        assert mtu_of(it, family) == before
+
+
+@pytest.mark.parametrize("family", (0, 1))
 def test_the_end_of_a_connection_says_that_no_process_listens(site, family):        # noqa: F811
     site.write(NO_INGRESS)
     site.add("a")
