@@ -27,6 +27,7 @@ ENDINGS = (".json", ".yaml", ".yml")
 RETRY_S = 1.0                   # while the folder is missing
 READ_AGAIN_S = 10.0             # a file that the kernel did not let be read
 SMALL_BYTES = 1 << 16           # its limits let a parser use 20 ms of processor time for it
+BEGIN_S = 2.0                   # the constructor's wait for the files
 STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
 
 
@@ -58,17 +59,17 @@ class Files:
     """Keeps a Compiler as the files say; see Content for files that cannot be read. Pods from elsewhere, as those of
     ADDs, stay.
 
-    Files are read in another process (reader.py), and only if they have changed. The constructor waits for all of them.
-    While the folder is missing, all stays as it was, also after a restart (kept.py); without that it is not `complete`,
-    and `away` says why. errors: {place: texts}. due: when to call attend() without a change, in monotonic seconds.
+    Files are read in another process (reader.py), and only if they have changed. The constructor waits for all of them,
+    up to BEGIN_S and while something reads them. While the folder is missing, all stays as it was, also after a restart
+    (kept.py); without that it is not `complete`, and `away` says why. former: the Compiler has what was kept.
+    errors: {place: texts}. due: when to call attend() without a change, in monotonic seconds.
     """
-
-    former = False                  # see Kubernetes: what was kept is complete
 
     def __init__(self, folder: str, compiler: Compiler, kept: Kept | None = None) -> None:
         self.folder, self.kept = folder, kept
         self.content = Content(compiler, kept.changed if kept else None)
-        self.complete, self.away, self.due = False, "", 0.0
+        self.complete, self.former, self.due = False, False, 0.0
+        self._missing = ""                                      # why the folder cannot be listed
         self._lost = True                                       # changes of the folder, so that it has to be listed
         self._stamps: dict[str, Stamp | None] = {}              # of the files that there are
         self._links: set[str] = set()                           # symbolic links among them: other names change these
@@ -85,13 +86,14 @@ class Files:
 
     def _begin(self):
         if self.kept and (former := self.kept.read()) is not None:
-            self.complete = True
+            self.former = True
             for place, lines in former.items():
                 run(self.content.replace(place, [("", line) for line in lines]))
                 self._stamps[os.path.basename(place)] = None
         self.attend(float("inf"))
-        while self.busy:
-            select.select([self._reader], [], [])
+        until = monotonic() + BEGIN_S
+        while self.busy and not self._reader.why and (now := monotonic()) < until:
+            select.select([self._reader], [], [], max(0.0, min(until, self._reader.due) - now))
             self.attend(float("inf"))
 
     @property
@@ -106,11 +108,16 @@ class Files:
                    if found)
 
     @property
+    def away(self) -> str:
+        """Why files are not read at present."""
+        return self._missing or (f"{self.folder}: {self._reader.why}" if self._reader.why else "")
+
+    @property
     def errors(self) -> dict[str, list[str]]:
         found = {path: [f"{path}: {text}" for text in texts] for path, texts in self.content.errors.items()}
-        if self.away:
+        if away := self.away:
             effect = "the policies stay as they were" if self.complete else "no pod is added"
-            found[self.folder] = [f"{self.away}; {effect}"]
+            found[self.folder] = [f"{away}; {effect}"]
         return found
 
     def fileno(self) -> int:
@@ -142,7 +149,10 @@ class Files:
             self.complete = True
             if self.kept:
                 self.kept.follow(self.content)
-        self.due = 0.0 if self._steps else min([now + RETRY_S if self._lost else float("inf"), *self._again.values()])
+        elif self._lost and self.former:
+            self.complete = True
+        self.due = 0.0 if self._steps else min([now + RETRY_S if self._lost else float("inf"), self._reader.due,
+                                                *self._again.values()])
 
     def _list(self) -> set[str]:
         """Return the files that have changed, come or gone. Without the folder there are no notifications of it."""
@@ -150,9 +160,9 @@ class Files:
             self._changes.add(self.folder)          # it may have been made again; before the files are listed
             there = set(names(self.folder))
         except OSError as e:
-            self.away, self._lost = f"{self.folder}: {e.strerror}", True
+            self._missing, self._lost = f"{self.folder}: {e.strerror}", True
             return set()
-        self.away, self._lost = "", False
+        self._missing, self._lost = "", False
         return {name for name in there | self._stamps.keys()
                 if name not in there or self._stamps.get(name) != stamp(os.path.join(self.folder, name))}
 

@@ -7,7 +7,8 @@
         read.documents                          # [("document 1", b'{"kind":"NetworkPolicy",...}')]
 
 One process is started, with the parser imported. It forks a child for a few files, in 1 ms. A child that needs more
-processor time, memory or time than the limits below is ended by the kernel.
+processor time, memory or time than the limits below is ended by the kernel. A process that has ended or does not answer
+is started again, after a pause that grows until a file was read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastcni.agent.policy.documents import encode, reduced
@@ -39,6 +41,8 @@ MAX_FILES = 64                                  # of a child
 REQUEST_BYTES = 1 << 17                         # names have 255 bytes at most, in JSON six times as many
 READY = b"1"
 START_S = 10.0                                  # until the process is ready, on a busy node
+ANSWER_S = 5.0                                  # until it has begun with a request, on a busy node
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0          # before it is started again
 MAIN = "import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.reader import serve; serve({fd}, {folder!r})"
 
 
@@ -103,15 +107,18 @@ def serve(fd: int, folder: str) -> None:
             if not data:
                 break
             if os.fork() == 0:
+                sock.close()                                    # so that the agent sees the end of the parent
                 work(fds[0], folder, json.loads(data))
             os.close(fds[0])
     os.killpg(0, signal.SIGKILL)
 
 
 def work(fd: int, folder: str, names: list[str]) -> None:
-    """Write for each file a header in JSON, and its documents in lines. Ends this process."""
+    """Write READY, and for each file a header in JSON, and its documents in lines. Ends this process."""
     try:
         with open(fd, "wb") as pipe:
+            pipe.write(READY)
+            pipe.flush()
             for read in (read_bounded(folder, name) for name in names):
                 body = b"".join(b"%s\t%s\n" % (where.encode(), line) for where, line in read.documents)
                 header = {"name": read.name, "broken": read.broken, "again": read.again, "bytes": len(body)}
@@ -125,14 +132,20 @@ def work(fd: int, folder: str, names: list[str]) -> None:
 
 @dataclass(slots=True)
 class Job:
-    """A child. names: of files that it has not answered, in their order. data: what has come of its answer."""
+    """A child. names: of files that it has not answered, in their order. due: when it is lost without a further part of
+    its answer, monotonic. begun: it runs. data: what has come of its answer."""
 
     fd: int
     names: list[str]
+    due: float
+    begun: bool = False
     data: bytearray = field(default_factory=bytearray)
 
-    def take(self) -> Iterator[Read]:
-        """The files of which the answer is complete."""
+    def take(self, data: bytes) -> Iterator[Read]:
+        """The files of which the answer is complete, with its next part."""
+        self.due = monotonic() + ELAPSED_S + ANSWER_S
+        self.data += data if self.begun else data[len(READY):]
+        self.begun = self.begun or bool(data)
         while (end := self.data.find(b"\n") + 1) and len(self.data) >= end + (
                 header := json.loads(self.data[:end]))["bytes"]:
             body = bytes(self.data[end:end + header["bytes"]])
@@ -144,30 +157,43 @@ class Job:
 
 
 class Reader:
-    """Of files of a folder. One thread makes it and calls all methods. Raises OSError if no process can be started."""
+    """Of files of a folder. One thread makes it and calls all methods.
+
+    why: why no process reads files at present; "": one does, or is being started. due: when to call take() without an
+    event, in monotonic seconds.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder, self.poll = folder, select.epoll()
+        self.why = ""
         self._jobs: dict[int, Job] = {}
         self._failed: list[Read] = []
         self._asked: dict[str, None] = {}                       # names without a child so far, in order
+        self._sock: socket.socket | None = None                 # of the process; None: it is to be started
         self._process: subprocess.Popen[bytes] | None = None
-        try:
-            self._start()
-        except OSError:
-            self.close()
-            raise
+        self._ready, self._pause, self._until = False, FIRST_PAUSE_S, 0.0
+        self._start()
 
     def _start(self):
-        self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", MAIN.format(path=sys.path, fd=theirs.fileno(),
-                                                             folder=self.folder)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
-        self.sock.settimeout(START_S)
-        if self.sock.recv(1) != READY:                          # else the first file would wait for it
-            raise OSError("the process that reads files has ended")
+        """Start the process. It has until `_until` to say that it is ready."""
+        self._until = monotonic() + START_S
+        try:
+            self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._sock.setblocking(False)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-c", MAIN.format(path=sys.path, fd=theirs.fileno(), folder=self.folder)],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                    start_new_session=True)
+            self.poll.register(self._sock, select.EPOLLIN)
+        except OSError as e:
+            self._lose(f"cannot be started: {e.strerror or e}")
+
+    @property
+    def due(self) -> float:
+        if not self._ready:
+            return self._until
+        return min((job.due for job in self._jobs.values()), default=float("inf"))
 
     def fileno(self) -> int:
         """The descriptor to wait on for take()."""
@@ -185,15 +211,28 @@ class Reader:
     def close(self) -> None:
         """End the processes."""
         self._end()
-        for job in self._jobs.values():
-            os.close(job.fd)
         self.poll.close()
 
     def _end(self):
-        self.sock.close()
+        """End the processes. What they have not answered is asked for again."""
+        if self._sock:
+            self._sock.close()
         if self._process:
             os.killpg(self._process.pid, signal.SIGKILL)        # the process exists until wait(), even if it has ended
             self._process.wait()
+        for job in self._jobs.values():
+            os.close(job.fd)
+        self._asked = {**dict.fromkeys(name for job in self._jobs.values() for name in job.names), **self._asked}
+        self._jobs.clear()
+        self._sock = self._process = None
+        self._ready = False
+
+    def _lose(self, what: str) -> None:
+        """Start the process again, after a pause."""
+        self._end()
+        self.why = f"the process that reads files {what}; it is started again"
+        self._until = monotonic() + self._pause
+        self._pause = min(2 * self._pause, MAX_PAUSE_S)
 
     def ask(self, names: Iterable[str]) -> None:
         """Read these files. A file that is being read is read again afterwards."""
@@ -204,20 +243,46 @@ class Reader:
         """The files that were read since the last call, each as soon as it was."""
         found, self._failed = self._failed, []
         for fd, _ in self.poll.poll(0):
-            job = self._jobs[fd]
-            data = os.read(fd, 1 << 20)
-            job.data += data
-            found += job.take()
-            if not data:
-                found += self._ended(job)
+            if job := self._jobs.get(fd):
+                data = os.read(fd, 1 << 20)
+                found += job.take(data)
+                if not data:
+                    found += self._ended(job)
+            elif self._sock and fd == self._sock.fileno():
+                self._listen()
+        if monotonic() >= self.due:
+            self._overdue()
         self._submit()
         return found
+
+    def _listen(self):
+        """The process is ready, or has ended."""
+        assert self._sock
+        try:
+            self._ready = self._sock.recv(1) == READY
+        except ConnectionError:
+            self._ready = False
+        if self._ready:
+            self.why = ""
+        else:
+            self._lose("has ended")
+
+    def _overdue(self):
+        """Start the process, or end one that does not answer. A child that does not end is due to its first file."""
+        if not (self._sock or self._ready):
+            self._start()
+            return
+        now = monotonic()
+        for job in [job for job in self._jobs.values() if job.begun and job.due <= now]:
+            self._failed += self._ended(job)
+        self._lose("does not answer")
 
     def _ended(self, job: Job) -> list[Read]:
         """The child has ended. If its answer is not complete, the first file without an answer is the cause."""
         del self._jobs[job.fd]
         os.close(job.fd)
         if not job.names:
+            self._pause = FIRST_PAUSE_S
             return []
         self._asked = {**dict.fromkeys(job.names[1:]), **self._asked}
         return [failed(job.names[0], f"its reader was ended: more than {PROCESSOR_S:g} s of processor time, "
@@ -226,6 +291,8 @@ class Reader:
     def _submit(self):
         """Give files to children, as many as are free. A file that is being read waits, so that its last content is
         told last."""
+        if not self._ready:
+            return
         read_now = {name for job in self._jobs.values() for name in job.names}
         waiting = [name for name in self._asked if name not in read_now]
         while waiting and (free := MAX_CHILDREN - len(self._jobs)) > 0:
@@ -235,25 +302,23 @@ class Reader:
                 del self._asked[name]
             try:
                 self._fork(names)
+            except (BlockingIOError, ConnectionError) as e:     # the process does not answer, or something has ended it
+                self._asked = {**dict.fromkeys(names), **self._asked}
+                if not isinstance(e, BlockingIOError):
+                    self._lose("has ended")
+                return
             except OSError as e:
                 self._failed += [failed(name, f"there is no reader for it: {e.strerror or e}") for name in names]
 
     def _fork(self, names: list[str]) -> None:
+        assert self._sock
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         try:
-            self._send(json.dumps(names).encode(), theirs)
+            socket.send_fds(self._sock, [json.dumps(names).encode()], [theirs])
         except OSError:
             os.close(ours)
             raise
         finally:
             os.close(theirs)
-        self._jobs[ours] = Job(ours, names)
+        self._jobs[ours] = Job(ours, names, monotonic() + ANSWER_S)
         self.poll.register(ours, select.EPOLLIN)
-
-    def _send(self, message: bytes, fd: int) -> None:
-        try:
-            socket.send_fds(self.sock, [message], [fd])
-        except (BrokenPipeError, ConnectionResetError):         # something has ended the process
-            self._end()
-            self._start()
-            socket.send_fds(self.sock, [message], [fd])

@@ -9,6 +9,7 @@ from agent.policy.pods import ADDRESSES, TCP
 from agent.policy.test_service import DB, WEB_ONLY, Api, Running, allowed, node, running  # noqa: F401 - fixtures
 
 from fastcni.agent.policy import kept as module
+from fastcni.agent.policy import reader
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.content import Content
 from fastcni.agent.policy.documents import encode
@@ -167,6 +168,26 @@ def test_a_killed_agent_has_kept_what_it_enforced(protected, node):  # noqa: F81
     run("nft", "delete", "table", "inet", TABLE)
     protected.start()
     assert eventually(lambda: protected.it.ready) and allowed(node, "a")
+
+
+@needs_root
+@pytest.mark.parametrize("fate", ["import os; os.kill(os.getpid(), 9);", "import time; time.sleep(999);"],
+                         ids=["ends", "hangs"])
+def test_without_the_process_that_reads_files_what_was_kept_is_enforced(protected, node, fate, monkeypatch):  # noqa: F811
+    """Its death ended the agent at its start, which left all pods open after a reboot."""
+    protected.stop()
+    run("nft", "delete", "table", "inet", TABLE)
+    monkeypatch.setattr(reader, "MAIN", f"{fate} {reader.MAIN}")
+    monkeypatch.setattr(reader, "START_S", 3.0)
+    protected.start()
+    assert eventually(lambda: "policies_kept" in protected.events()) and allowed(node, "a")
+    assert eventually(lambda: "policy_unreadable" in protected.events())
+    with pytest.raises(CniError, match=r"policies are not known yet: .* reads files .* is started again") as e:
+        protected.add("d", app="other")
+    assert e.value.code == 11
+    monkeypatch.undo()
+    assert eventually(lambda: protected.it.ready, 30) and not protected.it.errors and allowed(node, "a")
+    protected.add("d", app="other")
 
 
 @needs_root

@@ -18,8 +18,14 @@ POLICY = {"kind": "NetworkPolicy", "metadata": {"name": "p"}, "spec": {}}
 @pytest.fixture
 def reader(tmp_path):
     found = Reader(str(tmp_path))
+    begin(found)
     yield found
     found.close()
+
+
+def begin(reader):
+    """Wait until its process is ready, so that the next file is read at once."""
+    assert eventually(lambda: not reader.take() and reader._ready)
 
 
 def write(tmp_path, *names, text=None):
@@ -117,6 +123,7 @@ def test_a_process_that_something_has_ended_is_started_again(reader, tmp_path):
 def test_nothing_is_left_of_a_reader_also_while_it_reads(tmp_path):
     os.mkfifo(tmp_path / "a.json")
     reader = Reader(str(tmp_path))
+    begin(reader)
     pid = reader._process.pid
     write(tmp_path, *(f"{number}.json" for number in range(99)))
     reader.ask([f"{number}.json" for number in range(99)])
@@ -141,3 +148,68 @@ def test_the_processes_end_with_an_agent_that_is_killed(tmp_path):
         os.waitpid(pid, 0)
     process = Path("/proc", (tmp_path / "pid").read_text(), "stat")
     assert eventually(lambda: not process.exists() or process.read_text().split()[2] == "Z")
+
+
+def test_a_process_that_never_starts_is_tried_again_after_growing_pauses(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", "sys.exit() if {fd} else serve({fd}"))
+    write(tmp_path, "a.json")
+    reader = Reader(str(tmp_path))
+    try:
+        reader.ask(["a.json"])
+        started, pauses = set(), set()
+
+        def tried():
+            assert reader.take() == [] and reader.busy
+            started.add(reader._process and reader._process.pid)
+            pauses.add(reader._pause)
+            return len(started - {None}) >= 3
+        assert eventually(tried)
+        assert reader.why == "the process that reads files has ended; it is started again" and len(pauses) >= 3
+        monkeypatch.undo()
+        assert collect(reader, 1)["a.json"].documents and not reader.why
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("starting", [True, False])
+def test_a_process_that_is_stopped_is_ended_and_started_again(tmp_path, monkeypatch, starting):
+    write(tmp_path, "a.json", "b.json")
+    reader = Reader(str(tmp_path))
+    try:
+        if not starting:
+            reader.ask(["a.json"])
+            collect(reader, 1)
+            assert eventually(lambda: not reader.take() and not reader.busy)
+        monkeypatch.setattr(module, "START_S" if starting else "ANSWER_S", 0.3)
+        if starting:
+            reader._until = time.monotonic() + 0.3
+        os.kill(first := reader._process.pid, signal.SIGSTOP)
+        reader.ask(["b.json"])
+        said = set()
+
+        def answered():
+            monkeypatch.setattr(module, "START_S", 10.0)
+            said.add(reader.why)
+            return any(read.documents for read in reader.take())
+        assert eventually(answered)
+        assert said == {"", "the process that reads files does not answer; it is started again"}
+        assert not Path(f"/proc/{first}").exists() and not reader.why
+    finally:
+        reader.close()
+
+
+def test_a_child_that_is_stopped_is_ended_and_only_its_first_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", (
+        "import os, fastcni.agent.policy.reader as r; old = r.read_file; r.read_file = lambda folder, name: "
+        "os.kill(os.getpid(), 19) if name == 'stop.json' else old(folder, name); serve({fd}")))
+    monkeypatch.setattr(module, "MAX_CHILDREN", 1)
+    monkeypatch.setattr(module, "ELAPSED_S", 0.3)
+    monkeypatch.setattr(module, "ANSWER_S", 2.0)
+    write(tmp_path, "stop.json", "good.json")
+    reader = Reader(str(tmp_path))
+    try:
+        reader.ask(["stop.json", "good.json"])
+        found = collect(reader, 2)
+        assert found["stop.json"].again and found["good.json"].documents
+    finally:
+        reader.close()
