@@ -84,10 +84,10 @@ def read_json(data: bytes) -> Iterator[tuple[str, Any]]:
     try:
         text = data.removeprefix(codecs.BOM_UTF8).decode()
         try:
-            found = json.loads(text, parse_int=read_int)
+            found = json.loads(text, parse_int=read_int, object_pairs_hook=read_object)
         except RecursionError:
             why = "nested too deep: "
-            found = json.loads(without_depths(text), parse_int=read_int)
+            found = json.loads(without_depths(text), parse_int=read_int, object_pairs_hook=read_object)
     except ValueError as e:                     # UnicodeDecodeError and JSONDecodeError too
         found = ParseError(f"{why}{e}")
     yield "", found
@@ -106,6 +106,20 @@ def without_depths(text: str) -> str:
                 begin = token.end()
             depth -= 1
     return "".join(parts) + text[begin:]
+
+
+def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ParseError."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        left = iter(found)              # in the order in which the keys came first
+        raise twice(next(key for key, _ in pairs if key != next(left, None)))
+    return found
+
+
+def twice(key: str) -> ParseError:
+    """A strict API server refuses the document too. Which of both values counts differs between programs."""
+    return ParseError(f"the key {key[:99]} is there twice")
 
 
 def read_int(text: str) -> float:
@@ -184,16 +198,18 @@ class Builder:
 
     def mapping(self, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        merged: list[Any] = []
+        merged: list[Any] | None = None
         for event in self.until("MappingEndEvent"):
             merges = type(event).__name__ == "ScalarEvent" and event.value == "<<" and event.implicit[0]
             key = self.key(event)
             value = self.value(next(self.events), depth + 1)
+            if key in found or (merges and merged is not None):
+                raise twice(key)
             if merges:
-                merged += value if isinstance(value, list) else [value]
+                merged = value if isinstance(value, list) else [value]
             else:
                 found[key] = value
-        for each in merged:
+        for each in merged or ():
             if not isinstance(each, dict):
                 raise ParseError("<<: expected mappings")
             found = {**each, **found}

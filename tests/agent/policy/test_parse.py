@@ -117,3 +117,14 @@ def test_a_number_of_thousands_of_digits_is_no_port(name, text):
     """Python refuses to read it, so that its policy closed nothing."""
     ((_, document),) = read(text % ("9" * 4400), name)
     assert document["port"] == float("inf")
+
+
+@pytest.mark.parametrize("name, text, key", [
+    ("a.json", '{"kind": "A", "spec": 1, "spec": 2}', "spec"),
+    ("a.json", '{"kind": "A", "x": [{"y": 1, "y": 1}]}', "y"),
+    ("a.yaml", "kind: A\nspec: 1\nspec: 2\n", "spec"), ("a.yaml", "kind: A\nx: [{y: 1, 'y': 1}]\n", "y"),
+    ("a.yaml", "a: &a {x: 1}\nb: &b {y: 1}\nc: {<<: *a, <<: *b}\n", "<<")])
+def test_a_document_that_has_a_key_twice_is_refused(name, text, key):
+    """The last one counted: a second `spec` of a policy opened pods, and nothing was said."""
+    ((_, why),) = read(text, name)
+    assert why == f"the key {key} is there twice"
