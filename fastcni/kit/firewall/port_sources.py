@@ -4,8 +4,10 @@ A fixed number of rules for all ports; sets tell the pods apart. With the sets o
 prints them as
 
     chain addresses {
-        ip iifname . ip saddr @bound4 accept
+        ip protocol != igmp iifname . ip saddr @bound4 accept
         iifname != @bound accept
+        ip protocol igmp @th,0,8 != 0x11 iifname . ip saddr @bound4 accept          (0x11: a query)
+        ip protocol igmp drop
         arp @nh,368,8 0-255 drop                                                (it has data behind the padding)
         iifname . arp saddr ether != @allowed drop
         arp saddr ip 0.0.0.0 accept                                             (a probe, RFC 5227)
@@ -24,8 +26,9 @@ prints them as
         icmpv6 type nd-neighbor-advert iifname . @th,64,128 != @bound6 drop    (the address that it announces)
     }
 
-The first rule decides for nearly all packets. A frame with two VLAN tags is of neither protocol: the kernel takes out
-the outer tag, and the inner one is the ethertype then. RFC 4861 lets a solicitation or an advertisement have other
+The first rule decides for nearly all packets. Bridges read IGMP even in a later fragment, where nftables finds no type
+(@th): such a packet is dropped. A frame with two VLAN tags is of neither protocol: the kernel takes out the outer tag,
+and the inner one is the ethertype then. RFC 4861 lets a solicitation or an advertisement have other
 options than the link-layer address, but defines none. RFC 7527 defines the nonce (RFC 3971) of duplicate address
 detection. nftables cannot loop over options, so a message has at most the one option that its type may have, and no
 extension header in front: RFC 6980 forbids fragments.
@@ -73,7 +76,9 @@ if TYPE_CHECKING:
 NEIGHBOURS = "neighbours"       # the chain
 BEHIND_MAC = NFT_REG32_00 + 6     # the register behind a link's name and a MAC, 16 and 8 bytes
 SET_ID = 1                      # the kernel finds sets by their names
-IPPROTO_UDP = 17
+IPPROTO_IGMP, IPPROTO_UDP = 2, 17
+IP_PROTOCOL = NFT_PAYLOAD_NETWORK_HEADER, 9, 1
+IGMP_TYPE, IGMP_QUERY = (NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1), b"\x11"     # IGMP_HOST_MEMBERSHIP_QUERY, linux/igmp.h
 UNSPECIFIED4, UNSPECIFIED6 = bytes(4), bytes(16)
 SOURCE_LINK, TARGET_LINK, NONCE = b"\x01\x01", b"\x02\x01", b"\x0e\x01"         # type of an option, and length 8
 FROM_CLIENT = b"\0\x44\0\x43"   # DHCP's ports: 68 and 67
@@ -89,7 +94,7 @@ class Sets:
     own         {length of an address: set of port . address}
     more        {length of an address: further set of these, or ""}
     checks_mac  whether these rules check the frame's source, too. Keys of `own` are port . MAC . address then
-    routers     ports that may send router advertisements, redirects and MLD queries; "": none may
+    routers     ports that may send router advertisements, redirects, MLD and IGMP queries; "": none may
     dhcp        ports that may ask for a lease; "": none may
     types       port . ethertype that it may send further; "": none
     """
@@ -123,11 +128,17 @@ def rules(sets: Sets) -> Iterator[Rule]:
     other_than_icmpv6 = meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ)
     own4, *more4 = sets.each(4, IP_SADDR)
     own6, *_ = sets.each(16, IP6_SADDR)
-    yield *ip, *own4, accept
+    igmp = *ip, payload(IP_PROTOCOL), compare(bytes((IPPROTO_IGMP,)))
+    yield *ip, payload(IP_PROTOCOL), compare(bytes((IPPROTO_IGMP,)), NFT_CMP_NEQ), *own4, accept
     yield *ip6, *other_than_icmpv6, *own6, accept
     yield meta(NFT_META_IIFNAME), of_set(sets.bound, inverted=True), accept
     if sets.checks_mac:
         yield *iifname_and(ETHER_SADDR), of_set(sets.macs, inverted=True), drop
+    for known in sets.each(4, IP_SADDR):
+        yield *igmp, payload(IGMP_TYPE), compare(IGMP_QUERY, NFT_CMP_NEQ), *known, accept
+        if sets.routers:
+            yield *igmp, meta(NFT_META_IIFNAME), of_set(sets.routers), *known, accept
+    yield *igmp, drop
     for more in more4:
         yield *ip, *more, accept
     if sets.macs:

@@ -16,7 +16,8 @@ from fastcni.testing.namespaces import Inside
 
 ETH_P_ALL, ETH_P_IP, ETH_P_ARP, ETH_P_8021Q, ETH_P_IPV6, ETH_P_8021AD = 3, 0x0800, 0x0806, 0x8100, 0x86DD, 0x88A8
 ETH_P_RARP, ETH_P_MPLS, ETH_P_EXPERIMENT, ETH_P_LLDP = 0x8035, 0x8847, 0x88B5, 0x88CC
-HOP_BY_HOP, ICMP, TCP, UDP, ICMPV6 = 0, 1, 6, 17, 58
+HOP_BY_HOP, ICMP, IGMP, TCP, UDP, ICMPV6 = 0, 1, 2, 6, 17, 58
+IGMP_QUERY, IGMP_REPORT, IGMP3_REPORT, IGMP_LEAVE = 0x11, 0x16, 0x22, 0x17      # linux/igmp.h
 MLD_QUERY, MLD_REPORT, MLD2_REPORT, ECHO6 = 130, 131, 143, 128
 ROUTER_SOLICIT, ROUTER_ADVERT, NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT, REDIRECT = 133, 134, 135, 136, 137
 SOURCE_LINK, TARGET_LINK, NONCE = 1, 2, 14              # options of neighbour discovery, RFC 4861 and 3971
@@ -65,6 +66,12 @@ def ipv4(mac, source, destination, packet, to=BROADCAST, options=b"", **more):
     return ethernet(mac, to, ETH_P_IP, header[:10] + checksum(header) + header[12:] + data, **more)
 
 
+def as_fragment(frame, offset=8):
+    """The frame of an IPv4 packet as a fragment with an offset in bytes. Bridges read IGMP in spite of it."""
+    header = frame[14:20] + struct.pack("!H", offset // 8) + frame[22:24] + bytes(2) + frame[26:34]
+    return frame[:14] + header[:10] + checksum(header) + header[12:] + frame[34:]
+
+
 def ipv6(mac, source, destination, packet, to=BROADCAST, hop_limit=64, headers=(), **more):
     """headers: extension headers [(number, bytes behind the number of the next one)]. A UDP checksum is filled in."""
     protocol, data = packet
@@ -102,8 +109,14 @@ def report(kind=MLD2_REPORT):
     return ICMPV6, struct.pack("!BBHI", kind, 0, 0, 0) + ip_bytes("ff02::1:ff00:1") + MARK
 
 
+def igmp(kind):
+    """A message about multicast groups: (2, its bytes). Send it with the options ROUTER_ALERT4."""
+    return IGMP, struct.pack("!BBH4s", kind, 0, 0, ip_bytes("239.1.1.1")) + MARK
+
+
 ECHO = ICMPV6, bytes((ECHO6, 0, 0, 0, 0, 0, 0, 0)) + MARK
 ROUTER_ALERT = HOP_BY_HOP, struct.pack("!BBBHBB", 0, 5, 2, 0, 1, 0)
+ROUTER_ALERT4 = b"\x94\x04\0\0"
 
 
 def arp(mac, sender_mac, sender_ip, target_ip="10.0.0.9", kind=ETH_P_ARP, operation=2, to=BROADCAST, **more):
@@ -141,6 +154,9 @@ class Pod:
     def ipv6(self, source, packet=None, **more):
         return ipv6(self.mac, source, "ff02::1", packet or udp(), hop_limit=255, **more)
 
+    def igmp(self, kind, options=b"", **more):
+        return ipv4(self.mac, self.own4, "224.0.0.1", igmp(kind), options=options, **more)
+
     def arp(self, sender_mac, sender_ip, **more):
         return arp(self.mac, sender_mac, sender_ip, **more)
 
@@ -150,6 +166,9 @@ class Pod:
         return {
             "IPv4": self.ipv4(self.own4),
             "IPv4 in a VLAN": self.ipv4(self.own4, tags=[7]),
+            "IGMP report": self.igmp(IGMP_REPORT),
+            "IGMP leave": self.igmp(IGMP_LEAVE),
+            "IGMPv3 report": self.igmp(IGMP3_REPORT, ROUTER_ALERT4),
             "ARP": self.arp(self.mac, self.own4),
             "ARP probe": self.arp(self.mac, "0.0.0.0"),
             "IPv6": self.ipv6(self.own6),
@@ -184,6 +203,10 @@ class Pod:
             "the gateway's IPv4": self.ipv4(self.gateway),
             "an IPv4 of nobody": self.ipv4("8.8.8.8"),
             "0.0.0.0": self.ipv4("0.0.0.0"),
+            "IGMP query": self.igmp(IGMP_QUERY),
+            "IGMP query with an option": self.igmp(IGMP_QUERY, ROUTER_ALERT4),
+            "IGMP query with a fragment's offset": as_fragment(self.igmp(IGMP_QUERY)),
+            "IGMP query in a VLAN": self.igmp(IGMP_QUERY, tags=[7]),
             "ARP for a neighbour": self.arp(self.mac, self.other4),
             "ARP with another MAC": self.arp(self.other_mac, self.own4),
             "ARP probe with another MAC": self.arp(self.other_mac, "0.0.0.0"),

@@ -353,9 +353,10 @@ def test_allowed_ethertypes_pass_both_ways_and_others_do_not(site):
     assert arrived(sent, *site.names("a", "b"), last) == {"8847", "88b5"}
 
 
-def test_router_advertisements_pass_with_their_key(site):
+def test_messages_of_routers_pass_with_their_key(site):
     sent = {"advertisement": ipv6(MAC_A, link_local(MAC_A), "ff02::1", neighbour(frames.ROUTER_ADVERT), hop_limit=255),
-            "redirect": ipv6(MAC_A, link_local(MAC_A), ADDRESSES["b"][1], neighbour(frames.REDIRECT), hop_limit=255)}
+            "redirect": ipv6(MAC_A, link_local(MAC_A), ADDRESSES["b"][1], neighbour(frames.REDIRECT), hop_limit=255),
+            "IGMP query": ipv4(MAC_A, ADDRESSES["a"][0], "224.0.0.1", frames.igmp(frames.IGMP_QUERY))}
     site.add("b")
     for allowed in (False, True):
         site.pod("a", allowRouterAdvertisements=allowed)
