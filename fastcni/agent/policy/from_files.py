@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections import deque
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.kept import Kept
+    from fastcni.server.log import Logger
 
     Stamp = tuple[int, ...]
 
 ENDINGS = (".json", ".yaml", ".yml")
-RETRY_S = 1.0                   # while the folder is missing
+RETRY_S = 1.0                   # while the folder is missing; another one takes its place without a notification
 READ_AGAIN_S = 10.0             # a file that the kernel did not let be read
 SMALL_BYTES = 1 << 16           # its limits let a parser use 20 ms of processor time for it
 BEGIN_S = 2.0                   # the constructor's wait for the files
@@ -61,7 +63,8 @@ class Files:
 
     Files are read in another process (reader.py), and only if they have changed. The constructor waits for all of them,
     up to BEGIN_S and while something reads them. While the folder is missing, all stays as it was, also after a restart
-    (kept.py); without that it is not `complete`, and `away` says why. former: the Compiler has what was kept.
+    (kept.py); without that it is not `complete`, and `away` says why. A folder that was a mount point and is none now
+    is missing: what is below it is another folder. former: the Compiler has what was kept.
     errors: {place: texts}. due: when to call attend() without a change, in monotonic seconds.
     """
 
@@ -70,6 +73,9 @@ class Files:
         self.content = Content(compiler, kept.changed if kept else None)
         self.complete, self.former, self.due = False, False, 0.0
         self._missing = ""                                      # why the folder cannot be listed
+        self._identity: tuple[int, int] | None = None           # of the folder that was listed
+        self._mounted = False                                   # it was a mount point
+        self._had = False                                       # there were policies
         self._lost = True                                       # changes of the folder, so that it has to be listed
         self._stamps: dict[str, Stamp | None] = {}              # of the files that there are
         self._links: set[str] = set()                           # symbolic links among them: other names change these
@@ -86,10 +92,11 @@ class Files:
 
     def _begin(self):
         if self.kept and (former := self.kept.read()) is not None:
-            self.former = True
+            self.former, self._mounted = True, self.kept.mounted
             for place, lines in former.items():
                 run(self.content.replace(place, [("", line) for line in lines]))
                 self._stamps[os.path.basename(place)] = None
+            self._had = bool(self.content.compiler.cluster.policies)
         self.attend(float("inf"))
         until = monotonic() + BEGIN_S
         while self.busy and not self._reader.why and (now := monotonic()) < until:
@@ -133,10 +140,12 @@ class Files:
         """Ask for files that have changed. Change the Compiler by what was read, for that many seconds; the rest is due
         immediately."""
         changed = self._changes.take()
-        if self._lost or "" in changed or (self._links and not all(map(is_ours, changed))):
+        if (self._lost or "" in changed or identity(self.folder) != self._identity
+                or (self._links and not all(map(is_ours, changed)))):
             changed = self._list()
         now = monotonic()
-        self._look(set(filter(is_ours, changed)) | {name for name, due in self._again.items() if due <= now})
+        if not self._lost:
+            self._look(set(filter(is_ours, changed)) | {name for name, due in self._again.items() if due <= now})
         for read in self._reader.take():
             if os.path.lexists(path := os.path.join(self.folder, read.name)):       # else it is forgotten
                 if read.again:
@@ -149,15 +158,23 @@ class Files:
             self.complete = True
             if self.kept:
                 self.kept.follow(self.content)
+                self._tell_gone(self.kept.log)
         elif self._lost and self.former:
             self.complete = True
-        self.due = 0.0 if self._steps else min([now + RETRY_S if self._lost else float("inf"), self._reader.due,
-                                                *self._again.values()])
+        self.due = 0.0 if self._steps else min([now + RETRY_S, self._reader.due, *self._again.values()])
+
+    def _tell_gone(self, log: Logger) -> None:
+        """The last policy has gone: perhaps a mistake, as an empty folder in place of another one."""
+        had, self._had = self._had, bool(self.content.compiler.cluster.policies)
+        if had and not self._had:
+            log.warning("policies_gone", folder=self.folder, effect="no policy protects a pod any longer")
 
     def _list(self) -> set[str]:
         """Return the files that have changed, come or gone. Without the folder there are no notifications of it."""
         try:
             self._changes.add(self.folder)          # it may have been made again; before the files are listed
+            self._identity = identity(self.folder)
+            self._look_for_mount()
             there = set(names(self.folder))
         except OSError as e:
             self._missing, self._lost = f"{self.folder}: {e.strerror}", True
@@ -165,6 +182,17 @@ class Files:
         self._missing, self._lost = "", False
         return {name for name in there | self._stamps.keys()
                 if name not in there or self._stamps.get(name) != stamp(os.path.join(self.folder, name))}
+
+    def _look_for_mount(self) -> None:
+        """Raises OSError if what was mounted at the folder is missing."""
+        mounted = os.path.ismount(os.path.realpath(self.folder))
+        if self._mounted and not mounted:
+            known = f", or remove {self.kept.path} and start the agent again if it is to be none" if self.kept else ""
+            raise OSError(errno.ENXIO, f"it was a mount point and is none now: mount it again{known}")
+        self._mounted = mounted
+        if self.kept and self.kept.mounted != mounted:
+            self.kept.mounted = mounted
+            self.kept.changed()
 
     def _look(self, changed: set[str]) -> None:
         """Ask for these files, and forget those that no longer exist."""
@@ -177,11 +205,20 @@ class Files:
                 ask.append(name)
                 if os.path.islink(path):
                     self._links.add(name)
-            elif name in self._stamps:
+            elif name in self._stamps and identity(self.folder) == self._identity:
                 del self._stamps[name]
                 self._steps.append(self.content.replace(path, ()))
         if ask:
             self._reader.ask(ask)
+
+
+def identity(folder: str) -> tuple[int, int] | None:
+    """What differs if a link to the folder or a mount point leads to another one; None without a folder."""
+    try:
+        it = os.stat(folder)
+    except OSError:
+        return None
+    return it.st_dev, it.st_ino
 
 
 def stamp(path: str) -> Stamp:

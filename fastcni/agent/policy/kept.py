@@ -30,18 +30,21 @@ RETRY_S = 10.0                  # after an error
 
 
 class Kept:
-    """path: of the file. source: what it is of; a file of another source is not read."""
+    """path: of the file. source: what it is of; a file of another source is not read. mounted: the folder that it is of
+    was a mount point when it was read last."""
 
     def __init__(self, path: str, source: str, log: Logger) -> None:
         self.path, self.source, self.log = Path(path), source, log
         self._changed, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._said = ""                         # the last error
+        self.mounted = False
 
     def read(self) -> dict[str, list[bytes]] | None:
         """{place: its documents}; None without a complete file of this source."""
         try:
             head, _, body = self.path.read_bytes().partition(b"\n")
+            self.mounted = b'"mounted"' in head
             if json.loads(head) != self._head(body):
                 raise ValueError("the file is damaged, or of another source or version")
             found: dict[str, list[bytes]] = {}
@@ -100,7 +103,8 @@ class Kept:
         return True
 
     def _head(self, body: bytes) -> dict[str, object]:
-        return {"format": FORMAT, "source": self.source, "digest": blake2b(body, digest_size=16).hexdigest()}
+        return {"format": FORMAT, "source": self.source, "digest": blake2b(body, digest_size=16).hexdigest(),
+                **({"mounted": True} if self.mounted else {})}
 
 
 def write(path: Path, head: dict[str, object], body: bytes) -> None:

@@ -5,11 +5,12 @@ import os
 import select
 import shutil
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.from_files import Files, read_cluster
+from fastcni.agent.policy.from_files import RETRY_S, Files, read_cluster
 from fastcni.agent.policy.objects import PolicyError
 from fastcni.spec.address import read_ip
 
@@ -63,7 +64,7 @@ def test_a_folder_that_is_made_again_is_watched_again(folder):
         assert it.state.elements["in4"], "the policies stay meanwhile"
         folder.mkdir()
         settle(files)
-        assert not files.errors and files.due == float("inf")
+        assert not files.errors
         assert not it.state.elements["in4"]
         assert not select.select([files], [], [], 0)[0]
         (folder / "policies.yaml").write_text(POLICIES)
@@ -218,3 +219,37 @@ def test_a_source_that_is_closed_leaves_nothing(folder):
     assert there() != before
     files.close()
     assert there() == before
+
+
+@pytest.mark.parametrize("parent", ["folder is a link", "a folder above is a link"])
+def test_a_link_that_leads_to_another_folder_is_followed(tmp_path, parent):
+    """As git-sync replaces it, in one step. The former folder counted until a restart."""
+    above = parent != "folder is a link"
+    for name, policy in (("one", POLICIES), ("two", POLICIES.replace("closed", "other"))):
+        place = tmp_path / name / "in" if above else tmp_path / name
+        place.mkdir(parents=True)
+        (place / "p.yaml").write_text(policy)
+    (link := tmp_path / "link").symlink_to("one")
+    files = Files(str(link / "in" if above else link), it := Compiler())
+    try:
+        assert list(it.cluster.policies) == ["default/closed"]
+        assert files.due <= monotonic() + RETRY_S           # there is no notification
+        (tmp_path / "new").symlink_to("two")
+        (tmp_path / "new").rename(link)
+        settle(files)
+        assert list(it.cluster.policies) == ["default/other"]
+        select.select([files], [], [], 0.1)
+        (tmp_path / "two" / ("in" if above else "") / "p.yaml").write_text(POLICIES)
+        assert select.select([files], [], [], 10)[0]
+        settle(files)
+        assert list(it.cluster.policies) == ["default/closed"]
+    finally:
+        files.close()
+
+
+def test_a_file_that_is_to_be_read_again_stays_while_the_folder_is_missing(folder, source):
+    source._again = {"policies.yaml": 0.0}
+    folder.rename(folder.with_name("elsewhere"))
+    settle(source)
+    settle(source)
+    assert source.errors and list(source.content.compiler.cluster.policies) == ["default/closed"]

@@ -1,6 +1,7 @@
 """What an agent has enforced goes on after a restart or a reboot, also if its source cannot be read. Needs root."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -119,6 +120,18 @@ BREAK = {
     "no rules": lambda it: it.write_text(json.dumps({**CLOSED, "spec": {**CLOSED["spec"], "ingress": 5}})),
     "no namespace": lambda it: it.write_text(json.dumps({**CLOSED, "metadata": {"name": "closed", "namespace": 5}})),
     "no folder": lambda it: shutil.rmtree(it.parent)}
+
+
+def mount(folder):
+    run("mount", "-t", "tmpfs", "tmpfs", str(folder))
+
+
+@pytest.fixture
+def mounts(running):  # noqa: F811
+    """For tests that mount something at the folder."""
+    yield
+    while os.path.ismount(running.folder):
+        run("umount", "-l", str(running.folder))
 
 
 @pytest.fixture
@@ -246,6 +259,39 @@ def test_an_api_server_that_is_away_after_a_reboot_opens_no_pod(node, tmp_path):
         assert eventually(lambda: allowed(node, "a", "c", "d"))
     finally:
         again.stop()
+
+
+@needs_root
+def test_a_folder_that_is_no_longer_mounted_opens_no_pod(running, node, mounts):  # noqa: F811
+    """What is below the mount point is an empty folder."""
+    mount(running.folder)
+    running.write(CLOSED)
+    running.add("a", app="web")
+    running.add("b", app="db")
+    path = running.settings.state.replace("pods", "policies.kept")
+    assert eventually(lambda: (it := Kept(path, str(running.folder), Log())).read() and it.mounted)
+    run("umount", str(running.folder))
+    said = f"{running.folder}: it was a mount point and is none now: mount it again"
+    assert eventually(lambda: said in str(running.it.errors)) and allowed(node, "a")
+    for rebooted in (False, True):
+        running.stop()
+        if rebooted:
+            run("nft", "delete", "table", "inet", TABLE)
+        running.start()
+        assert eventually(lambda: running.it.ready) and said in str(running.it.errors) and allowed(node, "a")
+    assert "policies_gone" not in running.events()
+    mount(running.folder)
+    running.write()
+    assert eventually(lambda: not running.it.errors and not running.it.figures()["policies"])
+    assert allowed(node, "a", "c", "d") and eventually(lambda: "policies_gone" in running.events())
+
+
+@needs_root
+def test_a_folder_that_is_mounted_over_another_one_counts(protected, node, mounts):  # noqa: F811
+    mount(protected.folder)
+    assert eventually(lambda: "policies_gone" in protected.events()) and allowed(node, "a", "c", "d")
+    protected.write(CLOSED)
+    assert allowed(node, "a")
 
 
 def test_records_of_pods_are_kept_too():
