@@ -65,6 +65,7 @@ class AttachedCompiler(Compiler):
         self.sequence = 0
         self._deleted: dict[str, Pod] = {}              # last objects of pods that have attachments
         self._written: dict[Id, set[Element]] = {}      # elements of ports
+        self._tunnels: set[Element] = set()             # elements of the node's tunnels
         self._of: dict[str, set[Id]] = {}               # by pod
         self._on: dict[str, Id] = {}                    # by name of the port
         self._at: dict[tuple[str, bytes], Id] = {}      # by network and address
@@ -144,6 +145,14 @@ class AttachedCompiler(Compiler):
         old = self._written.pop(id, set())
         if wanted:
             self._written[id] = wanted
+        self._exchange(old, wanted)
+
+    def put_tunnels(self, wanted: set[Element]) -> None:
+        """Put the elements of the node's tunnels, see tunnels.py."""
+        self._exchange(self._tunnels, wanted)
+        self._tunnels = wanted
+
+    def _exchange(self, old: set[Element], wanted: set[Element]) -> None:
         for element in wanted - old:
             self._hold(element)
         for element in old - wanted:

@@ -2,6 +2,16 @@
 sends: the chain `addresses` of `bridge fastcni-policy` and the chain `links` of `inet fastcni-policy`, to which the
 chain `source` leads for veth pairs.
 
+Before those rules, `addresses` and `links` have one for the packets of tunnels that the node has (tunnels.py):
+
+    meta l4proto != tcp jump tunnels
+    chain tunnels {
+        meta l4proto @tunnel-protocols iifname @ports drop
+        udp dport @tunnel-ports iifname @ports drop
+    }
+
+`links` has sets of its own. The UDP port is in the first fragment, and without it no host puts the others together.
+
 What a bridge forwards to a port whose pod's ingress is restricted: `nft list table bridge fastcni-policy` prints
 
     chain arriving {
@@ -116,8 +126,8 @@ if TYPE_CHECKING:
     Rule = tuple[Expression, ...]
 
 ADDRESSES, ARRIVING, SOURCE, LINKS = "addresses", "arriving", "source", "links"
-ON_LINK, ERRORS, ERRORS_IN = "on-link", "errors", "errors-in"
-IPPROTO_ICMP = 1
+ON_LINK, ERRORS, ERRORS_IN, TUNNELS = "on-link", "errors", "errors-in", "tunnels"
+IPPROTO_ICMP, IPPROTO_TCP = 1, 6
 BEHIND_A_MAC = NFT_REG32_00 + 2         # the register behind a MAC in register 1
 VETH = b"veth".ljust(IFNAMSIZ, b"\0")    # the kind of a link
 OTHER_HOST = b"\3"                      # PACKET_OTHERHOST: a frame for one station, which a bridge forwards
@@ -143,8 +153,8 @@ BASE_CHAINS = (
     BaseChain(nft.NFPROTO_BRIDGE, ARRIVING, nft.NF_BR_FORWARD, nft.NF_BR_PRI_FILTER_BRIDGED))
 # Before conntrack. It is there from the first pod on that has a link of its own: packets of bridges pass it, too.
 SOURCE_CHAIN = BaseChain(nft.NFPROTO_INET, SOURCE, nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_RAW)
-CHAINS = (*((nft.NFPROTO_BRIDGE, name) for name in (NEIGHBOURS, ON_LINK)),
-          *((nft.NFPROTO_INET, name) for name in (NEIGHBOURS, LINKS, ON_LINK, ERRORS, ERRORS_IN)))
+CHAINS = (*((nft.NFPROTO_BRIDGE, name) for name in (NEIGHBOURS, ON_LINK, TUNNELS)),
+          *((nft.NFPROTO_INET, name) for name in (NEIGHBOURS, LINKS, ON_LINK, ERRORS, ERRORS_IN, TUNNELS)))
 
 
 def sets_of(names: Names, macs: str, **more: str) -> port_sources.Sets:
@@ -159,12 +169,16 @@ SOURCES = {nft.NFPROTO_BRIDGE: (ADDRESSES, sets_of(BRIDGED, MACS, dhcp=DHCP_PORT
 def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
     """(family, chain, rule) of the chains above."""
     for family, (chain, sets) in SOURCES.items():
+        yield family, chain, (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_TCP,)), NFT_CMP_NEQ), jump(TUNNELS))
         for rule in port_sources.rules(sets):
             yield family, chain, rule
         for rule in port_sources.neighbour_rules(sets):
             yield family, NEIGHBOURS, rule
         for rule in on_link():
             yield family, ON_LINK, rule
+    for family, names in ((nft.NFPROTO_BRIDGE, BRIDGED), (nft.NFPROTO_INET, ROUTED)):
+        for rule in tunnels(names):
+            yield family, TUNNELS, rule
     for rule in arriving():
         yield nft.NFPROTO_BRIDGE, ARRIVING, rule
     for chain, rules in ((ERRORS, errors()), (ERRORS_IN, errors_in())):
@@ -175,6 +189,14 @@ def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
 def source_rule() -> Rule:
     """The rule of SOURCE_CHAIN."""
     return meta(NFT_META_IIFKIND), compare(VETH), go_to(LINKS)
+
+
+def tunnels(names: Names) -> Iterator[Rule]:
+    """Nodes would take the packet for another node's, and what is in it for that of any pod."""
+    held = meta(NFT_META_IIFNAME), of_set(names.ports), drop()
+    yield meta(NFT_META_L4PROTO), of_set(names.protocols), *held
+    yield (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_UDP,))), payload(nft_rules.TH_DPORT), of_set(names.tunnels),
+           *held)
 
 
 def arriving() -> Iterator[Rule]:

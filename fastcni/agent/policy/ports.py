@@ -30,7 +30,7 @@ class Names(NamedTuple):
     """The sets of one kind of ports. Those of addresses are two: with 4 and 6 behind the name.
 
     ports: all. own: port . address. more: port . prefix. routers: may send router advertisements. shut: policies
-    restrict the pod's ingress.
+    restrict the pod's ingress. tunnels, protocols: UDP ports and IP protocols of the node's tunnels, see tunnels.py.
     """
 
     ports: str
@@ -38,6 +38,8 @@ class Names(NamedTuple):
     more: str
     routers: str
     shut: str
+    tunnels: str
+    protocols: str
 
     def by_length(self, name: str) -> dict[int, str]:
         """{length of an address: the name of its set}."""
@@ -45,20 +47,21 @@ class Names(NamedTuple):
 
     def sets(self) -> dict[str, str]:
         """{set: kind}."""
-        return {self.ports: "port", self.routers: "port", self.shut: "port",
+        return {self.ports: "port", self.routers: "port", self.shut: "port", self.tunnels: "service",
+                self.protocols: "protocol",
                 **dict.fromkeys(self.by_length(self.own).values(), "own"),
                 **dict.fromkeys(self.by_length(self.more).values(), "box")}
 
 
-BRIDGED = Names("ports", "own", "more", "routers", "shut")                      # of a bridge
-ROUTED = Names("links", "from", "more-from", "link-routers", "shut-links")
+BRIDGED = Names("ports", "own", "more", "routers", "shut", "tunnel-ports", "tunnel-protocols")      # of a bridge
+ROUTED = Names("links", "from", "more-from", "link-routers", "shut-links", "link-tunnel-ports", "link-tunnel-protocols")
 MACS, TYPES, DHCP_PORTS = "macs", "types", "dhcp"
 ON_BRIDGES = {**BRIDGED.sets(), **dict.fromkeys(BRIDGED.by_length(BRIDGED.own).values(), "frame"), MACS: "mac",
               TYPES: "type", DHCP_PORTS: "port"}        # in the table of bridges
 STATIONS = {4: "stations4", 16: "stations6"}    # MAC . address of held pods of bridges
 POD_MACS, SHUT_MACS, DHCP4 = "pod-macs", "shut-macs", "dhcp4"       # of the same; of those with restricted ingress
 # {set: kind}: what a key is. "port": the name of a link; "own": with an address; "frame": with a MAC between; "box":
-# both ends of a range of "own"; "station": MAC . address
+# both ends of a range of "own"; "station": MAC . address; "service", "protocol": their numbers
 SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether",
         SHUT_MACS: "ether", DHCP4: "address"}
 LATER = {*STATIONS.values(), POD_MACS, SHUT_MACS, DHCP4}        # for these no ADD waits: the traffic is dropped still

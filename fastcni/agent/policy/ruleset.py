@@ -18,7 +18,14 @@ from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.ports import ON_BRIDGES, ROUTED
 from fastcni.agent.policy.state import PERMANENT, PORT_SETS, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
-from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_ETHERADDR, TYPE_ETHERTYPE, TYPE_IFNAME, TYPE_INET_SERVICE
+from fastcni.kernel.nft_elements import (
+    ADDRESS_TYPES,
+    TYPE_ETHERADDR,
+    TYPE_ETHERTYPE,
+    TYPE_IFNAME,
+    TYPE_INET_PROTOCOL,
+    TYPE_INET_SERVICE,
+)
 from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
@@ -325,7 +332,8 @@ def add_set(requests: Requests, name: str, one: Set) -> None:
            "port": (TYPE_IFNAME,), "own": (TYPE_IFNAME, address), "box": (TYPE_IFNAME, address),
            "mac": (TYPE_IFNAME, TYPE_ETHERADDR), "frame": (TYPE_IFNAME, TYPE_ETHERADDR, address),
            "ether": (TYPE_ETHERADDR,), "station": (TYPE_ETHERADDR, address),
-           "type": (TYPE_IFNAME, TYPE_ETHERTYPE)}[one.kind]
+           "type": (TYPE_IFNAME, TYPE_ETHERTYPE), "service": (TYPE_INET_SERVICE,),
+           "protocol": (TYPE_INET_PROTOCOL,)}[one.kind]
     requests.add(nft_elements.add_set, family_of(name), TABLE, name, key, set_id=rules.SET_ID,
                  verdicts=one.kind == "map", intervals=bool(one.ranges) or one.kind == "box")
     for some in parts(one.ranges):

@@ -14,12 +14,13 @@ import select
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from errno import EINTR
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from fastcni._netlink import attributes
 from fastcni.agent.contract import ConfigurationError
-from fastcni.agent.policy import attached, ports
+from fastcni.agent.policy import attached, ports, tunnels
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.evaluate import selecting
@@ -55,6 +56,7 @@ LOOK_S = 0.5                    # while a request waits
 # How long an ADD waits for files that have changed before it: small ones take some milliseconds of another process
 READ_WAIT_S, SMALL_WAIT_S = 0.02, 1.0
 CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
+TUNNELS_S = 1.0                 # between two looks at the node's links
 RETRY_S = 1.0                   # after the kernel has refused a transaction
 MAX_TOLD = 20                   # lines in the log on one file
 GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
@@ -88,6 +90,7 @@ class Policies:
         self.stale = False                                  # the kernel may have another table
         self.asked = False                                  # requests were answered
         self.cut = 0                                        # connections
+        self.next_look = 0.0                                # at the node's tunnels
         self.next_cut = 0.0                                 # not before this time, monotonic
         if not see_bridged_traffic():
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
@@ -142,6 +145,7 @@ class Policies:
             self.source.attend()
             self._tell_errors()
         wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
+        self._try(self._see_tunnels)
         self._try(self._write)
         self.asked = False
         self.requests.attend()
@@ -149,7 +153,7 @@ class Policies:
         if self.asked:
             self._try(self._see_bridged)
         self._try(self._cut)
-        self.due = min(self.due, self.source.due)
+        self.due = min(self.due, self.source.due, self.next_look)
         if self.requests.waiting:
             self.due = min(self.due, monotonic() + (READ_WAIT_S / 4 if self.source.busy else LOOK_S))
 
@@ -191,6 +195,16 @@ class Policies:
                 self.engine.begin_cut()
             else:
                 self.due = min(self.due, self.next_cut)
+
+    def _see_tunnels(self):
+        """A change of links is no reason to look at once: each ADD makes some."""
+        if monotonic() >= self.next_look:
+            self.next_look = monotonic() + TUNNELS_S
+            try:
+                self.compiler.put_tunnels(tunnels.read(self.ports.sock))
+            except wire.NetlinkError as e:
+                if e.errno != EINTR:            # what is known holds until the next look
+                    raise
 
     def _see_bridged(self):
         """The kernel does not announce changes of sysctls, so each request is followed by a look at them."""

@@ -1,0 +1,46 @@
+"""The tunnels that the node's kernel takes packets out of, as elements of the sets of ports.py.
+
+What is in a tunnel's packet has the source that its sender chooses, and no port holds it. So no pod may send such
+packets: port_rules.py drops them. WireGuard and IPsec authenticate what they take; their links are none of these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import attributes
+from fastcni.agent.policy.ports import BRIDGED, ROUTED
+from fastcni.kernel import uapi
+from fastcni.kernel.nft_elements import protocol
+from fastcni.kit.links import find
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fastcni.agent.policy.ports import Element
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
+
+IPPROTO_IPIP, IPPROTO_IPV6, IPPROTO_GRE, IPPROTO_MPLS = 4, 41, 47, 137          # linux/in.h
+UDP_PORTS = {"vxlan": uapi.IFLA_VXLAN_PORT, "geneve": uapi.IFLA_GENEVE_PORT, "bareudp": uapi.IFLA_BAREUDP_PORT}
+PROTOCOLS = {"ipip": (IPPROTO_IPIP, IPPROTO_MPLS),
+             **dict.fromkeys(("sit", "ip6tnl"), (IPPROTO_IPIP, IPPROTO_IPV6, IPPROTO_MPLS)),
+             **dict.fromkeys(("gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan"), (IPPROTO_GRE,))}
+
+
+def read(sock: Socket) -> set[Element]:
+    """Raises OSError; NetlinkError EINTR if links come and go too fast to list them."""
+    return elements(find.all_links(sock))
+
+
+def elements(links: Iterable[Link]) -> set[Element]:
+    """Those of the links that are up: others take no packets."""
+    found: set[Element] = set()
+    for link in links:
+        if link.up and link.kind in UDP_PORTS:
+            port = attributes(link.data)[UDP_PORTS[link.kind]]
+            found.update((names.tunnels, port) for names in (BRIDGED, ROUTED))
+        elif link.up:
+            found.update((names.protocols, protocol(number)) for number in PROTOCOLS.get(link.kind, ())
+                         for names in (BRIDGED, ROUTED))
+    return found
