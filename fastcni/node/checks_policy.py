@@ -25,6 +25,10 @@ def agent(node: Node) -> Iterator[Finding]:
                           "waits for")
         else:
             yield from unreadable(status)
+            for record in status.get("damaged", []):
+                yield Finding(ERROR, f"network policies: {record}: the agent's record of a pod was damaged",
+                              "no policy protects that pod",
+                              "run `fastcni restore`, which sends the pod's request again")
 
 
 def unreadable(status: dict[str, Any]) -> Iterator[Finding]:

@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastcni._system import read_file
 from fastcni.agent.policy import ports
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import Pod
@@ -19,7 +22,7 @@ from fastcni.agent.policy.state import IN, OUT, VERSIONS
 from fastcni.spec import address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fastcni.agent.policy.compile import Element
     from fastcni.agent.policy.ports import Port
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     Id = tuple[str, str, str]           # network, container ID, name of the link
 
 FOLDER = "pods"                     # in that of the agent
+DAMAGED = ".damaged"                # ends the name of a file that was put aside
+MAX_BYTES = 1 << 20                 # of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,28 +200,56 @@ def forget(folder: str, it: Attachment) -> None:
 
 
 def read_all(folder: str) -> list[Attachment]:
-    """The attachments that were kept, in the order of their ADDs. A damaged file is removed: its pod is protected again
-    with the next ADD or by its object. Raises OSError."""
+    """The attachments that were kept, in the order of their ADDs. A damaged file is put aside: no policy protects its
+    pod until `fastcni restore` sends its ADD again. Raises OSError."""
     os.makedirs(folder, 0o700, exist_ok=True)
-    found, damaged = read_files(folder)
-    for path in damaged:
-        path.unlink(missing_ok=True)
+    found, broken = read_files(folder)
+    forget_damaged(folder, {each.id for each in found}.__contains__)
+    for path in broken:
+        aside = path.with_name(path.name + DAMAGED)
+        remove(aside)
+        path.replace(aside)
     return found
+
+
+def damaged(folder: str) -> list[Path]:
+    """Files that were put aside and that no ADD has replaced. Raises OSError."""
+    return [path for path in sorted(Path(folder).glob(f"*{DAMAGED}")) if not path.with_suffix("").exists()]
+
+
+def forget_damaged(folder: str, gone: Callable[[Id], bool]) -> None:
+    """Remove the files put aside of attachments that are gone. Raises OSError."""
+    for path in Path(folder).glob(f"*{DAMAGED}"):
+        if gone(tuple(path.name.removesuffix(f".json{DAMAGED}").split("@", 2))):        # type: ignore[arg-type]
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove what has this name, whatever it is. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def read_files(folder: str) -> tuple[list[Attachment], list[Path]]:
     """(attachments in the order of their ADDs, damaged files) of a folder. Raises OSError."""
-    found, damaged = [], []
+    found, broken = [], []
     for name in os.listdir(folder):
         if name.endswith(".json"):
             path = Path(folder, name)
             try:
-                found.append(read(json.loads(path.read_text(encoding="utf-8"))))
+                data = read_file(str(path), os.O_RDONLY | os.O_NOFOLLOW, MAX_BYTES, regular=True)
+                found.append(read(json.loads(data.decode())))
             except FileNotFoundError:           # a DEL came meanwhile
                 continue
+            except OSError as e:
+                if e.errno not in (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP):        # no regular file
+                    raise
+                broken.append(path)
             except (ValueError, TypeError, KeyError, RecursionError):
-                damaged.append(path)
-    return sorted(found, key=order), damaged
+                broken.append(path)
+    return sorted(found, key=order), broken
 
 
 def read(document: Any) -> Attachment:

@@ -19,12 +19,15 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from fastcni._system import open_regular
+
 if TYPE_CHECKING:
     from fastcni.agent.policy.content import Content
     from fastcni.server.log import Logger
 
 FORMAT = 1                      # raised when documents are written or read in another way
 MAX_BYTES = 64 << 20
+HEAD_BYTES = 1 << 16
 SHARE = 10                      # one part of this of the time may pass in writing
 RETRY_S = 10.0                  # after an error
 
@@ -43,7 +46,8 @@ class Kept:
     def read(self) -> dict[str, list[bytes]] | None:
         """{place: its documents}; None without a complete file of this source."""
         try:
-            head, _, body = self.path.read_bytes().partition(b"\n")
+            with open(self.path, "rb", opener=open_own) as file:
+                head, _, body = file.read(MAX_BYTES + HEAD_BYTES).partition(b"\n")
             self.mounted = b'"mounted"' in head
             if json.loads(head) != self._head(body):
                 raise ValueError("the file is damaged, or of another source or version")
@@ -53,7 +57,7 @@ class Kept:
                 found.setdefault(json.loads(place), []).append(document)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, RecursionError) as e:
             self.log.error("policies_not_kept", path=str(self.path), error=str(e))
             return None
         return found
@@ -107,11 +111,16 @@ class Kept:
                 **({"mounted": True} if self.mounted else {})}
 
 
+def open_own(path: str, flags: int) -> int:
+    """A regular file that no link leads to. Raises OSError."""
+    return open_regular(path, flags | os.O_NOFOLLOW, 0o600)
+
+
 def write(path: Path, head: dict[str, object], body: bytes) -> None:
     """Replace the file in one step: also after a crash of the node it is the former one or this one. Raises OSError."""
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
+    with open(new, "wb", opener=open_own) as file:
         file.write(json.dumps(head).encode() + b"\n" + body)
         file.flush()
         os.fsync(file.fileno())

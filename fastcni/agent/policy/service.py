@@ -118,6 +118,8 @@ class Policies:
             self.stale = self.source.former and not self.engine.rules.exists()
             self._opened = opened.pop_all()
         self._tell_errors()
+        for path in attached.damaged(settings.state):
+            log.error("pod_record_damaged", path=str(path), effect="no policy protects the pod", do="fastcni restore")
 
     def _open_source(self) -> Files | Kubernetes:
         settings, compiler = self.settings, self.compiler
@@ -299,6 +301,7 @@ class Policies:
         return {}
 
     def _forget(self, request, _):
+        attached.forget_damaged(self.settings.state, tuple(request["id"]).__eq__)
         if it := self.compiler.detach(tuple(request["id"])):
             attached.forget(self.settings.state, it)
             self._write()
@@ -306,6 +309,7 @@ class Policies:
 
     def _collect(self, request, _):
         valid = {tuple(each) for each in request["valid"]}
+        attached.forget_damaged(self.settings.state, lambda id: id[0] == request["network"] and id[1:] not in valid)
         found = [id for id in self.compiler.attachments if id[0] == request["network"] and id[1:] not in valid]
         for id in found:
             self._forget({"id": id}, 0)
@@ -326,5 +330,9 @@ class Policies:
     def _report(self, *_):
         """Whether pods can be added, what `fastcni doctor` shows, and the folder of files for `fastcni selftest`."""
         unreadable = [text for texts in self.errors.values() for text in texts]
-        shown = {"unreadable": unreadable[:MAX_TOLD], "more": len(unreadable[MAX_TOLD:])} if unreadable else {}
+        shown: dict[str, Any] = {}
+        if unreadable:
+            shown = {"unreadable": unreadable[:MAX_TOLD], "more": len(unreadable[MAX_TOLD:])}
+        if damaged := attached.damaged(self.settings.state):
+            shown["damaged"] = [str(path) for path in damaged]
         return {**self._status(), **shown, "folder": self.settings.folder}

@@ -1,6 +1,8 @@
 """What ADDs say of pods and what their objects say, put together."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from agent.policy.clusters import make_pod
@@ -122,12 +124,29 @@ def test_a_number_of_an_add_is_higher_than_all_that_were_kept(tmp_path):
     assert it.sequence == 7
 
 
-@pytest.mark.parametrize("sequence", ["1", None, float("inf"), []])
-def test_a_file_whose_number_is_damaged_is_removed(tmp_path, sequence):
+def with_sequence(sequence):
+    return lambda it: it.write_text(json.dumps({**json.loads(it.read_text()), "sequence": sequence}))
+
+
+def replaced(make):
+    return lambda it: (it.unlink(), make(it))
+
+
+@pytest.mark.parametrize("damage", [
+    *map(with_sequence, ["1", None, float("inf"), []]), replaced(os.mkfifo), replaced(Path.mkdir),
+    replaced(lambda it: it.symlink_to("/dev/zero")), replaced(lambda it: (it.mkdir(), (it / "x").touch())),
+    lambda it: it.write_text("[" * 100_000), lambda it: it.write_text(" " * (2 << 20)), lambda it: it.write_text("")])
+def test_a_file_that_is_damaged_is_put_aside(tmp_path, damage):
+    """It was removed without a word, and its pod was open."""
+    attached.keep(str(tmp_path), attachment("c2", TWO))
+    for _ in range(2):
+        attached.keep(str(tmp_path), attachment())
+        damage(file := tmp_path / attachment().file)
+        assert attached.read_all(str(tmp_path)) == [attachment("c2", TWO)] and not os.path.lexists(file)
+        assert attached.damaged(str(tmp_path)) == [aside := tmp_path / f"{file.name}.damaged"]
     attached.keep(str(tmp_path), attachment())
-    (file,) = tmp_path.iterdir()
-    file.write_text(json.dumps({**json.loads(file.read_text()), "sequence": sequence}))
-    assert attached.read_all(str(tmp_path)) == [] and not list(tmp_path.iterdir())
+    assert attached.damaged(str(tmp_path)) == [] and len(attached.read_all(str(tmp_path))) == 2
+    assert not os.path.lexists(aside)
 
 
 def test_files_keep_what_was_said(tmp_path):

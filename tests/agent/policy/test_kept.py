@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from agent.policy.clusters import make_pod
@@ -70,7 +71,8 @@ def test_each_change_is_soon_in_the_file(tmp_path):
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data.replace(b'"a"', b'"c"', 1), lambda _: b"",
                                     lambda data: data + b"x\ty\n", lambda data: data[data.index(b"\n"):],
-                                    lambda data: b"[" * 99 + data, lambda data: b"[]" + data[data.index(b"\n"):]])
+                                    lambda data: b"[" * 99 + data, lambda _: b"[" * 2_000_000,
+                                    lambda data: b"[]" + data[data.index(b"\n"):]])
 def test_a_file_that_is_damaged_is_not_used(tmp_path, damage):
     path = tmp_path / "kept"
     write(path, content(a=LINES))
@@ -78,6 +80,19 @@ def test_a_file_that_is_damaged_is_not_used(tmp_path, damage):
     log = Log()
     assert Kept(str(path), "x", log).read() is None
     assert [event for event, _ in log] == ["policies_not_kept"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_holds_up_nothing(tmp_path, make):
+    """A FIFO in place of the file, or a link to a device, kept the agent from starting."""
+    for name in ("kept", ".kept.new"):
+        make(path := tmp_path / name)
+        log = Log()
+        if name == "kept":
+            assert Kept(str(path), "x", log).read() is None and [event for event, _ in log] == ["policies_not_kept"]
+        else:
+            assert [event for event, _ in write(tmp_path / "other" / ".." / "kept", content(a=LINES))] == [
+                "policies_not_kept"]
 
 
 def test_a_file_of_another_source_or_version_is_not_used(tmp_path, monkeypatch):

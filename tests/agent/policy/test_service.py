@@ -239,6 +239,31 @@ def test_a_damaged_file_of_a_pod_is_no_obstacle(running, tmp_path):
     assert len(running.it.compiler.attachments) == 1
 
 
+@pytest.mark.parametrize("mend", ["RESTORE", "DEL", "GC"])
+def test_a_pod_whose_record_was_damaged_is_named_until_its_request_comes_again(running, node, mend):
+    """The pod was open from the next start of the agent on, and nothing was said."""
+    running.write(WEB_ONLY)
+    running.add("b", app="db")
+    running.stop()
+    (file,) = (running.folder.parent / "pods").glob("*.json")
+    file.write_text(file.read_text()[:50])
+    running.start()
+    assert "pod_record_damaged" in running.events()
+    network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
+        {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
+
+    def found():
+        return list(checks_policy.agent(SimpleNamespace(networks=[network])))
+    (finding,) = found()
+    assert f"{file}.damaged" in finding.what and "fastcni restore" in finding.do
+    running.call(mend, "b", "K8S_POD_NAME=b", runtimeConfig={"labels": {"app": "db"}},
+                 **({"cni.dev/valid-attachments": []} if mend == "GC" else {}))
+    assert found() == [] and (mend != "RESTORE" or allowed(node))
+    running.stop()
+    running.start()
+    assert found() == [] and not list(file.parent.glob("*.damaged"))
+
+
 def test_traffic_between_two_pods_on_a_bridge_is_seen_again_after_a_request(running):
     """`sysctl --system` may switch it off, and the kernel does not announce that."""
     running.write(WEB_ONLY)
