@@ -161,7 +161,7 @@ def reports(attacker, victim, peer):
     found = {}
     for title, kind in (("report", frames.MLD_REPORT), ("version 2 report", frames.MLD2_REPORT),
                         ("query", frames.MLD_QUERY)):
-        protocol, data = frames.report(kind)
+        protocol, data = frames.report(kind, MARK)
         for name, to, mac in (("routers", "ff02::16", "33:33:00:00:00:16"), ("the victim", victim.ip6, victim.mac)):
             for source in (link_local(attacker.mac), attacker.ip6):
                 found[f"{title} to {name} from {source}"] = [ipv6(

@@ -5,8 +5,7 @@
         meta nfproto ipv4 ct state established accept
         ip6 hoplimit 255 icmpv6 jump on-link                        (neighbours, between ports of a bridge)
         ip6 daddr & ffc0:: @link6 drop
-        icmpv6 type 130-143 ip6 daddr & ff00:: == ff00:: ip6 saddr & ffc0:: @link6 accept   (groups of multicast)
-        ip6 saddr & ffc0:: @link6 drop
+        ip6 saddr & ffc0:: @link6 goto reports
         ct state established accept
         ct state related jump errors
         ip saddr . ip daddr @self4 accept                           (a pod, through a service, to itself)
@@ -26,6 +25,11 @@
         oifname @shut-links oifname . ip daddr != @from4 drop       (of a link that is no port of a bridge)
         ether daddr @shut-macs ether daddr . ip daddr != @stations4 drop        (of a port)
         ip daddr vmap @in4
+    }
+    chain reports {                                                 (of multicast groups, and queries)
+        icmpv6 type 130-132 ip6 hoplimit 1 ip6 daddr & ff00:: == ff00:: accept
+        icmpv6 type 143 ip6 hoplimit 1 ip6 daddr & ff00:: == ff00:: accept
+        drop
     }
     chain midstream {
         ip saddr . ip saddr @self4 drop
@@ -81,6 +85,7 @@ from fastcni.kernel.nft_rules import (
     between,
     compare,
     drop,
+    go_to,
     in_set,
     jump,
     mask,
@@ -89,6 +94,7 @@ from fastcni.kernel.nft_rules import (
     update,
     verdict_of,
 )
+from fastcni.kit.firewall.port_sources import MULTICAST6
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +104,7 @@ if TYPE_CHECKING:
 
     Rule = tuple[Expression, ...]
 
-EGRESS_CHAIN, INGRESS_CHAIN, MIDSTREAM = "egress", "ingress", "midstream"
+EGRESS_CHAIN, INGRESS_CHAIN, MIDSTREAM, REPORTS = "egress", "ingress", "midstream", "reports"
 BASE_CHAINS = {EGRESS_CHAIN: nft.NF_IP_PRI_FILTER, INGRESS_CHAIN: nft.NF_IP_PRI_FILTER + 1}     # priorities
 CUT, CUT_ANY = "cut", "cut-any"         # without the version: sets of answers by ports; of protocols without ports
 CUT_MS = 120_000                # as conntrack keeps a UDP connection: net.netfilter.nf_conntrack_udp_timeout_stream
@@ -106,22 +112,23 @@ SET_ID = 1                      # the kernel finds sets by their names
 IPPROTO_TCP = 6
 FIN_SYN_RST_ACK, SYN = b"\x17", b"\x02"
 NEW = (1 << 3).to_bytes(4, nft.ORDER)   # NF_CT_STATE_BIT(IP_CT_NEW)
-MLD_QUERY, MLD2_REPORT = b"\x82", b"\x8f"               # 130 to 143, no echo and no error among them
-MULTICAST6 = b"\xff" + bytes(15)                        # ff00::/8, and its mask
+MLD_QUERY, MLD_DONE, MLD2_REPORT, ONE_HOP = b"\x82", b"\x84", b"\x8f", b"\1"
 
 
 def permanent_rules() -> Iterator[tuple[str, Rule]]:
     """(chain, rule) of the chains that are always there."""
-    reports = (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(nft_rules.ICMPV6_TYPE),
-               between(MLD_QUERY, MLD2_REPORT), *nft_rules.daddr(16), mask(MULTICAST6), compare(MULTICAST6))
     from_link, to_link = ((*address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID))
                           for address in (nft_rules.saddr, nft_rules.daddr))
     known = (*nft_rules.established(), accept())
     yield EGRESS_CHAIN, (*port_rules.of_family(4), *known)         # of IPv6, link-local ones have to be found first
     yield EGRESS_CHAIN, port_rules.to_neighbours()
     yield EGRESS_CHAIN, (*to_link, drop())
-    yield EGRESS_CHAIN, (*reports, *from_link, accept())
-    yield EGRESS_CHAIN, (*from_link, drop())
+    yield EGRESS_CHAIN, (*from_link, go_to(REPORTS))
+    for kinds in ((MLD_QUERY, MLD_DONE), (MLD2_REPORT, MLD2_REPORT)):
+        yield REPORTS, (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(nft_rules.ICMPV6_TYPE),
+                        between(*kinds), payload(nft_rules.IP6_HOP_LIMIT), compare(ONE_HOP), *nft_rules.daddr(16),
+                        mask(MULTICAST6), compare(MULTICAST6), accept())
+    yield REPORTS, (drop(),)
     yield EGRESS_CHAIN, known
     yield EGRESS_CHAIN, (*nft_rules.related(), jump(port_rules.ERRORS))
     yield INGRESS_CHAIN, known

@@ -244,7 +244,7 @@ def set_up(requests: Requests, state: State) -> None:
                      size=port_rules.ERROR_SOURCES, timeout_ms=port_rules.ERRORS_TIMEOUT_MS)
     for base in port_rules.BASE_CHAINS:
         add_base_chain(requests, base)
-    for family, name in (*port_rules.CHAINS, (FAMILY, rules.MIDSTREAM)):
+    for family, name in (*port_rules.CHAINS, (FAMILY, rules.MIDSTREAM), (FAMILY, rules.REPORTS)):
         requests.add(nft.add_chain, family, TABLE, name)
     for family, name, rule in (*port_rules.permanent_rules(), *((FAMILY, *each) for each in rules.permanent_rules())):
         requests.add(nft_rules.add_rule, family, TABLE, name, *rule)

@@ -20,6 +20,9 @@ prints them as
     }
     chain neighbours {
         icmpv6 type nd-router-advert, nd-redirect or mld-listener-query drop
+        icmpv6 type 131-132 length == 32 hoplimit 1 ip6 daddr ff00::/8 meta pkttype broadcast-multicast return
+        icmpv6 type 143 length 36-1016 hoplimit 1 ip6 daddr ff02::16 meta pkttype broadcast-multicast return
+        icmpv6 type 131-132 or 143 drop
         icmpv6 type nd-router-solicit length != 8 length != 16 drop
         icmpv6 type nd-neighbor-solicit length != 24 length != 32 drop         (without and with an option)
         ... option != source-link-layer drop, iifname . its address != @allowed drop
@@ -31,7 +34,8 @@ The first rule decides for nearly all packets. Bridges read IGMP even in a later
 and the inner one is the ethertype then. RFC 4861 lets a solicitation or an advertisement have other
 options than the link-layer address, but defines none. RFC 7527 defines the nonce (RFC 3971) of duplicate address
 detection. nftables cannot loop over options, so a message has at most the one option that its type may have, and no
-extension header in front: RFC 6980 forbids fragments.
+extension header in front: RFC 6980 forbids fragments. A report of multicast groups (RFC 2710 and 3810) has the router
+alert in front, 8 bytes. It goes to a group, and the frame to no single station: else a pod could send bytes to another.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from fastcni.kernel.nft_rules import (
     ARP_SADDR_ETHER,
     ARP_SADDR_IP,
     ETHER_SADDR,
+    IP6_DADDR,
     IP6_LENGTH_AND_NEXT,
     IP6_SADDR,
     IP_SADDR,
@@ -50,6 +55,7 @@ from fastcni.kernel.nft_rules import (
     NFT_CMP_NEQ,
     NFT_META_IIFNAME,
     NFT_META_L4PROTO,
+    NFT_META_PKTTYPE,
     NFT_META_PROTOCOL,
     NFT_PAYLOAD_NETWORK_HEADER,
     NFT_PAYLOAD_TRANSPORT_HEADER,
@@ -60,6 +66,7 @@ from fastcni.kernel.nft_rules import (
     ether_type,
     icmpv6_type,
     iifname_and,
+    mask,
     meta,
     payload,
 )
@@ -83,6 +90,12 @@ UNSPECIFIED4, UNSPECIFIED6 = bytes(4), bytes(16)
 SOURCE_LINK, TARGET_LINK, NONCE = b"\x01\x01", b"\x02\x01", b"\x0e\x01"         # type of an option, and length 8
 FROM_CLIENT = b"\0\x44\0\x43"   # DHCP's ports: 68 and 67
 TH_PORTS = NFT_PAYLOAD_TRANSPORT_HEADER, 0, 4
+ALERTED = b"\0\x01"              # hop-by-hop options and hop limit 1, behind the length
+IP6_LENGTH, IP6_NEXT_AND_HOPS = (NFT_PAYLOAD_NETWORK_HEADER, 4, 2), (NFT_PAYLOAD_NETWORK_HEADER, 6, 2)
+REPORT_BYTES, REPORT2_BYTES = (32, 32), (36, 1016)          # least and most: one group; up to 50 groups of 20 bytes
+MULTICAST6 = b"\xff" + bytes(15)                        # ff00::/8, and its mask
+ALL_MLD2_ROUTERS = b"\xff\x02" + bytes(13) + b"\x16"     # ff02::16, RFC 3810
+PACKET_BROADCAST, PACKET_MULTICAST = b"\1", b"\2"        # linux/if_packet.h: to whom the frame is
 BEHIND_PADDING = NFT_PAYLOAD_NETWORK_HEADER, 46, 1          # padding makes a frame 60 bytes long, its header has 14
 
 
@@ -181,6 +194,7 @@ def neighbour_rules(sets: Sets) -> Iterator[Rule]:
     unless = (meta(NFT_META_IIFNAME), of_set(sets.routers, inverted=True)) if sets.routers else ()
     for kind in (nft_rules.NDISC_ROUTER_ADVERTISEMENT, nft_rules.NDISC_REDIRECT, nft_rules.ICMPV6_MGM_QUERY):
         yield *_type(kind), *unless, drop
+    yield from _reports(sets)
     soliciting = _type(nft_rules.NDISC_NEIGHBOUR_SOLICITATION)
     announcing = _type(nft_rules.NDISC_NEIGHBOUR_ADVERTISEMENT)
     for begin, size, option in ((_type(nft_rules.NDISC_ROUTER_SOLICITATION), 8, SOURCE_LINK),
@@ -194,6 +208,20 @@ def neighbour_rules(sets: Sets) -> Iterator[Rule]:
             yield (*with_option, *iifname_and((NFT_PAYLOAD_TRANSPORT_HEADER, size + 2, 6)),
                    of_set(sets.macs, inverted=True), drop)
     yield *announcing, *[step for other in sets.each(16, ND_TARGET, inverted=True) for step in other], drop
+
+
+def _reports(sets: Sets) -> Iterator[Rule]:
+    """What listens to a multicast group. The address in front of it may still be another pod's."""
+    kind = payload(nft_rules.ICMPV6_TYPE)
+    first = kind, between(bytes((nft_rules.ICMPV6_MGM_REPORT,)), bytes((nft_rules.ICMPV6_MGM_REDUCTION,)))
+    second = _type(nft_rules.ICMPV6_MLD2_REPORT)
+    to_many = (meta(NFT_META_PKTTYPE), between(PACKET_BROADCAST, PACKET_MULTICAST)) if sets.macs else ()
+    for begin, sizes, to in ((first, REPORT_BYTES, (mask(MULTICAST6), compare(MULTICAST6))),
+                             (second, REPORT2_BYTES, (compare(ALL_MLD2_ROUTERS),))):
+        least, most = (size.to_bytes(2, "big") for size in sizes)
+        yield (*begin, payload(IP6_NEXT_AND_HOPS), compare(ALERTED), payload(IP6_LENGTH), between(least, most),
+               payload(IP6_DADDR), *to, *to_many, nft_rules.leave())
+        yield *begin, nft_rules.drop()
 
 
 def _type(kind: int) -> Rule:

@@ -18,7 +18,7 @@ ETH_P_ALL, ETH_P_IP, ETH_P_ARP, ETH_P_8021Q, ETH_P_IPV6, ETH_P_8021AD = 3, 0x080
 ETH_P_RARP, ETH_P_MPLS, ETH_P_EXPERIMENT, ETH_P_LLDP = 0x8035, 0x8847, 0x88B5, 0x88CC
 HOP_BY_HOP, ICMP, IGMP, TCP, UDP, ICMPV6 = 0, 1, 2, 6, 17, 58
 IGMP_QUERY, IGMP_REPORT, IGMP3_REPORT, IGMP_LEAVE = 0x11, 0x16, 0x22, 0x17      # linux/igmp.h
-MLD_QUERY, MLD_REPORT, MLD2_REPORT, ECHO6 = 130, 131, 143, 128
+MLD_QUERY, MLD_REPORT, MLD_DONE, MLD2_REPORT, ECHO6 = 130, 131, 132, 143, 128
 ROUTER_SOLICIT, ROUTER_ADVERT, NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT, REDIRECT = 133, 134, 135, 136, 137
 SOURCE_LINK, TARGET_LINK, NONCE = 1, 2, 14              # options of neighbour discovery, RFC 4861 and 3971
 CHECKSUMS = {UDP: 6, ICMPV6: 2}                         # where they are
@@ -104,9 +104,15 @@ def too_big(packet, mtu=1280):
     return ICMP, data[:2] + checksum(data) + data[4:]
 
 
-def report(kind=MLD2_REPORT):
-    """A report of multicast groups: (58, its bytes). Send it with the header ROUTER_ALERT and the hop limit 1."""
-    return ICMPV6, struct.pack("!BBHI", kind, 0, 0, 0) + ip_bytes("ff02::1:ff00:1") + MARK
+def report(kind=MLD2_REPORT, behind=b""):
+    """A report of one multicast group: (58, its bytes). Send it with the header ROUTER_ALERT and the hop limit 1.
+
+    The group is MARK, unless there are bytes behind it.
+    """
+    data = struct.pack("!BBHI", kind, 0, 0, kind == MLD2_REPORT)
+    if kind == MLD2_REPORT:
+        data += struct.pack("!BBH", 4, 0, 0)            # a record, RFC 3810: CHANGE_TO_EXCLUDE_MODE, no sources
+    return ICMPV6, data + (ip_bytes("ff02::1:ff00:1") + behind if behind else MARK)
 
 
 def igmp(kind):
@@ -157,12 +163,14 @@ class Pod:
     def igmp(self, kind, options=b"", **more):
         return ipv4(self.mac, self.own4, "224.0.0.1", igmp(kind), options=options, **more)
 
+    def report(self, source, kind=MLD2_REPORT, behind=b"", target="ff02::16", hop_limit=1, **more):
+        return ipv6(self.mac, source, target, report(kind, behind), hop_limit=hop_limit, headers=[ROUTER_ALERT], **more)
+
     def arp(self, sender_mac, sender_ip, **more):
         return arp(self.mac, sender_mac, sender_ip, **more)
 
     def own(self):
         """{title: frame} of what a pod sends of itself."""
-        alert = {"headers": [ROUTER_ALERT]}
         return {
             "IPv4": self.ipv4(self.own4),
             "IPv4 in a VLAN": self.ipv4(self.own4, tags=[7]),
@@ -186,10 +194,35 @@ class Pod:
             "duplicate address detection": self.ipv6("::", neighbour(NEIGHBOUR_SOLICIT, self.own6,
                                                                      [(NONCE, b"random")])),
             "the same, link-local": self.ipv6("::", neighbour(NEIGHBOUR_SOLICIT, self.local)),
-            "MLD report": self.ipv6(self.local, report(), **alert),
-            "MLD report from ::": self.ipv6("::", report(), **alert),
-            "MLDv1 report from ::": self.ipv6("::", report(MLD_REPORT), **alert),
+            **self.reports(),
         }
+
+    def reports(self):
+        return {
+            "MLD report": self.report(self.local),
+            "MLD report of 50 groups": self.report(self.local, behind=bytes(49 * 20 - 16) + MARK),
+            "MLD report from ::": self.report("::"),
+            "MLDv1 report": self.report(self.local, MLD_REPORT, target="ff02::1:ff00:1"),
+            "MLDv1 report from ::": self.report("::", MLD_REPORT, target="ff02::1:ff00:1"),
+            "MLDv1 done": self.report(self.local, MLD_DONE, target="ff02::2"),
+        }
+
+    def forged_reports(self):
+        found = {}
+        for title, source in (("", self.local), (", from ::", "::")):
+            found |= {
+                f"MLD report of 51 groups{title}": self.report(source, behind=bytes(50 * 20 - 16) + MARK),
+                f"MLDv1 report with 16 bytes behind{title}": self.report(source, MLD_REPORT, behind=MARK),
+                f"MLDv1 done with 1000 bytes behind{title}": self.report(source, MLD_DONE, behind=bytes(984) + MARK),
+                f"MLD report with hop limit 255{title}": self.report(source, hop_limit=255),
+                f"MLDv1 report with hop limit 255{title}": self.report(source, MLD_REPORT, hop_limit=255),
+                f"MLD report without an alert{title}": self.ipv6(source, report()),
+                f"MLD report to another group{title}": self.report(source, target="ff0e::1234"),
+                f"MLD report to a neighbour{title}": self.report(source, target=self.other6),
+                f"MLDv1 report to a neighbour{title}": self.report(source, MLD_REPORT, target=self.other6),
+                f"MLD report to one MAC{title}": self.report(source, to="02:00:00:00:00:77"),
+                f"MLDv1 report to one MAC{title}": self.report(source, MLD_REPORT, to="02:00:00:00:00:77")}
+        return found
 
     def forged(self):
         """{title: frame}. All but "another MAC" have the pod's own."""
@@ -221,6 +254,7 @@ class Pod:
             "another protocol": ethernet(self.mac, BROADCAST, ETH_P_EXPERIMENT),
             "MPLS": ethernet(self.mac, BROADCAST, ETH_P_MPLS),
             **self.forged_neighbours(),
+            **self.forged_reports(),
         }
 
     def forged_neighbours(self):

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import socket
+import sys
 
 import pytest
 from agent.policy import frames
@@ -17,7 +19,7 @@ from fastcni.agent.policy.ports import Port
 from fastcni.agent.policy.ruleset import TABLE, see_bridged_traffic
 from fastcni.spec.address import read_ip
 from fastcni.spec.errors import CniError
-from fastcni.testing.namespaces import run
+from fastcni.testing.namespaces import Inside, run
 from fastcni.testing.witnesses import eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
@@ -192,6 +194,30 @@ def test_a_pod_without_egress_gets_nothing_out_by_broadcast(site):
     sent |= {f"{source} to {address}": ipv6(MAC_A, source, address, udp())
              for source in ("::", "fd00::1", link_local(MAC_A)) for address in ("ff02::1", "ff05::1", "fd00::3")}
     assert site.arrived(sent, "a", "c", "b") == set()
+
+
+def test_a_pod_without_egress_gets_nothing_out_by_icmpv6(site):
+    """Types 131 to 143 passed with 1,200 bytes to one MAC, and reports from `::`, too."""
+    site.write(NO_EGRESS)
+    site.add("a", egress="none")
+    pod = frames.Pod(MAC_A, ADDRESSES["a"], ADDRESSES["b"], NODE[0])
+    sent = {f"type {kind} from {source}, hop limit {hops}": ipv6(
+                MAC_A, source, "ff02::16", (frames.ICMPV6, bytes((kind, 0, 0, 0)) + bytes(1200) + MARK), hop_limit=hops)
+            for kind in range(128, 145) for source in ("::", pod.local, pod.own6) for hops in (1, 255)}
+    reports = pod.reports()
+    assert site.arrived({**sent, **pod.forged_reports(), **reports}, "a", "c", "b") == set(reports)
+
+
+def test_a_bridge_hears_which_groups_a_pod_without_egress_listens_to(site):
+    """What the kernel sends of itself."""
+    site.write(NO_EGRESS)
+    site.add("a", egress="none")
+    with Inside(site.names("a")[0]):
+        it, link = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM), socket.if_nametoindex("eth0")
+    with it:
+        it.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP,
+                      frames.ip_bytes("ff05::1234") + link.to_bytes(4, sys.byteorder))
+        assert eventually(lambda: "port port-a grp ff05::1234" in run("bridge", "mdb", "show", "dev", "br0"))
 
 
 def test_no_pod_takes_the_mac_of_another_one(site):
