@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fastcni._netlink import Batch
+from fastcni.agent.policy.ruleset import BRIDGED
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kit.firewall.table import COMMENT, FAMILY, TABLE
 from fastcni.node import tables
@@ -21,6 +22,7 @@ NETLINKS = {uapi.NETLINK_ROUTE: ("rtnetlink", "links, addresses and routes", "CO
 MODULES = {"bridge": ("bridge", "veth"), "ptp": ("veth",), "macvlan": ("macvlan",), "ipvlan": ("ipvlan",),
            "vlan": ("8021q",), "dummy": ("dummy",), "vrf": ("vrf",), "tap": ("tun",), "bandwidth": ("ifb", "sch_tbf"),
            "portmap": ("nf_tables", "nft_nat"), "firewall": ("nf_tables",)}
+BRIDGES = {"bridge", "flannel"}     # CNI types whose pods are at ports of a bridge
 MAX_BRIDGE_PORTS = 1 << 10      # BR_MAX_PORTS, net/bridge/br_private.h
 NEARLY = 0.9                    # of a limit
 CACHES = {"IPv4": ("arp_cache", "ipv4"), "IPv6": ("ndisc_cache", "ipv6")}
@@ -94,15 +96,24 @@ def forwarding(node: Node) -> Iterator[Finding]:
 
 
 def bridge_nf_call(node: Node) -> Iterator[Finding]:
-    """kube-proxy sees packets from port to port of a bridge."""
-    bridges = "bridge" in node.types or "flannel" in node.types
+    """kube-proxy and network policies see packets from port to port of a bridge."""
+    held = [net.name for net in node.networks if (kinds := {plugin.type for plugin in flattened(net.plugins)}) & BRIDGES
+            and "policy" in kinds]
     lines = [line for saved in node.seen.facts.saved.values() for line in saved]
-    if bridges and any(line.startswith(":KUBE-SERVICES ") for line in lines):
-        name = "net.bridge.bridge-nf-call-iptables"
+    if held:
+        yield from off(node, BRIDGED, ERROR, "packets from port to port of a bridge bypass the network policies of "
+                       f"{some(held)}; another program has switched it off")
+    elif BRIDGES & node.types.keys() and any(line.startswith(":KUBE-SERVICES ") for line in lines):
+        yield from off(node, BRIDGED[:1], WARNING, "kube-proxy uses iptables: a pod does not reach a Service whose pod "
+                       "is on the same bridge")
+
+
+def off(node: Node, paths: Iterable[str], severity: str, why: str) -> Iterator[Finding]:
+    """The sysctls of br_netfilter that are not 1."""
+    for name in (path.replace("/", ".") for path in paths):
         value = node.number(name)
         if value != 1:
-            yield Finding(WARNING, f"{name} is {'missing' if value is None else value}", "kube-proxy uses iptables: a "
-                          "pod does not reach a Service whose pod is on the same bridge",
+            yield Finding(severity, f"{name} is {'missing' if value is None else value}", why,
                           f"modprobe br_netfilter && sysctl -w {name}=1")
 
 

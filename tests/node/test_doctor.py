@@ -97,6 +97,20 @@ def test_services_on_the_same_bridge(node):
     assert not [*checks_kernel.bridge_nf_call(node({name: "1"}, saved=saved)), *checks_kernel.bridge_nf_call(node())]
 
 
+@pytest.mark.parametrize("name", ["call-iptables", "call-ip6tables", "filter-vlan-tagged"])
+def test_network_policies_that_a_bridge_bypasses(node, folders, name):
+    """`sysctl --system` switched the filter off, and doctor found nothing."""
+    on = {f"net.bridge.bridge-nf-{each}": "1" for each in ("call-iptables", "call-ip6tables", "filter-vlan-tagged")}
+    name = f"net.bridge.bridge-nf-{name}"
+    folders.configure({**LIST, "plugins": [*LIST["plugins"], {"type": "policy"}]})
+    found = one(checks_kernel.bridge_nf_call(node(on | {name: "0"})), ERROR, f"{name} is 0", "net1", "policies")
+    assert found.do == f"modprobe br_netfilter && sysctl -w {name}=1"
+    one(checks_kernel.bridge_nf_call(node(on | {name: ""})), ERROR, f"{name} is missing")
+    assert not [*checks_kernel.bridge_nf_call(node(on))]
+    folders.configure({**LIST, "plugins": [{"type": "ptp"}, {"type": "policy"}]})
+    assert not [*checks_kernel.bridge_nf_call(node({}))]
+
+
 DROP = ["*filter", ":FORWARD DROP [0:0]", ":CNI-FORWARD - [0:0]"]
 
 

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy import attached, in_kernel
+from fastcni.agent.policy import attached, bypass, in_kernel
 from fastcni.agent.policy.evaluate import Cluster, evaluate
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 
@@ -84,12 +84,15 @@ class Answer:
 
 
 def answer(sources: Sources, it: Connection) -> Answer:
-    """Decide on a connection that is not from or to the pod's own node; that one is always allowed."""
+    """Decide on a connection that is not from or to the pod's own node; that one is always allowed.
+    Raises OSError."""
     said = evaluate(sources.cluster, it)
     policies = {EGRESS: said.egress, INGRESS: said.ingress}
     ends = {EGRESS: it.source, INGRESS: it.destination}
     decided = {name: bool(sources.unread) or sources.local(packed) for name, packed in ends.items()}
-    kernel = in_kernel.decide(sources.tables, it) if sources.tables is not None and any(decided.values()) else {}
+    kernel = {}
+    if sources.tables is not None and any(decided.values()):
+        kernel = in_kernel.decide(sources.tables, it, bypass.why(sources.tables, it))
     directions = {name: Direction(not sources.unread, policies[name], kernel.get(name) if decided[name] else None)
                   for name in ends}
     return Answer(it, directions, {name: one for name, one in kernel.items() if name not in ends})

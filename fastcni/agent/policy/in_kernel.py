@@ -73,8 +73,9 @@ def read() -> list[Table]:
         return nft_read.read_tables(sock, lambda family, name: name.startswith(TABLE))
 
 
-def decide(tables: Iterable[Table], it: Connection) -> dict[str, Decision]:
-    """Return what each base chain decides, each as if the others let the packet through.
+def decide(tables: Iterable[Table], it: Connection, bypass: str = "") -> dict[str, Decision]:
+    """Return what each base chain decides, each as if the others let the packet through. bypass: why no chain of
+    the family inet sees it, "" if they see it.
 
     Keys: "Egress" and "Ingress", which are always there; for another base chain "inet fastcni-policy-guard forward".
     The chain of a pod's port belongs to the direction: its decision is returned unless it lets the packet through.
@@ -83,14 +84,16 @@ def decide(tables: Iterable[Table], it: Connection) -> dict[str, Decision]:
     for table in tables:
         own, ports = (table.family, table.name) == (FAMILY, TABLE), Ports.of(table, it)
         packet = first_packet(it, ports)
+        passed = Decision(True, bypass) if bypass and table.family == FAMILY else None
         for name, chain in table.chains.items():
             if chain.hook is None:
                 continue
             direction = OF_PORTS.get((table.family, name)) if table.name == TABLE else None
             if direction is None:
-                found[(DIRECTIONS.get(name, "") if own else "") or f"{table} {name}"] = follow(table, name, packet)
+                found[(DIRECTIONS.get(name, "") if own else "") or f"{table} {name}"] = (
+                    passed or follow(table, name, packet))
             elif own or all((ports.source, ports.destination)):         # a bridge forwards from port to port
-                at_ports[direction] = follow(table, name, packet)
+                at_ports[direction] = passed or follow(table, name, packet)
         if own:
             for name, direction in DIRECTIONS.items():
                 found.setdefault(direction, Decision(True, f"table {table} has no chain {name} with a hook"))

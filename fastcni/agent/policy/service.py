@@ -58,6 +58,7 @@ READ_WAIT_S, SMALL_WAIT_S = 0.02, 1.0
 CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
 TUNNELS_S = 1.0                 # between two looks at the node's links
 RETRY_S = 1.0                   # after the kernel has refused a transaction
+BRIDGED_S = 1.0                 # between two looks at the sysctls of bridges, which take 30 us
 MAX_TOLD = 20                   # lines in the log on one file
 GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
@@ -92,6 +93,8 @@ class Policies:
         self.cut = 0                                        # connections
         self.next_look = 0.0                                # at the node's tunnels
         self.next_cut = 0.0                                 # not before this time, monotonic
+        self.next_look = 0.0                                # at the sysctls of bridges, monotonic
+        self.bypassed = ""                                  # why these cannot be read or written
         if not see_bridged_traffic():
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
                                      "bridge passes them by: modprobe br_netfilter")
@@ -152,8 +155,8 @@ class Policies:
         self.asked = False
         self.requests.attend()
         self._try(self._write)                  # the rules of the pods that these requests have closed
-        if self.asked:
-            self._try(self._see_bridged)
+        if self.asked or monotonic() >= self.next_look:
+            self._see_bridged()
         self._try(self._cut)
         self.due = min(self.due, self.source.due, self.next_look)
         if self.requests.waiting:
@@ -209,10 +212,17 @@ class Policies:
                     raise
 
     def _see_bridged(self):
-        """The kernel does not announce changes of sysctls, so each request is followed by a look at them."""
-        if not sees_bridged_traffic():
-            see_bridged_traffic()
-            self.log.warning("bridge_filter_restored")
+        """The kernel does not announce changes of sysctls."""
+        self.next_look = monotonic() + BRIDGED_S
+        before, self.bypassed = self.bypassed, ""
+        try:
+            if not sees_bridged_traffic():
+                see_bridged_traffic()
+                self.log.warning("bridge_filter_restored")
+        except OSError as e:            # the module was unloaded, for instance: told once
+            self.bypassed = str(e)
+            if self.bypassed != before:
+                self.log.error("bridge_filter_off", error=self.bypassed)
 
     def _try(self, step):
         """Without memory, for instance: all is written again, later."""

@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from agent.policy.pods import ADDRESSES
+from agent.policy.pods import ADDRESSES, TCP
 from agent.policy.test_service import DB, WEB_ONLY, Running, allowed, node, running  # noqa: F401 - fixtures
 
 from fastcni.agent.policy.ruleset import TABLE
 from fastcni.cli.entry_point import run as run_command
+from fastcni.kernel import sysctl
 from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
 
@@ -110,6 +111,34 @@ def test_after_a_flush_the_command_says_that_the_kernel_lets_all_through(running
         kernel = differs(asked(source))
         assert kernel["allowed"] is True
         assert text in kernel["text"] or "insert" in lines[0]
+    running.start()
+
+
+@pytest.mark.parametrize("number, name", enumerate(("iptables", "ip6tables")))
+def test_packets_that_a_bridge_forwards_past_the_policies_are_named(running, node, asked, number, name):     # noqa: F811
+    """No agent runs that would switch the filter on again. The command said "denied"."""
+    running.write(DENY)
+    for pod, app in (("a", "web"), ("b", "db"), ("d", "other")):
+        running.add(pod, app=app)
+    assert allowed(node)
+    running.stop()
+    sources = [ADDRESSES[pod][number] for pod in "ad"]
+    tried = {(pod, ADDRESSES["b"][number], TCP, 80) for pod in "ad"}
+    assert [asked(source)[0] for source in sources] == [DENIED, DENIED]
+    name = f"net.bridge.bridge-nf-call-{name}"
+    sysctl.write(name, "0")
+    reached = {each for each in tried if each[0] == "a"}
+    assert node.reached(tried, reached) == reached
+    kernel = differs(asked(sources[0]))
+    assert kernel["allowed"] is True
+    assert kernel["text"] == (f"packets from port to port of a bridge bypass the policies: {name} is 0; to mend it: "
+                              f"modprobe br_netfilter && sysctl -w {name}=1")
+    assert asked(sources[1])[0] == DENIED                       # the node routes them
+    assert asked(ADDRESSES["a"][1 - number])[0] == DENIED       # the other family
+    run("ip", "link", "set", "br0", "type", "bridge", f"nf_call_{name.rpartition('-')[2]}", "1")
+    node.forget_flows()
+    assert not node.reached(tried, set())
+    assert asked(sources[0])[0] == DENIED                       # this bridge's own switch
     running.start()
 
 

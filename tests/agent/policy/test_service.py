@@ -4,6 +4,7 @@ import json
 import os
 import select
 import threading
+from time import monotonic
 from types import SimpleNamespace
 
 import pytest
@@ -273,6 +274,34 @@ def test_traffic_between_two_pods_on_a_bridge_is_seen_again_after_a_request(runn
         running.call("CHECK", "b", "K8S_POD_NAME=b")
         assert eventually(lambda name=name: sysctl.read(name) == "1")
     assert eventually(lambda: running.events().count("bridge_filter_restored") == len(BRIDGED))
+
+
+@pytest.mark.parametrize("name", BRIDGED)
+def test_traffic_between_two_pods_on_a_bridge_is_seen_again_without_a_request(running, name):
+    """It passed the policies by until the next ADD or DEL."""
+    sysctl.write(name, "0")
+    assert eventually(lambda: sysctl.read(name) == "1")
+    assert eventually(lambda: running.events().count("bridge_filter_restored") == 1)
+    assert eventually(lambda: running.it.due <= monotonic() + service.BRIDGED_S)
+
+
+def test_a_filter_of_bridges_that_cannot_be_switched_on_is_told_once(running, monkeypatch):
+    """The table was written again each time, which mends nothing."""
+    assert eventually(lambda: running.it.ready)
+    looks = []
+
+    def look():
+        looks.append(True)
+        raise OSError("no such file")
+
+    monkeypatch.setattr(service, "BRIDGED_S", 0.01)
+    monkeypatch.setattr(service, "sees_bridged_traffic", look)
+    assert eventually(lambda: len(looks) > 3)
+    monkeypatch.setattr(service, "sees_bridged_traffic", lambda: True)
+    assert eventually(lambda: not running.it.bypassed)
+    monkeypatch.setattr(service, "sees_bridged_traffic", look)
+    assert eventually(lambda: running.events().count("bridge_filter_off") == 2)
+    assert "policies_restored" not in running.events()
 
 
 def test_explain_names_the_policies_of_an_address(running):

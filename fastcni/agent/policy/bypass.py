@@ -1,0 +1,54 @@
+"""Whether a bridge forwards packets past the policies: without the sysctls of br_netfilter no chain of the family inet
+sees what goes from port to port. The kernel does not announce a change of them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import Batch, attributes
+from fastcni.agent.policy.in_kernel import Ports
+from fastcni.kernel import nft, rtnl, sysctl, uapi, wire
+from fastcni.kit.links import find
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fastcni.agent.policy.evaluate import Connection
+    from fastcni.agent.policy.nft_read import Table
+    from fastcni.kernel.wire import Socket
+
+# By length of an address: the sysctl for all bridges, and the switch of one
+SYSCTLS = {4: "net.bridge.bridge-nf-call-iptables", 16: "net.bridge.bridge-nf-call-ip6tables"}
+SWITCHES = {4: uapi.IFLA_BR_NF_CALL_IPTABLES, 16: uapi.IFLA_BR_NF_CALL_IP6TABLES}
+
+
+def why(tables: Iterable[Table], it: Connection) -> str:
+    """Say why a bridge forwards the connection's packets past the policies, and how to mend it; "" if it does not.
+    Only ports of which the tables know are compared. Raises OSError."""
+    name = SYSCTLS[len(it.source)]
+    value = sysctl.read(name) if sysctl.exists(name) else "missing"
+    if value == "1" or not any(on_one_bridge(Ports.of(table, it), len(it.source)) for table in tables
+                               if table.family == nft.NFPROTO_BRIDGE):
+        return ""
+    return (f"packets from port to port of a bridge bypass the policies: {name} is {value}; to mend it: "
+            f"modprobe br_netfilter && sysctl -w {name}=1")
+
+
+def on_one_bridge(ports: Ports, length: int) -> bool:
+    """Whether both ports are of one bridge whose own switch is off."""
+    if not (ports.source and ports.destination):
+        return False
+    with closing(wire.open_socket()) as sock:
+        links = [find.link(sock, name.rstrip(b"\0").decode()) for name in (ports.source, ports.destination)]
+        source, destination = (link.master if link else 0 for link in links)
+        return bool(source) and source == destination and not switched_on(sock, source, length)
+
+
+def switched_on(sock: Socket, bridge: int, length: int) -> bool:
+    """Whether a bridge, given by its index, calls the hooks of a family whatever the sysctl is."""
+    for kind, payload in wire.exchange(sock, rtnl.get_link(Batch(), index=bridge)):
+        if kind == uapi.RTM_NEWLINK:
+            info = attributes(attributes(payload, len(rtnl.ANY_LINK)).get(uapi.IFLA_LINKINFO, b""))
+            return attributes(info.get(uapi.IFLA_INFO_DATA, b"")).get(SWITCHES[length]) == b"\1"
+    return False
