@@ -57,7 +57,8 @@ def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cac
             click.echo(printable(f"No server listens at {socket}, so the mode warm is not tested."))
     os.environ["FASTCNI_SOCKET"] = socket
     found = []
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
     from fastcni.selftest.run import run
 
     with closing(run(cni, nets, modes)) as running:

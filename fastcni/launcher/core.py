@@ -112,7 +112,8 @@ def libraries_of(interpreter: str) -> list[str]:
                               errors="surrogateescape", timeout=60, check=True, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return []
-    paths = [path for path in done.stdout.splitlines() if os.path.isabs(path) and os.path.exists(path)]
+    # The memory map has another order in each process.
+    paths = sorted(path for path in done.stdout.splitlines() if os.path.isabs(path) and os.path.exists(path))
     while sum(len(os.fsencode(path)) + 1 for path in paths) >= LIBRARIES_BYTES:
         paths.pop()
     return paths

@@ -34,12 +34,12 @@ static int is_installed_core(const char *path)
     return same && digest == config.core.digest;
 }
 
-/* Return a shared object of the interpreter that is not at its place, or "". */
+/* Return a shared object of the interpreter that does not exist any more, or "". Another user may not see all of them. */
 static const char *missing_library(void)
 {
     const char *path = (const char *)config.libraries;
 
-    while (*path && !system_call(SYS_faccessat, AT_FDCWD, (long)path, F_OK, 0))
+    while (*path && system_call(SYS_faccessat, AT_FDCWD, (long)path, F_OK, 0) != -ENOENT)
         path = next_of(path);
     return path;
 }

@@ -18,7 +18,7 @@ BLOCKS = re.findall(r"(?:^ {4,}.*\n)+", PAGE, re.MULTILINE)
 
 
 def test_the_networks_on_the_page_are_read():
-    found = re.findall(r"'(\{.*\})'", PAGE)
+    found = re.findall(r"'(\{[^.].*\})'", PAGE)              # and no template of kubectl
     assert [conf.read(text).backend["Type"] for text in found] == ["vxlan"]
     (file,) = [json.loads(block) for block in BLOCKS if block.strip().startswith('{"network"')]
     assert conf.read(json.dumps(file["network"])).backend["Type"] == "host-gw"
@@ -46,7 +46,9 @@ def test_the_options_on_the_page_exist():
     options |= {option for parameter in cli.commands["serve"].params for option in parameter.opts
                 if f"fastcni serve {option}" in PAGE}
     foreign = {"--allocate-node-cidrs", "--cluster-cidr", "--pod-network-cidr", "--endpoints", "--now"}
-    assert set(re.findall(r"--[a-z][a-z0-9-]+", PAGE)) <= options | foreign
+    of_kubectl = {option for command in re.findall(r"^ +kubectl (?:.*\\\n)*.*", PAGE, re.MULTILINE)
+                  for option in re.findall(r"--[a-z][a-z0-9-]+", command)}
+    assert set(re.findall(r"--[a-z][a-z0-9-]+", PAGE)) <= options | foreign | of_kubectl
 
 
 # -- docs/policy.md ----------------------------------------------------------------------------------------------------

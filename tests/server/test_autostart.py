@@ -15,6 +15,7 @@ from server.other_node import ANSWER, FOLDER, INSTEAD_OF_PYTHON, OtherNode
 from fastcni.cli.commands import cli
 from fastcni.cli.install import lines
 from fastcni.launcher import pack
+from fastcni.launcher.core import NO_CORE
 from fastcni.launcher.install import Installed
 from fastcni.launcher.modules import PackError
 from fastcni.node import server_process
@@ -216,4 +217,4 @@ def test_install_refuses_options_that_do_not_fit(tmp_path, options):
 @pytest.mark.parametrize("command", [["/bin/true"] * 16, ["/bin/true", ""], ["/" + "x" * 1023]])
 def test_command_that_the_launcher_cannot_hold_is_refused(image, command):
     with pytest.raises(PackError):
-        pack.configured(image, ["/bin/true"], b"", command, pack.DEADLINES)
+        pack.configured(image, ["/bin/true"], b"", command, [], NO_CORE, pack.DEADLINES)
