@@ -28,7 +28,8 @@ def agent(node: Node) -> Iterator[Finding]:
             for record in status.get("damaged", []):
                 yield Finding(ERROR, f"network policies: {record}: the agent's record of a pod was damaged",
                               "no policy protects that pod",
-                              "run `fastcni restore`, which sends the pod's request again")
+                              "run `fastcni restore`, which sends the pod's request again; if the pod is gone, "
+                              "remove the file")
 
 
 def unreadable(status: dict[str, Any]) -> Iterator[Finding]:

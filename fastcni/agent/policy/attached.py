@@ -182,16 +182,15 @@ def order(it: Attachment) -> tuple[int, Id]:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 def keep(folder: str, it: Attachment) -> None:
-    """Write its file, before the ADD answers. A crash may leave a part of it: then the ADD has failed, and read_all()
-    removes the part. Raises OSError."""
+    """Write the attachment's file, before the ADD answers. A former file stays whole until the new one replaces it.
+    Raises OSError."""
     document = {"id": it.id, "pod": it.pod, "labels": dict(it.labels),
                 "addresses": [address.ip_text(packed) for packed in it.addresses], "sequence": it.sequence,
                 **({"port": ports.written(it.port)} if it.port else {})}
-    fd = os.open(f"{folder}/{it.file}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, json.dumps(document).encode() + b"\n")
-    finally:
-        os.close(fd)
+    fd = os.open(new := f"{folder}/new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(json.dumps(document).encode() + b"\n")
+    os.rename(new, f"{folder}/{it.file}")
 
 
 def forget(folder: str, it: Attachment) -> None:

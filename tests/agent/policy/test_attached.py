@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,22 @@ def test_a_file_that_is_damaged_is_put_aside(tmp_path, damage):
     attached.keep(str(tmp_path), attachment())
     assert attached.damaged(str(tmp_path)) == [] and len(attached.read_all(str(tmp_path))) == 2
     assert not os.path.lexists(aside)
+
+
+def test_a_record_that_cannot_be_written_leaves_the_former_one_whole(tmp_path):
+    """A part of it was written over the former one, and nothing was said."""
+    folder = str(tmp_path)
+    attached.keep(folder, attachment())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))      # as a disk that is full
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            attached.keep(folder, attachment(labels={}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert attached.read_all(folder) == [attachment()]
+    attached.keep(folder, attachment(labels={}))
+    assert attached.read_all(folder) == [attachment(labels={})] and os.listdir(folder) == [attachment().file]
 
 
 def test_files_keep_what_was_said(tmp_path):
