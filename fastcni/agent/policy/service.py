@@ -93,7 +93,7 @@ class Policies:
         self.cut = 0                                        # connections
         self.next_look = 0.0                                # at the node's tunnels
         self.next_cut = 0.0                                 # not before this time, monotonic
-        self.next_look = 0.0                                # at the sysctls of bridges, monotonic
+        self.next_bridged = 0.0                             # a look at the sysctls of bridges, monotonic
         self.bypassed = ""                                  # why these cannot be read or written
         if not see_bridged_traffic():
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
@@ -155,10 +155,10 @@ class Policies:
         self.asked = False
         self.requests.attend()
         self._try(self._write)                  # the rules of the pods that these requests have closed
-        if self.asked or monotonic() >= self.next_look:
+        if self.asked or monotonic() >= self.next_bridged:
             self._see_bridged()
         self._try(self._cut)
-        self.due = min(self.due, self.source.due, self.next_look)
+        self.due = min(self.due, self.source.due, self.next_look, self.next_bridged)
         if self.requests.waiting:
             self.due = min(self.due, monotonic() + (READ_WAIT_S / 4 if self.source.busy else LOOK_S))
 
@@ -213,7 +213,7 @@ class Policies:
 
     def _see_bridged(self):
         """The kernel does not announce changes of sysctls."""
-        self.next_look = monotonic() + BRIDGED_S
+        self.next_bridged = monotonic() + BRIDGED_S
         before, self.bypassed = self.bypassed, ""
         try:
             if not sees_bridged_traffic():
