@@ -29,7 +29,7 @@ ENDINGS = (".json", ".yaml", ".yml")
 RETRY_S = 1.0                   # while the folder is missing; another one takes its place without a notification
 READ_AGAIN_S = 10.0             # a file that the kernel did not let be read
 SMALL_BYTES = 1 << 16           # its limits let a parser use 20 ms of processor time for it
-BEGIN_S = 2.0                   # the constructor's wait for the files
+BEGIN_S, BEGIN_KEPT_S = 20.0, 2.0       # the constructor's wait for the files; if it has what was kept
 STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
 
 
@@ -62,7 +62,7 @@ class Files:
     ADDs, stay.
 
     Files are read in another process (reader.py), and only if they have changed. The constructor waits for all of them,
-    up to BEGIN_S and while something reads them. While the folder is missing, all stays as it was, also after a restart
+    for seconds and while something reads them. While the folder is missing, all stays as it was, also after a restart
     (kept.py); without that it is not `complete`, and `away` says why. A folder that was a mount point and is none now
     is missing: what is below it is another folder. former: the Compiler has what was kept.
     errors: {place: texts}. due: when to call attend() without a change, in monotonic seconds.
@@ -98,7 +98,7 @@ class Files:
                 self._stamps[os.path.basename(place)] = None
             self._had = bool(self.content.compiler.cluster.policies)
         self.attend(float("inf"))
-        until = monotonic() + BEGIN_S
+        until = monotonic() + (BEGIN_KEPT_S if self.former else BEGIN_S)
         while self.busy and not self._reader.why and (now := monotonic()) < until:
             select.select([self._reader], [], [], max(0.0, min(until, self._reader.due) - now))
             self.attend(float("inf"))
