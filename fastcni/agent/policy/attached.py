@@ -38,7 +38,8 @@ MAX_BYTES = 1 << 20                 # of a file
 class Attachment:
     """id: network, container ID, name of the link. pod: key of the pod, "shop/web". labels: as they were at ADD.
     addresses: packed. sequence: a later ADD of the node has a higher number, also after a restart of the agent. port:
-    where the pod is held; None: an earlier version has written the file."""
+    where the pod is held; None: an earlier version has written the file. leaving: index of the port's link, if the link
+    existed when the DEL came; 0: no DEL came."""
 
     id: Id
     pod: str
@@ -46,6 +47,7 @@ class Attachment:
     addresses: tuple[bytes, ...]
     sequence: int = 0
     port: Port | None = None
+    leaving: int = 0
 
     @property
     def all_addresses(self) -> tuple[bytes, ...]:
@@ -186,7 +188,8 @@ def keep(folder: str, it: Attachment) -> None:
     Raises OSError."""
     document = {"id": it.id, "pod": it.pod, "labels": dict(it.labels),
                 "addresses": [address.ip_text(packed) for packed in it.addresses], "sequence": it.sequence,
-                **({"port": ports.written(it.port)} if it.port else {})}
+                **({"port": ports.written(it.port)} if it.port else {}),
+                **({"leaving": it.leaving} if it.leaving else {})}
     fd = os.open(new := f"{folder}/new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
         file.write(json.dumps(document).encode() + b"\n")
@@ -259,6 +262,8 @@ def read(document: Any) -> Attachment:
     labels = {str(key): str(value) for key, value in document["labels"].items()}
     if not isinstance(sequence := document.get("sequence", 0), int):
         raise TypeError("sequence: expected a number")
+    if not isinstance(leaving := document.get("leaving", 0), int):
+        raise TypeError("leaving: expected a number")
     return Attachment((network, container, ifname), str(document["pod"]), labels,
                       tuple(map(address.read_ip, document["addresses"])), sequence,
-                      ports.read(document["port"]) if document.get("port") else None)
+                      ports.read(document["port"]) if document.get("port") else None, leaving)

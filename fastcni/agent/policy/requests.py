@@ -3,7 +3,7 @@
     {"do": "protect", "id": ["net", "CONTAINER", "eth0"], "pod": "shop/web", "uid": "", "labels": {"app": "web"},
      "addresses": ["10.244.1.5"]}           before the pod's first process runs
     {"do": "check", ...}                    the same keys
-    {"do": "forget", "id": [...]}
+    {"do": "forget", "id": [...]}           as soon as the link of its port is gone; the answer does not wait for that
     {"do": "collect", "network": "net", "valid": [["CONTAINER", "eth0"]]}
     {"do": "status"}
     {"do": "explain", "address": "10.244.1.5"}

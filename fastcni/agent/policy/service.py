@@ -13,7 +13,7 @@ import os
 import select
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import EINTR
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,7 @@ LOOK_S = 0.5                    # while a request waits
 READ_WAIT_S, SMALL_WAIT_S = 0.02, 1.0
 CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
 TUNNELS_S = 1.0                 # between two looks at the node's links
+LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # between two looks whether the link of a pod whose DEL came is gone
 RETRY_S = 1.0                   # after the kernel has refused a transaction
 BRIDGED_S = 1.0                 # between two looks at the sysctls of bridges, which take 30 us
 MAX_TOLD = 20                   # lines in the log on one file
@@ -95,6 +96,7 @@ class Policies:
         self.next_cut = 0.0                                 # not before this time, monotonic
         self.next_bridged = 0.0                             # a look at the sysctls of bridges, monotonic
         self.bypassed = ""                                  # why these cannot be read or written
+        self.link_wait, self.link_due = LINK_WAIT_S, 0.0    # for links of pods that leave; link_due: monotonic
         if not see_bridged_traffic():
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
                                      "bridge passes them by: modprobe br_netfilter")
@@ -154,11 +156,12 @@ class Policies:
         self._try(self._write)
         self.asked = False
         self.requests.attend()
+        self._try(self._forget_gone)
         self._try(self._write)                  # the rules of the pods that these requests have closed
         if self.asked or monotonic() >= self.next_bridged:
             self._see_bridged()
         self._try(self._cut)
-        self.due = min(self.due, self.source.due, self.next_look, self.next_bridged)
+        self.due = min(self.due, self.source.due, self.next_look, self.next_bridged, self.link_due)
         if self.requests.waiting:
             self.due = min(self.due, monotonic() + (READ_WAIT_S / 4 if self.source.busy else LOOK_S))
 
@@ -287,7 +290,7 @@ class Policies:
         known = self.compiler.attachments.get(tuple(request["id"]))         # `fastcni restore` asks again
         port = self.ports.find(request)
         it = attached.read({**request, "labels": pod, "port": port and ports.written(port),
-                            "sequence": known.sequence if known else self.compiler.sequence + 1})
+                            "sequence": known.sequence if known and not known.leaving else self.compiler.sequence + 1})
         gone = self.engine.protect(it)
         attached.keep(self.settings.state, it)
         for each in gone:
@@ -312,18 +315,52 @@ class Policies:
 
     def _forget(self, request, _):
         attached.forget_damaged(self.settings.state, tuple(request["id"]).__eq__)
-        if it := self.compiler.detach(tuple(request["id"])):
-            attached.forget(self.settings.state, it)
+        if self._leave(tuple(request["id"])):
             self._write()
         return {}
+
+    def _leave(self, id):
+        """Forget an attachment. While the port's link exists, the attachment is marked instead, and the pod stays
+        protected: later plugins of the DEL delete the link, or fail. Return whether the attachment is forgotten."""
+        it = self.compiler.attachments.get(id)
+        if it is None:
+            return False
+        index = self._link_of(it)
+        if not index or it.leaving not in (0, index):
+            self._end(it)
+            return True
+        self.link_wait, self.link_due = LINK_WAIT_S, min(self.link_due, monotonic() + LINK_WAIT_S)
+        if not it.leaving:
+            self.compiler.attachments[id] = it = replace(it, leaving=index)
+            attached.keep(self.settings.state, it)
+        return False
+
+    def _forget_gone(self):
+        """Forget the marked attachments whose link is gone. attend() calls _write() after this."""
+        if monotonic() < self.link_due:
+            return
+        leaving = [it for it in self.compiler.attachments.values() if it.leaving]
+        self.link_due = monotonic() + self.link_wait if leaving else float("inf")
+        self.link_wait = min(2 * self.link_wait, MAX_LINK_WAIT_S)
+        for it in leaving:
+            if self._link_of(it) != it.leaving:
+                self._end(it)
+
+    def _link_of(self, it):
+        """The index of the port's link; 0 if the link is gone, or the port is not known."""
+        return wire.index_of(it.port.name) if it.port else 0
+
+    def _end(self, it):
+        self.compiler.detach(it.id)
+        attached.forget(self.settings.state, it)
 
     def _collect(self, request, _):
         valid = {tuple(each) for each in request["valid"]}
         attached.forget_damaged(self.settings.state, lambda id: id[0] == request["network"] and id[1:] not in valid)
         found = [id for id in self.compiler.attachments if id[0] == request["network"] and id[1:] not in valid]
-        for id in found:
-            self._forget({"id": id}, 0)
-        return {"released": [f"policies of {container} {ifname}" for _, container, ifname in found]}
+        gone = [id for id in found if self._leave(id)]
+        self._write()
+        return {"released": [f"policies of {container} {ifname}" for _, container, ifname in gone]}
 
     def _explain(self, request, _):
         cluster = self.compiler.cluster

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,5 @@ def test_files_keep_what_was_said(tmp_path):
     attached.forget(folder, attachment())
     attached.forget(folder, attachment())
     assert [each.id[1] for each in attached.read_all(folder)] == ["c2"]
+    attached.keep(folder, left := replace(attachment("c2"), leaving=7))
+    assert attached.read_all(folder) == [left]

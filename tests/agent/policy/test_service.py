@@ -25,6 +25,7 @@ from fastcni.node import checks_policy, pod_policies
 from fastcni.plugins import policy as plugin
 from fastcni.runtime import parse
 from fastcni.spec.errors import CniError
+from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
@@ -73,7 +74,8 @@ class Running:
             lambda: self.it.source._stamps.get(file.name) == stamp(file) and not self.it.source.busy)
 
     def request(self, command, name, cni_args, **keys):
-        previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": port_of(name)},
+        port = port_of(name) if command == "ADD" else f"port-{name}"
+        previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": port},
                                                           {"name": "eth0", "sandbox": "/pod", "mac": mac_of_pod(name)}],
                     "ips": [{"address": f"{text}/24", "interface": 2} for text in ADDRESSES[name]]}
         conf = {"cniVersion": "1.1.0", "name": "net", "type": "policy", "prevResult": previous,
@@ -94,6 +96,12 @@ class Running:
 
     def add(self, name, **labels):
         self.call("ADD", name, f"K8S_POD_NAME={name}", runtimeConfig={"labels": labels})
+
+    def delete(self, name):
+        """Run the plugin, and delete the pod's link as the plugin that made the link does."""
+        self.call("DEL", name)
+        run("ip", "link", "del", f"port-{name}")
+        assert eventually(lambda: f"c-{name}" not in [id[1] for id in list(self.it.compiler.attachments)])
 
 
 @pytest.fixture
@@ -126,11 +134,11 @@ def test_a_pod_is_protected_when_its_add_answers(running, node):
     assert allowed(node, "a")
     running.add("c", app="web")
     assert allowed(node, "a", "c")
-    running.call("DEL", "c")
-    running.call("DEL", "c")
-    assert allowed(node, "a")
-    running.call("DEL", "b")
-    assert allowed(node, "a", "c", "d")
+    for name in "ccb":
+        running.call("DEL", name)
+        assert allowed(node, "a", "c")
+    for name in "cb":
+        running.delete(name)
     assert running.it.figures()["protected_pods"] == 1
 
 
@@ -176,6 +184,7 @@ def test_check_gc_and_status(running):
         running.call("CHECK", "b", "K8S_POD_NAME=b")
     valid = {"cni.dev/valid-attachments": [{"containerID": "c-a", "ifname": "eth0"}]}
     assert running.call("GC", **valid).released == []
+    run("ip", "link", "del", "port-a")
     assert [each["what"] for each in running.call("GC").released] == ["policies of c-a eth0"]
     running.call("STATUS")
     running.stop()
@@ -432,7 +441,7 @@ def test_an_add_waits_for_the_pods_object_and_takes_its_labels(node, tmp_path, m
         running.it.compiler.delete_pod("default/b")         # its object goes before its DEL
         assert running.it.compiler.cluster.pods["default/b"] == Pod(
             "default", "b", {"app": "db"}, running.it.compiler.cluster.pods["default/b"].addresses, "here")
-        running.call("DEL", "b")
+        running.delete("b")
         assert "default/b" not in running.it.compiler.cluster.pods
     finally:
         running.stop()
