@@ -114,7 +114,7 @@ def test_after_a_flush_the_command_says_that_the_kernel_lets_all_through(running
     running.start()
 
 
-@pytest.mark.parametrize("number, name", enumerate(("iptables", "ip6tables")))
+@pytest.mark.parametrize("number, name", [(0, "iptables"), (1, "ip6tables")])
 def test_packets_that_a_bridge_forwards_past_the_policies_are_named(running, node, asked, number, name):     # noqa: F811
     """No agent runs that would switch the filter on again. The command said "denied"."""
     running.write(DENY)
