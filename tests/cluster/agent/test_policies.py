@@ -153,7 +153,7 @@ def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F
     one.await_ready()
     assert '"policy"' in (one.folder / "net.conflist").read_text()
     with Inside(one.netns):
-        assert client.ask(f"{one.folder}/state/policy.sock", {"do": "status"}) == {}
+        assert client.ask(f"{one.folder}/state/policy.sock", {"do": "status"}) == {"folder": str(folder)}
     (folder / "new").write_text(yaml.safe_dump({"kind": "NetworkPolicy", **CLOSED}))
     (folder / "new").rename(folder / "closed.yaml")
     client.ask(f"{one.folder}/state/policy.sock", {
