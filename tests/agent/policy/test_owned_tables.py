@@ -120,11 +120,14 @@ def test_an_older_kernel_lets_others_change_the_table_and_that_is_undone(older_k
     assert running.it.engine.rules.flags == 0
     run("nft", *words)
     assert eventually(lambda: "policies_restored" in running.events())
-    assert allowed(node)
+    assert eventually(lambda: allowed(node))
+    # On a busy machine the notifications of one flush come in parts, and each part is restored.
+    restored = running.events().count("policies_restored")
+    assert restored <= 2
     run("nft", "add", "table", "inet", "others")
     run("nft", "delete", "table", "inet", "others")
     run("nft", "list", "ruleset")
-    assert running.events().count("policies_restored") == 1
+    assert running.events().count("policies_restored") == restored
 
 
 def test_flags_are_those_of_the_kernel():
