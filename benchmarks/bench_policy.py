@@ -319,13 +319,13 @@ def test_each_part_of_the_benchmark_runs(host_netns):
     assert "one label change" in str(table)
 
 
-@pytest.mark.parametrize("source", ["files", "API"])
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
-def test_changes_are_enforced_in_the_benchmark(host_netns, source):
+def test_changes_of_files_are_enforced_in_the_benchmark(host_netns):
+    """tests/cluster/agent/test_policies.py has those of the API."""
     if not see_bridged_traffic():
         pytest.skip("needs br_netfilter in the kernel")
     table = Table()
-    measure_enforced(table, source, 5, 10, 2)
+    measure_enforced(table, "files", 5, 10, 2)
     assert "goes on" not in str(table)
 
 

@@ -10,6 +10,8 @@ import time
 import pytest
 import structlog
 import yaml
+from bench_cluster_ipam import Table
+from bench_policy import measure_enforced
 from click.testing import CliRunner
 from cluster.agent.test_agent import joined, nodes  # noqa: F401 - a fixture
 from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
@@ -18,6 +20,7 @@ from fastcni.agent.policy import attached, in_kernel, priority
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.events import UnreadableEvents
 from fastcni.agent.policy.from_kubernetes import Kubernetes
+from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.cli.commands import cli
 from fastcni.kit import policies as client
 from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
@@ -225,6 +228,16 @@ def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
     one.await_ready()
     assert "10.244.9.9" in table(one)
     assert one.end() == 0
+
+
+@needs_root
+def test_changes_of_the_api_are_enforced_in_the_benchmark(host_netns):
+    """benchmarks/bench_policy.py has those of files."""
+    if not see_bridged_traffic():
+        pytest.skip("needs br_netfilter in the kernel")
+    found = Table()
+    measure_enforced(found, "API", 5, 10, 2)
+    assert "goes on" not in str(found)
 
 
 def nices(pid):
