@@ -11,18 +11,19 @@
 # make screenshots      the pictures of docs, by a test of test-observability
 # make test-packages    README's install, the Debian package, the Kubernetes image; the switch from the Go plugins (root)
 # make test-faults      campaigns: steps kills adds mix frozen storage flushes cluster dhcp soak sanitized; over an hour
-#                       (FAULTS="--seconds 60": a minute each; FAULTS=kills: one of them; docs/reliability.md)
+#                       (FAULTS="--seconds 60": a minute each; FAULTS=kills: one of them; docs/reliability-tests.md)
 # make test-policy      attacks on network policies, and random clusters against an oracle; 20 minutes
-#                       (POLICY="--seconds 60 --seed 1": a minute each, with these choices; docs/reliability.md)
+#                       (POLICY="--seconds 60 --seed 1": a minute each, with these choices; docs/reliability-tests.md)
 # make bench            figures and benchmarks/report (root; forty minutes, with BENCH=--quick a few)
 # make wheels           the source archive, and a tested wheel for each Python (PYTHONS=python3.11: for one)
 # make deb              the Debian packages, in dist
 # make release          all files of a release in dist, with components and checksums; the same bytes each time
 # make man              the manual pages, in build/man
+# make docs             docs as a site with search and the library's reference, in build/docs; a broken link is an error
 # make clean            remove all that was built
 .POSIX:
 .PHONY: setup demo test test-toolchains test-vm test-runtimes test-cluster test-observability \
-	screenshots test-packages test-faults test-policy wheels deb release man check bench lint clean
+	screenshots test-packages test-faults test-policy wheels deb release man docs check bench lint clean
 
 PYTHON = python3
 VENV = .venv
@@ -110,6 +111,12 @@ release: setup
 
 man: setup
 	$(BIN)/python packaging/man.py build/man
+
+docs: setup
+	@$(BIN)/python -c 'import furo, myst_parser' 2> /dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,docs]'
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
+	@echo "open build/docs/index.html"
 
 check: setup
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/leaves tests/spec tests/fake_kernel tests/launcher \

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-# Seconds; docs/server.md has the table of them.
+# Seconds; docs/server-waits.md has the table of them.
 DELEGATE_TIMEOUT_S = 240.0      # for a foreign IPAM plugin; the slowest known one, dhcp, tries for 208 s
 PROGRAM_TIMEOUT_S = 60.0        # iptables and other tools
 LOCK_TIMEOUT_S = 30.0           # for a lock that only root can hold

@@ -40,4 +40,4 @@ def unreadable(status: dict[str, Any]) -> Iterator[Finding]:
     for text in texts:
         yield Finding(WARNING, f"network policies: {text}", "it counts as it was last read; a policy that was never "
                       "read, or whose selector is not known, closes pods",
-                      "mend the document; docs/policy.md says what is closed until then")
+                      "mend the document; docs/policy-failures.md says what is closed until then")

@@ -1,7 +1,7 @@
 """How many addresses each range has given out, and how many attachments each network has, for the server's metrics.
 
 Only names are read: no address file and no cached result is opened, and no lock is taken. The server runs this beside
-its requests, so it pauses often. docs/observability.md says what is not counted.
+its requests, so it pauses often. docs/metrics.md says what is not counted.
 """
 
 from __future__ import annotations

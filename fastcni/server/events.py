@@ -1,4 +1,4 @@
-"""The events of the log that an operator wants to be told about. docs/observability.md has the same table."""
+"""The events of the log that an operator wants to be told about. docs/traces-and-events.md has the same table."""
 
 from __future__ import annotations
 

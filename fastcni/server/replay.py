@@ -1,7 +1,7 @@
 """The replay of what pods have in iptables, firewalld and an administrator's chains, from what runtimes cached.
 
 The server has no copy of that. It waits until signs of a loss have lasted for a moment: a reload is many transactions,
-and so is a DEL. docs/server.md#restore; the states are those of restore_states.py.
+and so is a DEL. docs/server-restore.md; the states are those of restore_states.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/cluster.md and docs/policy.md: configurations are read, commands exist, defaults are those of the code."""
+"""docs/cluster.md, docs/policy-failures.md: configurations are read, commands exist, defaults are those of the code."""
 
 import json
 import re
@@ -51,9 +51,9 @@ def test_the_options_on_the_page_exist():
     assert set(re.findall(r"--[a-z][a-z0-9-]+", PAGE)) <= options | foreign | of_kubectl
 
 
-# -- docs/policy.md ----------------------------------------------------------------------------------------------------
+# -- docs/policy-failures.md -------------------------------------------------------------------------------------------
 
-POLICY_PAGE = (Path(fastcni.__file__).parents[1] / "docs" / "policy.md").read_text(encoding="utf-8")
+POLICY_PAGE = (Path(fastcni.__file__).parents[1] / "docs" / "policy-failures.md").read_text(encoding="utf-8")
 
 
 def test_the_page_on_policies_names_the_events_and_metrics_of_the_code():

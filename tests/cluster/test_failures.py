@@ -1,4 +1,4 @@
-"""The failure table of docs/ipam.md, row by row, on a real etcd. test_kills.py has the kills.
+"""The failure table of docs/ipam-operation.md, row by row, on a real etcd. test_kills.py has the kills.
 
 Nodes are simulated (tests/cluster_ipam/simulation.py): each has a folder, a boot id and a clock. So a reboot, a jump of
 the clock and the cool-down take no time. What etcd decides, as the life of a lease, takes its real time.

@@ -18,11 +18,12 @@ from fastcni.runtime.key_recorder import KeyRecorder
 from fastcni.spec.config import Section
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "ipam.md").read_text(encoding="utf-8")
+PAGE, OPERATION, WHEREABOUTS = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+                                for name in ("ipam", "ipam-operation", "ipam-whereabouts"))
 
 
-def section(title, level="##"):
-    return PAGE.partition(f"\n{level} {title}\n")[2].partition("\n## ")[0]
+def section(title, level="##", page=PAGE):
+    return page.partition(f"\n{level} {title}\n")[2].partition("\n## ")[0]
 
 
 def commands(text):
@@ -35,7 +36,7 @@ def table_keys(text):
     return {key for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
 
 
-SHOWN = [*commands(section("See and repair")), *commands(section("Moving from whereabouts"))]
+SHOWN = [*commands(section("See and repair", page=OPERATION)), *commands(WHEREABOUTS)]
 
 
 def asked_keys(ipam):

@@ -53,7 +53,7 @@ def test_the_alert_rules_are_valid_and_fire_when_they_should(tmp_path):
 
 
 def test_the_configuration_of_the_page_is_valid(tmp_path):
-    page = (ROOT / "docs/observability.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     (tmp_path / "prometheus.yml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
     shutil.copy(ALERTS, tmp_path)
     assert "SUCCESS" in promtool("check", "config", str(tmp_path / "prometheus.yml"))

@@ -1,6 +1,6 @@
 """The image of deploy/ is built, and its containers run by podman as daemonset.yaml says, on a node of their own.
 
-A kubelet does more. See deploy/README.md for what is not tested.
+A kubelet does more. See docs/kubernetes.md for what is not tested.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The attacks of a pod's root, each with the expectation that nothing gets through. docs/reliability.md has this table.
+"""The attacks of a pod's root, each with the expectation that nothing gets through. docs/reliability-tests.md has them.
 
 Attacks by frames run from `intruder` to `victim`, and from `jailed` to `bystander` and to a host outside, on each
 network. scenarios.py has those that need connections, other programs or the agent's end.

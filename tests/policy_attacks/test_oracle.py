@@ -1,4 +1,4 @@
-"""The oracle by examples of Kubernetes' documentation; the generator; the attacks in docs/reliability.md."""
+"""The oracle by examples of Kubernetes' documentation; the generator; the attacks in docs/reliability-tests.md."""
 
 import random
 import re
@@ -9,7 +9,7 @@ from policy_attacks import clusters
 from policy_attacks.attacks import ATTACKS
 from policy_attacks.oracle import ICMP, SCTP, TCP, UDP, Cluster, Pod, allowed
 
-DOCS = Path(__file__).parents[2] / "docs" / "reliability.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reliability-tests.md"
 DB = {"podSelector": {"matchLabels": {"role": "db"}}}
 # The example of https://kubernetes.io/docs/concepts/services-networking/network-policies/
 EXAMPLE = {**DB, "policyTypes": ["Ingress", "Egress"],
@@ -101,5 +101,5 @@ def features(document):
 
 
 def test_the_table_of_attacks_in_the_documentation_is_that_of_the_code():
-    rows = re.findall(r"^\| `([^`]+)` \| (.+) \|$", DOCS.read_text().split("### Attacks on policies")[1], re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+)` \| (.+) \|$", DOCS.read_text().split("## Attacks on policies")[1], re.MULTILINE)
     assert rows[:len(ATTACKS)] == [(each.name, each.what) for each in ATTACKS]

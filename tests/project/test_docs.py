@@ -11,7 +11,9 @@ import pytest
 from fastcni.cli.commands import cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "index.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy/README.md", ROOT / "docs/index.md", *DOCS]
+MAX_WORDS = 2000        # of a page
 
 
 def named(page):
@@ -54,7 +56,7 @@ def test_each_table_of_a_page_renders(page):
 
 
 def test_tests_that_the_page_on_reliability_names_exist():
-    text = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reliability-promises.md").read_text(encoding="utf-8")
     tests = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
     campaigns = [(file, "campaign") for file in re.findall(r"`(faults/\w+\.py)`", text)]
     assert tests and campaigns
@@ -71,14 +73,43 @@ def logged_events():
 
 
 def test_the_page_on_the_server_has_all_log_events():
-    tables = [part.partition("\n\n")[0] for part in read(ROOT / "docs/server.md").split("| event | level |")[1:]]
+    pages = read(ROOT / "docs/server-log.md") + read(ROOT / "docs/server-cluster-ipam.md")
+    tables = [part.partition("\n\n")[0] for part in pages.split("| event | level |")[1:]]
     rows = [row for table in tables for row in table.splitlines()[2:]]
     named = {event for row in rows for event in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert named == logged_events()
 
 
-def test_the_readme_shows_figures():
-    assert {"latency.svg", "rate.svg", "density.svg", "report.md"} <= {path.name for path in named(ROOT / "README.md")}
+def test_the_page_on_speed_shows_figures():
+    assert {"latency.svg", "rate.svg", "density.svg"} <= {path.name for path in named(ROOT / "docs/speed.md")}
+
+
+def headings(page):
+    """The headings of level 2."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^## (.*)$", text, re.MULTILINE)
+
+
+def contents(page):
+    """The line below the title that lists the page's headings, "" for a page with two or less."""
+    links = [(title.replace("`", ""), re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"))
+             for title in headings(page)]
+    return "On this page: " + " · ".join(f"[{title}](#{anchor})" for title, anchor in links) if len(links) > 2 else ""
+
+
+def test_each_page_of_docs_is_short_and_has_its_contents_on_top():
+    assert [(page.name, count) for page in DOCS if (count := len(read(page).split())) > MAX_WORDS] == []
+    wrong = {page.name: line for page in DOCS if (line := contents(page)) not in ("", read(page).split("\n")[2])}
+    assert wrong == {}, "the third line is the page's contents"
+
+
+def test_the_index_of_docs_lists_each_page():
+    listed = re.findall(r"^([a-z-]+)$", read(ROOT / "docs/index.md"), re.MULTILINE)
+    assert sorted(f"{name}.md" for name in listed) == [page.name for page in DOCS]
+
+
+def test_the_readme_has_900_words():
+    assert len(read(ROOT / "README.md").split()) <= 900
 
 
 def commands_of(page):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_has_the_table_of_events():
-    page = (ROOT / "docs/observability.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/traces-and-events.md").read_text(encoding="utf-8")
     table = page.partition("| event | level | fields | meaning |\n|---|---|---|---|\n")[2].partition("\n\n")[0]
     assert table.splitlines() == [
         f"| `{name}` | {it.level} | {', '.join(f'`{field}`' for field in it.fields)} | {it.meaning} |"

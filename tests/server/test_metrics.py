@@ -231,7 +231,7 @@ def row_of(metric):
 
 def test_the_page_has_the_table():
     """To write it anew: python -c 'from server.test_metrics import *; print_table()'"""
-    page = (ROOT / "docs/observability.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `fastcni_")]
     assert rows == [row_of(metric) for metric in table.TABLE]
     assert all(f"`{name}`" in page for name in table.OF_CLIENT)

@@ -1,4 +1,4 @@
-"""The deadlines between a launcher and the server, in seconds; docs/server.md has the table.
+"""The deadlines between a launcher and the server, in seconds; docs/server-waits.md has the table.
 
 The launcher's deadlines are written into each plugin file. They must be longer than the server's: the server abandons a
 request before its launcher gives up.

@@ -1,7 +1,7 @@
 """The log line of a one-shot request. FASTCNI_LOG says where it goes: journald, syslog, or the path of a file.
 
 The plugin writes it after the answer, and a failure to write it changes nothing. Events and fields are those of the
-server's log (docs/server.md).
+server's log (docs/server-log.md).
 """
 
 from __future__ import annotations

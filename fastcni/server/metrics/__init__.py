@@ -1,4 +1,4 @@
-"""Metrics of the server for Prometheus: `fastcni serve --metrics ADDRESS`. docs/observability.md describes them.
+"""Metrics of the server for Prometheus: `fastcni serve --metrics ADDRESS`. docs/metrics.md describes them.
 
     service     the page /metrics, see server/web
     table       the metrics, each with its type, its labels and its help text

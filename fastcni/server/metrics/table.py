@@ -1,4 +1,4 @@
-"""The metrics: the name of each, its type, its labels and its help text. docs/observability.md has the same table."""
+"""The metrics: the name of each, its type, its labels and its help text. docs/metrics.md has the same table."""
 
 from __future__ import annotations
 

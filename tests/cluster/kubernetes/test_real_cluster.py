@@ -155,7 +155,7 @@ class Node:
         assert eventually((self.folder / "run/flannel/subnet.env").exists, 60), self.log()
 
     def call(self, command, name, netns, bin_dir):
-        """What a runtime does with deploy/README.md's network for more than one node, and with `policy`."""
+        """What a runtime does with docs/kubernetes.md's network for more than one node, and with `policy`."""
         conf = {"cniVersion": "1.0.0", "name": "k8s-pod-network"}
         plugins = [{"type": "flannel", "dataDir": f"{self.folder}/flannel",
                     "delegate": {"hairpinMode": True, "isDefaultGateway": True},
