@@ -33,11 +33,11 @@ from fastcni.agent.policy.ports import Port
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.agent.policy.service import Policies, Settings
 from fastcni.agent.run import milliseconds
+from fastcni.daemon import garbage
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
 from fastcni.plugins import policy as plugin
-from fastcni.server import garbage
 from fastcni.server.cpu_latency import LatencyRequest
 from fastcni.spec.address import ip_text
 

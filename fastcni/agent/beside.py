@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastcni.agent.run import Options
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
 AGAIN_S = 5.0                   # between a failure and the next start
 

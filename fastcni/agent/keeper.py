@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from fastcni.agent import links
 from fastcni.agent.contract import State
 from fastcni.agent.tables import Tables, read_tables, route_key, route_value, wanted_tables, write_difference
+from fastcni.daemon.backoff import Backoff
 from fastcni.kernel import neighbours, rtnl, uapi, wire
 from fastcni.kit.links import find
-from fastcni.server.backoff import Backoff
 
 if TYPE_CHECKING:
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
 GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_NEIGH, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR,
           uapi.RTNLGRP_IPV4_ROUTE, uapi.RTNLGRP_IPV6_ROUTE)

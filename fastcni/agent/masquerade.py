@@ -21,15 +21,15 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch, attributes
+from fastcni.daemon.backoff import Backoff
 from fastcni.kernel import nft, nft_rules, uapi, wire
 from fastcni.kernel.nft_rules import NF_NAT_RANGE_PROTO_RANDOM_FULLY
-from fastcni.server.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastcni.agent.contract import NetworkConf, Prefix
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
 FAMILY, TABLE, CHAIN = nft.NFPROTO_INET, "fastcni-agent", "postrouting"
 COMMENT = "fastcni agent: masquerade of pods"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from fastcni.agent.contract import Backend, NetworkConf, Node
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
 
 FIGURES = ("nodes", "skipped", "routes")

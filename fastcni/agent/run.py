@@ -38,16 +38,16 @@ from fastcni.agent.policy.service import Settings as PolicySettings
 from fastcni.agent.registries import open_registry
 from fastcni.agent.underlay import Options as UnderlayOptions
 from fastcni.agent.underlay import choose
+from fastcni.daemon import garbage
+from fastcni.daemon.backoff import Backoff
+from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import sysctl
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.sysctls.forwarding import SYSCTLS
-from fastcni.server import garbage
-from fastcni.server.backoff import Backoff
-from fastcni.server.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from fastcni.agent.contract import Backend, NetworkConf, Registry
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
 Found = TypeVar("Found")
 PROBLEMS = (StoreAway, ConfigurationError, SubnetLost, NoSubnetLeft)        # that may end by themselves

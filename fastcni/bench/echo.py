@@ -12,7 +12,8 @@ import select
 import socket
 import sys
 
-from fastcni.server import log, protocol
+from fastcni.daemon import log
+from fastcni.server import protocol
 from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
 
 ANSWER = b'{"bench": "echo"}'

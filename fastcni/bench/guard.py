@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from fastcni.bench import estimate
 from fastcni.bench.density import processor_ticks
 from fastcni.bench.node import FOLDER, PREFIX
+from fastcni.daemon import listening
 from fastcni.runtime.cache import Cache
-from fastcni.server import history, listening, status
+from fastcni.server import history, status
 
 if TYPE_CHECKING:
     from fastcni.bench.cases import Options

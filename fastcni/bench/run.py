@@ -24,10 +24,10 @@ from fastcni.bench.floor import Floor
 from fastcni.bench.node import Network, Node
 from fastcni.bench.progress import Meter
 from fastcni.bench.sides import Plugins, Side, another, echo, serve
+from fastcni.daemon import listening
 from fastcni.kernel import netns, wire
 from fastcni.kit.links.devices import has_kind
 from fastcni.launcher.install import InstallError, install
-from fastcni.server import listening
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -90,9 +90,9 @@ def agent(metrics: str, leave: bool, log_to: str, log_level: str, log_format: st
     """
     from fastcni.agent.contract import ConfigurationError, NoSubnetLeft, SubnetLost
     from fastcni.agent.run import Agent
+    from fastcni.daemon import log as logs
+    from fastcni.daemon.systemd_notify import Notifier
     from fastcni.kit.ipam.cluster.contract import StoreAway
-    from fastcni.server import log as logs
-    from fastcni.server.systemd_notify import Notifier
 
     options = read_options(**network)
     page = MetricsPage(metrics) if metrics else None
@@ -194,7 +194,7 @@ class MetricsPage:
     @contextmanager
     def shown(self, agent: Agent) -> Iterator[None]:
         """Answer while the body runs."""
-        from fastcni.server.listening import ListenError
+        from fastcni.daemon.listening import ListenError
         from fastcni.server.web.site import Site
 
         assert self.where

@@ -15,10 +15,10 @@ from fastcni.cli.node_options import node_command
 from fastcni.cli.output import for_people, put_document
 from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs
 from fastcni.cli.show import printable
+from fastcni.daemon.listening import PATH
 from fastcni.node.attachments import Places
 from fastcni.node.doctor import CHECKS, Diagnosis, diagnose, node_of
 from fastcni.node.findings import ERROR, plural
-from fastcni.server.listening import PATH
 
 
 @click.command()

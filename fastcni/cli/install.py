@@ -104,8 +104,8 @@ def lines(done: "Installed", written: Sequence[str], dry_run: bool) -> list[str]
 
 def running_server() -> int:
     """Return the process that listens at the usual socket, 0 if none is found."""
+    from fastcni.daemon.listening import PATH
     from fastcni.node import server_process
-    from fastcni.server.listening import PATH
 
     try:
         return server_process.listener(PATH)

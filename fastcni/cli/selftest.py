@@ -15,11 +15,11 @@ import click
 from fastcni.cli.output import put_document
 from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.show import printable
+from fastcni.daemon.listening import PATH
 from fastcni.node import confs, server_process
 from fastcni.runtime import CNI, NetworkList
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.selftest.records import ONE_SHOT, WARM, Check
-from fastcni.server.listening import PATH
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -81,6 +81,8 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
         raise click.UsageError("--dhcp renews leases, so the server must not end: leave --idle-exit out")
     if agent_options is not None and idle_exit_min:
         raise click.UsageError("--agent keeps the network, so the server must not end: leave --idle-exit out")
+    from fastcni.daemon.listening import ListenError
+    from fastcni.daemon.log import SYSLOG
     from fastcni.kernel.presence import state_of
     from fastcni.runtime.cache import DEFAULT_DIR, Cache
     from fastcni.runtime.cni import DEFAULT_CONF_DIR
@@ -89,8 +91,6 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
     from fastcni.server.cluster.pods import Pods
     from fastcni.server.cluster.upkeep import place_of
     from fastcni.server.detached import detach
-    from fastcni.server.listening import ListenError
-    from fastcni.server.log import SYSLOG
     from fastcni.server.service import Options
     from fastcni.server.service import serve as run
 
@@ -175,9 +175,9 @@ def agent_collectors() -> "list[AgentCollector]":
 
 def dhcp_daemon(path: str, leases: str, log: Any) -> "Daemon":
     """The daemon of the dhcp plugin, for the server to start. Raises ListenError."""
+    from fastcni.daemon.listening import ListenError
     from fastcni.dhcp.daemon import Daemon, raise_descriptor_limit
     from fastcni.dhcp.flags import Flags
-    from fastcni.server.listening import ListenError
 
     flags = Flags()
     flags.socketpath, flags.statedir = path or flags.socketpath, leases or flags.statedir

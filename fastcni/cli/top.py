@@ -14,12 +14,12 @@ from rich.console import Console
 from fastcni.cli.output import for_people, put_document
 from fastcni.cli.terminal import ENTER, ERASE, ESCAPE, Terminal
 from fastcni.cli.top_frame import SORTS, View, frame
+from fastcni.daemon.listening import PATH
 from fastcni.node import activity, activity_source
 from fastcni.node.pools import count
 from fastcni.runtime.cache import DEFAULT_DIR, Cache
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.server import history, status
-from fastcni.server.listening import PATH
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

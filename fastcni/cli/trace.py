@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from fastcni.cli.show import printable
+from fastcni.daemon.listening import PATH
 from fastcni.node import netlink_text, story_text
 from fastcni.server import history
-from fastcni.server.listening import PATH
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+from fastcni.daemon import listening
 from fastcni.dhcp import flags as flag
 from fastcni.dhcp.client import Settings
 from fastcni.dhcp.daemon_log import Log
@@ -19,7 +20,6 @@ from fastcni.dhcp.lease_files import LeaseFiles
 from fastcni.dhcp.loop import Loop
 from fastcni.dhcp.service import Service
 from fastcni.kernel import netns
-from fastcni.server import listening
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

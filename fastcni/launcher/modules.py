@@ -16,7 +16,7 @@ from fastcni.launcher.strip import stripped
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
 ROWS = ("spec", "kernel", "kit", "plugins")  # the packages below handle.py, all of them
 # Of `dhcp daemon`, which takes the rest from the standard library; no plugin imports them
-DAEMON_FOLDER, DAEMON_SINGLE = "dhcp", ("server/__init__.py", "server/listening.py")
+DAEMON_FOLDER, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py")
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/one_shot.py")
 ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # what bootstrap.py calls
 LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_rtnetlink", "_run_token", "_system")     # all in leaves.so

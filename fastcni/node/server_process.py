@@ -10,7 +10,7 @@ import signal
 import socket
 import struct
 
-from fastcni.server.listening import ATTEMPT
+from fastcni.daemon.listening import ATTEMPT
 
 STOP_S = 100                    # a server answers its running requests for 80 s at most
 UCRED = struct.Struct("iII")    # pid, uid, gid

@@ -1,7 +1,6 @@
 """The warm server: it runs the requests of installed plugins, so that no Python starts for one.
 
     service         the complete server, from start to drain
-    listening       the socket, its folder, its handover
     acceptor        connections accepted, and their requests read
     protocol        a request and its answer, as messages on a unix socket
     request_queue   the requests that wait, and the decision which one runs next
@@ -12,7 +11,6 @@
     history         the control request of `fastcni trace`: the last requests
     stories         what happened in a request, step by step
     records         the record of a request that has ended, for the log and the metrics
-    background      the threads for work that no answer waits for
     hosts           the network namespaces of callers, each with its open sockets and known facts
     configurations  network configurations, decoded once for all pods of a network
     facts           facts about the kernel, valid until the kernel announces a change
@@ -24,11 +22,8 @@
     table_mirror    a copy of our own nftables tables, to restore them from
     iptables_watch  the signs that the state of pods in iptables or firewalld is gone
     replay          restores that state from what runtimes cached
-    backoff         how long a repeated restoration waits
     cpu_latency     the latency request: processors stay out of deep idle states while requests come
     idle            the exit after a time without requests
     detached        what a server leaves behind that a plugin file has started
     upkeep          signs of life, systemd's watchdog, and periodic work
-    wakeup          how one thread wakes another
-    log             one line for each request
 """

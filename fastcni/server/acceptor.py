@@ -19,9 +19,9 @@ from time import monotonic, sleep
 
 from fastcni import plugins
 from fastcni._run_token import await_event, await_message
+from fastcni.daemon.log import RateLimited
 from fastcni.handle import error_document
 from fastcni.server import protocol
-from fastcni.server.log import RateLimited
 from fastcni.server.protocol import Connection
 from fastcni.server.records import Records
 from fastcni.server.request_queue import LIGHT_COMMANDS, Call
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from socket import socket
 
+    from fastcni.daemon.log import Logger
+    from fastcni.daemon.wakeup import Wakeup
     from fastcni.server.cpu_latency import LatencyRequest
-    from fastcni.server.log import Logger
     from fastcni.server.protocol import Message
     from fastcni.server.request_queue import RequestQueue
-    from fastcni.server.wakeup import Wakeup
 
 REQUEST_DELAY_MS = 1            # milliseconds: the request usually follows the connection within this time
 ACCEPT_RETRY_S = 0.05

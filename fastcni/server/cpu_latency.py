@@ -18,7 +18,7 @@ from fastcni._acceptor import open_timer, set_timer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
 DEVICE = "/dev/cpu_dma_latency"
 IDLE_DRIVER = "/sys/devices/system/cpu/cpuidle/current_driver"

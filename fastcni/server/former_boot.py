@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 
+from fastcni.daemon.log import few
 from fastcni.kit.ipam.address_files import owner_text
 from fastcni.kit.ipam.host_local_conf import DATA_DIR
 from fastcni.kit.ipam.store import Store
-from fastcni.server.log import few
 from fastcni.spec import address
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
 
 def release_addresses(log: Logger, data_dir: str = DATA_DIR) -> None:

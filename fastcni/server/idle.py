@@ -11,8 +11,8 @@ from time import monotonic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fastcni.daemon.log import Logger
     from fastcni.server.acceptor import Acceptor
-    from fastcni.server.log import Logger
     from fastcni.server.request_queue import RequestQueue
 
 

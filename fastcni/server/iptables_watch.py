@@ -11,9 +11,9 @@ are let through by another firewall only.
 from __future__ import annotations
 
 from fastcni._netlink import Batch, attributes
+from fastcni.daemon.log import few
 from fastcni.kernel import nft, nft_rules, wire
 from fastcni.kit.call import names
-from fastcni.server.log import few
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from fastcni.server.background import start_thread
+from fastcni.daemon.background import start_thread
 
 Value = TypeVar("Value")
 WAIT_S = 1.0                    # that a caller waits for a new value; then it gets the last one

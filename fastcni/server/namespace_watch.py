@@ -7,9 +7,9 @@ from threading import Lock
 from time import monotonic, time
 
 from fastcni._netlink import Batch, attributes
+from fastcni.daemon.backoff import Backoff
 from fastcni.kernel import deletions, netns, nft, uapi, wire
 from fastcni.kit.call import names
-from fastcni.server.backoff import Backoff
 from fastcni.server.iptables_watch import IptablesWatch
 from fastcni.server.legacy_watch import LegacyWatch
 from fastcni.server.neighbour_watch import NeighbourWatch

@@ -10,14 +10,14 @@ from errno import ENODEV
 from time import monotonic
 
 from fastcni._netlink import Batch
+from fastcni.daemon.backoff import Backoff
 from fastcni.kernel import filters, neighbours, uapi, wire
 from fastcni.kit.links import find, unflooded
-from fastcni.server.backoff import Backoff
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fastcni.daemon.log import Logger
     from fastcni.kernel.neighbours import Neighbour
-    from fastcni.server.log import Logger
 
     Key = tuple[int, bytes]
 

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
     from fastcni.server.metrics.pools import Counted
 
 WARN, CLEAR = 0.9, 0.8          # parts of a range

@@ -10,8 +10,8 @@ import os
 from threading import Thread
 from time import monotonic
 
+from fastcni.daemon.backoff import MAX_DELAY_S, Backoff
 from fastcni.kernel import netns
-from fastcni.server.backoff import MAX_DELAY_S, Backoff
 from fastcni.server.restore_states import (
     BEGUN,
     ENDED,
@@ -31,10 +31,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastcni.daemon.log import Logger
     from fastcni.runtime.records import Attachment
     from fastcni.runtime.restore import Restored
     from fastcni.server.iptables_watch import IptablesWatch
-    from fastcni.server.log import Logger
     from fastcni.server.table_mirror import TableMirror
 
     DeletedAt = Callable[[Attachment], float]

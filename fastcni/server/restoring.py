@@ -12,15 +12,15 @@ from errno import EACCES, EINVAL, EOPNOTSUPP, EPERM, EPROTONOSUPPORT
 from threading import Lock, Thread
 from time import monotonic, sleep
 
+from fastcni.daemon.background import start_thread
+from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import netns
-from fastcni.server.background import start_thread
 from fastcni.server.namespace_watch import NoWatch, Watch
 from fastcni.server.replay import name_thread
-from fastcni.server.wakeup import Wakeup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
     from fastcni.server.replay import Run
 
 # Seconds: announcements of this time are read together, and no ADD shares the processor with this thread

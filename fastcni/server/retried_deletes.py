@@ -8,7 +8,7 @@ from fastcni.server.records import DECLINED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
     from fastcni.server.records import Ended
 
 MAX_FAILED = 1024               # DELs that are remembered; beyond them the oldest is forgotten

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from time import monotonic
 
 from fastcni import _ipam_bitmap
+from fastcni.daemon import garbage, listening, log
+from fastcni.daemon.background import Background
+from fastcni.daemon.systemd_notify import Notifier
+from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import netns
-from fastcni.server import control, garbage, history, listening, log, status
+from fastcni.server import control, history, status
 from fastcni.server.acceptor import Acceptor
-from fastcni.server.background import Background
 from fastcni.server.cluster.pods import Pods, blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.configurations import Configurations
@@ -27,9 +30,7 @@ from fastcni.server.pool_watch import PoolWatch
 from fastcni.server.request_queue import RequestQueue
 from fastcni.server.restoring import Restoring
 from fastcni.server.retried_deletes import RetriedDeletes
-from fastcni.server.systemd_notify import Notifier
 from fastcni.server.upkeep import TIDY_S, Upkeep, Watchdog, watchdog_seconds
-from fastcni.server.wakeup import Wakeup
 from fastcni.server.workers import Workers, environment, preload, preload_third_party
 from fastcni.spec import json
 
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
     from structlog.typing import Processor
 
+    from fastcni.daemon.kubernetes_events import KubernetesEvents
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.server.kubernetes_events import KubernetesEvents
     from fastcni.server.replay import Run
     from fastcni.server.web.status_page import Ask, Document
 
@@ -135,7 +136,7 @@ def kubernetes_events(options: Options) -> list[KubernetesEvents]:
     """The part that sends Kubernetes Events, if the options ask for one. It reads the log, which others need first."""
     if not options.kubernetes_events:
         return []
-    from fastcni.server.kubernetes_events import KubernetesEvents
+    from fastcni.daemon.kubernetes_events import KubernetesEvents
 
     return [KubernetesEvents(options.kubernetes_events)]
 

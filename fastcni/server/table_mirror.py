@@ -11,10 +11,10 @@ from threading import Lock
 from time import monotonic
 
 from fastcni._netlink import Batch
+from fastcni.daemon.log import few
 from fastcni.kernel import nft, nft_elements, nft_rules, wire
 from fastcni.kit.firewall import backends
 from fastcni.kit.firewall.elements import mark_of
-from fastcni.server.log import few
 from fastcni.server.restore_states import (
     COMPLETE,
     CURRENT,

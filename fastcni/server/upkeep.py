@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from socket import socket
 
+    from fastcni.daemon.log import Logger
     from fastcni.server.idle import IdleExit
-    from fastcni.server.log import Logger
 
 BEAT_S = 1.0                    # far less than STALL_S
 TIDY_S = 5.0

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 from fastcni import _acceptor, kernel, kit, plugins, third_party
 from fastcni._abandoned import Abandoned, begin_request, end_request
 from fastcni._run_token import give_token, take_token
+from fastcni.daemon.background import CANNOT_START
+from fastcni.daemon.log import RateLimited
 from fastcni.handle import Reply, error_document, handle
 from fastcni.kernel import netns, waiting
 from fastcni.kit.call.deadlines import REQUEST_S
 from fastcni.server import acceptor, protocol
-from fastcni.server.background import CANNOT_START
-from fastcni.server.log import RateLimited
 from fastcni.server.records import ABANDONED, CALLER_GONE, DECLINED, FAULT, code_of
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
+    from fastcni.daemon.background import Background
     from fastcni.server.acceptor import Acceptor
-    from fastcni.server.background import Background
     from fastcni.server.configurations import Configurations
     from fastcni.server.hosts import Hosts
     from fastcni.server.request_queue import Call, RequestQueue

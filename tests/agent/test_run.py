@@ -11,7 +11,7 @@ from agent.nodes import conf, record
 from fastcni.agent import network
 from fastcni.agent.contract import State
 from fastcni.agent.run import Agent, Options
-from fastcni.server.wakeup import Wakeup
+from fastcni.daemon.wakeup import Wakeup
 from fastcni.testing.witnesses import eventually
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from dhcp.clock import Log
 
+from fastcni.daemon import listening
 from fastcni.dhcp.engine import Engine
 from fastcni.dhcp.lease import Lease
 from fastcni.dhcp.loop import Loop
 from fastcni.dhcp.service import Service
-from fastcni.server import listening
 
 ADDRESS = bytes((10, 22, 0, 9))
 OPTIONS = {1: b"\xff\xff\0\0", 3: bytes((10, 22, 0, 1))}

@@ -65,8 +65,9 @@ def test_tests_that_the_page_on_reliability_names_exist():
 
 def logged_events():
     """Return the events that the server logs: the first arguments of the calls that log."""
-    calls = (node for path in (ROOT / "fastcni/server").rglob("*.py") for node in ast.walk(ast.parse(read(path)))
-             if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant))
+    calls = (node for package in ("server", "daemon") for path in (ROOT / "fastcni" / package).rglob("*.py")
+             for node in ast.walk(ast.parse(read(path))) if isinstance(node, ast.Call) and node.args
+             and isinstance(node.args[0], ast.Constant))
     logs = {"accept_failed", "user_refused", "debug", "info", "warning", "error", "exception", "level", "failed",
             "announce"}
     return {str(call.args[0].value) for call in calls if re.search(r"\w+$", ast.unparse(call.func))[0] in logs}

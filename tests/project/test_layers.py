@@ -19,8 +19,9 @@ ROWS = [
     {"plugin"},                             # the public contract
     {"plugins"},
     {"handle", "third_party"},
-    {"launcher", "server", "runtime"},      # the entry points
-    {"dhcp", "agent"},                      # daemons beside the server
+    {"daemon"},                             # what long-running parts share
+    {"launcher", "runtime"},                # the entry points
+    {"server", "dhcp", "agent"},            # the daemons: none knows another
     {"bench", "node", "testing"},           # call them
     {"selftest"},
     {"cli"},                                # an entry point in front of others
@@ -34,7 +35,7 @@ FORBIDDEN = {"orjson", "json", "re", "dataclasses", "typing", "ipaddress", "sock
              "enum", "contextlib", "functools", "collections", "asyncio", "inspect"}
 
 SOURCES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
-# Without what only type checkers read: it costs a packed plugin nothing, and may name any layer.
+# Without what only type checkers read: that costs a packed plugin nothing.
 TREES = {path.relative_to(ROOT).with_suffix("").as_posix(): stripped(path.read_text(), path) for path in SOURCES}
 MODULES = [name for name in TREES if name != "__init__"]
 
@@ -53,9 +54,9 @@ def imports(tree):
             yield from ((f"{node.module}.{alias.name}", node) for alias in node.names)
 
 
-def own_imports(name):
+def own_imports(name, tree=None):
     """(package, rest, node) of what a module imports of fastcni."""
-    for dotted, node in imports(TREES[name]):
+    for dotted, node in imports(tree or TREES[name]):
         first, _, rest = dotted.partition(".")
         package, _, rest = rest.partition(".")
         if first == "fastcni" and package in ROW_OF:
@@ -81,6 +82,15 @@ def test_a_module_imports_only_from_below_or_its_own_package(name):
             assert inside_a_function(TREES[name], node)
             continue
         assert package == own or ROW_OF[package] < ROW_OF[own], f"{name}.py:{node.lineno} imports {package}"
+
+
+def test_annotations_name_no_layer_above_their_own_either():
+    allowed = {("kit/call/mode", "handle"), ("kit/call/request_log", "handle"),     # the reply that a request ends in
+               ("kit/call/delegate", "plugins"), ("launcher/bootstrap", "dhcp")}
+    found = {(name, package) for path, name in zip(SOURCES, TREES, strict=True) if name != "__init__"
+             for package, _, _ in own_imports(name, ast.parse(path.read_text()))
+             if package != package_of(name) and ROW_OF[package] >= ROW_OF[package_of(name)]}
+    assert found == allowed
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) == "plugins"])
@@ -148,7 +158,7 @@ def test_only_the_kernel_package_opens_sockets_and_changes_namespaces(name):
         # runtime asks the server. The self-test's pods send packets. The agent hands descriptors to the process that
         # reads files. None of them opens netlink sockets.
         assert dotted.split(".")[0] != "socket" or name in (
-            "server/protocol", "server/listening", "server/acceptor", "server/control", "server/systemd_notify",
+            "server/protocol", "daemon/listening", "server/acceptor", "server/control", "daemon/systemd_notify",
             "server/web/address", "node/server_process", "runtime/served", "bench/sides", "bench/echo",
             "dhcp/daemon", "agent/policy/reader", "agent/policy/requests", "selftest/icmp", "selftest/sockets"), where
         assert dotted.split(".")[0] != "_socket" or (name == "spec/address" and dotted in (

@@ -7,10 +7,11 @@ from contextlib import suppress
 
 from server.client import Server
 
+from fastcni.daemon import listening, log
+from fastcni.daemon.background import Background
+from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import netns
-from fastcni.server import listening, log
 from fastcni.server.acceptor import Acceptor
-from fastcni.server.background import Background
 from fastcni.server.cluster.pods import blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.configurations import Configurations
@@ -18,7 +19,6 @@ from fastcni.server.cpu_latency import LatencyRequest
 from fastcni.server.hosts import Hosts
 from fastcni.server.request_queue import RequestQueue
 from fastcni.server.restoring import Restoring
-from fastcni.server.wakeup import Wakeup
 from fastcni.server.workers import Workers, environment, preload
 
 

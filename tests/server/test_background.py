@@ -6,8 +6,8 @@ from queue import SimpleQueue
 
 import pytest
 
+from fastcni.daemon.background import Background
 from fastcni.kernel import netns
-from fastcni.server.background import Background
 from fastcni.testing.witnesses import eventually
 
 

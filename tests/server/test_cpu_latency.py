@@ -10,10 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from fastcni.server import cpu_latency, log
+from fastcni.daemon import log
+from fastcni.daemon.wakeup import Wakeup
+from fastcni.server import cpu_latency
 from fastcni.server.acceptor import Acceptor
 from fastcni.server.cpu_latency import C1_US, DEVICE, NO_LIMIT_US, LatencyRequest
-from fastcni.server.wakeup import Wakeup
 
 
 def make(seconds):

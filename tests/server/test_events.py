@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from server.flushed import Log
 
+from fastcni.daemon.events import EVENTS
 from fastcni.server import pool_watch
-from fastcni.server.events import EVENTS
 from fastcni.server.metrics.pools import Counted, Pool
 from fastcni.server.pool_watch import PoolWatch
 from fastcni.server.records import Ended, Phases

@@ -11,7 +11,8 @@ import pytest
 from server.client import ANSWER_TIMEOUT_S, Server, packed
 from server.test_listening import HAND_OVER
 
-from fastcni.server import idle, log
+from fastcni.daemon import log
+from fastcni.server import idle
 from fastcni.server.idle import IdleExit
 
 VERSION = packed("loopback", {"CNI_COMMAND": "VERSION"})

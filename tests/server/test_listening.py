@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from server.client import ANSWER_TIMEOUT_S, Server
 
-from fastcni.server import listening
-from fastcni.server.listening import ListenError, Listening
+from fastcni.daemon import listening
+from fastcni.daemon.listening import ListenError, Listening
 from fastcni.testing.witnesses import eventually
 
 HAND_OVER = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$0" "$@" 3<&0 0</dev/null'

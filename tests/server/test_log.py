@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from fastcni.server import log
+from fastcni.daemon import log
 
 
 @pytest.mark.parametrize(("value", "shown"), [

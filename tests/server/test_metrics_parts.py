@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from fastcni.daemon.listening import ListenError
 from fastcni.kernel import uapi
 from fastcni.server import latest, records
 from fastcni.server.latest import Latest
-from fastcni.server.listening import ListenError
 from fastcni.server.metrics import requests
 from fastcni.server.records import Ended, Phases, Records
 from fastcni.server.web import address, listener

@@ -11,9 +11,9 @@ from real_kernel.node import elements, run
 from real_kernel.portmap_chain import mapping
 from server.flushed import nft, ruleset
 
+from fastcni.daemon.backoff import MAX_DELAY_S
 from fastcni.kernel import wire
 from fastcni.server import legacy_watch, namespace_watch, replay
-from fastcni.server.backoff import MAX_DELAY_S
 from fastcni.server.iptables_watch import IptablesWatch
 from fastcni.server.restore_states import (
     BEGUN,

@@ -16,10 +16,11 @@ from real_kernel.portmap_chain import EXTERNAL, NODE, mapping
 from real_kernel.traffic import add_external, ask, listen
 from server.flushed import LONG_ENOUGH, Log, add, all_elements, delete, nft, restored, ruleset
 
+from fastcni.daemon import backoff
 from fastcni.kernel import netns, wire
 from fastcni.kit.call import names
 from fastcni.kit.call.mode import Mode
-from fastcni.server import backoff, hosts, restoring
+from fastcni.server import hosts, restoring
 from fastcni.server.cluster.pods import blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.table_mirror import TableMirror

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from server.test_metrics_parts import Log, ask
 
 from fastcni.cli.commands import cli
+from fastcni.daemon.listening import ListenError
 from fastcni.server import service
-from fastcni.server.listening import ListenError
 from fastcni.server.web import address, status_page
 from fastcni.server.web.listener import NotReady, Page
 from fastcni.server.web.site import Site

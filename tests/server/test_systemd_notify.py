@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from fastcni.server import log, systemd_notify
-from fastcni.server.systemd_notify import Notifier
+from fastcni.daemon import log, systemd_notify
+from fastcni.daemon.systemd_notify import Notifier
 
 
 def notifier(address):

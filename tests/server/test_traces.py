@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from server.flushed import Log
 
 from fastcni.cli.commands import cli
-from fastcni.server.listening import ListenError
+from fastcni.daemon.listening import ListenError
 from fastcni.server.otel import traces
 from fastcni.server.otel.traces import Traces
 from fastcni.server.records import Ended, Phases

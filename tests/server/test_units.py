@@ -128,7 +128,7 @@ def test_the_unit_allows_the_devices_that_plugins_and_server_open():
 
 
 def test_socket_and_server_have_the_same_path():
-    from fastcni.server import listening
+    from fastcni.daemon import listening
 
     assert values("ListenSequentialPacket", systemd.SOCKET) == [listening.PATH]
     assert values("Backlog", systemd.SOCKET) == [str(listening.BACKLOG)]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from fastcni.agent.contract import Address, Prefix
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
 __all__ = ["Bgp", "Settings", "read_settings"]
 

@@ -18,10 +18,10 @@ from fastcni.agent.policy.evaluate import Connection
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.rules import CUT, CUT_ANY, IPPROTO_TCP
 from fastcni.agent.policy.state import MAPS, PORT_SETS, VERSIONS
+from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import conntrack, rtnl, uapi, wire
 from fastcni.kernel.nft_elements import concat, protocol, read_service, service, split
 from fastcni.kernel.nft_rules import IPPROTO_ICMPV6
-from fastcni.server.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

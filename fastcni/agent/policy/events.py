@@ -8,13 +8,13 @@ from collections import deque
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from fastcni.daemon.kubernetes_events import MAX_NOTE, micro_time
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores.kubernetes_api import Conflict
-from fastcni.server.kubernetes_events import MAX_NOTE, micro_time
 
 if TYPE_CHECKING:
+    from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api
-    from fastcni.server.log import Logger
 
 PATH = "/apis/events.k8s.io/v1/namespaces/{namespace}/events"
 CONTROLLER = "fastcni.dev/agent"

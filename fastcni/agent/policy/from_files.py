@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.kept import Kept
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
     Stamp = tuple[int, ...]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.content import Content
 from fastcni.agent.policy.documents import NAMESPACE, POD, POLICY, encode, reduced
+from fastcni.daemon.wakeup import Wakeup
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores.kubernetes_watch import key_of, watch_all
-from fastcni.server.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.evaluate import Cluster

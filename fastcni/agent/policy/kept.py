@@ -23,7 +23,7 @@ from fastcni._system import open_regular
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.content import Content
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
 FORMAT = 1                      # raised when documents are written or read in another way
 MAX_BYTES = 64 << 20

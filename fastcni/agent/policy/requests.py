@@ -25,7 +25,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from fastcni.server import listening
+from fastcni.daemon import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable

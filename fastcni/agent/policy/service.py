@@ -39,16 +39,16 @@ from fastcni.agent.policy.ruleset import (
     sees_bridged_traffic,
 )
 from fastcni.agent.policy.unreadable import SUFFIX
+from fastcni.daemon.listening import ListenError
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kernel.deletions import generation
 from fastcni.kit.policies import SOCKET
-from fastcni.server.listening import ListenError
 from fastcni.spec import address
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.objects import Pod
+    from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api
-    from fastcni.server.log import Logger
 
 EVENT_BYTES = 64 << 20          # a limit: of announcements of one load
 POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.agent.contract import Registry
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
     Wait = Callable[[float], object]
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.agent.contract import NetworkConf, Prefix
+    from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster.stores.etcd_client import Pair
-    from fastcni.server.log import Logger
 
 PREFIX = "/coreos.com/network"
 LEASE_S = 86400

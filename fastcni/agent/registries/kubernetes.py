@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from fastcni.agent.contract import Address, NetworkConf
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
     Object = dict[str, Any]
 

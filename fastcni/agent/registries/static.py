@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.agent.contract import NetworkConf
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
 LOOK_S = 0.5                    # between two looks at the file's time and inode
 

@@ -5,9 +5,9 @@ What changes them is in kit/ipam/cluster/upkeep.py and claims.py. Here is when, 
 
 from __future__ import annotations
 
+from fastcni.daemon.log import few
 from fastcni.kit.ipam.cluster import claims, upkeep
 from fastcni.kit.ipam.cluster.contract import ACTIVE, Taken
-from fastcni.server.log import few
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

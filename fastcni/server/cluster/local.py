@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
     from typing import Any
 
+    from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Block, Node, Single
     from fastcni.kit.ipam.cluster.upkeep import Room
-    from fastcni.server.log import Logger
 
 
 class Counts:

@@ -14,9 +14,9 @@ from fastcni.server.cluster.times import spread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster.contract import Node, Store
     from fastcni.server.cluster.times import Times
-    from fastcni.server.log import Logger
 
 CROWD = 50                      # with more nodes, each looks less often: one look in a little more than a second in all
 

@@ -13,23 +13,23 @@ from __future__ import annotations
 
 from time import monotonic
 
+from fastcni.daemon.log import RateLimited
 from fastcni.kit.ipam.cluster import claims
 from fastcni.kit.ipam.cluster.contract import Changed, Fenced, Node, Single, StoreAway
 from fastcni.kit.ipam.store import boot_id
 from fastcni.server.cluster.lost import LostNodes
 from fastcni.server.cluster.times import NEVER, Job, spread
 from fastcni.server.cluster.watch import ClusterWatch
-from fastcni.server.log import RateLimited
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster import contract
     from fastcni.server.cluster.space import ClusterSpace
     from fastcni.server.cluster.times import Times
-    from fastcni.server.log import Logger
 
 
 class Away:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from time import monotonic, time
 
+from fastcni.daemon.log import few
 from fastcni.kit.ipam.cluster.contract import Use
 from fastcni.kit.ipam.cluster.upkeep import spare
 from fastcni.server.cluster.blocks import MAX_IDLE, Blocks
@@ -22,7 +23,6 @@ from fastcni.server.cluster.local import LocalSpace
 from fastcni.server.cluster.reconcile import Reconcile
 from fastcni.server.cluster.singles import Singles
 from fastcni.server.cluster.times import NEVER, Job
-from fastcni.server.log import few
 from fastcni.spec.address import read_ip
 
 TYPE_CHECKING = False
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.node_state import Own, State
     from fastcni.kit.ipam.cluster.upkeep import Room
     from fastcni.server.cluster.member import Member
     from fastcni.server.cluster.pods import Pods
     from fastcni.server.cluster.times import Times
-    from fastcni.server.log import Logger
 
 SHOWN = ("address", "container", "ifname", "pod", "network", "since")          # of a holder, by contract.Use
 FULL_PAUSE_S = 5.0              # after a range had no block to claim

@@ -17,23 +17,23 @@ from threading import Event, Lock, Thread
 from time import monotonic, sleep
 from typing import Any
 
+from fastcni.daemon.background import start_thread
+from fastcni.daemon.log import RateLimited
 from fastcni.kernel import netns
 from fastcni.kit.ipam.cluster import stores
-from fastcni.server.background import start_thread
 from fastcni.server.cluster.member import NEVER, Member
 from fastcni.server.cluster.pods import Pods
 from fastcni.server.cluster.space import ClusterSpace
 from fastcni.server.cluster.times import Times
-from fastcni.server.log import RateLimited
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
+    from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Store
-    from fastcni.server.log import Logger
 
 
 class ClusterUpkeep:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import deque
 from threading import Event, Thread
 
+from fastcni.daemon.background import start_thread
 from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.server.background import start_thread
 from fastcni.server.cluster.times import spread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster import contract
     from fastcni.server.cluster.times import Times
-    from fastcni.server.log import Logger
 
 
 class ClusterWatch:

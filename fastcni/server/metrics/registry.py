@@ -20,10 +20,10 @@ from fastcni.server.metrics.table import COUNTER, HISTOGRAM, TABLE
 from fastcni.server.web.listener import Page
 
 if TYPE_CHECKING:
+    from fastcni.daemon.log import Logger
     from fastcni.server.cluster.upkeep import ClusterUpkeep
     from fastcni.server.hosts import Hosts
     from fastcni.server.latest import Latest
-    from fastcni.server.log import Logger
     from fastcni.server.request_queue import RequestQueue
     from fastcni.server.restoring import Restoring
 

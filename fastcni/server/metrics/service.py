@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fastcni.daemon.listening import ListenError
 from fastcni.server.latest import Latest
-from fastcni.server.listening import ListenError
 from fastcni.server.metrics import one_shot
 from fastcni.server.metrics.pools import COUNT_S, Counted
 from fastcni.server.metrics.requests import Requests
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.registry import Collector
 
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
     from fastcni.server.service import Server
     from fastcni.server.web.site import Site
 

@@ -12,11 +12,11 @@ from time import monotonic, monotonic_ns, time_ns
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from fastcni.server.background import start_thread
-from fastcni.server.listening import ListenError
+from fastcni.daemon.background import start_thread
+from fastcni.daemon.listening import ListenError
 
 if TYPE_CHECKING:
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
     from fastcni.server.records import Ended, Phase
     from fastcni.server.service import Server
 

@@ -6,8 +6,8 @@ import os
 import socket
 from ipaddress import ip_address
 
-from fastcni.server import listening
-from fastcni.server.listening import ListenError, Listening
+from fastcni.daemon import listening
+from fastcni.daemon.listening import ListenError, Listening
 
 BACKLOG = 16
 HINT = "expected the absolute path of a unix socket, 127.0.0.1:PORT or [::1]:PORT"

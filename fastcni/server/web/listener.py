@@ -12,8 +12,8 @@ from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from fastcni.server.background import start_thread
-from fastcni.server.wakeup import Wakeup
+from fastcni.daemon.background import start_thread
+from fastcni.daemon.wakeup import Wakeup
 from fastcni.server.web.address import is_local
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from fastcni.server.web import address
 from fastcni.server.web.listener import Listener
 
 if TYPE_CHECKING:
-    from fastcni.server.listening import Listening
-    from fastcni.server.log import Logger
+    from fastcni.daemon.listening import Listening
+    from fastcni.daemon.log import Logger
     from fastcni.server.web.listener import Page
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
     from fastcni.server.service import Server
     from fastcni.server.web.site import Site
 

@@ -9,9 +9,9 @@ from cluster.kubernetes.api_server import documents, kubeconfig
 from server.client import Server
 from server.flushed import Log
 
+from fastcni.daemon import kubernetes_events, log
+from fastcni.daemon.kubernetes_events import MAX_SERIES, KubernetesEvents
 from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.server import kubernetes_events, log
-from fastcni.server.kubernetes_events import MAX_SERIES, KubernetesEvents
 from fastcni.testing.witnesses import eventually
 
 FULL = {"network": "net-a", "range": "10.1.0.0/24", "held": 91, "free": 9}

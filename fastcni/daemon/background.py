@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
     Job = tuple[Callable[..., object], tuple[Any, ...]]
 

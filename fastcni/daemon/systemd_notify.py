@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastcni.server.log import Logger
+    from fastcni.daemon.log import Logger
 
 TIMEOUT_S = 1.0                 # systemd's receive buffer is full: no thread of the server waits longer
 

@@ -10,20 +10,24 @@ import os
 import time
 from threading import Event as Flag
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from fastcni.daemon.background import start_thread
+from fastcni.daemon.events import EVENTS
+from fastcni.daemon.log import RateLimited, logfmt_fields
 from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Missing
-from fastcni.server.background import start_thread
-from fastcni.server.events import EVENTS
-from fastcni.server.log import RateLimited, logfmt_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from fastcni.server.log import Logger
-    from fastcni.server.service import Server
+    from fastcni.daemon.log import Logger
+
+    class Logs(Protocol):
+        """A process with a log, such as the server."""
+
+        logger: Logger
 
 IN_CLUSTER = "in-cluster"
 NAMESPACE = "default"           # of Events about objects without a namespace
@@ -88,7 +92,7 @@ class KubernetesEvents:
         sent = next((key for key, one in self.series.items() if one.sent == one.count), None)
         return sent is not None and bool(self.series.pop(sent))
 
-    def attach(self, server: Server) -> None:
+    def attach(self, server: Logs) -> None:
         """Log failures in this server's log."""
         self.log: Logger = server.logger
         self.unsent = RateLimited(self.log.warning, 60.0)
