@@ -33,7 +33,8 @@ def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, b
     It changes nothing. Each finding says what is wrong, why that matters, and the command that mends it. Run it as
     root: else it cannot see everything, and says so.
 
-    The exit status is 0 if nothing was found, 1 for warnings, 2 for errors.
+    The exit status is 0 if nothing was found, 1 for warnings, 2 for errors, and 3 if a part of the node could not be
+    read, so that findings may be missing.
     """
     node = node_of(places, plugin_dirs(bin_dir), socket)
     found = diagnose(node)

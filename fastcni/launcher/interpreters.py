@@ -70,12 +70,20 @@ def core_of(interpreter: str, folder: str = os.path.dirname(os.path.abspath(__fi
     path = os.path.join(folder, CORE)
     if not os.access(path, os.X_OK):
         return ""
+    return path if same_build(path, interpreter) else ""
+
+
+def same_build(core: str, interpreter: str) -> bool:
+    """Return whether a python_core.elf runs on this machine and is of the interpreter's build. Raises PermissionError
+    if this user may not run one of the two."""
     try:
         built, own = (subprocess.run(command, capture_output=True, timeout=60, check=True).stdout for command in
-                      ([path, "--version"], [interpreter, "-ISB", "-c", "import sys; print(sys.version)"]))
+                      ([core, "--version"], [interpreter, "-ISB", "-c", "import sys; print(sys.version)"]))
+    except PermissionError:
+        raise
     except (OSError, subprocess.SubprocessError):   # of another machine; or the interpreter was removed meanwhile
-        return ""
-    return path if built == own else ""
+        return False
+    return built == own
 
 
 def as_list(interpreter: str, others: list[str]) -> list[str]:

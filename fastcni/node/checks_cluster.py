@@ -13,6 +13,7 @@ from fastcni.node.address_dirs import cluster_dirs
 from fastcni.node.cluster_ipam import Survey, node_views, survey
 from fastcni.node.cluster_site import ClusterNetwork, ranges_of, stores_of
 from fastcni.node.cluster_state import held
+from fastcni.node.denied import denied
 from fastcni.node.findings import ERROR, WARNING, Finding, Node, plural
 from fastcni.spec import address
 
@@ -28,6 +29,9 @@ blocks only of spaces that a network here uses."""
         try:
             found = survey(store)
         except StoreAway as e:
+            if denied(e):
+                node.unseen.append(f"cluster-wide addresses: {first.where}: {e}")
+                continue
             yield Finding(WARNING, f"the store of network {first.name} ({first.where}) does not answer: {e}",
                           "this node gives addresses of its blocks, and fails when they are full",
                           "start the store, or correct `store` in the network's configuration")

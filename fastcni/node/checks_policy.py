@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastcni.kit import policies
 from fastcni.node import pod_policies
+from fastcni.node.denied import denied
 from fastcni.node.findings import ERROR, WARNING, Finding, Node
 from fastcni.spec.errors import CniError
 
@@ -19,6 +20,9 @@ def agent(node: Node) -> Iterator[Finding]:
         try:
             status = policies.ask(path, {"do": "status"})
         except (policies.Away, CniError) as e:
+            if denied(e):
+                node.unseen.append(f"network policies: the agent at {path}: {e}")
+                continue
             why = e.msg if isinstance(e, CniError) else f"no agent answers at {path}: {e}"
             yield Finding(ERROR, f"network policies: {why}", "each ADD of that network fails with code 11; what is in "
                           "force stays as it is", "run `fastcni agent` with --policies; its log says what it "

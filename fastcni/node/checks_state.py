@@ -17,6 +17,7 @@ from fastcni.node.records import ADDRESS_FILE, CACHE, ELEMENT, GONE, LINK, ORPHA
 from fastcni.server import status
 
 NEARLY = 0.9
+DECLINES = "the server declines to tell its state"
 
 
 def server(node: Node) -> Iterator[Finding]:
@@ -45,15 +46,17 @@ def server(node: Node) -> Iterator[Finding]:
         yield Finding(WARNING, f"{node.socket} exists, but {what}", "each plugin tries the socket in vain, then runs "
                       "one-shot", start)
         return
-    if found is None or found.get("version") != fastcni.__version__:
-        version = found.get("version") if found else "an older version"
-        yield Finding(WARNING, f"the server is of {version}, this is fastcni {fastcni.__version__}",
-                      "it runs the old code until it is restarted", start)
-    if found and found["waiting"] >= found["queueSize"] * NEARLY:
+    if found is None:
+        node.unseen.append(f"server {node.socket}: {DECLINES}; its log says why (event request_declined)")
+        return
+    if found["version"] != fastcni.__version__:
+        yield Finding(WARNING, f"the server is of {found['version']}, this is fastcni {fastcni.__version__}",
+                      "the server runs that version's code until it is restarted", start)
+    if found["waiting"] >= found["queueSize"] * NEARLY:
         yield Finding(ERROR, f"the server's queue is full: {found['waiting']} of {found['queueSize']} requests wait",
                       "more requests are refused with code 11", "journalctl -u fastcni shows what is slow; see also "
                       "`fastcni serve --queue-size`")
-    if found and found["watching"] == 0 and node.inventory.attachments:
+    if found["watching"] == 0 and node.inventory.attachments:
         yield Finding(WARNING, "the server watches no network namespace", "flushed firewall rules are not restored",
                       f"{start}; the log says why (event watch_unavailable)")
 
@@ -127,9 +130,12 @@ def unowned(node: Node) -> Iterator[Finding]:
 
 def damaged_files(node: Node) -> Iterator[Finding]:
     """Each address file names its pod."""
+    paths: dict[str, list[str]] = defaultdict(list)
     for note in node.seen.notes:
-        yield Finding(WARNING, f"{note.path}: {note.why}", "host-local gives out a torn address again, and never an "
-                      "address with another text", f"if no pod has the address: rm {note.path}")
+        paths[note.why].append(note.path)
+    for why, found in paths.items():
+        yield Finding(WARNING, f"{some(found)}: {why}", "host-local gives out a torn address again, and never an "
+                      "address with another text", f"if no pod has the address: rm {' '.join(found)}")
 
 
 def lost_rules(node: Node) -> Iterator[Finding]:

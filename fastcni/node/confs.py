@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fastcni.node.denied import denied
 from fastcni.runtime import discover
 from fastcni.runtime.errors import ConfError
 from fastcni.runtime.parse import list_of_plugin, parse_plugin
@@ -15,11 +16,12 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class ConfFile:
-    """net: None for a broken file, and then `error` says why."""
+    """net: None for a broken file, and then `error` says why. unreadable: this user may not read the file."""
 
     path: str
     net: NetworkList | None
     error: str = ""
+    unreadable: bool = False
 
 
 def read_folder(conf_dir: str) -> list[ConfFile]:
@@ -35,7 +37,8 @@ def read(path: str) -> ConfFile:
         net = list_of_plugin(parse_plugin(discover.read_conf(path)))
         return ConfFile(path, replace(net, plugins=tuple(replace(plugin, file=path) for plugin in net.plugins)))
     except CniError as e:
-        return ConfFile(path, None, e.msg.removeprefix(f"{path}: ").removeprefix(f"error reading {path}: "))
+        error = e.msg.removeprefix(f"{path}: ").removeprefix(f"error reading {path}: ")
+        return ConfFile(path, None, error, denied(e))
 
 
 def networks(files: Iterable[ConfFile]) -> list[NetworkList]:
@@ -55,7 +58,9 @@ def values_of(nets: Iterable[NetworkList]) -> list[Any]:
 def read_quietly(conf_dir: str, unseen: list[str]) -> list[ConfFile]:
     """As read_folder(); a folder that cannot be listed has no files, and `unseen` says so."""
     try:
-        return read_folder(conf_dir)
+        found = read_folder(conf_dir)
+        unseen += [f"network configuration {file.path}: {file.error}" for file in found if file.unreadable]
+        return found
     except ConfError as e:
         unseen.append(f"network configurations: {e.msg}")
         return []

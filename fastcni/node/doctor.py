@@ -14,6 +14,7 @@ from fastcni.node.checks_conf import own_files
 from fastcni.node.findings import ERROR, Finding, Node, plural, some
 from fastcni.node.merge import merge
 from fastcni.server import status
+from fastcni.spec.errors import CniError
 
 # {name: check}; the docstring's first sentence says what is so on a healthy node.
 CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
@@ -30,10 +31,13 @@ CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "dhcp-leases": checks_dhcp.leases, "policy-agent": checks_policy.agent,
 }
 
+UNSEEN = 3                      # exit status: findings may be missing, because not everything could be read
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """facts: (name, text) of what the node has. findings: errors first. unseen: what could not be looked at."""
+    """facts: (name, text) of what the node has. findings: errors first, one for each cause. unseen: what could not be
+    read, and why."""
 
     facts: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
@@ -41,8 +45,8 @@ class Diagnosis:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 nothing found, 1 warnings, 2 errors."""
-        return max((2 if it.severity == ERROR else 1 for it in self.findings), default=0)
+        """The exit status: 0 nothing found, 1 warnings, 2 errors; UNSEEN if a part of the node could not be read."""
+        return UNSEEN if self.unseen else max((2 if it.severity == ERROR else 1 for it in self.findings), default=0)
 
 
 def node_of(places: Places, plugin_dirs: Sequence[str], socket: str) -> Node:
@@ -57,10 +61,19 @@ def diagnose(node: Node) -> Diagnosis:
     for name, check in CHECKS.items():
         try:
             found += [replace(it, check=name) for it in check(node)]
-        except OSError as e:
+        except (OSError, CniError) as e:
             node.unseen.append(f"check {name}: {e}")
+    found = grouped(found)
     found.sort(key=lambda it: it.severity != ERROR)
     return Diagnosis(tuple(facts_of(node)), tuple(found), tuple(dict.fromkeys([*node.inventory.unseen, *node.unseen])))
+
+
+def grouped(found: list[Finding]) -> list[Finding]:
+    """Return one finding for each cause: findings of one check that the same command mends for the same reason."""
+    causes: dict[Finding, list[str]] = {}
+    for it in found:
+        causes.setdefault(replace(it, what=""), []).append(it.what)
+    return [replace(cause, what=some(texts, between="; ")) for cause, texts in causes.items()]
 
 
 def facts_of(node: Node) -> Iterator[tuple[str, str]]:
@@ -87,6 +100,6 @@ def server_text(path: str) -> str:
     except OSError as e:
         return f"{path}: {e.strerror or e}"
     if found is None:
-        return f"{path}: of an older version"
+        return f"{path}: {checks_state.DECLINES}"
     return (f"{path}: {found['version']}, pid {found['pid']}, {found['running']} running, {found['waiting']} of "
             f"{found['queueSize']} waiting, watching {plural(found['watching'], 'namespace')}")

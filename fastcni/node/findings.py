@@ -85,11 +85,11 @@ class Node:
             return ""
 
 
-def some(names: Iterable[str], most: int = 3) -> str:
+def some(names: Iterable[str], most: int = 3, between: str = ", ") -> str:
     """The first of some names: "a, b, c and 2 more"."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return between.join(names[:most]) + more
 
 
 def plural(count: int, noun: str) -> str:

@@ -5,6 +5,7 @@ The keys of a plugin are those that its read() asks for. So the code that reads 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -156,10 +157,12 @@ class Judge:
 
 
 def missing(kind: str, plugin_dirs: Sequence[str]) -> tuple[str, str] | None:
-    """Return (what, hint) if a plugin is in none of the directories."""
+    """Return (what, hint) if a plugin is in none of the directories; None also if this user may not look into one."""
     try:
         search.find(kind, plugin_dirs)
     except CniError as e:
+        if not all(os.access(where, os.X_OK, effective_ids=True) for where in plugin_dirs if os.path.isdir(where)):
+            return None
         known = kind in plugins.TABLE
         return e.msg, "`fastcni install` writes it" if known else meant(kind, plugins.TABLE) or "is it installed?"
     return None

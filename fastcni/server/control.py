@@ -40,7 +40,8 @@ def answer(conn: Connection, document: Callable[[], bytes]) -> None:
 
 
 def ask(path: str, name: str, variables: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
-    """Ask the server at a socket; None if it does not know the request: it is of an older version.
+    """Ask the server at a socket; None if it declines: it does not know the request, or could not read
+    it.
 
     Raises OSError: no server listens, this user is not served, or no answer came in time (TimeoutError).
     """

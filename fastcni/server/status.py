@@ -38,5 +38,5 @@ def document(started: float, queue: RequestQueue, restoring: Restoring, cluster:
 
 
 def ask(path: str, timeout_s: float = control.TIMEOUT_S) -> dict[str, Any] | None:
-    """Ask the server at a socket; None if it is of an older version. Raises OSError, as control.ask()."""
+    """Ask the server at a socket; None if it declines to answer. Raises OSError, as control.ask()."""
     return control.ask(path, NAME, {}, timeout_s)

@@ -120,6 +120,23 @@ def fastcni(folders, monkeypatch, capfd):
     return call
 
 
+def diagnosed(fastcni, *words):
+    """(exit status, {check: its finding}) of the command `fastcni doctor`. It has one finding a check."""
+    answer = fastcni("doctor", "--json", "--socket", "", *words)
+    return answer.status, {it["check"]: it for it in answer.document["findings"]}
+
+
+def one(findings, severity, *parts):
+    """The only finding, which has its severity, the parts in its sentences, and a way to mend it."""
+    (it,) = list(findings)
+    assert it.severity == severity
+    assert it.why
+    assert it.do
+    for part in parts:
+        assert part in f"{it.what} {it.why} {it.do}"
+    return it
+
+
 @pytest.fixture(scope="session")
 def bin_dir(tmp_path_factory):
     """A folder with some of fastcni's plugin files."""

@@ -5,7 +5,7 @@ import os
 import socket
 
 import pytest
-from node.conftest import LIST
+from node.conftest import LIST, diagnosed, one
 
 from fastcni.kernel.presence import ALIVE
 from fastcni.node import checks_conf, checks_kernel, checks_state, confs
@@ -49,17 +49,6 @@ def node(folders, tmp_path):
 
 def texts(findings):
     return [(it.severity, it.what) for it in findings]
-
-
-def one(findings, severity, *parts):
-    """The only finding, which has its severity, the parts in its sentences, and a way to mend it."""
-    (it,) = list(findings)
-    assert it.severity == severity
-    assert it.why
-    assert it.do
-    for part in parts:
-        assert part in f"{it.what} {it.why} {it.do}"
-    return it
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -287,7 +276,7 @@ def test_a_socket_without_a_server(node, tmp_path):
 
 
 @pytest.mark.parametrize("answer, severity, part", [
-    ({"version": "0.0.1"}, WARNING, "the server is of 0.0.1"), (None, WARNING, "an older version"),
+    ({"version": "0.0.1"}, WARNING, "the server is of 0.0.1"),
     ({"waiting": 1000}, ERROR, "1000 of 1024 requests wait"), ({"watching": 0}, WARNING, "watches no network"),
     (TimeoutError(), ERROR, "does not answer"), ({}, None, "")])
 def test_states_of_a_server(node, tmp_path, monkeypatch, answer, severity, part):
@@ -307,19 +296,23 @@ def test_states_of_a_server(node, tmp_path, monkeypatch, answer, severity, part)
         assert found == []
 
 
+def test_a_server_that_declines_to_answer_is_not_called_old(node, tmp_path, monkeypatch):
+    """A server that could not read the request was said to be of an older version."""
+    (tmp_path / "s").write_text("")
+    monkeypatch.setattr(checks_state.status, "ask", lambda path: None)
+    it = node(at=str(tmp_path / "s"))
+    assert list(checks_state.server(it)) == []
+    assert it.unseen == [f"server {tmp_path}/s: the server declines to tell its state; its log says why "
+                         "(event request_declined)"]
+
+
 # State that pods left
-
-def diagnosed(folders, fastcni, *words):
-    """(exit status, {check: its finding}) of the command."""
-    answer = fastcni("doctor", "--json", "--socket", "", *words)
-    return answer.status, {it["check"]: it for it in answer.document["findings"]}
-
 
 @needs_root
 def test_a_healthy_node_has_no_finding(host, pod_netns, fastcni, bin_dir):
     pod = pod_netns()
     host.add("c1", pod, ports=[(8080, 80)])
-    status, found = diagnosed(host, fastcni, "--bin-dir", bin_dir)
+    status, found = diagnosed(fastcni, "--bin-dir", bin_dir)
     assert (status, found) == (0, {})
     host.delete("c1", pod)
 
@@ -343,7 +336,7 @@ def test_faults_of_a_real_node_are_found(host, pod_netns, fastcni, bin_dir):
     run("sysctl", "-qw", "net.ipv4.ip_forward=0")
     run("ip", "link", "add", "veth0badc0de", "type", "veth", "peer", "name", "other")
     host.hold("10.88.0.99", "")
-    status, found = diagnosed(host, fastcni, "--bin-dir", bin_dir)
+    status, found = diagnosed(fastcni, "--bin-dir", bin_dir)
     assert status == 2 and set(found) >= {"forwarding", "stale", "unowned", "address-files", "lost-rules"}
     assert "c1" in found["stale"]["what"] and "veth0badc0de" in found["unowned"]["what"]
     # GC would take the address of a running pod that is not in the cache.
@@ -358,7 +351,7 @@ def test_a_range_that_is_full(folders, fastcni):
         {"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.9.0.0/29"}}]})
     for number in range(2, 7):
         folders.hold(f"10.9.0.{number}", f"c{number}\r\neth0", "small")
-    _, found = diagnosed(folders, fastcni)
+    _, found = diagnosed(fastcni)
     assert "range 10.9.0.1-10.9.0.6 of network small is full: 5 of 5" in found["ranges"]["what"]
     assert found["ranges"]["severity"] == ERROR
 
