@@ -15,7 +15,7 @@ import orjson
 
 from fastcni.handle import handle
 from fastcni.kit.call.mode import Mode
-from fastcni.server.configurations import Configurations
+from fastcni.server.requests.configurations import Configurations
 from fastcni.spec import result as results
 
 ENV = {"CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere/pod", "CNI_NETNS_OVERRIDE": "1"}

@@ -8,9 +8,9 @@ from fastcni.kernel import netns, waiting
 from fastcni.kit.call.mode import Mode
 from fastcni.server.cluster.pods import blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
-from fastcni.server.facts import Facts
-from fastcni.server.grouped_deletes import GroupedDeletes
-from fastcni.server.mode import WarmMode
+from fastcni.server.requests.facts import Facts
+from fastcni.server.requests.grouped_deletes import GroupedDeletes
+from fastcni.server.requests.mode import WarmMode
 
 
 class WarmInProcess(WarmMode):

@@ -13,8 +13,8 @@ import socket
 import sys
 
 from fastcni.daemon import log
-from fastcni.server import protocol
 from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
+from fastcni.server.requests import protocol
 
 ANSWER = b'{"bench": "echo"}'
 

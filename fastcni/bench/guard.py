@@ -13,7 +13,8 @@ from fastcni.bench.density import processor_ticks
 from fastcni.bench.node import FOLDER, PREFIX
 from fastcni.daemon import listening
 from fastcni.runtime.cache import Cache
-from fastcni.server import history, status
+from fastcni.server import status
+from fastcni.server.records import history
 
 if TYPE_CHECKING:
     from fastcni.bench.cases import Options

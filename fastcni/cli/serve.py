@@ -11,7 +11,7 @@ import click
 
 from fastcni.cli.addresses import http_address, otlp_url
 from fastcni.server.cpu_latency import DEFAULT_S
-from fastcni.server.history import DEFAULT_SIZE
+from fastcni.server.records.history import DEFAULT_SIZE
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

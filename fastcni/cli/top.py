@@ -19,7 +19,8 @@ from fastcni.node import activity, activity_source
 from fastcni.node.pools import count
 from fastcni.runtime.cache import DEFAULT_DIR, Cache
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
-from fastcni.server import history, status
+from fastcni.server import status
+from fastcni.server.records import history
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

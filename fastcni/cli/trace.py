@@ -13,7 +13,7 @@ import click
 from fastcni.cli.show import printable
 from fastcni.daemon.listening import PATH
 from fastcni.node import netlink_text, story_text
-from fastcni.server import history
+from fastcni.server.records import history
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -137,7 +137,7 @@ def next_answer(path: str, after: int, wire: bool) -> dict[str, Any]:
 
 
 def ask(path: str, after: int | None, limit: int = history.MAX_LIMIT, wire: bool = False) -> dict[str, Any]:
-    """The answer of the server at a socket, see server/history.py. Raises CniError without one."""
+    """The answer of the server at a socket, see server/records/history.py. Raises CniError without one."""
     try:
         found = history.ask(path, after, limit, wire=wire)
     except (FileNotFoundError, ConnectionRefusedError) as e:

@@ -41,7 +41,7 @@ __attribute__((section(".data"), used, aligned(16)))
 volatile struct config config = { .magic = "fastcni-config\n" };
 
 
-/* ---- warm mode; fastcni/server/protocol.py is the other end and describes the messages ---- */
+/* ---- warm mode; fastcni/server/requests/protocol.py is the other end and describes the messages ---- */
 
 enum { MAGIC = 0x696e6366 /* "fcni" */, PROTOCOL = 2, DECLINED = 2 };
 enum { HEAD_BYTES = 16, BODY_BYTES = 128 << 10 };           /* fits the usual send buffer, net.core.wmem_default */

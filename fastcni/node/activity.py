@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from fastcni.server import records
 from fastcni.server.metrics.pools import Pool
+from fastcni.server.records import ended as records
 from fastcni.spec import errors
 
 SPAN_S = 60.0                   # that the figures cover
@@ -117,7 +117,7 @@ def read_request(entry: dict[str, Any]) -> Request:
 
 
 class Recent:
-    """The requests of the last SPAN_S of a server. ask(after): its history's answer, see server/history.py."""
+    """The requests of the last SPAN_S of a server. ask(after): its history's answer, see server/records/history.py."""
 
     def __init__(self, ask: Callable[[int], dict[str, Any]], span_s: float = SPAN_S) -> None:
         self.ask, self.span_s = ask, span_s

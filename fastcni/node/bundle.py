@@ -23,7 +23,7 @@ from fastcni.node.doctor import Diagnosis
 from fastcni.node.findings import Node
 from fastcni.node.iptables import SHARED, installed
 from fastcni.runtime import discover
-from fastcni.server import secrets
+from fastcni.server.records import secrets
 from fastcni.spec import json
 from fastcni.spec.errors import CniError
 

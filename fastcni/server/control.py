@@ -12,14 +12,14 @@ import os
 import socket
 from typing import Any
 
-from fastcni.server import protocol
+from fastcni.server.requests import protocol
 from fastcni.spec import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fastcni.server.protocol import Connection
+    from fastcni.server.requests.protocol import Connection
 
 TIMEOUT_S = 3.0
 MAX_BYTES = protocol.MAX_ANSWER + protocol.HEAD.size

@@ -12,8 +12,8 @@ from time import monotonic
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
-    from fastcni.server.acceptor import Acceptor
-    from fastcni.server.request_queue import RequestQueue
+    from fastcni.server.requests.acceptor import Acceptor
+    from fastcni.server.requests.request_queue import RequestQueue
 
 
 class IdleExit:

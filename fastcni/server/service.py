@@ -15,23 +15,24 @@ from fastcni.daemon.background import Background
 from fastcni.daemon.systemd_notify import Notifier
 from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import netns
-from fastcni.server import control, history, status
-from fastcni.server.acceptor import Acceptor
+from fastcni.server import control, status
 from fastcni.server.cluster.pods import Pods, blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
-from fastcni.server.configurations import Configurations
 from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
 from fastcni.server.former_boot import release_addresses
-from fastcni.server.history import History
-from fastcni.server.hosts import Hosts
 from fastcni.server.idle import IdleExit
+from fastcni.server.metrics.pool_watch import PoolWatch
 from fastcni.server.metrics.pools import Counted
-from fastcni.server.pool_watch import PoolWatch
-from fastcni.server.request_queue import RequestQueue
-from fastcni.server.restoring import Restoring
-from fastcni.server.retried_deletes import RetriedDeletes
-from fastcni.server.upkeep import TIDY_S, Upkeep, Watchdog, watchdog_seconds
-from fastcni.server.workers import Workers, environment, preload, preload_third_party
+from fastcni.server.periodic import TIDY_S, Upkeep, Watchdog, watchdog_seconds
+from fastcni.server.records import history
+from fastcni.server.records.history import History
+from fastcni.server.records.retried_deletes import RetriedDeletes
+from fastcni.server.requests.acceptor import Acceptor
+from fastcni.server.requests.configurations import Configurations
+from fastcni.server.requests.hosts import Hosts
+from fastcni.server.requests.request_queue import RequestQueue
+from fastcni.server.requests.workers import Workers, environment, preload, preload_third_party
+from fastcni.server.restoring.restorer import Restoring
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.kubernetes_events import KubernetesEvents
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.server.replay import Run
+    from fastcni.server.restoring.replay import Run
     from fastcni.server.web.status_page import Ask, Document
 
     class Beside(Protocol):

@@ -23,8 +23,8 @@ from fastcni.server import control
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.server.cluster.upkeep import ClusterUpkeep
-    from fastcni.server.request_queue import RequestQueue
-    from fastcni.server.restoring import Restoring
+    from fastcni.server.requests.request_queue import RequestQueue
+    from fastcni.server.restoring.restorer import Restoring
 
 NAME = "fastcni-status"         # with the characters of a plugin's name, and no plugin has it
 

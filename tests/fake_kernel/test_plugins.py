@@ -4,7 +4,7 @@ import pytest
 
 from fastcni.kernel import nft, sysctl, uapi
 from fastcni.kit.ipam import host_local_conf
-from fastcni.server.configurations import Configurations
+from fastcni.server.requests.configurations import Configurations
 from fastcni.testing.fake_messages import HOST, POD
 from fastcni.testing.fake_runtime import POD_PATH, AtOnceMode
 

@@ -22,7 +22,7 @@ def entry(number, ms=2.0, *, ago=10.0, command="ADD", network="net-a", container
 
 
 class Ring:
-    """A server's history: answers as fastcni.server.history.ask() does."""
+    """A server's history: answers as fastcni.server.records.history.ask() does."""
 
     def __init__(self, size=1000, page=100):
         self.entries, self.size, self.page, self.pid = [], size, page, 812

@@ -7,7 +7,7 @@ import pytest
 from node.conftest import LIST
 
 from fastcni.node.bundle import own_lines
-from fastcni.server.secrets import HIDDEN, hide
+from fastcni.server.records.secrets import HIDDEN, hide
 
 
 def read(path):

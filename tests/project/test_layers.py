@@ -1,6 +1,7 @@
 """The structure of the project: allowed imports, allowed process state, and the length of files."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,16 @@ ROWS = [
 ROW_OF = {package: number for number, packages in enumerate(ROWS) for package in packages}
 ENTRY_POINTS = {package for packages in ROWS[6:] for package in packages}
 ONE_SHOT = {"spec", "kernel", "kit", "plugin", "plugins", "handle"}
+SOCKETS = {                             # modules that import socket
+    "agent/policy/reader", "agent/policy/requests", "bench/echo", "bench/sides", "daemon/listening",
+    "daemon/systemd_notify", "dhcp/daemon", "node/server_process", "runtime/served", "selftest/icmp",
+    "selftest/sockets", "server/control", "server/requests/acceptor", "server/requests/protocol",
+    "server/web/address",
+}
 LONGEST = 450
+MOST = 30                               # modules directly in a directory
+TOO_LARGE = {"agent/policy", "cli", "kernel", "node"}
+MAPPED = {"daemon", "dhcp", "selftest", "server"}       # and the packages in them; others may have a map
 FORBIDDEN = {"orjson", "json", "re", "dataclasses", "typing", "ipaddress", "socket", "subprocess", "logging", "pathlib",
              "enum", "contextlib", "functools", "collections", "asyncio", "inspect"}
 
@@ -157,10 +167,7 @@ def test_only_the_kernel_package_opens_sockets_and_changes_namespaces(name):
         # The server listens on a unix socket and sends to systemd's; so do its stand-in in bench and the agent. The
         # runtime asks the server. The self-test's pods send packets. The agent hands descriptors to the process that
         # reads files. None of them opens netlink sockets.
-        assert dotted.split(".")[0] != "socket" or name in (
-            "server/protocol", "daemon/listening", "server/acceptor", "server/control", "daemon/systemd_notify",
-            "server/web/address", "node/server_process", "runtime/served", "bench/sides", "bench/echo",
-            "dhcp/daemon", "agent/policy/reader", "agent/policy/requests", "selftest/icmp", "selftest/sockets"), where
+        assert dotted.split(".")[0] != "socket" or name in SOCKETS, where
         assert dotted.split(".")[0] != "_socket" or (name == "spec/address" and dotted in (
             "_socket.inet_pton", "_socket.inet_ntop", "_socket.AF_INET", "_socket.AF_INET6")), where
         assert not dotted.endswith("setns"), where
@@ -206,10 +213,21 @@ def test_no_file_is_too_long():
     assert {name: count for name, count in lines.items() if count > LONGEST} == {}, "look for the second subject"
 
 
+@pytest.mark.parametrize("package", sorted({path.parent.relative_to(ROOT).as_posix() for path in SOURCES}))
+def test_a_directory_is_small_and_its_map_complete(package):
+    """A map is a list of names in the docstring of __init__.py, each with four spaces before it and two behind."""
+    modules = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"}
+    assert len(modules) <= MOST or package in TOO_LARGE
+    packages = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+    docstring = ast.get_docstring(TREES[f"{package}/__init__".removeprefix("./")], clean=False)
+    mapped = set(re.findall(r"^    (\w+)  ", docstring, re.M))
+    assert mapped == modules | packages or (package_of(package) not in MAPPED and not mapped)
+
+
 def test_the_server_imports_at_its_start_what_requests_import_late():
     """CHECK of a bridge failed with an import error when stat(2) failed for bridge_checks."""
     code = f"import sys; sys.path.append({str(ROOT.parent)!r})\n" \
-           "from fastcni.server import workers\nworkers.preload()\nprint(*sys.modules)"
+           "from fastcni.server.requests import workers\nworkers.preload()\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     below = {f"fastcni.{name.replace('/', '.')}" for name in MODULES if package_of(name) in ONE_SHOT}
     below -= {"fastcni.plugin"}             # plugins of other distributions import it

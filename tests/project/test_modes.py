@@ -10,7 +10,7 @@ from fastcni.kit.call.mode import Mode
 from fastcni.launcher.one_shot import OneShotMode
 from fastcni.runtime.iptables_batch import BatchMode
 from fastcni.runtime.mode import InProcessMode, SharedMode
-from fastcni.server.mode import WarmMode
+from fastcni.server.requests.mode import WarmMode
 
 OF_THE_ENTRY_POINT = {WarmMode: {"begin", "forget_request"}, BatchMode: {"carry_out"}}      # called by no plugin
 PACKAGE = Path(fastcni.__file__).parent

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fastcni.server.protocol import HEAD, MAGIC, NETNS, VERSION
+from fastcni.server.requests.protocol import HEAD, MAGIC, NETNS, VERSION
 from fastcni.testing.witnesses import eventually
 
 START_TIMEOUT_S = 60    # until the server listens

@@ -14,8 +14,8 @@ from server.local import Local
 
 from fastcni.kernel import netns
 from fastcni.launcher.install import install
-from fastcni.server.replay import name_thread
-from fastcni.server.restoring import Restoring
+from fastcni.server.restoring.replay import name_thread
+from fastcni.server.restoring.restorer import Restoring
 from fastcni.testing.witnesses import eventually
 
 

@@ -11,15 +11,15 @@ from fastcni.daemon import listening, log
 from fastcni.daemon.background import Background
 from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import netns
-from fastcni.server.acceptor import Acceptor
 from fastcni.server.cluster.pods import blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
-from fastcni.server.configurations import Configurations
 from fastcni.server.cpu_latency import LatencyRequest
-from fastcni.server.hosts import Hosts
-from fastcni.server.request_queue import RequestQueue
-from fastcni.server.restoring import Restoring
-from fastcni.server.workers import Workers, environment, preload
+from fastcni.server.requests.acceptor import Acceptor
+from fastcni.server.requests.configurations import Configurations
+from fastcni.server.requests.hosts import Hosts
+from fastcni.server.requests.request_queue import RequestQueue
+from fastcni.server.requests.workers import Workers, environment, preload
+from fastcni.server.restoring.restorer import Restoring
 
 
 class Local(Server):

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 from server.flushed import Log
 
-from fastcni.server import configurations, facts, retried_deletes
 from fastcni.server.bounded import forget_oldest
+from fastcni.server.records import retried_deletes
+from fastcni.server.requests import configurations, facts
 
 ROUNDS, THREADS = 3000, 8
 

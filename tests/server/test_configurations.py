@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from fastcni.server import configurations as module
-from fastcni.server.configurations import Configurations
+from fastcni.server.requests import configurations as module
+from fastcni.server.requests.configurations import Configurations
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 

@@ -13,8 +13,8 @@ import pytest
 from fastcni.daemon import log
 from fastcni.daemon.wakeup import Wakeup
 from fastcni.server import cpu_latency
-from fastcni.server.acceptor import Acceptor
 from fastcni.server.cpu_latency import C1_US, DEVICE, NO_LIMIT_US, LatencyRequest
+from fastcni.server.requests.acceptor import Acceptor
 
 
 def make(seconds):

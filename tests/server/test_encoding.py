@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fastcni.server import mode
+from fastcni.server.requests import mode
 
 RESULT = {"cniVersion": "1.1.0", "ips": [{"address": "10.1.0.2/24"}], "dns": {}}
 ODD = {**RESULT, "dns": {"domain": "\udcff"}}           # orjson refuses a lone surrogate

@@ -8,12 +8,12 @@ import pytest
 from server.flushed import Log
 
 from fastcni.daemon.events import EVENTS
-from fastcni.server import pool_watch
+from fastcni.server.metrics import pool_watch
+from fastcni.server.metrics.pool_watch import PoolWatch
 from fastcni.server.metrics.pools import Counted, Pool
-from fastcni.server.pool_watch import PoolWatch
-from fastcni.server.records import Ended, Phases
-from fastcni.server.request_queue import Call
-from fastcni.server.retried_deletes import MAX_FAILED, RetriedDeletes
+from fastcni.server.records.ended import Ended, Phases
+from fastcni.server.records.retried_deletes import MAX_FAILED, RetriedDeletes
+from fastcni.server.requests.request_queue import Call
 
 ROOT = Path(__file__).parents[2]
 

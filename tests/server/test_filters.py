@@ -6,7 +6,7 @@ import pytest
 from real_kernel.node import links, run, set_sysctl
 
 from fastcni.kernel import filters, rtnl, uapi, wire
-from fastcni.server.facts import NETCONF, ROUTE_GROUPS
+from fastcni.server.requests.facts import NETCONF, ROUTE_GROUPS
 
 
 @pytest.fixture

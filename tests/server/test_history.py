@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from fastcni.server import control, history, secrets, stories
-from fastcni.server.records import Ended, Phases
+from fastcni.server import control
+from fastcni.server.records import history, secrets, stories
+from fastcni.server.records.ended import Ended, Phases
 from fastcni.testing.witnesses import eventually
 
 

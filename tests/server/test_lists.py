@@ -11,7 +11,7 @@ from server.client import Server
 
 from fastcni.launcher.install import install
 from fastcni.runtime import CNI, CniError, Exec, PluginError, RuntimeConf, Trace, parse_list, served
-from fastcni.server.protocol import DECLINED, HEAD, MAGIC, VERSION
+from fastcni.server.requests.protocol import DECLINED, HEAD, MAGIC, VERSION
 from fastcni.spec import errors
 from fastcni.testing import needs_root
 

@@ -11,10 +11,11 @@ import pytest
 
 from fastcni.daemon.listening import ListenError
 from fastcni.kernel import uapi
-from fastcni.server import latest, records
+from fastcni.server import latest
 from fastcni.server.latest import Latest
 from fastcni.server.metrics import requests
-from fastcni.server.records import Ended, Phases, Records
+from fastcni.server.records import ended as records
+from fastcni.server.records.ended import Ended, Phases, Records
 from fastcni.server.web import address, listener
 from fastcni.server.web.listener import Listener, Page
 from fastcni.testing.witnesses import eventually

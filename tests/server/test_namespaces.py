@@ -8,7 +8,7 @@ import pytest
 from real_kernel.node import Inside, links
 from server.local import Local
 
-from fastcni.server import hosts
+from fastcni.server.requests import hosts
 from fastcni.testing.witnesses import eventually
 
 libc = ctypes.CDLL(None, use_errno=True)

@@ -10,7 +10,7 @@ from server.cluster import NodeLog
 from server.flushed import LONG_ENOUGH
 
 from fastcni.kit.links import unflooded
-from fastcni.server import neighbour_watch
+from fastcni.server.restoring import neighbour_watch
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from real_kernel.node import elements, links, run
 from real_kernel.portmap_chain import Chain, mapping
 
 from fastcni.kernel import uapi
-from fastcni.server import facts
+from fastcni.server.requests import facts
 
 
 def veths():

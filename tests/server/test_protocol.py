@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.client import HEAD, Answer, block, packed
 
-from fastcni.server import protocol
-from fastcni.server.protocol import NETNS, Declined, Lost
+from fastcni.server.requests import protocol
+from fastcni.server.requests.protocol import NETNS, Declined, Lost
 
 
 def open_files():

@@ -12,7 +12,7 @@ from server.flushed import LONG_ENOUGH, add, delete, nft, ruleset
 
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.records import RuntimeConf
-from fastcni.server import replay
+from fastcni.server.restoring import replay
 from fastcni.spec import json
 from fastcni.testing.witnesses import eventually
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcni.kernel import waiting
-from fastcni.server import slots
-from fastcni.server.request_queue import DEFERRED_COMMANDS, OVERTAKEN_S, Call, RequestQueue
+from fastcni.server.requests import slots
+from fastcni.server.requests.request_queue import DEFERRED_COMMANDS, OVERTAKEN_S, Call, RequestQueue
 from fastcni.spec.errors import CniError
 
 POD, OTHER = ("c1", "eth0"), ("c2", "eth0")

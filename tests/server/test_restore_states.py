@@ -13,9 +13,9 @@ from server.flushed import nft, ruleset
 
 from fastcni.daemon.backoff import MAX_DELAY_S
 from fastcni.kernel import wire
-from fastcni.server import legacy_watch, namespace_watch, replay
-from fastcni.server.iptables_watch import IptablesWatch
-from fastcni.server.restore_states import (
+from fastcni.server.restoring import legacy_watch, namespace_watch, replay
+from fastcni.server.restoring.iptables_watch import IptablesWatch
+from fastcni.server.restoring.restore_states import (
     BEGUN,
     COMPLETE,
     CURRENT,
@@ -46,7 +46,7 @@ from fastcni.server.restore_states import (
     VALID,
     Machine,
 )
-from fastcni.server.table_mirror import TableMirror
+from fastcni.server.restoring.table_mirror import TableMirror
 from fastcni.testing.witnesses import eventually
 
 POD_JUMP = "rule ip nat POSTROUTING jump CNI-0123456789abcdef01234567"

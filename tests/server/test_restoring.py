@@ -20,10 +20,11 @@ from fastcni.daemon import backoff
 from fastcni.kernel import netns, wire
 from fastcni.kit.call import names
 from fastcni.kit.call.mode import Mode
-from fastcni.server import hosts, restoring
 from fastcni.server.cluster.pods import blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
-from fastcni.server.table_mirror import TableMirror
+from fastcni.server.requests import hosts
+from fastcni.server.restoring import restorer
+from fastcni.server.restoring.table_mirror import TableMirror
 from fastcni.testing.witnesses import eventually
 
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni")
@@ -250,7 +251,7 @@ def test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing(watching, net
         time.sleep(0.06 * number / ROUNDS)
         delete_as(node, net, conf, pod)
         assert eventually(lambda: all_elements() == before), (number, all_elements())
-        time.sleep(2 * restoring.GATHER_S)
+        time.sleep(2 * restorer.GATHER_S)
         assert all_elements() == before, number
 
 
@@ -258,7 +259,7 @@ def test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing(watching, net
 def watching(node, monkeypatch):
     """The test's namespace is watched by a thread of this process, which restores without a pause."""
     monkeypatch.setattr(backoff, "RESET_S", 0.0)
-    guard, home = restoring.Restoring(Log()), netns.open_own()
+    guard, home = restorer.Restoring(Log()), netns.open_own()
     guard.start()
     it = guard.watch(home)
     yield it
@@ -315,7 +316,7 @@ def test_without_notifications_the_server_logs_it_once_and_serves(node, monkeypa
 
     monkeypatch.setattr(wire, "exchange", refuse)
     log, home = Log(), netns.open_own()
-    blind = restoring.Restoring(log).watch(home)
+    blind = restorer.Restoring(log).watch(home)
     blind.note(Call("DEL", ("net-a", "c", "eth0")), Mode())
     blind.close()
     os.close(home)
@@ -324,8 +325,8 @@ def test_without_notifications_the_server_logs_it_once_and_serves(node, monkeypa
 
 def test_a_released_namespace_is_no_longer_watched(node, monkeypatch, pod_netns):
     monkeypatch.setattr(hosts, "KEEP_S", 0.0)
-    monkeypatch.setattr(restoring, "GATHER_S", 0.0)
-    guard = restoring.Restoring(logging.getLogger("test"))
+    monkeypatch.setattr(restorer, "GATHER_S", 0.0)
+    guard = restorer.Restoring(logging.getLogger("test"))
     home = netns.open_own()
     node_hosts = hosts.Hosts(home, lambda fn, *args: fn(*args), guard, ClusterUpkeep(home, guard.log, blind()))
     guard.start()

@@ -4,7 +4,7 @@ import socket
 import sys
 import threading
 
-from fastcni.server import acceptor
+from fastcni.server.requests import acceptor
 
 
 def connect(server):

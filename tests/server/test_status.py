@@ -7,7 +7,8 @@ import threading
 import pytest
 
 import fastcni
-from fastcni.server import protocol, status
+from fastcni.server import status
+from fastcni.server.requests import protocol
 
 
 def test_a_server_tells_its_state(server):

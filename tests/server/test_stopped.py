@@ -21,7 +21,7 @@ from fastcni.kernel import wire
 from fastcni.kit.call.deadlines import STALL_S
 from fastcni.launcher import pack
 from fastcni.launcher.install import base_interpreter, checked_interpreter
-from fastcni.server.upkeep import Watchdog, watchdog_seconds
+from fastcni.server.periodic import Watchdog, watchdog_seconds
 from fastcni.testing.witnesses import eventually
 
 UNREAD, ANSWER, QUICK = 1.5, 5.0, 3.0           # seconds: the deadline of the plugin files of these tests

@@ -15,8 +15,8 @@ from fastcni.cli.commands import cli
 from fastcni.daemon.listening import ListenError
 from fastcni.server.otel import traces
 from fastcni.server.otel.traces import Traces
-from fastcni.server.records import Ended, Phases
-from fastcni.server.request_queue import Call
+from fastcni.server.records.ended import Ended, Phases
+from fastcni.server.requests.request_queue import Call
 from fastcni.testing.witnesses import eventually
 
 

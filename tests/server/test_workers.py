@@ -11,8 +11,8 @@ from real_kernel.node import Inside, links, run
 from server.local import Local
 
 from fastcni.kernel import netns, waiting
-from fastcni.server import configurations, hosts, protocol, slots, workers
-from fastcni.server.mode import WarmMode
+from fastcni.server.requests import configurations, hosts, protocol, slots, workers
+from fastcni.server.requests.mode import WarmMode
 from fastcni.testing.witnesses import eventually
 
 

@@ -1,4 +1,7 @@
-"""The head of the messages between a caller and the server, and the bytes of a request; see server/protocol.py."""
+"""The head of the messages between a caller and the server, and the bytes of a request.
+
+server/requests/protocol.py describes the messages.
+"""
 
 from __future__ import annotations
 

@@ -5,5 +5,6 @@
     requests    counts and histograms of the requests that have ended
     pools       addresses and attachments, counted in a thread from time to time
     one_shot    requests that found no server, counted by the plugin files
+    pool_watch  logs when the addresses of a range run out
     registry    the values of all metrics, for the Prometheus client
 """

@@ -22,10 +22,10 @@ from fastcni.server.web.listener import Page
 if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.server.cluster.upkeep import ClusterUpkeep
-    from fastcni.server.hosts import Hosts
     from fastcni.server.latest import Latest
-    from fastcni.server.request_queue import RequestQueue
-    from fastcni.server.restoring import Restoring
+    from fastcni.server.requests.hosts import Hosts
+    from fastcni.server.requests.request_queue import RequestQueue
+    from fastcni.server.restoring.restorer import Restoring
 
     Sample = tuple[tuple[str, ...], Any]        # (label values, number), of a histogram (label values, Histogram)
 

@@ -10,7 +10,7 @@ from threading import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fastcni.server.records import Ended
+    from fastcni.server.records.ended import Ended
 
 # Seconds: upper ends of the histograms' buckets, both included
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.5, 5.0,

@@ -26,8 +26,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from fastcni import __version__
-from fastcni.server import secrets
-from fastcni.server.records import DECLINED, NAMES
+from fastcni.server.records import secrets
+from fastcni.server.records.ended import DECLINED, NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

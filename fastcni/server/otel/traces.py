@@ -17,7 +17,7 @@ from fastcni.daemon.listening import ListenError
 
 if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
-    from fastcni.server.records import Ended, Phase
+    from fastcni.server.records.ended import Ended, Phase
     from fastcni.server.service import Server
 
 MAX_WAITING = 4096              # requests whose spans are not sent yet

@@ -15,7 +15,7 @@ from fastcni.daemon.log import few
 from fastcni.kernel import nft, nft_elements, nft_rules, wire
 from fastcni.kit.firewall import backends
 from fastcni.kit.firewall.elements import mark_of
-from fastcni.server.restore_states import (
+from fastcni.server.restoring.restore_states import (
     COMPLETE,
     CURRENT,
     DELAYED,

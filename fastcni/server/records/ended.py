@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from fastcni.server.request_queue import Call
-    from fastcni.server.stories import Steps
+    from fastcni.server.records.stories import Steps
+    from fastcni.server.requests.request_queue import Call
 
     Phase = tuple[int | str, int, int]      # what it was, when it began (perf_counter_ns()), nanoseconds that it took
 

@@ -16,13 +16,13 @@ from collections import deque
 from threading import Lock
 from time import monotonic
 
-from fastcni.server.slots import Running, Slots
+from fastcni.server.requests.slots import Running, Slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastcni.server.protocol import Connection, Message
+    from fastcni.server.requests.protocol import Connection, Message
 
     Key = tuple[str, str]
 

@@ -9,7 +9,7 @@ from time import monotonic
 
 from fastcni._abandoned import note_running
 from fastcni.kit.call.deadlines import STALL_S
-from fastcni.server import protocol
+from fastcni.server.requests import protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ipam.cluster.contract import Store
     from fastcni.server.cluster.upkeep import ClusterUpkeep
-    from fastcni.server.facts import Facts
-    from fastcni.server.grouped_deletes import GroupedDeletes
-    from fastcni.server.protocol import Message
-    from fastcni.server.workers import Answer
+    from fastcni.server.requests.facts import Facts
+    from fastcni.server.requests.grouped_deletes import GroupedDeletes
+    from fastcni.server.requests.protocol import Message
+    from fastcni.server.requests.workers import Answer
 
 T = TypeVar("T")
 

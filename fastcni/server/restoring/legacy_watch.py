@@ -8,11 +8,11 @@ from errno import ENOENT
 
 from fastcni.kernel import netns, xtables
 from fastcni.kit.firewall.iptables import LEGACY_TABLES
-from fastcni.server.iptables_watch import CHAINS, FILTER, FORWARD, PREFIX, chain_name
+from fastcni.server.restoring.iptables_watch import CHAINS, FILTER, FORWARD, PREFIX, chain_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fastcni.server.iptables_watch import IptablesWatch
+    from fastcni.server.restoring.iptables_watch import IptablesWatch
 
     Where = tuple[int, str]
 

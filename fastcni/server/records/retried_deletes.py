@@ -4,12 +4,12 @@ the one that succeeds."""
 from __future__ import annotations
 
 from fastcni.server.bounded import forget_oldest
-from fastcni.server.records import DECLINED
+from fastcni.server.records.ended import DECLINED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
-    from fastcni.server.records import Ended
+    from fastcni.server.records.ended import Ended
 
 MAX_FAILED = 1024               # DELs that are remembered; beyond them the oldest is forgotten
 

@@ -22,17 +22,17 @@ from fastcni.daemon.log import RateLimited
 from fastcni.handle import Reply, error_document, handle
 from fastcni.kernel import netns, waiting
 from fastcni.kit.call.deadlines import REQUEST_S
-from fastcni.server import acceptor, protocol
-from fastcni.server.records import ABANDONED, CALLER_GONE, DECLINED, FAULT, code_of
+from fastcni.server.records.ended import ABANDONED, CALLER_GONE, DECLINED, FAULT, code_of
+from fastcni.server.requests import acceptor, protocol
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
     from fastcni.daemon.background import Background
-    from fastcni.server.acceptor import Acceptor
-    from fastcni.server.configurations import Configurations
-    from fastcni.server.hosts import Hosts
-    from fastcni.server.request_queue import Call, RequestQueue
+    from fastcni.server.requests.acceptor import Acceptor
+    from fastcni.server.requests.configurations import Configurations
+    from fastcni.server.requests.hosts import Hosts
+    from fastcni.server.requests.request_queue import Call, RequestQueue
 
 LOGGED_PHASES = ("ipam", "netlink", "nftables")
 FAULT_PAUSE_S = 0.05            # seconds of pause after an exception in _next()

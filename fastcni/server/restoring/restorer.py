@@ -15,13 +15,13 @@ from time import monotonic, sleep
 from fastcni.daemon.background import start_thread
 from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import netns
-from fastcni.server.namespace_watch import NoWatch, Watch
-from fastcni.server.replay import name_thread
+from fastcni.server.restoring.namespace_watch import NoWatch, Watch
+from fastcni.server.restoring.replay import name_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
-    from fastcni.server.replay import Run
+    from fastcni.server.restoring.replay import Run
 
 # Seconds: announcements of this time are read together, and no ADD shares the processor with this thread
 GATHER_S = 0.02

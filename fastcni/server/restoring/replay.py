@@ -12,7 +12,7 @@ from time import monotonic
 
 from fastcni.daemon.backoff import MAX_DELAY_S, Backoff
 from fastcni.kernel import netns
-from fastcni.server.restore_states import (
+from fastcni.server.restoring.restore_states import (
     BEGUN,
     ENDED,
     IDLE,
@@ -25,7 +25,7 @@ from fastcni.server.restore_states import (
     RUNNING,
     Machine,
 )
-from fastcni.server.table_mirror import OWN_NAME
+from fastcni.server.restoring.table_mirror import OWN_NAME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.runtime.records import Attachment
     from fastcni.runtime.restore import Restored
-    from fastcni.server.iptables_watch import IptablesWatch
-    from fastcni.server.table_mirror import TableMirror
+    from fastcni.server.restoring.iptables_watch import IptablesWatch
+    from fastcni.server.restoring.table_mirror import TableMirror
 
     DeletedAt = Callable[[Attachment], float]
     Run = Callable[[DeletedAt], Restored]

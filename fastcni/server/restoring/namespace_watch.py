@@ -10,19 +10,19 @@ from fastcni._netlink import Batch, attributes
 from fastcni.daemon.backoff import Backoff
 from fastcni.kernel import deletions, netns, nft, uapi, wire
 from fastcni.kit.call import names
-from fastcni.server.iptables_watch import IptablesWatch
-from fastcni.server.legacy_watch import LegacyWatch
-from fastcni.server.neighbour_watch import NeighbourWatch
-from fastcni.server.replay import Replay
-from fastcni.server.restore_states import DROPPED, FAULT, INTERRUPTED, READ, STALE, Machine
-from fastcni.server.table_mirror import WHOLE_TABLE, TableMirror
+from fastcni.server.restoring.iptables_watch import IptablesWatch
+from fastcni.server.restoring.legacy_watch import LegacyWatch
+from fastcni.server.restoring.neighbour_watch import NeighbourWatch
+from fastcni.server.restoring.replay import Replay
+from fastcni.server.restoring.restore_states import DROPPED, FAULT, INTERRUPTED, READ, STALE, Machine
+from fastcni.server.restoring.table_mirror import WHOLE_TABLE, TableMirror
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kit.call.mode import Mode
     from fastcni.runtime.records import Attachment
-    from fastcni.server.request_queue import Call
-    from fastcni.server.restoring import Restoring
+    from fastcni.server.requests.request_queue import Call
+    from fastcni.server.restoring.restorer import Restoring
 
 RETRY_S = 0.1                   # if nftables has changed while the server read it
 BUFFER_BYTES = 4 << 20          # of announcements

@@ -14,13 +14,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from fastcni.kernel import netns
-from fastcni.server.facts import Facts
-from fastcni.server.grouped_deletes import GroupedDeletes
-from fastcni.server.mode import WarmMode
+from fastcni.server.requests.facts import Facts
+from fastcni.server.requests.grouped_deletes import GroupedDeletes
+from fastcni.server.requests.mode import WarmMode
 
 if TYPE_CHECKING:
     from fastcni.server.cluster.upkeep import ClusterUpkeep
-    from fastcni.server.restoring import Restoring
+    from fastcni.server.restoring.restorer import Restoring
 
 KEEP_S = 10.0                   # since the last request
 MAX_NAMESPACES = 64             # namespaces besides the server's; a request from a further one goes one-shot

@@ -21,10 +21,10 @@ from fastcni import plugins
 from fastcni._run_token import await_event, await_message
 from fastcni.daemon.log import RateLimited
 from fastcni.handle import error_document
-from fastcni.server import protocol
-from fastcni.server.protocol import Connection
-from fastcni.server.records import Records
-from fastcni.server.request_queue import LIGHT_COMMANDS, Call
+from fastcni.server.records.ended import Records
+from fastcni.server.requests import protocol
+from fastcni.server.requests.protocol import Connection
+from fastcni.server.requests.request_queue import LIGHT_COMMANDS, Call
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.daemon.wakeup import Wakeup
     from fastcni.server.cpu_latency import LatencyRequest
-    from fastcni.server.protocol import Message
-    from fastcni.server.request_queue import RequestQueue
+    from fastcni.server.requests.protocol import Message
+    from fastcni.server.requests.request_queue import RequestQueue
 
 REQUEST_DELAY_MS = 1            # milliseconds: the request usually follows the connection within this time
 ACCEPT_RETRY_S = 0.05

@@ -29,14 +29,15 @@ from threading import Lock
 from time import monotonic, time
 from typing import Any
 
-from fastcni.server import control, stories
-from fastcni.server.records import NAMES
+from fastcni.server import control
+from fastcni.server.records import stories
+from fastcni.server.records.ended import NAMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastcni.server.records import Ended, Phase
+    from fastcni.server.records.ended import Ended, Phase
 
 NAME = "fastcni-history"        # with the characters of a plugin's name, and no plugin has it
 DEFAULT_SIZE = 1024

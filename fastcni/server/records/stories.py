@@ -14,12 +14,12 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import Any
 
-from fastcni.server import secrets
+from fastcni.server.records import secrets
 from fastcni.spec import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fastcni.server.records import Ended
+    from fastcni.server.records.ended import Ended
 
     Step = tuple[int, str, bytes]       # perf_counter_ns(); ">" sent, "<" received, "!" a text; the bytes
 

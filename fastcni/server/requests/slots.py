@@ -12,14 +12,14 @@ from time import monotonic
 
 from fastcni._run_token import give_token, take_token
 from fastcni.kernel import waiting
-from fastcni.server.records import Phases
-from fastcni.server.stories import Steps
+from fastcni.server.records.ended import Phases
+from fastcni.server.records.stories import Steps
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fastcni.server.request_queue import Call, RequestQueue
+    from fastcni.server.requests.request_queue import Call, RequestQueue
 
 HANGS_S = 1.0
 STUCK_S = 5.0                   # thirty runs of iptables, one after another, take two seconds
@@ -35,7 +35,7 @@ class Running(waiting.Request):
     """A call that runs, for the waits of its thread.
 
     kind: what it waits for, "" while it works. since: when it began that, in monotonic seconds. phases: see
-    server/records.py.
+    server/records/ended.py.
     """
 
     def __init__(self, queue: RequestQueue, call: Call) -> None:
