@@ -7,12 +7,12 @@ import click
 from fastcni.cli import inventory
 from fastcni.cli.node_options import node_command
 from fastcni.cli.output import for_people, put_document
-from fastcni.node import documents
-from fastcni.node.adopt import FAILED
-from fastcni.node.adopt import adopt as run_adopt
-from fastcni.node.attachments import Places, collect
-from fastcni.node.inspect import find, inspect_one
-from fastcni.node.records import STATES
+from fastcni.node.attachments import documents
+from fastcni.node.attachments.adopt import FAILED
+from fastcni.node.attachments.adopt import adopt as run_adopt
+from fastcni.node.attachments.inspect import find, inspect_one
+from fastcni.node.attachments.inventory import Places, collect
+from fastcni.node.attachments.records import STATES
 
 
 @click.command(name="list")

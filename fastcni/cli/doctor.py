@@ -16,9 +16,9 @@ from fastcni.cli.output import for_people, put_document
 from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs
 from fastcni.cli.show import printable
 from fastcni.daemon.listening import PATH
-from fastcni.node.attachments import Places
-from fastcni.node.doctor import CHECKS, Diagnosis, diagnose, node_of
-from fastcni.node.findings import ERROR, plural
+from fastcni.node.attachments.inventory import Places
+from fastcni.node.checks.doctor import CHECKS, Diagnosis, diagnose, node_of
+from fastcni.node.checks.findings import ERROR, plural
 
 
 @click.command()
@@ -40,7 +40,7 @@ def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, b
     found = diagnose(node)
     written = []
     if bundle:
-        from fastcni.node.bundle import write
+        from fastcni.node.checks.bundle import write
 
         written = write(bundle, node, found)
     if for_people(as_json):

@@ -5,9 +5,9 @@ import click
 from fastcni.cli import inventory
 from fastcni.cli.node_options import node_command
 from fastcni.cli.output import for_people, put_document
-from fastcni.node import documents
-from fastcni.node import explain as explanations
-from fastcni.node.attachments import Places
+from fastcni.node.attachments import documents
+from fastcni.node.attachments import explain as explanations
+from fastcni.node.attachments.inventory import Places
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

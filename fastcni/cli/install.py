@@ -8,7 +8,7 @@ import click
 
 from fastcni.cli.output import for_people, put_document
 from fastcni.cli.show import printable, wrapped
-from fastcni.node.findings import plural
+from fastcni.node.checks.findings import plural
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

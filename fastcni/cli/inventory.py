@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fastcni.cli.show import printable
-from fastcni.node.adopt import FAILED, WOULD_BUILD, Adoption
-from fastcni.node.explain import Explanation
-from fastcni.node.inspect import Details, HostLink
-from fastcni.node.records import GO, GONE, ORPHANED, RUNNING, STATES, Inventory, NodeAttachment
+from fastcni.node.attachments.adopt import FAILED, WOULD_BUILD, Adoption
+from fastcni.node.attachments.explain import Explanation
+from fastcni.node.attachments.inspect import Details, HostLink
+from fastcni.node.attachments.records import GO, GONE, ORPHANED, RUNNING, STATES, Inventory, NodeAttachment
 from fastcni.spec import json
 
 SHORT_ID = 12

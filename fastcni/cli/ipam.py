@@ -14,16 +14,16 @@ from fastcni.cli import inventory, ipam_text
 from fastcni.cli.node_options import node_command
 from fastcni.cli.output import for_people, put_document
 from fastcni.cli.show import printable
-from fastcni.node import cluster_documents as documents
-from fastcni.node import explain as explanations
-from fastcni.node import import_whereabouts as importing
-from fastcni.node.attachments import Places, collect
-from fastcni.node.cluster_ipam import HeldBlock, Place, node_views, places_of
-from fastcni.node.cluster_repair import Forgetting, forget, plan_forget
-from fastcni.node.cluster_repair import release as run_release
-from fastcni.node.cluster_site import Site, grids, open_site
-from fastcni.node.documents import attachment
-from fastcni.node.whereabouts import ranges_of
+from fastcni.node.attachments import explain as explanations
+from fastcni.node.attachments.documents import attachment
+from fastcni.node.attachments.inventory import Places, collect
+from fastcni.node.cluster import documents
+from fastcni.node.cluster import import_whereabouts as importing
+from fastcni.node.cluster.repair import Forgetting, forget, plan_forget
+from fastcni.node.cluster.repair import release as run_release
+from fastcni.node.cluster.site import Site, grids, open_site
+from fastcni.node.cluster.survey import HeldBlock, Place, node_views, places_of
+from fastcni.node.cluster.whereabouts import ranges_of
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -12,11 +12,11 @@ from rich.text import Text
 from fastcni.cli.inventory import age, put, put_row
 from fastcni.cli.show import printable
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, KEPT, LOST, QUARANTINE, REFUSED, SHARED
-from fastcni.node.cluster_ipam import HeldBlock, Holder, NodeView, Place, Survey, sentence
-from fastcni.node.cluster_repair import Forgetting
-from fastcni.node.explain import Explanation
-from fastcni.node.findings import plural, some
-from fastcni.node.import_whereabouts import Plan
+from fastcni.node.attachments.explain import Explanation
+from fastcni.node.checks.findings import plural, some
+from fastcni.node.cluster.import_whereabouts import Plan
+from fastcni.node.cluster.repair import Forgetting
+from fastcni.node.cluster.survey import HeldBlock, Holder, NodeView, Place, Survey, sentence
 
 STYLES = {ALIVE: "green", LOST: "yellow", DEAD: "red", ACTIVE: "green", QUARANTINE: "red", SHARED: "", KEPT: "yellow",
           ASKED: "yellow", REFUSED: "red"}

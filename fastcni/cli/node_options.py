@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fastcni.node.attachments import Places
+from fastcni.node.attachments.inventory import Places
 from fastcni.runtime.cache import DEFAULT_DIR
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
 

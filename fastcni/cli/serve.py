@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.agent.metrics import AgentCollector
     from fastcni.dhcp.daemon import Daemon
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.node.activity_source import Source
+    from fastcni.node.activity.source import Source
     from fastcni.server.metrics.pools import Counted
     from fastcni.server.web.status_page import Ask, Document
 
@@ -106,18 +106,20 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
     def configured() -> Iterable[Keys]:
         """The networks in the configuration directory, those of the attachments that runtimes cached, and the other
         spaces that this node has joined."""
-        from fastcni.node import address_dirs, caches, cluster_state, confs  # imported here, after the server is ready
+        from fastcni.node import confs
+        from fastcni.node.attachments import address_dirs, caches
+        from fastcni.node.cluster import state  # imported here, after the server is ready
 
         files = confs.read_quietly(DEFAULT_CONF_DIR, [])
         cached = {it.config for it in cache.attachments()}
         values = [*confs.values_of(confs.networks(files)), *map(caches.read_config, cached)]
         found = [*read_configured(values)]
         places = {place_of(keys) for keys in found}
-        joined = cluster_state.used(address_dirs.cluster_dirs(values), [])
+        joined = state.used(address_dirs.cluster_dirs(values), [])
         return [*found, *(keys for keys in joined if place_of(keys) not in places)]
 
     def count() -> "Counted":
-        from fastcni.node.pools import count  # imported here, at the first scrape
+        from fastcni.node.activity.pools import count  # imported here, at the first scrape
 
         return count(DEFAULT_CONF_DIR, cache.results())
 
@@ -128,7 +130,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
         def make() -> "Document":
             nonlocal source
             if not source:
-                from fastcni.node.activity_source import Source  # imported here, when someone looks
+                from fastcni.node.activity.source import Source  # imported here, when someone looks
 
                 source = Source(describe, ask, count)
             source.poll()
@@ -138,8 +140,8 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
 
     def make_topology() -> "Document":
         """The status page's document of this node."""
-        from fastcni.node.attachments import Places  # imported here, when someone looks
-        from fastcni.node.topology import document
+        from fastcni.node.attachments.inventory import Places  # imported here, when someone looks
+        from fastcni.node.attachments.topology import document
 
         return document(Places(DEFAULT_CONF_DIR, (cache_dir or DEFAULT_DIR,)))
 

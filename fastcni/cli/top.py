@@ -15,8 +15,9 @@ from fastcni.cli.output import for_people, put_document
 from fastcni.cli.terminal import ENTER, ERASE, ESCAPE, Terminal
 from fastcni.cli.top_frame import SORTS, View, frame
 from fastcni.daemon.listening import PATH
-from fastcni.node import activity, activity_source
-from fastcni.node.pools import count
+from fastcni.node.activity import source as activity_source
+from fastcni.node.activity import summary
+from fastcni.node.activity.pools import count
 from fastcni.runtime.cache import DEFAULT_DIR, Cache
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.server import status
@@ -95,7 +96,7 @@ def watch(source: Source, view: View, console: Console, interval: float) -> None
         with Terminal(console) as terminal:
             seen, polled = source.view(), time.monotonic()
             while True:
-                terminal.draw(partial(frame, activity.document(*seen, view.chosen), view))
+                terminal.draw(partial(frame, summary.document(*seen, view.chosen), view))
                 keys = terminal.wait(polled + interval - time.monotonic())
                 if not all(press(key, view) for key in keys):
                     return

@@ -1,4 +1,4 @@
-"""A frame of `fastcni top`: the document of node/activity.py as lines of text that fit a terminal.
+"""A frame of `fastcni top`: the document of node/activity/summary.py as lines of text that fit a terminal.
 
 80x24 is enough for it. Nothing is said by colour alone.
 """

@@ -12,7 +12,7 @@ import click
 
 from fastcni.cli.show import printable
 from fastcni.daemon.listening import PATH
-from fastcni.node import netlink_text, story_text
+from fastcni.node.activity import netlink_text, story_text
 from fastcni.server.records import history
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

@@ -10,15 +10,15 @@ from fastcni.cli.node_options import node_command
 from fastcni.cli.output import for_people, put_document
 from fastcni.cli.settings import plugin_dirs
 from fastcni.cli.show import printable, wrapped
-from fastcni.node.findings import plural
+from fastcni.node.checks.findings import plural
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
     from fastcni.launcher.uninstall import Uninstalled
-    from fastcni.node.attachments import Places
-    from fastcni.node.own_state import Holder
-    from fastcni.node.uninstall import Report, State
+    from fastcni.node.attachments.inventory import Places
+    from fastcni.node.own.state import Holder
+    from fastcni.node.own.uninstall import Report, State
 
 MAX_SHOWN = 10                  # pods in the report for people
 
@@ -44,7 +44,7 @@ def uninstall(places: "Places", bin_dir: str, unit_dir: str | None, socket: str,
     """
     from fastcni.launcher import systemd
     from fastcni.launcher.install import InstallError
-    from fastcni.node import uninstall as node
+    from fastcni.node.own import uninstall as node
 
     if wait_for_pods and dry_run:
         raise click.UsageError("--wait changes the node, --dry-run does not")

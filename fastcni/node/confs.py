@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastcni.node.denied import denied
+from fastcni.node.checks.denied import denied
 from fastcni.runtime import discover
 from fastcni.runtime.errors import ConfError
 from fastcni.runtime.parse import list_of_plugin, parse_plugin

@@ -12,7 +12,7 @@ from fastcni.dhcp.links import presence_of, unix_time
 from fastcni.kernel import sysctl
 from fastcni.kernel.presence import GONE
 from fastcni.kit.dhcp.rpc import SOCKET_PATH
-from fastcni.node.address_dirs import sections
+from fastcni.node.attachments.address_dirs import sections
 from fastcni.spec import address
 
 FOLDER = STATE_DIR

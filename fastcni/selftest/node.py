@@ -11,7 +11,7 @@ from functools import partial
 
 from fastcni.kernel import sysctl, wire
 from fastcni.kit.links import bridges, find
-from fastcni.node.namespaces import addresses
+from fastcni.node.attachments.namespaces import addresses
 from fastcni.node.ranges import ranges_of
 from fastcni.runtime import CNI, NetworkList
 from fastcni.runtime.parse import flattened

@@ -17,8 +17,8 @@ from fastcni.kit.ipam.cluster.node_state import MadeSpace
 from fastcni.kit.ipam.cluster.stores.http import REQUEST_TIMEOUT_S
 from fastcni.kit.ipam.cluster.stores.local import key_of
 from fastcni.kit.ipam.store import Store
-from fastcni.node.adopt import adopt
-from fastcni.node.attachments import Places
+from fastcni.node.attachments.adopt import adopt
+from fastcni.node.attachments.inventory import Places
 from fastcni.server.cluster.times import Times
 from fastcni.server.former_boot import release_addresses
 from fastcni.spec.config import Section

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from fastcni.cli import entry_point
-from fastcni.node import address_dirs, dhcp_leases, pod_files
-from fastcni.node.attachments import Places
+from fastcni.node import dhcp_leases
+from fastcni.node.attachments import address_dirs, pod_files
+from fastcni.node.attachments.inventory import Places
 from fastcni.runtime import CNI, RuntimeConf
 from fastcni.runtime.exec import Exec, InProcess
 

@@ -5,8 +5,8 @@ import pytest
 from fastcni.cli import top_frame
 from fastcni.cli.top import press
 from fastcni.cli.top_frame import SORTS, View, frame
-from fastcni.node import activity
-from fastcni.node.activity import Recent, document, percentile
+from fastcni.node.activity import summary
+from fastcni.node.activity.summary import Recent, document, percentile
 from fastcni.server.metrics.pools import Pool
 
 NOW = 1_763_900_000.0
@@ -64,7 +64,7 @@ def test_a_percentile_is_the_nearest_rank(values, share, expected):
 def test_rates_and_times_by_command_and_phase():
     found = document(sample(
         *(entry(at, at * 1.0, phases=[("netlink", 0.25), ("netlink", 0.25), ("ipam", at)]) for at in range(1, 101)),
-        *(entry(at, 1.0, command="DEL") for at in range(101, 121))), activity.Node())
+        *(entry(at, 1.0, command="DEL") for at in range(101, 121))), summary.Node())
     assert (found["requests"], found["perSecond"], found["seconds"], found["failed"]) == (120, 2.0, 60.0, 0)
     assert of(found["commands"], command="ADD") == {
         "command": "ADD", "requests": 100, "perSecond": 1.67, "failed": 0, "p50Ms": 50.5, "p99Ms": 99.5, "maxMs": 100.5}
@@ -77,12 +77,12 @@ def test_rates_and_times_by_command_and_phase():
 
 
 def test_old_requests_do_not_count():
-    found = document(sample(entry(1, ago=61), entry(2, ago=59)), activity.Node())
+    found = document(sample(entry(1, ago=61), entry(2, ago=59)), summary.Node())
     assert [it["number"] for it in found["slowest"]] == [2]
 
 
 def test_the_figures_cover_no_time_before_the_server_was_there():
-    found = document(sample(entry(1, ago=5), entry(2, ago=5)), activity.Node({"uptimeSeconds": 10.0, "pid": 812}))
+    found = document(sample(entry(1, ago=5), entry(2, ago=5)), summary.Node({"uptimeSeconds": 10.0, "pid": 812}))
     assert (found["seconds"], found["perSecond"]) == (10.0, 0.2)
 
 
@@ -90,7 +90,7 @@ def test_errors_by_code_and_what_has_no_time():
     found = document(sample(
         entry(1, 0.0, outcome="11", queue_ms=60_000.0, network="net-b"), entry(2, outcome="11"), entry(3, outcome="7"),
         entry(4, outcome="declined"), entry(5, outcome="caller_gone"), entry(6), entry(7, outcome="101")),
-        activity.Node())
+        summary.Node())
     assert [(it["outcome"], it["requests"]) for it in found["errors"]] == [
         ("11", 2), ("101", 1), ("7", 1), ("caller_gone", 1), ("declined", 1)]
     assert of(found["errors"], outcome="11")["text"] == "try again later"
@@ -103,7 +103,7 @@ def test_errors_by_code_and_what_has_no_time():
 def test_networks_with_requests_with_attachments_and_with_pools():
     pools = (Pool("host-local", "net-a", "10.1.0.0/24", 10, 90), Pool("host-local", "net-a", "v6", 1, 9**9),
              Pool("host-local", "net-c", "none", 3))
-    node = activity.Node({}, pools, {"net-a": 4, "net-b": 1})
+    node = summary.Node({}, pools, {"net-a": 4, "net-b": 1})
     found = document(sample(entry(1), entry(2, network="net-d")), node)
     assert [(it["network"], it["attachments"]) for it in found["networks"]] == [
         ("net-a", 4), ("net-d", 0), ("net-b", 1), ("net-c", 0)]
@@ -115,7 +115,7 @@ def test_networks_with_requests_with_attachments_and_with_pools():
 def test_a_filter_is_for_network_and_container():
     one = sample(entry(1, network="net-a", container="web-1"), entry(2, network="net-a", container="db"),
                  entry(3, network="web"))
-    found = document(one, activity.Node({}, (Pool("host-local", "net-b", "r", 1, 1),), {"net-b": 1}), "web")
+    found = document(one, summary.Node({}, (Pool("host-local", "net-b", "r", 1, 1),), {"net-b": 1}), "web")
     assert [it["number"] for it in found["slowest"]] == [1, 3]
     assert {it["network"] for it in found["networks"]} == {"net-a", "web"}
     assert found["pools"] == []
@@ -138,11 +138,11 @@ def test_what_was_lost_between_polls_counts_in_the_rate_and_is_told():
     recent.poll(NOW)
     ring.add(*map(entry, range(2, 62)))
     recent.poll(NOW)
-    found = document(recent.sample(NOW), activity.Node())
+    found = document(recent.sample(NOW), summary.Node())
     assert (found["requests"], found["lost"], found["perSecond"]) == (6, 55, round(61 / 60, 2))
     text = frame(found, View(), 80, 24).plain
     assert "A sample: 55 requests left the server's history unread" in text
-    assert document(recent.sample(NOW + 61), activity.Node())["lost"] == 0
+    assert document(recent.sample(NOW + 61), summary.Node())["lost"] == 0
 
 
 @pytest.mark.parametrize("failed", [[], [1, 2]])
@@ -152,20 +152,20 @@ def test_a_full_history_at_the_first_poll_shortens_the_time(failed):
     ring.failed = [entry(at, ago=30 - at, outcome="11") for at in failed]
     recent = Recent(ring.ask)
     recent.poll(NOW)
-    found = document(recent.sample(NOW), activity.Node())
+    found = document(recent.sample(NOW), summary.Node())
     assert (found["lost"], found["requests"]) == (0, 5)
     assert found["seconds"] == 14.0         # number 16 is the oldest that is left
 
 
 def test_a_bounded_number_of_requests_is_kept(monkeypatch):
-    monkeypatch.setattr(activity, "MAX_REQUESTS", 10)
+    monkeypatch.setattr(summary, "MAX_REQUESTS", 10)
     ring = Ring()
     recent = Recent(ring.ask)
     ring.add(*(entry(at, ago=40 - at) for at in range(1, 9)))
     recent.poll(NOW)
     ring.add(*(entry(at, ago=40 - at) for at in range(9, 17)))
     recent.poll(NOW)
-    found = document(recent.sample(NOW), activity.Node())
+    found = document(recent.sample(NOW), summary.Node())
     assert (found["requests"], found["seconds"]) == (10, 33.0)      # number 7 is the oldest that is left
 
 
@@ -180,7 +180,7 @@ def test_a_server_that_was_restarted_is_read_from_its_beginning():
 
 
 LONG = [f"a-network-with-a-long-name-{at}" for at in range(9)]
-BUSY_NODE = activity.Node(
+BUSY_NODE = summary.Node(
     {"version": "0.1.0", "pid": 812, "uptimeSeconds": 9e5, "running": 32, "waiting": 1024, "queueSize": 1024,
      "workers": 32},
     tuple(Pool("host-local", name, "10.100.100.100-10.100.200.200", 10**6, at) for at, name in enumerate(LONG)),
@@ -201,7 +201,7 @@ def busy():
                                   View(typing="x", chosen="a" * 50, frozen=True, trouble="t" * 99)])
 @pytest.mark.parametrize("what", [busy, sample])
 def test_a_frame_fits_its_terminal(columns, lines, view, what):
-    found = document(what(), BUSY_NODE if what is busy else activity.Node(), view.chosen if what is busy else "")
+    found = document(what(), BUSY_NODE if what is busy else summary.Node(), view.chosen if what is busy else "")
     text = frame(found, view, columns, lines)
     rows = text.split("\n", allow_blank=True)
     assert len(rows) <= lines
@@ -217,16 +217,16 @@ def test_a_frame_of_80x24_has_all_parts():
 
 
 def test_a_wide_frame_has_the_meaning_of_codes_and_the_ids_of_requests():
-    found = document(sample(entry(17, outcome="11")), activity.Node())
+    found = document(sample(entry(17, outcome="11")), summary.Node())
     for columns, there in ((80, False), (105, True)):
         text = frame(found, View(), columns, 24).plain
         assert ("try again later" in text, "ab12-17" in text) == (there, there)
-    longest = document(sample(entry(1, phases=[("nftables", 2.0)])), activity.Node())
+    longest = document(sample(entry(1, phases=[("nftables", 2.0)])), summary.Node())
     assert "nftables\n" in frame(longest, View(), 80, 24, keys=False).plain + "\n"
 
 
 def test_control_characters_of_callers_do_not_reach_the_terminal():
-    found = document(sample(entry(1, container="\x1b[2J", network="\r\n\x9b", plugin="\x07")), activity.Node())
+    found = document(sample(entry(1, container="\x1b[2J", network="\r\n\x9b", plugin="\x07")), summary.Node())
     text = frame(found, View(), 80, 24).plain
     assert not set(text) & set("\x1b\r\x9b\x07")
 
@@ -244,7 +244,7 @@ def test_keys_sort_filter_freeze_and_quit():
 
 
 def test_each_key_sorts_the_networks():
-    node = activity.Node({}, (Pool("host-local", "net-b", "r", 9, 1),), {"net-c": 7})
+    node = summary.Node({}, (Pool("host-local", "net-b", "r", 9, 1),), {"net-c": 7})
     found = document(sample(entry(1, network="net-z"), entry(2, network="net-z"),
                             entry(3, network="net-y", outcome="7", ms=1.0), entry(4, 9.0, network="net-x")), node)
     first = {}

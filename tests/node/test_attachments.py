@@ -19,10 +19,11 @@ from fastcni.kernel.rtnl import Link
 from fastcni.kit.call import names
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
-from fastcni.node import address_dirs, caches, confs, iptables, namespaces, pod_files, tables
-from fastcni.node.attachments import Places, collect
-from fastcni.node.merge import Facts, Group, merge
-from fastcni.node.records import ADDRESS_FILE, CACHE, ELEMENT, FASTCNI, HostPort, Sighting
+from fastcni.node import confs
+from fastcni.node.attachments import address_dirs, caches, iptables, namespaces, pod_files, tables
+from fastcni.node.attachments.inventory import Places, collect
+from fastcni.node.attachments.merge import Facts, Group, merge
+from fastcni.node.attachments.records import ADDRESS_FILE, CACHE, ELEMENT, FASTCNI, HostPort, Sighting
 from fastcni.testing.namespaces import needs_root, run
 from fastcni.testing.witnesses import eventually
 

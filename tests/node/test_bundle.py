@@ -6,7 +6,7 @@ import tarfile
 import pytest
 from node.conftest import LIST
 
-from fastcni.node.bundle import own_lines
+from fastcni.node.checks.bundle import own_lines
 from fastcni.server.records.secrets import HIDDEN, hide
 
 

@@ -12,10 +12,15 @@ from fastcni.dhcp.lease import Lease, Owner
 from fastcni.dhcp.lease_files import LeaseFiles
 from fastcni.kernel import presence, sysctl
 from fastcni.kit.ipam.cluster.released import boottime
-from fastcni.node import address_dirs, checks_cluster, checks_dhcp, dhcp_leases, own_files, uninstall
-from fastcni.node.doctor import node_of
-from fastcni.node.findings import ERROR, WARNING
-from fastcni.node.uninstall import State
+from fastcni.node import dhcp_leases
+from fastcni.node.attachments import address_dirs
+from fastcni.node.checks import cluster as checks_cluster
+from fastcni.node.checks import dhcp as checks_dhcp
+from fastcni.node.checks.doctor import node_of
+from fastcni.node.checks.findings import ERROR, WARNING
+from fastcni.node.own import files as own_files
+from fastcni.node.own import uninstall
+from fastcni.node.own.uninstall import State
 
 HOUR_S = 3600.0
 

@@ -5,9 +5,9 @@ from node.conftest import LIST
 
 from fastcni.cli.inventory import age, short_ids, size
 from fastcni.kit.ipam.store import Store
-from fastcni.node.adopt import gc_command
-from fastcni.node.attachments import Places
-from fastcni.node.records import Cached, Inventory, NodeAttachment
+from fastcni.node.attachments.adopt import gc_command
+from fastcni.node.attachments.inventory import Places
+from fastcni.node.attachments.records import Cached, Inventory, NodeAttachment
 from fastcni.testing.namespaces import needs_root, run
 
 LONG_ID = "8f" * 32

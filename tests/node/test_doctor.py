@@ -8,12 +8,15 @@ import pytest
 from node.conftest import LIST, diagnosed, one
 
 from fastcni.kernel.presence import ALIVE
-from fastcni.node import checks_conf, checks_kernel, checks_state, confs
-from fastcni.node.attachments import Seen
-from fastcni.node.doctor import CHECKS, diagnose
-from fastcni.node.findings import ERROR, WARNING, Node
-from fastcni.node.merge import Facts, merge
-from fastcni.node.records import CACHE, Cached, Sighting
+from fastcni.node import confs
+from fastcni.node.attachments.inventory import Seen
+from fastcni.node.attachments.merge import Facts, merge
+from fastcni.node.attachments.records import CACHE, Cached, Sighting
+from fastcni.node.checks import conf as checks_conf
+from fastcni.node.checks import kernel as checks_kernel
+from fastcni.node.checks import state as checks_state
+from fastcni.node.checks.doctor import CHECKS, diagnose
+from fastcni.node.checks.findings import ERROR, WARNING, Node
 from fastcni.testing.namespaces import needs_root, run
 
 STATS = "entries  allocs table_fulls\n{:08x}  00000001 {:08x}\n{:08x}  00000001 00000000\n"

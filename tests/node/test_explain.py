@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from fastcni.kit.call import names
-from fastcni.node import listeners
+from fastcni.node.attachments import listeners
 from fastcni.testing.namespaces import needs_root, run
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from fastcni.kit.ipam.cluster.contract import ACTIVE, HELD, SHARED, Node, Single
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.whereabouts_pools import Allocation, Pool, Reservation, Whereabouts
-from fastcni.node import cluster_site
-from fastcni.node.cluster_ipam import survey
-from fastcni.node.import_whereabouts import apply, blocks_to_share, make_plan
-from fastcni.node.whereabouts import Source, ranges_of, read_given
+from fastcni.node.cluster import site
+from fastcni.node.cluster.import_whereabouts import apply, blocks_to_share, make_plan
+from fastcni.node.cluster.survey import survey
+from fastcni.node.cluster.whereabouts import Source, ranges_of, read_given
 
 
 def pool(range_, given, network=""):
@@ -42,7 +42,7 @@ def store(tmp_path):
 def run(store, *pools, headroom=1, **more):
     """Import; return (plan, texts on what was lost)."""
     source = source_of(*pools, **more)
-    grids = cluster_site.grids(store, ranges_of(source), dry_run=False)
+    grids = site.grids(store, ranges_of(source), dry_run=False)
     plan = make_plan(source, survey(store), grids, 1000.0, headroom)
     return plan, apply(store, plan)
 
@@ -142,7 +142,7 @@ def test_a_block_that_a_node_claims_meanwhile_is_named_and_nothing_is_given_twic
 
 def test_a_dry_run_writes_nothing(store):
     source = source_of(POOL)
-    grids = cluster_site.grids(store, ranges_of(source), dry_run=True)
+    grids = site.grids(store, ranges_of(source), dry_run=True)
     assert make_plan(source, survey(store), grids, 1.0).blocks[0] == ("default", "10.5.0.0/28")
     assert store.blocks() == [] and store.grid("default", {}) == {}
 

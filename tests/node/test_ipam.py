@@ -9,7 +9,8 @@ from fastcni.kit.ipam.address_files import owner_of
 from fastcni.kit.ipam.cluster import node_state
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, HELD, KEPT, QUARANTINE, REFUSED, Single, Use
 from fastcni.kit.ipam.cluster.stores import open_store
-from fastcni.node import cluster_site, confs
+from fastcni.node import confs
+from fastcni.node.cluster import site
 from fastcni.spec.address import read_ip
 
 HERE, OTHER = "node-a", "node-with-a-rather-long-name-1.example.org"
@@ -289,7 +290,7 @@ class Files:
     """This node's own files of the space: with `give`, an address is held as by an ADD."""
 
     def __init__(self, cluster):
-        (net,) = cluster_site.networks_of(confs.networks(confs.read_folder(str(cluster.folders.conf))))
+        (net,) = site.networks_of(confs.networks(confs.read_folder(str(cluster.folders.conf))))
         self.keys = net.keys
 
     def give(self, ip, container, pod="ns/web-0"):

@@ -7,7 +7,7 @@ import pytest
 from node.test_ipam import HERE, Cluster
 
 from fastcni.kit.ipam.cluster import flat_file
-from fastcni.node import address_dirs
+from fastcni.node.attachments import address_dirs
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from node.test_import_whereabouts import POOL, source_of
 from node.test_ipam import HERE, Cluster
 
 from fastcni.kit.ipam.cluster import conf, stores
-from fastcni.node import cluster_site
+from fastcni.node.cluster import site
 from fastcni.runtime.key_recorder import KeyRecorder
 from fastcni.spec.config import Section
 
@@ -107,7 +107,7 @@ def test_the_page_shows_all_commands():
 def test_every_command_of_the_page_works(page_cluster, fastcni, monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(click, "confirm", lambda *text, abort: None)
-    monkeypatch.setattr(cluster_site.Site, "read_whereabouts", lambda *args: source_of(POOL))
+    monkeypatch.setattr(site.Site, "read_whereabouts", lambda *args: source_of(POOL))
     failed = {}
     for line in SHOWN:
         answer = fastcni(*shlex.split(line)[1:])

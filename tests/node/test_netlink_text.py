@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, uapi
-from fastcni.node.netlink_text import lines
+from fastcni.node.activity.netlink_text import lines
 
 IFINFO = struct.Struct("=BxHiII")
 

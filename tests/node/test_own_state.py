@@ -7,10 +7,12 @@ import pytest
 from fastcni.agent import masquerade
 from fastcni.agent.policy import ruleset as policy_ruleset
 from fastcni.kernel import deletions
-from fastcni.node import own_files, own_tables, uninstall
-from fastcni.node.attachments import Places
-from fastcni.node.own_state import OwnState
-from fastcni.node.records import GONE, RUNNING, NodeAttachment
+from fastcni.node.attachments.inventory import Places
+from fastcni.node.attachments.records import GONE, RUNNING, NodeAttachment
+from fastcni.node.own import files as own_files
+from fastcni.node.own import tables as own_tables
+from fastcni.node.own import uninstall
+from fastcni.node.own.state import OwnState
 from fastcni.runtime.mode import SharedMode
 from fastcni.testing import needs_root
 from fastcni.testing.namespaces import run
@@ -41,7 +43,7 @@ def test_the_kernel_refuses_to_delete_a_table_that_an_add_has_just_used(host, mo
             run("nft", "add", "table", "inet", "theirs")
         return found
 
-    marked = own_tables.own_state.marked
+    marked = own_tables.state.marked
 
     def look_and_add(mode):
         found = marked(mode)
@@ -50,7 +52,7 @@ def test_the_kernel_refuses_to_delete_a_table_that_an_add_has_just_used(host, mo
         return found
 
     monkeypatch.setattr(deletions, "generation", come_between)
-    monkeypatch.setattr(own_tables.own_state, "marked", look_and_add)
+    monkeypatch.setattr(own_tables.state, "marked", look_and_add)
     removed = own_tables.remove_tables(mode)
     assert len(asked) == 2
     if then == "another table":

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from fastcni.node.pools import count
+from fastcni.node.activity.pools import count
 from fastcni.server.metrics.pools import Pool
 
 

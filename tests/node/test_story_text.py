@@ -7,7 +7,7 @@ import pytest
 
 from fastcni._netlink import Batch
 from fastcni.kernel import uapi
-from fastcni.node import story_text
+from fastcni.node.activity import story_text
 
 SENT = Batch().begin(uapi.RTM_NEWLINK, 0, struct.pack("=BxHiII", 0, 0, 7, 1, 1), "x").finish().hex()
 

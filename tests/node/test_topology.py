@@ -6,9 +6,9 @@ import namespace_files
 import pytest
 
 from fastcni.kernel.rtnl import Link
-from fastcni.node import topology
-from fastcni.node.records import Cached, NodeAttachment
-from fastcni.node.topology import NONE, ROUTED, ROUTES, UNKNOWN, Parent, parent_of
+from fastcni.node.attachments import topology
+from fastcni.node.attachments.records import Cached, NodeAttachment
+from fastcni.node.attachments.topology import NONE, ROUTED, ROUTES, UNKNOWN, Parent, parent_of
 from fastcni.testing.namespaces import needs_root, run
 
 
@@ -73,7 +73,7 @@ def test_a_pod_on_a_bridge(host, pod_netns, monkeypatch):
     run("ip", "address", "add", "192.0.2.10/24", "dev", "uplink")
     host.add("c1", pod_netns(), ports=[(8080, 80)])
     for name in ("look_at_iptables", "namespaces"):
-        monkeypatch.setattr(f"fastcni.node.attachments.{name}", None)
+        monkeypatch.setattr(f"fastcni.node.attachments.inventory.{name}", None)
     found = topology.document(host.places)
     (it,) = found["attachments"]
     assert (it["parent"], it["state"], it["ports"]) == ("br0", "running", ["8080/tcp -> 10.88.0.2:80"])

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from fastcni.cli.commands import cli
-from fastcni.node.doctor import CHECKS
+from fastcni.node.checks.doctor import CHECKS
 from fastcni.testing.namespaces import needs_root, run
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -21,8 +21,8 @@ from fastcni.bench.web_page import web_page
 from fastcni.cli.top import Source
 from fastcni.cli.top_frame import View, frame
 from fastcni.launcher.install import install
-from fastcni.node import topology
-from fastcni.node.attachments import Places
+from fastcni.node.attachments import topology
+from fastcni.node.attachments.inventory import Places
 from fastcni.server.web import address
 from fastcni.server.web.site import Site
 from fastcni.server.web.status_page import StatusPage

@@ -11,11 +11,11 @@ import pytest
 from fastcni.agent.files import CONFLISTS
 from fastcni.cli import entry_point
 from fastcni.kit.call.search import EI_PAD, MARK
-from fastcni.node import uninstall
-from fastcni.node.caches import types_of
-from fastcni.node.checks_state import masquerades
+from fastcni.node.attachments.caches import types_of
+from fastcni.node.attachments.records import RUNNING, Cached, NodeAttachment
+from fastcni.node.checks.state import masquerades
+from fastcni.node.own import uninstall
 from fastcni.node.ranges import ranges_of
-from fastcni.node.records import RUNNING, Cached, NodeAttachment
 from fastcni.runtime import discover, fusing, load_list_file
 from fastcni.runtime.errors import ConfError
 from fastcni.spec.errors import CniError

@@ -11,7 +11,7 @@ import pytest
 
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, HELD, KEPT, REFUSED, Single, StoreAway
 from fastcni.kit.ipam.cluster.stores.local import LocalStore
-from fastcni.node import cluster_state
+from fastcni.node.cluster import state as cluster_state
 from fastcni.server.cluster.times import NEVER
 from fastcni.testing.witnesses import eventually
 

@@ -19,10 +19,10 @@ from fastcni.cli.inventory import print_list
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.firewall import iptables
-from fastcni.node import checks_kernel
-from fastcni.node.attachments import Places, collect
-from fastcni.node.doctor import node_of
-from fastcni.node.findings import ERROR
+from fastcni.node.attachments.inventory import Places, collect
+from fastcni.node.checks import kernel as checks_kernel
+from fastcni.node.checks.doctor import node_of
+from fastcni.node.checks.findings import ERROR
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.restore import restore
 from fastcni.testing.witnesses import eventually

@@ -1,8 +1,8 @@
 """The status page: one HTML document, and the JSON that its script reads. `--http` adds it to a server.
 
     /               the page
-    /status.json    what `fastcni top` shows, see node/activity.py
-    /topology.json  the attachments of this node, see node/topology.py
+    /status.json    what `fastcni top` shows, see node/activity/summary.py
+    /topology.json  the attachments of this node, see node/attachments/topology.py
 
 Threads make both documents, and only when a client asks.
 """

@@ -9,7 +9,8 @@ import pytest
 from agent.policy.pods import ADDRESSES
 from agent.policy.test_service import DB, WEB_ONLY, allowed, node, running  # noqa: F401 - fixtures
 
-from fastcni.node import checks_policy, pod_policies
+from fastcni.node import pod_policies
+from fastcni.node.checks import policy as checks_policy
 from fastcni.runtime import parse
 from fastcni.testing.witnesses import eventually
 

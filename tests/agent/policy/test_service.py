@@ -21,7 +21,8 @@ from fastcni.kernel import conntrack, sysctl
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo
-from fastcni.node import checks_policy, pod_policies
+from fastcni.node import pod_policies
+from fastcni.node.checks import policy as checks_policy
 from fastcni.plugins import policy as plugin
 from fastcni.runtime import parse
 from fastcni.spec.errors import CniError

@@ -1,0 +1,89 @@
+"""How many addresses each range has given out, and how many attachments each network has, for the server's metrics.
+
+Only names are read: no address file and no cached result is opened, and no lock is taken. The server runs this beside
+its requests, so it pauses often. docs/metrics.md says what is not counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from time import monotonic, sleep
+
+from fastcni.kit.ipam.address_files import address_of
+from fastcni.kit.ipam.ranges import Range
+from fastcni.node import confs
+from fastcni.node.attachments.address_dirs import data_dirs, networks
+from fastcni.node.ranges import ranges_of
+from fastcni.server.metrics.pools import MAX_POOLS, UNKNOWN, Counted, Pool
+from fastcni.server.metrics.requests import MAX_NETWORKS, OTHER, text
+
+STEP, PAUSE_S = 256, 0.001      # names that are handled without a pause; together some 0.2 ms
+
+
+def count(conf_dir: str, results: str) -> Counted:
+    """Count the addresses of host-local, and the attachments in `results`, a folder of libcni's result cache.
+
+    The ranges are those of the configurations in conf_dir. Folders and files that cannot be read count as empty.
+    """
+    nets = confs.networks(confs.read_quietly(conf_dir, []))
+    ranges: dict[str, list[Range]] = {}
+    for one in ranges_of(nets):
+        ranges.setdefault(one.folder, []).append(one.range)
+    folders = {f"{where.rstrip('/')}/{name}": name
+               for where in data_dirs(confs.values_of(nets)) for name in networks(where, [])}
+    folders |= {folder: os.path.basename(folder) for folder in ranges}
+    pools = [pool for folder, name in list(folders.items())[:MAX_POOLS]
+             for pool in pools_of(name, folder, ranges.get(folder, []))]
+    found = attachments(results, [net.name for net in nets] + [*folders.values()])
+    return Counted(tuple(pools), found, monotonic())
+
+
+def pools_of(network: str, folder: str, ranges: list[Range]) -> list[Pool]:
+    """The pools of one folder. Addresses in no range are a pool without a size."""
+    held, elsewhere = [0] * len(ranges), 0
+
+    def note(name: str) -> None:
+        nonlocal elsewhere
+        packed = address_of(name)
+        if packed is None:
+            return
+        for at, one in enumerate(ranges):
+            if one.contains(packed):
+                held[at] += packed != one.gateway
+                return
+        elsewhere += 1
+
+    handle(names_in(folder), note)
+    pools = [Pool("host-local", network, str(one), number, max(0, one.size() - number))
+             for one, number in zip(ranges, held, strict=True)]
+    return pools + [Pool("host-local", network, UNKNOWN, elsewhere)] * bool(elsewhere)
+
+
+def attachments(results: str, known: Iterable[str]) -> dict[str, int]:
+    """{network: attachments}, by the names of the files: NETWORK-CONTAINERID-IFNAME. All three may have hyphens, so the
+    longest known network counts; without one it is "other"."""
+    names = sorted(dict.fromkeys(known), key=len, reverse=True)[:MAX_NETWORKS]
+    found = {text(name): 0 for name in names}
+
+    def note(file: str) -> None:
+        network = next((text(name) for name in names if file.startswith(f"{name}-")), OTHER)
+        found[network] = found.get(network, 0) + 1
+
+    handle(names_in(results), note)
+    return found
+
+
+def names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def handle(names: list[str], note: Callable[[str], None]) -> None:
+    """Call note(name) for each name, with pauses for the server's requests."""
+    for at, name in enumerate(names, 1):
+        note(name)
+        if not at % STEP:
+            sleep(PAUSE_S)

@@ -1,0 +1,40 @@
+"""Where the document of activity.py comes from: a server's answers, and counts of this node's files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastcni.node.activity import summary
+from fastcni.server.metrics.pools import COUNT_S, Counted, cluster_pools
+
+
+class Source:
+    """What top and the status page show. describe(): the server's status. ask(after): its history's answer; None if it
+    keeps none. count(): see node/activity/pools.py."""
+
+    def __init__(self, describe: Callable[[], dict[str, Any]], ask: Callable[[int], dict[str, Any]] | None,
+                 count: Callable[[], Counted]) -> None:
+        self.describe, self.count = describe, count
+        self.recent, self.counted = summary.Recent(ask) if ask else None, Counted()
+        self.server: dict[str, Any] = {}
+        self.now = time.time()
+
+    def poll(self) -> None:
+        """Read what is new. Raises what describe() and ask() raise."""
+        self.server = self.describe()
+        if self.recent:
+            self.recent.poll(time.time())
+        self.now = time.time()
+        if not self.counted.moment or time.monotonic() - self.counted.moment > COUNT_S:
+            self.counted = self.count()
+
+    def view(self) -> tuple[summary.Sample, summary.Node]:
+        """What a document is made of. It does not change with the next poll()."""
+        pools = (*self.counted.pools, *cluster_pools(self.server.get("cluster", ())))
+        sample = self.recent.sample(self.now) if self.recent else summary.Sample((), self.now, self.now)
+        return sample, summary.Node(self.server, pools, self.counted.attachments)
+
+    def document(self, chosen: str) -> dict[str, Any]:
+        return summary.document(*self.view(), chosen)

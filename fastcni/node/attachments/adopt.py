@@ -1,0 +1,116 @@
+"""The adoption of a node: the attachments that fastcni recognises, and indexes of host-local's folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fastcni import plugins, third_party
+from fastcni.kit.ipam.store import SPACE_FOLDER, Store
+from fastcni.node.attachments.inventory import Places, look
+from fastcni.node.attachments.merge import merge
+from fastcni.node.attachments.records import ADDRESS_FILE, GONE, ORPHANED, RUNNING, UNKNOWN, Inventory, NodeAttachment
+from fastcni.spec.errors import CniError
+
+DEFAULT_PLACES = Places()
+INDEX = ".fastcni.index"
+BUILT, WOULD_BUILD, FAILED = "built", "would be built", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An attachment, and whether fastcni can check and delete it. why: why not, or what to note; "" if all is well."""
+
+    attachment: NodeAttachment
+    owned: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedFolder:
+    """The folder of a host-local network. addresses: how many files it has. state: BUILT, WOULD_BUILD or FAILED."""
+
+    path: str
+    addresses: int
+    state: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """The outcome of adopt()."""
+
+    inventory: Inventory
+    verdicts: tuple[Verdict, ...]
+    folders: tuple[IndexedFolder, ...]
+
+
+def adopt(places: Places, *, dry_run: bool = False) -> Adoption:
+    """Judge every attachment, and build the index of each network's address files unless dry_run is set.
+
+    The index is a file beside host-local's (kit/ipam/store.py). The Go plugins ignore it. Nothing else is changed.
+    """
+    seen = look(places)
+    inventory = merge(seen.facts)
+    third_party.register()
+    known = {*plugins.BUILT_IN, *(plugin.kind for plugin in third_party.find() if not plugin.problem)}
+    held: dict[str, int] = {}
+    for it in seen.facts.sightings:
+        folder = os.path.dirname(it.place)
+        if it.kind == ADDRESS_FILE and not os.path.exists(f"{folder}/{SPACE_FOLDER}"):
+            held[folder] = held.get(folder, 0) + 1
+    return Adoption(inventory, tuple(judge(it, known, inventory, places) for it in inventory.attachments),
+                    tuple(index(folder, held[folder], dry_run) for folder in sorted(held)))
+
+
+def judge(it: NodeAttachment, known: Collection[str], inventory: Inventory, places: Places) -> Verdict:
+    """Whether fastcni can check and delete an attachment."""
+    foreign = [kind for kind in it.plugins if kind not in known]
+    if foreign:
+        return Verdict(it, False, f"fastcni has no plugin {' and '.join(foreign)}: keep that plugin until the pod ends")
+    if it.state in (ORPHANED, GONE):
+        return Verdict(it, True, f"{it.why}; `{gc_command(inventory, it.network, places)}` releases it")
+    if not it.network:
+        return Verdict(it, False, "nothing names its network")
+    if not it.cached:
+        return Verdict(it, True, "no cached result: the runtime has to send its configuration with DEL, as usual")
+    if not it.cached.config:
+        return Verdict(it, True, "its cache file has no configuration: CHECK and DEL use the present one")
+    return Verdict(it, True, "")
+
+
+def gc_command(inventory: Inventory, network: str, places: Places = DEFAULT_PLACES) -> str:
+    """The command that releases what is left on a network. It asks first if it knows no living pod there.
+
+    It names the pods that live and are not in the first cache directory, the one of gc, and the folders if they are not
+    the usual ones.
+    """
+    found = [it for it in inventory.attachments if it.network == network]
+    cached = [it for it in found if it.cached and it.cached.path.startswith(f"{places.cache_dirs[0]}/")]
+    valid = [f"--valid {it.container_id}/{it.ifname or 'IFNAME'}" for it in found
+             if it not in cached and it.state in (RUNNING, UNKNOWN)]
+    words = valid if valid or cached else ["--all"]
+    if places.conf_dir != DEFAULT_PLACES.conf_dir:
+        words.append(f"--conf-dir {places.conf_dir}")
+    if places.cache_dirs != DEFAULT_PLACES.cache_dirs:
+        words += [f"--cache-dir {where}" for where in places.cache_dirs[:1]]
+    return " ".join(["fastcni gc", *words, network or "NET"])
+
+
+def index(folder: str, addresses: int, dry_run: bool) -> IndexedFolder:
+    """Build the index of a host-local folder, under its lock."""
+    if dry_run:
+        return IndexedFolder(folder, addresses, WOULD_BUILD)
+    data_dir, _, network = folder.rpartition("/")
+    warnings: list[str] = []
+    try:
+        with Store(data_dir, network, warnings.append) as store:
+            if store is None:
+                return IndexedFolder(folder, 0, FAILED, "the folder has vanished")
+            store.read_all()
+            addresses = len(store.index)
+    except CniError as e:
+        return IndexedFolder(folder, addresses, FAILED, e.msg)
+    trouble = [text for text in warnings if INDEX in text]
+    return IndexedFolder(folder, addresses, FAILED if trouble else BUILT, "; ".join(trouble))

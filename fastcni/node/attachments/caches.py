@@ -1,0 +1,114 @@
+"""Attachments in the result caches of runtimes: the files of every libcni version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastcni.node.attachments.records import CACHE, Cached, HostPort, Sighting
+from fastcni.plugins import chain
+from fastcni.runtime.cache import KIND, read_document, read_file
+from fastcni.spec import address, json
+from fastcni.spec import result as results
+from fastcni.spec.errors import CniError
+
+
+def read_folder(folder: str, unseen: list[str]) -> Iterator[tuple[Sighting, Cached]]:
+    """Yield what each file of a `results` folder tells. Texts on what cannot be read are added to `unseen`."""
+    try:
+        names = sorted(os.listdir(folder), key=os.fsencode)
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        unseen.append(f"result cache {folder}: {e.strerror}")
+        return
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            raw, since = read_file(path), os.stat(path).st_mtime
+            found = read(path, raw, since)
+        except FileNotFoundError:
+            continue                        # a DEL came in between
+        except (OSError, ValueError) as e:
+            unseen.append(f"result cache {path}: {getattr(e, 'strerror', None) or e}")
+            continue
+        if found:
+            yield found
+
+
+def read(path: str, raw: bytes, since: float) -> tuple[Sighting, Cached] | None:
+    """Read the bytes of a cache file; None for a file that is not of libcni. Raises ValueError for a damaged one.
+    """
+    document = read_document(raw, os.path.basename(path))
+    it = document.attachment
+    if document.kind not in (KIND, "") or not (it.network and it.container_id and it.ifname):
+        return None
+    values = json.read(raw)
+    result = read_result(values.get("result") if document.kind else values)
+    if not document.kind and not result:
+        return None
+    cached = Cached(path, it.netns, read_config(it.config), result, it.args, it.capability_args)
+    ips = tuple(addresses_of(result))
+    sighting = Sighting(CACHE, path, network=it.network, container_id=it.container_id, ifname=it.ifname,
+                        addresses=ips, ports=read_ports(it.capability_args, ips), links=it.host_links, since=since)
+    return sighting, cached
+
+
+def read_result(document: Any) -> Mapping[str, Any]:
+    """The result in version 1.1.0; {} if there is none, or one that cannot be read."""
+    if not isinstance(document, dict):
+        return {}
+    try:
+        return results.to_version(results.create_any(document), "1.1.0")
+    except (CniError, ValueError):
+        return {}
+
+
+def addresses_of(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the addresses of a result, without prefix lengths. Skip texts that are no address."""
+    for ip in result.get("ips", ()):
+        try:
+            yield address.ip_text(address.read_cidr(ip["address"])[0])
+        except ValueError:
+            continue
+
+
+def read_config(raw: bytes) -> Mapping[str, Any]:
+    """The configuration; {} if it is no JSON object."""
+    try:
+        values = json.read(raw) if raw else {}
+    except json.JsonError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def read_ports(capability_args: Mapping[str, Any], ips: tuple[str, ...]) -> tuple[HostPort, ...]:
+    """The port mappings that the runtime asked for; entries of other types are left out."""
+    found = []
+    mappings = capability_args.get("portMappings")
+    for it in mappings if isinstance(mappings, list) else ():
+        if not isinstance(it, dict) or not isinstance(it.get("hostPort"), int) or it["hostPort"] <= 0:
+            continue
+        host_ip = it.get("hostIP") if isinstance(it.get("hostIP"), str) else ""
+        host_ip = "" if host_ip in ("0.0.0.0", "::") else host_ip
+        to = next((ip for ip in ips if not host_ip or (":" in ip) == (":" in host_ip)), "")
+        port = it.get("containerPort")
+        found.append(HostPort(it["hostPort"], str(it.get("protocol") or "tcp").lower(), host_ip or "", to,
+                              port if isinstance(port, int) else 0))
+    return tuple(found)
+
+
+def types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The CNI types of a list or of a single plugin; an IPAM type stands behind its plugin."""
+    plugins = config.get("plugins")
+    found: list[str] = []
+    for plugin in plugins if isinstance(plugins, list) else [config]:
+        if isinstance(plugin, dict) and plugin.get("type") == chain.KIND:
+            found += [chain.KIND, *(types_of({"plugins": plugin["plugins"]}) if "plugins" in plugin else ())]
+            continue
+        ipam = plugin.get("ipam") if isinstance(plugin, dict) else None
+        for section in (plugin, ipam):
+            if isinstance(section, dict) and isinstance(section.get("type"), str) and section["type"]:
+                found.append(section["type"])
+    return tuple(found)

@@ -1,0 +1,206 @@
+"""Explain an address, a port, a link, a chain or a container id on this node: its meaning, and the attachment that owns
+it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastcni.kit.call import names
+from fastcni.kit.firewall import backends, masquerade_nftables, portmap_nftables_rules
+from fastcni.node import confs, pod_policies
+from fastcni.node.attachments import listeners
+from fastcni.node.attachments.inspect import matching
+from fastcni.node.attachments.inventory import Places, Seen, look
+from fastcni.node.attachments.links import VETH
+from fastcni.node.attachments.merge import merge
+from fastcni.node.attachments.records import Inventory, NodeAttachment
+from fastcni.node.cluster import site
+from fastcni.node.ranges import ranges_of
+from fastcni.runtime.parse import flattened
+from fastcni.spec import address
+
+SHORT_ID = 12                   # characters of a container id in a sentence
+ADDRESS, PORT, LINK, CHAIN, CONTAINER = "address", "port", "link", "chain", "container"
+PORT_TEXT = re.compile(r":?(\d{1,5})(?:/(tcp|udp|sctp))?", re.IGNORECASE)
+POD_CHAINS = {"CNI-DN-": "port mappings", "CNI-SN-": "source NAT of port mappings, of an old portmap", "CNI-": "ipMasq"}
+SHARED_CHAINS = {
+    "CNI-HOSTPORT-DNAT": "portmap: leads to the chain CNI-DN-... of each pod with port mappings",
+    "CNI-HOSTPORT-SETMARK": "portmap: marks packets that need masquerade",
+    "CNI-HOSTPORT-MASQ": "portmap: masquerades marked packets",
+    "CNI-FORWARD": "firewall: accepts packets from and to pods",
+    "CNI-ADMIN": "firewall: the administrator's own rules, before those of pods",
+    "CNI-ISOLATION-STAGE-1": "firewall: ingressPolicy of bridges",
+    "CNI-ISOLATION-STAGE-2": "firewall: ingressPolicy of bridges",
+    "hostports": "portmap: looks up host ports in the maps hostports4 and hostports6",
+    "hostport-prerouting": "portmap: packets from outside to an address of the node",
+    "hostport-output": "portmap: packets of the node to one of its addresses",
+    "hostport-postrouting": "portmap: masquerades what would otherwise be answered past the node",
+    "postrouting": "ipMasq: looks up pods in the maps pods4 and pods6",
+    "ingress-policy": "firewall: ingressPolicy of bridges",
+    "prerouting": "bridge: macspoofchk of the ports in the set guarded",
+    "addresses": "bridge: ipspoofchk of the ports in the set bound",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The explanation of one thing. kind: ADDRESS, PORT ... what: a sentence. owners: the attachments that it belongs
+    to."""
+
+    kind: str
+    what: str
+    owners: tuple[NodeAttachment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The facts from which the explanations are made."""
+
+    seen: Seen
+    inventory: Inventory
+    ask_stores: bool
+
+    def owners(self, owns: Callable[[NodeAttachment], bool]) -> tuple[NodeAttachment, ...]:
+        return tuple(it for it in self.inventory.attachments if owns(it))
+
+
+def explain(places: Places, text: str, *, ask_stores: bool = True) -> tuple[list[Explanation], Inventory]:
+    """Return all that `text` can mean on this node, and the inventory; no explanation: nothing is known of it.
+
+    ask_stores: for an address, also ask the store of a cluster-wide range, and the agent for network policies.
+    """
+    seen = look(places)
+    node = Node(seen, merge(seen.facts), ask_stores)
+    found = [it for kind in (explain_address, explain_port, explain_link, explain_chain, explain_container)
+             for it in kind(node, text)]
+    return found, node.inventory
+
+
+def explain_address(node: Node, text: str) -> Iterator[Explanation]:
+    """An address of a pod, of the node, or of a range."""
+    try:
+        packed = address.read_ip(text.partition("/")[0].strip("[]"))
+    except ValueError:
+        return
+    ip = address.ip_text(packed)
+    owners = node.owners(lambda it: ip in it.addresses)
+    if owners:
+        yield Explanation(ADDRESS, f"{ip} is the address of {those(owners)}", owners)
+    for note in node.seen.notes:
+        if note.path.endswith(f"/{ip}"):
+            yield Explanation(ADDRESS, f"{note.path} keeps {ip}: {note.why}")
+    for name, own in listeners.own_addresses():
+        if own == ip:
+            yield Explanation(ADDRESS, f"{ip} is an address of this node, on link {name}")
+    for it in ranges_of(confs.networks(node.seen.files)):
+        if packed == it.range.gateway:
+            yield Explanation(ADDRESS, f"{ip} is the gateway of network {it.network} ({it.range.network()})")
+        elif it.range.contains(packed):
+            held = "" if owners else "; no address file has it, so the next ADD may get it"
+            yield Explanation(ADDRESS, f"{ip} is in the range {it.range} of network {it.network} "
+                              f"(files in {it.folder}){held}")
+    if node.ask_stores:
+        yield from (Explanation(ADDRESS, one) for one in site.texts_on(confs.networks(node.seen.files), packed))
+        yield from (Explanation(ADDRESS, one) for one in pod_policies.texts_on(confs.networks(node.seen.files), ip))
+    for left in node.inventory.unowned:
+        if ip in left.addresses:
+            yield Explanation(ADDRESS, f"{left.place} has {ip}, and no attachment has that address")
+
+
+def explain_port(node: Node, text: str) -> Iterator[Explanation]:
+    """A host port: 8080, 8080/tcp, 192.0.2.1:8080."""
+    host_ip, _, rest = text.rpartition(":")
+    found = PORT_TEXT.fullmatch(rest)
+    if not found or not 0 < int(found[1]) < 65536:
+        return
+    host_ip, port, protocol = host_ip.strip("[]"), int(found[1]), (found[2] or "").lower()
+
+    def fits(it: NodeAttachment) -> bool:
+        return any(each.port == port and protocol in ("", each.protocol) and
+                   (not host_ip or each.host_ip in ("", host_ip)) for each in it.ports)
+
+    owners = node.owners(fits)
+    if owners:
+        mapped = sorted({str(each) for it in owners for each in it.ports if each.port == port})
+        yield Explanation(PORT, f"port {port} of this node leads to {those(owners)}: {', '.join(mapped)}", owners)
+    for kind, ip in listeners.listening(port, protocol):
+        yield Explanation(PORT, f"a process of this node listens on {port}/{kind}, address {ip}: `ss -lntup` shows it")
+
+
+def explain_link(node: Node, text: str) -> Iterator[Explanation]:
+    """A link of the host, or the link of a pod that is gone."""
+    links = node.seen.facts.links
+    link = next((it for it in links.values() if it.name == text), None)
+    owners = node.owners(lambda it: any(text in each.links for each in it.sightings) or text in it.links)
+    if link is None:
+        if owners:
+            yield Explanation(LINK, f"{text} was the link of {those(owners)}; it is not on this node any more", owners)
+        return
+    kind = link.kind or "physical or unknown kind"
+    if link.kind == "bridge":
+        ports = {it.name for it in links.values() if it.master == link.index}
+        members = node.owners(lambda it: bool(ports.intersection(it.links)))
+        used = [net.name for net in confs.networks(node.seen.files) for plugin in flattened(net.plugins)
+                if plugin.type == "bridge" and plugin.values.get("bridge", "cni0") == text]
+        of = f", the bridge of {those_networks(used)}" if used else ""
+        yield Explanation(LINK, f"{text} is a bridge{of}, with {len(ports)} {'port' if len(ports) == 1 else 'ports'}",
+                          members)
+    elif owners:
+        yield Explanation(LINK, f"{text} ({kind}, index {link.index}) leads to {those(owners)}", owners)
+    elif link.kind == "veth" and VETH.fullmatch(text):
+        yield Explanation(LINK, f"{text} is a veth whose name is of the form that CNI plugins use, and no attachment "
+                          "has it")
+    else:
+        yield Explanation(LINK, f"{text} is a link of this node ({kind}, index {link.index}); no attachment has it")
+
+
+def explain_chain(node: Node, text: str) -> Iterator[Explanation]:
+    """A chain of iptables or nftables, or a set of fastcni's tables."""
+    for prefix, what in POD_CHAINS.items():
+        owners = node.owners(lambda it: names.container_chain(
+            prefix, it.network, it.container_id) == text)          # noqa: B023 - called at once
+        if owners:
+            yield Explanation(CHAIN, f"{text} is the iptables chain of {those(owners)}, for {what}", owners)
+            return
+    if text in SHARED_CHAINS:
+        yield Explanation(CHAIN, f"{text} is shared by all pods. {SHARED_CHAINS[text]}")
+        return
+    for prefix, what in ((masquerade_nftables.SUBNET, "ipMasq"), (portmap_nftables_rules.FROM, "port mappings")):
+        if text.startswith(prefix):
+            yield Explanation(CHAIN, f"{text} is a chain of table fastcni, for {what} of the pods in one subnet")
+            return
+    places = {f"{store.table} {text}" for store in backends.stores() if text in store.sets}
+    if places:
+        owners = node.owners(lambda it: any(each.place.endswith(f" {place}") for each in it.sightings
+                                            for place in places))
+        yield Explanation(CHAIN, f"{text} is a set of fastcni's nftables table", owners)
+    elif re.fullmatch(r"CNI-(DN-|SN-)?[0-9a-f]{20,24}", text):
+        yield Explanation(CHAIN, f"{text} has the form of a pod's iptables chain, and no attachment here has that "
+                          "name: it was left by a pod, or the runtime's cache is elsewhere (--cache-dir)")
+
+
+def explain_container(node: Node, text: str) -> Iterator[Explanation]:
+    """A container id, or its beginning."""
+    owners = tuple(matching(node.inventory.attachments, text))
+    if owners and text.strip("/"):
+        yield Explanation(CONTAINER, f"{text} is {those(owners)}", owners)
+
+
+def those(owners: tuple[NodeAttachment, ...]) -> str:
+    """The attachments as text: "eth0 of container c1 in network net1"."""
+    if len(owners) > 2:
+        return f"{len(owners)} attachments"
+    return " and ".join(f"{it.ifname or 'an interface'} of container {it.container_id[:SHORT_ID]}"
+                        + (f" in network {it.network}" if it.network else "") for it in owners)
+
+
+def those_networks(found: list[str]) -> str:
+    return f"network {found[0]}" if len(found) == 1 else f"networks {', '.join(found)}"
+
+
+def document(it: Explanation, attachment: Callable[[NodeAttachment], dict[str, Any]]) -> dict[str, Any]:
+    """An explanation as a JSON value."""
+    return {"kind": it.kind, "what": it.what, "owners": [attachment(owner) for owner in it.owners]}

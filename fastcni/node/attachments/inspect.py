@@ -1,0 +1,95 @@
+"""Everything about one attachment: found by what an operator types, with its links, counters and configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastcni.kernel import wire
+from fastcni.kernel.rtnl import Link
+from fastcni.kit.links import find as find_links
+from fastcni.node.attachments.links import counters
+from fastcni.node.attachments.records import Inventory, NodeAttachment
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """A link of the host. counters: of the host's end, {} if it has vanished. master: the name of its bridge, or ""."""
+
+    name: str
+    index: int
+    kind: str
+    up: bool
+    mtu: int
+    mac: str
+    master: str
+    counters: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """links: of the host. config, result, capability_args, args: of the cache, {} and () without a file."""
+
+    links: tuple[HostLink, ...]
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]
+    capability_args: Mapping[str, Any]
+    args: tuple[tuple[str, str], ...]
+
+    def as_document(self) -> dict[str, Any]:
+        return {"links": [{"name": it.name, "index": it.index, "kind": it.kind, "up": it.up, "mtu": it.mtu,
+                           "mac": it.mac, "master": it.master or None, "counters": dict(it.counters)}
+                          for it in self.links],
+                "result": dict(self.result) or None, "config": dict(self.config) or None,
+                "capabilityArgs": dict(self.capability_args), "args": [list(pair) for pair in self.args]}
+
+
+def find(inventory: Inventory, text: str) -> NodeAttachment:
+    """The attachment of which `text` is the beginning of the container id, or CONTAINERID/IFNAME.
+
+    Raises CniError 4 if there is none, or more than one.
+    """
+    found = matching(inventory.attachments, text)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"no attachment of a container that begins with {text}",
+                       "`fastcni list` shows all; without root it may not see every one")
+    names = ", ".join(f"{it.container_id[:12]}/{it.ifname} ({it.network or 'unknown network'})" for it in found[:8])
+    more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+    raise CniError(errors.INVALID_ENVIRONMENT, f"{len(found)} attachments match {text}", f"they are {names}{more}")
+
+
+def matching(attachments: Iterable[NodeAttachment], text: str) -> list[NodeAttachment]:
+    """Return the attachments that `text` names; an id in full before ids that begin with it."""
+    container, _, ifname = text.partition("/")
+    found = [it for it in attachments if it.container_id.startswith(container) and ifname in ("", it.ifname)]
+    return [it for it in found if it.container_id == container] or found
+
+
+def inspect_one(it: NodeAttachment) -> Details:
+    """The Details of an attachment. Raises NetlinkError."""
+    cached = it.cached
+    links = host_links(it.links)
+    if not cached:
+        return Details(links, {}, {}, {}, ())
+    return Details(links, cached.config, cached.result, cached.capability_args, cached.args)
+
+
+def host_links(names: Iterable[str]) -> tuple[HostLink, ...]:
+    """The links of these names, without those that have vanished. Raises NetlinkError."""
+    sock = wire.open_socket()
+    try:
+        found = [link for link in (find_links.link(sock, name) for name in names) if link]
+        return tuple(host_link(sock, link) for link in found)
+    finally:
+        sock.close()
+
+
+def host_link(sock: wire.Socket, link: Link) -> HostLink:
+    master = find_links.link(sock, index=link.master) if link.master else None
+    return HostLink(link.name, link.index, link.kind, link.up, link.mtu, link.mac, master.name if master else "",
+                    counters(sock, link.index))

@@ -1,0 +1,155 @@
+"""The inventory: which attachments exist on this node. The one place that answers this question.
+
+    collect(Places())       reads the result caches, host-local's address files, nftables, iptables, links and network
+                            namespaces, and merges what they show
+
+It changes nothing. Without root it shows less; `Inventory.unseen` says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from fastcni.kernel import presence, uapi, wire
+from fastcni.kernel.rtnl import Link
+from fastcni.kit.links import find
+from fastcni.node import confs
+from fastcni.node.attachments import address_dirs, caches, drops, iptables, links, namespaces, pod_files, tables
+from fastcni.node.attachments.merge import Facts, merge
+from fastcni.node.attachments.records import Inventory
+from fastcni.runtime.cache import DEFAULT_DIR, Cache
+from fastcni.runtime.cni import DEFAULT_CONF_DIR
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where to look. cache_dirs: directories with a folder `results`. data_dirs: of host-local, besides those that the
+    configurations name. path: where programs are, separated by ":"; "": the usual folders. quick: enter no namespace
+    and run no program."""
+
+    conf_dir: str = DEFAULT_CONF_DIR
+    cache_dirs: tuple[str, ...] = (DEFAULT_DIR,)
+    data_dirs: tuple[str, ...] = ()
+    path: str = ""
+    quick: bool = False
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that the readers found: what merge() gets, the configuration files, and address files without owner."""
+
+    facts: Facts
+    files: list[confs.ConfFile]
+    notes: list[address_dirs.Note] = field(default_factory=list)
+    data_dirs: list[str] = field(default_factory=list)
+
+
+def collect(places: Places) -> Inventory:
+    """Return the inventory of this node, as the calling thread's network namespace shows it."""
+    return merge(look(places).facts)
+
+
+def look(places: Places) -> Seen:
+    """Run all readers. If a reader cannot read something, this is noted, and the other readers go on."""
+    unseen: list[str] = []
+    files = confs.read_quietly(places.conf_dir, unseen)
+    nets = confs.networks(files)
+    facts = Facts(state_of=presence.state_of, unseen=unseen, configured={
+        net.name: caches.types_of({"plugins": [plugin.values for plugin in net.plugins]}) for net in nets})
+    seen = Seen(facts, files)
+    for where in dict.fromkeys(places.cache_dirs):
+        for sighting, cached in caches.read_folder(Cache(where).results(), unseen):
+            facts.sightings.append(sighting)
+            facts.cached[sighting.network, sighting.container_id, sighting.ifname] = cached
+    configurations = [*confs.values_of(nets), *(it.config for it in facts.cached.values())]
+    seen.data_dirs = list(dict.fromkeys([*address_dirs.data_dirs(configurations), *places.data_dirs]))
+    for where in seen.data_dirs:
+        look_at_addresses(seen, where, address_dirs.read_owner)
+    for where in address_dirs.cluster_dirs(configurations):
+        look_at_addresses(seen, where, address_dirs.read_space_owner)
+    for kind, folder in pod_files.folders(configurations):
+        facts.sightings += pod_files.read_folder(kind, folder, unseen)
+    look_at_links(facts)
+    look_at_nftables(facts)
+    if places.quick:
+        return seen
+    look_at_iptables(facts, places.path)
+    look_at_drops(facts)
+    refused: list[str] = []
+    cached_paths = [it.netns for it in facts.cached.values() if it.netns]
+    facts.interfaces = namespaces.read_all(cached_paths, refused)
+    facts.blind = list(presence.unseen(cached_paths))
+    unseen += [*refused, *(f"network namespaces: {directory} {why}" for directory, why in facts.blind)]
+    facts.all_namespaces = not refused and not facts.blind and presence.sees_processes()
+    return seen
+
+
+def look_at_addresses(seen: Seen, data_dir: str, read: address_dirs.Reader) -> None:
+    """Read the address files of all networks, or spaces, in a dataDir."""
+    for network in address_dirs.networks(data_dir, seen.facts.unseen):
+        for found in address_dirs.read_folder(data_dir, network, seen.facts.unseen, read):
+            if isinstance(found, address_dirs.Note):
+                seen.notes.append(found)
+            else:
+                seen.facts.sightings.append(found)
+
+
+def look_at_links(facts: Facts) -> None:
+    """Read the host's links."""
+    with_socket(facts, "links", uapi.NETLINK_ROUTE, lambda sock: facts.links.update(by_index(find.all_links(sock))))
+    facts.sightings += links.read_links(facts.links.values())
+
+
+def by_index(found: list[Link]) -> Mapping[int, Link]:
+    return {link.index: link for link in found}
+
+
+def look_at_nftables(facts: Facts) -> None:
+    """Read nftables."""
+    def name_of(index: int) -> str:
+        link = facts.links.get(index)
+        return link.name if link else ""
+
+    def read(sock: wire.Socket) -> None:
+        facts.sightings += [*tables.read_elements(sock, name_of), *tables.read_rules(sock)]
+
+    facts.firewall = with_socket(facts, "nftables", uapi.NETLINK_NETFILTER, read)
+
+
+def look_at_iptables(facts: Facts, path: str) -> None:
+    """Read iptables, if nftables could be read."""
+    if not facts.firewall:
+        return                              # without permission iptables-save says the same, four times
+    for program in iptables.installed(iptables.VARIANTS, path) or iptables.installed(iptables.PROGRAMS, path):
+        family = "ip6tables" if "ip6tables" in program else "iptables"
+        try:
+            lines = facts.saved[program.rpartition("/")[2]] = iptables.save(program)
+            facts.sightings += iptables.read_lines(family, lines)
+        except iptables.Unusable as e:
+            facts.unseen.append(str(e))
+
+
+def look_at_drops(facts: Facts) -> None:
+    """Read which chains of nftables drop what pods forward, and which addresses are in fastcni's ipsets."""
+    def read(sock: wire.Socket) -> None:
+        facts.dropping += drops.of_nftables(sock)
+        if any("--match-set fastcni-forward" in line for lines in facts.saved.values() for line in lines):
+            facts.members |= drops.members(sock, {ip for it in facts.sightings for ip in it.addresses})
+
+    if facts.firewall:
+        with_socket(facts, "chains that drop forwarded packets", uapi.NETLINK_NETFILTER, read)
+
+
+def with_socket(facts: Facts, what: str, protocol: int, read: Callable[[wire.Socket], object]) -> bool:
+    """Call read(sock); note a refusal of the kernel. Return whether it worked."""
+    try:
+        sock = wire.open_socket(protocol)
+        try:
+            read(sock)
+        finally:
+            sock.close()
+    except OSError as e:
+        facts.unseen.append(f"{what}: {e}")
+        return False
+    return True

@@ -1,0 +1,41 @@
+"""Links of the host that lead to pods: read by rtnetlink, without root."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from errno import ENODEV
+
+from fastcni._netlink import Batch
+from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kernel.rtnl import Link
+from fastcni.kit.shaping.ifbs import MARK
+from fastcni.node.attachments.records import FASTCNI, LINK, Sighting
+from fastcni.node.attachments.tables import read_mark
+
+VETH = re.compile(r"veth[0-9a-f]{8}")           # both implementations' name of a veth pair's end on the host
+IFB = re.compile(r"bwp[0-9a-f]{12}")            # of the ifb of bandwidth
+COUNTERS = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
+
+
+def read_links(links: Iterable[Link]) -> Iterator[Sighting]:
+    """Yield a Sighting for each link whose name or alias is of a CNI plugin."""
+    for link in links:
+        if link.kind == "ifb" and IFB.fullmatch(link.name):
+            known = read_mark(link.alias.removeprefix(MARK)) if link.alias.startswith(MARK) else {}
+            yield Sighting(LINK, link.name, "ifb of bandwidth", known.get("network", ""), known.get("id", ""),
+                           known.get("ifname", ""), bool(known.get("cut")), known.get("hashes", ""),
+                           links=(link.name,), author=FASTCNI if known else "")
+        elif link.kind == "veth" and VETH.fullmatch(link.name):
+            yield Sighting(LINK, link.name, "veth", links=(link.name,))
+
+
+def counters(sock: wire.Socket, index: int) -> dict[str, int]:
+    """{name of rtnl_link_stats64: value} of a link, {} if it has vanished. Raises NetlinkError."""
+    batch = Batch().begin(uapi.RTM_GETLINK, uapi.NLM_F_ACK, rtnl.ifinfomsg(index), f"read counters of link {index}")
+    replies, refused = wire.attempt(sock, batch)
+    if refused:
+        if refused[0].errno == ENODEV:
+            return {}
+        raise refused[0]
+    return dict(zip(COUNTERS, rtnl.read_counters(replies[0][1], len(COUNTERS)), strict=False))

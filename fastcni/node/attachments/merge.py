@@ -1,0 +1,266 @@
+"""Which sightings belong to one attachment, and the state that follows from them. Reads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fastcni.kernel import presence
+from fastcni.kernel.rtnl import Link
+from fastcni.kit.call import names
+from fastcni.node.attachments import drops
+from fastcni.node.attachments.caches import types_of
+from fastcni.node.attachments.namespaces import Interface
+from fastcni.node.attachments.records import (
+    ADDRESS_FILE,
+    CACHE,
+    FILE,
+    GONE,
+    NAMESPACE,
+    ORPHANED,
+    RUNNING,
+    UNKNOWN,
+    Cached,
+    HostPort,
+    Inventory,
+    NodeAttachment,
+    Sighting,
+)
+
+Key = tuple[str, str, str]          # network, container id, ifname
+
+
+@dataclass(slots=True)
+class Facts:
+    """The facts that the readers found.
+
+    state_of: see kernel/presence.py. cached: what the caches have, by attachment. links: the host's, by index.
+    interfaces: those inside of namespaces. all_namespaces: no namespace was out of reach. blind: [(directory, why)] of
+    presence.unseen(). configured: {network: CNI types} of the configuration directory. firewall: nftables could be
+    read. saved: {program: what it printed} of iptables-save and the like. dropping: chains of nftables that drop what
+    pods forward. members: addresses in fastcni's ipsets.
+    """
+
+    state_of: Callable[[str, float], tuple[str, str]]
+    sightings: list[Sighting] = field(default_factory=list)
+    cached: dict[Key, Cached] = field(default_factory=dict)
+    links: dict[int, Link] = field(default_factory=dict)
+    interfaces: list[Interface] = field(default_factory=list)
+    all_namespaces: bool = False
+    blind: list[tuple[str, str]] = field(default_factory=list)
+    configured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unseen: list[str] = field(default_factory=list)
+    firewall: bool = False
+    saved: dict[str, list[str]] = field(default_factory=dict)
+    dropping: list[drops.Dropping] = field(default_factory=list)
+    members: set[str] = field(default_factory=set)
+
+    def chains_that_drop(self) -> list[drops.Dropping]:
+        """Return the chains of both kinds of iptables and of nftables that drop what pods forward."""
+        return [*drops.of_iptables(self.saved, self.members), *self.dropping]
+
+
+class Group:
+    """The sightings of one attachment. hashes: names.hashes() of it, or "" while its names are not complete."""
+
+    __slots__ = ("container_id", "cut", "hashes", "ifname", "network", "sightings")
+
+    def __init__(self, it: Sighting) -> None:
+        self.network, self.container_id, self.ifname, self.cut = it.network, it.container_id, it.ifname, it.cut
+        self.sightings: list[Sighting] = []
+        complete = bool(it.network and it.container_id and it.ifname and not it.cut)
+        self.hashes = names.hashes(it.network, it.container_id, it.ifname) if complete else it.hashes
+
+    @property
+    def key(self) -> Key:
+        return self.network, self.container_id, self.ifname
+
+    def has(self, it: Sighting) -> bool:
+        """Whether it may be this attachment, as far as the sighting says. A mark's text has no quotes."""
+        return (it.network in ("", self.network) and it.container_id in ("", self.container_id)
+                and it.ifname in ("", self.ifname))
+
+    def addresses(self) -> set[str]:
+        return {ip for it in self.sightings for ip in it.addresses}
+
+    def links(self) -> set[str]:
+        return {name for it in self.sightings for name in it.links}
+
+
+def merge(facts: Facts) -> Inventory:
+    """Return the inventory that the facts show."""
+    groups = group([it for it in facts.sightings if it.container_id])
+    interfaces = Interfaces(facts, groups)
+    for each in groups:
+        each.sightings += interfaces.of(each, facts.cached.get(each.key))
+    unowned = put_to_owners([it for it in facts.sightings if not it.container_id], groups)
+    kinds = {link.name: link.kind for link in facts.links.values()}
+    chains, masters = facts.chains_that_drop(), masters_of(facts)
+    found = [dropped(attachment(each, facts, kinds), chains, masters)
+             for each in sorted(groups, key=lambda each: each.key)]
+    return Inventory(tuple(found), tuple(unowned), tuple(dict.fromkeys(facts.unseen)))
+
+
+def group(sightings: Iterable[Sighting]) -> list[Group]:
+    """Group the sightings that name a container. Sightings that say more come first; the others join their groups."""
+    groups: list[Group] = []
+    by_hashes: dict[str, Group] = {}
+    by_container: dict[str, list[Group]] = {}
+    for it in sorted(sightings, key=vagueness):
+        known = by_hashes.get(it.hashes or exact(it))
+        if known:
+            known.sightings.append(it)
+            continue
+        several = [] if it.hashes or exact(it) else [
+            each for each in by_container.get(it.container_id, ()) if each.has(it)]
+        if not several:
+            several = [Group(it)]
+            groups += several
+            by_container.setdefault(it.container_id, []).extend(several)
+            if several[0].hashes:
+                by_hashes[several[0].hashes] = several[0]
+        for each in narrowed(several, it):
+            each.sightings.append(it)
+    return groups
+
+
+def put_to_owners(sightings: Iterable[Sighting], groups: list[Group]) -> list[Sighting]:
+    """Put sightings that name no container to the groups that share an address or a link. Return the others."""
+    by_thing: dict[str, list[Group]] = {}           # an address or the name of a link
+    for each in groups:
+        for thing in each.addresses() | each.links():
+            by_thing.setdefault(thing, []).append(each)
+    unowned = []
+    for it in sightings:
+        owners = [each for thing in (*it.addresses, *it.links) for each in by_thing.get(thing, ())]
+        for each in dict.fromkeys(owners):
+            each.sightings.append(it)
+        if not owners:
+            unowned.append(it)
+    return unowned
+
+
+def vagueness(it: Sighting) -> int:
+    """0 for a sighting that names its attachment, more for those that say less."""
+    return 0 if exact(it) else 1 if it.hashes else 2 if it.network else 3
+
+
+def exact(it: Sighting) -> str:
+    """The hashes of the attachment that a sighting names in full, else ""."""
+    if it.network and it.container_id and it.ifname and not it.cut:
+        return names.hashes(it.network, it.container_id, it.ifname)
+    return ""
+
+
+def narrowed(groups: list[Group], it: Sighting) -> list[Group]:
+    """Return the groups that share an address with the sighting; all if none does."""
+    return [each for each in groups if each.addresses().intersection(it.addresses)] or groups
+
+
+class Interfaces:
+    """The interfaces inside namespaces, found by namespace and by address.
+
+    holders: {address: the attachments that hold it by an address file or a cached result}. An address that another
+    attachment holds is no sign of this one: host-local has given it to a new pod.
+    """
+
+    def __init__(self, facts: Facts, groups: Iterable[Group]) -> None:
+        self.links = facts.links
+        self.holders: dict[str, set[Key]] = {}
+        for each in groups:
+            for ip in (ip for it in each.sightings if it.kind in (ADDRESS_FILE, CACHE) for ip in it.addresses):
+                self.holders.setdefault(ip, set()).add(each.key)
+        self.by_namespace: dict[str, list[Interface]] = {}
+        self.by_address: dict[str, list[Interface]] = {}
+        for it in facts.interfaces:
+            self.by_namespace.setdefault(it.namespace, []).append(it)
+            for ip in it.addresses if it.linked else ():
+                self.by_address.setdefault(ip, []).append(it)
+
+    def of(self, each: Group, cached: Cached | None) -> list[Sighting]:
+        """Sightings of the pod's interface: in the namespace of the cache, else in one that has its address."""
+        if cached and cached.netns:
+            found = self.by_namespace.get(cached.netns, [])
+        else:
+            found = [it for ip in each.addresses() if each.key in self.holders.get(ip, (each.key,))
+                     for it in self.by_address.get(ip, ())]
+        return [self.sighting(it) for it in dict.fromkeys(found) if each.ifname in ("", it.name)]
+
+    def sighting(self, it: Interface) -> Sighting:
+        host = self.links.get(it.peer)
+        leads = it.kind == host.kind == "veth" and host.peer == it.index if host else False
+        return Sighting(NAMESPACE, it.namespace, f"{it.name} {' '.join(it.addresses)}".strip(),
+                        links=(host.name,) if host and leads else (), alive=True)
+
+
+def attachment(each: Group, facts: Facts, kinds: Mapping[str, str]) -> NodeAttachment:
+    """The record of a group. kinds: {name: kind} of the host's links."""
+    cached = facts.cached.get(each.key)
+    order = (CACHE, NAMESPACE, ADDRESS_FILE, FILE)
+    sightings = sorted(each.sightings, key=lambda it: order.index(it.kind) if it.kind in order else len(order))
+    links = tuple(dict.fromkeys(name for it in sightings for name in it.links if kinds.get(name, "bridge") != "bridge"))
+    # A veth pair ends with its pod; an ifb stays.
+    state, why = state_of(each, cached, [name for name in links if kinds[name] == "veth"], facts)
+    authors = {it.author for it in sightings if it.author}
+    namespaces = [it.place for it in sightings if it.kind == NAMESPACE]
+    return NodeAttachment(
+        each.network, each.container_id, each.ifname, state, why,
+        cached.netns if cached and cached.netns else next(iter(namespaces), ""),
+        tuple(dict.fromkeys(ip for it in sightings for ip in it.addresses)), ports_of(sightings), links,
+        plugins_of(each, cached, facts), since_of(sightings), authors.pop() if len(authors) == 1 else "",
+        tuple(sightings), cached)
+
+
+def masters_of(facts: Facts) -> dict[str, str]:
+    """Return {name of a link: name of its bridge}."""
+    return {link.name: facts.links[link.master].name for link in facts.links.values() if link.master in facts.links}
+
+
+def dropped(it: NodeAttachment, chains: Sequence[drops.Dropping], masters: Mapping[str, str]) -> NodeAttachment:
+    """Return the record with the chains that do not let the pod through."""
+    if it.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(it.plugins):
+        return it
+    links = {*it.links, *(masters[name] for name in it.links if name in masters)}
+    found = dict.fromkeys(chain.name for chain in chains for ip in it.addresses if not chain.lets_through(ip, links))
+    return replace(it, dropped_by=tuple(found)) if found else it
+
+
+def plugins_of(each: Group, cached: Cached | None, facts: Facts) -> tuple[str, ...]:
+    """The CNI types of the configuration at ADD, else of the network's configuration now."""
+    return types_of(cached.config) if cached and cached.config else facts.configured.get(each.network, ())
+
+
+def state_of(each: Group, cached: Cached | None, links: Sequence[str], facts: Facts) -> tuple[str, str]:
+    """(state, why) of a group. links: names of its veth links on the host."""
+    why = ""
+    if cached:
+        known, why = facts.state_of(cached.netns, since_of(each.sightings))
+        if known == presence.ALIVE:
+            return RUNNING, why
+        if known == presence.GONE:
+            return GONE, why
+    for it in each.sightings:
+        if it.alive:
+            return RUNNING, (f"{it.place} has its address" if it.kind == NAMESPACE else
+                             f"its link {' '.join(it.links)} exists")
+    if links and not cached:
+        return RUNNING, f"its link {' '.join(links)} exists"
+    if cached:
+        return UNKNOWN, why
+    if facts.all_namespaces:
+        return ORPHANED, "no cached result, and no network namespace has its address"
+    return UNKNOWN, "no cached result, and not all network namespaces could be seen"
+
+
+def since_of(sightings: Iterable[Sighting]) -> float:
+    """When the attachment was added: the earliest time of its files, 0.0 without any."""
+    return min((it.since for it in sightings if it.since), default=0.0)
+
+
+def ports_of(sightings: Iterable[Sighting]) -> tuple[HostPort, ...]:
+    """The host ports, each once; what the firewall has says more than what the runtime asked for."""
+    found: dict[tuple[str, str, int, bool], HostPort] = {}
+    for it in sightings:
+        for port in it.ports:
+            found[port.protocol, port.host_ip, port.port, ":" in port.to] = port
+    return tuple(sorted(found.values()))

@@ -1,0 +1,71 @@
+"""Files that plugins keep for an attachment, besides host-local's: attributes of a link before ADD (tuning,
+host-device), and the configuration of flannel's delegate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fastcni.kit.links.attribute_backup import FOLDER as TUNING
+from fastcni.node.attachments.address_dirs import sections
+from fastcni.node.attachments.records import FASTCNI, FILE, Sighting
+from fastcni.plugins.flannel import DATA_DIR as FLANNEL
+from fastcni.plugins.host_device import FOLDER as HOST_DEVICE
+from fastcni.spec.config import is_name
+
+DEFAULTS = {"tuning": TUNING, "host-device": HOST_DEVICE, "flannel": FLANNEL}
+TEXTS = {"tuning": "attributes of the link before ADD", "host-device": "attributes of the link before ADD",
+         "flannel": "configuration of the delegate"}
+MARKS = ".fastcni"              # attribute_backup.py: <dataDir>/.fastcni/<network>/<container id>_<ifname>.json
+
+
+def folders(configurations: Iterable[Any]) -> list[tuple[str, str]]:
+    """(CNI type, folder) of each plugin that keeps such files, and the defaults; each once."""
+    configurations = list(configurations)
+    found = [*DEFAULTS.items()]
+    for kind, default in DEFAULTS.items():
+        for section in sections(configurations, kind):
+            where = section.get("dataDir")
+            found.append((kind, os.path.normpath(where) if isinstance(where, str) and where[:1] == "/" else default))
+    return list(dict.fromkeys(found))
+
+
+def read_folder(kind: str, folder: str, unseen: list[str]) -> Iterator[Sighting]:
+    """Yield a Sighting for each file of an attachment in the folder of a plugin of this type."""
+    networks = {} if kind == "flannel" else marks(folder)
+    for name in listed(folder, unseen):
+        path = os.path.join(folder, name)
+        container_id, ifname = (name, "") if kind == "flannel" else split(name)
+        if not is_name(container_id):
+            continue
+        try:
+            since = os.lstat(path).st_mtime
+        except FileNotFoundError:
+            continue
+        network = networks.get(name, "")
+        yield Sighting(FILE, path, TEXTS[kind], network, container_id, ifname, since=since,
+                       author=FASTCNI if network else "")
+
+
+def split(name: str) -> tuple[str, str]:
+    """(container id, ifname) of the file name ID_IFNAME.json, ("", "") of another."""
+    container_id, _, ifname = name.removesuffix(".json").rpartition("_")
+    return (container_id, ifname) if name.endswith(".json") and container_id else ("", "")
+
+
+def marks(folder: str) -> dict[str, str]:
+    """{file name: network} of fastcni's marks below a folder."""
+    top = os.path.join(folder, MARKS)
+    return {name: network for network in listed(top, []) for name in listed(os.path.join(top, network), [])}
+
+
+def listed(folder: str, unseen: list[str]) -> list[str]:
+    """The names in a folder, sorted; none without it."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as e:
+        unseen.append(f"files in {folder}: {e.strerror}")
+        return []

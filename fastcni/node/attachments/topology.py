@@ -1,0 +1,122 @@
+"""The picture of a node: its bridges and other parents, and the pods on them. For the status page.
+
+    {"node": "worker-3", "links": [{"name": "eth0", "kind": "", "up": true, "mtu": 1500, "addresses": ["192.0.2.10"]}],
+     "parents": [{"name": "cni0", "kind": "bridge", "up": true, "mtu": 1500, "addresses": ["10.22.0.1"]}],
+     "attachments": [{"parent": "cni0", "containerID": "8e4f2a1b3c4d", "network": "mynet", ...}],
+     "omitted": 0, "unseen": ["nftables: Operation not permitted"], "tookMs": 12.5}
+
+links: of the host, that have an address and lead to no pod. parents: bridges; the links under macvlan, ipvlan and vlan;
+one of kind "routed" for pods to which the node has routes; one of kind "none" for pods whose parent is not known. up is
+null if the link does not exist. attachments: as `fastcni list --json` has them, without "seen". unseen: what could not
+be read.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastcni.kernel import wire
+from fastcni.kernel.rtnl import Link
+from fastcni.node import confs
+from fastcni.node.attachments import documents
+from fastcni.node.attachments.inventory import Places, look
+from fastcni.node.attachments.merge import merge
+from fastcni.node.attachments.namespaces import addresses
+from fastcni.node.attachments.records import NodeAttachment
+
+MAX_ATTACHMENTS = 2000          # of one picture
+BRIDGE, ROUTED, NONE = "bridge", "routed", "none"       # kinds beside those of links
+ROUTES, UNKNOWN = "routes", "not known"                  # names of what is no link
+ON_A_LINK = ("macvlan", "ipvlan", "vlan")       # plugins whose key "master" names a link of the host
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """name: of a link of the host; for ROUTED and NONE, what the page shows. kind: of the link, or the plugin's."""
+
+    name: str
+    kind: str
+
+
+def document(places: Places) -> dict[str, Any]:
+    """Return the document of this module. Pods' namespaces are not entered, and no program is run."""
+    started = time.perf_counter()
+    seen = look(replace(places, quick=True))
+    inventory = merge(seen.facts)
+    configured = {net.name: {"plugins": [plugin.values for plugin in net.plugins]}
+                  for net in confs.networks(seen.files)}
+    links = seen.facts.links
+    by_name = {link.name: link for link in links.values()}
+    shown = inventory.attachments[:MAX_ATTACHMENTS]
+    parents = [parent_of(it, links, by_name, configured) for it in shown]
+    found = list(dict.fromkeys(parents))
+    addressed = dict(addresses_of([by_name[it.name] for it in found if it.name in by_name]))
+    leads = {name for it in inventory.attachments for name in it.links} | {it.name for it in found} | {"lo"}
+    rest = [link for link in links.values() if link.name not in leads and link.kind != "veth"]
+    own = [(link, ips) for link, ips in ((by_name[name], ips) for name, ips in addresses_of(rest)) if ips]
+    return {
+        "node": os.uname().nodename,
+        "links": [link_row(link.name, link.kind, link, ips) for link, ips in own],
+        "parents": [link_row(it.name, it.kind, by_name.get(it.name), addressed.get(it.name, [])) for it in found],
+        "attachments": [attachment(it, parent) for it, parent in zip(shown, parents, strict=True)],
+        "omitted": len(inventory.attachments) - len(shown), "unseen": list(inventory.unseen),
+        "tookMs": round((time.perf_counter() - started) * 1e3, 1)}
+
+
+def attachment(it: NodeAttachment, parent: Parent) -> dict[str, Any]:
+    found = documents.attachment(it)
+    del found["seen"]
+    return {"parent": parent.name, **found, "ports": [str(port) for port in it.ports]}
+
+
+def link_row(name: str, kind: str, link: Link | None, ips: list[str]) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "up": link.up if link else None, "mtu": link.mtu if link else None,
+            "addresses": ips}
+
+
+def addresses_of(links: list[Link]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (name, its global addresses) of each link that still exists."""
+    sock = wire.open_socket()
+    try:
+        for link in links:
+            try:
+                yield link.name, list(addresses(sock, link.index))
+            except OSError:             # it was deleted in between
+                continue
+    finally:
+        sock.close()
+
+
+def parent_of(it: NodeAttachment, links: Mapping[int, Link], by_name: Mapping[str, Link],
+              configured: Mapping[str, Any]) -> Parent:
+    """The parent of an attachment: what the kernel shows, else what its configuration names."""
+    own = [by_name[name] for name in it.links if name in by_name and by_name[name].kind != "ifb"]
+    for link in own:
+        if master := links.get(link.master):
+            return Parent(master.name, master.kind or BRIDGE)
+    if own:
+        return Parent(ROUTES, ROUTED)
+    config = it.cached.config if it.cached and it.cached.config else configured.get(it.network, {})
+    for plugin in plugins_in(config):
+        kind = plugin.get("type")
+        if kind == BRIDGE:
+            return Parent(str(plugin.get("bridge") or "cni0"), BRIDGE)
+        if kind in ON_A_LINK:
+            return Parent(str(plugin.get("master") or "link of the default route"), str(kind))
+        if kind == "ptp":
+            return Parent(ROUTES, ROUTED)
+    return Parent(UNKNOWN, NONE)
+
+
+def plugins_in(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The plugins of a list or a single configuration, also those inside of `chain`."""
+    plugins = config.get("plugins")
+    for plugin in plugins if isinstance(plugins, list) else [config]:
+        if isinstance(plugin, dict):
+            yield plugin
+            if plugin is not config and isinstance(plugin.get("plugins"), list):
+                yield from plugins_in(plugin)

@@ -1,0 +1,173 @@
+"""Checks of configuration files and plugin files."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+
+import fastcni
+from fastcni import plugins
+from fastcni.kit.call import search
+from fastcni.launcher import core, identify, interpreters
+from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
+from fastcni.runtime import validate
+from fastcni.runtime.parse import flattened
+from fastcni.spec.errors import CniError
+
+
+def conf_files(node: Node) -> Iterator[Finding]:
+    """There are configuration files, and each is valid."""
+    where = node.places.conf_dir
+    if not node.seen.files and not any(where in text for text in node.inventory.unseen):
+        yield Finding(ERROR, f"{where} has no network configuration", "no pod can be added; kubelet says that the "
+                      "network plugin is not ready", "put a .conflist file there, or name another --conf-dir")
+    for file in node.seen.files:
+        if file.net is None and not file.unreadable:
+            yield Finding(ERROR, f"{file.path} is broken: {file.error}", "kubelet, CRI-O and fastcni skip the file; "
+                          "Go's libcni refuses every network that is sorted behind it",
+                          f"correct or remove {file.path}")
+
+
+def one_file_a_name(node: Node) -> Iterator[Finding]:
+    """No two files have one network."""
+    first: dict[str, str] = {}
+    for file in node.seen.files:
+        if file.net:
+            used = first.setdefault(file.net.name, file.path)
+            if used != file.path:
+                yield Finding(WARNING, f"{file.path} has network {file.net.name}, as {used} has", "runtimes use the "
+                              "file that is sorted first, and ignore the other",
+                              f"remove {file.path}, or change its name")
+
+
+def keys(node: Node) -> Iterator[Finding]:
+    """The keys of the configuration files are known, and their values valid; all plugins are installed."""
+    places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for net in node.networks:
+        for it in validate.validate(net, node.plugin_dirs):
+            places[it.severity, it.what, it.hint or f"fastcni netconf --strict {net.name}"].append(
+                f"{it.file}: {it.where}" if it.file else f"network {net.name}: {it.where}")
+    for (severity, what, do), where in places.items():
+        found = f"{some(where)}: {what}"
+        if severity == validate.ERROR:
+            yield Finding(ERROR, found, "ADD fails", do)
+        else:
+            yield Finding(WARNING, found, "the configuration does not do what it seems to say", do)
+
+
+def plugin_files(node: Node) -> Iterator[Finding]:
+    """fastcni's plugin files are of this version, their interpreter exists, python_core.elf is the installed one."""
+    for folder, kinds in own_files(node).items():
+        old: dict[str, list[str]] = defaultdict(list)
+        lost: dict[str, list[str]] = defaultdict(list)
+        cores: dict[tuple[str, str, tuple[int, ...]], list[str]] = defaultdict(list)
+        closed: dict[int, list[str]] = defaultdict(list)        # by inode: the names are links to one file
+        for kind in kinds:
+            path = os.path.join(folder, kind)
+            try:
+                found = identify.identify(path)
+            except (CniError, OSError) as e:
+                node.unseen.append(f"plugin {path}: {e}")
+                continue
+            if found and found.version != fastcni.__version__:
+                old[found.version or "an unknown version"].append(kind)
+            if found and found.interpreter and not is_there(found.interpreter):
+                lost[found.interpreter].append(kind)
+            elif found and found.core:
+                cores[found.core, found.interpreter, found.core_fields].append(kind)
+            status = os.stat(path)
+            if not status.st_mode & 0o111:
+                closed[status.st_ino].append(kind)
+        if closed:
+            names = [name for links in closed.values() for name in links]
+            yield Finding(ERROR, f"{plural(len(names), 'plugin')} in {folder} cannot be executed: {some(names)}",
+                          "ADD fails",
+                          "chmod 755 " + " ".join(os.path.join(folder, links[0]) for links in closed.values()))
+        again = f"fastcni install --bin-dir {folder}"
+        for version, names in old.items():
+            yield Finding(WARNING, f"{folder} has {plural(len(names), 'plugin')} of fastcni {version} ({some(names)}); "
+                          f"this is {fastcni.__version__}", "plugins and command line differ in what they do", again)
+        for path, names in lost.items():
+            yield Finding(ERROR, f"the interpreter {path} of {plural(len(names), 'plugin')} in {folder} does not exist",
+                          "one-shot requests need another Python of the same version, or fail", again)
+        for (own, path, fields), names in cores.items():
+            try:
+                yield from core_findings(own, fields, path, f"{plural(len(names), 'plugin')} in {folder}", again)
+            except PermissionError as e:
+                node.unseen.append(f"python_core.elf of {folder}: {e}")
+
+
+def core_findings(path: str, fields: tuple[int, ...], interpreter: str, whose: str, again: str) -> Iterator[Finding]:
+    """python_core.elf exists, is the file of the installation, and of the interpreter's build. fields: Core.fields() of
+    the plugin files. again: the command that writes the plugin files. Raises PermissionError if this user cannot tell.
+    """
+    slower = "one-shot requests start the interpreter, and take longer"
+    if not is_there(path):
+        yield Finding(WARNING, f"{path} of {whose} does not exist", "one-shot requests take longer", again)
+    elif not core.is_installed(path, fields):
+        yield Finding(WARNING, f"{path} of {whose} is not the file that was installed", slower,
+                      f"install the package fastcni again if the file may be damaged, then {again}")
+    elif not interpreters.same_build(path, interpreter):
+        yield Finding(WARNING, f"{path} of {whose} is of another build than {interpreter}", slower,
+                      f"build and install fastcni with {interpreter} again, then {again}")
+
+
+def is_there(path: str) -> bool:
+    """Whether a file exists; True also where this user may not look."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def own_files(node: Node) -> dict[str, list[str]]:
+    """{folder: names of fastcni's plugin files}; folders without any are left out."""
+    found = {}
+    for folder in node.plugin_dirs:
+        if not os.path.isdir(folder):
+            continue
+        if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+            node.unseen.append(f"plugins in {folder}: {os.strerror(errno.EACCES)}")
+            continue
+        names = sorted(os.listdir(folder))
+        unseen: list[str] = []
+        if kinds := [name for name in names if is_own(os.path.join(folder, name), unseen)]:
+            found[folder] = kinds
+        if unseen:
+            node.unseen.append(some(unseen))
+    return found
+
+
+def is_own(path: str, unseen: list[str], unknown: bool = False) -> bool:
+    """Whether a file is a plugin file of fastcni; `unknown` if it cannot be read, which is added to `unseen`."""
+    try:
+        if search.is_own(path):
+            return True
+        if not os.path.isfile(path) or os.access(path, os.R_OK, effective_ids=True):
+            return False
+        unseen.append(f"plugin {path}: {os.strerror(errno.EACCES)}")
+    except CniError as e:
+        unseen.append(e.msg)
+    return unknown
+
+
+def foreign_plugins(node: Node) -> Iterator[Finding]:
+    """The plugins of configured networks are fastcni's, if fastcni has them."""
+    used = list(node.types) + [it for net in node.networks for plugin in flattened(net.plugins)
+                               if (it := validate.text_at(plugin.values, "ipam", "type"))]
+    foreign: dict[str, list[str]] = defaultdict(list)
+    for kind in dict.fromkeys(used):
+        try:
+            path = search.find(kind, node.plugin_dirs)
+        except CniError:
+            continue                        # keys() reports it
+        if kind in plugins.BUILT_IN and not is_own(path, node.unseen, unknown=True):
+            foreign[os.path.dirname(path)].append(kind)
+    for folder, names in foreign.items():
+        yield Finding(WARNING, f"{some(names, 6)} in {folder} {'is' if len(names) == 1 else 'are'} not fastcni's",
+                      "runtimes call another implementation", f"fastcni install --bin-dir {folder}")

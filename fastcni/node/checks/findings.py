@@ -1,0 +1,97 @@
+"""The records of doctor: what it looks at, and what it finds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from fastcni.kernel import sysctl
+from fastcni.kernel.rtnl import Link
+from fastcni.node import confs
+from fastcni.node.attachments.inventory import Places, Seen
+from fastcni.node.attachments.records import Inventory
+from fastcni.runtime.parse import flattened
+from fastcni.runtime.records import NetworkList
+
+ERROR, WARNING = "error", "warning"     # an ADD fails or traffic stops; it may, or something is left over
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """severity: ERROR or WARNING. what: a sentence. why: why it matters. do: the command that mends it, or a sentence.
+    check: the name of the check, set by doctor."""
+
+    severity: str
+    what: str
+    why: str
+    do: str
+    check: str = ""
+
+
+def read_sysctl(name: str) -> str:
+    """The value of a sysctl in the calling thread's namespace, "" if it cannot be read."""
+    try:
+        return sysctl.read(name)
+    except OSError:
+        return ""
+
+
+@dataclass(slots=True)
+class Node:
+    """The facts that the checks use. They read the kernel and files; nothing is changed.
+
+    plugin_dirs: in order. socket: of the server. unit_dir: of systemd units. sysctl(name): its value, or "". release:
+    of the kernel. root: where /sys, /proc and /lib are. unseen: texts on what could not be looked at.
+    """
+
+    places: Places
+    seen: Seen
+    inventory: Inventory
+    plugin_dirs: tuple[str, ...]
+    socket: str
+    unit_dir: str = "/etc/systemd/system"
+    sysctl: Callable[[str], str] = read_sysctl
+    root: str = "/"
+    release: str = field(default_factory=lambda: os.uname().release)
+    unseen: list[str] = field(default_factory=list)
+
+    @property
+    def networks(self) -> list[NetworkList]:
+        """The valid networks of the configuration directory."""
+        return confs.networks(self.seen.files)
+
+    @property
+    def types(self) -> dict[str, str]:
+        """{CNI type of a plugin: a network that uses it}, without IPAM types."""
+        return {plugin.type: net.name for net in reversed(self.networks)
+                for plugin in [*net.plugins, *flattened(net.plugins)]}
+
+    @property
+    def links(self) -> Iterable[Link]:
+        return self.seen.facts.links.values()
+
+    def number(self, name: str) -> int | None:
+        """The value of a sysctl as a number, None if it has none."""
+        text = self.sysctl(name).partition(" ")[0]
+        return int(text) if text.isdecimal() else None
+
+    def text(self, path: str) -> str:
+        """The text of a file below root, "" if it cannot be read."""
+        try:
+            with open(os.path.join(self.root, path), encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except OSError:
+            return ""
+
+
+def some(names: Iterable[str], most: int = 3, between: str = ", ") -> str:
+    """The first of some names: "a, b, c and 2 more"."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
+
+
+def plural(count: int, noun: str) -> str:
+    """The number with its noun: "1 pod", "2 pods", "3 addresses"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"

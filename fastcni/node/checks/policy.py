@@ -1,0 +1,47 @@
+"""The check of the plugin policy: its agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastcni.kit import policies
+from fastcni.node import pod_policies
+from fastcni.node.checks.denied import denied
+from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node
+from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def agent(node: Node) -> Iterator[Finding]:
+    """The agent answers, and can read all policies, where a network has the plugin policy."""
+    for path in pod_policies.sockets(node.networks):
+        try:
+            status = policies.ask(path, {"do": "status"})
+        except (policies.Away, CniError) as e:
+            if denied(e):
+                node.unseen.append(f"network policies: the agent at {path}: {e}")
+                continue
+            why = e.msg if isinstance(e, CniError) else f"no agent answers at {path}: {e}"
+            yield Finding(ERROR, f"network policies: {why}", "each ADD of that network fails with code 11; what is in "
+                          "force stays as it is", "run `fastcni agent` with --policies; its log says what it "
+                          "waits for")
+        else:
+            yield from unreadable(status)
+            for record in status.get("damaged", []):
+                yield Finding(ERROR, f"network policies: {record}: the agent's record of a pod was damaged",
+                              "no policy protects that pod",
+                              "run `fastcni restore`, which sends the pod's request again; if the pod is gone, "
+                              "remove the file")
+
+
+def unreadable(status: dict[str, Any]) -> Iterator[Finding]:
+    """What the agent cannot read."""
+    texts = status.get("unreadable", [])
+    if status.get("more"):
+        texts = [*texts, f"{status['more']} more documents"]
+    for text in texts:
+        yield Finding(WARNING, f"network policies: {text}", "it counts as it was last read; a policy that was never "
+                      "read, or whose selector is not known, closes pods",
+                      "mend the document; docs/policy-failures.md says what is closed until then")

@@ -1,0 +1,182 @@
+"""Checks of the server, and of what pods have on this node: addresses, rules, links."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+
+import fastcni
+from fastcni.node.attachments.address_dirs import sections
+from fastcni.node.attachments.adopt import gc_command
+from fastcni.node.attachments.caches import types_of
+from fastcni.node.attachments.records import (
+    ADDRESS_FILE,
+    CACHE,
+    ELEMENT,
+    GONE,
+    LINK,
+    ORPHANED,
+    RULE,
+    RUNNING,
+    NodeAttachment,
+)
+from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
+from fastcni.node.ranges import ranges_of
+from fastcni.server import status
+
+NEARLY = 0.9
+DECLINES = "the server declines to tell its state"
+
+
+def server(node: Node) -> Iterator[Finding]:
+    """The server answers, if there is one, with room in its queue."""
+    if not node.socket:
+        return
+    start = "systemctl restart fastcni.service"
+    if not os.path.lexists(node.socket):
+        unit = os.path.join(node.unit_dir, "fastcni.socket")
+        if os.path.exists(unit):
+            yield Finding(WARNING, f"{unit} is installed, and there is no socket {node.socket}",
+                          "all requests run one-shot, and flushed firewall rules are not restored",
+                          "systemctl enable --now fastcni.socket")
+        return
+    try:
+        found = status.ask(node.socket)
+    except (PermissionError, FileNotFoundError) as e:
+        node.unseen.append(f"server {node.socket}: {e.strerror}")
+        return
+    except TimeoutError:
+        yield Finding(ERROR, f"the server at {node.socket} does not answer", "plugins wait for it before they go "
+                      "one-shot", start)
+        return
+    except OSError as e:
+        what = "no server listens" if e.errno == errno.ECONNREFUSED else f"the server refuses ({e.strerror or e})"
+        yield Finding(WARNING, f"{node.socket} exists, but {what}", "each plugin tries the socket in vain, then runs "
+                      "one-shot", start)
+        return
+    if found is None:
+        node.unseen.append(f"server {node.socket}: {DECLINES}; its log says why (event request_declined)")
+        return
+    if found["version"] != fastcni.__version__:
+        yield Finding(WARNING, f"the server is of {found['version']}, this is fastcni {fastcni.__version__}",
+                      "the server runs that version's code until it is restarted", start)
+    if found["waiting"] >= found["queueSize"] * NEARLY:
+        yield Finding(ERROR, f"the server's queue is full: {found['waiting']} of {found['queueSize']} requests wait",
+                      "more requests are refused with code 11", "journalctl -u fastcni shows what is slow; see also "
+                      "`fastcni serve --queue-size`")
+    if found["watching"] == 0 and node.inventory.attachments:
+        yield Finding(WARNING, "the server watches no network namespace", "flushed firewall rules are not restored",
+                      f"{start}; the log says why (event watch_unavailable)")
+
+
+def ranges(node: Node) -> Iterator[Finding]:
+    """Ranges of host-local have free addresses."""
+    held: dict[str, list[str]] = defaultdict(list)
+    for it in node.seen.facts.sightings:
+        if it.kind == ADDRESS_FILE:
+            held[os.path.dirname(it.place)].append(it.text)
+    for note in node.seen.notes:
+        held[os.path.dirname(note.path)].append(os.path.basename(note.path))
+    for one in ranges_of(node.networks):
+        count, total = one.held(held[one.folder]), one.range.size()
+        if count >= total * NEARLY:
+            full = count >= total
+            yield Finding(ERROR if full else WARNING,
+                          f"range {one.range} of network {one.network} is {'' if full else 'nearly '}full: {count} of "
+                          f"{total} addresses are held", "ADD fails without a free address",
+                          f"fastcni gc {one.network} releases addresses of pods that are gone; else enlarge the range")
+
+
+def namespaces(node: Node) -> Iterator[Finding]:
+    """This process sees the network namespaces of all pods."""
+    for directory, why in node.seen.facts.blind:
+        yield Finding(WARNING, f"{directory} {why}", "pods whose namespace cannot be seen count as unknown: `fastcni "
+                      "gc` and the server keep what they have, and `fastcni restore` leaves them out",
+                      f"in a container: mount {directory} of the node by rslave (Kubernetes: mountPropagation: "
+                      "HostToContainer); on the node: remove files there that no pod uses")
+
+
+def stale(node: Node) -> Iterator[Finding]:
+    """No address and no rule is left of pods that are gone."""
+    left: dict[str, list[NodeAttachment]] = defaultdict(list)
+    for it in node.inventory.attachments:
+        if it.state in (GONE, ORPHANED):
+            left[it.network].append(it)
+    configured = {net.name for net in node.networks}
+    for network, found in left.items():
+        kinds = [each.kind for it in found for each in it.sightings]
+        parts = [plural(kinds.count(kind), noun) for kind, noun in (
+            (ADDRESS_FILE, "address"), (ELEMENT, "firewall element"), (RULE, "firewall rule"), (CACHE, "cached result"))
+            if kind in kinds]
+        names = some(it.container_id[:12] for it in found)
+        what = f"network {network or '(unknown)'} has {plural(len(found), 'pod')} that {verb(found)} gone ({names})"
+        do = gc_command(node.inventory, network, node.places)
+        if " --all" in do:
+            do = f"if no pod of {network} runs: {do}"
+        if network not in configured:
+            do = f"no configuration has this network: put its file back, then {do}"
+        yield Finding(WARNING, f"{what}: {', '.join(parts) or 'links'} left", "addresses and ports stay taken; the "
+                      "next pod with such an address may get rules of the old one", do)
+
+
+def verb(found: list[NodeAttachment]) -> str:
+    return "is" if len(found) == 1 else "are"
+
+
+def unowned(node: Node) -> Iterator[Finding]:
+    """No link and no rule of a CNI plugin is without an attachment."""
+    facts = node.seen.facts
+    if not (facts.firewall and facts.all_namespaces):
+        return                              # what could not be seen may have them
+    for kind, noun, do in ((RULE, "firewall rule", "fastcni explain ADDRESS"), (LINK, "link", "ip link delete {}")):
+        found = [it for it in node.inventory.unowned if it.kind == kind]
+        if found:
+            yield Finding(WARNING, f"{plural(len(found), noun)} of no attachment: {some(it.place for it in found)}",
+                          "a pod was removed without DEL, or its runtime keeps its cache elsewhere (--cache-dir)",
+                          f"if no pod has it: {do.format(found[0].place)}")
+
+
+def damaged_files(node: Node) -> Iterator[Finding]:
+    """Each address file names its pod."""
+    paths: dict[str, list[str]] = defaultdict(list)
+    for note in node.seen.notes:
+        paths[note.why].append(note.path)
+    for why, found in paths.items():
+        yield Finding(WARNING, f"{some(found)}: {why}", "host-local gives out a torn address again, and never an "
+                      "address with another text", f"if no pod has the address: rm {' '.join(found)}")
+
+
+def lost_rules(node: Node) -> Iterator[Finding]:
+    """Running pods have their masquerade and port mappings."""
+    facts = node.seen.facts
+    if not facts.firewall or any("tables-save" in text for text in facts.unseen):
+        return
+    pods = list(running(node))
+    for what, found in (
+            ("masquerade", [it for it in pods if masquerades(it) and not has(it, "pods", "ipMasq", "masquerade")]),
+            ("port mappings", [it for it in pods if it.ports and "portmap" in it.plugins
+                               and not has(it, "hostport", "portmap", "port mapping")])):
+        if found:
+            yield Finding(ERROR, f"{plural(len(found), 'running pod')} lack{'s' if len(found) == 1 else ''} {what}: "
+                          f"{some(it.container_id[:12] for it in found)}", "another program has flushed the firewall: "
+                          "connections of these pods fail", "fastcni restore")
+
+
+def running(node: Node) -> Iterator[NodeAttachment]:
+    """Yield running pods of which the configuration is known, and that have a link here."""
+    yield from (it for it in node.inventory.attachments
+                if it.state == RUNNING and it.cached and types_of(it.cached.config) and it.links)
+
+
+def masquerades(it: NodeAttachment) -> bool:
+    """Whether a plugin of the attachment's configuration has ipMasq."""
+    config = it.cached.config if it.cached else {}
+    return any(plugin.get("ipMasq") is True for kind in ("bridge", "ptp") for plugin in sections(config, kind))
+
+
+def has(it: NodeAttachment, name: str, *rules: str) -> bool:
+    """Whether the attachment has an element of a set whose name begins so, or one of these rules."""
+    return any((each.kind == ELEMENT and each.place.rpartition(" ")[2].startswith(name)) or
+               (each.kind == RULE and each.text in rules) for each in it.sightings)

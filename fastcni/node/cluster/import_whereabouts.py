@@ -1,0 +1,155 @@
+"""Take over the addresses that whereabouts has given, so that none is given twice.
+
+    make_plan   compares the addresses with the store, and says what is to do. Changes nothing
+    apply       shares the blocks and claims the addresses
+
+Each block with such an address becomes SHARED, and the address a Single of the pod's node. whereabouts gives the first
+free address of a range: the next ones are in these blocks, or right behind them. So the blocks behind are shared, too,
+and no node claims them. A second import takes over what whereabouts has given since the first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fastcni.kit.ipam.cluster.contract import HELD, IMPORTED, REFUSED, SHARED, Block, Changed, Node, Single, Taken
+from fastcni.node.cluster.survey import Survey
+from fastcni.node.cluster.whereabouts import Address, Given, Net, Source, ranges_of, read_given
+
+if TYPE_CHECKING:
+    from fastcni.kit.ipam.cluster.contract import Store
+
+Key = tuple[str, str]                   # space, address or cidr
+
+
+@dataclass(slots=True)
+class Plan:
+    """What an import does. blocks: (space, cidr) to share. singles: addresses to claim. known: how many of them an
+    earlier import has claimed. gone: addresses of pods that do not exist any more, which are left out. ended: Singles
+    of an earlier import whose pods do not exist any more; they are released. conflicts: texts on what cannot be taken.
+    """
+
+    blocks: list[Key] = field(default_factory=list)
+    singles: list[Single] = field(default_factory=list)
+    known: int = 0
+    gone: list[Given] = field(default_factory=list)
+    ended: list[Single] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """What the store has: blocks and singles, and the grid of each space, {"4": 26, "6": 122}."""
+
+    blocks: Mapping[Key, Block]
+    singles: Mapping[Key, Single]
+    grids: Mapping[str, Mapping[str, int]]
+
+    def block_of(self, space: str, address: Address) -> Net:
+        """The block of the grid that has an address."""
+        return ipaddress.ip_network((address, self.grids[space][str(address.version)]), strict=False)
+
+
+def make_plan(source: Source, found: Survey, grids: Mapping[str, Mapping[str, int]], now: float,
+              headroom: int = 1) -> Plan:
+    """What is to do. grids: of each space of ranges_of(source). headroom: how many blocks behind each used one become
+    SHARED. now: unix time, for the records."""
+    plan = Plan(conflicts=[f"{text}; it was left out" for text in source.found.unreadable])
+    there = There({(it.block.space, it.block.cidr): it.block for it in found.blocks},
+                  {(holder.space, holder.address): holder.single for it in found.blocks for holder in it.holders
+                   if holder.single and holder.state != REFUSED}, grids)
+    living = []
+    for given in read_given(source):
+        if not given.pod or source.pods.get(given.pod) == "":
+            plan.conflicts.append(f"{given.address} ({given.where}): "
+                                  f"{f'pod {given.pod} has no node' if given.pod else 'it names no pod'}")
+        elif given.pod in source.pods:
+            living.append(given)
+        else:
+            plan.gone.append(given)
+    plan.ended = [it for it in there.singles.values()
+                  if it.network == IMPORTED and it.state == HELD and it.pod not in source.pods]
+    ranges = ranges_of(source)
+    wanted = blocks_to_share(living, ranges, there, headroom)
+    plan.blocks = [key for key in wanted if key not in there.blocks]
+    taken: dict[Key, Given] = {}
+    for given in living:
+        plan_address(plan, given, source.pods[given.pod], taken, there, now)
+    return plan
+
+
+def blocks_to_share(living: Iterable[Given], ranges: Mapping[str, Sequence[Net]], there: There,
+                    headroom: int) -> list[Key]:
+    """The blocks with these addresses, and those behind each of them that are in a range of its space. In order."""
+    wanted: dict[str, set[Net]] = defaultdict(set)
+    for given in living:
+        block = there.block_of(given.space, given.address)
+        wanted[given.space].add(block)
+        for step in range(1, headroom + 1):
+            number = int(block.network_address) + step * block.num_addresses
+            behind = type(block)((number % (1 << block.max_prefixlen), block.prefixlen))
+            if any(behind.overlaps(net) for net in ranges[given.space] if net.version == behind.version):
+                wanted[given.space].add(behind)
+    return [(space, str(block)) for space, blocks in sorted(wanted.items())
+            for block in sorted(blocks, key=lambda it: (it.version, int(it.network_address)))]
+
+
+def plan_address(plan: Plan, given: Given, node: str, taken: dict[Key, Given], there: There, now: float) -> None:
+    """Add one address to the plan: to claim, known, or a conflict."""
+    key, cidr = (given.space, str(given.address)), str(there.block_of(given.space, given.address))
+    block, single = there.blocks.get((given.space, cidr)), there.singles.get(key)
+    first = taken.setdefault(key, given)
+    if first is not given:
+        plan.conflicts.append(f"{given.address}: whereabouts has given it twice, to {owner(first)} and to "
+                              f"{owner(given)}")
+    elif single is not None and single.pod == given.pod and single.ifname == given.ifname:
+        plan.known += 1
+    elif single is not None:
+        plan.conflicts.append(f"{given.address} ({owner(given)}): {owner(single)} on node {single.node} has it")
+    elif block is not None and block.state != SHARED:
+        plan.conflicts.append(f"{given.address} ({owner(given)}): its block {cidr} is {block.state}, of node "
+                              f"{block.node}")
+    else:
+        plan.singles.append(Single(
+            space=given.space, address=str(given.address), block=cidr, state=HELD, node=node, epoch=0,
+            container=given.container, ifname=given.ifname, pod=given.pod, network=IMPORTED, since=now, sticky=False))
+
+
+def owner(it: Given | Single) -> str:
+    """Who has an address, for a text."""
+    return f"pod {it.pod}" if it.pod else f"container {it.container[:12] or 'unknown'}"
+
+
+def apply(store: Store, plan: Plan) -> list[str]:
+    """Release what has ended, share the blocks, and claim each address for its pod's node. Return texts on what another
+    took meanwhile.
+
+    A node that the store does not know yet joins it. Called again after StoreAway, it does what is left.
+    """
+    lost = []
+    for single in plan.ended:
+        store.release_single(single)        # False: it has changed, so its pod's node looks after it
+    for space, cidr in plan.blocks:
+        try:
+            store.share(space, cidr)
+        except Taken as e:
+            lost.append(f"block {cidr} of space {space}: node {e.by.node} has claimed it meanwhile")
+    nodes = {node.name: node for node in store.nodes()}
+    for single in plan.singles:
+        try:
+            store.claim_single(nodes.get(single.node) or join(store, single.node, nodes), single)
+        except Taken as e:
+            lost.append(f"{single.address} ({owner(single)}): node {e.by.node} has claimed it meanwhile")
+        except Changed:
+            lost.append(f"{single.address} ({owner(single)}): its block was given back meanwhile; import again")
+    return lost
+
+
+def join(store: Store, name: str, nodes: dict[str, Node]) -> Node:
+    """Register a node that runs no fastcni yet."""
+    nodes[name] = store.join(name, "")
+    return nodes[name]

@@ -1,0 +1,154 @@
+"""Repair of cluster-wide addresses by an operator: release an address, forget a node.
+
+Each function refuses what could give an address to two pods, and says what to do instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastcni.kit.ipam.cluster.contract import ALIVE, ASKED, DEAD, KEPT, LOST, REFUSED, Changed, Node
+from fastcni.node.attachments.records import ADDRESS_FILE, GONE, ORPHANED, RUNNING, UNKNOWN, Inventory
+from fastcni.node.cluster.survey import USED, HeldBlock, Holder, Place, Survey
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from fastcni.kit.ipam.cluster.contract import Store
+
+ASK_S = 10.0                    # longer than any ADD waits for the answer to its ASKED Single
+
+
+def refused(what: str, do: str) -> CniError:
+    """The error of a guard: nothing was changed."""
+    return CniError(errors.INVALID_ENVIRONMENT, what, do)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Whether a pod lives. state: RUNNING, GONE or UNKNOWN. why: a text."""
+
+    state: str
+    why: str
+
+
+def life_of(holder: Holder, own_node: str, inventory: Inventory) -> Life:
+    """Whether the pod of a holder lives, as far as this node shows."""
+    if holder.node != own_node:
+        return Life(UNKNOWN, f"it is on node {holder.node or 'unknown'}, and this is node {own_node}")
+    found = [it for it in inventory.attachments if it.container_id == holder.container
+             and it.ifname in ("", holder.ifname)]
+    running = [it for it in found if it.state == RUNNING]
+    if running:
+        return Life(RUNNING, running[0].why)
+    if there := next((it for it in inventory.unowned if holder.address in it.addresses), None):
+        return Life(RUNNING, f"{there.place} has its address")
+    if any(it.state not in (GONE, ORPHANED) for it in found):
+        return Life(UNKNOWN, "this node does not show whether it runs")
+    if not found and inventory.unseen:
+        return Life(UNKNOWN, inventory.unseen[0])
+    return Life(GONE, found[0].why if found else f"node {own_node} has no such container")
+
+
+def release(store: Store, place: Place, own_node: str, inventory: Inventory, release_here: Callable[[Holder], bool],
+            force: bool = False, now: float = 0.0) -> str:
+    """Release an address, and return a sentence on that.
+
+    release_here(holder) removes the address from this node's own files, and returns False if another pod has it
+    meanwhile. Raises CniError 4 with the owner and the next step if the pod lives, or may; StoreAway.
+    """
+    holder = place.holder or holder_here(place, own_node, inventory)
+    if holder is None:
+        raise refused(f"nobody holds {place.address}: it is {place.state}",
+                      f"`fastcni ipam show {place.address}` shows its block")
+    guard(place, holder, own_node, life_of(holder, own_node, inventory), force, now or time.time())
+    if holder.single is not None:
+        done = store.release_single(holder.single)
+    else:
+        done = release_here(holder)
+    if not done:
+        raise CniError(errors.TRY_AGAIN_LATER, f"{holder.address} has changed meanwhile; nothing was released",
+                       f"`fastcni ipam show {holder.address}` shows who has it now")
+    if holder.single is not None and holder.node == own_node:
+        release_here(holder)                # its file, if this node has one
+    return f"released {holder.address} of {holder.owner}"
+
+
+def holder_here(place: Place, own_node: str, inventory: Inventory) -> Holder | None:
+    """Who has an address of this node's own block by its files, before the node's report says so."""
+    if place.held is None or place.held.block.node != own_node:
+        return None
+    return next((Holder(place.space, place.address, place.held.block.cidr, USED, own_node, it.container_id, it.ifname,
+                        network=it.network, since=it.since)
+                 for it in inventory.attachments for seen in it.sightings
+                 if seen.kind == ADDRESS_FILE and place.address in seen.addresses), None)
+
+
+def guard(place: Place, holder: Holder, own_node: str, life: Life, force: bool, now: float) -> None:
+    """Raise CniError if the release could give the address of a living pod to another one."""
+    what = f"{holder.address} belongs to {holder.owner} on node {holder.node or 'unknown'}"
+    if holder.state == USED and holder.node != own_node:
+        do = f"run this command on node {holder.node}: only that node gives addresses of block {holder.block}"
+        if place.node and place.node.state in (LOST, DEAD):
+            do += f"; if it will not come back: fastcni ipam forget-node {holder.node}"
+        raise refused(what, do)
+    if holder.state in (KEPT, REFUSED) or force:
+        return
+    if holder.state == ASKED:
+        if now - holder.since < ASK_S:
+            raise refused(f"{what}, whose ADD waits for it", "wait until that ADD has ended, or use --force")
+        return
+    if life.state == RUNNING:
+        raise refused(f"{what}, which runs ({life.why})", "delete the pod; --force releases the address all the same, "
+                      "and another pod may get it while this one uses it")
+    if life.state == UNKNOWN:
+        raise refused(f"{what}, which may run: {life.why}", f"run this command on node {holder.node}" if holder.node
+                      and holder.node != own_node else "run it as root on the node; if the pod is gone: --force")
+
+
+@dataclass(frozen=True, slots=True)
+class Forgetting:
+    """What forget() does. blocks: the node's, with the holders that it frees. singles: its addresses in shared blocks
+    and in blocks of others. kept: sticky addresses, which stay kept for their pods."""
+
+    node: Node
+    blocks: tuple[HeldBlock, ...]
+    singles: tuple[Holder, ...]
+    kept: tuple[Holder, ...]
+
+    @property
+    def freed(self) -> list[Holder]:
+        """The holders that lose their address."""
+        return [it for held in self.blocks for it in held.holders if it.state not in (KEPT, REFUSED)] + list(
+            self.singles)
+
+
+def plan_forget(found: Survey, name: str, now: float = 0.0) -> Forgetting:
+    """What forgetting this node frees. Raises CniError 4 if the node does not exist, or is alive."""
+    node = found.nodes.get(name)
+    if node is None:
+        raise refused(f"the store has no node {name}", f"its nodes: {', '.join(found.nodes) or 'none'}")
+    if node.state == ALIVE:
+        ago = f" {max(0, int((now or time.time()) - node.seen))} s ago" if node.seen else ""
+        raise refused(f"node {name} is alive: it gave a sign of life{ago}",
+                      "stop its pods and its fastcni server first; a minute later it is lost, and can be forgotten")
+    own = tuple(found.of_node(name))
+    mine = {held.block.cidr for held in own}
+    other = [it for held in found.blocks for it in held.holders if it.node == name and it.block not in mine
+             and it.state not in (KEPT, REFUSED)]
+    kept = [it for held in found.blocks for it in held.holders if it.node == name and it.state == KEPT]
+    return Forgetting(node, own, tuple(other), tuple(kept))
+
+
+def forget(store: Store, plan: Forgetting) -> None:
+    """Declare the node dead if it is not yet, then remove it with its blocks. Raises CniError 11 if it came back
+    meanwhile, StoreAway."""
+    try:
+        node = plan.node if plan.node.state == DEAD else store.declare_dead(plan.node)
+        store.forget(node)
+    except Changed:
+        raise CniError(errors.TRY_AGAIN_LATER, f"node {plan.node.name} came back meanwhile; it was not forgotten",
+                       "`fastcni ipam nodes` shows its state now") from None

@@ -1,0 +1,77 @@
+"""The blocks of cluster-wide addresses that this node has, by its own files. Changes nothing, and asks no store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fastcni.kit.ipam.address_files import address_of
+from fastcni.kit.ipam.cluster import conf, stores
+from fastcni.kit.ipam.cluster.node_state import BLOCKS, State
+from fastcni.node.attachments.address_dirs import networks
+from fastcni.spec import json
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBlocks:
+    """The blocks of a space. folder: of the space. node: this node's name in the store. where: the store for people.
+    addresses: how many are held here."""
+
+    folder: str
+    space: str
+    node: str
+    where: str
+    blocks: int
+    addresses: int
+
+
+def held(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[HeldBlocks]:
+    """Yield the spaces of which this node has blocks. data_dirs: as of address_dirs.cluster_dirs()."""
+    for folder, state in states(data_dirs, unseen):
+        if state.blocks:
+            count = sum(address_of(name) is not None for name in os.listdir(folder))
+            yield HeldBlocks(folder, os.path.basename(folder), state.node, store_text(state.store), len(state.blocks),
+                             count)
+
+
+def used(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[conf.Keys]:
+    """Yield the Keys, without ranges, of each space that this node has joined. Its network need not be in a file here:
+    Multus has it in the API server."""
+    for folder, state in states(data_dirs, unseen):
+        if state.node and state.store:
+            try:
+                yield conf.read_keys(section_of(folder, state))
+            except CniError as e:
+                unseen.append(f"{folder}/{BLOCKS}: {e}")
+
+
+def section_of(folder: str, state: State) -> Section:
+    """The configuration of a space, as far as this node's state has it. Raises JsonError."""
+    where, space = os.path.split(folder)
+    return Section({"name": space, "ipam": {"type": "cluster", "network_name": space, "dataDir": where, "node_name":
+                                            state.node, "store": json.read(state.store.encode())}})
+
+
+def states(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[tuple[str, State]]:
+    """Yield the folder and the state of each space."""
+    for where in data_dirs:
+        for space in networks(where, unseen):
+            folder = os.path.join(where, space)
+            try:
+                with open(os.path.join(folder, BLOCKS), "rb") as file:
+                    state = State(json.read(file.read()))
+                    store_text(state.store)
+            except (FileNotFoundError, NotADirectoryError):
+                continue                    # the folder of a network of host-local, for instance
+            except (OSError, json.JsonError, AttributeError, TypeError, ValueError) as e:
+                unseen.append(f"{folder}/{BLOCKS}: {e}")
+                continue
+            yield folder, state
+
+
+def store_text(key: str) -> str:
+    """A store for people, from what tells it from others. Raises JsonError."""
+    return stores.store_text(json.read(key.encode())) if key else "a store"

@@ -1,0 +1,77 @@
+"""fastcni's own files on a node: indexes of address files, and marks and backups of attributes of pods' links."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator
+
+from fastcni.kit.links.attribute_backup import FOLDER as TUNING
+from fastcni.node.attachments.adopt import INDEX
+from fastcni.node.attachments.records import GONE, ORPHANED
+from fastcni.node.own.state import OwnState
+from fastcni.plugins.host_device import FOLDER as HOST_DEVICE
+
+MARKS = ".fastcni"              # kit/links/attribute_backup.py: <dataDir>/.fastcni/<network>/<container>_<ifname>.json
+FOLDERS = (TUNING, HOST_DEVICE)
+
+
+def find(state: OwnState, folders: Collection[str] = FOLDERS) -> tuple[list[str], list[str]]:
+    """Return (files that no pod needs, files that a pod needs), as paths. folders: with attribute backups.
+
+    The Go plugins ignore an index. A backup of tuning is theirs, too, and only fastcni's GC needs the mark of it. A
+    backup of host-device is fastcni's alone.
+    """
+    free = [path for where in state.data_dirs for path in indexes(where)]
+    alive = {(it.network, f"{it.container_id}_{it.ifname}.json") for it in state.known
+             if it.state not in (GONE, ORPHANED)}
+    needed = []
+    for where in folders:
+        for network, name in marks(where):
+            mark, backup = os.path.join(where, MARKS, network, name), os.path.join(where, name)
+            if where != HOST_DEVICE:
+                free.append(mark)
+            elif os.path.exists(backup) and (network, name) in alive:
+                needed.append(backup)
+            else:
+                free += [path for path in (backup, mark) if os.path.lexists(path)]
+    return free, needed
+
+
+def indexes(data_dir: str) -> Iterator[str]:
+    """Yield the index files below a dataDir of host-local."""
+    for network in listed(data_dir):
+        path = os.path.join(data_dir, network, INDEX)
+        if os.path.lexists(path):
+            yield path
+
+
+def marks(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield (network, file name) of the marks below a folder."""
+    top = os.path.join(folder, MARKS)
+    for network in listed(top):
+        for name in listed(os.path.join(top, network)):
+            yield network, name
+
+
+def listed(folder: str) -> list[str]:
+    """The names in a folder; none without it. Raises OSError."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def remove(paths: Collection[str], folders: Collection[str] = FOLDERS) -> list[str]:
+    """Remove files, then the folders of marks that are empty. Return the files that were there. Raises OSError."""
+    removed = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+            removed.append(path)
+    for where in folders:
+        top = os.path.join(where, MARKS)
+        for folder in [*(os.path.join(top, network) for network in listed(top)), top]:
+            with contextlib.suppress(OSError):          # it has files of pods, or does not exist
+                os.rmdir(folder)
+    return removed

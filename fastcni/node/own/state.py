@@ -1,0 +1,151 @@
+"""fastcni's own state on a node, which the Go plugins neither know nor remove: the pods that need it, and its removal.
+
+It is the elements of fastcni's nftables sets, the tables around them, ipsets, and files (node/own/files.py). Chains of
+iptables and address files are the Go plugins' own, so these remove them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from fastcni.kernel import nft
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.call.request import Request
+from fastcni.kit.firewall import backends, forward_firewalld, forward_iptables, portmap_nftables_rules, rulesets
+from fastcni.kit.firewall.elements import Store, mark_of_comment
+from fastcni.kit.firewall.table import BRIDGE_FAMILY, FAMILY, NETDEV_FAMILY, TABLE
+from fastcni.node.attachments import tables
+from fastcni.node.attachments.inventory import Places, look
+from fastcni.node.attachments.merge import Facts, merge
+from fastcni.node.attachments.records import ADDRESS_FILE, CACHE, ELEMENT, GONE, ORPHANED, RUNNING, NodeAttachment
+
+FAMILIES = (FAMILY, BRIDGE_FAMILY, NETDEV_FAMILY)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An attachment that has elements in fastcni's sets. needed: a pod still needs them, or nothing tells; why."""
+
+    attachment: NodeAttachment
+    hashes: str
+    elements: int
+    needed: bool
+    why: str
+
+    def __str__(self) -> str:
+        it = self.attachment
+        return f"{it.container_id} {it.ifname} of network {it.network}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnState:
+    """The state that is present. data_dirs: of host-local. known: every attachment of the node."""
+
+    holders: list[Holder]
+    data_dirs: list[str]
+    known: tuple[NodeAttachment, ...]
+    unseen: tuple[str, ...]
+
+    @property
+    def needed(self) -> list[Holder]:
+        return [it for it in self.holders if it.needed]
+
+    @property
+    def dead(self) -> list[Holder]:
+        return [it for it in self.holders if not it.needed]
+
+
+def find(places: Places) -> OwnState:
+    """Return the state in the calling thread's network namespace. Changes nothing."""
+    seen = look(places)
+    inventory = merge(seen.facts)
+    owned = owned_addresses(inventory.attachments)
+    holders = []
+    for it in inventory.attachments:
+        marks = [each.hashes for each in it.sightings if each.kind == ELEMENT and each.hashes]
+        if marks:
+            needed, why = is_needed(it, seen.facts, owned)
+            holders.append(Holder(it, marks[0], len(marks), needed, why))
+    return OwnState(holders, seen.data_dirs, inventory.attachments, inventory.unseen)
+
+
+def owned_addresses(attachments: Collection[NodeAttachment]) -> dict[str, NodeAttachment]:
+    """{address: the running attachment to which a cache or an address file gives it}."""
+    return {ip: it for it in attachments if it.state == RUNNING
+            for each in it.sightings if each.kind in (CACHE, ADDRESS_FILE) for ip in each.addresses}
+
+
+def is_needed(it: NodeAttachment, facts: Facts, owned: dict[str, NodeAttachment]) -> tuple[bool, str]:
+    """(whether a pod still needs the attachment's elements, why).
+
+    An ADD may be running: its pod has the address, and nothing else knows the attachment yet. If another attachment has
+    the address by now, the pod is another one.
+    """
+    if it.state not in (GONE, ORPHANED):
+        return True, it.why
+    if it.state == ORPHANED:
+        for inside in facts.interfaces:
+            host = facts.links.get(inside.peer)
+            leads = host and (host.kind != "veth" or host.peer == inside.index)
+            for ip in set(it.addresses).intersection(inside.addresses):
+                if leads and owned.get(ip, it) is it:
+                    return True, f"{inside.namespace} has its address {ip}"
+    return False, it.why
+
+
+# Removing -----------------------------------------------------------------------------------------
+
+def release(mode: Mode, hashes: Collection[str]) -> int:
+    """Delete the elements of these attachments, and what ipset and firewalld have for them. Return how many.
+
+    Gone is fine. Raises NetlinkError, CniError.
+    """
+    count = 0
+    for store in tables.own_stores(mode.firewall):
+        found = [each for each in store.read_all(mode.firewall) if mark_of_comment(each[2]) in hashes]
+        if found:
+            remove(request(mode), store, found)
+            count += len(found)
+    return count
+
+
+def remove(req: Request, store: Store, found: list[tuple[str, bytes, str]]) -> None:
+    """Delete elements of one store. Owner records go after what they record."""
+    ips = [key for _, key, _ in found]
+    if store.sets == forward_iptables.records().sets:
+        forward_iptables.remove(req, ips, found, [])
+    elif store.sets == forward_firewalld.records().sets:
+        forward_firewalld.remove(req, "trusted", ips, found)
+    else:
+        store.remove_from(req.mode.firewall, found)
+
+
+def request(mode: Mode) -> Request:
+    """A request of no network, for functions of the kit."""
+    return Request(mode, command="GC", env=os.environ)
+
+
+def marked(mode: Mode) -> int:
+    """Return how many elements belong to an attachment. Raises NetlinkError."""
+    return sum(bool(comment) for store in tables.own_stores(mode.firewall)
+               for _, _, comment in store.read_all(mode.firewall))
+
+
+def own_tables(mode: Mode) -> list[int]:
+    """The families in which fastcni's table exists. Raises NetlinkError."""
+    return [family for family in FAMILIES if rulesets.has_table(mode, family, TABLE)]
+
+
+def chains_of_others(mode: Mode) -> Iterator[str]:
+    """Yield the chains in fastcni's tables that have rules of an administrator, as CNI-ADMIN may. Raises NetlinkError.
+    """
+    for family in own_tables(mode):
+        stores = [store for store in backends.stores() if store.family == family]
+        rules = {chain: number for store in stores for chain, number in store.chains.items()}
+        rules |= dict.fromkeys(portmap_nftables_rules.HOOKS, 1)
+        led_to = tuple(store.leads_to for store in stores if store.leads_to)
+        for chain, references in rulesets.chains_of(mode.firewall, family, TABLE, ""):
+            if references and not (rules.get(chain) or chain.startswith(led_to)):
+                yield f"{nft.FAMILIES[family]} {TABLE} {chain}"

@@ -1,0 +1,104 @@
+"""Removal of fastcni's tables, sets and shared rules from the firewall, when no pod has anything in them."""
+
+from __future__ import annotations
+
+import time
+from errno import EBUSY, ENOENT
+
+from fastcni._netlink import Batch
+from fastcni.kernel import deletions, ipset, nft, nft_elements, wire
+from fastcni.kit.call.mode import Mode
+from fastcni.kit.firewall import forward_iptables_chain, iptables, rulesets
+from fastcni.kit.firewall.forward_iptables import NO_SET
+from fastcni.kit.firewall.forward_nftables_policies import FROM, SETS, TO
+from fastcni.kit.firewall.owners import Addresses
+from fastcni.kit.firewall.table import LENGTHS, TABLE
+from fastcni.node.attachments import tables
+from fastcni.node.own import state
+
+ERESTART = 85                   # include/linux/errno.h: another transaction came before this one
+TRIES = 5
+BUSY_TRIES, BUSY_PAUSE_S = 40, 0.05
+
+
+def remove_all(mode: Mode) -> tuple[list[str], list[str]]:
+    """Remove what no pod uses. Return (removed, why the rest stays), as texts. Raises NetlinkError, CniError."""
+    if count := state.marked(mode):
+        return [], [f"{count} elements of pods are in nftables"]
+    removed = [*remove_ipsets(mode), *remove_from_policies(mode)]
+    if administrators := list(state.chains_of_others(mode)):
+        return removed, [f"nftables chain {chain} has an administrator's rules" for chain in administrators]
+    return [*removed, *remove_tables(mode)], []
+
+
+def remove_tables(mode: Mode) -> list[str]:
+    """Delete the tables. Return their names; [] if an ADD keeps adding to them.
+
+    The transaction names the generation of nftables at which the tables had no pods, so that the kernel refuses it if
+    an ADD has come between.
+    """
+    for _ in range(TRIES):
+        generation = deletions.generation(mode.firewall)
+        families = state.own_tables(mode)
+        if not families or state.marked(mode):
+            return []
+        batch = nft.start(Batch(), generation)
+        for family in families:
+            nft.del_table(batch, family, TABLE)
+        _, refused = wire.attempt(mode.firewall, nft.stop(batch))
+        if not refused:
+            return [f"nftables table {nft.FAMILIES[family]} {TABLE}" for family in families]
+        if refused[0].errno not in (ERESTART, ENOENT):
+            raise refused[0]
+    return []
+
+
+def remove_from_policies(mode: Mode) -> list[str]:
+    """Delete the rules and sets in chains of others that drop by policy, see forward_nftables_policies."""
+    removed = []
+    for store in tables.own_stores(mode.firewall):
+        if not isinstance(store, Addresses) or store.table == TABLE:
+            continue
+        for chain, _ in rulesets.chains_of(mode.firewall, store.family, store.table, ""):
+            rulesets.delete_rules(mode, store.family, store.table, chain, lambda comment: comment in (FROM, TO))
+        batch = nft.start(Batch())
+        for name in store.sets:
+            nft_elements.del_set(batch, store.family, store.table, name)
+        _, refused = wire.attempt(mode.firewall, nft.stop(batch))
+        if refused and refused[0].errno not in (ENOENT, EBUSY):         # EBUSY: an administrator's rule uses it
+            raise refused[0]
+        if not refused:
+            removed.append(f"nftables sets {SETS}* in {nft.FAMILIES[store.family]} {store.table}")
+    return removed
+
+
+def remove_ipsets(mode: Mode) -> list[str]:
+    """Delete the ipsets of pods and the two rules that use each."""
+    removed, req = [], state.request(mode)
+    for length in LENGTHS:
+        name = forward_iptables_chain.set_of(length)
+        _, refused = wire.attempt(mode.firewall, ipset.test(Batch(), name, bytes(length)))
+        if refused and refused[0].errno != ipset.IPSET_ERR_EXIST:
+            continue                        # ENOENT: no such set; others: no ipset in this kernel
+        program, table = iptables.PROGRAMS[length], forward_iptables_chain.TABLE
+        lines = iptables.read_if_there(req, program, table)
+        present = [rule for rule in forward_iptables_chain.set_rules(length) if rule in lines]
+        if present:
+            iptables.remove(req, program, lines, present, table=table)
+        if destroy(mode, name):
+            removed.append(f"ipset {name}")
+    return removed
+
+
+def destroy(mode: Mode, name: str) -> bool:
+    """Delete an ipset. Return False if it is gone, or if a rule of others uses it. Raises NetlinkError."""
+    for _ in range(BUSY_TRIES):
+        _, refused = wire.attempt(mode.firewall, ipset.destroy(Batch(), name))
+        if not refused:
+            return True
+        if refused[0].errno in NO_SET:
+            return False
+        if refused[0].errno != ipset.IPSET_ERR_BUSY:
+            raise refused[0]
+        time.sleep(BUSY_PAUSE_S)        # nf_tables frees deleted rules, and with them their sets, some time later
+    return False
