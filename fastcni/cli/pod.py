@@ -25,6 +25,7 @@ from fastcni.runtime import (
     read_pod_spec,
 )
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
+from fastcni.runtime.parse import flattened
 from fastcni.runtime.pod_spec import read_quantity
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
@@ -83,6 +84,7 @@ def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None,
         wanted, networks=[read_network(text) for text in networks], ips=ips, mac=mac,
         host_ports=[*wanted.host_ports, *map(read_port, ports)],
         bandwidth=Bandwidth(*rates) if any(rates) else wanted.bandwidth)
+    require_port_mappings(pods, wanted)
     put_status(pods.set_up_pod(wanted), as_json)
 
 
@@ -142,6 +144,17 @@ def read_spec(file: IO[bytes], container_id: str, netns: str) -> Pod:
         raise CniError(errors.DECODING_FAILURE, f"{file.name}: {e}",
                        "--spec takes JSON: kubectl get pod -o json") from None
     return read_pod_spec(document, container_id, netns)
+
+
+def require_port_mappings(pods: PodNetworks, pod: Pod) -> None:
+    """Raise CniError if a pod has host ports, and no plugin of its first network maps them."""
+    if "portMappings" not in pod.capability_args(first=True):
+        return
+    listing = pods.directory.listing()
+    net = listing.named(pod.networks[0].name) if pod.networks else listing.default
+    if not any(plugin.capabilities.get("portMappings") for plugin in flattened(net.plugins)):
+        raise CniError(errors.INVALID_ENVIRONMENT, f"no plugin of network {net.name} maps host ports",
+                       'add {"type": "portmap", "capabilities": {"portMappings": true}} to its plugins')
 
 
 def read_network(text: str) -> PodNetwork:

@@ -128,6 +128,13 @@ def test_journald_gets_a_field_for_each_value(daemon):
     assert found["MESSAGE"].startswith("event=request_failed id=")
 
 
+def test_a_warning_of_the_plugin_is_in_the_log(daemon):
+    """The log had errors only."""
+    entry().write("syslog", Reply(0, b"{}", b"portmap: a\nportmap: b\n"))
+    line = daemon.recv(1 << 16).decode()
+    assert line.startswith("<28>") and 'warning="portmap: a; portmap: b"' in line
+
+
 def test_syslog_gets_one_line(daemon):
     entry().write("syslog", Reply(0, b"{}"))
     line = daemon.recv(1 << 16).decode()

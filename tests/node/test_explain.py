@@ -1,8 +1,11 @@
 """fastcni explain: addresses, ports, links, chains and container ids."""
 
+import os
 import socket
+from pathlib import Path
 
 import pytest
+from node.conftest import LIST
 
 from fastcni.kit.call import names
 from fastcni.node.attachments import listeners
@@ -28,8 +31,8 @@ def node(folders):
     ("10.88.0.7", "address", "no address file has it, so the next ADD may get it", []),
     ("10.88.0.4", "address", "it names no attachment", []),
     ("8080", "port", "8080/tcp -> 10.88.0.2:80", ["web1"]),
-    (":8080/TCP", "port", "port 8080 of this node leads to", ["web1"]),
-    ("192.0.2.1:8080", "port", "port 8080 of this node leads to", ["web1"]),
+    (":8080/TCP", "port", "port 8080 of this node should lead to", ["web1"]),
+    ("192.0.2.1:8080", "port", "port 8080 of this node should lead to", ["web1"]),
     ("veth00c0ffee", "link", "was the link of eth0 of container web1", ["web1"]),
     (names.container_chain("CNI-", "net1", "web1"), "chain", "for ipMasq", ["web1"]),
     (names.container_chain("CNI-DN-", "net1", "web2"), "chain", "for port mappings", ["web2"]),
@@ -66,13 +69,28 @@ def test_a_listening_process_is_named(node, fastcni):
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        assert ("tcp", "127.0.0.1") in list(listeners.listening(port))
-        assert f"listens on {port}/tcp, address 127.0.0.1" in " ".join(fastcni("explain", str(port)).out.split())
+        (found,) = listeners.listening([port])
+        assert (found.protocol, found.address, found.pid) == ("tcp", "127.0.0.1", os.getpid())
+        name = Path("/proc/self/comm").read_text().strip()
+        assert f"process {os.getpid()} ({name}) listens on {port}/tcp, address 127.0.0.1" in " ".join(
+            fastcni("explain", str(port)).out.split())
 
 
-def test_addresses_of_proc_are_read():
-    assert listeners.read_hex("0100007F") == "127.0.0.1"
-    assert listeners.read_hex("00000000000000000000000001000000") == "::1"
+@pytest.mark.parametrize("address, lengths", [
+    ("127.0.0.1", (4,)), ("::1", (16,)), ("::", (16, 4)), ("::ffff:127.0.0.1", (4,))])
+def test_a_socket_serves_the_addresses_of_its_families(address, lengths):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.bind((address, 0))
+        (found,) = listeners.listening([sock.getsockname()[1]], "udp")
+    assert found.lengths == lengths and found.address == address.removeprefix("::ffff:")
+
+
+def test_only_an_ipv6_socket_that_takes_ipv4_serves_it():
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(("::", 0))
+        assert listeners.listening([sock.getsockname()[1]])[0].lengths == (16,)
 
 
 @needs_root
@@ -84,6 +102,30 @@ def test_links_and_rules_of_a_real_pod(host, pod_netns, fastcni):
     bridge = fastcni("explain", "br0", "--json").document["explanations"][0]
     assert "the bridge of network net1, with 1 port" in bridge["what"] and len(bridge["owners"]) == 1
     assert "nftables inet fastcni hostports4" in fastcni("explain", "8080/tcp").out
+    assert "8080 of this node leads to eth0" in " ".join(fastcni("explain", "8080/tcp").out.split())
     run("ip", "link", "add", "veth0badc0de", "type", "veth", "peer", "name", "other")
     assert "no attachment has it" in " ".join(fastcni("explain", "veth0badc0de").out.split())
     host.delete("c1", pod)
+
+
+@needs_root
+@pytest.mark.parametrize("backend", ["nftables", "iptables"])
+def test_a_mapping_or_chain_that_was_flushed_leads_to_nothing(host, pod_netns, fastcni, backend):
+    """explain said that a port leads to a pod, by the runtime's cache alone."""
+    host.configure({**LIST, "plugins": [LIST["plugins"][0], {**LIST["plugins"][1], "backend": backend}]})
+    host.add("c1", pod := pod_netns(), ports=[(8080, 80)])
+    chain = "hostports" if backend == "nftables" else "CNI-HOSTPORT-DNAT"
+    assert explained(fastcni, "8080/tcp").startswith("port 8080 of this node leads to")
+    assert explained(fastcni, chain).startswith(f"{chain} is shared by all pods")
+    run("nft", "flush", "ruleset")
+    assert explained(fastcni, "8080/tcp").startswith("port 8080 of this node should lead to")
+    assert explained(fastcni, chain).startswith(f"there is no chain or set {chain} now")
+    assert "10.88.0.2 is the address of eth0 of container c1" in explained(fastcni, "10.88.0.2")
+    fastcni("restore")
+    assert explained(fastcni, "8080/tcp").startswith("port 8080 of this node leads to")
+    host.delete("c1", pod)
+    assert fastcni("explain", "8080/tcp").status == 1
+
+
+def explained(fastcni, what):
+    return fastcni("explain", what, "--json").document["explanations"][0]["what"]

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import socket
 import subprocess
 import tempfile
 import time
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from real_kernel.node import Inside, addresses, elements, links, run, sysctl
+from real_kernel.portmap_chain import mapping
 from server.client import Server, packed
 
 from fastcni.testing.witnesses import eventually
@@ -264,6 +266,22 @@ def test_descriptors_and_threads_do_not_grow(node, pod_netns, server):
     again = pairs(40)
     # A worker opens three at its first request. A leak would show 640 times.
     assert again[0] <= descriptors + 16 and again[1] <= threads + 8
+
+
+@pytest.mark.parametrize("protocol, kind", [("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)])
+def test_a_host_port_that_a_process_has_is_a_warning_in_the_log(net, pod, server, protocol, kind):
+    """Packets went to the pod instead of the process, and no log said so."""
+    with socket.socket(socket.AF_INET, kind) as process:
+        process.bind(("0.0.0.0", 0))
+        if kind == socket.SOCK_STREAM:
+            process.listen()
+        port = process.getsockname()[1]
+        conf = net.of(pod, mapping(port, protocol=protocol), mapping(port % 60000 + 1024, protocol=protocol))
+        answer = server.send("ADD", conf, pod).answer()
+    text = f"portmap: host port {port}/{protocol}: a process of the node listens on 0.0.0.0"
+    assert answer.status == 0 and answer.stderr.decode().startswith(text) and answer.stderr.count(b"\n") == 1
+    assert eventually(lambda: server.lines("event=request_done", "level=warning", f'warning="{text}'))
+    server.ok("DEL", conf, pod)
 
 
 @pytest.mark.parametrize("fmt", ["logfmt", "json"])

@@ -56,7 +56,10 @@ class Entry:
                   "ms": f"{(time.perf_counter() - self.started) * 1000:.3f}"}
         if reply.status:
             values["error"] = error_of(reply.stdout)
-        return LOG_WARNING if reply.status else LOG_INFO, {name: readable(value) for name, value in values.items()}
+        elif reply.stderr:
+            values["warning"] = reply.stderr.decode("utf-8", "replace").strip().replace("\n", "; ")
+        priority = LOG_WARNING if reply.status or reply.stderr else LOG_INFO
+        return priority, {name: readable(value) for name, value in values.items()}
 
 
 def network_of(stdin: bytes) -> object:

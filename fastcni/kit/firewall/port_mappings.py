@@ -8,8 +8,9 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from fastcni.kit.call.request import Request
     from fastcni.spec.config import Section
 
 PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}         # IPPROTO_*
@@ -91,3 +92,27 @@ def check_distinct(mappings: Sequence[Mapping]) -> None:
 
 def first(found: dict[bytes, Mapping]) -> Mapping | None:
     return next(iter(found.values()), None)
+
+
+def warn_of_processes(req: Request, mappings: Sequence[Mapping], lengths: Collection[int]) -> None:
+    """Add a warning for each mapped port at which a process of the node listens. lengths: of the pod's addresses.
+
+    A kernel that does not list its sockets is no error: the mapping does not need the list.
+    """
+    from fastcni.kernel import inet_sockets, wire
+
+    for protocol in sorted({mapping.protocol for mapping in mappings}):
+        by_port: dict[int, list[Mapping]] = {}
+        for mapping in mappings:
+            if mapping.protocol == protocol:
+                by_port.setdefault(mapping.host_port, []).append(mapping)
+        try:
+            held = {mapping: it for it in inet_sockets.waiting(PROTOCOLS[protocol])
+                    for mapping in by_port.get(it.port, ())
+                    if any(it.serves(mapping.host_ip, length) for length in mapping.lengths if length in lengths)}
+        except wire.NetlinkError:
+            continue
+        for mapping, it in held.items():
+            req.warn(f"portmap: host port {mapping}: a process of the node listens on {addresses.ip_text(it.packed)}, "
+                     "and packets from outside go to the pod; "
+                     f"`fastcni explain {it.port}/{protocol}` names the process")

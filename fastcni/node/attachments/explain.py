@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fastcni.kernel import uapi, wire
 from fastcni.kit.call import names
 from fastcni.kit.firewall import backends, masquerade_nftables, portmap_nftables_rules
 from fastcni.node import confs, pod_policies
-from fastcni.node.attachments import listeners
+from fastcni.node.attachments import listeners, tables
 from fastcni.node.attachments.inspect import matching
 from fastcni.node.attachments.inventory import Places, Seen, look
 from fastcni.node.attachments.links import VETH
 from fastcni.node.attachments.merge import merge
-from fastcni.node.attachments.records import Inventory, NodeAttachment
+from fastcni.node.attachments.records import ELEMENT, GONE, ORPHANED, RULE, Inventory, NodeAttachment
 from fastcni.node.cluster import site
 from fastcni.node.ranges import ranges_of
 from fastcni.runtime.parse import flattened
@@ -45,6 +46,13 @@ SHARED_CHAINS = {
 }
 
 
+LEADS, LOST, LED, NOT_SEEN = "leads to", "should lead to", "led to", "is meant to lead to"
+VERBS = {LEADS: "", LOST: ". The kernel has no such mapping: `fastcni restore` adds it again",
+         LED: ". The kernel has no such mapping, and the pod is gone",
+         NOT_SEEN: ". The kernel's mappings cannot be read"}
+GO_MAPPING = "port mapping"
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """The explanation of one thing. kind: ADDRESS, PORT ... what: a sentence. owners: the attachments that it belongs
@@ -65,6 +73,16 @@ class Node:
 
     def owners(self, owns: Callable[[NodeAttachment], bool]) -> tuple[NodeAttachment, ...]:
         return tuple(it for it in self.inventory.attachments if owns(it))
+
+    def chains(self) -> set[str]:
+        """Return the names of the chains and sets in the kernel. Raises NetlinkError."""
+        found = {line[1:].partition(" ")[0] for lines in self.seen.facts.saved.values() for line in lines
+                 if line.startswith(":")}
+        sock = wire.open_socket(uapi.NETLINK_NETFILTER)
+        try:
+            return found | tables.chains_and_sets(sock)
+        finally:
+            sock.close()
 
 
 def explain(places: Places, text: str, *, ask_stores: bool = True) -> tuple[list[Explanation], Inventory]:
@@ -123,11 +141,26 @@ def explain_port(node: Node, text: str) -> Iterator[Explanation]:
                    (not host_ip or each.host_ip in ("", host_ip)) for each in it.ports)
 
     owners = node.owners(fits)
-    if owners:
-        mapped = sorted({str(each) for it in owners for each in it.ports if each.port == port})
-        yield Explanation(PORT, f"port {port} of this node leads to {those(owners)}: {', '.join(mapped)}", owners)
-    for kind, ip in listeners.listening(port, protocol):
-        yield Explanation(PORT, f"a process of this node listens on {port}/{kind}, address {ip}: `ss -lntup` shows it")
+    verbs = {it.name: verb_of(node, it, port) for it in owners}
+    for verb in dict.fromkeys(verbs.values()):
+        group = tuple(it for it in owners if verbs[it.name] == verb)
+        mapped = sorted({str(each) for it in group for each in it.ports if each.port == port})
+        yield Explanation(PORT, f"port {port} of this node {verb} {those(group)}: {', '.join(mapped)}"
+                          + VERBS[verb], group)
+    for listener in listeners.listening([port], protocol):
+        yield Explanation(PORT, f"{listener}; packets from outside go to the pod" if LEADS in verbs.values()
+                          else str(listener))
+
+
+def verb_of(node: Node, it: NodeAttachment, port: int) -> str:
+    """Return a key of VERBS: whether the kernel has the mapping of a host port to the attachment."""
+    for each in it.sightings:
+        # A rule of the reference plugin's nftables backend names its container only.
+        if each.kind in (ELEMENT, RULE) and (any(own.port == port for own in each.ports) or each.text == GO_MAPPING):
+            return LEADS
+    if not node.seen.facts.firewall:
+        return NOT_SEEN
+    return LED if it.state in (GONE, ORPHANED) else LOST
 
 
 def explain_link(node: Node, text: str) -> Iterator[Explanation]:
@@ -158,7 +191,14 @@ def explain_link(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def explain_chain(node: Node, text: str) -> Iterator[Explanation]:
-    """A chain of iptables or nftables, or a set of fastcni's tables."""
+    """A chain of iptables or nftables, or a set of fastcni's tables; also one that does not exist now."""
+    for it in meaning_of_chain(node, text):
+        exists = text in node.chains()
+        yield it if exists else replace(it, what=f"there is no chain or set {text} now. By its name: {it.what}")
+
+
+def meaning_of_chain(node: Node, text: str) -> Iterator[Explanation]:
+    """What the name of a chain or set says."""
     for prefix, what in POD_CHAINS.items():
         owners = node.owners(lambda it: names.container_chain(
             prefix, it.network, it.container_id) == text)          # noqa: B023 - called at once

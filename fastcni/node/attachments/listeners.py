@@ -1,16 +1,33 @@
-"""The node's addresses, and the ports on which its processes listen. Read without root."""
+"""The node's addresses, and the processes that wait for packets at its ports. Without root the processes of other
+users have no name."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from fastcni.kernel import wire
+from fastcni.kernel import inet_sockets, wire
+from fastcni.kit.firewall.port_mappings import PROTOCOLS
 from fastcni.kit.links import find
 from fastcni.spec import address
 
-# /proc/net/tcp and udp, proc_net_tcp.txt of the kernel: state 0A is listening, 07 an unconnected UDP socket.
-TABLES = (("tcp", "tcp", "0A"), ("tcp6", "tcp", "0A"), ("udp", "udp", "07"), ("udp6", "udp", "07"))
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A process that waits for packets at a port. address: as text, "0.0.0.0" or "::" for every one. lengths: those of
+    the addresses that it serves, 4, 16 or both. pid, name: 0 and "" if they are not known."""
+
+    protocol: str
+    port: int
+    address: str
+    lengths: tuple[int, ...]
+    pid: int = 0
+    name: str = ""
+
+    def __str__(self) -> str:
+        who = f"process {self.pid} ({self.name})" if self.pid else "a process of this node"
+        return f"{who} listens on {self.port}/{self.protocol}, address {self.address}"
 
 
 def own_addresses() -> list[tuple[str, str]]:
@@ -23,29 +40,36 @@ def own_addresses() -> list[tuple[str, str]]:
         sock.close()
 
 
-def listening(port: int, protocol: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (protocol, address) of the sockets that listen on a port, in the calling thread's namespace."""
-    for table, kind, state in TABLES:
-        if protocol in ("", kind):
-            try:
-                with open(f"/proc/thread-self/net/{table}", encoding="ascii") as file:
-                    lines = file.read().splitlines()[1:]
-            except OSError:
-                continue                    # no IPv6
-            yield from ((kind, ip) for ip in dict.fromkeys(read_table(lines, port, state)))
+def listening(ports: Collection[int], protocol: str = "") -> list[Listener]:
+    """Return the processes at some ports, in the calling thread's namespace. protocol "": of each protocol. Raises
+    NetlinkError."""
+    found = [(name, it) for name, number in PROTOCOLS.items() if protocol in ("", name)
+             for it in sockets(number) if it.port in ports]
+    owners = processes({it.inode for _, it in found})
+    return list(dict.fromkeys(Listener(name, it.port, address.ip_text(it.packed), it.lengths,
+                                       *owners.get(it.inode, (0, ""))) for name, it in found))
 
 
-def read_table(lines: list[str], port: int, state: str) -> Iterator[str]:
-    """Yield the local addresses of the lines that have this port and state."""
-    for line in lines:
-        fields = line.split()
-        local, number = fields[1].split(":")
-        if int(number, 16) == port and fields[3] == state:
-            yield read_hex(local)
+def sockets(number: int) -> list[inet_sockets.Waiting]:
+    """Return the waiting sockets of a protocol; [] for SCTP on a kernel without it. Raises NetlinkError."""
+    try:
+        return list(inet_sockets.waiting(number))
+    except wire.NetlinkError:
+        if number == inet_sockets.SCTP:
+            return []
+        raise
 
 
-def read_hex(text: str) -> str:
-    """An address as these files print it: words of 32 bits, each in the byte order of the machine."""
-    packed = bytes.fromhex(text)
-    words = [packed[at:at + 4] for at in range(0, len(packed), 4)]
-    return address.ip_text(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words))
+def processes(inodes: Collection[int]) -> dict[int, tuple[int, str]]:
+    """Return {inode: (process id, name)} of sockets; the first process of each, which is the one that made it."""
+    found: dict[int, tuple[int, str]] = {}
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdecimal()) if wanted else ()):
+        try:
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                if (inode := wanted.get(os.readlink(f"/proc/{pid}/fd/{fd}"))) and inode not in found:
+                    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                        found[inode] = pid, file.read().strip()
+        except OSError:
+            continue                        # it has ended, or belongs to another user
+    return found

@@ -53,6 +53,14 @@ def tables(sock: wire.Socket) -> list[tuple[int, str]]:
             for _, payload in replies]
 
 
+def chains_and_sets(sock: wire.Socket) -> set[str]:
+    """Return the names of all chains and sets of nftables. Raises NetlinkError."""
+    chains = wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")
+    sets = wire.dump(sock, nft.NFT_MSG_GETSET, nft.nfgenmsg(0), "list nftables sets")
+    return {nft.as_text(attributes(payload, 4).get(kind, b"")) for found, kind in (
+        (chains, nft.NFTA_CHAIN_NAME), (sets, nft_elements.NFTA_SET_NAME)) for _, payload in found}
+
+
 def has_set(sock: wire.Socket, family: int, table: str, begins: str) -> bool:
     return any(wire.look_up(sock, nft_elements.get_set(Batch(), family, table, begins + end)) is not None
                for end in ("4", "6"))

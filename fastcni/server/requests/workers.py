@@ -226,12 +226,14 @@ class Workers:
             self.log.warning("caller_gone", **values, run=True)
         elif answer.status:
             self.log.warning("request_failed", **values, error=answer.error)
+        elif answer.warning:
+            self.log.warning("request_done", **values, warning=answer.warning)
         else:
             self.log.info("request_done", **values)
 
 
 class Answer:
-    """The answer to a caller: `status` once it is sent; `unsent`: the caller has left.
+    """The answer to a caller: `status` once it is sent; `unsent`: the caller has left. warning: its text for stderr.
 
     It first closes the message's descriptor of CNI_NETNS, if no plugin has used it: the caller may unmount the
     namespace immediately, and the kernel would refuse that (EBUSY).
@@ -239,6 +241,7 @@ class Answer:
 
     def __init__(self, conn: protocol.Connection, message: protocol.Message) -> None:
         self.conn, self.message, self.error, self.unsent = conn, message, "", False
+        self.warning = ""
         self.status: int | None = None
 
     def deliver(self, reply: Reply) -> None:
@@ -249,7 +252,7 @@ class Answer:
         except OSError:
             self.unsent = True
             raise
-        self.status = reply.status
+        self.status, self.warning = reply.status, text_of(reply.stderr)
 
     def send(self, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
         """Send the answer, unless deliver() has sent it, or the caller has left."""
@@ -257,6 +260,7 @@ class Answer:
             return
         self.message.close_netns()
         self.status, self.error = status, stdout.decode("utf-8", "replace") if status else ""
+        self.warning = text_of(stderr)
         try:
             protocol.answer(self.conn, status, stdout, stderr)
         except OSError:
@@ -313,3 +317,8 @@ def environment() -> dict[str, str]:
     mine = {name: value for name, value in os.environ.items()
             if not name.startswith(("CNI_", "LISTEN_", "FASTCNI_")) and name != "NOTIFY_SOCKET"}
     return mine | {"FASTCNI_SOCKET": ""}
+
+
+def text_of(stderr: bytes) -> str:
+    """The warnings of a request in one line."""
+    return stderr.decode("utf-8", "replace").strip().replace("\n", "; ")
