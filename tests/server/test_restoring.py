@@ -294,6 +294,35 @@ def test_a_flush_among_dropped_notifications_is_restored(watch, net, pod):
     assert ruleset() == before and watch.log.lines
 
 
+@pytest.mark.parametrize("step", [1, 20, 60])
+def test_a_flush_during_the_first_reading_is_restored_once(make_watch, net, pod, monkeypatch, step):
+    """The reading saw the flush in part, so each table was restored, and restored again when the flush was announced.
+
+    The first reading asks the kernel 69 times. The flush comes before the question of number `step`.
+    """
+    watch = make_watch()
+    net.add(pod, mapping())
+    before, steps = ruleset(), iter(range(1000))
+
+    def with_flush(ask):
+        def asked(sock, *args, **more):
+            if sock is watch.ask and next(steps) == step:
+                nft("flush ruleset")
+            return ask(sock, *args, **more)
+        return asked
+
+    for name in ("look_up", "dump"):
+        monkeypatch.setattr(wire, name, with_flush(getattr(wire, name)))
+    watch.attend(time.monotonic())
+    assert next(steps) > step
+    for _ in range(3):
+        time.sleep(backoff.FIRST_DELAY_S)
+        watch.attend(time.monotonic())
+    assert ruleset() == before
+    assert sorted(values["table"] for event, values in watch.log.lines if event == "rules_restored") == [
+        "bridge fastcni", "inet fastcni"]
+
+
 def test_a_refused_restore_is_logged_and_tried_again(watch, net, pod):
     """Another program has made a table of that name, in which our set has another type."""
     net.add(pod, mapping())

@@ -15,7 +15,7 @@ from fastcni.server.restoring.legacy_watch import LegacyWatch
 from fastcni.server.restoring.neighbour_watch import NeighbourWatch
 from fastcni.server.restoring.replay import Replay
 from fastcni.server.restoring.restore_states import DROPPED, FAULT, INTERRUPTED, READ, STALE, Machine
-from fastcni.server.restoring.table_mirror import WHOLE_TABLE, TableMirror
+from fastcni.server.restoring.table_mirror import WHOLE_TABLE, TableMirror, wait_for_transactions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,6 +84,10 @@ class Watch:
                 wire.drain(self.sock, self._receive, self._dropped)
                 if self.copy.state == STALE:
                     self._read()
+                    wait_for_transactions(self.ask)
+                    wire.drain(self.sock, self._receive, self._dropped)
+                    if self.copy.state == STALE:
+                        self._wake_at(monotonic() + RETRY_S)
                 self._note_deletions()
                 self.mirror.delete_returned(self.ask)
                 self.mirror.keep_deletions = replaying
@@ -154,7 +158,6 @@ class Watch:
             if e.errno != EINTR:
                 raise
             self.copy.on(INTERRUPTED)
-            self._wake_at(monotonic() + RETRY_S)
         else:
             self.copy.on(READ)
 

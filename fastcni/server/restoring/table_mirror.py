@@ -66,7 +66,6 @@ class TableMirror:
         self.emptied: dict[Where, set[str]] = {where: set() for where in self.stores}
         self.missing: dict[Where, set[str]] = {where: set() for where in self.stores}
         self.suspects: set[Where] = set()       # something may be missing from these tables
-        self.unchecked: set[Where] = set()      # the kernel is to be asked if these have their rules
         self.losses, self.by = 0, ""    # the size of `missing` and `emptied`; the program that last added to them
         self.deletions: dict[str, tuple[int, float]] = {}
         self.lock = Lock()
@@ -168,7 +167,9 @@ class TableMirror:
     def read(self, sock: Socket) -> None:
         """Read what the kernel has: at the start, and after it dropped announcements.
 
-        Raises NetlinkError, with EINTR if nftables changed meanwhile: what was read by then may be restored.
+        Call receive() with the announcements of what changed meanwhile before restore(): a flush that this reading saw
+        in part would be restored now, and again when it is announced. Raises NetlinkError, with EINTR if nftables
+        changed meanwhile: what was read by then may be restored.
         """
         self.machine.on(READING)
         for where, stores in self.stores.items():
@@ -176,8 +177,9 @@ class TableMirror:
                 for name in store.sets:
                     self._read_set(sock, where, store, name)
                 self.chains.update((*where, chain) for chain in store.chains if has_chain(sock, *where, chain))
+                if self._used(store) and not has_rules(store, sock):
+                    self.missing[where] |= {f"rules of {chain}" for chain in store.chains}
             self.suspects.add(where)
-            self.unchecked.add(where)
 
     def _read_set(self, sock, where, store, name):
         payloads = store.dump(sock, name)
@@ -227,9 +229,6 @@ class TableMirror:
         stores = [store for store in self.stores[where] if self._used(store)]
         lost = {name: {key: element for key, element in some.items() if key not in self.present[where].get(name, ())}
                 for name, some in self.lost[where].items()}
-        if where in self.unchecked:
-            self.missing[where] |= {f"rules of {chain}" for store in stores if not has_rules(store, sock)
-                                    for chain in store.chains}
         if not self.missing[where] and not self.emptied[where] and not any(lost.values()):
             self._clear(where)
             return None
@@ -265,7 +264,6 @@ class TableMirror:
         for kept in (self.lost[where], self.emptied[where], self.missing[where]):
             kept.clear()
         self.suspects.discard(where)
-        self.unchecked.discard(where)
 
     def _missing_text(self, where):
         missing = self.missing[where] | {f"rules of {chain}" for chain in self.emptied[where]}
@@ -285,14 +283,22 @@ class TableMirror:
 def has_rules(store: Store, sock: Socket) -> bool:
     """Return whether the chains of a Store have their rules.
 
-    While a transaction replaces the rules, the kernel shows their number before it is done. An empty transaction waits
-    for it.
+    While a transaction replaces the rules, the kernel shows their number before it is done.
     """
     for _ in range(RULE_CHECKS):
         if store.complete_on(sock):
             return True
-        wire.attempt(sock, nft.stop(nft.start(Batch())))
+        wait_for_transactions(sock)
     return False
+
+
+def wait_for_transactions(sock: Socket) -> None:
+    """Wait until the transactions that have begun are done and announced. Raises NetlinkError.
+
+    Sends an empty transaction. The kernel begins it after the others: nf_tables_commit() keeps its mutex until it has
+    sent the announcements.
+    """
+    wire.attempt(sock, nft.stop(nft.start(Batch())))
 
 
 def has_chain(sock: Socket, family: int, table: str, chain: str) -> bool:
