@@ -83,10 +83,10 @@ if TYPE_CHECKING:
               type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
 def agent(metrics: str, leave: bool, log_to: str, log_level: str, log_format: str, **network: Any) -> None:
-    """Give this node a subnet and join it to the others, as flanneld does.
+    """Give this node a subnet and join it to the others.
 
-    The agent writes the routes to other nodes' pods and keeps them so, and /run/flannel/subnet.env for the flannel
-    plugin. SIGTERM ends it and leaves the network as it is.
+    It does what flanneld does. The agent writes the routes to other nodes' pods and keeps them so, and
+    /run/flannel/subnet.env for the flannel plugin. SIGTERM ends it and leaves the network as it is.
     """
     from fastcni.agent.contract import ConfigurationError, NoSubnetLeft, SubnetLost
     from fastcni.agent.run import Agent

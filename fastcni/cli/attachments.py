@@ -6,7 +6,7 @@ import click
 
 from fastcni.cli import inventory
 from fastcni.cli.node_options import node_command
-from fastcni.cli.output import for_people, put_document
+from fastcni.cli.output import put_document
 from fastcni.node.attachments import documents
 from fastcni.node.attachments.adopt import FAILED
 from fastcni.node.attachments.adopt import adopt as run_adopt
@@ -20,7 +20,7 @@ from fastcni.node.attachments.records import STATES
 @click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Only this state; may be repeated.")
 @node_command
 def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], states: tuple[str, ...]) -> None:
-    """List the attachments that this node shows, with their state.
+    """List the attachments of this node, with their state.
 
     \b
     running   the network namespace exists
@@ -31,7 +31,7 @@ def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], s
     found = collect(places)
     chosen = [it for it in found.attachments
               if (not networks or it.network in networks) and (not states or it.state in states)]
-    if for_people(as_json):
+    if not as_json:
         inventory.print_list(chosen, found, filtered=bool(networks or states))
     else:
         put_document({"attachments": [documents.attachment(it) for it in chosen],
@@ -42,14 +42,15 @@ def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], s
 @click.argument("attachment")
 @node_command
 def inspect(places: Places, as_json: bool, attachment: str) -> None:
-    """Show everything about one ATTACHMENT: result, configuration, files, rules, links, counters.
+    """Show everything about one ATTACHMENT.
 
-    ATTACHMENT is the beginning of a container id, or CONTAINERID/IFNAME.
+    That is its result, configuration, files, rules, links and counters. ATTACHMENT is the beginning of a container id,
+    or CONTAINERID/IFNAME.
     """
     found = collect(places)
     it = find(found, attachment)
     details = inspect_one(it)
-    if for_people(as_json):
+    if not as_json:
         inventory.print_details(it, details, found.unseen)
     else:
         put_document({**documents.attachment(it), **details.as_document(), "unseen": list(found.unseen)})
@@ -59,13 +60,14 @@ def inspect(places: Places, as_json: bool, attachment: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Build no index.")
 @node_command
 def adopt(places: Places, as_json: bool, dry_run: bool) -> int:
-    """Show which attachments fastcni recognises, and build indexes of host-local's files.
+    """Show which attachments fastcni recognises, and build indexes.
 
-    Use it after `fastcni install`, on a node with pods of the Go plugins. It changes no pod: fastcni checks and deletes
-    them as they are. The exit status is 1 if an index could not be built.
+    The indexes are those of host-local's files. Use the command after `fastcni install`, on a node with pods of the Go
+    plugins. It changes no pod: fastcni checks and deletes them as they are. The exit status is 1 if an index could not
+    be built.
     """
     done = run_adopt(places, dry_run=dry_run)
-    if for_people(as_json):
+    if not as_json:
         inventory.print_adoption(done)
     else:
         put_document({

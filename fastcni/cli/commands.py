@@ -1,135 +1,113 @@
-"""The commands of the fastcni command line; those of cnitool, and version."""
+"""The command line's table of commands, in groups. A command's module is imported when the command is used."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 import fastcni
-from fastcni.cli import reports, show
-from fastcni.cli.agent import agent
-from fastcni.cli.attachments import adopt, inspect, list_attachments
-from fastcni.cli.bench import bench
-from fastcni.cli.doctor import doctor
-from fastcni.cli.explain import explain
-from fastcni.cli.fuse import fuse, unfuse
-from fastcni.cli.gc import gc
-from fastcni.cli.install import install
-from fastcni.cli.ipam import ipam
-from fastcni.cli.netconf import netconf
-from fastcni.cli.output import for_people, put, put_document
-from fastcni.cli.plugins import list_plugins
-from fastcni.cli.pod import pod
-from fastcni.cli.policy import policy
-from fastcni.cli.restore import restore
-from fastcni.cli.selftest import selftest
-from fastcni.cli.serve import serve
-from fastcni.cli.settings import BIN_DIR_HELP, Settings, network_command, plugin_dirs
-from fastcni.cli.top import top
-from fastcni.cli.trace import trace
-from fastcni.cli.uninstall import uninstall
-from fastcni.runtime import CNI, Report
-from fastcni.spec import result as results
-from fastcni.spec import version
+from fastcni.cli.output import Group
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+# {group: {command: (module:attribute, summary)}}. A summary is the first sentence of the command's help, and fits into
+# one line of `fastcni --help`: 65 characters. A group is a task, and has its commands in the order of their use.
+GROUPS = {
+    "Attach containers": {
+        "add": ("fastcni.cli.cnitool:add", "Attach NETNS to NET and print the result."),
+        "check": ("fastcni.cli.cnitool:check", "Check that the attachment of NETNS is as ADD made it."),
+        "del": ("fastcni.cli.cnitool:delete", "Detach NETNS from NET."),
+        "status": ("fastcni.cli.cnitool:status", "Ask the plugins of NET whether they can serve an ADD."),
+        "gc": ("fastcni.cli.gc:gc", "Release what belongs to no living attachment of NET."),
+        "pod": ("fastcni.cli.pod:pod", "Set up and tear down all networks of a pod."),
+    },
+    "See what is on this node": {
+        "list": ("fastcni.cli.attachments:list_attachments", "List the attachments of this node, with their state."),
+        "inspect": ("fastcni.cli.attachments:inspect", "Show everything about one ATTACHMENT."),
+        "explain": ("fastcni.cli.explain:explain", "Say what an address, port, link or chain of this node belongs to."),
+        "ipam": ("fastcni.cli.ipam:ipam", "Show and repair cluster-wide addresses."),
+        "plugins": ("fastcni.cli.plugins:list_plugins", "List the plugins, or show what those of TYPE can."),
+        "version": ("fastcni.cli.cnitool:show_version", "Print fastcni's version and the CNI versions it supports."),
+    },
+    "Find faults": {
+        "doctor": ("fastcni.cli.doctor:doctor", "Check this node: what is wrong, and the command that mends it."),
+        "selftest": ("fastcni.cli.selftest:selftest", "Test the network of this node with two pods of its own."),
+        "policy": ("fastcni.cli.policy:policy", "Show what network policies allow."),
+        "trace": ("fastcni.cli.trace:trace", "Follow the server's requests, each with its phases."),
+        "top": ("fastcni.cli.top:top", "Watch the server's requests of the last minute."),
+        "bench": ("fastcni.cli.bench:bench", "Measure fastcni, the Go plugins and the kernel on this node."),
+    },
+    "Configure networks": {
+        "netconf": ("fastcni.cli.netconf:netconf", "Show what a command would send to each plugin of NET."),
+        "fuse": ("fastcni.cli.fuse:fuse", "Make one plugin, `chain`, of the plugins of the list CONFLIST."),
+        "unfuse": ("fastcni.cli.fuse:unfuse", "Put back the original of the fused list CONFLIST."),
+    },
+    "Set up this node": {
+        "install": ("fastcni.cli.install:install", "Write fastcni's plugins to a directory."),
+        "adopt": ("fastcni.cli.attachments:adopt", "Show which attachments fastcni recognises, and build indexes."),
+        "uninstall": ("fastcni.cli.uninstall:uninstall", "Put back the plugins that fastcni replaced."),
+        "serve": ("fastcni.cli.serve:serve", "Answer the installed plugins from one warm process."),
+        "agent": ("fastcni.cli.agent:agent", "Give this node a subnet and join it to the others."),
+        "restore": ("fastcni.cli.restore:restore", "Restore the firewall state of all cached attachments."),
+    },
+}
+TABLE = {name: row for group in GROUPS.values() for name, row in group.items()}
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(MutableMapping[str, click.Command]):
+    """The commands of TABLE by name. `commands[name]` imports the command's module."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self.found:
+            module, _, attribute = TABLE[name][0].partition(":")
+            self.found[name] = getattr(import_module(module), attribute)
+        return self.found[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self.found[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self.found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TABLE)
+
+    def __len__(self) -> int:
+        return len(TABLE)
+
+
+class CommandLine(Group):
+    """The top-level command. Help and completion read the commands' names and summaries from GROUPS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(TABLE)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, TABLE))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in commands.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=summary) for name, (_, summary) in TABLE.items()
+                 if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+@click.group(cls=CommandLine, commands=Commands(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(fastcni.__version__, message="fastcni %(version)s")
-@click.pass_context
-def cli(ctx: click.Context) -> None:
+def cli() -> None:
     """Attach containers to networks with CNI plugins.
 
     NET is the "name" of a network in the configuration directory. NETNS is the path of a network namespace.
+    `fastcni COMMAND --help` explains a command.
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-
-
-@cli.command()
-@network_command()
-@click.option("--rollback", is_flag=True, help="If ADD fails, send DEL to the plugins that were called.")
-def add(settings: Settings, rollback: bool) -> None:
-    """Attach NETNS to NET and print the result."""
-    result = settings.cni.add(settings.net, settings.rt, rollback=rollback)
-    if result is None:
-        return
-    if for_people(settings.as_json):
-        show.result(result, settings.net.name, settings.rt)
-    else:
-        put(results.encode(result))
-
-
-@cli.command()
-@network_command()
-def check(settings: Settings) -> None:
-    """Check that the attachment of NETNS is as ADD made it."""
-    put_report("CHECK", settings, settings.cni.check(settings.net, settings.rt))
-
-
-@cli.command(name="del")
-@network_command()
-def delete(settings: Settings) -> None:
-    """Detach NETNS from NET."""
-    put_report("DEL", settings, settings.cni.delete(settings.net, settings.rt))
-
-
-@cli.command()
-@network_command(netns_required=False)
-def status(settings: Settings) -> None:
-    """Ask the plugins of NET whether they can serve an ADD. NETNS is not used."""
-    put_report("STATUS", settings, settings.cni.status(settings.net))
-
-
-@cli.command(name="version")
-@click.argument("types", metavar="[TYPE]...", nargs=-1)
-@click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors.")
-def show_version(types: Sequence[str], bin_dir: Sequence[str], as_json: bool) -> None:
-    """Print fastcni's version and the CNI versions it supports.
-
-    With TYPE, also print the CNI versions that the plugin of that type supports.
-    """
-    cni = CNI(plugin_dirs(bin_dir))
-    plugins = {kind: cni.version_info(kind) for kind in types}
-    if for_people(as_json):
-        click.echo(f"fastcni {fastcni.__version__}, CNI {', '.join(version.ALL)}")
-        for kind, supported in plugins.items():
-            click.echo(show.printable(f"{kind}: CNI {', '.join(supported)}"))
-        return
-    document = {"version": fastcni.__version__, "cniVersion": version.CURRENT,
-                "supportedVersions": list(version.ALL)}
-    put_document({**document, "plugins": plugins} if types else document)
-
-
-cli.add_command(adopt)
-cli.add_command(agent)
-cli.add_command(doctor)
-cli.add_command(explain)
-cli.add_command(fuse)
-cli.add_command(unfuse)
-cli.add_command(gc)
-cli.add_command(inspect)
-cli.add_command(ipam)
-cli.add_command(list_attachments)
-cli.add_command(install)
-cli.add_command(uninstall)
-cli.add_command(list_plugins)
-cli.add_command(netconf)
-cli.add_command(pod)
-cli.add_command(policy)
-cli.add_command(restore)
-cli.add_command(selftest)
-cli.add_command(serve)
-cli.add_command(top)
-cli.add_command(trace)
-cli.add_command(bench)
-
-
-def put_report(command: str, settings: Settings, report: Report) -> None:
-    """Print the report of a command: one line of text, or a JSON document."""
-    net = settings.net
-    if for_people(settings.as_json):
-        it = f"network {net.name}" if command == "STATUS" else reports.attachment(net, settings.rt)
-        click.echo(show.printable(reports.sentence(command, it, report)))
-    else:
-        put_document(reports.document(command, net, report))
-

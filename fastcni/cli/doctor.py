@@ -12,9 +12,8 @@ from rich.text import Text
 
 from fastcni.cli.inventory import put, put_row
 from fastcni.cli.node_options import node_command
-from fastcni.cli.output import for_people, put_document
+from fastcni.cli.output import printable, put_document
 from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs
-from fastcni.cli.show import printable
 from fastcni.daemon.listening import PATH
 from fastcni.node.attachments.inventory import Places
 from fastcni.node.checks.doctor import CHECKS, Diagnosis, diagnose, node_of
@@ -28,9 +27,10 @@ from fastcni.node.checks.findings import ERROR, plural
 @click.option("--bundle", default=None, metavar="FILE", help="Also write a tar.gz for a bug report, without secrets.")
 @node_command
 def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, bundle: str | None) -> int:
-    """Check this node: kernel, sysctls, configurations, plugin files, server, and what pods left.
+    """Check this node: what is wrong, and the command that mends it.
 
-    It changes nothing. Each finding says what is wrong, why that matters, and the command that mends it. Run it as
+    It looks at the kernel, sysctls, configurations, plugin files, the server, and what pods left. It changes nothing.
+    Each finding says what is wrong, why that matters, and the command that mends it. Run it as
     root: else it cannot see everything, and says so.
 
     The exit status is 0 if nothing was found, 1 for warnings, 2 for errors, and 3 if a part of the node could not be
@@ -43,7 +43,7 @@ def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, b
         from fastcni.node.checks.bundle import write
 
         written = write(bundle, node, found)
-    if for_people(as_json):
+    if not as_json:
         print_diagnosis(found)
         if bundle:
             click.echo(printable(f"\nwrote {bundle} (mode 0600). Read it before you send it; it has:"))

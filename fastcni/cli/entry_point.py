@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import click
 
 from fastcni.cli.commands import cli
-from fastcni.cli.show import printable
-from fastcni.runtime import PluginError
+from fastcni.cli.output import printable
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
@@ -58,8 +57,8 @@ def report(error: CniError, as_json: bool, status: int = 1) -> int:
         click.echo(json.write(error.as_document(), indent=4), nl=sys.stdout.isatty())
         return status
     lines = [f"Error: {error}", *getattr(error, "__notes__", ())]
-    if isinstance(error, PluginError) and error.done:
-        lines.append(f"Called before with success: {', '.join(plugin.type for plugin in error.done)}")
+    if done := getattr(error, "done", ()):          # of runtime.PluginError, whose import costs --help its time
+        lines.append(f"Called before with success: {', '.join(plugin.type for plugin in done)}")
 
     lines += [f"Hint: {hint}" for part, hint in HINTS if part in str(error).lower()][:1]
     for line in lines:

@@ -4,7 +4,7 @@ import click
 
 from fastcni.cli import inventory
 from fastcni.cli.node_options import node_command
-from fastcni.cli.output import for_people, put_document
+from fastcni.cli.output import put_document
 from fastcni.node.attachments import documents
 from fastcni.node.attachments import explain as explanations
 from fastcni.node.attachments.inventory import Places
@@ -16,7 +16,9 @@ from fastcni.spec.errors import CniError
 @click.argument("what", metavar="ADDRESS|PORT|LINK|CONTAINER|CHAIN")
 @node_command
 def explain(places: Places, as_json: bool, what: str) -> None:
-    """Say what something on this node belongs to: network, plugins, since when, files and rules.
+    """Say what an address, port, link or chain of this node belongs to.
+
+    That is the network, the plugins, since when, files and rules.
 
     \b
     fastcni explain 10.88.0.2         an address
@@ -32,7 +34,7 @@ def explain(places: Places, as_json: bool, what: str) -> None:
         unseen = f"; not seen: {'; '.join(seen.unseen)}" if seen.unseen else ""
         raise CniError(errors.INVALID_ENVIRONMENT, f"nothing on this node is known as {what}",
                        f"`fastcni list` shows all attachments{unseen}")
-    if for_people(as_json):
+    if not as_json:
         inventory.print_explanations(found, seen)
     else:
         put_document({"asked": what, "explanations": [explanations.document(it, documents.attachment) for it in found],

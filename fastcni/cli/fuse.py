@@ -4,21 +4,19 @@ from collections.abc import Sequence
 
 import click
 
-from fastcni.cli.output import for_people, put, put_document
+from fastcni.cli.output import json_option, printable, put, put_document
 from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs
-from fastcni.cli.show import printable
 from fastcni.runtime import fusing
 from fastcni.spec import json
 
 CONFLIST = click.argument("conflist", type=click.Path())
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors.")
 
 
 @click.command()
 @CONFLIST
 @click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP)
 @click.option("--dry-run", is_flag=True, help="Show the fused list. Change nothing.")
-@JSON
+@json_option
 def fuse(conflist: str, bin_dir: Sequence[str], dry_run: bool, as_json: bool) -> None:
     """Make one plugin, `chain`, of the plugins of the list CONFLIST.
 
@@ -34,12 +32,12 @@ def fuse(conflist: str, bin_dir: Sequence[str], dry_run: bool, as_json: bool) ->
 @CONFLIST
 @click.option("--force", is_flag=True, help="Also if the list was changed since; the change is lost.")
 @click.option("--dry-run", is_flag=True, help="Show the original list. Change nothing.")
-@JSON
+@json_option
 def unfuse(conflist: str, force: bool, dry_run: bool, as_json: bool) -> None:
-    """Put back the original of the fused list CONFLIST, byte for byte.
+    """Put back the original of the fused list CONFLIST.
 
-    Running pods are not affected. The plugin `chain` must stay installed until the pods that were added with it are
-    gone: CRI-O and podman delete a pod with the list of its ADD.
+    The file is the same, byte for byte. Running pods are not affected. The plugin `chain` must stay installed until the
+    pods that were added with it are gone: CRI-O and podman delete a pod with the list of its ADD.
     """
     done = fusing.unfuse(conflist, force=force, dry_run=dry_run)
     report(done, f"{done.path} is as it was: {', '.join(done.plugins)} of network {done.network}", dry_run, as_json)
@@ -47,7 +45,7 @@ def unfuse(conflist: str, force: bool, dry_run: bool, as_json: bool) -> None:
 
 def report(done: fusing.Fused, text: str, dry_run: bool, as_json: bool) -> None:
     """Print what was done; for a dry run the list."""
-    if not for_people(as_json):
+    if as_json:
         put_document({"path": done.path, "original": done.kept, "network": done.network, "plugins": [*done.plugins],
                       "dryRun": dry_run, "list": json.read(done.document)})
     elif dry_run:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import click
 
 from fastcni.cli import reports
-from fastcni.cli.output import for_people, put_document
+from fastcni.cli.output import printable, put_document
 from fastcni.cli.settings import Settings, network_command
-from fastcni.cli.show import printable
 from fastcni.runtime import GcReport, collect
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
@@ -33,7 +32,7 @@ def gc(settings: Settings, dry_run: bool, valid: Sequence[str], everything: bool
     """
     pairs = [read_valid(text) for text in valid]
     report = collected(settings, pairs, dry_run, everything, yes)
-    if for_people(settings.as_json):
+    if not settings.as_json:
         for line in reports.gc_lines(settings.net, report):
             click.echo(printable(line))
     else:
@@ -71,7 +70,7 @@ def refuse_blind(network: str, plan: collect.Plan, folder: str, unread: Sequence
 
 def ask(network: str, plan: collect.Plan, as_json: bool) -> None:
     """Ask for a confirmation. Raise click.Abort if the answer is no, CniError without a terminal."""
-    if not (sys.stdin.isatty() and for_people(as_json)):
+    if as_json or not sys.stdin.isatty():
         raise CniError(errors.INVALID_ENVIRONMENT, "--all also deletes attachments of running containers",
                        "confirm with --yes; --dry-run shows the attachments")
     click.confirm(f"Delete every attachment of network {network} ({len(plan.stale)} are cached), also of running "

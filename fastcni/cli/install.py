@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcni.cli.output import for_people, put_document
-from fastcni.cli.show import printable, wrapped
+from fastcni.cli.output import json_option, printable, put_document
+from fastcni.cli.show import wrapped
 from fastcni.node.checks.findings import plural
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -34,7 +34,7 @@ AUTOSTART_IDLE_MIN = 60.0
               help="The server of --autostart or --systemd ends after so long without a request; 0: never  "
                    "[default: 60 with --autostart, else 0].")
 @click.option("--dry-run", is_flag=True, help="Show what would be written and replaced. Write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors.")
+@json_option
 def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd: bool, unit_dir: str | None,
             dhcp: bool, autostart: bool, idle_exit_min: float | None, dry_run: bool, as_json: bool) -> None:
     """Write fastcni's plugins to a directory.
@@ -69,7 +69,7 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd
                                       dhcp=dhcp, dry_run=dry_run) if systemd else []
     except InstallError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
-    if for_people(as_json):
+    if not as_json:
         for line in lines(done, written, dry_run):
             click.echo(printable(line))
     else:

@@ -12,8 +12,7 @@ import click
 
 from fastcni.cli import inventory, ipam_text
 from fastcni.cli.node_options import node_command
-from fastcni.cli.output import for_people, put_document
-from fastcni.cli.show import printable
+from fastcni.cli.output import Group, printable, put_document
 from fastcni.node.attachments import explain as explanations
 from fastcni.node.attachments.documents import attachment
 from fastcni.node.attachments.inventory import Places, collect
@@ -28,13 +27,13 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 
-@click.group()
+@click.group(cls=Group)
 def ipam() -> None:
-    """Show and repair cluster-wide addresses: the IPAM types cluster and whereabouts.
+    """Show and repair cluster-wide addresses.
 
-    The commands ask the store that the node's network configurations name. Without any, as with Multus, it is that of
-    the spaces which the node has joined, or that of whereabouts' flat file. If these name several stores, choose one
-    with --network.
+    These are those of the IPAM types cluster and whereabouts. The commands ask the store that the node's network
+    configurations name. Without any, as with Multus, it is that of the spaces which the node has joined, or that of
+    whereabouts' flat file. If these name several stores, choose one with --network.
     """
 
 
@@ -69,7 +68,7 @@ def list_blocks(site: Site, places: Places, as_json: bool, space: str, node: str
     found = site.survey(space)
     chosen = [of_node(it, node) for it in found.blocks if not node or it.block.node == node
               or any(holder.node == node for holder in it.holders)]
-    if for_people(as_json):
+    if not as_json:
         ipam_text.print_blocks(site.where, found, chosen, addresses)
     else:
         put_document(documents.blocks(site.where, found, chosen))
@@ -96,7 +95,7 @@ def show(site: Site, places: Places, as_json: bool, address: str, space: str) ->
     if not found and not here:
         raise CniError(errors.INVALID_ENVIRONMENT, f"no block of {site.where} has {address}, and this node does not "
                        "know it", "`fastcni ipam list` shows the blocks; a block exists once a node has claimed it")
-    if for_people(as_json):
+    if not as_json:
         for place in found:
             ipam_text.print_place(place)
         if found:
@@ -137,7 +136,7 @@ def release(site: Site, places: Places, as_json: bool, address: str, space: str,
                        f"{', '.join(it.space for it in found)}", "choose one with --space")
     (place,) = found
     done = run_release(site.store, place, site.node, collect(places), site.release_here, force)
-    if for_people(as_json):
+    if not as_json:
         click.echo(printable(done))
     else:
         put_document({"released": documents.place(place)})
@@ -154,7 +153,7 @@ def nodes(site: Site, places: Places, as_json: bool) -> None:
     dead    it was declared dead: its blocks are in quarantine
     """
     views = node_views(site.survey())
-    if for_people(as_json):
+    if not as_json:
         ipam_text.print_nodes(site.where, views)
     else:
         put_document({"store": site.where, "nodes": [documents.node_view(it) for it in views]})
@@ -171,22 +170,21 @@ def forget_node(site: Site, places: Places, as_json: bool, name: str, yes: bool,
     You confirm with --yes that no pod of the node runs any more. If one does, another pod can get its address.
     """
     plan = plan_forget(site.survey(), name)
-    people = for_people(as_json)
-    if people:
+    if not as_json:
         ipam_text.print_forgetting(plan, dry_run)
     if not dry_run:
         if not yes:
-            confirm(plan, people)
+            confirm(plan, as_json)
         forget(site.store, plan)
-    if people:
+    if not as_json:
         click.echo("dry run: nothing was changed" if dry_run else printable(f"node {name} is forgotten"))
     else:
         put_document(documents.forgetting(plan, dry_run))
 
 
-def confirm(plan: Forgetting, people: bool) -> None:
+def confirm(plan: Forgetting, as_json: bool) -> None:
     """Ask whether the node's pods have stopped. Raises click.Abort if not, CniError without a terminal."""
-    if not (people and sys.stdin.isatty()):
+    if as_json or not sys.stdin.isatty():
         raise CniError(errors.INVALID_ENVIRONMENT, f"nothing was freed: it is not confirmed that no pod of node "
                        f"{plan.node.name} runs", "confirm with --yes; --dry-run shows what would be freed")
     click.confirm(f"Have all pods of node {plan.node.name} stopped?", abort=True)
@@ -213,7 +211,7 @@ def import_whereabouts(site: Site, places: Places, as_json: bool, kubeconfig: st
     found = site.survey()
     plan = importing.make_plan(source, found, grids(site.store, ranges_of(source), dry_run), time.time(), headroom)
     lost = [] if dry_run else importing.apply(site.store, plan)
-    if for_people(as_json):
+    if not as_json:
         ipam_text.print_import(plan, lost, dry_run)
     else:
         put_document(documents.imported(plan, lost, dry_run))

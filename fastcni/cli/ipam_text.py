@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastcni.cli.inventory import age, put, put_row
-from fastcni.cli.show import printable
+from fastcni.cli.output import printable
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, KEPT, LOST, QUARANTINE, REFUSED, SHARED
 from fastcni.node.attachments.explain import Explanation
 from fastcni.node.checks.findings import plural, some

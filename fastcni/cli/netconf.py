@@ -5,7 +5,7 @@ from dataclasses import asdict
 import click
 
 from fastcni.cli import plan, show
-from fastcni.cli.output import for_people, put_document
+from fastcni.cli.output import cni_as_text, put_document
 from fastcni.cli.settings import Settings, network_command
 from fastcni.runtime.validate import Finding, validate
 
@@ -25,7 +25,7 @@ def netconf(settings: Settings, command: str, strict: bool) -> int:
     if strict:
         return put_findings(settings, validate(settings.net, settings.cni.plugin_dirs))
     steps = plan.make_plan(settings.cni, settings.net, settings.rt, command.upper())
-    if for_people(settings.as_json):
+    if cni_as_text(settings.as_json):
         show.plan(steps)
     else:
         put_document([step.as_document() for step in steps])
@@ -34,7 +34,7 @@ def netconf(settings: Settings, command: str, strict: bool) -> int:
 
 def put_findings(settings: Settings, findings: list[Finding]) -> int:
     """Print the findings. Return the exit status."""
-    if for_people(settings.as_json):
+    if cni_as_text(settings.as_json):
         show.findings(settings.net.name, findings)
     else:
         put_document([asdict(finding) for finding in findings])

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fastcni.cli.output import json_option
 from fastcni.node.attachments.inventory import Places
 from fastcni.runtime.cache import DEFAULT_DIR
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
@@ -18,7 +19,7 @@ OPTIONS = (
                  help=f"A directory of cached results; may be repeated [{DEFAULT_DIR}]."),
     click.option("--data-dir", "data_dirs", multiple=True, metavar="DIR", help="A dataDir of host-local, besides those "
                  "that configurations name; may be repeated."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors."),
+    json_option,
 )
 
 

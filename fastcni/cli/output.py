@@ -1,18 +1,56 @@
-"""The output of a command: text on a terminal, else JSON."""
+"""The output of a command: text, or with --json a JSON document. Colours are for a terminal only."""
 
-import json
+from __future__ import annotations
+
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, also for errors.")
 
-def for_people(as_json: bool) -> bool:
-    """Whether to print text: stdout is a terminal, and --json is not given."""
+
+class Group(click.Group):
+    """A command of several commands. Its help shows their summaries in full, also without an argument."""
+
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        super().__init__(*args, **{**keys, "invoke_without_command": True})
+
+    def invoke(self, ctx: click.Context) -> Any:
+        found = super().invoke(ctx)
+        if ctx.invoked_subcommand is None:
+            click.echo(ctx.get_help())
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(500)) for name, command in self.commands.items()])
+
+
+def cni_as_text(as_json: bool) -> bool:
+    """Whether a command that prints CNI documents, as cnitool does, prints text: on a terminal, without --json.
+
+    These commands are add, check, del and netconf. All others print text without --json, also into a pipe.
+    """
     return not as_json and sys.stdout.isatty()
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters replaced. Newlines and tabs stay."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
+def put_lines(lines: Iterable[str]) -> None:
+    """Print lines of text."""
+    for line in lines:
+        click.echo(printable(line))
 
 
 def put_document(document: object) -> None:
     """Print one of the command's own documents. CNI documents are written by fastcni.spec.json instead."""
+    import json
+
     put(json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 

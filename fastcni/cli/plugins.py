@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastcni import plugins, third_party
-from fastcni.cli.output import for_people, put_document
-from fastcni.cli.show import printable
+from fastcni.cli.output import json_option, printable, put_document
 from fastcni.runtime import CniError, validate
 from fastcni.spec import errors, version
 
@@ -27,12 +26,12 @@ TITLES = {"interface": "interface", "ipam": "IPAM", "chained": "chained"}
 @click.command(name="plugins")
 @click.argument("types", metavar="[TYPE]...", nargs=-1)
 @click.option("--markdown", is_flag=True, help="A Markdown table, as in docs/plugins.md.")
-@click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal.")
+@json_option
 def list_plugins(types: Sequence[str], markdown: bool, as_json: bool) -> None:
-    """List the plugins, or show what those of TYPE can: commands, capabilities, CNI_ARGS, CNI versions.
+    """List the plugins, or show what those of TYPE can.
 
-    Plugins of other Python distributions are listed with fastcni's own (docs/write-a-plugin.md); --markdown has
-    fastcni's only.
+    TYPE shows commands, capabilities, CNI_ARGS and CNI versions. Plugins of other Python distributions are listed with
+    fastcni's own (docs/write-a-plugin.md); --markdown has fastcni's only.
     """
     if markdown:
         click.echo(as_markdown())
@@ -46,7 +45,7 @@ def list_plugins(types: Sequence[str], markdown: bool, as_json: bool) -> None:
             raise CniError(errors.INVALID_ENVIRONMENT, f'unknown plugin type "{kind}"',
                            validate.meant(kind, plugins.TABLE))
     chosen = [it for it in known if not types or it["plugin"] in types]
-    if not for_people(as_json):
+    if as_json:
         put_document(chosen)
     elif types:
         for it in chosen:

@@ -10,9 +10,8 @@ from typing import IO, Any
 
 import click
 
-from fastcni.cli.output import for_people, put_document
+from fastcni.cli.output import Group, json_option, printable, put_document
 from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs, warn
-from fastcni.cli.show import printable
 from fastcni.runtime import (
     CNI,
     Bandwidth,
@@ -35,16 +34,17 @@ OPTIONS = (
                  help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
     click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP),
     click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni]."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors."),
+    json_option,
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def pod() -> None:
-    """Set up and tear down the network of a whole pod, as containerd and CRI-O do for a kubelet.
+    """Set up and tear down all networks of a pod.
 
-    A pod gets its loopback interface, and the first valid network of the configuration directory, by file name, or
-    those of --network. `fastcni add` attaches one network only.
+    The commands do what containerd and CRI-O do for a kubelet. A pod gets its loopback interface, and the first valid
+    network of the configuration directory, by file name, or those of --network. `fastcni add` attaches one network
+    only.
     """
 
 
@@ -95,7 +95,7 @@ def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None,
 def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> None:
     """Detach a pod from all its networks. It may be repeated. NETNS is needed only if no result is cached."""
     done = pods.tear_down_pod(Pod(container_id, os.path.abspath(netns) if netns else ""))
-    if for_people(as_json):
+    if not as_json:
         for it in done:
             click.echo(printable(f"{it.ifname} of {container_id} in network {it.network} is detached"))
         click.echo(printable(f"pod {container_id}: networks detached {len(done)}"))
@@ -175,7 +175,7 @@ def read_port(text: str) -> HostPort:
 
 def put_status(status: PodStatus, as_json: bool) -> None:
     """Print a row for each interface, and the problems."""
-    if not for_people(as_json):
+    if as_json:
         put_document({"containerID": status.container_id, "ips": list(status.ips), "problems": list(status.problems),
                       "interfaces": [{"network": it.network, "ifname": it.ifname, "mac": it.mac,
                                       "addresses": list(it.addresses), "result": it.result}
@@ -189,7 +189,7 @@ def put_status(status: PodStatus, as_json: bool) -> None:
 
 def put_readiness(readiness: Readiness, as_json: bool) -> None:
     """Print one line, and one for each broken file."""
-    if not for_people(as_json):
+    if as_json:
         put_document({"ready": readiness.ready, "network": readiness.network, "reason": readiness.reason,
                       "broken": list(readiness.broken)})
         return

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcni.cli.output import for_people, put_document
-from fastcni.cli.show import printable
+from fastcni.cli.output import Group, json_option, printable, put_document
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -48,9 +47,12 @@ class Question(click.Command):
             sys.exit(UNKNOWN)
 
 
-@click.group()
+@click.group(cls=Group)
 def policy() -> None:
-    """Show what network policies (networking.k8s.io/v1) allow."""
+    """Show what network policies allow.
+
+    The policies are those of networking.k8s.io/v1.
+    """
 
 
 @policy.command(cls=Question)
@@ -66,7 +68,7 @@ def policy() -> None:
                    "policies alone, and the kernel is not read.")
 @click.option("--node-name", default="", envvar="NODE_NAME", metavar="NAME",
               help="This node's name in the Kubernetes API [the host name].")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal.")
+@json_option
 def test(source: str, destination: str, port: str, folder: str, kubernetes: str | None, agent_folder: str,
          node_name: str, as_json: bool) -> None:
     """Say whether a connection is allowed, and by which rule.
@@ -98,7 +100,7 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
         if status != DIFFERS or time.monotonic() >= until:
             break
         time.sleep(REREAD_S)            # the agent may be about to write what has changed
-    if for_people(as_json):
+    if not as_json:
         for each in found:
             click.echo(printable(text(each, sources.unread)))
     else:

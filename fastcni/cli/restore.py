@@ -4,8 +4,7 @@ from typing import Any
 
 import click
 
-from fastcni.cli.output import for_people, put_document
-from fastcni.cli.show import printable
+from fastcni.cli.output import json_option, printable, put_document
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.restore import Failure, Restored
 from fastcni.runtime.restore import restore as run
@@ -13,7 +12,7 @@ from fastcni.runtime.restore import restore as run
 
 @click.command()
 @click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni].")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors.")
+@json_option
 def restore(cache_dir: str, as_json: bool) -> int:
     """Restore the firewall state of all cached attachments.
 
@@ -23,7 +22,7 @@ def restore(cache_dir: str, as_json: bool) -> int:
     """
 
     done = run(Cache(cache_dir))
-    if not for_people(as_json):
+    if as_json:
         put_document(document(done))
     else:
         click.echo(f"restored: {done.attachments} attachments, {done.plugins} plugins; failed: {len(done.failed)}; "

@@ -12,9 +12,8 @@ from typing import Any
 
 import click
 
-from fastcni.cli.output import put_document
+from fastcni.cli.output import json_option, printable, put_document
 from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs, warn
-from fastcni.cli.show import printable
 from fastcni.daemon.listening import PATH
 from fastcni.node import confs, server_process
 from fastcni.runtime import CNI, NetworkList
@@ -36,10 +35,10 @@ port, for some seconds. It changes nothing else, and removes all of it. Running 
 @click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni].")
 @click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
               help="The server's socket.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, also for errors.")
+@json_option
 def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cache_dir: str, socket: str,
              as_json: bool) -> int:
-    """Test the network of this node with packets of two pods of its own.
+    """Test the network of this node with two pods of its own.
 
     Without NET it tests each network of the configuration directory: pod to pod, gateway, node, outside, host port,
     hairpin, masquerade, name server, MTU, bandwidth limit, IPv4 and IPv6; one-shot, and by the server if one listens.

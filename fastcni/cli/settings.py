@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fastcni.cli.show import printable
+from fastcni.cli.output import json_option, printable
 from fastcni.runtime import CNI, NetworkList, RuntimeConf
 from fastcni.runtime.cni import DEFAULT_CONF_DIR, DEFAULT_PLUGIN_DIRS
 from fastcni.spec import errors, json
@@ -25,7 +25,7 @@ OPTIONS = (
     click.option("--ifname", "-i", default="", metavar="NAME", help="The pod's interface [CNI_IFNAME, eth0]."),
     click.option("--args", "args_text", default=None, metavar="K=V;K=V", help="CNI arguments [CNI_ARGS]."),
     click.option("--capability-args", default=None, metavar="JSON", help="Capability arguments [CAP_ARGS]."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON, also on a terminal and for errors."),
+    json_option,
 )
 
 

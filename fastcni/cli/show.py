@@ -1,4 +1,4 @@
-"""Results and plans as text on a terminal. Control characters from plugins and files are replaced."""
+"""Results and plans as text. Control characters from plugins and files are replaced."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -10,16 +10,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fastcni.cli.output import printable
 from fastcni.cli.plan import Step
 from fastcni.runtime import RuntimeConf
 from fastcni.runtime.validate import Finding
 from fastcni.spec import json
 from fastcni.spec import result as results
-
-
-def printable(text: str) -> str:
-    """Return the text with control characters replaced. Newlines and tabs stay."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
 def result(document: dict[str, Any], network: str, rt: RuntimeConf, console: Console | None = None) -> None:

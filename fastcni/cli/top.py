@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from fastcni.cli.output import for_people, put_document
+from fastcni.cli.output import put_document
 from fastcni.cli.terminal import ENTER, ERASE, ESCAPE, Terminal
 from fastcni.cli.top_frame import SORTS, View, frame
 from fastcni.daemon.listening import PATH
@@ -39,24 +39,24 @@ LIMIT = 64                      # requests of one answer: its making stops no ot
 @click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), metavar="SECONDS",
               help="Time between two frames.")
 @click.option("--once", is_flag=True, help="Print one frame and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end, also on a terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end.")
 def top(socket: str, conf_dir: str, cache_dir: str, chosen: str, interval: float, once: bool, as_json: bool) -> None:
-    """Watch what the server does: requests of the last minute, and how full the networks are.
+    """Watch the server's requests of the last minute.
 
     \b
     rates, median (p50) and 99th percentile (p99) of the time in each phase,
-    the queue, errors by code, networks, pools of addresses, slowest requests
+    the queue, errors by code, networks, how full the pools of addresses are, slowest requests
 
-    Keys: s sorts, / filters, space freezes, q quits, ? explains. If stdout is no terminal, it prints one JSON document,
-    and with --once one frame.
+    Keys: s sorts, / filters, space freezes, q quits, ? explains. If stdout is no terminal, it prints one frame and
+    ends.
     """
     conf_dir = conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
     source = Source(socket or PATH, conf_dir, Cache(cache_dir).results())
     source.poll()
     console = Console()
-    if as_json or not (once or for_people(as_json)):
+    if as_json:
         put_document(source.document(chosen))
-    elif once:
+    elif once or not sys.stdout.isatty():
         console.print(frame(source.document(chosen), View(chosen=chosen), *console.size, keys=False))
     elif console.is_dumb_terminal or not sys.stdin.isatty():
         raise CniError(errors.INVALID_ENVIRONMENT, "top needs a terminal for its frames and its keys",

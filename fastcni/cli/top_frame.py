@@ -14,7 +14,7 @@ from rich.cells import set_cell_size
 from rich.text import Text
 
 from fastcni.cli.inventory import SHORT_ID, age
-from fastcni.cli.show import printable
+from fastcni.cli.output import printable
 
 MIN_COLUMNS, MIN_LINES = 60, 12
 BUSY = 0.9                      # a pool with a larger share of held addresses is marked

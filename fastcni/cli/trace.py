@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from fastcni.cli.show import printable
+from fastcni.cli.output import printable
 from fastcni.daemon.listening import PATH
 from fastcni.node.activity import netlink_text, story_text
 from fastcni.server.records import history
@@ -41,7 +41,7 @@ AWAY_S = 1.0                    # while none answers
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each request.")
 def trace(container: str, socket: str, past: bool, count: int | None, filters: Sequence[str], slower: float,
           netlink: bool, with_input: bool, as_json: bool) -> None:
-    """Follow the requests that the server answers, each with its phases on a time line.
+    """Follow the server's requests, each with its phases.
 
     CONTAINER is a container id, or its beginning. Failed requests show the kernel's refusals, the programs that ran
     and the rollback. Requests that plugins run without the server, one-shot, are not here: the log has them.

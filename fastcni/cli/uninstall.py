@@ -7,9 +7,9 @@ import click
 
 from fastcni.cli.install import BIN_DIR, by_program, program_documents
 from fastcni.cli.node_options import node_command
-from fastcni.cli.output import for_people, put_document
+from fastcni.cli.output import printable, put_document
 from fastcni.cli.settings import plugin_dirs
-from fastcni.cli.show import printable, wrapped
+from fastcni.cli.show import wrapped
 from fastcni.node.checks.findings import plural
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -34,11 +34,11 @@ MAX_SHOWN = 10                  # pods in the report for people
 @node_command
 def uninstall(places: "Places", bin_dir: str, unit_dir: str | None, socket: str, wait_for_pods: bool, dry_run: bool,
               as_json: bool) -> None:
-    """Put back the plugins that fastcni replaced, and remove fastcni.
+    """Put back the plugins that fastcni replaced.
 
-    Each plugin file is replaced in one step, also while pods come and go. Then the server and its systemd units are
-    stopped and removed, and fastcni's state that no pod needs: nftables tables, ipsets, files. Running pods keep
-    theirs. Repeat the command when they are gone, or use --wait.
+    It removes the rest of fastcni, too. Each plugin file is replaced in one step, also while pods come and go. Then the
+    server and its systemd units are stopped and removed, and fastcni's state that no pod needs: nftables tables,
+    ipsets, files. Running pods keep theirs. Repeat the command when they are gone, or use --wait.
 
     If another plugin directory has fastcni's plugins, only the plugin files are changed.
     """
@@ -48,18 +48,17 @@ def uninstall(places: "Places", bin_dir: str, unit_dir: str | None, socket: str,
 
     if wait_for_pods and dry_run:
         raise click.UsageError("--wait changes the node, --dry-run does not")
-    text = for_people(as_json)
     try:
         done = node.uninstall(bin_dir, plugin_dirs(()), unit_dir or systemd.UNIT_DIR, socket, places, dry_run=dry_run)
     except InstallError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
-    if text:
+    if not as_json:
         put(report_lines(done, dry_run))
     if wait_for_pods and (done.state.needed or done.state.needed_files):
-        done.state = node.wait(places, lambda state: put(waiting_lines(state)) if text else None)
-        if text:
+        done.state = node.wait(places, lambda state: put(waiting_lines(state)) if not as_json else None)
+        if not as_json:
             put(state_lines(done.state, dry_run))
-    if not text:
+    if as_json:
         put_document(document(done, dry_run))
 
 

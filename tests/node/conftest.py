@@ -1,7 +1,6 @@
 """Fixtures of the tests of fastcni.node: a node that is a folder, and one that is a network namespace."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -114,9 +113,7 @@ def fastcni(folders, monkeypatch, capfd):
 
     def call(*words):
         capfd.readouterr()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys.stdout, "isatty", lambda: True)
-            status = entry_point.run([*map(str, words), "--cache-dir", str(folders.cache)])
+        status = entry_point.run([*map(str, words), "--cache-dir", str(folders.cache)])
         return Answer(status, *capfd.readouterr())
     return call
 

@@ -188,7 +188,8 @@ def test_scripts_get_a_frame_or_a_document(server, line):
     frame = top("--once")
     assert frame.returncode == 0 and "SLOWEST" in frame.stdout and "q quit" not in frame.stdout
     assert max(map(len, frame.stdout.splitlines())) <= 80
-    for words in ((), ("--json",), ("--once", "--json")):
+    assert top().stdout.splitlines()[-3:] == top("--once").stdout.splitlines()[-3:]
+    for words in (("--json",), ("--once", "--json")):
         found = json.loads(top(*words).stdout)
         assert (found["requests"], found["failed"]) == (5, 2)
         assert found["server"]["pid"] == server.process.pid

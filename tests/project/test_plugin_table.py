@@ -132,8 +132,9 @@ def test_the_table_in_the_documentation_is_the_one_that_the_command_prints():
     assert CliRunner().invoke(cli, ["plugins", "--markdown"]).output == as_markdown() + "\n"
 
 
-def test_in_a_pipe_the_command_prints_json():
-    assert '"plugin": "bridge"' in CliRunner().invoke(cli, ["plugins"]).output
+def test_a_pipe_gets_the_text_and_json_is_asked_for():
+    assert '"plugin": "bridge"' in CliRunner().invoke(cli, ["plugins", "--json"]).output
+    assert CliRunner().invoke(cli, ["plugins", "bridge"]).output.startswith("bridge\n  kind ")
 
 
 def printed(print_it, known):

@@ -63,7 +63,7 @@ def fastcni(net_d, tmp_path, capfd):
 
     def fastcni(command, *args):
         status = entry_point.run(["pod", command, *args, "--conf-dir", str(net_d), "--bin-dir", str(tmp_path / "bin"),
-                                  "--cache-dir", str(tmp_path / "cache")])
+                                  "--cache-dir", str(tmp_path / "cache"), "--json"])
         out, err = capfd.readouterr()
         return status, json.loads(out) if out else err
     return fastcni
@@ -82,7 +82,7 @@ def test_the_command_sets_up_a_pod_of_kubernetes_and_tears_it_down(node, pod_net
     status, again = fastcni("status", "ctr", "--check")
     assert (status, again) == (0, document)
     status, error = fastcni("up", "ctr", f"/run/netns/{pod}")
-    assert status == 1 and "is set up already" in error
+    assert status == 1 and "is set up already" in error["msg"]
     assert fastcni("down", "ctr") == (0, {"containerID": "ctr", "detached": [{"network": "one", "ifname": "eth0"}]})
     assert (veths(), elements("hostports4"), elements("hostip-hostports4")) == ([], [], [])
     assert fastcni("down", "ctr", f"/run/netns/{pod}")[0] == 0
@@ -94,7 +94,7 @@ def test_the_command_sets_up_a_pod_of_kubernetes_and_tears_it_down(node, pod_net
     (("--network", "three"), 'no net configuration with name "three"')])
 def test_the_command_refuses_what_it_cannot_read(node, pod_netns, fastcni, args, text):
     status, error = fastcni("up", "ctr", f"/run/netns/{pod_netns()}", *args)
-    assert status == 1 and text in error
+    assert status == 1 and text in error["msg"]
     assert veths() == []
 
 

@@ -127,7 +127,7 @@ BOTH = ["net-alive-eth0", "net-dead-eth1"]
 
 def test_gc_deletes_the_dead_and_keeps_the_living(stage, fastcni, alive_and_dead):
     # Piped, it deleted every attachment of running pods without a message, and gave the plugins no list.
-    answer = fastcni("gc", "net")
+    answer = fastcni("gc", "net", "--json")
     assert (answer.status, answer.err) == (0, "")
     assert stage.called() == ["b DEL", "a DEL", "a GC", "b GC"]
     assert stage.calls()[-1].stdin["cni.dev/valid-attachments"] == KEPT
@@ -140,14 +140,14 @@ def test_gc_deletes_the_dead_and_keeps_the_living(stage, fastcni, alive_and_dead
 
 
 def test_gc_with_dry_run_calls_no_plugin(stage, fastcni, alive_and_dead):
-    answer = fastcni("gc", "net", "--dry-run")
+    answer = fastcni("gc", "net", "--dry-run", "--json")
     document = json.loads(answer.out)
     assert answer.status == 0
     assert not stage.calls()
     assert document["dryRun"]
     assert [it["containerID"] for it in document["deleted"]] == ["dead"]
     assert sorted(os.listdir(stage.cache / "results")) == BOTH
-    assert json.loads(fastcni("gc", "net", "--dry-run", "--all").out)["kept"] == []
+    assert json.loads(fastcni("gc", "net", "--dry-run", "--all", "--json").out)["kept"] == []
 
 
 def test_gc_deletes_the_living_only_with_all_and_yes(stage, fastcni, alive_and_dead):
@@ -193,7 +193,7 @@ def test_gc_refuses_if_a_cached_result_cannot_be_read(stage, fastcni, alive_and_
 def test_gc_reports_failures_and_ends_with_1(stage, fastcni, alive_and_dead):
     stage.answer("b", "DEL", out='{"code":5,"msg":"stuck"}', status=1)
     stage.answer("a", "GC", out='{"code":5,"msg":"broken"}', status=1)
-    answer = fastcni("gc", "net")
+    answer = fastcni("gc", "net", "--json")
     document = json.loads(answer.out)
     assert answer.status == 1
     assert stage.called() == ["b DEL", "a GC", "b GC"]
@@ -204,7 +204,7 @@ def test_gc_reports_failures_and_ends_with_1(stage, fastcni, alive_and_dead):
 
 def test_a_disabled_gc_is_reported(stage, fastcni):
     stage.conf("off.conflist", {"name": "off", "cniVersion": "1.1.0", "disableGC": True, "plugins": [{"type": "a"}]})
-    answer = fastcni("gc", "off", "--all", "--yes")
+    answer = fastcni("gc", "off", "--all", "--yes", "--json")
     assert answer.status == 0
     assert json.loads(answer.out)["skipped"] == "disableGC is true"
     assert not stage.calls()
@@ -220,12 +220,12 @@ def test_without_plugin_directories_the_usual_ones_are_searched(stage, fastcni, 
         'failed to find plugin "b" in path [/opt/cni/bin /usr/lib/cni /usr/libexec/cni]')
 
 
-@pytest.mark.parametrize("command", ["check", "del", "status"])
-def test_success_is_a_document_in_a_pipe(stage, fastcni, command):
+@pytest.mark.parametrize("command, words", [("check", []), ("del", []), ("status", ["--json"])])
+def test_success_is_a_document_in_a_pipe(stage, fastcni, command, words):
     # Deviation: cnitool prints nothing, even if it called no plugin.
     fastcni("add", "net", "/ns/x")
     stage.forget_calls()
-    answer = fastcni(command, "net", "/ns/x")
+    answer = fastcni(command, "net", "/ns/x", *words)
     document = json.loads(answer.out)
     assert (answer.status, answer.err) == (0, "")
     assert (document["command"], document["skipped"], document["unknown"]) == (command.upper(), "", "")
@@ -241,7 +241,7 @@ def test_a_skipped_command_is_not_reported_as_success(stage, fastcni):
         status, shown = on_terminal(stage, command, "old", "/ns/x")
         assert status == 0, shown
         assert text in shown.replace("\n", " "), shown
-        document = json.loads(fastcni(command, "old", "/ns/x").out)
+        document = json.loads(fastcni(command, "old", "/ns/x", "--json").out)
         assert bool(document["skipped"]) is (command != "del")
         assert bool(document["unknown"]) is (command == "del")
 
@@ -346,11 +346,11 @@ def test_netconf_names_the_plugins_that_would_not_be_called(stage, fastcni, aliv
 
 
 def test_version_lists_the_supported_versions(stage, fastcni):
-    document = json.loads(fastcni("version").out)
+    document = json.loads(fastcni("version", "--json").out)
     assert document["cniVersion"] == "1.1.0"
     assert document["supportedVersions"][0] == "0.1.0"
     stage.answer("a", "VERSION", out='{"cniVersion":"0.2.0"}')
-    assert json.loads(fastcni("version", "a").out)["plugins"] == {"a": ["0.1.0", "0.2.0"]}
+    assert json.loads(fastcni("version", "a", "--json").out)["plugins"] == {"a": ["0.1.0", "0.2.0"]}
 
 
 def test_stderr_of_a_plugin_is_forwarded(stage, fastcni):

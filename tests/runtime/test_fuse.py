@@ -167,7 +167,7 @@ def test_the_commands_of_the_page_run(folder, conflist, capfd):
     for line in commands:
         words = shlex.split(line.replace("/etc/cni/net.d", str(folder / "net.d")))[1:]
         words += ["--bin-dir", str(folder / "bin")] * (words[0] == "fuse")
-        assert entry_point.run(words) == 0
+        assert entry_point.run([*words, "--json"]) == 0
         document = json.loads(capfd.readouterr().out)
         assert document["plugins"] == ["bridge", "portmap", "bandwidth"]
         fused = [it["type"] for it in document["list"]["plugins"]] == ["chain"]

@@ -181,7 +181,9 @@ def test_the_command_prints_the_next_command(tmp_path):
     status, output = fastcni(*args, tty=True)
     assert status == 0
     assert "next: systemctl daemon-reload && systemctl enable --now fastcni.socket fastcni-reinstall.path\n" in output
-    status, output = fastcni(*args)
+    again = fastcni(*args)
+    assert again[0] == 0 and again[1].splitlines()[-2:] == output.splitlines()[-2:], "a pipe gets the same text"
+    status, output = fastcni(*args, "--json")
     assert status == 0 and json.loads(output)["units"] == paths
     assert sorted(os.listdir(tmp_path / "units")) == sorted(systemd.UNITS)
 

@@ -22,7 +22,7 @@ DOCUMENTS = {"kind": "List", "items": [
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "all.json").write_text(json.dumps(DOCUMENTS))
-    return lambda *words: CliRunner().invoke(cli, ["policy", "test", *words, "--folder", str(tmp_path),
+    return lambda *words: CliRunner().invoke(cli, ["policy", "test", *words, "--json", "--folder", str(tmp_path),
                                                    "--agent-folder", str(tmp_path / "agent")])
 
 

@@ -34,7 +34,7 @@ def asked(running, capfd):                                      # noqa: F811
     def ask(source, destination="b", *more):
         capfd.readouterr()
         status = command(["policy", "test", source, destination, "80", "--folder", str(running.folder),
-                          "--agent-folder", str(running.folder.parent), *more])
+                          "--agent-folder", str(running.folder.parent), *more, "--json"])
         out, err = capfd.readouterr()
         return status, json.loads(out) if out else err
 
@@ -206,7 +206,7 @@ def test_an_ordinary_user_gets_no_answer_on_a_node_and_learns_why(running, tmp_p
     running.folder.chmod(0o755)
     done = as_nobody(running, "--agent-folder", str(tmp_path))
     assert done.returncode == UNKNOWN
-    assert "be root, or ask only what the policies say" in done.stderr
+    assert "be root, or ask only what the policies say" in done.stdout
 
 
 def test_where_no_agent_has_run_the_answer_is_that_of_the_policies_and_says_so(running, tmp_path):   # noqa: F811
@@ -221,15 +221,16 @@ def test_where_no_agent_has_run_the_answer_is_that_of_the_policies_and_says_so(r
 
 def as_nobody(running, *more):                                  # noqa: F811
     """Run the command as an ordinary user, who can read the folder of policies."""
-    code = ("import os, sys; from fastcni.cli.entry_point import run; import fastcni.agent.policy.asked, "
-            "fastcni.agent.policy.from_files; import yaml; os.setgid(65534); os.setuid(65534); "
-            "sys.exit(run(sys.argv[1:]))")
+    code = ("import os, sys; from fastcni.cli.entry_point import run; import fastcni.cli.policy, "
+            "fastcni.agent.policy.asked, fastcni.agent.policy.from_files; import json, yaml; "
+            "os.setgid(65534); os.setuid(65534); sys.exit(run(sys.argv[1:]))")
     for path in (running.folder, *running.folder.iterdir()):
         path.chmod(0o755)
     for path in running.folder.parents[:-2]:
         path.chmod(path.stat().st_mode | 0o055)
     return subprocess.run([sys.executable, "-c", code, "policy", "test", ADDRESSES["a"][0], ADDRESSES["b"][0], "80",
-                           "--folder", str(running.folder), *more], capture_output=True, text=True, check=False)
+                           "--json", "--folder", str(running.folder), *more],
+                          capture_output=True, text=True, check=False)
 
 
 def test_wrong_arguments_have_the_status_of_no_answer(asked):

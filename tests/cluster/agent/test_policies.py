@@ -121,7 +121,7 @@ def test_the_command_asks_the_api_too(server, tmp_path):
     (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
     server.do(lambda api: api.put("pods", pod("a", LABELS, "10.244.1.5"), "shop"))
     server.do(lambda api: api.put("networkpolicies", CLOSED, "shop"))
-    run = CliRunner().invoke(cli, ["policy", "test", "192.0.2.1", "shop/a", "80", "--kubernetes",
+    run = CliRunner().invoke(cli, ["policy", "test", "192.0.2.1", "shop/a", "80", "--json", "--kubernetes",
                                    str(tmp_path / "kubeconfig")])
     (found,) = json.loads(run.output)["connections"]
     assert (run.exit_code, found["ingress"]["policies"], found["by"]) == (1, ["shop/closed"], "policies")
@@ -139,7 +139,7 @@ def test_of_pods_of_this_node_the_command_asks_the_kernel(server, tmp_path, monk
         server.do(lambda api, it=document: api.put("pods", it, "shop"))
     server.do(lambda api: api.put("networkpolicies", CLOSED, "shop"))
     for name, status, by in (("here", 3, "kernel"), ("added", 3, "kernel"), ("there", 1, "policies")):
-        run = CliRunner().invoke(cli, ["policy", "test", "192.0.2.1", f"shop/{name}", "80", "--kubernetes",
+        run = CliRunner().invoke(cli, ["policy", "test", "192.0.2.1", f"shop/{name}", "80", "--json", "--kubernetes",
                                        str(tmp_path / "kubeconfig"), "--agent-folder", str(tmp_path),
                                        "--node-name", "n1"])
         (found,) = json.loads(run.output)["connections"]
