@@ -36,8 +36,8 @@ from fastcni.agent.backends import open_backend
 from fastcni.agent.contract import Family, NetworkConf, Node
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.underlay import Options, choose
+from fastcni.clients.etcd import Client, put
 from fastcni.kernel import wire
-from fastcni.kit.ipam.cluster.stores.etcd_client import Client, put
 from fastcni.testing import needs_root
 from fastcni.testing.namespaces import Inside
 

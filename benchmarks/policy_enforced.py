@@ -27,9 +27,9 @@ from agent.policy.streams import PROTOCOLS, Stream, Streams
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.service import Policies, Settings
 from fastcni.agent.run import milliseconds
+from fastcni.clients.kubernetes import open_api
 from fastcni.daemon import garbage
 from fastcni.kit import policies as policies_client
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
 from fastcni.spec.errors import CniError
 from fastcni.testing.namespaces import ip
 from fastcni.testing.witnesses import eventually

@@ -14,7 +14,7 @@ mkdir -p "$new/bin" "$new/lib/native"
 cp "$python" "$new/bin/"
 cp -R "/usr/lib/$version" "$new/lib/"
 cd "$new/lib/$version"
-# plugins run without site packages, and look for these when they need one: kit/ipam/cluster/site_packages.py
+# plugins run without site packages, and look for these when they need one: clients/site_packages.py
 [ -z "${packages-}" ] || cp -R "$packages" dist-packages
 rm -rf config-* test ensurepip idlelib lib2to3 pydoc_data tkinter turtledemo sitecustomize.py EXTERNALLY-MANAGED
 find . -name __pycache__ -prune -exec rm -rf {} +

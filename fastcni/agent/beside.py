@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.run import Agent
-from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.clients.away import Away
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ class AgentBeside:
         while not self.ended.is_set():
             try:
                 self._run_once()
-            except (ConfigurationError, StoreAway, OSError) as e:
+            except (ConfigurationError, Away, OSError) as e:
                 self.log.error("agent_failed", error=str(e), again_in=AGAIN_S)
             except Exception as e:      # a mistake of the agent must not end the server
                 self.log.error("agent_failed", error=repr(e), again_in=AGAIN_S, exc_info=True)

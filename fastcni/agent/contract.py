@@ -71,7 +71,7 @@ class Node:
 
 
 class Registry(Protocol):
-    """Where the nodes' records are. Methods raise StoreAway (kit/ipam/cluster/contract.py) if it cannot be reached.
+    """Where the nodes' records are. Methods raise Away (clients/away.py) if it cannot be reached.
     One thread calls watch(), another one the others.
 
     publishes   whether join() publishes a node's `data` to the others. If not, backends derive it from its address

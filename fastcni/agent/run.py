@@ -38,11 +38,11 @@ from fastcni.agent.policy.service import Settings as PolicySettings
 from fastcni.agent.registries import open_registry
 from fastcni.agent.underlay import Options as UnderlayOptions
 from fastcni.agent.underlay import choose
+from fastcni.clients.away import Away
 from fastcni.daemon import garbage
 from fastcni.daemon.backoff import Backoff
 from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import sysctl
-from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.sysctls.forwarding import SYSCTLS
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 Found = TypeVar("Found")
-PROBLEMS = (StoreAway, ConfigurationError, SubnetLost, NoSubnetLeft)        # that may end by themselves
+PROBLEMS = (Away, ConfigurationError, SubnetLost, NoSubnetLeft)        # that may end by themselves
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0           # between tries to join
 FOREVER = float("inf")
 SUBNET_FILE, CONFLIST = "/run/flannel/subnet.env", "/etc/cni/net.d/10-flannel.conflist"
@@ -148,7 +148,7 @@ class Agent:
 
     def leave(self) -> None:
         """Take the node out of the network: remove the record, and what the agent has made in the kernel. Raises
-        StoreAway, ConfigurationError, OSError."""
+        Away, ConfigurationError, OSError."""
         with closing(Ruleset()) as rules:
             rules.adopt()               # before anything changes: it raises if an agent runs that has policies
             conf, _, me = self._prepare()
@@ -267,7 +267,7 @@ class Agent:
                 self.problems.pop(threading.get_ident(), None)
                 pause = FIRST_PAUSE_S
                 backoff.begin()
-            except StoreAway as e:
+            except Away as e:
                 self._tell_problem("registry_away", e)
                 seconds = pause = min(2 * pause, MAX_PAUSE_S)
             except (SubnetLost, ConfigurationError) as e:

@@ -90,9 +90,9 @@ def agent(metrics: str, leave: bool, log_to: str, log_level: str, log_format: st
     """
     from fastcni.agent.contract import ConfigurationError, NoSubnetLeft, SubnetLost
     from fastcni.agent.run import Agent
+    from fastcni.clients.away import Away
     from fastcni.daemon import log as logs
     from fastcni.daemon.systemd_notify import Notifier
-    from fastcni.kit.ipam.cluster.contract import StoreAway
 
     options = read_options(**network)
     page = MetricsPage(metrics) if metrics else None
@@ -108,7 +108,7 @@ def agent(metrics: str, leave: bool, log_to: str, log_level: str, log_format: st
             signal.signal(number, lambda *_: threading.Thread(target=it.stop).start())
         with page.shown(it) if page else nullcontext():
             it.run()
-    except (ConfigurationError, NoSubnetLeft, StoreAway, SubnetLost) as e:
+    except (ConfigurationError, NoSubnetLeft, Away, SubnetLost) as e:
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
     except OSError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from None
@@ -220,7 +220,7 @@ def policy_settings(source: str, kubeconfig: str, name: str, folder: str, kept: 
     from fastcni.agent.policy.attached import FOLDER
     from fastcni.agent.policy.service import Settings
     from fastcni.agent.run import FOLDER as DEFAULT
-    from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
+    from fastcni.clients.kubernetes import open_api
 
     state, socket = os.path.join(folder, FOLDER), os.path.join(folder, "policy.sock")
     if not kept and folder == DEFAULT:          # which a reboot empties

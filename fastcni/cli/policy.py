@@ -170,13 +170,13 @@ def read_files(folder: str) -> Cluster:
 def read_api(kubeconfig: str) -> Cluster:
     """Raises CniError."""
     from fastcni.agent.policy.from_kubernetes import read_cluster
-    from fastcni.kit.ipam.cluster.contract import StoreAway
-    from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
+    from fastcni.clients.away import Away
+    from fastcni.clients.kubernetes import open_api
 
     api = open_api(kubeconfig)
     try:
         return read_cluster(api)
-    except StoreAway as e:
+    except Away as e:
         raise CniError(errors.TRY_AGAIN_LATER, str(e)) from None
     finally:
         api.close()

@@ -12,12 +12,12 @@ from threading import Event as Flag
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fastcni.clients.away import Away
+from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
+from fastcni.clients.kubernetes import Api, Conflict, Missing
 from fastcni.daemon.background import start_thread
 from fastcni.daemon.events import EVENTS
 from fastcni.daemon.log import RateLimited, logfmt_fields
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -133,7 +133,7 @@ class KubernetesEvents:
             if everything or now >= one.due:
                 try:
                     self._send(one)
-                except (StoreAway, Conflict) as e:
+                except (Away, Conflict) as e:
                     self.unsent("kubernetes_event_unsent", reason=reason_of(one.event), why=str(e))
                     self.retry_at = now + RETRY_S
                     return RETRY_S      # the others would wait for the same API server

@@ -10,11 +10,11 @@ from importlib import metadata
 from types import CodeType
 
 import fastcni
-from fastcni.kit.ipam.cluster.site_packages import NEEDED
+from fastcni.clients.site_packages import NEEDED
 from fastcni.launcher.strip import stripped
 
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
-ROWS = ("spec", "kernel", "kit", "plugins")  # the packages below handle.py, all of them
+ROWS = ("spec", "kernel", "clients", "kit", "plugins")  # the packages below handle.py, all of them
 # Of `dhcp daemon`, which takes the rest from the standard library; no plugin imports them
 DAEMON_FOLDER, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py")
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/one_shot.py")
@@ -50,7 +50,7 @@ def own(more: dict[str, str]) -> dict[str, Module]:
         source = read(os.path.join(os.path.dirname(PACKAGE), path))
         if path == "fastcni/plugins/__init__.py" and more:
             source += f"\nTABLE.update({dict(sorted(more.items()))!r})\n".encode()
-        if path == "fastcni/kit/ipam/cluster/site_packages.py":
+        if path == "fastcni/clients/site_packages.py":
             source += f"\nFOLDERS = {site_packages()!r}\n".encode()
         add_module(modules, path, source)
     return modules

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from fastcni.agent import beside
 from fastcni.agent.contract import ConfigurationError, NoSubnetLeft, SubnetLost
 from fastcni.cli.commands import cli
-from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.clients.away import Away
 from fastcni.spec.errors import CniError
 from fastcni.testing.witnesses import eventually
 
@@ -80,7 +80,7 @@ def test_options_that_do_not_fit_are_refused(words, message):
 
 
 @pytest.mark.parametrize("error", [NoSubnetLeft("10.0.0.0/16 has no free subnet"), SubnetLost("taken"),
-                                   ConfigurationError("no configuration"), StoreAway("etcd")])
+                                   ConfigurationError("no configuration"), Away("etcd")])
 def test_a_node_that_cannot_leave_is_told_why(monkeypatch, error):
     """In a full network it was a traceback. And Ctrl-C did not end the command."""
     def leave(_):

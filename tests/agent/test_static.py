@@ -10,7 +10,7 @@ import structlog
 
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
 from fastcni.agent.registries import open_registry
-from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.clients.away import Away
 from fastcni.testing.witnesses import eventually
 
 ONE = {"name": "one", "subnets": ["10.244.1.0/24"], "public": ["192.0.2.1"]}
@@ -76,5 +76,5 @@ def test_an_error_names_the_file(registry, tmp_path, content, kind, words):
 
 def test_without_the_file_the_registry_is_away(registry, tmp_path):
     (tmp_path / "nodes.json").unlink()
-    with pytest.raises(StoreAway, match="No such file"):
+    with pytest.raises(Away, match="No such file"):
         registry.conf()

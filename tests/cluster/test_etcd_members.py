@@ -10,7 +10,8 @@ import time
 import pytest
 from cluster.etcd import PASSWORD, Etcd
 
-from fastcni.kit.ipam.cluster.contract import ALIVE, Block, Changed, Fenced, StoreAway, Use
+from fastcni.clients.away import Away
+from fastcni.kit.ipam.cluster.contract import ALIVE, Block, Changed, Fenced, Use
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.launcher import modules
 from fastcni.testing.witnesses import eventually
@@ -32,7 +33,7 @@ def opened():
 
 
 class Watcher:
-    """store.watch() in a thread. events: (record, gone). Called again after StoreAway, as the server does."""
+    """store.watch() in a thread. events: (record, gone). Called again after Away, as the server does."""
 
     def __init__(self, store):
         self.store, self.events, self.away, self.stopped = store, [], [], threading.Event()
@@ -43,7 +44,7 @@ class Watcher:
             try:
                 self.store.watch(lambda event: self.events.append((event.record, bool(event.gone))),
                                  self.stopped.is_set)
-            except StoreAway as e:
+            except Away as e:
                 self.away.append(e)
                 self.stopped.wait(0.1)
 
@@ -67,7 +68,7 @@ def patiently(call):
     while True:
         try:
             return call()
-        except StoreAway:
+        except Away:
             assert time.monotonic() < limit
             time.sleep(0.1)
 
@@ -118,7 +119,7 @@ def test_a_hanging_member_is_left_for_the_next_which_is_remembered(etcd_three, o
 
 def test_a_store_whose_members_are_all_gone_says_which_and_why(opened):
     store = opened({"type": "etcd", "endpoints": ["http://127.0.0.1:1", "http://localhost:1"]})
-    with pytest.raises(StoreAway, match=r"etcd at http://127\.0\.0\.1:1: Connection refused \(errno 111\); etcd at "
+    with pytest.raises(Away, match=r"etcd at http://127\.0\.0\.1:1: Connection refused \(errno 111\); etcd at "
                                         r"http://localhost:1: Connection refused"):
         store.nodes()
 
@@ -129,7 +130,7 @@ def test_a_member_that_hangs_costs_one_deadline(etcd_alone, opened):
     store.etcd.http.timeout = 0.3
     etcd_alone.members[0].pause()
     began = time.monotonic()
-    with pytest.raises(StoreAway, match="no answer in time"):
+    with pytest.raises(Away, match="no answer in time"):
         store.nodes()
     assert time.monotonic() - began < 5
     etcd_alone.members[0].resume()
@@ -193,7 +194,7 @@ def test_a_claim_whose_answer_was_lost_succeeds_when_it_is_asked_again(etcd, ope
 
     def lossy(*args, **named):
         real(*args, **named)
-        raise StoreAway("the answer was lost")
+        raise Away("the answer was lost")
 
     steps = {
         "claim": lambda: store.claim(me, [("s", "10.0.0.0/26"), ("s", "10.0.0.64/26")]),
@@ -206,7 +207,7 @@ def test_a_claim_whose_answer_was_lost_succeeds_when_it_is_asked_again(etcd, ope
         store_blocks = store.blocks()
         with monkeypatch.context() as patch:
             patch.setattr(store.etcd.http, "request", lossy)
-            with pytest.raises(StoreAway):
+            with pytest.raises(Away):
                 step()
         assert step() is not False, name
     assert [(one.cidr, one.node) for one in store.blocks()] == [("10.0.0.64/26", "a"), ("10.0.9.0/26", "")]
@@ -341,7 +342,7 @@ def test_bad_certificates_are_named(etcd_tls, opened, change, message):
             conf[key] = f"{etcd_tls.folder}/ca.pem"
         if key == "endpoints":
             conf[key] = [conf[key]]
-    with pytest.raises(StoreAway, match=message):
+    with pytest.raises(Away, match=message):
         opened(conf).nodes()
 
 
@@ -351,7 +352,7 @@ def test_a_certificate_that_was_renewed_is_used(etcd_tls, opened, tmp_path):
     (tmp_path / "cert").write_text("not a certificate")
     (tmp_path / "key").write_text("nor a key")
     store = opened(conf | {key: str(path) for key, path in paths.items()})
-    with pytest.raises(StoreAway, match="TLS with"):
+    with pytest.raises(Away, match="TLS with"):
         store.nodes()
     for key, path in paths.items():
         shutil.copy(conf[key], tmp_path / "new")
@@ -379,7 +380,7 @@ def test_what_a_user_may_not_do_is_named(etcd_user, opened):
     for keys, message in (({"password": "wrong"}, "authentication failed, invalid user ID or password"),
                           ({"prefix": "/other"}, "permission denied; may this user read and write"),
                           ({"username": ""}, "user name is empty")):
-        with pytest.raises(StoreAway, match=message):
+        with pytest.raises(Away, match=message):
             opened(etcd_user.conf(prefix="/fastcni/user") | keys).nodes()
 
 
@@ -394,10 +395,10 @@ def test_with_users_a_certificate_must_have_no_common_name(opened):
     with Etcd(tls=True, user=True) as etcd:
         conf = etcd.conf(prefix="/fastcni/both")
         assert opened(conf).nodes() == []
-        with pytest.raises(StoreAway, match="permission denied; may this user"):
+        with pytest.raises(Away, match="permission denied; may this user"):
             opened(conf, username="").nodes()
         named = {key: conf[key].replace("client", "named") for key in ("cert", "key")}
-        with pytest.raises(StoreAway, match="CommonName of client sending a request against gateway will be ignored"):
+        with pytest.raises(Away, match="CommonName of client sending a request against gateway will be ignored"):
             opened(conf | named).nodes()
 
 
@@ -406,7 +407,7 @@ def test_with_users_a_certificate_must_have_no_common_name(opened):
 ONE_SHOT = """
 import sys
 sys.path.append({root!r})
-from fastcni.kit.ipam.cluster import site_packages
+from fastcni.clients import site_packages
 from fastcni.kit.ipam.cluster.stores import open_store
 site_packages.FOLDERS = {folders!r}         # as in a plugin file
 assert "urllib3" not in sys.modules and "site" not in sys.modules

@@ -11,7 +11,8 @@ from cluster_ipam.simulation import FAULTS, PAUSE, Cluster
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, DEAD, LOST, Changed, StoreAway
+from fastcni.clients.away import Away
+from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, DEAD, LOST, Changed
 
 NODES = ("n1", "n2", "n3")
 IPAM = {                        # network: its keys. All have blocks of four addresses
@@ -304,7 +305,7 @@ def quietly(work):
     def run(store):
         try:
             work(store)
-        except (Changed, StoreAway):
+        except (Changed, Away):
             return
     return run
 

@@ -17,13 +17,13 @@ import uuid
 
 import pytest
 
+from fastcni.clients.away import Away
 from fastcni.handle import handle
 from fastcni.kernel import waiting
 from fastcni.kernel.waiting import Crowded
 from fastcni.kit import ipam
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.ipam import store as files_store
-from fastcni.kit.ipam.cluster.contract import StoreAway
 
 CRASH_BEFORE, CRASH_AFTER, LOST_REPLY, AWAY, PAUSE = "crash before", "crash after", "lost reply", "away", "pause"
 FAULTS = (CRASH_BEFORE, CRASH_AFTER, LOST_REPLY, AWAY, PAUSE)
@@ -96,13 +96,13 @@ class Process:
             self.dead = True
             self._check()
         if kind == AWAY or (of_store and not self.node.reachable):
-            raise StoreAway("simulated: no route to the store")
+            raise Away("simulated: no route to the store")
         result = function(*args, **named)
         if kind == CRASH_AFTER:
             self.dead = True
             self._check()
         if kind == LOST_REPLY:
-            raise StoreAway("simulated: no answer")
+            raise Away("simulated: no answer")
         return result
 
     def _check(self):

@@ -9,12 +9,12 @@ from cluster_ipam.node import NET, pod
 from cluster_ipam.watched import WatchedMode, a_block, add_until_refused, calls, declare_dead, lose, store_of
 
 from fastcni import _ipam_bitmap
+from fastcni.clients.http import REQUEST_TIMEOUT_S
 from fastcni.kit.ipam import store as store_module
 from fastcni.kit.ipam.cluster import hold, released, stores
 from fastcni.kit.ipam.cluster.conf import read_keys
 from fastcni.kit.ipam.cluster.contract import ACTIVE, KEPT, QUARANTINE
 from fastcni.kit.ipam.cluster.node_state import MadeSpace
-from fastcni.kit.ipam.cluster.stores.http import REQUEST_TIMEOUT_S
 from fastcni.kit.ipam.cluster.stores.local import key_of
 from fastcni.kit.ipam.store import Store
 from fastcni.node.attachments.adopt import adopt

@@ -5,10 +5,11 @@ import json
 import pytest
 from cluster_ipam.http_service import Service
 
-from fastcni.kit.ipam.cluster.contract import StoreAway, Use
+from fastcni.clients.away import Away
+from fastcni.clients.etcd import Client, encode, revision_is
+from fastcni.kit.ipam.cluster.contract import Use
 from fastcni.kit.ipam.cluster.stores import etcd_keys
 from fastcni.kit.ipam.cluster.stores.etcd import batches
-from fastcni.kit.ipam.cluster.stores.etcd_client import Client, encode, revision_is
 
 pytest.importorskip("urllib3")
 
@@ -26,7 +27,7 @@ def test_an_older_gateway_is_found_once():
 
 
 def test_without_any_gateway_the_error_says_so():
-    with Service({}) as service, pytest.raises(StoreAway, match="Not Found"):
+    with Service({}) as service, pytest.raises(Away, match="Not Found"):
         Client({"endpoints": [service.url]}).txn([], [])
 
 
@@ -77,12 +78,12 @@ def test_a_token_is_asked_for_once_and_again_when_it_is_refused():
         assert len(service.asked) == 6
         valid.append("t3")
         tokens = iter(["wrong"])
-        with pytest.raises(StoreAway, match="invalid auth token"):
+        with pytest.raises(Away, match="invalid auth token"):
             client.txn([], [])
 
 
 def test_a_password_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(StoreAway, match=r"read .*/none for etcd: No such file"):
+    with pytest.raises(Away, match=r"read .*/none for etcd: No such file"):
         Client({"endpoints": ["http://127.0.0.1:1"], "username": "me", "password_file": f"{tmp_path}/none"}).txn([], [])
 
 

@@ -11,9 +11,9 @@ import pytest
 from cluster_ipam.http_service import Service
 
 import fastcni
+from fastcni.clients.away import Away
+from fastcni.clients.http import Http
 from fastcni.kernel import name_lookup, waiting
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.http import Http
 from fastcni.launcher import modules
 
 pytest.importorskip("urllib3")
@@ -93,7 +93,7 @@ def test_a_name_is_looked_up_within_the_time_of_the_request(service, monkeypatch
     assert http.request("POST", "/a").endpoint == service.url
     assert len(asked) == 1                                  # the second request waited for the same lookup
     lost = Http([endpoint_by_name(service)], timeout=0.2)
-    with pytest.raises(StoreAway, match=r"no name server has answered about store.example within 0.2 s"):
+    with pytest.raises(Away, match=r"no name server has answered about store.example within 0.2 s"):
         lost.request("POST", "/a")
 
 
@@ -101,7 +101,7 @@ def test_a_name_that_does_not_exist_is_named(service, monkeypatch):
     def refuse(*_):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     monkeypatch.setattr(name_lookup, "getaddrinfo", refuse)
-    with pytest.raises(StoreAway, match=r"at http://store.example:\d+: Name or service not known"):
+    with pytest.raises(Away, match=r"at http://store.example:\d+: Name or service not known"):
         Http([endpoint_by_name(service)]).request("POST", "/a")
 
 
@@ -128,7 +128,7 @@ def test_an_endpoint_without_its_service_is_left_for_the_next(service):
         http = Http([service.url, other.url])
         assert http.request("POST", "/away").document == {"from": "the other"}
         other.answers["/away"] = service.answers["/away"]
-        with pytest.raises(StoreAway, match=rf"store at {other.url}: status 503: .*no leader.*; store at {service.url}:"
+        with pytest.raises(Away, match=rf"store at {other.url}: status 503: .*no leader.*; store at {service.url}:"
                                             r" status 503"):
             http.request("POST", "/away")
 
@@ -137,7 +137,7 @@ def test_an_endpoint_that_hangs_costs_its_own_deadline(service):
     with Service({"/hang": lambda body: (200, {})}) as other:
         http = Http([service.url, other.url], endpoint_timeout=0.1)
         assert http.request("POST", "/hang").status == 200 and http.good == 1
-    with pytest.raises(StoreAway, match=rf"{service.url}: no answer in time"):
+    with pytest.raises(Away, match=rf"{service.url}: no answer in time"):
         Http([service.url], timeout=0.1).request("POST", "/hang")
 
 
@@ -188,7 +188,7 @@ def test_a_kept_connection_that_was_closed_is_replaced(service):
     http = Http([service.url])
     assert http.request("POST", "/a").status == 200 and http.sent == 2
     service.answers["/a"] = lambda body: "hang up"
-    with pytest.raises(StoreAway, match="Remote end closed connection without response"):
+    with pytest.raises(Away, match="Remote end closed connection without response"):
         http.request("POST", "/a")
 
 
@@ -211,7 +211,7 @@ def test_a_stream_that_is_refused_has_an_answer_and_one_that_is_cut_fails(servic
     with http.stream("POST", "/cut", stop=lambda: False, idle=0.1) as stream:
         documents = iter(stream)
         assert next(documents) == {"n": 1}
-        with pytest.raises(StoreAway, match="no answer in time"):
+        with pytest.raises(Away, match="no answer in time"):
             next(documents)
 
 
@@ -222,18 +222,18 @@ def test_a_stream_that_is_stopped_while_it_opens_is_empty(service):
 
 
 def test_an_answer_that_is_no_json_says_whose_it_is(service):
-    with pytest.raises(StoreAway, match=rf"{service.url}: not a JSON document: .*<html>"):
+    with pytest.raises(Away, match=rf"{service.url}: not a JSON document: .*<html>"):
         assert Http([service.url]).request("POST", "/text").document
 
 
 def test_an_endpoint_that_is_no_url_is_named():
-    with pytest.raises(StoreAway, match="the endpoint 'http://::1:2379' is no URL such as"):
+    with pytest.raises(Away, match="the endpoint 'http://::1:2379' is no URL such as"):
         Http(["http://::1:2379"]).request("GET", "/")
 
 
 def test_without_urllib3_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "urllib3", None)
-    with pytest.raises(StoreAway, match=r"install fastcni\[cluster\], or Debian's python3-urllib3"):
+    with pytest.raises(Away, match=r"install fastcni\[cluster\], or Debian's python3-urllib3"):
         Http([AWAY]).request("GET", "/")
 
 
@@ -241,7 +241,7 @@ IMPORT = """
 import sys
 sys.path.append({root!r})
 import fastcni.kit.ipam.cluster.stores.etcd
-from fastcni.kit.ipam.cluster.site_packages import make_importable
+from fastcni.clients.site_packages import make_importable
 assert not {{"urllib3", "site", "os", "ssl", "json"}} & set(sys.modules), sys.modules
 before = set(sys.path)
 make_importable()
@@ -262,8 +262,8 @@ def test_a_plugin_file_notes_where_the_packages_are(monkeypatch):
     import urllib3
 
     monkeypatch.setattr(modules, "ROWS", ())
-    monkeypatch.setattr(modules, "SINGLE", ("kit/ipam/cluster/site_packages.py",))
-    name = "fastcni.kit.ipam.cluster.site_packages"
+    monkeypatch.setattr(modules, "SINGLE", ("clients/site_packages.py",))
+    name = "fastcni.clients.site_packages"
     namespace = {"__name__": name}
     exec(modules.own({})[name].code, namespace)
     assert os.path.dirname(os.path.dirname(urllib3.__file__)) in namespace["FOLDERS"]

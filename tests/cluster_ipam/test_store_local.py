@@ -5,7 +5,8 @@ import json
 import pytest
 from cluster_ipam.store_contract import StoreContract
 
-from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, LOST, NODE_TTL_S, StoreAway
+from fastcni.clients.away import Away
+from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, LOST, NODE_TTL_S
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.local import LocalStore, key_of
 
@@ -39,7 +40,7 @@ class TestLocalStore(StoreContract):
 
 def test_a_folder_that_cannot_be_made_is_a_store_that_is_away(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreAway, match="file/store: Not a directory"):
+    with pytest.raises(Away, match="file/store: Not a directory"):
         LocalStore({"path": str(tmp_path / "file/store")}).nodes()
 
 
@@ -47,7 +48,7 @@ def test_a_damaged_file_is_a_store_that_is_away(tmp_path):
     store = LocalStore({"path": str(tmp_path)})
     store.join("a", "boot")
     (tmp_path / "store.json").write_text("{")
-    with pytest.raises(StoreAway, match=r"store\.json is damaged"):
+    with pytest.raises(Away, match=r"store\.json is damaged"):
         store.nodes()
 
 

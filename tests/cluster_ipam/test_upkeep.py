@@ -6,8 +6,9 @@ import threading
 import pytest
 from cluster_ipam.node import Node, pod
 
+from fastcni.clients.away import Away
 from fastcni.kit.ipam.cluster import conf, upkeep
-from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, Single, StoreAway
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, Single
 from fastcni.kit.ipam.cluster.grid import block_of
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.spec import address
@@ -90,10 +91,10 @@ def test_no_address_of_a_block_is_given_if_it_may_have_been_returned(a, b, store
     def away(block):
         if done:
             give_back(block)
-        raise StoreAway("no route")
+        raise Away("no route")
 
     monkeypatch.setattr(store, "give_back", away)
-    with pytest.raises(StoreAway):
+    with pytest.raises(Away):
         upkeep.give_back_idle(store, keys_of(a), print, 0, spare=0)
     assert upkeep.own_blocks(keys_of(a), print) == []
     if done:

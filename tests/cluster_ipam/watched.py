@@ -2,8 +2,9 @@
 
 from cluster_ipam.node import NET
 
+from fastcni.clients.away import Away
 from fastcni.kit.call.mode import Mode
-from fastcni.kit.ipam.cluster.contract import NODE_TTL_S, StoreAway
+from fastcni.kit.ipam.cluster.contract import NODE_TTL_S
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.spec.errors import CniError
 
@@ -25,10 +26,10 @@ class Watched:
             if name != "history":
                 self.calls.append(name)
             if self.away:
-                raise StoreAway("no route to host")
+                raise Away("no route to host")
             answer = getattr(self.store, name)(*args, **more)
             if name in self.lost:
-                raise StoreAway("the connection was closed")
+                raise Away("the connection was closed")
             return answer
         return call
 

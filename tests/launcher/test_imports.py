@@ -8,7 +8,7 @@ import pytest
 from launcher.test_python_core import CORE, PREPARE, started
 from project.plugin_file import INTERPRETER
 
-from fastcni.kit.ipam.cluster.site_packages import NEEDED
+from fastcni.clients.site_packages import NEEDED
 from fastcni.launcher import modules
 from fastcni.launcher.install import install
 from fastcni.launcher.needs import others
@@ -22,7 +22,7 @@ for name in {names!r}:
     if not child:
         try:
             if name.partition(".")[0] in {needed!r}:
-                from fastcni.kit.ipam.cluster.site_packages import make_importable
+                from fastcni.clients.site_packages import make_importable
                 make_importable()
             __import__(name)
             posix.write(1, b"1")

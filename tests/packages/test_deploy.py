@@ -92,7 +92,7 @@ def test_the_python_for_nodes_runs_in_an_empty_system(tmp_path):
     subprocess.run(["sh", DEPLOY / "node-python.sh", where, tmp_path / "packages"], check=True,
                    env={"PATH": "/usr/bin:/bin"})
     (name,) = os.listdir(where)
-    shutil.copy(ROOT / "fastcni/kit/ipam/cluster/site_packages.py", tmp_path)
+    shutil.copy(ROOT / "fastcni/clients/site_packages.py", tmp_path)
     code = ("import sys, ssl, ctypes; print(sys.prefix); sys.path.append('/'); import site_packages; "
             "site_packages.make_importable(); import urllib3; assert urllib3.__file__.startswith(sys.prefix)")
     done = subprocess.run(["chroot", tmp_path, f"/opt/fastcni/python/{name}/bin/python3.11", "-ISB", "-c", code],

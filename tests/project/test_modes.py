@@ -25,7 +25,7 @@ def test_a_mode_overrides_methods_of_the_contract_with_their_parameters(mode):
         assert [*inspect.signature(method).parameters] == [*inspect.signature(getattr(Mode, name)).parameters]
 
 
-@pytest.mark.parametrize("layer", ["kernel", "kit", "plugins"])
+@pytest.mark.parametrize("layer", ["kernel", "clients", "kit", "plugins"])
 def test_nothing_below_the_entry_points_names_a_mode(layer):
     names = ("OneShotMode", "InProcessMode", "SharedMode", "BatchMode", "WarmMode", "isinstance(req.mode")
     for path in (PACKAGE / layer).rglob("*.py"):

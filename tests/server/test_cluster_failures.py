@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, HELD, KEPT, REFUSED, Single, StoreAway
+from fastcni.clients.away import Away
+from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, HELD, KEPT, REFUSED, Single
 from fastcni.kit.ipam.cluster.stores.local import LocalStore
 from fastcni.node.cluster import state as cluster_state
 from fastcni.server.cluster.times import NEVER
@@ -111,7 +112,7 @@ class Broken:
 
     def _fail(self, *_, **__):
         self.calls += 1
-        raise StoreAway("no route to host")
+        raise Away("no route to host")
 
     def stuck(self):
         for name in ("keep_alive", "join", "blocks", "claim", "write_uses", "nodes", "singles", "history"):
@@ -120,7 +121,7 @@ class Broken:
     def _hang(self, *_, **__):
         self.calls += 1
         self.hang.wait(60)
-        raise StoreAway("timed out")
+        raise Away("timed out")
 
     def back(self):
         self.monkeypatch.undo()

@@ -6,8 +6,9 @@ import threading
 import pytest
 from server.flushed import Log
 
+from fastcni.clients.away import Away
 from fastcni.kernel.presence import GONE, UNKNOWN
-from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, LOST, NODE_TTL_S, QUARANTINE, Block, Node, StoreAway
+from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, LOST, NODE_TTL_S, QUARANTINE, Block, Node
 from fastcni.kit.ipam.cluster.stores.local import LocalStore
 from fastcni.server.cluster.lost import LostNodes
 from fastcni.server.cluster.pods import Pods
@@ -180,7 +181,7 @@ class TestWatch:
             def watch(self, changed, stop):
                 self.calls += 1
                 if self.calls < 4:
-                    raise StoreAway("no route")
+                    raise Away("no route")
                 changed("it is back")
                 while not stop():
                     threading.Event().wait(0.01)

@@ -4,7 +4,8 @@ import contextlib
 
 import pytest
 
-from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, Single, StoreAway
+from fastcni.clients.away import Away
+from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, Single
 from fastcni.spec.address import read_ip
 from fastcni.testing.witnesses import eventually
 
@@ -62,12 +63,12 @@ def test_what_is_noted_while_uses_are_written_is_written_next(cluster_node, monk
         written.append(uses)
         space._note_dirty([read_ip(cidr.partition("/")[0])])
         if fails:
-            raise StoreAway("no route to host")
+            raise Away("no route to host")
 
     monkeypatch.setattr(store, "write_uses", write)
     space.dirty, space.changes = {cidr}, 1
     space.written.clear()
-    with pytest.raises(StoreAway) if fails else contextlib.nullcontext():
+    with pytest.raises(Away) if fails else contextlib.nullcontext():
         space._write(0.0)
     assert written and (space.dirty, space.changes) == ({cidr}, 1)
 

@@ -8,13 +8,13 @@ from collections import deque
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from fastcni.clients.away import Away
+from fastcni.clients.kubernetes import Conflict
 from fastcni.daemon.kubernetes_events import MAX_NOTE, micro_time
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import Conflict
 
 if TYPE_CHECKING:
+    from fastcni.clients.kubernetes import Api
     from fastcni.daemon.log import Logger
-    from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api
 
 PATH = "/apis/events.k8s.io/v1/namespaces/{namespace}/events"
 CONTROLLER = "fastcni.dev/agent"
@@ -61,7 +61,7 @@ class UnreadableEvents:
                 failed = False
             except Conflict:                    # another node has reported it
                 failed = False
-            except StoreAway as e:
+            except Away as e:
                 if not failed:
                     self.log.warning("kubernetes_event_unsent", reason=event["reason"], why=str(e))
                 failed = True

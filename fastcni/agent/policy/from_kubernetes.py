@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.content import Content
 from fastcni.agent.policy.documents import NAMESPACE, POD, POLICY, encode, reduced
+from fastcni.clients.away import Away
+from fastcni.clients.kubernetes_watch import key_of, watch_all
 from fastcni.daemon.wakeup import Wakeup
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.kubernetes_watch import key_of, watch_all
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.events import UnreadableEvents
     from fastcni.agent.policy.kept import Kept
-    from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api
+    from fastcni.clients.kubernetes import Api
 
     Event = tuple[str, Any, bool]               # (path, object or keys of a list, whether the object is gone)
 
@@ -112,7 +112,7 @@ class Kubernetes:
             self._seen = {path: set() for path in PATHS}
             try:
                 watch_all(self.api, tuple(PATHS), self._tell, self._stop.is_set, self._list_ended)
-            except StoreAway as e:
+            except Away as e:
                 self.away = str(e)
             self._stop.wait(RETRY_S)
 
@@ -176,7 +176,7 @@ class Kubernetes:
 
 
 def read_cluster(api: Api) -> Cluster:
-    """All that the API has now. Objects that cannot be read are as in Kubernetes. Raises StoreAway."""
+    """All that the API has now. Objects that cannot be read are as in Kubernetes. Raises Away."""
     source = Kubernetes(api, Compiler())
     for path in PATHS:
         for document in api.list_with_revision(path)[0]:

@@ -47,8 +47,8 @@ from fastcni.spec import address
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.objects import Pod
+    from fastcni.clients.kubernetes import Api
     from fastcni.daemon.log import Logger
-    from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api
 
 EVENT_BYTES = 64 << 20          # a limit: of announcements of one load
 POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent

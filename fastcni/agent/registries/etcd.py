@@ -18,17 +18,17 @@ from fastcni.agent import conf as confs
 from fastcni.agent import subnets
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
 from fastcni.agent.registries import records
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores import etcd_client
-from fastcni.kit.ipam.cluster.stores.etcd_client import Client, Refused, put, read_pair, revision_is
+from fastcni.clients import etcd as etcd_client
+from fastcni.clients.away import Away
+from fastcni.clients.etcd import Client, Refused, put, read_pair, revision_is
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
     from fastcni.agent.contract import NetworkConf, Prefix
+    from fastcni.clients.etcd import Pair
     from fastcni.daemon.log import Logger
-    from fastcni.kit.ipam.cluster.stores.etcd_client import Pair
 
 PREFIX = "/coreos.com/network"
 LEASE_S = 86400
@@ -146,7 +146,7 @@ class Etcd:
                 if pair is not None and not intact:
                     self._tell_restored(pair)
                 return KEEP_S
-        raise StoreAway(f"another program changes the record of {me.name} each time while this node writes it")
+        raise Away(f"another program changes the record of {me.name} each time while this node writes it")
 
     def _is_of_another(self, pair: Pair, me: Node) -> bool:
         """Whether another node has the record at this node's key. The node that has created the key has the subnet, so
@@ -183,7 +183,7 @@ class Etcd:
             opened = monotonic()
             try:
                 self._follow(changed, stop)
-            except StoreAway as e:
+            except Away as e:
                 self.log.warning("registry_away", error=str(e), retry_in=pause)
             if monotonic() - opened > MAX_PAUSE_S:
                 pause = FIRST_PAUSE_S
@@ -192,7 +192,7 @@ class Etcd:
                 pause = min(2 * pause, MAX_PAUSE_S)
 
     def _follow(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
-        """List, then follow the changes, until stop() or until the watch has to begin anew. Raises StoreAway."""
+        """List, then follow the changes, until stop() or until the watch has to begin anew. Raises Away."""
         first, end = etcd_client.below(self.folder)
         pairs, revision = self.client.read_range(first, end)
         known = {pair.key: pair for pair in pairs}

@@ -22,8 +22,8 @@ from fastcni.agent import conf as confs
 from fastcni.agent.contract import FAMILIES, ConfigurationError, Node, SubnetLost
 from fastcni.agent.registries.records import read_address, read_json
 from fastcni.agent.subnets import within
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import Conflict, Expired, Missing, open_api
+from fastcni.clients.away import Away
+from fastcni.clients.kubernetes import Conflict, Expired, Missing, open_api
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -101,7 +101,7 @@ class Kubernetes:
         self._patch({"status": {"conditions": [{**AVAILABLE, "lastHeartbeatTime": now, "lastTransitionTime": now}]}})
 
     def _own(self) -> tuple[Object, dict[int, Any]]:
-        """Return this node's object, and its subnets. Raises ConfigurationError, StoreAway."""
+        """Return this node's object, and its subnets. Raises ConfigurationError, Away."""
         document = self.api.get(f"{NODES}/{self.node}")
         if document is None:
             raise ConfigurationError(f'there is no Node "{self.node}": --node-name names this node')
@@ -145,7 +145,7 @@ class Kubernetes:
         try:
             self.api.patch_by_keys(f"{NODES}/{self.node}/status", changes)
         except (Missing, Conflict) as e:
-            raise StoreAway(str(e)) from None
+            raise Away(str(e)) from None
 
     # -- the others ----------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Kubernetes:
                     pause = FIRST_PAUSE_S
             except Expired:
                 continue                        # list again
-            except StoreAway as e:
+            except Away as e:
                 self.log.warning("registry_away", error=str(e), retry_in=pause)
             if not stop():
                 self.wait(pause)
@@ -166,7 +166,7 @@ class Kubernetes:
 
     def _follow(self, stop: Callable[[], bool]) -> Any:
         """Yield all nodes, at first and after each change that matters. Ends when the server ends the watch. Raises
-        Expired, StoreAway."""
+        Expired, Away."""
         documents, revision = self.api.list_with_revision(NODES)
         known = {it["metadata"]["name"]: self._read(it) for it in documents}
         del documents                           # a Node is large, with all its images; 1,000 of them take 100 MB

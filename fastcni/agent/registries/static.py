@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent import conf as confs
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
-from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.clients.away import Away
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -70,7 +70,7 @@ class Static:
                 if look != seen:
                     changed(self._nodes())
                 seen = look
-            except (OSError, ConfigurationError, StoreAway) as e:
+            except (OSError, ConfigurationError, Away) as e:
                 if seen != str(e):
                     self.log.warning("registry_away", error=str(e))
                 seen = str(e)
@@ -95,7 +95,7 @@ class Static:
             with open(self.path, encoding="utf-8") as file:
                 document = json.load(file)
         except OSError as e:
-            raise StoreAway(f"{self.path}: {e.strerror}") from None
+            raise Away(f"{self.path}: {e.strerror}") from None
         except (ValueError, RecursionError) as e:
             raise ConfigurationError(f"{self.path}: {e}") from None
         if not isinstance(document, dict):

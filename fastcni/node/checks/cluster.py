@@ -6,8 +6,9 @@ import ipaddress
 import os
 from collections.abc import Iterator, Sequence
 
+from fastcni.clients.away import Away
 from fastcni.kit.ipam.cluster import stores
-from fastcni.kit.ipam.cluster.contract import DEAD, StoreAway
+from fastcni.kit.ipam.cluster.contract import DEAD
 from fastcni.node import confs
 from fastcni.node.attachments.address_dirs import cluster_dirs
 from fastcni.node.checks.denied import denied
@@ -28,7 +29,7 @@ blocks only of spaces that a network here uses."""
         store = stores.open_store(first.keys.store)
         try:
             found = survey(store)
-        except StoreAway as e:
+        except Away as e:
             if denied(e):
                 node.unseen.append(f"cluster-wide addresses: {first.where}: {e}")
                 continue

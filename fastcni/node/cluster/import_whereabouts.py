@@ -128,7 +128,7 @@ def apply(store: Store, plan: Plan) -> list[str]:
     """Release what has ended, share the blocks, and claim each address for its pod's node. Return texts on what another
     took meanwhile.
 
-    A node that the store does not know yet joins it. Called again after StoreAway, it does what is left.
+    A node that the store does not know yet joins it. Called again after Away, it does what is left.
     """
     lost = []
     for single in plan.ended:

@@ -58,7 +58,7 @@ def release(store: Store, place: Place, own_node: str, inventory: Inventory, rel
     """Release an address, and return a sentence on that.
 
     release_here(holder) removes the address from this node's own files, and returns False if another pod has it
-    meanwhile. Raises CniError 4 with the owner and the next step if the pod lives, or may; StoreAway.
+    meanwhile. Raises CniError 4 with the owner and the next step if the pod lives, or may; Away.
     """
     holder = place.holder or holder_here(place, own_node, inventory)
     if holder is None:
@@ -145,7 +145,7 @@ def plan_forget(found: Survey, name: str, now: float = 0.0) -> Forgetting:
 
 def forget(store: Store, plan: Forgetting) -> None:
     """Declare the node dead if it is not yet, then remove it with its blocks. Raises CniError 11 if it came back
-    meanwhile, StoreAway."""
+    meanwhile, Away."""
     try:
         node = plan.node if plan.node.state == DEAD else store.declare_dead(plan.node)
         store.forget(node)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fastcni.clients.away import Away
 from fastcni.kit.ipam.address_files import address_of, owner_of
 from fastcni.kit.ipam.cluster import conf, flat_file, grid, node_state, stores
-from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.node import confs
 from fastcni.node.attachments import address_dirs
 from fastcni.node.cluster import state as cluster_state
@@ -57,11 +57,11 @@ class Site:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.store.close()
-        if isinstance(error, StoreAway):
+        if isinstance(error, Away):
             raise away(self.where, error) from None
 
     def survey(self, space: str = "") -> Survey:
-        """What the store has; the holders in this node's blocks are those of its own files. Raises StoreAway."""
+        """What the store has; the holders in this node's blocks are those of its own files. Raises Away."""
         here: dict[tuple[str, str], list[Holder]] = {}
         for keys in {it.keys.space: it.keys for it in self.networks}.values():
             if space in ("", keys.space):
@@ -92,7 +92,7 @@ class Site:
         store: Any = stores.open_store(settings)
         try:
             return read_source(store, namespace)
-        except StoreAway as e:
+        except Away as e:
             raise CniError(errors.TRY_AGAIN_LATER, f"cannot read whereabouts' objects from "
                            f"{stores.store_text(settings)}: {e}", "is whereabouts there, and may this user list its "
                            "objects and pods? --kubeconfig and --namespace name another place") from None
@@ -146,7 +146,7 @@ def warn(text: str) -> None:
     print(f"Warning: {text}", file=sys.stderr)
 
 
-def away(where: str, error: StoreAway) -> CniError:
+def away(where: str, error: Away) -> CniError:
     """The error of a command whose store did not answer."""
     return CniError(errors.TRY_AGAIN_LATER, f"the store {where} does not answer: {error}",
                     "pods go on with their addresses, and nodes give those of their own blocks; start the store, or "
@@ -199,7 +199,7 @@ def elsewhere() -> list[ClusterNetwork]:
 
 def grids(store: Store, ranges: Mapping[str, Sequence[Net]], dry_run: bool) -> dict[str, dict[str, int]]:
     """{space: its grid}, {"4": 26, "6": 122}. The ranges decide for a space that has none yet: as for a configuration,
-    small ranges get small blocks. With dry_run that is not written. Raises StoreAway."""
+    small ranges get small blocks. With dry_run that is not written. Raises Away."""
     found = {}
     for space, nets in ranges.items():
         wanted: dict[str, int] = {}
@@ -248,7 +248,7 @@ def texts_on(nets: Iterable[NetworkList], packed: bytes) -> Iterator[str]:
             try:
                 found = places_of(survey(store, space), address.ip_text(packed), space)
                 yield from map(sentence, found or [Place(space, address.ip_text(packed))])
-            except StoreAway as e:
+            except Away as e:
                 yield f"{address.ip_text(packed)} is in a range of network {net.name}; its store does not answer: {e}"
             finally:
                 store.close()

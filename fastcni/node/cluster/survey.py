@@ -104,7 +104,7 @@ def survey(store: Store, space: str = "", here: Mapping[Key, Sequence[Holder]] |
     """Read nodes, blocks, addresses claimed one by one, and the nodes' reports. All spaces without one.
 
     here: the holders in blocks of this node by its own files, {(space, cidr): holders}; they are newer than its report.
-    Raises StoreAway. These are several reads: a change between two of them may show once, or not.
+    Raises Away. These are several reads: a change between two of them may show once, or not.
     """
     nodes = {node.name: node for node in store.nodes()}
     blocks = store.blocks(space)

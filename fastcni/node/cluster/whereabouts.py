@@ -38,7 +38,7 @@ class Given:
 
 
 def read_source(store: KubernetesStore, namespace: str) -> Source:
-    """Read whereabouts' objects and the pods. namespace: of the objects, "": as whereabouts. Raises StoreAway."""
+    """Read whereabouts' objects and the pods. namespace: of the objects, "": as whereabouts. Raises Away."""
     from fastcni.kit.ipam.cluster.stores.whereabouts_pools import read_whereabouts
 
     found = read_whereabouts(store, namespace)

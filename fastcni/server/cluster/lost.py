@@ -42,7 +42,7 @@ class LostNodes:
         return now + self.times.nodes_s * random()
 
     def look(self, store: Store, now: float) -> float:
-        """Look at all nodes, and do what is due. Return when to look again. Raises StoreAway."""
+        """Look at all nodes, and do what is due. Return when to look again. Raises Away."""
         nodes = [node for node in store.nodes() if node.name != self.me]
         seen = {key_of(node): node for node in nodes if node.state in (LOST, DEAD)}
         self.since = {key: self.since.get(key, now) for key in seen}

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from time import monotonic
 
+from fastcni.clients.away import Away as StoreAway
 from fastcni.daemon.log import RateLimited
 from fastcni.kit.ipam.cluster import claims
-from fastcni.kit.ipam.cluster.contract import Changed, Fenced, Node, Single, StoreAway
+from fastcni.kit.ipam.cluster.contract import Changed, Fenced, Node, Single
 from fastcni.kit.ipam.store import boot_id
 from fastcni.server.cluster.lost import LostNodes
 from fastcni.server.cluster.times import NEVER, Job, spread

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from threading import Event, Thread
 
+from fastcni.clients.away import Away
 from fastcni.daemon.background import start_thread
-from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.server.cluster.times import spread
 
 TYPE_CHECKING = False
@@ -57,7 +57,7 @@ class ClusterWatch:
             try:
                 self.store.watch(self._note, self.ended.is_set)
                 pause = 0.0
-            except StoreAway as e:
+            except Away as e:
                 self._log_lost(pause, str(e))
                 pause = min(max(2 * pause, self.times.away_s), self.times.max_away_s)
             except Exception:

@@ -14,7 +14,7 @@ import threading
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from fastcni import _acceptor, kernel, kit, plugins, third_party
+from fastcni import _acceptor, clients, kernel, kit, plugins, third_party
 from fastcni._abandoned import Abandoned, begin_request, end_request
 from fastcni._run_token import give_token, take_token
 from fastcni.daemon.background import CANNOT_START
@@ -294,7 +294,7 @@ def preload() -> None:
 
     A request imports nothing then. An import can fail at any time, for instance for want of a descriptor.
     """
-    for package in (kernel, kit, plugins):
+    for package in (kernel, clients, kit, plugins):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
 

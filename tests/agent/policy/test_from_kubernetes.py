@@ -10,9 +10,9 @@ import pytest
 
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.from_kubernetes import NAMESPACES, PODS, POLICIES, Kubernetes
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import Expired
-from fastcni.kit.ipam.cluster.stores.kubernetes_watch import watch_all
+from fastcni.clients.away import Away
+from fastcni.clients.kubernetes import Expired
+from fastcni.clients.kubernetes_watch import watch_all
 from fastcni.spec.address import read_ip
 from fastcni.testing.witnesses import eventually
 
@@ -41,7 +41,7 @@ class FakeApi:
             except queue.Empty:
                 continue
             if event is None:
-                raise StoreAway("gone")
+                raise Away("gone")
             if isinstance(event, Expired):
                 raise event
             yield event

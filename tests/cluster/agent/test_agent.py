@@ -15,7 +15,7 @@ import pytest
 from cluster.etcd import Etcd
 
 from fastcni.agent import files
-from fastcni.kit.ipam.cluster.stores.etcd_client import Client, delete, put
+from fastcni.clients.etcd import Client, delete, put
 from fastcni.testing import needs_root
 from fastcni.testing.namespaces import ip, run
 from fastcni.testing.witnesses import eventually, ip_json

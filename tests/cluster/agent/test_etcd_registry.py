@@ -10,8 +10,8 @@ from cluster.etcd import Etcd
 
 from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, SubnetLost
 from fastcni.agent.registries import open_registry
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.etcd_client import Client, delete, put
+from fastcni.clients.away import Away
+from fastcni.clients.etcd import Client, delete, put
 from fastcni.testing.witnesses import eventually
 
 CONF = {"Network": "10.244.0.0/16"}
@@ -346,7 +346,7 @@ def test_the_watch_survives_a_compaction_and_a_restart(request):
         thread.start()
         assert eventually(lambda: seen == [0])
         etcd.members[0].kill()
-        with pytest.raises(StoreAway):
+        with pytest.raises(Away):
             network.open().conf()
         etcd.members[0].restart()
         etcd.await_health()

@@ -22,8 +22,8 @@ from fastcni.agent.policy.events import UnreadableEvents
 from fastcni.agent.policy.from_kubernetes import Kubernetes
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.cli.commands import cli
+from fastcni.clients.kubernetes import open_api
 from fastcni.kit import policies as client
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
 from fastcni.testing import needs_root
 from fastcni.testing.namespaces import Inside
 from fastcni.testing.witnesses import eventually

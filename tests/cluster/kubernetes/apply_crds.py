@@ -5,9 +5,9 @@ import time
 
 from cluster.kubernetes.api_server import documents
 
-from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.clients.away import Away
+from fastcni.clients.kubernetes import Conflict
 from fastcni.kit.ipam.cluster.stores import open_store
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import Conflict
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 READY_S = 120
@@ -20,7 +20,7 @@ def main():
         try:
             api.list_all(CRDS)
             break
-        except StoreAway as e:
+        except Away as e:
             if time.monotonic() > end:
                 sys.exit(f"no API server: {e}")
             time.sleep(0.5)

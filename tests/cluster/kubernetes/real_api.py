@@ -5,8 +5,8 @@ import subprocess
 
 from cluster.etcd import Etcd
 
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import Missing, open_api
+from fastcni.clients.away import Away
+from fastcni.clients.kubernetes import Missing, open_api
 from fastcni.testing.witnesses import eventually
 
 PORT = 6443
@@ -80,7 +80,7 @@ class RealApi:
         try:
             return self.admin.get("/api/v1/namespaces/kube-system") and self.admin.get(
                 "/apis/rbac.authorization.k8s.io/v1/clusterroles/cluster-admin")
-        except StoreAway:
+        except Away:
             return False
 
     def create(self, document):

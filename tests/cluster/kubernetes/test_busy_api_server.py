@@ -5,9 +5,9 @@ import shutil
 import pytest
 from cluster_ipam.node import Node
 
+from fastcni.clients import kubernetes as kubernetes_api
+from fastcni.clients.http import Http
 from fastcni.kit.ipam.cluster import claims
-from fastcni.kit.ipam.cluster.stores import kubernetes_api
-from fastcni.kit.ipam.cluster.stores.http import Http
 
 
 def test_a_new_node_gets_its_first_address_by_eight_requests(kubernetes, tmp_path, monkeypatch):

@@ -9,9 +9,9 @@ from cluster.kubernetes.api_server import documents, kubeconfig
 from server.client import Server
 from server.flushed import Log
 
+from fastcni.clients.away import Away
 from fastcni.daemon import kubernetes_events, log
 from fastcni.daemon.kubernetes_events import MAX_SERIES, KubernetesEvents
-from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.testing.witnesses import eventually
 
 FULL = {"network": "net-a", "range": "10.1.0.0/24", "held": 91, "free": 9}
@@ -133,7 +133,7 @@ def test_a_create_whose_answer_was_lost_makes_one_event(mock, events, monkeypatc
 
 
 def test_the_table_is_bounded(events):
-    events.api.create = raising([StoreAway("away")])
+    events.api.create = raising([Away("away")])
     for at in range(MAX_SERIES + 50):
         receive(events, "pool_nearly_full", **{**FULL, "network": f"net-{at}"})
     assert len(events.series) == MAX_SERIES
@@ -165,7 +165,7 @@ def test_deletes_of_many_pods_that_are_repeated_are_one_event(events):
 
 def test_an_api_server_that_is_away_is_asked_once_in_a_while(events, monkeypatch):
     tried = []
-    monkeypatch.setattr(events.api, "create", lambda *_: tried.append(1) or raising([StoreAway("away")])())
+    monkeypatch.setattr(events.api, "create", lambda *_: tried.append(1) or raising([Away("away")])())
     events.start()
     for at in range(20):
         receive(events, "pool_nearly_full", **{**FULL, "network": f"net-{at}"})

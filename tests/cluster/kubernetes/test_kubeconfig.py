@@ -11,10 +11,10 @@ import pytest
 from cluster.etcd import USER, make_certificates
 from cluster.kubernetes.api_server import kubeconfig
 
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores import kubeconfig as module
+from fastcni.clients import kubeconfig as module
+from fastcni.clients.away import Away
+from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.kit.ipam.cluster.stores import open_store
-from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.kit.ipam.cluster.stores.kubernetes import find_access
 
 SERVER = "https://192.0.2.1:6443"
@@ -71,7 +71,7 @@ def test_json_needs_no_yaml_and_braces_may_be_yaml(read, tmp_path, monkeypatch):
     assert read_kubeconfig(str(tmp_path / "yaml")).server == "https://x"
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert read().server == SERVER
-    with pytest.raises(StoreAway, match=r"PyYAML is missing: install fastcni\[cluster\]"):
+    with pytest.raises(Away, match=r"PyYAML is missing: install fastcni\[cluster\]"):
         read_kubeconfig(str(tmp_path / "yaml"))
 
 
@@ -104,7 +104,7 @@ def test_a_context_can_be_named(tmp_path):
     (tmp_path / "kubeconfig").write_text(json.dumps(document))
     access = read_kubeconfig(str(tmp_path / "kubeconfig"), "other")
     assert (access.namespace, access.headers()) == ("n", {})
-    with pytest.raises(StoreAway, match="has no context 'third'"):
+    with pytest.raises(Away, match="has no context 'third'"):
         read_kubeconfig(str(tmp_path / "kubeconfig"), "third")
 
 
@@ -121,7 +121,7 @@ def test_a_context_can_be_named(tmp_path):
     ({"context": {"user": "nobody"}}, "has no user 'nobody'"),
 ])
 def test_a_refusal_names_the_key(read, how, text):
-    with pytest.raises(StoreAway, match=r"^kubeconfig /.*/kubeconfig: ") as caught:
+    with pytest.raises(Away, match=r"^kubeconfig /.*/kubeconfig: ") as caught:
         read(**how)
     assert text in str(caught.value)
 
@@ -130,13 +130,13 @@ def test_a_refusal_names_the_key(read, how, text):
                                         ("{}", "names no context")])
 def test_a_file_that_is_no_kubeconfig(tmp_path, text, what):
     (tmp_path / "kubeconfig").write_text(text)
-    with pytest.raises(StoreAway, match=what):
+    with pytest.raises(Away, match=what):
         read_kubeconfig(str(tmp_path / "kubeconfig"))
 
 
 def test_a_missing_file_is_a_store_that_is_away(tmp_path):
     store = open_store({"type": "kubernetes", "kubeconfig": f"{tmp_path}/none"})
-    with pytest.raises(StoreAway, match=r"read the kubeconfig /.*/none: No such file or directory"):
+    with pytest.raises(Away, match=r"read the kubeconfig /.*/none: No such file or directory"):
         store.nodes()
 
 
@@ -163,7 +163,7 @@ def test_a_pod_has_files_and_variables(tmp_path):
 
 
 def test_outside_of_a_pod_a_kubeconfig_is_needed(tmp_path):
-    with pytest.raises(StoreAway, match="name a `kubeconfig`"):
+    with pytest.raises(Away, match="name a `kubeconfig`"):
         in_cluster(str(tmp_path), {})
 
 

@@ -9,18 +9,8 @@ from cluster.kubernetes.api_server import NAME, kubeconfig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcni.kit.ipam.cluster.contract import (
-    ALIVE,
-    HELD,
-    KEPT,
-    LOST,
-    NODE_TTL_S,
-    SHARED,
-    Block,
-    Changed,
-    Single,
-    StoreAway,
-)
+from fastcni.clients.away import Away
+from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, LOST, NODE_TTL_S, SHARED, Block, Changed, Single
 from fastcni.kit.ipam.cluster.stores import kubernetes_nodes, open_store
 from fastcni.kit.ipam.cluster.stores.kubernetes_nodes import Signs
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
@@ -59,22 +49,22 @@ def test_a_busy_server_is_asked_again(mock, store):
 
 def test_a_server_that_stays_busy_is_a_store_that_is_away(mock, store):
     mock.do(lambda api: api.next.extend([(429, {})] * 10))
-    with pytest.raises(StoreAway, match=r"GET .*/ipspaces/s: status 429: as told"):
+    with pytest.raises(Away, match=r"GET .*/ipspaces/s: status 429: as told"):
         store.grid("s", {"4": 26})
 
 
 @pytest.mark.parametrize("status", [400, 403, 422, 500])
 def test_an_error_names_the_request_and_the_servers_text(mock, store, status):
     mock.do(lambda api: api.next.append((status, {})))
-    with pytest.raises(StoreAway, match=rf"^kubernetes at http://127\.\S+: GET \S+/ipblocks: status {status}: as told"):
+    with pytest.raises(Away, match=rf"^kubernetes at http://127\.\S+: GET \S+/ipblocks: status {status}: as told"):
         store.blocks()
 
 
 def test_missing_crds_are_named(mock, store):
     mock.do(lambda api: api.crds.pop("ipblocks"))
-    with pytest.raises(StoreAway, match=r"/ipblocks: the cluster has no such objects; are their CRDs applied\?"):
+    with pytest.raises(Away, match=r"/ipblocks: the cluster has no such objects; are their CRDs applied\?"):
         store.blocks()
-    with pytest.raises(StoreAway, match="CRDs"):
+    with pytest.raises(Away, match="CRDs"):
         store.claim(store.join("a", "boot"), [("s", "10.0.0.0/26")])
 
 
@@ -83,7 +73,7 @@ def test_missing_crds_are_named(mock, store):
 def test_a_token_that_is_not_known_any_more_is_read_again(mock, store, tmp_path):
     assert store.nodes() == []
     mock.do(lambda api: setattr(api, "tokens", {"two"}))
-    with pytest.raises(StoreAway, match="status 401: Unauthorized"):
+    with pytest.raises(Away, match="status 401: Unauthorized"):
         store.nodes()
     (tmp_path / "kubeconfig").write_text(kubeconfig(mock.url, token="two"))
     assert store.nodes() == []
@@ -167,7 +157,7 @@ class Watching:
     def _run(self):
         try:
             self.store.watch(self._changed, self.over.is_set)
-        except StoreAway as e:
+        except Away as e:
             self.error = e
 
     def _changed(self, event):
@@ -234,7 +224,7 @@ def test_a_watch_that_is_refused_ends_with_the_reason(mock, store):
                                                 "resources": ["ipnodes", "ipblocks", "ipclaims"]},
                                                {"verbs": ["list"], "apiGroups": ["coordination.k8s.io"],
                                                 "resources": ["leases"], "namespace": "kube-node-lease"}]))
-    with pytest.raises(StoreAway, match="status 403: cannot watch"):
+    with pytest.raises(Away, match="status 403: cannot watch"):
         store.watch(lambda event: None, lambda: False)
 
 
@@ -261,7 +251,7 @@ def lose_answer(store, number):
         finally:
             if count[0] == number:
                 store.api._expect = expect
-                raise StoreAway("no answer in time")
+                raise Away("no answer in time")
 
     store.api._expect = lossy
 
@@ -271,16 +261,16 @@ def test_a_change_whose_answer_was_lost_is_found(store):
     store.share("s", "10.0.0.0/26")
     single = Single("s", "10.0.0.7", "10.0.0.0/26", HELD, container="c", ifname="eth0", pod="ns/p", since=1.0)
     lose_answer(store, 1)
-    with pytest.raises(StoreAway):
+    with pytest.raises(Away):
         store.claim_single(me, single)
     held = store.claim_single(me, single)
     lose_answer(store, 1)
-    with pytest.raises(StoreAway):
+    with pytest.raises(Away):
         store.change_single(held, state=KEPT, container="")
     kept = store.change_single(held, state=KEPT, container="")
     assert (kept.state, kept.container) == (KEPT, "") and store.single("s", "10.0.0.7") == kept
     lose_answer(store, 1)
-    with pytest.raises(StoreAway):
+    with pytest.raises(Away):
         store.release_single(kept)
     assert store.release_single(kept) is True
     with pytest.raises(Changed):

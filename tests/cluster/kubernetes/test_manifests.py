@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from cluster.kubernetes.api_server import ROOT, WHY, documents, kubeconfig
 
-from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, NODE_TTL_S, Single, StoreAway, Use
+from fastcni.clients.away import Away
+from fastcni.clients.kubeconfig import read_kubeconfig
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, NODE_TTL_S, Single, Use
 from fastcni.kit.ipam.cluster.stores import open_store
-from fastcni.kit.ipam.cluster.stores.kubeconfig import read_kubeconfig
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, NODES, to_time
 from fastcni.testing.witnesses import eventually
 
@@ -110,7 +111,7 @@ def test_the_nodes_account_may_do_what_the_store_needs_and_no_more(mock, tmp_pat
                for what in rule["resources"]}
     assert mock.do(lambda api: api.asked) == granted
     mock.do(lambda api: setattr(api, "rules", []))
-    with pytest.raises(StoreAway, match=r"status 403: cannot list ipblocks"):
+    with pytest.raises(Away, match=r"status 403: cannot list ipblocks"):
         store.blocks()
     store.close()
 

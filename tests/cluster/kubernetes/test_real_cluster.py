@@ -17,8 +17,8 @@ from cluster.kubernetes.apply_crds import established
 from cluster.kubernetes.real_api import PORT, RealApi
 from dhcp.process import ok
 
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import open_api
+from fastcni.clients.away import Away
+from fastcni.clients.kubernetes import open_api
 from fastcni.launcher.install import install
 from fastcni.testing import needs_root
 from fastcni.testing.namespaces import ip, run
@@ -228,7 +228,7 @@ def test_an_agent_outside_of_a_pod_renews_its_token_as_the_page_says(api, tmp_pa
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
     path = "/api/v1/namespaces/kube-system/serviceaccounts/{}/token"
     answer = own._expect("POST", path.format("fastcni-agent"), request)
-    with pytest.raises(StoreAway, match="403"):
+    with pytest.raises(Away, match="403"):
         own._expect("POST", path.format("fastcni-cluster-ipam"), request)
     own.close()
     (tmp_path / "node/token").write_text(answer["status"]["token"])

@@ -3,7 +3,7 @@
 import pytest
 from cluster.kubernetes.api_server import kubeconfig
 
-from fastcni.kit.ipam.cluster.contract import StoreAway
+from fastcni.clients.away import Away
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.whereabouts_pools import Allocation, Pool, Reservation, Slices, read_whereabouts
 
@@ -106,5 +106,5 @@ def test_the_namespace_is_the_contexts(mock, store, empty, tmp_path):
 
 
 def test_a_cluster_without_whereabouts(store):
-    with pytest.raises(StoreAway, match="/ippools: the cluster has no such objects"):
+    with pytest.raises(Away, match="/ippools: the cluster has no such objects"):
         read_whereabouts(store)

@@ -13,11 +13,12 @@ import posix
 from time import monotonic
 
 from fastcni._system import open_regular, unlock
+from fastcni.clients.away import Away, Busy
 from fastcni.kernel import waiting
 from fastcni.kit.call.files import make_folders
 from fastcni.kit.call.names import digest
 from fastcni.kit.ipam.cluster import allocate, hold, singles
-from fastcni.kit.ipam.cluster.contract import ACTIVE, Changed, Fenced, Node, StoreAway, StoreBusy, Taken
+from fastcni.kit.ipam.cluster.contract import ACTIVE, Changed, Fenced, Node, Taken
 from fastcni.kit.ipam.cluster.grid import cidr_text
 from fastcni.kit.ipam.cluster.node_state import FOLDER, STICKY, MadeSpace
 from fastcni.kit.ipam.cluster.stores import key_of, store_of, store_text
@@ -83,10 +84,10 @@ def provide(req: Request, it: Attachment) -> None:
                 try:
                     _provide_or_rejoin(req, it, store)
                     return
-                except StoreBusy:
+                except Busy:
                     if not patience.pause():
                         raise
-        except StoreAway as e:
+        except Away as e:
             raise away(req, it, e) from None
         except (Fenced, Changed) as e:
             raise CniError(TRY_AGAIN_LATER, f'node "{it.keys.node}" cannot write to the store: {e}',
@@ -164,7 +165,7 @@ def end(space: Space, it: Attachment) -> None:
     allocate.note_pod(space, it)
 
 
-def away(req: Request, it: Attachment, why: StoreAway) -> CniError:
+def away(req: Request, it: Attachment, why: Away) -> CniError:
     """The error of an ADD that needs the store."""
     texts = []
     with MadeSpace(it.keys, req.warn) as space:
@@ -206,7 +207,7 @@ def node_of(state: State) -> Node:
 
 def confirm(store: Store, keys: Keys, warn: Warn) -> None:
     """Give a sign of life, and note that the store knows this node. If it was declared dead, or has rebooted, or the
-    store was restored, or is another one, see what is left of its blocks. Raises StoreAway."""
+    store was restored, or is another one, see what is left of its blocks. Raises Away."""
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(False)
         state, other = space.state, allocate.other_store(space)
@@ -242,7 +243,7 @@ def confirm_once(req: Request, keys: Keys) -> None:
             known, other = space.times.confirmed(), allocate.other_store(space)
         try:
             confirm(store_of(req.mode, keys.store), keys, req.warn)
-        except StoreAway as e:
+        except Away as e:
             if other or not known:
                 since = ", which were claimed in another store" if other else " since the boot"
                 raise CniError(TRY_AGAIN_LATER, f"the store {store_text(keys.store)} is away: {e}",
@@ -257,7 +258,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
     what a restored store has lost, and give no address any more of what another has. A block that only a restored store
     has as this node's is given back: another node may have had it since the backup, and claims it again. suspect: the
     store was restored, although its history does not show it. wanted: what the grid needs. new: this node has no state
-    of the space yet. Needs the claim lock. Raises StoreAway, and Fenced or Changed if that happens again meanwhile."""
+    of the space yet. Needs the claim lock. Raises Away, and Fenced or Changed if that happens again meanwhile."""
     joined = store.join_space(keys.node, boot_id().decode(), keys.space, wanted or {}, new)
     me, there = joined.node, {block.cidr: block for block in joined.blocks}
     with MadeSpace(keys, warn) as space:
@@ -315,7 +316,7 @@ def restored(before: tuple[str, int], now: tuple[str, int]) -> bool:
 
 
 def check_hold(store: Store, keys: Keys, warn: Warn) -> None:
-    """Raise CniError 11 while no block may be claimed, because the store was restored; StoreAway."""
+    """Raise CniError 11 while no block may be claimed, because the store was restored; Away."""
     if why := hold.reason(store, keys, warn):
         raise CniError(TRY_AGAIN_LATER, f"no block can be claimed {why}", "each node claims its own blocks again "
                        "first, so that no address is given twice")

@@ -44,15 +44,6 @@ NODE_TTL_S = 60.0
 IMPORTED = "(imported)"         # network of a Single that was taken over from another IPAM, until its pod is gone
 
 
-class StoreAway(Exception):
-    """The store cannot be reached, or did not answer in time. The text says which and why. What was asked may have been
-    done: asking again is safe."""
-
-
-class StoreBusy(StoreAway):
-    """The store has too much to do: it said so, or did not answer in time. Asking again soon may succeed."""
-
-
 class Taken(Exception):
     """Another has it. `by` is the Block or Single in the store."""
 
@@ -200,7 +191,7 @@ if TYPE_CHECKING:
     class Store(Protocol):
         """A store. One process uses one Store; its methods may be called by several threads.
 
-        Each method raises StoreAway. A method that is called again after StoreAway finds what it has done before, and
+        Each method raises Away. A method that is called again after Away finds what it has done before, and
         succeeds. Methods that write for a node raise Fenced if the node's epoch is higher than that in the call.
         """
 
@@ -289,7 +280,7 @@ if TYPE_CHECKING:
 
         def watch(self, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
             """Call changed() for each record there is, then for each change, until stop() is true, which is asked at
-            least every second. Raises StoreAway when the connection is lost: call it again. Events may come twice."""
+            least every second. Raises Away when the connection is lost: call it again. Events may come twice."""
 
         def close(self) -> None:
             """Close connections. The store may be used again: then they are opened again."""

@@ -17,7 +17,7 @@ MAX_NODES = 20          # that the error names
 
 
 def error(store: Store, keys: Keys, one: Range) -> CniError:
-    """The CniError 11 for a range without a free address. Raises StoreAway."""
+    """The CniError 11 for a range without a free address. Raises Away."""
     by_node: dict[str, list[int]] = {}
     for block in store.blocks(keys.space):
         bits, network, prefix = read_block(block.cidr)

@@ -55,7 +55,7 @@ def left(hold: Hold | float) -> float:
 
 def reason(store: Store, keys: Keys, warn: Callable[[str], object]) -> str:
     """Why this node may claim no block now, "" if it may. Goes on to the next step when one is over. Raises
-    StoreAway."""
+    Away."""
     with MadeSpace(keys, warn) as space:
         hold = space.state.hold
     if hold is None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fastcni.clients.away import Away
 from fastcni.kit.ipam.address_files import owner_of
 from fastcni.kit.ipam.cluster import allocate
-from fastcni.kit.ipam.cluster.contract import StoreAway
 from fastcni.kit.ipam.cluster.grid import to_int
 from fastcni.kit.ipam.cluster.node_state import Space
 from fastcni.spec import address
@@ -39,7 +39,7 @@ def take_back(req: Request, it: Attachment) -> None:
 
         try:
             singles.take_back(req, it, stores.store_of(req.mode, it.keys.store))
-        except StoreAway as e:
+        except Away as e:
             req.warn(f"sticky addresses are released in the store later: {e}")
         finish(req, it)
 
@@ -73,7 +73,7 @@ def finish(req: Request, it: Attachment) -> None:
     try:
         with claims.ClaimLock(it.keys):
             singles.finish_later(stores.store_of(req.mode, it.keys.store), it.keys, req.warn)
-    except (StoreAway, CniError) as e:
+    except (Away, CniError) as e:
         req.warn(f"single addresses are released in the store later: {e}")
 
 
@@ -128,7 +128,7 @@ def report(req: Request, it: Attachment) -> None:
     store = stores.store_of(req.mode, it.keys.store)
     try:
         store.nodes()
-    except StoreAway as e:
+    except Away as e:
         text = f"the store {stores.store_text(it.keys.store)} is away: {e}"
         if left and all(left):
             raise CniError(LIMITED_CONNECTIVITY, text, "own blocks have addresses left") from None

@@ -2,7 +2,7 @@
 One-shot plugins of the node may run at the same time: the locks are the same.
 
 keys: any Keys of the space, see conf.py; its ranges matter for room() and claim_ahead() only. Each function that has a
-`store` makes calls, and raises StoreAway. Each raises CniError 5 and 11 as node_state.Space does.
+`store` makes calls, and raises Away. Each raises CniError 5 and 11 as node_state.Space does.
 """
 
 from __future__ import annotations

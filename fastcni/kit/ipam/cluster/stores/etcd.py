@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 
+from fastcni.clients.etcd import MAX_BYTES, MAX_OPERATIONS, below, delete, exists, get, none_in, put, revision_is
 from fastcni.kit.ipam.cluster.contract import (
     ACTIVE,
     ALIVE,
@@ -33,17 +34,6 @@ from fastcni.kit.ipam.cluster.contract import (
     Taken,
     Use,
 )
-from fastcni.kit.ipam.cluster.stores.etcd_client import (
-    MAX_BYTES,
-    MAX_OPERATIONS,
-    below,
-    delete,
-    exists,
-    get,
-    none_in,
-    put,
-    revision_is,
-)
 from fastcni.kit.ipam.cluster.stores.etcd_keys import record_of, use_value, value_of
 from fastcni.kit.ipam.cluster.stores.etcd_nodes import EtcdNodes, races, text
 from fastcni.kit.ipam.cluster.stores.rules import check_block, is_own, may_take_over, place
@@ -54,8 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
+    from fastcni.clients.etcd import Outcome, Pair
     from fastcni.kit.ipam.cluster.contract import Event, Node
-    from fastcni.kit.ipam.cluster.stores.etcd_client import Outcome, Pair
 
 CLAIM_BLOCKS = MAX_OPERATIONS // 2 - 1          # blocks in one transaction: each is two puts
 

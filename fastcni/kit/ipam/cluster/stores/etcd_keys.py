@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.stores.etcd_client import Pair
+    from fastcni.clients.etcd import Pair
 
 
 class Keys:

@@ -18,18 +18,9 @@ nothing ends by itself.
 
 from __future__ import annotations
 
-from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, NODE_TTL_S, Changed, Fenced, Node, StoreAway
-from fastcni.kit.ipam.cluster.stores.etcd_client import (
-    Client,
-    Refused,
-    below,
-    exists,
-    get,
-    lease_is,
-    put,
-    revision_is,
-    value_is,
-)
+from fastcni.clients.away import Away
+from fastcni.clients.etcd import Client, Refused, below, exists, get, lease_is, put, revision_is, value_is
+from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, NODE_TTL_S, Changed, Fenced, Node
 from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys, read_nodes
 from fastcni.kit.ipam.cluster.stores.etcd_watch import Watch
 from fastcni.spec import json
@@ -39,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, NoReturn
 
-    from fastcni.kit.ipam.cluster.stores.etcd_client import Outcome, Pair
+    from fastcni.clients.etcd import Outcome, Pair
 
 MAX_RACES = 50                  # lost in a row, each to a write that succeeded
 
@@ -161,9 +152,9 @@ class EtcdNodes:
 
 
 def races(what: str) -> Iterator[int]:
-    """Tries of a transaction that another client's writes can make fail. Raises StoreAway after too many."""
+    """Tries of a transaction that another client's writes can make fail. Raises Away after too many."""
     yield from range(MAX_RACES)
-    raise StoreAway(f"etcd: {what}: changed by others {MAX_RACES} times while it was being written")
+    raise Away(f"etcd: {what}: changed by others {MAX_RACES} times while it was being written")
 
 
 def text(document: dict[str, Any]) -> str:

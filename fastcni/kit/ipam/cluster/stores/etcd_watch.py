@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from time import monotonic
 
-from fastcni.kit.ipam.cluster.contract import Block, Event, Node, Single, StoreAway
-from fastcni.kit.ipam.cluster.stores.etcd_client import Pair, read_pair
+from fastcni.clients.away import Away
+from fastcni.clients.etcd import Pair, read_pair
+from fastcni.kit.ipam.cluster.contract import Block, Event, Node, Single
 from fastcni.kit.ipam.cluster.stores.etcd_keys import read_nodes, record_of
 
 TYPE_CHECKING = False
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.stores.etcd_client import Client
+    from fastcni.clients.etcd import Client
     from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys
 
 REOPEN_S = 1.0                  # a watch that is lost sooner than that is not opened again
@@ -100,13 +101,13 @@ class Watch:
             opened = monotonic()
             try:
                 revision = self._follow(copy, revision, stop)
-            except StoreAway:
+            except Away:
                 if monotonic() - opened < REOPEN_S:
                     raise
 
     def _follow(self, copy: Copy, revision: int, stop: Callable[[], bool]) -> int:
         """Watch from behind a revision until stop(), or until another endpoint should be asked. Return the revision of
-        the last change. Raises StoreAway if the watch is lost."""
+        the last change. Raises Away if the watch is lost."""
         endpoint, http = "", self.etcd.http
 
         def leave() -> bool:        # requests have left the endpoint of the watch: it may be silent because it hangs
@@ -119,7 +120,7 @@ class Watch:
                 compacted = bool(result.get("compact_revision"))
                 if not result or (result.get("canceled") and not compacted):
                     self.etcd.token = None      # its age may be why
-                    raise StoreAway(f"etcd at {endpoint} ended the watch: {document.get('error') or result}"[:300])
+                    raise Away(f"etcd at {endpoint} ended the watch: {document.get('error') or result}"[:300])
                 now = int(result["header"].get("revision", 0))
                 if compacted or now < revision:
                     return copy.load(self.etcd)
@@ -128,5 +129,5 @@ class Watch:
                             [read_pair(each["kv"]).key for each in events if each.get("type") == "DELETE"])
                 revision = now
         if not leave():
-            raise StoreAway(f"etcd at {endpoint} ended the watch")
+            raise Away(f"etcd at {endpoint} ended the watch")
         return revision

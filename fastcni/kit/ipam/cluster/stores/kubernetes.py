@@ -44,6 +44,10 @@ from __future__ import annotations
 
 import time
 
+from fastcni.clients.away import Away
+from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
+from fastcni.clients.kubernetes import Api, Conflict, Missing
+from fastcni.clients.kubernetes_watch import watch_all
 from fastcni.kit.ipam.cluster.contract import (
     ACTIVE,
     ASKED,
@@ -59,12 +63,9 @@ from fastcni.kit.ipam.cluster.contract import (
     Joined,
     Node,
     Single,
-    StoreAway,
     Taken,
     Use,
 )
-from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Missing
 from fastcni.kit.ipam.cluster.stores.kubernetes_blocks import path_of, version_of
 from fastcni.kit.ipam.cluster.stores.kubernetes_nodes import NodeObjects
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
@@ -84,7 +85,6 @@ from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     to_patch,
     to_record,
 )
-from fastcni.kit.ipam.cluster.stores.kubernetes_watch import watch_all
 from fastcni.kit.ipam.cluster.stores.rules import check_block, is_own, may_take_over, place
 
 TYPE_CHECKING = False
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.stores.kubeconfig import Access
+    from fastcni.clients.kubeconfig import Access
     from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
 
 GRID = {"4": "ipv4PrefixLength", "6": "ipv6PrefixLength"}       # family: key of an IPSpace
@@ -228,7 +228,7 @@ class KubernetesStore(NodeObjects):
             else:
                 lacking = dict.fromkeys(document["spec"].keys() - before["spec"].keys())
                 self.api.patch(path_of(plural, document), to_patch(before["spec"] | lacking, version_of(document)))
-        except (Conflict, Missing, StoreAway):
+        except (Conflict, Missing, Away):
             return
 
     # -- single addresses -----------------------------------------------------------------------------
@@ -360,7 +360,7 @@ class KubernetesStore(NodeObjects):
         def tell(plural: str, document: Object, gone: bool) -> None:
             changed(Event(self.watched_node(document) if plural == NODES else to_record(plural, document), gone))
 
-        watch_all(self.api, (BLOCKS, NODES, CLAIMS), tell, stop)
+        watch_all(self.api, (BLOCKS, NODES, CLAIMS), tell, stop, base=BASE)
 
     def close(self) -> None:
         """See contract.Store."""
@@ -368,7 +368,7 @@ class KubernetesStore(NodeObjects):
 
 
 def find_access(settings: dict[str, Any]) -> Access:
-    """Where the API server is, by the keys of the configuration. Raises StoreAway."""
+    """Where the API server is, by the keys of the configuration. Raises Away."""
     path = settings.get("kubeconfig")
     access = read_kubeconfig(path, settings.get("context", "")) if path else in_cluster()
     access.server = settings.get("k8s_api_root") or access.server

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fastcni.clients.kubernetes import Api, Conflict, Missing
 from fastcni.kit.ipam.cluster.contract import ACTIVE, QUARANTINE, SHARED, Block
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Missing
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     BASE,
     BLOCKS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from fastcni.clients.kubernetes import Api, Conflict, Missing
 from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, KEPT, LOST, Changed, Fenced, Node
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Conflict, Missing
 from fastcni.kit.ipam.cluster.stores.kubernetes_blocks import BlockObjects, path_of, version_of
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     BASE,

@@ -14,6 +14,7 @@ import posix
 import time
 
 from fastcni._system import open_regular, read_file, unlock, write_file
+from fastcni.clients.away import Away
 from fastcni.kernel import waiting
 from fastcni.kit.call.files import make_folders
 from fastcni.kit.ipam.cluster.contract import (
@@ -35,7 +36,6 @@ from fastcni.kit.ipam.cluster.contract import (
     Joined,
     Node,
     Single,
-    StoreAway,
     Taken,
     Use,
 )
@@ -70,7 +70,7 @@ class Document:
             self.data = read_document(self.folder)
         except OSError as e:
             self._close()
-            raise StoreAway(f"store {self.folder}: {e.strerror} (errno {e.errno})") from None
+            raise Away(f"store {self.folder}: {e.strerror} (errno {e.errno})") from None
         except BaseException:
             self._close()
             raise
@@ -85,7 +85,7 @@ class Document:
             make_folders(self.folder, 0o700)
             self.fd = open_regular(f"{self.folder}/lock", flags, 0o600)
         if not waiting.lock(self.fd, LOCK_TIMEOUT_S):
-            raise StoreAway(f"store {self.folder}: its lock is not free within {LOCK_TIMEOUT_S:g} s")
+            raise Away(f"store {self.folder}: its lock is not free within {LOCK_TIMEOUT_S:g} s")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
@@ -93,7 +93,7 @@ class Document:
             if kind is None and self.data["revision"] != self.old:
                 write_document(self.folder, self.data)
         except OSError as e:
-            raise StoreAway(f"store {self.folder}: {e.strerror} (errno {e.errno})") from None
+            raise Away(f"store {self.folder}: {e.strerror} (errno {e.errno})") from None
         finally:
             self._close()
 
@@ -155,7 +155,7 @@ def read_document(folder: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {"id": f"{time.time_ns():x}", "revision": 0} | {table: {} for table in TABLES}
     except json.JsonError as e:
-        raise StoreAway(f"store {folder}/store.json is damaged: {e}") from None
+        raise Away(f"store {folder}/store.json is damaged: {e}") from None
     return data
 
 
@@ -362,7 +362,7 @@ class LocalStore:
             try:
                 data = read_document(self.folder)   # replaced by rename, so it is complete without the lock
             except OSError as e:
-                raise StoreAway(f"store {self.folder}: {e.strerror} (errno {e.errno})") from None
+                raise Away(f"store {self.folder}: {e.strerror} (errno {e.errno})") from None
             if data["revision"] != at:
                 at = data["revision"]
                 now = {(table, key): one for table in ("nodes", "blocks", "singles")

@@ -81,7 +81,7 @@ class Whereabouts(Record):
 
 def read_whereabouts(store: KubernetesStore, namespace: str = "") -> Whereabouts:
     """Read the objects of whereabouts. namespace: where they are; without it that of the kubeconfig's context, else
-    kube-system. Raises StoreAway, also if the cluster has no whereabouts."""
+    kube-system. Raises Away, also if the cluster has no whereabouts."""
     api = store.api
     base = f"{BASE}/namespaces/{namespace or api.namespace or NAMESPACE}"
     found = Whereabouts([], [], [], [])

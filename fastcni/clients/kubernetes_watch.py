@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from time import monotonic
 
+from fastcni.clients.kubernetes import Api, Expired
 from fastcni.kernel import waiting
-from fastcni.kit.ipam.cluster.stores.kubernetes_api import Api, Expired
-from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
-    from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
-
+    Object = dict[str, Any]
     Tell = Callable[[str, Object, bool], object]        # (plural, object, whether it is gone)
     Key = tuple[str, str]                               # namespace or "", name
 
@@ -21,13 +20,13 @@ PAUSE_S = 1.0                   # between two watches, if the server ends them a
 
 
 def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[], bool],
-              listed: Callable[[str], object] = lambda plural: None) -> None:
+              listed: Callable[[str], object] = lambda plural: None, base: str = "") -> None:
     """Call tell() for each object that there is, then for each change, one call at a time. Ends when stop() is true;
     raises what one of the watches has raised.
 
-    plurals: of our own kinds; a path as "/api/v1/pods" for others. Of these, an object that a list no longer has is
-    told with its name only, because all pods of a cluster would take hundreds of megabytes. listed() is called with one
-    of the plurals after each list.
+    plurals: of the kinds below the path `base`; a path as "/api/v1/pods" for others. Of these, an object that a list no
+    longer has is told with its name only, because all pods of a cluster would take hundreds of megabytes. listed() is
+    called with one of the plurals after each list.
     """
     import threading
 
@@ -49,7 +48,7 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
 
     def run(plural: str) -> None:
         try:
-            follow(api, plural, tell_one, over, list_ended)
+            follow(api, plural, path_of(plural, base), tell_one, over, list_ended)
         except BaseException as e:
             failed.append(e)
 
@@ -64,16 +63,17 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
         raise failed[0]
 
 
-def follow(api: Api, plural: str, tell: Tell, stop: Callable[[], bool], listed: Callable[[str], object]) -> None:
+def follow(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bool],
+           listed: Callable[[str], object]) -> None:
     """Watch one kind. What the server does not know any more is listed again."""
     known: dict[Key, Object] = {}
     while not stop():
-        revision = list_again(api, plural, known, tell)
+        revision = list_again(api, plural, path, known, tell)
         listed(plural)
         try:
             while not stop():
                 started = monotonic()
-                for kind, document in api.watch(path_of(plural), revision, stop):
+                for kind, document in api.watch(path, revision, stop):
                     revision = document["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
                         note(plural, document, kind == "DELETED", known, tell)
@@ -87,8 +87,8 @@ def is_own(plural: str) -> bool:
     return not plural.startswith("/")
 
 
-def path_of(plural: str) -> str:
-    return f"{BASE}/{plural}" if is_own(plural) else plural
+def path_of(plural: str, base: str) -> str:
+    return f"{base}/{plural}" if is_own(plural) else plural
 
 
 def named(document: Object) -> Object:
@@ -96,9 +96,9 @@ def named(document: Object) -> Object:
     return {"metadata": {key: value for key, value in document["metadata"].items() if key in ("namespace", "name")}}
 
 
-def list_again(api: Api, plural: str, known: dict[Key, Object], tell: Tell) -> str:
+def list_again(api: Api, plural: str, path: str, known: dict[Key, Object], tell: Tell) -> str:
     """Tell all there is, and what is gone since the last time. Return the revision to watch from."""
-    documents, revision = api.list_with_revision(path_of(plural))
+    documents, revision = api.list_with_revision(path)
     there = {key_of(it) for it in documents}
     for key in known.keys() - there:
         note(plural, known[key], True, known, tell)

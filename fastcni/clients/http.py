@@ -17,9 +17,9 @@ from _thread import _local, allocate_lock
 from time import monotonic
 
 from fastcni._run_token import await_input
+from fastcni.clients.away import Away, Busy
+from fastcni.clients.http_pools import LATE, Pools, Tls, reason
 from fastcni.kernel import waiting
-from fastcni.kit.ipam.cluster.contract import StoreAway, StoreBusy
-from fastcni.kit.ipam.cluster.stores.http_pools import LATE, Pools, Tls, reason
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -45,7 +45,7 @@ class Answer:
 
     @property
     def document(self) -> Any:
-        """The body as JSON, {} if it is empty. Raises StoreAway if it is not JSON."""
+        """The body as JSON, {} if it is empty. Raises Away if it is not JSON."""
         return read_document(self.data, self.endpoint) if self.data.strip() else {}
 
     @property
@@ -105,7 +105,7 @@ class Http:
         """Send a request, its body as JSON (None: no body; bytes: as they are), and return the answer. It may have any
         status but those of AWAY. timeout: seconds for all endpoints together.
 
-        Raises StoreAway, waiting.CallerGone.
+        Raises Away, waiting.CallerGone.
         """
         with waiting.waiting(waiting.STORE):
             response, endpoint = self._ask_each(method, path, body, headers, timeout or self.timeout, whole=True)
@@ -114,7 +114,7 @@ class Http:
     def stream(self, method: str, path: str, body: Any = None, *, stop: Callable[[], object],
                headers: dict[str, str] | None = None, idle: float = STREAM_IDLE_S) -> Stream:
         """Send a request and return its answer as a Stream, which ends when stop() is true. That is asked twice a
-        second. idle: seconds after which a silent connection counts as lost. Raises StoreAway."""
+        second. idle: seconds after which a silent connection counts as lost. Raises Away."""
         self._now.stop = stop
         try:
             response, endpoint = self._ask_each(method, path, body, headers, self.timeout, whole=False)
@@ -131,12 +131,12 @@ class Http:
         if pools:
             pools.close()
 
-    def away(self, endpoint: str, failure: BaseException) -> StoreAway:
-        """The StoreAway of a failure. With TLS 1.3 a server that wants a client certificate may just hang up."""
+    def away(self, endpoint: str, failure: BaseException) -> Away:
+        """The Away of a failure. With TLS 1.3 a server that wants a client certificate may just hang up."""
         why = reason(failure)
         if endpoint.startswith("https:") and not self.tls.cert and any(text in why for text in HUNG_UP):
             why += "; the configuration names no client certificate"
-        return (StoreBusy if why == LATE else StoreAway)(f"{self.service} at {endpoint}: {why}")
+        return (Busy if why == LATE else Away)(f"{self.service} at {endpoint}: {why}")
 
     def _ask_each(self, method: str, path: str, body: Any, headers: dict[str, str] | None, seconds: float,
                   whole: bool) -> tuple[Any, str]:
@@ -146,7 +146,7 @@ class Http:
             headers = {"Content-Type": "application/json"} | (headers or {})
         deadline = monotonic() + waiting.limit(seconds)
         first, count, failed = self.good, len(self.endpoints), []
-        kind = StoreAway
+        kind = Away
         for number in range(count):
             at = (first + number) % count
             until = deadline if number == count - 1 else min(deadline, monotonic() + self.endpoint_timeout)
@@ -154,9 +154,9 @@ class Http:
                 response = self._ask(self.endpoints[at], until, method, path, body, headers, whole)
                 self.good = at
                 return response, self.endpoints[at]
-            except StoreAway as e:
+            except Away as e:
                 failed.append(str(e))
-                kind = StoreBusy if isinstance(e, StoreBusy) else kind
+                kind = Busy if isinstance(e, Busy) else kind
             if monotonic() >= deadline:
                 break
         raise kind("; ".join(failed))
@@ -176,8 +176,8 @@ class Http:
                                         retries=False, redirect=False, assert_same_host=False, preload_content=whole,
                                         timeout=pools.timeout(max(0.01, deadline - monotonic())))
                 if response.status in AWAY:
-                    raise StoreBusy(f"{self.service} at {endpoint}: status {response.status}: "
-                                    f"{Answer(response.status, response.data, {}, endpoint).text}")
+                    raise Busy(f"{self.service} at {endpoint}: status {response.status}: "
+                               f"{Answer(response.status, response.data, {}, endpoint).text}")
                 return response
             except pools.failures as e:
                 if repeated or not pools.was_closed(e):
@@ -206,11 +206,11 @@ class Stream:
         self.status: int = response.status if response else 200
 
     def answer(self) -> Answer:
-        """All of the answer, for one that ends. Raises StoreAway."""
+        """All of the answer, for one that ends. Raises Away."""
         return Answer(self.status, b"".join(self._pieces(self.http.timeout)), self.response.headers, self.endpoint)
 
     def __iter__(self) -> Iterator[Any]:
-        """Documents until stop() is true or the service ends the answer. Raises StoreAway."""
+        """Documents until stop() is true or the service ends the answer. Raises Away."""
         rest = b""
         for piece in self._pieces(self.idle):
             *lines, rest = (rest + piece).split(b"\n")
@@ -254,8 +254,8 @@ class Stream:
 
 
 def read_document(data: bytes, endpoint: str) -> Any:
-    """One JSON document. Raises StoreAway."""
+    """One JSON document. Raises Away."""
     try:
         return json.read(data)
     except json.JsonError as e:
-        raise StoreAway(f"{endpoint}: not a JSON document: {e}: {data[:80]!r}") from None
+        raise Away(f"{endpoint}: not a JSON document: {e}: {data[:80]!r}") from None

@@ -10,9 +10,9 @@ import posix
 from io import BufferedReader, RawIOBase
 from time import monotonic
 
+from fastcni.clients.away import Away
+from fastcni.clients.site_packages import make_importable
 from fastcni.kernel.name_lookup import Lookups, is_name
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.site_packages import make_importable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,19 +55,19 @@ class Tls:
         self.ca, self.cert, self.key, self.verify, self.server_name = ca, cert, key, verify, server_name
 
     def stamp(self) -> list[tuple[int, int, int]]:
-        """A value that changes when one of the files does. Raises StoreAway."""
+        """A value that changes when one of the files does. Raises Away."""
         stamps = []
         for path in (self.ca, self.cert, self.key):
             if path and PEM not in path:
                 try:
                     state = posix.stat(path)
                 except OSError as e:
-                    raise StoreAway(f"read {path} for TLS: {e.strerror} (errno {e.errno})") from e
+                    raise Away(f"read {path} for TLS: {e.strerror} (errno {e.errno})") from e
                 stamps.append((state.st_ino, state.st_mtime_ns, state.st_size))
         return stamps
 
     def context(self) -> Any:
-        """The ssl.SSLContext. Raises StoreAway naming the file that cannot be used."""
+        """The ssl.SSLContext. Raises Away naming the file that cannot be used."""
         from urllib3.util.ssl_ import create_urllib3_context
 
         context: Any = create_urllib3_context()
@@ -90,7 +90,7 @@ class Tls:
                 context.load_cert_chain(as_path(self.cert), as_path(self.key) if self.key else None, "none")
         except (OSError, ValueError) as e:
             shown = "the certificates of the configuration" if PEM in what else what
-            raise StoreAway(f"TLS with {shown}: {getattr(e, 'strerror', None) or e}") from e
+            raise Away(f"TLS with {shown}: {getattr(e, 'strerror', None) or e}") from e
         return context
 
 
@@ -106,7 +106,7 @@ def as_path(pem: str) -> str:
 class Pools:
     """A pool of connections for each endpoint. wait(socket) is called before each read.
 
-    failures: the exceptions of a request. Raises StoreAway if urllib3 is not installed.
+    failures: the exceptions of a request. Raises Away if urllib3 is not installed.
     """
 
     def __init__(self, tls: Tls, wait: Callable[[Any], None]) -> None:
@@ -114,8 +114,8 @@ class Pools:
         try:
             import urllib3
         except ImportError as e:
-            raise StoreAway("the package urllib3 is missing: install fastcni[cluster], or Debian's python3-urllib3, "
-                            "for the interpreter of the plugins") from e
+            raise Away("the package urllib3 is missing: install fastcni[cluster], or Debian's python3-urllib3, "
+                       "for the interpreter of the plugins") from e
         self.urllib3: Any = urllib3
         self.failures = (urllib3.exceptions.HTTPError, OSError)
         if not tls.verify:
@@ -125,11 +125,11 @@ class Pools:
         self.lookups = Lookups()
 
     def outdated(self) -> bool:
-        """Whether a file of TLS has changed. Raises StoreAway."""
+        """Whether a file of TLS has changed. Raises Away."""
         return self.tls.stamp() != self.stamp
 
     def pool(self, endpoint: str) -> Any:
-        """The pool of an endpoint. Raises StoreAway."""
+        """The pool of an endpoint. Raises Away."""
         pool = self.pools.get(endpoint)
         if pool is None:
             pool = self.pools.setdefault(endpoint, self._open(endpoint))
@@ -158,7 +158,7 @@ class Pools:
             pool: Any = self.urllib3.connection_from_url(endpoint, maxsize=MAX_CONNECTIONS,
                                                          socket_options=SOCKET_OPTIONS, **named)
         except (*self.failures, ValueError) as e:
-            raise StoreAway(f"the endpoint {endpoint!r} is no URL such as https://10.0.0.1:2379: {e}") from e
+            raise Away(f"the endpoint {endpoint!r} is no URL such as https://10.0.0.1:2379: {e}") from e
         pool.ConnectionCls = connection_class(pool.ConnectionCls, self.wait, self.lookups, self.failures)
         return pool
 

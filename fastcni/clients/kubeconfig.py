@@ -12,8 +12,8 @@ from _thread import allocate_lock
 from time import monotonic
 
 from fastcni._system import read_file
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.site_packages import make_importable
+from fastcni.clients.away import Away
+from fastcni.clients.site_packages import make_importable
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ class Access:
         return self.server, self.ca, self.cert, self.key, self.verify, self.server_name
 
     def headers(self) -> dict[str, str]:
-        """The headers that say who we are. Raises StoreAway."""
+        """The headers that say who we are. Raises Away."""
         if self.token_file:
             return {"Authorization": f"Bearer {self._current_token()}"}
         if self.token:
@@ -74,11 +74,11 @@ class Access:
 
 def in_cluster(folder: str = POD_FILES, environment: dict[bytes, bytes] | None = None) -> Access:
     """Access from within a pod. environment: with KUBERNETES_SERVICE_HOST and _PORT, the process's without one. Raises
-    StoreAway."""
+    Away."""
     variables = posix.environ if environment is None else environment
     host = variables.get(b"KUBERNETES_SERVICE_HOST", b"").decode()
     if not host:
-        raise StoreAway("kubernetes: not in a pod (KUBERNETES_SERVICE_HOST is not set): name a `kubeconfig`")
+        raise Away("kubernetes: not in a pod (KUBERNETES_SERVICE_HOST is not set): name a `kubeconfig`")
     port = variables.get(b"KUBERNETES_SERVICE_PORT", b"443").decode()
     access = Access("this pod", f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
     access.ca, access.token_file = f"{folder}/ca.crt", f"{folder}/token"
@@ -87,7 +87,7 @@ def in_cluster(folder: str = POD_FILES, environment: dict[bytes, bytes] | None =
 
 
 def read_kubeconfig(path: str, context: str = "") -> Access:
-    """Access by a kubeconfig. context: the current one without it. Raises StoreAway naming the key that is wrong."""
+    """Access by a kubeconfig. context: the current one without it. Raises Away naming the key that is wrong."""
     document = read_document(path)
     name = context or document.get("current-context") or ""
     chosen = find(path, document, "context", name)
@@ -117,8 +117,8 @@ def read_document(path: str) -> dict[str, Any]:
     try:
         import yaml
     except ImportError as e:
-        raise StoreAway("the package PyYAML is missing: install fastcni[cluster], or Debian's python3-yaml, for the "
-                        "interpreter of the plugins") from e
+        raise Away("the package PyYAML is missing: install fastcni[cluster], or Debian's python3-yaml, for the "
+                   "interpreter of the plugins") from e
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as e:
@@ -184,10 +184,10 @@ def read_text(path: str, what: str) -> str:
     try:
         return read_file(path, posix.O_RDONLY, MAX_BYTES).decode()
     except OSError as e:
-        raise StoreAway(f"kubernetes: read the {what} {path}: {e.strerror} (errno {e.errno})") from None
+        raise Away(f"kubernetes: read the {what} {path}: {e.strerror} (errno {e.errno})") from None
     except ValueError:
-        raise StoreAway(f"kubernetes: the {what} {path} is not text") from None
+        raise Away(f"kubernetes: the {what} {path} is not text") from None
 
 
-def wrong(path: str, text: str) -> StoreAway:
-    return StoreAway(f"kubeconfig {path}: {text}")
+def wrong(path: str, text: str) -> Away:
+    return Away(f"kubeconfig {path}: {text}")

@@ -15,8 +15,8 @@ from binascii import a2b_base64, b2a_base64
 from time import monotonic
 
 from fastcni._system import read_file
-from fastcni.kit.ipam.cluster.contract import StoreAway
-from fastcni.kit.ipam.cluster.stores.http import Answer, Http
+from fastcni.clients.away import Away
+from fastcni.clients.http import Answer, Http
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.stores.http import Stream
+    from fastcni.clients.http import Stream
 
 GATEWAYS = ("/v3", "/v3beta", "/v3alpha")       # of etcd 3.4 and later, 3.3, 3.2
 MAX_OPERATIONS = 128            # --max-txn-ops; counted for comparisons and for each branch
@@ -135,7 +135,7 @@ class Client:
 
     def txn(self, compare: Sequence[dict[str, Any]], success: Sequence[dict[str, Any]],
             failure: Sequence[dict[str, Any]] = ()) -> Outcome:
-        """Run a transaction. Raises StoreAway; Refused if a lease does not exist."""
+        """Run a transaction. Raises Away; Refused if a lease does not exist."""
         began = monotonic()
         document = self.call("/kv/txn", {"compare": compare, "success": success, "failure": failure})
         self._note(document, began)
@@ -160,7 +160,7 @@ class Client:
 
     def grant(self, ttl: int) -> int:
         """Make a lease of so many seconds. Return its id, which etcd chooses: no other lease has had it. Raises
-        StoreAway."""
+        Away."""
         return int(self.call("/lease/grant", {"TTL": ttl})["ID"])
 
     def renew(self, lease: int, key: str) -> bool:
@@ -177,7 +177,7 @@ class Client:
 
     def watch(self, first: str, end: str, revision: int, stop: Callable[[], object], idle: float) -> Stream:
         """The stream of changes from `first` up to, and without, `end`, from a revision on. stop and idle: see Http.
-        Raises StoreAway."""
+        Raises Away."""
         body = {"create_request": {"key": encode(first), "range_end": encode(end), "start_revision": revision,
                                    "progress_notify": True}}
 
@@ -193,7 +193,7 @@ class Client:
             raise away(e) from None
 
     def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The document of an answer. Raises StoreAway, also for what etcd refuses but a lease; Refused for that."""
+        """The document of an answer. Raises Away, also for what etcd refuses but a lease; Refused for that."""
         def attempt(gateway_path: str) -> dict[str, Any]:
             answer = self.http.request("POST", gateway_path, body)
             if answer.status != 200:
@@ -228,7 +228,7 @@ class Client:
                     raise
 
     def _authenticate(self) -> str:
-        """A new token; "" without a user. Raises StoreAway."""
+        """A new token; "" without a user. Raises Away."""
         if not self.user:
             return ""
         body = {"name": self.user, "password": self._password()}
@@ -251,7 +251,7 @@ class Client:
         try:
             return read_file(self.password_file, posix.O_RDONLY, MAX_PASSWORD_BYTES).decode().strip("\n")
         except (OSError, ValueError) as e:
-            raise StoreAway(f"read {self.password_file} for etcd: {getattr(e, 'strerror', None) or e}") from None
+            raise Away(f"read {self.password_file} for etcd: {getattr(e, 'strerror', None) or e}") from None
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": self.token} if self.token else {}
@@ -286,6 +286,6 @@ def is_old_token(e: Refused) -> bool:
         text in e.text for text in ("auth token", "revision of auth store is old", "user name is empty"))
 
 
-def away(e: Refused) -> StoreAway:
+def away(e: Refused) -> Away:
     hint = "; may this user read and write the keys below the configuration's prefix?" if e.code == DENIED else ""
-    return StoreAway(f"etcd at {e.endpoint}: {e.text}{hint}")
+    return Away(f"etcd at {e.endpoint}: {e.text}{hint}")

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from _thread import allocate_lock
 
+from fastcni.clients.away import Away, Busy
+from fastcni.clients.http import Answer, Http
+from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.kernel import waiting
-from fastcni.kit.ipam.cluster.contract import StoreAway, StoreBusy
-from fastcni.kit.ipam.cluster.stores.http import Answer, Http
-from fastcni.kit.ipam.cluster.stores.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.stores.kubeconfig import Access
+    from fastcni.clients.kubeconfig import Access
 
     Object = dict[str, Any]
 
@@ -48,7 +48,7 @@ class Expired(Exception):
     """The API server does not know what has changed since that revision: 410. List again."""
 
 
-class NoSuchKind(StoreAway):
+class NoSuchKind(Away):
     """The API server has no such path: the CRDs are missing."""
 
 
@@ -65,44 +65,44 @@ class Api:
 
     @property
     def namespace(self) -> str:
-        """The namespace of the context. Raises StoreAway."""
+        """The namespace of the context. Raises Away."""
         return self._open()[0].namespace
 
     def get(self, path: str) -> Object | None:
-        """An object, None if it does not exist. Raises StoreAway."""
+        """An object, None if it does not exist. Raises Away."""
         try:
             return self._expect("GET", path)
         except Missing:
             return None
 
     def create(self, path: str, document: Object) -> Object:
-        """Create an object; it is returned as stored. Raises Conflict, StoreAway."""
+        """Create an object; it is returned as stored. Raises Conflict, Away."""
         started = time.monotonic()
         try:
             made = self._expect("POST", f"{path}?{MANAGER}", document)
         except Missing as e:
-            raise StoreAway(str(e)) from None
+            raise Away(str(e)) from None
         self._note_revision(number_of(made["metadata"]["resourceVersion"]), started)
         return made
 
     def patch(self, path: str, changes: Object) -> Object:
         """Change an object by a merge patch. With metadata.resourceVersion in it, the object must have that. Raises
-        Conflict, Missing, StoreAway."""
+        Conflict, Missing, Away."""
         return self._expect("PATCH", f"{path}?{MANAGER}", changes, MERGE_PATCH)
 
     def patch_by_keys(self, path: str, changes: Object) -> Object:
         """Change an object of Kubernetes itself by a strategic merge patch: of a list like status.conditions only the
-        entries with the given keys. Raises Conflict, Missing, StoreAway."""
+        entries with the given keys. Raises Conflict, Missing, Away."""
         return self._expect("PATCH", f"{path}?{MANAGER}", changes, STRATEGIC_PATCH)
 
     def delete(self, path: str, uid: str, revision: str) -> None:
-        """Remove an object if it has this uid and resourceVersion. Raises Conflict, Missing, StoreAway."""
+        """Remove an object if it has this uid and resourceVersion. Raises Conflict, Missing, Away."""
         self._expect("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions",
                                       "preconditions": {"uid": uid, "resourceVersion": revision}})
 
     def list_all(self, path: str, selector: str = "", optional: bool = False) -> list[Object]:
         """The objects of a kind, all of one moment. selector: a query. optional: none if there is no such kind. Raises
-        StoreAway."""
+        Away."""
         try:
             return self.list_with_revision(path, selector)[0]
         except NoSuchKind:
@@ -126,7 +126,7 @@ class Api:
             try:
                 answer = self._expect("GET", f"{path}?{query}")
             except Missing as e:
-                raise StoreAway(str(e)) from None
+                raise Away(str(e)) from None
             found += answer.get("items") or []
             token = answer["metadata"].get("continue") or ""
             if not token:
@@ -143,7 +143,7 @@ class Api:
 
     def watch(self, path: str, revision: str, stop: Callable[[], bool]) -> Iterator[tuple[str, Object]]:
         """(type, object) of each change since a revision, until stop() is true or the server ends the watch. A BOOKMARK
-        has only a new revision. Raises Expired, StoreAway."""
+        has only a new revision. Raises Expired, Away."""
         query = f"watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds={WATCH_S}"
         for repeated in (False, True):
             session = self._open()
@@ -158,7 +158,7 @@ class Api:
                     if event["type"] == "ERROR":
                         if document.get("code") == GONE:
                             raise Expired
-                        raise StoreAway(f"kubernetes: watch of {path}: {document.get('message', document)}")
+                        raise Away(f"kubernetes: watch of {path}: {document.get('message', document)}")
                     yield event["type"], document
                 return
 
@@ -189,7 +189,7 @@ class Api:
                 return self._read(method, path, answer)
 
     def _read(self, method: str, path: str, answer: Answer) -> Object:
-        """The document of a good answer. Raises Conflict, Missing, Expired, StoreAway."""
+        """The document of a good answer. Raises Conflict, Missing, Expired, Away."""
         if date := answer.headers.get("Date"):
             self.clock_offset = read_date(date) - time.time()
         if answer.status in (OK, CREATED, ACCEPTED):
@@ -206,7 +206,7 @@ class Api:
         where = f"kubernetes at {answer.endpoint}: {method} {path.partition('?')[0]}"
         if answer.status == NOT_FOUND:
             raise NoSuchKind(f"{where}: the cluster has no such objects; are their CRDs applied?")
-        raise (StoreBusy if answer.status == BUSY else StoreAway)(f"{where}: status {answer.status}: {message}")
+        raise (Busy if answer.status == BUSY else Away)(f"{where}: status {answer.status}: {message}")
 
     # -- who we are -----------------------------------------------------------------------------------
 

@@ -1,0 +1,11 @@
+"""Clients of remote services, for whom requests and daemons ask. None of them knows CNI.
+
+    away              the errors of a service that does not answer
+    http              HTTP with JSON in both directions: endpoints, TLS, deadlines
+    http_pools        the connections of http
+    etcd              etcd's JSON gateway
+    kubernetes        the Kubernetes API
+    kubernetes_watch  the watch of several kinds of objects
+    kubeconfig        kubeconfig files, and the credentials of a pod in the cluster
+    site_packages     finds urllib3 and yaml in a one-shot plugin
+"""
