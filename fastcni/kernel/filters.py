@@ -73,19 +73,19 @@ def deletions() -> Program:
 
 
 def neighbours() -> Program:
-    """Pass the RTM_DELNEIGH of sticky FDB entries; of neighbours with our protocol (kernel/neighbours.py) also that,
-    and the RTM_NEWNEIGH of those that a program has added: that has the program's port, and one of the kernel itself,
-    which changes a neighbour's state each minute, has port 0.
+    """Pass each message about a sticky FDB entry. Of neighbours with our protocol (kernel/neighbours.py) pass the
+    RTM_DELNEIGH, and the RTM_NEWNEIGH of those that a program has added: that has the program's port. The kernel's own
+    RTM_NEWNEIGH, which reports each minute that a neighbour's state has changed, has port 0.
 
     SKF_AD_NLATTR finds attribute X from offset A on, and returns its offset, or 0.
     """
     return [
+        (LDB, 0, 0, FAMILY),
+        (JEQ, 11, 0, uapi.AF_BRIDGE),
         (LDH, 0, 0, TYPE),
         (JEQ, 2, 0, swap16(uapi.RTM_DELNEIGH)),
         (LD, 0, 0, PORT),
-        (JEQ, 11, 0, 0),
-        (LDB, 0, 0, FAMILY),
-        (JEQ, 7, 0, uapi.AF_BRIDGE),
+        (JEQ, 9, 0, 0),
         (LDX_IMM, 0, 0, uapi.NDA_PROTOCOL),
         (LD_IMM, 0, 0, NEIGHBOUR_ATTRIBUTES),
         (LD, 0, 0, SKF_AD_NLATTR),

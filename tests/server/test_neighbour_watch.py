@@ -9,6 +9,7 @@ from server.client import eventually
 from server.cluster import NodeLog
 from server.flushed import LONG_ENOUGH
 
+from fastcni.kernel import uapi, wire
 from fastcni.kit.links import unflooded
 from fastcni.server.restoring import neighbour_watch
 
@@ -78,6 +79,55 @@ def test_what_the_kernel_refuses_once_is_restored_later(node, conf, pod, monkeyp
     watch.close()
     assert known() == before
     assert [event for event, _ in log.lines] == ["restore_failed", "neighbours_restored"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+def test_an_fdb_entry_that_the_kernel_refuses_once_is_restored_later(node, conf, pod, monkeypatch, number):
+    """Each refusal counted as a port that is gone: after one ENOBUFS the watch forgot the entry."""
+    log = NodeLog()
+    result = node.add(conf, pod)
+    before = known()
+    watch, exchange, refused = neighbour_watch.NeighbourWatch(log, 0), wire.exchange, [number]
+
+    def refuse_once(sock, batch):
+        if sock is watch.ask and refused:
+            raise wire.NetlinkError(refused.pop(), "add to the FDB")
+        return exchange(sock, batch)
+
+    monkeypatch.setattr(wire, "exchange", refuse_once)
+    run("bridge", "fdb", "del", result["interfaces"][2]["mac"], "dev", result["interfaces"][1]["name"], "master")
+    assert known() != before
+    assert watch.attend(time.monotonic()) == watch.backoff.until
+    watch.attend(watch.backoff.until)
+    watch.close()
+    assert known() == before
+    assert [event for event, _ in log.lines] == ["restore_failed", "neighbours_restored"]
+
+
+def test_what_is_deleted_while_the_kernel_drops_notifications_is_restored(node, conf, pod, pod_netns):
+    """After the kernel had dropped notifications the watch knew nothing of what was gone."""
+    log, late = NodeLog(), pod_netns()
+    results = [node.add(conf, pod)]
+    watch = neighbour_watch.NeighbourWatch(log, 0)
+    results.append(node.add(conf, late))            # after the first reading
+    gone = pod_netns()
+    left = node.add(conf, gone)
+    watch.attend(time.monotonic())
+    before = known()
+    watch.sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_RCVBUFFORCE, 0)      # the kernel's least, a few notifications
+    node.delete({**conf, "prevResult": left}, gone)
+    for number in range(40):
+        mac = f"02:00:00:00:01:{number:02x}"
+        for command in ("add", "del"):
+            run("bridge", "fdb", command, mac, "dev", results[0]["interfaces"][1]["name"], "master", "static", "sticky")
+    for result in results:
+        run("bridge", "fdb", "del", result["interfaces"][2]["mac"], "dev", result["interfaces"][1]["name"], "master")
+    run("ip", "neigh", "flush", "dev", "br0")
+    watch.attend(time.monotonic())
+    assert watch.dropped
+    watch.close()
+    assert known() == [line for line in before if left["interfaces"][2]["mac"] not in line]
+    assert [event for event, _ in log.lines] == ["neighbours_restored"]
 
 
 def test_a_neighbour_that_another_program_adds_again_is_left_to_it(node, conf, pod):

@@ -215,6 +215,13 @@ def every_one(sock: Socket, bridge: int = 0) -> list[Neighbour]:
     return [it for it in found if bridge in (0, it.index)]      # a kernel without strict checking lists all
 
 
+def every_station(sock: Socket) -> list[Neighbour]:
+    """Return the static FDB entries of all bridges. Raises NetlinkError."""
+    found = [neighbours.read_neighbour(payload) for _, payload in
+             wire.dump(sock, uapi.RTM_GETNEIGH, neighbours.ndmsg(uapi.AF_BRIDGE), "list FDB entries")]
+    return [it for it in found if it.static]
+
+
 def stations(sock: Socket, bridge: int, macs: Iterable[bytes]) -> dict[bytes, Neighbour]:
     """Return {MAC: the FDB entry} of those of the MACs that have a static one."""
     found, macs = [], [*macs]

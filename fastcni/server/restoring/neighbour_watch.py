@@ -1,12 +1,13 @@
 """Restore what a bridge knows of pods with disableFlooding, if another program deletes it, in one network namespace.
 
-The kernel announces each deleted FDB entry with all its fields, and each deleted neighbour, often without its MAC: so
-the server keeps the MACs. What a DEL deletes stays deleted: its port is gone, or no port has its MAC any more.
+The kernel notifies of each deleted FDB entry with all its fields, and of each deleted neighbour, often without its MAC.
+The server keeps a copy of both, for these MACs and because the kernel may drop notifications. What a DEL deletes stays
+deleted: its port is gone, or no port has its MAC any more.
 """
 
 from __future__ import annotations
 
-from errno import ENODEV
+from errno import EINVAL, ENODEV, ENOENT, EOPNOTSUPP
 from time import monotonic
 
 from fastcni._netlink import Batch
@@ -21,19 +22,22 @@ if TYPE_CHECKING:
 
     Key = tuple[int, bytes]
 
-BUFFER_BYTES = 4 << 20          # of announcements: `ip neigh flush` deletes all neighbours at once
+BUFFER_BYTES = 4 << 20          # of notifications: `ip neigh flush` deletes all neighbours in one step
+PORT_GONE = (ENODEV, EINVAL, ENOENT, EOPNOTSUPP)        # the kernel's errors for a link that is no port of a bridge
 
 
 class NeighbourWatch:
     """Made in a thread that is in the namespace; one thread calls attend(). Raises OSError.
 
-    netns: its inode, for the log. known: {(index of the bridge, packed): MAC}. dropped: whether the kernel has dropped
-    announcements; the caller replays result caches then, and sets it to False.
+    netns: its inode, for the log. known: {(index of the bridge, packed): MAC}. stations: the static FDB entries,
+    {(index of the bridge, MAC): entry}. dropped: whether the kernel has dropped notifications. The caller replays result
+    caches then, and sets it to False.
     """
 
     def __init__(self, log: Logger, netns: int) -> None:
         self.log, self.netns, self.dropped = log, netns, False
         self.known: dict[Key, bytes] = {}
+        self.stations: dict[Key, Neighbour] = {}
         self.lost: dict[Key, bytes] = {}
         self.lost_stations: list[Neighbour] = []
         self.backoff = Backoff()
@@ -50,6 +54,8 @@ class NeighbourWatch:
         """Read the announcements, and restore what is lost. `started`: when these began to come, in monotonic seconds.
         Return when to call this again without an announcement; None: never. Raises OSError."""
         wire.drain(self.sock, self._receive, self._note_dropped)
+        if self.dropped:
+            self._read()
         if not self.lost and not self.lost_stations:
             return None
         if started < self.backoff.until:
@@ -74,16 +80,25 @@ class NeighbourWatch:
         return None
 
     def _read(self):
-        """Read the neighbours that the kernel has."""
-        for it in unflooded.every_one(self.ask):
-            if it.ours and it.mac:
-                self.known[it.index, it.packed] = it.mac
+        """Read what the kernel has, at the start and after it dropped notifications. What it had before is lost."""
+        known, stations = self.known, self.stations
+        ours = {(it.index, it.packed): it.mac for it in unflooded.every_one(self.ask) if it.ours}
+        # The kernel shows no MAC of a neighbour that does not answer.
+        self.known = {key: mac or known[key] for key, mac in ours.items() if mac or key in known}
+        self.stations = {(it.master, it.mac): it for it in unflooded.every_station(self.ask)}
+        self.lost |= {key: mac for key, mac in known.items() if key not in self.known}
+        self.lost_stations += [it for key, it in stations.items() if key not in self.stations]
 
     def _receive(self, kind, payload):
         it = neighbours.read_neighbour(payload)
         if it.family == uapi.AF_BRIDGE:
-            if kind == uapi.RTM_DELNEIGH and it.static:
+            if not it.static:
+                return
+            if kind == uapi.RTM_DELNEIGH:
+                self.stations.pop((it.master, it.mac), None)
                 self.lost_stations.append(it)
+            else:
+                self.stations[it.master, it.mac] = it
         elif kind == uapi.RTM_DELNEIGH:
             if mac := self.known.pop((it.index, it.packed), b""):
                 self.lost[it.index, it.packed] = mac
@@ -95,12 +110,18 @@ class NeighbourWatch:
         self.dropped = True
 
     def _restore_station(self, it):
-        """Add an FDB entry again if its port is still on that bridge. Return whether it was added."""
+        """Add an FDB entry again if its port is still on that bridge. Return whether it was added. Raises OSError."""
         port = find.link(self.ask, index=it.index)
         if port is None or port.kind != "veth" or port.master != it.master:
             return False
         batch = neighbours.new_station(Batch(), port.index, it.mac, what=f'add to the FDB of "{port.name}"')
-        return not wire.attempt(self.ask, batch)[1]         # refused: the port has gone meanwhile
+        try:
+            wire.exchange(self.ask, batch)
+        except wire.NetlinkError as e:
+            if e.errno not in PORT_GONE:
+                raise
+            return False                # the port was deleted after it was found
+        return True
 
     def _restore_neighbours(self, bridge, lost):
         """Add the neighbours {packed: MAC} again whose MAC is in the bridge's FDB. Return their number."""
