@@ -76,9 +76,11 @@ def end(process):
 
 class Firewalld:
     """firewalld with its default zones. Packets that match no other zone belong to the default zone, which
-    is `drop`. backend: "nftables" or "iptables", which firewalld uses."""
+    is `drop`. backend: "nftables" or "iptables", which firewalld uses. prepare: commands of a shell before it starts,
+    in its own mount namespace."""
 
-    def __init__(self, folder, backend="nftables"):
+    def __init__(self, folder, backend="nftables", prepare=""):
+        self.prepare = prepare
         self.bus, self.folder, self.log = Bus(folder), folder / "firewalld", folder / "firewalld.log"
         self.backend, self.env, self.process = backend, self.bus.env, None
 
@@ -101,8 +103,8 @@ class Firewalld:
     def start(self):
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                ["unshare", "--mount", "--propagation", "slave", "sh", "-c", ALONE, "firewalld", "--nofork", "--nopid",
-                 "--log-target", "console", "--system-config", self.folder],
+                ["unshare", "--mount", "--propagation", "slave", "sh", "-c", self.prepare + ALONE, "firewalld",
+                 "--nofork", "--nopid", "--log-target", "console", "--system-config", self.folder],
                 env={**os.environ, **self.env}, stdout=log, stderr=log)
         assert eventually(self.is_ready, 60), self.log.read_text()
 

@@ -1,6 +1,7 @@
-"""Other programs that begin to filter what a node forwards: ufw, dockerd, a policy by hand, and kube-proxy's rules.
+"""Other programs that begin to filter what a node forwards: ufw, dockerd, firewalld, and rules of kube-proxy or by hand.
 
-Each runs in the test's network namespace and in a mount namespace of its own: nothing of the machine changes.
+Each runs in the test's network namespace and in a mount namespace of its own: nothing of the machine changes. `with
+program(folder, kind) as again:` has made it filter; again() makes it write its rules once more, as a reload does.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from real_kernel.firewalld import Firewalld
 from real_kernel.node import run, set_sysctl
 
 from fastcni.testing.witnesses import eventually
@@ -42,17 +44,23 @@ def needs(*programs):
 @contextlib.contextmanager
 def policy(folder, kind="nft"):
     """The policy DROP, by hand."""
-    for program in PROGRAMS[kind]:
-        run(program, "-P", "FORWARD", "DROP")
-    yield
+    def again():
+        for program in PROGRAMS[kind]:
+            run(program, "-P", "FORWARD", "DROP")
+
+    again()
+    yield again
 
 
 @contextlib.contextmanager
 def kube_proxy(folder, kind="nft"):
     """The rules of kube-proxy in table filter, on a node whose policy is DROP."""
-    for program in PROGRAMS[kind]:
-        run(f"{program}-restore", "--noflush", stdin=KUBE_PROXY)        # as kube-proxy does
-    yield
+    def again():
+        for program in PROGRAMS[kind]:
+            run(f"{program}-restore", "--noflush", stdin=KUBE_PROXY)        # as kube-proxy does
+
+    again()
+    yield again
 
 
 @contextlib.contextmanager
@@ -63,7 +71,7 @@ def ufw(folder, kind="nft"):
     prepare = f"mount --bind {own} /etc/ufw && mount -t tmpfs none /run && {LEGACY if kind == 'legacy' else ''}"
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{prepare}exec ufw "$@"', "sh"]
     run(*command, "--force", "enable")
-    yield
+    yield lambda *args: run(*command, *(args or ("reload",)))
     run(*command, "disable")
 
 
@@ -80,14 +88,28 @@ def docker(folder, kind="nft"):
     try:
         assert eventually(lambda: "-P FORWARD DROP" in run("iptables", "-S", "FORWARD") or process.poll(), 60)
         assert process.poll() is None, (Path(folder) / "dockerd.log").read_text()[-2000:]
-        yield
+        yield lambda: None
     finally:
         process.kill()                  # and with it each process of its pid namespace
         process.wait()
 
 
+@contextlib.contextmanager
+def firewalld(folder, kind="nft", backend="iptables"):
+    """firewalld, whose default zone drops."""
+    with Firewalld(Path(folder), backend, LEGACY if kind == "legacy" else "") as daemon:
+        yield lambda: daemon.client("--reload")
+
+
+def firewalld_nftables(folder, kind="nft"):
+    return firewalld(folder, kind, "nftables")
+
+
+FIREWALLD = ("firewalld", "dbus-daemon")
 FIREWALLS = {"policy": (policy, ()), "kube-proxy": (kube_proxy, ()), "ufw": (ufw, ("ufw",)),
-             "docker": (docker, ("dockerd", "containerd"))}
-# Debian's docker uses the kind that `iptables` is.
+             "docker": (docker, ("dockerd", "containerd")), "firewalld": (firewalld, FIREWALLD),
+             "firewalld-nftables": (firewalld_nftables, FIREWALLD)}
+# Debian's docker uses the kind that `iptables` is. firewalld with nftables uses neither kind.
 EACH = [pytest.param(which, kind, id=f"{name}-{kind}", marks=needs(*PROGRAMS[kind], *programs))
-        for name, (which, programs) in FIREWALLS.items() for kind in PROGRAMS if (name, kind) != ("docker", "legacy")]
+        for name, (which, programs) in FIREWALLS.items() for kind in PROGRAMS
+        if kind == "nft" or name not in ("docker", "firewalld-nftables")]

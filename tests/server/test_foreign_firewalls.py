@@ -1,5 +1,6 @@
 """A firewall that begins to drop forwarded packets after pods came cuts none of them off (real programs, by TCP)."""
 
+import contextlib
 import io
 import json
 import os
@@ -9,10 +10,10 @@ import threading
 import pytest
 from conftest import PEER, needs_peer
 from real_kernel.node import Inside, cid_of, elements, members, run, set_sysctl
-from real_kernel.portmap_chain import DUAL, EXTERNAL, POD
+from real_kernel.portmap_chain import DUAL, EXTERNAL, NODE, POD, mapping
 from real_kernel.traffic import add_external, ask, listen
 from rich.console import Console
-from server.foreign_firewalls import EACH, PROGRAMS, needs
+from server.foreign_firewalls import EACH, LEGACY, PROGRAMS, docker, firewalld, firewalld_nftables, needs, ufw
 from server.test_replaying import remember
 
 from fastcni.cli.inventory import print_list
@@ -27,7 +28,7 @@ from fastcni.runtime.cache import Cache
 from fastcni.runtime.restore import restore
 from fastcni.testing.witnesses import eventually
 
-SECOND = {4: "10.22.0.3", 6: "fd00:22::3"}
+FIREWALLDS = (firewalld, firewalld_nftables)
 FIREWALL = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall"}
 
 
@@ -63,30 +64,97 @@ def reaches(pod, address, family=4, wait=5.0):
     return ask(pod, EXTERNAL[family], 80, wait=wait) == address
 
 
+class GoPlugins:
+    """The Go plugins as processes, with the iptables of `kind`."""
+
+    def __init__(self, node, first, kind, bus):
+        self.node, self.first = node, {**first, "cniVersion": "1.0.0"}
+        self.prepare, self.bus = LEGACY if kind == "legacy" else "", bus
+
+    def call(self, plugin, command, conf, pod):
+        env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid_of(pod), "CNI_NETNS": f"/run/netns/{pod}",
+               "CNI_IFNAME": "eth0", "CNI_PATH": PEER, "PATH": os.environ["PATH"], "DBUS_SYSTEM_BUS_ADDRESS": self.bus}
+        subprocess.run(["unshare", "--mount", "--propagation", "slave", "sh", "-c",
+                        f"{self.prepare}exec {PEER}/{plugin}"], input=json.dumps(conf), env=env, check=True, text=True,
+                       stdout=subprocess.DEVNULL, timeout=30)
+
+    def add(self, pod, **chained):
+        """Add a pod by fastcni's bridge, Go's firewall and {plugin: keys}. Return its IPv4 address, None without the Go
+        plugins."""
+        if not os.path.exists(f"{PEER}/firewall"):
+            return None
+        result = self.node.ok("ADD", self.first, pod)
+        for plugin, more in {"firewall": {}, **chained}.items():
+            conf = {**FIREWALL, "cniVersion": "1.0.0", "type": plugin, "prevResult": result, **more}
+            self.call(plugin, "ADD", conf, pod)
+        return result["ips"][0]["address"].partition("/")[0]
+
+
+@pytest.fixture
+def bus(tmp_path, monkeypatch):
+    """The address of the bus on which firewalld will be, if it runs; no program listens there before."""
+    address = f"unix:path={tmp_path}/bus"
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
+    return address
+
+
+def ip_of(conf, family=4):
+    return conf["prevResult"]["ips"][(4, 6).index(family)]["address"].partition("/")[0]
+
+
+def soon_reaches(pod, address, family=4):
+    return eventually(lambda: reaches(pod, address, family, wait=0.3))
+
+
 @pytest.mark.parametrize("begin, kind", EACH)
-def test_a_server_brings_pods_into_a_firewall_that_begins_to_filter(
-        start, node, first, external, pod, pod_netns, tmp_path, begin, kind):
-    """`ufw enable` cut off each pod: nftables let them through, and iptables dropped their packets from then on."""
-    conf = add(node.ok, first, pod, tmp_path)
+def test_pods_go_on_when_another_firewall_begins_to_filter(
+        start, node, first, external, pod_netns, tmp_path, bus, begin, kind):
+    """`ufw enable` cut off each pod: nftables let them through, and iptables dropped their packets from then on. Pods
+    of the Go plugin on the same bridge went on, except under firewalld, which removes that plugin's rules."""
+    go, theirs, last = GoPlugins(node, first, kind, bus), pod_netns(), pod_netns()
+
+    def one_shot(*args):
+        return node.ok(*args, env={"DBUS_SYSTEM_BUS_ADDRESS": bus})
+
+    def added(call):
+        pod = pod_netns()
+        return call, pod, add(call, first, pod, tmp_path)
+
+    early = [added(one_shot)]
     server = start("--cache-dir", tmp_path / "cache")
     assert eventually(lambda: server.lines("event=start_replay_done"))
-    assert reaches(pod, POD[4]) and reaches(pod, POD[6], 6)
-    assert elements("forwarded4") == [POD[4]]
-    with begin(tmp_path, kind):
-        assert eventually(lambda: reaches(pod, POD[4], wait=0.3)), server.log_text()
-        assert eventually(lambda: begin.__name__ == "docker" or reaches(pod, POD[6], 6, wait=0.3))
-        assert eventually(lambda: server.lines("event=pods_let_through", "FORWARD", "failed=0")), server.log_text()
-        server.ok("CHECK", conf, pod)
-        late = pod_netns()
-        after = add(server.ok, first, late, tmp_path)
-        assert reaches(late, SECOND[4])
-        for name, each in ((pod, conf), (late, after)):
-            server.ok("DEL", each, name)
-            assert not reaches(name, POD[4], wait=0.3)
+    early.append(added(server.ok))
+    address = go.add(theirs)
+    for _, pod, conf in early:
+        assert reaches(pod, ip_of(conf)) and reaches(pod, ip_of(conf, 6), 6)
+
+    def go_on():
+        for _, pod, conf in early:
+            assert soon_reaches(pod, ip_of(conf)), server.log_text()
+            assert begin is docker or soon_reaches(pod, ip_of(conf, 6), 6), server.log_text()
+        assert not address or begin in FIREWALLDS or soon_reaches(theirs, address)
+
+    with begin(tmp_path, kind) as again:
+        set_sysctl("net/ipv4/ip_forward", "1")
+        go_on()
+        assert eventually(lambda: server.lines("failed=0", "event=rules_replayed" if begin in FIREWALLDS else
+                                               "event=pods_let_through")), server.log_text()
+        late = [added(one_shot), added(server.ok)]
+        last_address = go.add(last)
+        for _, pod, conf in late:
+            assert reaches(pod, ip_of(conf))
+        assert not last_address or reaches(last, last_address)
+        again()
+        go_on()
+        for call, pod, conf in early + late:
+            call("CHECK", conf, pod)
+            call("DEL", conf, pod)
+            assert not reaches(pod, ip_of(conf), wait=0.1)
         assert members("fastcni-forward4") == elements("iptables-forward4") == elements("forwarded4") == []
+        assert elements("firewalld-sources4") == []
 
 
-@pytest.mark.parametrize("begin, kind", EACH)
+@pytest.mark.parametrize("begin, kind", [each for each in EACH if each.values[0] not in FIREWALLDS])
 def test_without_a_server_check_names_the_command_that_lets_pods_through(node, first, external, pod, tmp_path, begin,
                                                                          kind):
     """CHECK asked whether the firewall was flushed. Nothing was flushed: iptables had begun to filter."""
@@ -116,24 +184,30 @@ def test_without_a_server_check_names_the_command_that_lets_pods_through(node, f
 
 
 @needs_peer
-@pytest.mark.parametrize("begin, kind", [each for each in EACH if each.values[1] == "nft"])
-def test_pods_of_go_and_of_fastcni_go_on_side_by_side(
-        start, node, first, external, pod, pod_netns, tmp_path, begin, kind):
-    """The Go plugin's pod went on, and fastcni's pod on the same bridge was cut off."""
-    add(node.ok, first, pod, tmp_path)
-    server = start("--cache-dir", tmp_path / "cache")
-    assert eventually(lambda: server.lines("event=start_replay_done"))
-    other = pod_netns()
-    conf = {**FIREWALL, "cniVersion": "1.0.0", "prevResult": node.ok("ADD", {**first, "cniVersion": "1.0.0"}, other)}
-    env = {"CNI_CONTAINERID": cid_of(other), "CNI_NETNS": f"/run/netns/{other}", "CNI_IFNAME": "eth0",
-           "CNI_PATH": PEER, "PATH": os.environ["PATH"], "DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/nowhere"}
-    for command in ("ADD", "CHECK"):
-        subprocess.run([f"{PEER}/firewall"], input=json.dumps(conf), env={**env, "CNI_COMMAND": command}, check=True,
-                       text=True, stdout=subprocess.DEVNULL, timeout=30)
-    with begin(tmp_path, kind):
-        set_sysctl("net/ipv4/ip_forward", "1")
-        assert eventually(lambda: reaches(pod, POD[4], wait=0.3)), server.log_text()
-        assert eventually(lambda: reaches(other, SECOND[4], wait=0.3))
+@needs(*PROGRAMS["nft"], "ufw")
+def test_host_ports_pass_a_firewall_that_drops_if_it_allows_the_pods_port_as_with_the_go_plugins(
+        node, first, external, pod_netns, tmp_path, bus):
+    """firewall accepts answers to pods, and what pods send. A connection from outside to a host port is neither."""
+    go, pods = GoPlugins(node, first, "nft", bus), {port: pod_netns() for port in (8080, 8081, 8082)}
+    keys = {port: {"type": "portmap", "capabilities": {"portMappings": True},
+                   "runtimeConfig": {"portMappings": [mapping(port)]}} for port in pods}
+    for port, more in {8080: {}, 8081: {"backend": "iptables"}}.items():
+        conf = add(node.ok, first, pods[port], tmp_path)
+        node.ok("ADD", {**conf, **keys[port], **more}, pods[port])
+    go.add(pods[8082], portmap={**keys[8082], "backend": "iptables"})
+
+    def reached(wait):
+        return {port for port in pods if ask(external, NODE[4], port, wait=wait)}
+
+    with contextlib.ExitStack() as stack:
+        for each in pods.values():
+            stack.enter_context(listen(each, 80))
+        assert reached(5) == {*pods}
+        with ufw(tmp_path) as command:
+            assert restore(Cache(tmp_path / "cache")).failed == ()
+            assert reached(0.3) == set()
+            command("route", "allow", "proto", "tcp", "to", "10.22.0.0/24", "port", "80")
+            assert reached(5) == {*pods}
 
 
 @needs("iptables-legacy")

@@ -52,7 +52,7 @@ from fastcni.testing.witnesses import eventually
 POD_JUMP = "rule ip nat POSTROUTING jump CNI-0123456789abcdef01234567"
 SHARED_JUMP = "rule ip nat POSTROUTING jump CNI-HOSTPORT-MASQ"
 LATER_S = 60.0                  # later than any delay
-Restored = namedtuple("Restored", "attachments plugins failed")
+Restored, Failed = namedtuple("Restored", "attachments plugins failed"), namedtuple("Failed", "plugin")
 
 
 def shows(*transitions):
@@ -295,13 +295,13 @@ class Runs:
     """Replaces runtime.restore.restore(): counts its calls, and runs until `go_on` is set."""
 
     def __init__(self):
-        self.count, self.go_on = 0, threading.Event()
+        self.count, self.go_on, self.failed = 0, threading.Event(), ()
         self.go_on.set()
 
     def __call__(self, deleted_at):
         self.count += 1
         assert self.go_on.wait(30)
-        return Restored(1, 1, ())
+        return Restored(1, 1, self.failed)
 
 
 @pytest.fixture
@@ -403,6 +403,31 @@ def test_a_loss_during_a_replay_causes_another_one(replaying, runs):
     assert replaying.replay.machine.state == MAYBE_NEEDED and not replaying.mirror.keep_deletions
     attend(replaying, 2 * LATER_S)
     assert is_idle(replaying) and runs.count == 2
+
+
+@pytest.mark.parametrize("plugin, count", [("firewall", 2), ("", 1)])
+def test_a_replay_in_which_a_plugin_failed_is_repeated(replaying, runs, plugin, count):
+    """firewalld ended while a replay asked it, and the pod was cut off for good. A damaged cache fails again."""
+    runs.failed = (Failed(plugin),)
+    delete_jump(SHARED_JUMP)
+    attend(replaying)
+    attend(replaying, LATER_S)
+    assert is_idle(replaying) and runs.count == 1
+    runs.failed = ()
+    for _ in range(2):
+        attend(replaying, LATER_S)
+        attend(replaying, 2 * LATER_S)
+        assert is_idle(replaying) and runs.count == count
+
+
+def test_a_replay_that_fails_again_and_again_is_given_up(replaying, runs):
+    runs.failed = (Failed("firewall"),)
+    delete_jump(SHARED_JUMP)
+    for number in range(2 * replay.MAX_REPEATS):
+        attend(replaying, number * LATER_S)
+        attend(replaying, (number + 1) * LATER_S)
+        assert is_idle(replaying)
+    assert runs.count == 1 + replay.MAX_REPEATS
 
 
 @pytest.mark.parametrize("lacking", ["threads", "descriptors"])

@@ -33,6 +33,8 @@ CHAINS = ("PREROUTING", "OUTPUT", "POSTROUTING", "FORWARD", "CNI-FORWARD")
 CHAIN_NAMES = {chain.encode() + b"\0" for chain in CHAINS}
 PREFIX, DIGITS = "CNI-", frozenset("0123456789abcdef")         # CNI-e8f6f419596f7f47b3468487
 FIREWALLD = "firewalld"         # the name of firewalld's table, in any family
+FIREWALLD_SOURCES = "runtime configuration of firewalld"
+ZONES = "FORWARD_ZONES"         # the chain of a firewalld that uses iptables; it has a rule for each source of a zone
 FILTER, FORWARD = "filter", "FORWARD"
 
 
@@ -62,12 +64,15 @@ class IptablesWatch:
         """Note a message about a table that is not our own."""
         if where[1] == FIREWALLD:
             if kind == nft.NFT_MSG_NEWTABLE:        # firewalld starts or reloads, and forgets its runtime configuration
-                self.suspect("runtime configuration of firewalld", FIREWALLD)
+                self.suspect(FIREWALLD_SOURCES, FIREWALLD)
         elif where not in TABLES:
             return
         elif kind == nft.NFT_MSG_NEWCHAIN:
-            if where[1] == FILTER and nft.as_text(fields[nft.NFTA_CHAIN_NAME]) == FORWARD:
+            name = nft.as_text(fields[nft.NFTA_CHAIN_NAME])
+            if where[1] == FILTER and name == FORWARD:
                 self.begin_to_filter(chain_name(where, FORWARD))
+            elif where[1] == FILTER and name == ZONES:          # the same of a firewalld that uses iptables
+                self.suspect(FIREWALLD_SOURCES, FIREWALLD)
         elif kind == nft.NFT_MSG_DELTABLE:
             self.stop_to_filter(chain_name(where, FORWARD))
             self.deleted_tables.add(where)

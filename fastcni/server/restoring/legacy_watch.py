@@ -8,7 +8,16 @@ from errno import ENOENT
 
 from fastcni.kernel import netns, xtables
 from fastcni.kit.firewall.iptables import LEGACY_TABLES
-from fastcni.server.restoring.iptables_watch import CHAINS, FILTER, FORWARD, PREFIX, chain_name
+from fastcni.server.restoring.iptables_watch import (
+    CHAINS,
+    FILTER,
+    FIREWALLD,
+    FIREWALLD_SOURCES,
+    FORWARD,
+    PREFIX,
+    ZONES,
+    chain_name,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +36,7 @@ class LegacyWatch:
     def __init__(self, home: int, iptables: IptablesWatch) -> None:
         self.home, self.iptables, self.next = home, iptables, 0.0
         self.known: dict[Where, bytes] | None = None
+        self.zoned: set[Where] = set()          # the tables that have firewalld's chain
 
     def attend(self, now: float, *, pods: bool) -> float | None:
         """Poll if that is due. now: in monotonic seconds. pods: whether any pod has rules.
@@ -45,7 +55,7 @@ class LegacyWatch:
         before, self.known = self.known, {where: info for where in listed() if (info := self._figures(where))}
         for where, info in self.known.items():
             if before is None or info != before.get(where):
-                self._read(where)
+                self._read(where, first=before is None)
             if where[1] == FILTER:
                 self.iptables.begin_to_filter(chain_name(where, FORWARD), new=before is not None)
 
@@ -58,9 +68,17 @@ class LegacyWatch:
                 raise
             return None
 
-    def _read(self, where):
+    def _read(self, where, *, first):
         table = xtables.read_table(*where)
         jumps = {(chain, target) for chain in CHAINS for target in table.targets(chain) if target.startswith(PREFIX)}
+        # A reload of firewalld removes the rules of sources, and a start adds the chain.
+        jumps |= {(ZONES, target) for target in table.targets(ZONES)}
+        if not table.has_chain(ZONES):
+            self.zoned.discard(where)
+        elif where not in self.zoned:
+            self.zoned.add(where)
+            if not first:
+                self.iptables.suspect(FIREWALLD_SOURCES, FIREWALLD)
         self.iptables.replace(where, jumps, table.has_chain)
 
 

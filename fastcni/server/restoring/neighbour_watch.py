@@ -30,8 +30,8 @@ class NeighbourWatch:
     """Made in a thread that is in the namespace; one thread calls attend(). Raises OSError.
 
     netns: its inode, for the log. known: {(index of the bridge, packed): MAC}. stations: the static FDB entries,
-    {(index of the bridge, MAC): entry}. dropped: whether the kernel has dropped notifications. The caller replays result
-    caches then, and sets it to False.
+    {(index of the bridge, MAC): entry}. dropped: whether the kernel has dropped notifications. The caller replays
+    result caches then, and sets it to False.
     """
 
     def __init__(self, log: Logger, netns: int) -> None:

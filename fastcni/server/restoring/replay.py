@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 DELAY_S, DELAY_AFTER_DEL_S = 0.02, 0.5
 MAX_ERRORS = 3                  # in the log line of a replay
+MAX_REPEATS = 5                 # of a replay that has failed: firewalld may start or end meanwhile
+FAILED_BEFORE = "what the last replay could not restore"
 AT_START = "start"              # the reason for a replay without an announcement
 
 
@@ -59,6 +61,7 @@ class Replay:
         self.home, self.run, self.deleted_at, self.ended, self.log = home, run, deleted_at, ended, log
         self.iptables, self.mirror, self.at_start = iptables, mirror, at_start
         self.machine, self.backoff, self.since = Machine(IDLE), Backoff(), 0.0
+        self.failures = 0               # the number of replays that have failed since the last that has not
 
     @property
     def running(self) -> bool:
@@ -111,18 +114,22 @@ class Replay:
         return None
 
     def _work(self, run, home, gone, began, by):
-        started, outcome = monotonic(), "failed"
+        started, outcome, again = monotonic(), "failed", True
         name_thread()
         try:
             with netns.inside(home):
                 done = run(self.deleted_at)
             outcome = "failed" if done.failed else "done"
+            again = any(each.plugin for each in done.failed)    # the others have damaged caches, which stay so
             self._report(done, gone, began, by, netns=netns.identity(home)[1],
                          ms=round((monotonic() - started) * 1e3, 1))
         except (OSError, netns.Lost) as e:      # Lost: this thread ends
             self.log.error("replay_failed", gone=gone or began, by=by, error=str(e))
         finally:
             os.close(home)
+            self.failures = self.failures + 1 if again else 0
+            if 0 < self.failures <= MAX_REPEATS:
+                self.iptables.suspect(FAILED_BEFORE, by)
             self.machine.on(ENDED)
             self.ended(outcome)
 

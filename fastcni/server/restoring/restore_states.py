@@ -32,7 +32,7 @@ iptables, firewalld and an administrator's chains (replay.Replay): is a replay n
      IDLE --------------> MAYBE_NEEDED  MAYBE_LOST: a pod's jump is gone without its chain; a DEL may be at work, so the
       | ^                  |  |         server waits for a longer time.
       | |   PRESENT        |  | LOST    LOST: what all pods share is gone, iptables begins to
-      | +------------------+  v                filter, or the server starts.
+      | +------------------+  v         filter, a replay has failed, or the server starts.
       | +------------------- NEEDED     PRESENT: after the wait all is there again.
       | |   PRESENT           ^  |
       +-|---------------------+  | BEGUN (also of MAYBE_NEEDED)
