@@ -1,4 +1,4 @@
-"""Other programs that begin to filter what a node forwards: ufw, dockerd, firewalld, and rules of kube-proxy or by hand.
+"""Other programs that begin to filter what a node forwards: ufw, dockerd, firewalld, rules of kube-proxy or by hand.
 
 Each runs in the test's network namespace and in a mount namespace of its own: nothing of the machine changes. `with
 program(folder, kind) as again:` has made it filter; again() makes it write its rules once more, as a reload does.
