@@ -12,14 +12,16 @@ from fastcni.node.attachments.adopt import FAILED
 from fastcni.node.attachments.adopt import adopt as run_adopt
 from fastcni.node.attachments.inspect import find, inspect_one
 from fastcni.node.attachments.inventory import Places, collect
-from fastcni.node.attachments.records import STATES
+from fastcni.node.attachments.records import LOOPBACK, STATES
 
 
 @click.command(name="list")
 @click.option("--network", "networks", multiple=True, metavar="NET", help="Only this network; may be repeated.")
 @click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Only this state; may be repeated.")
+@click.option("--all", "everything", is_flag=True, help="Also the loopback interfaces (lo) of pods.")
 @node_command
-def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], states: tuple[str, ...]) -> None:
+def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], states: tuple[str, ...],
+                     everything: bool) -> None:
     """List the attachments of this node, with their state.
 
     \b
@@ -29,8 +31,8 @@ def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], s
     unknown   nothing on this node tells which
     """
     found = collect(places)
-    chosen = [it for it in found.attachments
-              if (not networks or it.network in networks) and (not states or it.state in states)]
+    chosen = [it for it in found.attachments if (everything or it.ifname != LOOPBACK)
+              and (not networks or it.network in networks) and (not states or it.state in states)]
     if not as_json:
         inventory.print_list(chosen, found, filtered=bool(networks or states))
     else:
@@ -45,7 +47,7 @@ def inspect(places: Places, as_json: bool, attachment: str) -> None:
     """Show everything about one ATTACHMENT.
 
     That is its result, configuration, files, rules, links and counters. ATTACHMENT is the beginning of a container id,
-    or CONTAINERID/IFNAME.
+    or CONTAINERID/IFNAME. CONTAINERID/lo is a pod's loopback interface, as `fastcni list --all` has it.
     """
     found = collect(places)
     it = find(found, attachment)

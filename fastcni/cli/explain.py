@@ -5,6 +5,7 @@ import click
 from fastcni.cli import inventory
 from fastcni.cli.node_options import node_command
 from fastcni.cli.output import put_document
+from fastcni.kit.call.similar import meant_id
 from fastcni.node.attachments import documents
 from fastcni.node.attachments import explain as explanations
 from fastcni.node.attachments.inventory import Places
@@ -31,9 +32,10 @@ def explain(places: Places, as_json: bool, what: str) -> None:
     """
     found, seen = explanations.explain(places, what)
     if not found:
+        similar = meant_id(what, [it.container_id for it in seen.attachments])
         unseen = f"; not seen: {'; '.join(seen.unseen)}" if seen.unseen else ""
         raise CniError(errors.INVALID_ENVIRONMENT, f"nothing on this node is known as {what}",
-                       f"`fastcni list` shows all attachments{unseen}")
+                       f"{similar or '`fastcni list` shows all attachments'}{unseen}")
     if not as_json:
         inventory.print_explanations(found, seen)
     else:

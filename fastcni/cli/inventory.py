@@ -14,7 +14,8 @@ from fastcni.cli.output import printable
 from fastcni.node.attachments.adopt import FAILED, WOULD_BUILD, Adoption
 from fastcni.node.attachments.explain import Explanation
 from fastcni.node.attachments.inspect import Details, HostLink
-from fastcni.node.attachments.records import GO, GONE, ORPHANED, RUNNING, STATES, Inventory, NodeAttachment
+from fastcni.node.attachments.records import GO, GONE, LOOPBACK, ORPHANED, RUNNING, STATES, Inventory, NodeAttachment
+from fastcni.node.checks.findings import plural
 from fastcni.spec import json
 
 SHORT_ID = 12
@@ -44,7 +45,9 @@ def print_list(chosen: Sequence[NodeAttachment], inventory: Inventory, *, filter
     console = console or Console()
     if chosen:
         print_rows(chosen, inventory, console)
-    put(console, summary(chosen, filtered))
+    hidden = sum(it.ifname == LOOPBACK for it in inventory.attachments) - sum(it.ifname == LOOPBACK for it in chosen)
+    more = f"; --all also shows {plural(hidden, 'loopback interface')}" if hidden and not filtered else ""
+    put(console, summary(chosen, filtered) + more)
     for it in chosen:
         if it.dropped_by:
             put(console, f"not let through: {it.name} ({' '.join(it.addresses)}) by {', '.join(it.dropped_by)}; "

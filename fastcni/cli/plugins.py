@@ -15,7 +15,8 @@ from rich.text import Text
 
 from fastcni import plugins, third_party
 from fastcni.cli.output import json_option, printable, put_document
-from fastcni.runtime import CniError, validate
+from fastcni.kit.call.similar import meant
+from fastcni.runtime import CniError
 from fastcni.spec import errors, version
 
 COLUMNS = ("plugin", "what it does", "ADD", "CHECK", "DEL", "GC", "STATUS", "IPv4", "IPv6", "capabilities", "CNI_ARGS",
@@ -43,7 +44,7 @@ def list_plugins(types: Sequence[str], markdown: bool, as_json: bool) -> None:
     for kind in types:
         if kind not in [it["plugin"] for it in known]:
             raise CniError(errors.INVALID_ENVIRONMENT, f'unknown plugin type "{kind}"',
-                           validate.meant(kind, plugins.TABLE))
+                           meant(kind, [it["plugin"] for it in known]))
     chosen = [it for it in known if not types or it["plugin"] in types]
     if as_json:
         put_document(chosen)

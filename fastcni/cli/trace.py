@@ -12,6 +12,7 @@ import click
 
 from fastcni.cli.output import printable
 from fastcni.daemon.listening import PATH
+from fastcni.kit.call.similar import meant_id
 from fastcni.node.activity import netlink_text, story_text
 from fastcni.server.records import history
 from fastcni.spec import errors
@@ -95,13 +96,16 @@ def fits(name: str, present: str, wanted: str) -> bool:
 def kept(path: str, chosen: Filter, count: int) -> Iterator[dict[str, Any]]:
     """The requests that the server has kept, the oldest first."""
     found: list[dict[str, Any]] = []
-    after = 0
+    after, containers = 0, set()
     while requests := ask(path, after)["requests"]:
         found += filter(chosen, requests)
         after = requests[-1]["number"]
+        containers |= {it["container"] for it in requests}
     yield from found[-count:]
     if not found:
-        click.echo("the server keeps no such request; its log goes back further", err=True)
+        similar = filter(None, (meant_id(it, containers) for it in chosen.wanted.get("container", ())))
+        click.echo(printable("; ".join(["the server keeps no such request; its log goes back further", *similar])),
+                   err=True)
 
 
 def followed(path: str, chosen: Filter, count: int, wire: bool) -> Iterator[dict[str, Any]]:

@@ -49,7 +49,19 @@ def load_network(conf_dir: str | os.PathLike[str], name: str, warn: Warn = log_w
             return net
     if not lists and not singles:
         raise NoConfigsFound(conf_dir)
-    raise NotFound(conf_dir, name, broken)
+    raise NotFound(conf_dir, name, broken, network_names(conf_dir))
+
+
+def network_names(conf_dir: str) -> list[str]:
+    """Return the names of the networks that the files of a directory define, without those of broken files."""
+    found = []
+    for path in list_files(conf_dir, (".conflist", ".conf", ".json")):
+        try:
+            raw = read_conf(path)
+            found.append((parse_list if path.endswith(".conflist") else parse_plugin)(raw).name)
+        except ConfError:               # the caller, or `fastcni doctor`, names broken files
+            continue
+    return found
 
 
 class OtherNetwork(ConfError):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fastcni.kit.call.similar import meant
 from fastcni.runtime.records import PluginConf
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
@@ -22,12 +23,13 @@ class NoConfigsFound(ConfError):
 
 
 class NotFound(ConfError):
-    """There are configurations, but none has the name. broken: files that could not be read."""
+    """There are configurations, but none has the name. broken: files that could not be read. known: names of
+    the networks that exist."""
 
-    def __init__(self, conf_dir: str, name: str, broken: Sequence[str] = ()):
+    def __init__(self, conf_dir: str, name: str, broken: Sequence[str] = (), known: Sequence[str] = ()):
         super().__init__(f'no net configuration with name "{name}" in {conf_dir}')
-        if broken:
-            self.details = f"broken files were skipped: {', '.join(broken)}"
+        skipped = f"broken files were skipped: {', '.join(broken)}" if broken else ""
+        self.details = "; ".join(filter(None, [meant(name, known), skipped]))
 
 
 class PluginError(CniError):

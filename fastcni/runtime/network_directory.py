@@ -41,7 +41,7 @@ class Listing:
                 return net
         if not self.networks and not self.broken:
             raise NoConfigsFound(self.directory)
-        raise NotFound(self.directory, name, [error.msg for error in self.broken])
+        raise NotFound(self.directory, name, [error.msg for error in self.broken], [net.name for net in self.networks])
 
 
 class NetworkDirectory:

@@ -6,15 +6,15 @@ The keys of a plugin are those that its read() asks for. So the code that reads 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
 from fastcni import handle, plugins, third_party
 from fastcni.kit.call import search
 from fastcni.kit.call.request import Request
+from fastcni.kit.call.similar import meant
 from fastcni.plugins import chain, flannel
 from fastcni.runtime.key_recorder import KeyRecorder
 from fastcni.runtime.mode import InProcessMode
@@ -29,7 +29,6 @@ ERROR, WARNING = "error", "warning"
 COMMON_KEYS = ("cniVersion", "name", "type", "capabilities", "prevResult", "runtimeConfig", "args")
 SHARED = ("args", "runtimeConfig")      # objects of which each plugin reads a part
 PREFIX = "failed to load netconf: "       # of Section.wrong(), for a request
-CLOSE = 0.7                             # similarity for "did you mean": "isGatway" and "isGateway" have 0.94
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +165,6 @@ def missing(kind: str, plugin_dirs: Sequence[str]) -> tuple[str, str] | None:
         known = kind in plugins.TABLE
         return e.msg, "`fastcni install` writes it" if known else meant(kind, plugins.TABLE) or "is it installed?"
     return None
-
-
-def meant(text: str, known: Iterable[str]) -> str:
-    """Return "did you mean ...?" if one of the known names is similar, else ""."""
-    spelled = {name.lower(): name for name in known}
-    close = get_close_matches(text.lower(), spelled, 1, CLOSE)
-    return f'did you mean "{spelled[close[0]]}"?' if close else ""
 
 
 def text_at(values: Any, *keys: str) -> str:

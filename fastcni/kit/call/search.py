@@ -36,7 +36,18 @@ def find(name: str, dirs: Sequence[str]) -> str:
         path = clean(f"{where}/{name}") if where else f"./{name}"
         if is_file(path):
             return path
-    raise CniError(errors.INTERNAL, f"failed to find plugin {json.quote(name)} in path [{' '.join(dirs)}]")
+    from fastcni.kit.call.similar import meant
+
+    raise CniError(errors.INTERNAL, f"failed to find plugin {json.quote(name)} in path [{' '.join(dirs)}]",
+                   meant(name, [file for where in dirs for file in names_in(where)]))
+
+
+def names_in(where: str) -> list[str]:
+    """Return the names of the files in a folder; none if it cannot be read."""
+    try:
+        return posix.listdir(where or ".")
+    except (OSError, ValueError):
+        return []
 
 
 def clean(path: str) -> str:

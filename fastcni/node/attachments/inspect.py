@@ -8,9 +8,10 @@ from typing import Any
 
 from fastcni.kernel import wire
 from fastcni.kernel.rtnl import Link
+from fastcni.kit.call.similar import meant_id
 from fastcni.kit.links import find as find_links
 from fastcni.node.attachments.links import counters
-from fastcni.node.attachments.records import Inventory, NodeAttachment
+from fastcni.node.attachments.records import LOOPBACK, Inventory, NodeAttachment
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -56,18 +57,23 @@ def find(inventory: Inventory, text: str) -> NodeAttachment:
     if len(found) == 1:
         return found[0]
     if not found:
+        similar = meant_id(text.partition("/")[0], [it.container_id for it in inventory.attachments])
         raise CniError(errors.INVALID_ENVIRONMENT, f"no attachment of a container that begins with {text}",
-                       "`fastcni list` shows all; without root it may not see every one")
+                       similar or "`fastcni list` shows all; without root it may not see every one")
     names = ", ".join(f"{it.container_id[:12]}/{it.ifname} ({it.network or 'unknown network'})" for it in found[:8])
     more = f" and {len(found) - 8} more" if len(found) > 8 else ""
     raise CniError(errors.INVALID_ENVIRONMENT, f"{len(found)} attachments match {text}", f"they are {names}{more}")
 
 
 def matching(attachments: Iterable[NodeAttachment], text: str) -> list[NodeAttachment]:
-    """Return the attachments that `text` names; an id in full before ids that begin with it."""
+    """Return the attachments that `text` names; an id in full before ids that begin with it.
+
+    A pod's loopback interface is among them only if `text` names it, or the pod has no other.
+    """
     container, _, ifname = text.partition("/")
     found = [it for it in attachments if it.container_id.startswith(container) and ifname in ("", it.ifname)]
-    return [it for it in found if it.container_id == container] or found
+    found = [it for it in found if it.container_id == container] or found
+    return found if ifname else [it for it in found if it.ifname != LOOPBACK] or found
 
 
 def inspect_one(it: NodeAttachment) -> Details:

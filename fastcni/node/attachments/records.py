@@ -17,6 +17,7 @@ ORPHANED = "orphaned"       # only what an ADD left exists, and no namespace has
 UNKNOWN = "unknown"         # nothing on this node tells which
 STATES = (RUNNING, GONE, ORPHANED, UNKNOWN)
 
+LOOPBACK = "lo"             # the interface that runtimes attach to each pod; lists show it only if asked
 FASTCNI, GO = "fastcni", "Go plugins"       # by which implementation an attachment was added
 
 

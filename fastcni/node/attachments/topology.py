@@ -26,7 +26,7 @@ from fastcni.node.attachments import documents
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
 from fastcni.node.attachments.namespaces import addresses
-from fastcni.node.attachments.records import NodeAttachment
+from fastcni.node.attachments.records import LOOPBACK, NodeAttachment
 
 MAX_ATTACHMENTS = 2000          # of one picture
 BRIDGE, ROUTED, NONE = "bridge", "routed", "none"       # kinds beside those of links
@@ -51,7 +51,8 @@ def document(places: Places) -> dict[str, Any]:
                   for net in confs.networks(seen.files)}
     links = seen.facts.links
     by_name = {link.name: link for link in links.values()}
-    shown = inventory.attachments[:MAX_ATTACHMENTS]
+    attachments = [it for it in inventory.attachments if it.ifname != LOOPBACK]
+    shown = attachments[:MAX_ATTACHMENTS]
     parents = [parent_of(it, links, by_name, configured) for it in shown]
     found = list(dict.fromkeys(parents))
     addressed = dict(addresses_of([by_name[it.name] for it in found if it.name in by_name]))
@@ -63,7 +64,7 @@ def document(places: Places) -> dict[str, Any]:
         "links": [link_row(link.name, link.kind, link, ips) for link, ips in own],
         "parents": [link_row(it.name, it.kind, by_name.get(it.name), addressed.get(it.name, [])) for it in found],
         "attachments": [attachment(it, parent) for it, parent in zip(shown, parents, strict=True)],
-        "omitted": len(inventory.attachments) - len(shown), "unseen": list(inventory.unseen),
+        "omitted": len(attachments) - len(shown), "unseen": list(inventory.unseen),
         "tookMs": round((time.perf_counter() - started) * 1e3, 1)}
 
 
