@@ -18,6 +18,8 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from fastcni.agent.metrics import AgentCollector
     from fastcni.dhcp.daemon import Daemon
+    from fastcni.flows.kept import Kept
+    from fastcni.flows.metrics import FlowsCollector
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.node.activity.source import Source
     from fastcni.server.metrics.pools import Counted
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 @click.option("--history", default=DEFAULT_SIZE, show_default=True, type=click.IntRange(0, 100_000),
               envvar="FASTCNI_HISTORY", show_envvar=True, metavar="N",
               help="Keep the last N requests for `fastcni trace` and `fastcni top`; 0: none.")
+@click.option("--flows", "keep_flows", is_flag=True,
+              help="Keep the last 10,000 flows of pods, and count them, for `fastcni flows`. Off by default.")
 @click.option("--otlp", default="", envvar=["FASTCNI_OTLP", "OTEL_EXPORTER_OTLP_ENDPOINT"], show_envvar=True,
               metavar="URL",
               help="Send OpenTelemetry traces of requests to this collector, by OTLP over HTTP. Off by default.")
@@ -71,8 +75,9 @@ if TYPE_CHECKING:
 @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
 def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids: Sequence[int],
           latency_request_s: float, cache_dir: str, idle_exit_min: float, dhcp: bool, dhcp_socket: str,
-          dhcp_leases: str, agent_options: str | None, metrics: str, http: str, history: int, otlp: str,
-          kubernetes_events: str, detached: bool, log_to: str | None, log_level: str, log_format: str) -> None:
+          dhcp_leases: str, agent_options: str | None, metrics: str, http: str, history: int, keep_flows: bool,
+          otlp: str, kubernetes_events: str, detached: bool, log_to: str | None, log_level: str,
+          log_format: str) -> None:
     """Answer the installed plugins from one warm process.
 
     A plugin that finds no server does its work by itself. SIGTERM ends the server after its last answer.
@@ -147,6 +152,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
 
     beside: list[Callable[[Any], Any]] = [partial(dhcp_daemon, dhcp_socket, dhcp_leases)] if dhcp else []
     collectors = agent_collectors() if agent_options is not None and where else []
+    parts = [kept_flows(cache_dir)] if keep_flows else []
     if agent_options is not None:
         from fastcni.cli.agent import make_beside
 
@@ -158,9 +164,11 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
             workers=workers, queue_size=queue_size, queue_timeout_s=queue_timeout_s, uids={0, os.geteuid(), *uids},
             latency_request_s=latency_request_s, level=log_level, fmt=log_format, log_to=log_to or "stderr",
             idle_exit_s=idle_exit_min * 60, replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods,
-            configured=configured, beside=beside, collectors=collectors, receivers=[it.receive for it in collectors],
-            metrics=where, count=count, http=page, make_status=make_status, make_topology=make_topology,
-            history=history, otlp=otlp, kubernetes_events=kubernetes_events))
+            configured=configured, beside=beside, parts=parts,
+            collectors=[*collectors, *(flow_collectors(parts) if where else ())],
+            receivers=[it.receive for it in collectors], metrics=where, count=count, http=page,
+            make_status=make_status, make_topology=make_topology, history=history, otlp=otlp,
+            kubernetes_events=kubernetes_events))
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)
@@ -173,6 +181,23 @@ def agent_collectors() -> "list[AgentCollector]":
     except ImportError:
         return []
     return [AgentCollector()]
+
+
+def kept_flows(cache_dir: str) -> "Kept":
+    """What --flows adds to the server."""
+    from fastcni.cli.flows import open_collector
+    from fastcni.flows.kept import Kept
+
+    return Kept(lambda: open_collector("", [cache_dir] if cache_dir else ()))
+
+
+def flow_collectors(kept: "Iterable[Kept]") -> "list[FlowsCollector]":
+    """The metrics of --flows; none without the Prometheus client, as above."""
+    try:
+        from fastcni.flows.metrics import FlowsCollector
+    except ImportError:
+        return []
+    return [*map(FlowsCollector, kept)]
 
 
 def dhcp_daemon(path: str, leases: str, log: Any) -> "Daemon":

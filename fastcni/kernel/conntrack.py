@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastcni._netlink import Batch
     from fastcni.kernel.wire import Socket
 
+NFNLGRP_CONNTRACK_NEW = 1      # linux/netfilter/nfnetlink.h: a socket in this group gets each new connection
 IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x101, 0x102         # subsystem 1, NFNL_SUBSYS_CTNETLINK
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_ID, CTA_ZONE, CTA_FILTER, CTA_STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2

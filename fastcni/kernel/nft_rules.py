@@ -29,7 +29,7 @@ NFTA_MATCH_NAME, NFTA_MATCH_INFO = 1, 3         # linux/netfilter/nf_tables_comp
 NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2 = 0, 1, 2
 NFT_REG32_00 = 8                # the first of the sixteen words that NFT_REG_1 to NFT_REG_4 are made of
 NFT_META_PROTOCOL, NFT_META_IIF, NFT_META_IIFNAME, NFT_META_OIFNAME, NFT_META_NFPROTO = 1, 4, 6, 7, 15
-NFT_META_MARK, NFT_META_L4PROTO, NFT_META_PKTTYPE, NFT_META_IIFKIND = 3, 16, 19, 26
+NFT_META_MARK, NFT_META_NFTRACE, NFT_META_L4PROTO, NFT_META_PKTTYPE, NFT_META_IIFKIND = 3, 12, 16, 19, 26
 NFT_PAYLOAD_LL_HEADER, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER = 0, 1, 2
 NFT_LOOKUP_F_INV = 1
 NFT_CMP_EQ, NFT_CMP_NEQ = 0, 1
@@ -250,6 +250,17 @@ def update_limit(set_name: str, set_id: int, rate: int, burst: int) -> Expressio
         b.nest(7).text(NFTA_EXPR_NAME, "limit").nest(NFTA_EXPR_DATA)
         return b.be64(1, rate).be64(2, 1).be32(3, burst).end().end()
     return "dynset", write
+
+
+def limit(rate: int, burst: int) -> Expression:
+    """limit rate <rate>/second burst <burst> packets. NFTA_LIMIT_RATE 1, _UNIT 2 (seconds), _BURST 3"""
+    return "limit", lambda b: b.be64(1, rate).be64(2, 1).be32(3, burst)
+
+
+def set_nftrace(on: bool) -> tuple[Expression, ...]:
+    """meta nftrace set 1, or 0. NFTA_IMMEDIATE_DREG 1, _DATA 2; NFTA_META_KEY 2, _SREG 3"""
+    return (("immediate", lambda b: b.be32(1, NFT_REG_1).nest(2).raw(nft.NFTA_DATA_VALUE, b"%c" % on).end()),
+            ("meta", lambda b: b.be32(2, NFT_META_NFTRACE).be32(3, NFT_REG_1)))
 
 
 def fib_daddr_type() -> Expression:

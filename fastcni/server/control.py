@@ -3,6 +3,7 @@ answered whatever the workers do.
 
     fastcni-status    see status.py
     fastcni-history   see history.py
+    fastcni-flows     see flows/kept.py
 """
 
 from __future__ import annotations

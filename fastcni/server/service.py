@@ -76,10 +76,9 @@ class Options:
     one of log.DESTINATIONS. replay: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured: see
     ClusterUpkeep. beside: each makes one Beside, given the log. collectors: of their metrics. receivers: get each line
     of the log, as its fields. metrics: where they are scraped, see web.address.read(); None: nowhere. count: counts
-    addresses and attachments. http: where the status page is, as
-    metrics. make_status, make_topology: see StatusPage. history: requests that are kept, see history.py; 0: none. otlp:
-    the URL of a collector of traces; "": none. kubernetes_events: the path of a kubeconfig, or "in-cluster"; "": no
-    Kubernetes Events.
+    addresses and attachments. http: where the status page is, as metrics. make_status, make_topology: see StatusPage.
+    history: requests that are kept, see history.py; 0: none. otlp: the URL of a collector of traces; "": none.
+    kubernetes_events: the path of a kubeconfig, or "in-cluster"; "": no Kubernetes Events. parts: more of them.
     """
 
     workers: int = 32
@@ -96,6 +95,7 @@ class Options:
     pods: Pods | None = None
     configured: Callable[[], Iterable[Keys]] = tuple
     beside: Sequence[Callable[[Any], Beside]] = ()
+    parts: Sequence[Part] = ()
     collectors: Sequence[Collector] = ()
     receivers: Sequence[Processor] = ()
     metrics: str | tuple[str, int] | None = None
@@ -122,7 +122,7 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     listen = listening.listen(path, open_to_all=not set(options.uids) <= {0, os.geteuid()})
     try:
         beside = [make(logger) for make in options.beside]
-        parts = [*events, *make_parts(options, logger)]
+        parts = [*events, *make_parts(options, logger), *options.parts]
     except listening.ListenError:
         listen.unlink()
         raise
@@ -206,6 +206,7 @@ class Server:
         self.hosts = Hosts(home, self.background, self.restoring, self.cluster)
         self.acceptor = Acceptor(listen.sock, self.queue, wakeup, frozenset(options.uids),
                                  LatencyRequest(options.latency_request_s, logger), logger)
+        self.described: dict[str, Callable[[], Any]] = {}       # by key of the status document: what parts add
         self.answer_control(options.history)
         self.acceptor.records.receivers.append(RetriedDeletes(logger).note)
         self.pool_watch = PoolWatch(options.count, self.background, logger)
@@ -229,7 +230,9 @@ class Server:
                 control.answer, conn, lambda: past.document(variables))
 
     def describe(self) -> dict[str, Any]:
-        return status.document(self.started, self.queue, self.restoring, self.cluster)
+        """Return the status document, with what parts add."""
+        found = status.document(self.started, self.queue, self.restoring, self.cluster)
+        return found | {key: describe() for key, describe in self.described.items()}
 
     def start(self) -> None:
         """Start the threads, and say that the server is ready."""

@@ -25,7 +25,7 @@ ROWS = [
     {"launcher", "runtime"},                # the entry points
     {"server", "dhcp", "agent"},            # the daemons: none knows another
     {"bench", "node", "testing"},           # call them
-    {"selftest"},
+    {"flows", "selftest"},
     {"cli"},                                # an entry point in front of others
     {"__main__"},
 ]

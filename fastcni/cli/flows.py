@@ -1,0 +1,153 @@
+"""The command `fastcni flows`: who talks to whom on this node, and what is dropped by what."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastcni.cli.inventory import SHORT_ID
+from fastcni.cli.selftest import interrupt
+from fastcni.cli.show import printable
+from fastcni.node import confs, pod_policies
+from fastcni.node.records import bracketed
+from fastcni.runtime.cache import DEFAULT_DIR
+from fastcni.runtime.cni import DEFAULT_CONF_DIR
+from fastcni.server.listening import PATH
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from fastcni.flows.collector import Collector
+
+    Document = dict[str, Any]           # of Flow.document()
+
+WAIT_S = 1.0                    # for the next flow
+
+
+@click.command()
+@click.option("--follow", "-f", is_flag=True, help="Print the flows from now on, until Ctrl-C. It needs no server.")
+@click.option("--drops", is_flag=True, help="Only what is dropped.")
+@click.option("--pod", default="", metavar="POD",
+              help="Only flows from or to this pod: a container id, or its beginning, or NAMESPACE/NAME.")
+@click.option("--last", "count", default=None, type=click.IntRange(1), metavar="N",
+              help="The newest N that the server has kept [all]; with --follow: end after N.")
+@click.option("--conf-dir", default="", metavar="DIR",
+              help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
+@click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
+              help=f"A directory of cached results; may be repeated [{DEFAULT_DIR}].")
+@click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
+              help="The server's socket.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each flow.")
+def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str, cache_dirs: Sequence[str], socket: str,
+          as_json: bool) -> None:
+    """Show which pods talk to whom, and what drops their packets: a policy, a firewall, the isolation of ports.
+
+    Without --follow it prints what `fastcni serve --flows` has kept. --follow needs no option of server or agent: the
+    kernel reports packets while the command runs. No rule is left when it ends, in whatever way.
+
+    \b
+    fastcni flows --follow --drops              what is dropped now
+    fastcni flows --follow --pod shop/web       what this pod does
+    fastcni flows --last 20                     the newest that the server has kept
+    """
+    chosen = Chosen(drops, pod)
+    if follow:
+        follow_flows(open_collector(conf_dir, cache_dirs), chosen, count, as_json)
+    else:
+        found = list(filter(chosen, kept(socket or PATH)))
+        put(found[-(count or len(found)):], as_json)
+        if not found:
+            click.echo("the server has kept no such flow", err=True)
+
+
+class Chosen:
+    """Which flows are printed."""
+
+    def __init__(self, drops: bool, pod: str) -> None:
+        self.drops, self.pod = drops, pod
+
+    def __call__(self, flow: Document) -> bool:
+        if self.drops and flow["verdict"] != "dropped":
+            return False
+        ends = flow["source"], flow["destination"]
+        return not self.pod or any(end["pod"] == self.pod or end["container"].startswith(self.pod) for end in ends)
+
+
+def open_collector(conf_dir: str, cache_dirs: Sequence[str]) -> Collector:
+    """Begin to collect. Raises CniError."""
+    from fastcni.flows.collector import Collector, Unsupported
+
+    where = conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
+    agents = pod_policies.sockets(confs.networks(confs.read_quietly(where, [])))
+    try:
+        return Collector(tuple(cache_dirs) or (DEFAULT_DIR,), agents)
+    except Unsupported as e:
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, str(e)) from e
+
+
+def follow_flows(collector: Collector, chosen: Chosen, count: int | None, as_json: bool) -> None:
+    """Print flows until a signal, or until there were `count`."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    left, sampled = count, False
+    try:
+        with closing(collector):
+            click.echo("following the flows of this node; Ctrl-C ends", err=True)
+            while left is None or left > 0:
+                found = list(filter(chosen, (flow.document() for flow in collector.collect(WAIT_S))))[:left]
+                put(found, as_json)
+                if left is not None:
+                    left -= len(found)
+                if collector.sampled and not sampled:
+                    sampled = True
+                    click.echo("connections come too fast: from now on some are not shown", err=True)
+    except KeyboardInterrupt:
+        return                              # the usual end
+
+
+def kept(path: str) -> list[Document]:
+    """Return what the server at a socket has kept, the oldest first. Raises CniError."""
+    from fastcni.flows import kept as flows_kept
+
+    try:
+        found = flows_kept.ask(path)
+    except (FileNotFoundError, ConnectionRefusedError) as e:
+        raise CniError(errors.IO_FAILURE, f"no server listens at {path}",
+                       "`fastcni flows --follow` needs none; `fastcni serve --flows` keeps flows") from e
+    except OSError as e:
+        raise CniError(errors.IO_FAILURE, f"ask the server at {path}: {e.strerror or e}") from e
+    if found is None:
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the server at {path} keeps no flows",
+                       "start it with `fastcni serve --flows`, or follow them: `fastcni flows --follow`")
+    flows: list[Document] = found["flows"]
+    return flows
+
+
+def put(found: Iterable[Document], as_json: bool) -> None:
+    for flow in found:
+        click.echo(json.dumps(flow) if as_json else line(flow))
+
+
+def line(flow: Document) -> str:
+    """A flow as one line: its time, verdict, protocol and ends, and what decided it."""
+    when = time.strftime("%H:%M:%S", time.localtime(flow["time"]))
+    verdict = click.style(f"{flow['verdict']:7}", fg="red" if flow["verdict"] == "dropped" else "green")
+    by = " ".join(filter(None, (flow["by"], flow["policy"])))
+    if flow["by"] == "firewall":
+        by = f"firewall {flow['chain']}"
+    ends = f"{end_text(flow['source'], with_port=False)} > {end_text(flow['destination'])}"
+    return f"{when}  {verdict}  {flow['protocol']:5}  {printable(ends)}" + (f"  by {printable(by)}" if by else "")
+
+
+def end_text(end: Document, with_port: bool = True) -> str:
+    """A pod with its network, "shop/web@net:80", or an address."""
+    name = end["pod"] if end["pod"] != end["container"] else end["pod"][:SHORT_ID]
+    text = f"{name}@{end['network']}" if name else bracketed(end["address"])
+    return f"{text}:{end['port']}" if with_port and end["port"] is not None else text

@@ -1,0 +1,117 @@
+"""Collect the flows of this node while it lives: drops by traces of nftables, connections by events of conntrack."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator
+from errno import EINVAL, EOPNOTSUPP, EPROTONOSUPPORT
+from typing import TYPE_CHECKING
+
+from fastcni.flows import packets, table
+from fastcni.flows.isolation import Isolation
+from fastcni.flows.pods import Pods
+from fastcni.flows.policies import Policies
+from fastcni.flows.records import ALLOWED, DROPPED, ISOLATION, POLICY, End, Flow
+from fastcni.flows.traces import Asking, Drop, Traces
+from fastcni.kernel import conntrack, nft_trace, uapi, wire
+from fastcni.spec.address import ip_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fastcni.flows.packets import Packet
+
+PAUSE_S = 0.1                   # between two readings: the rest of a burst waits in the buffers
+TRACE_BYTES = 8 << 20           # of buffers, as the kernel counts; table.PACKETS have 20 messages each, and 1 kB each
+# A connection more than fit is not shown. So a reading, and with it the collector's processor time, is limited:
+CONNECTION_BYTES = 128 << 10
+UNSUPPORTED = (EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)
+
+
+class Unsupported(OSError):
+    """The kernel cannot report packets. The text says why."""
+
+
+class Collector:
+    """The flows in the calling thread's network namespace. Raises Unsupported, and OSError.
+
+    cache_dirs: of results of runtimes. agents: sockets of agents with policies. sampled: whether connections came too
+    fast to be shown all.
+    """
+
+    def __init__(self, cache_dirs: Sequence[str], agents: Iterable[str]) -> None:
+        self.pods, self.traces, self.sampled = Pods(cache_dirs), Traces(), False
+        self.isolation = Isolation(self.pods)
+        self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
+        self.policies = Policies(self.sock, agents)
+        self.tracing = wire.open_socket(uapi.NETLINK_NETFILTER, (nft_trace.NFNLGRP_NFTRACE,))
+        self.events = wire.open_socket(uapi.NETLINK_NETFILTER, (conntrack.NFNLGRP_CONNTRACK_NEW,))
+        wire.set_buffer_size(self.tracing, TRACE_BYTES)
+        wire.set_buffer_size(self.events, CONNECTION_BYTES)
+        try:
+            table.write(self.sock)
+        except wire.NetlinkError as e:
+            self.close()
+            if e.errno in UNSUPPORTED:
+                raise Unsupported(f"flows needs nf_tables of Linux 5.12 or later, for tables that end with their "
+                                  f"process: {e}") from e
+            raise
+
+    def close(self) -> None:
+        """End the reports of the kernel. It removes the tables with their socket."""
+        for sock in (self.sock, self.tracing, self.events, self.isolation.sock):
+            sock.close()
+
+    def collect(self, wait_s: float) -> list[Flow]:
+        """Return the flows since the last call, after some PAUSE_S if there are any; [] if none came in time."""
+        if not select.select([self.tracing, self.events], [], [], wait_s)[0]:
+            return []
+        time.sleep(PAUSE_S)
+        self.pods.refresh()
+        return [*self._drops(), *self._connections()]
+
+    def _drops(self) -> Iterator[Flow]:
+        found: list[Drop | Asking] = []
+
+        def note(kind: int, payload: bytes) -> None:
+            if kind == nft_trace.NFT_MSG_TRACE and (it := self.traces.note(nft_trace.Trace(payload))):
+                found.append(it)
+
+        wire.drain(self.tracing, note, self.traces.followed.clear)
+        for it in found:
+            it = it._replace(packet=self.pods.meant(it.packet))
+            if it.packet.on_link:
+                continue
+            if isinstance(it, Drop):
+                yield self._dropped(it)
+            elif self.isolation.drops(it):
+                yield self._flow(it.packet, DROPPED, ISOLATION)
+
+    def _dropped(self, it: Drop) -> Flow:
+        names = ""
+        if it.by == POLICY:
+            names = self.policies.restricting(it.family, it.base, it.packet.source, it.packet.destination)
+        return self._flow(it.packet, DROPPED, it.by, names, it.where)
+
+    def _connections(self) -> Iterator[Flow]:
+        found: list[bytes] = []
+        wire.drain(self.events, lambda _, payload: found.append(payload), self._lost)
+        for payload in found:
+            if payload[0] in conntrack.CTA_IP_SRC and any(map(self.pods.at, conntrack.read_ends(payload))):
+                packet = packets.of_connection(conntrack.read(payload))
+                allowing = [self.policies.allowing(*rule) for rule in self.traces.take_allowed(packet)]
+                names = ", ".join(dict.fromkeys(filter(None, allowing)))
+                yield self._flow(packet, ALLOWED, POLICY if names else "", names)
+
+    def _lost(self) -> None:
+        self.sampled = True
+
+    def _flow(self, it: Packet, verdict: str, by: str, policy: str = "", where: str = "") -> Flow:
+        return Flow(round(time.time(), 3), verdict, by, policy, it.protocol, self._end(it.source, it.source_port),
+                    self._end(it.destination, it.port), where)
+
+    def _end(self, packed: bytes, port: int | None) -> End:
+        pod = self.pods.at(packed)
+        return End(pod.name if pod else "", pod.network if pod else "", pod.container if pod else "",
+                   ip_text(packed), port)

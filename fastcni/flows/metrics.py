@@ -1,0 +1,37 @@
+"""The numbers of flows for Prometheus: `fastcni serve --flows --metrics ADDRESS`. docs/flows.md describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from fastcni.flows.records import DROPPED
+
+if TYPE_CHECKING:
+    from fastcni.flows.kept import Kept
+
+
+class FlowsCollector(Collector):
+    """The flows that a server has kept or forgotten."""
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+
+    def collect(self) -> Iterator[Any]:
+        flows = CounterMetricFamily("fastcni_flows", "Flows of pods that the server has seen, by verdict: allowed, "
+                                    "dropped. Busy nodes: a sample", labels=["verdict", "network"])
+        drops = CounterMetricFamily("fastcni_flow_drops", "Dropped flows. by: policy, firewall, isolation. policy: the "
+                                    "names of the policies that restrict the pod", labels=["by", "policy", "network"])
+        counts = self.kept.copy_counts()
+        by_verdict: dict[tuple[str, str], int] = {}
+        for (verdict, by, policy, network), number in counts.items():
+            by_verdict[verdict, network] = by_verdict.get((verdict, network), 0) + number
+            if verdict == DROPPED:
+                drops.add_metric((by, policy, network), number)
+        for labels, number in by_verdict.items():
+            flows.add_metric(labels, number)
+        yield flows
+        yield drops

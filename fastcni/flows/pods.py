@@ -1,0 +1,107 @@
+"""The pods of this node by their addresses, from the result caches of runtimes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from time import monotonic, time_ns
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastcni.node import caches
+from fastcni.runtime.cache import Cache, read_file
+from fastcni.spec.address import read_ip
+
+if TYPE_CHECKING:
+    from fastcni.flows.packets import Packet
+
+FORMER_S = 60.0                 # how long a deleted pod's flows still have its name
+SETTLED_NS = 100_000_000        # a change of a directory in the same tick of the clock as the last one is not seen
+
+
+class Pod(NamedTuple):
+    """name: NAMESPACE/NAME, or the container id. links: its links on the host."""
+
+    name: str
+    network: str
+    container: str
+    links: tuple[str, ...]
+
+
+class Pods:
+    """cache_dirs: directories with a directory `results`. refresh() reads what has changed there."""
+
+    def __init__(self, cache_dirs: Sequence[str]) -> None:
+        self.results = [Results(Cache(directory).results()) for directory in cache_dirs]
+        self.by_address: dict[bytes, Pod] = {}
+        self.former: dict[bytes, float] = {}            # by address: until when the deleted pod is named
+
+    def refresh(self) -> None:
+        """Read the files that are new. Without a change this is one stat() for each directory."""
+        now = monotonic()
+        for each in self.results:
+            new, gone = each.changes()
+            for packed in gone:
+                self.former[packed] = now + FORMER_S
+            for packed, pod in new:
+                self.by_address[packed] = pod
+                self.former.pop(packed, None)
+        for packed in [packed for packed, until in self.former.items() if until < now]:
+            del self.by_address[packed], self.former[packed]
+
+    def at(self, packed: bytes) -> Pod | None:
+        """Return the pod that has an address."""
+        return self.by_address.get(packed)
+
+    def meant(self, packet: Packet) -> Packet:
+        """Return a neighbour solicitation as a packet to the pod whose MAC is asked for, others unchanged."""
+        if packet.target:
+            for packed in self.by_address:
+                if len(packed) == 16 and packed[:12] + packed[13:] == packet.target:
+                    return packet._replace(destination=packed)
+        return packet
+
+
+class Results:
+    """The files of one cache. seen: {name: (inode, time of the last change, addresses)}."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.changed = folder, 0
+        self.seen: dict[str, tuple[int, int, tuple[bytes, ...]]] = {}
+
+    def changes(self) -> tuple[list[tuple[bytes, Pod]], set[bytes]]:
+        """Return the addresses of new or changed files with their pods, and the addresses of files that are gone."""
+        now = time_ns()
+        try:
+            changed = os.stat(self.folder).st_mtime_ns
+        except OSError:
+            changed = -1                    # no runtime has added a pod yet
+        if changed == self.changed:
+            return [], set()
+        self.changed = changed if changed < now - SETTLED_NS else 0
+        present = {entry.name: entry.stat() for entry in os.scandir(self.folder)} if changed >= 0 else {}
+        gone = {packed for name in self.seen.keys() - present.keys() for packed in self.seen.pop(name)[2]}
+        new: list[tuple[bytes, Pod]] = []
+        for name, stat in present.items():
+            if self.seen.get(name, (0, 0, ()))[:2] != (stat.st_ino, stat.st_mtime_ns):
+                found = list(read(os.path.join(self.folder, name)))
+                self.seen[name] = stat.st_ino, stat.st_mtime_ns, tuple(packed for packed, _ in found)
+                new += found
+        return new, gone - {packed for packed, _ in new}
+
+
+def read(path: str) -> Iterator[tuple[bytes, Pod]]:
+    """Yield each address of a cached result with its pod; none of a file that is damaged or gone."""
+    try:
+        found = caches.read(path, read_file(path), 0.0)
+    except (OSError, ValueError):
+        return                              # `fastcni doctor` names the file
+    if found is None:
+        return
+    sighting, cached = found
+    args = dict(cached.args)
+    name = args.get("K8S_POD_NAME", "")
+    if name:
+        name = f"{args.get('K8S_POD_NAMESPACE', '')}/{name}"
+    pod = Pod(name or sighting.container_id, sighting.network, sighting.container_id, sighting.links)
+    for text in sighting.addresses:
+        yield read_ip(text), pod

@@ -1,0 +1,70 @@
+"""Which policies decide: the comments of the rules that accept, and the agent's answer for a pod that they restrict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.policy.in_kernel import DIRECTIONS, OF_PORTS
+from fastcni.agent.policy.objects import EGRESS
+from fastcni.agent.policy.ruleset import FAMILY, TABLE
+from fastcni.kernel import nft, nft_rules, wire
+from fastcni.kit import policies
+from fastcni.spec import address
+from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+KEPT_S = 5.0                    # a name is looked up again after this time: policies change
+MAX_KEPT = 4096
+
+
+class Policies:
+    """Names of policies. sock: of nfnetlink. paths: sockets of agents."""
+
+    def __init__(self, sock: wire.Socket, paths: Iterable[str]) -> None:
+        self.sock, self.paths = sock, tuple(paths)
+        self.known: dict[Hashable, tuple[float, str]] = {}
+
+    def restricting(self, family: int, chain: str, source: bytes, destination: bytes) -> str:
+        """Return the policies that select the pod at which a base chain of the policies' tables drops a packet: the
+        source for egress, the destination for ingress."""
+        direction = DIRECTIONS.get(chain) if family == FAMILY else None
+        direction = direction or OF_PORTS.get((family, chain), "")
+        packed = source if direction == EGRESS else destination
+        return self._kept((packed, direction), lambda: self._ask(packed, direction.lower()))
+
+    def allowing(self, chain: str, rule: int) -> str:
+        """Return the policy of a rule that accepts."""
+        return self._kept((chain, rule), lambda: self._read(chain, rule))
+
+    def _ask(self, packed: bytes, direction: str) -> str:
+        request: dict[str, Any] = {"do": "explain", "address": address.ip_text(packed)}
+        found: set[str] = set()
+        for path in self.paths:
+            try:
+                found.update(name for pod in policies.ask(path, request)["pods"] for name in pod.get(direction, ()))
+            except (policies.Away, CniError):
+                continue                    # the rules stay when the agent is away, its names do not
+        return ", ".join(sorted(found))
+
+    def _read(self, chain: str, rule: int) -> str:
+        try:
+            rules = wire.dump(self.sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(FAMILY), f"list chain {chain}",
+                              nft_rules.rules_of(TABLE, chain))
+        except wire.NetlinkError:
+            return ""                       # the policy has gone since
+        comments = dict(nft_rules.read_rule(payload) for _, payload in rules)
+        return comments.get(rule, "").partition(" ")[0]     # "shop/web ingress[0]"
+
+    def _kept(self, key: Hashable, find: Callable[[], str]) -> str:
+        now = monotonic()
+        until, text = self.known.get(key, (0.0, ""))
+        if until < now:
+            text = find()
+            if len(self.known) >= MAX_KEPT:
+                self.known.clear()
+            self.known[key] = now + KEPT_S, text
+        return text

@@ -1,0 +1,51 @@
+"""A flow: who talks to whom, whether the packet passes, and what decides that."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+ALLOWED, DROPPED = "allowed", "dropped"                             # verdicts
+POLICY, FIREWALL, ISOLATION = "policy", "firewall", "isolation"     # by what
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of a flow.
+
+    pod: NAMESPACE/NAME, or the container id if the runtime gave no name; "": no pod of this node. network, container:
+    "" likewise. port: None for a protocol without ports.
+    """
+
+    pod: str
+    network: str
+    container: str
+    address: str
+    port: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One line of `fastcni flows`.
+
+    time: Unix seconds. by: POLICY, FIREWALL or ISOLATION; "" for an allowed flow that no policy restricts. policy: the
+    names of policies, with ", " between them: of those that allow the flow, or that restrict the pod at which it is
+    dropped. chain: what dropped it, "inet fastcni-policy ingress".
+    """
+
+    time: float
+    verdict: str
+    by: str
+    policy: str
+    protocol: str
+    source: End
+    destination: End
+    chain: str = ""
+
+    @property
+    def network(self) -> str:
+        """The network of the pod that the flow goes to, else of the pod that it comes from."""
+        return self.destination.network or self.source.network
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)

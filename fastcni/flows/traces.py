@@ -1,0 +1,116 @@
+"""What the rules of this node decide about the packets that table.py selects, from the kernel's trace messages.
+
+The first message of a packet in each base chain has the headers, later ones only the packet's number. A drop is one
+message; what lets a packet through is known from the rules of policies that it passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastcni.agent.policy.ruleset import FAMILY, TABLE
+from fastcni.flows import packets
+from fastcni.flows.records import FIREWALL, ISOLATION, POLICY
+from fastcni.flows.table import ASKED, PREFIX, name
+from fastcni.kernel import nft
+from fastcni.kit.firewall import ingress_iptables, ingress_nftables, table
+
+if TYPE_CHECKING:
+    from fastcni.flows.packets import Packet
+    from fastcni.kernel.nft_trace import Trace
+
+MAX_PACKETS = 4096              # that are followed; a packet's messages come within microseconds
+ISOLATING = {(table.FAMILY, table.TABLE, ingress_nftables.CHAIN),
+             (table.BRIDGE_FAMILY, table.TABLE, ingress_nftables.PORTS)}
+ISOLATING_CHAINS = (ingress_iptables.STAGE_1, ingress_iptables.STAGE_2)
+
+
+class Drop(NamedTuple):
+    """A packet that a chain drops. base: the base chain that led to it."""
+
+    packet: Packet
+    family: int
+    table: str
+    chain: str
+    base: str
+
+    @property
+    def by(self) -> str:
+        """POLICY, FIREWALL or ISOLATION."""
+        if self.table.startswith(TABLE):
+            return POLICY
+        if self.chain in ISOLATING_CHAINS or (self.family, self.table, self.chain) in ISOLATING:
+            return ISOLATION
+        return FIREWALL
+
+    @property
+    def where(self) -> str:
+        """The chain, as in "ip filter DOCKER"."""
+        return f"{nft.FAMILIES.get(self.family, self.family)} {self.table} {self.chain}"
+
+
+class Asking(NamedTuple):
+    """An ARP request or a neighbour solicitation that a bridge gets. iif: the index of its port."""
+
+    iif: int
+    packet: Packet
+
+
+class Followed:
+    """A packet on its way. base: the base chain. allowed: (chain, handle) of the rules of policies that accepted it."""
+
+    __slots__ = ("packet", "base", "allowed")
+
+    def __init__(self, packet: Packet) -> None:
+        self.packet, self.base = packet, ""
+        self.allowed: list[tuple[str, int]] = []
+
+
+class Traces:
+    """note() takes one message after the other. allowed: by packet, the rules of policies that it passed."""
+
+    def __init__(self) -> None:
+        self.followed: dict[bytes, Followed] = {}
+        self.allowed: dict[Packet, list[tuple[str, int]]] = {}
+
+    def note(self, it: Trace) -> Drop | Asking | None:
+        """Return the drop, or the request for a MAC, that a message reports."""
+        if it.network and it.chain == ASKED and it.table.startswith(PREFIX):
+            packet = packets.read(it.network, it.transport)
+            return Asking(it.iif, packet) if packet and it.table == name() else None
+        if it.network:
+            self._begin(it)
+        followed = self.followed.get(it.id)
+        if followed is None:
+            return None
+        if it.verdict == nft.NF_DROP:
+            del self.followed[it.id]
+            return Drop(followed.packet, it.family, it.table, it.chain, followed.base)
+        if it.verdict == nft.NF_ACCEPT and it.rule and it.family == FAMILY and it.table == TABLE:
+            self._allow(followed, it)
+        return None
+
+    def _begin(self, it):
+        """The first message in a base chain. The kernel gives the number of a packet to a later packet again."""
+        followed, packet = self.followed.get(it.id), packets.read(it.network, it.transport)
+        if packet is None:
+            self.followed.pop(it.id, None)
+            return
+        if followed is None or followed.packet != packet or it.table.startswith(PREFIX):
+            if len(self.followed) >= MAX_PACKETS:
+                self.followed.clear()
+            followed = self.followed[it.id] = Followed(packet)
+        followed.base = it.chain
+
+    def _allow(self, followed, it):
+        if it.chain == followed.base:       # not of a policy: the pod's own lease, and so on
+            return
+        followed.allowed.append((it.chain, it.rule))
+        if len(self.allowed) >= MAX_PACKETS:
+            self.allowed.clear()
+        self.allowed[followed.packet] = followed.allowed
+
+    def take_allowed(self, packet: Packet) -> Iterator[tuple[str, int]]:
+        """Yield the rules of policies that let a packet through, once."""
+        yield from self.allowed.pop(packet, ())
