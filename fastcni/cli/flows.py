@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcni.cli.inventory import SHORT_ID
+from fastcni.cli.output import printable
 from fastcni.cli.selftest import interrupt
-from fastcni.cli.show import printable
+from fastcni.daemon.listening import PATH
 from fastcni.node import confs, pod_policies
-from fastcni.node.records import bracketed
+from fastcni.node.attachments.records import bracketed
 from fastcni.runtime.cache import DEFAULT_DIR
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
-from fastcni.server.listening import PATH
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -47,10 +47,11 @@ WAIT_S = 1.0                    # for the next flow
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each flow.")
 def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str, cache_dirs: Sequence[str], socket: str,
           as_json: bool) -> None:
-    """Show which pods talk to whom, and what drops their packets: a policy, a firewall, the isolation of ports.
+    """Show which pods talk to whom, and what drops their packets.
 
-    Without --follow it prints what `fastcni serve --flows` has kept. --follow needs no option of server or agent: the
-    kernel reports packets while the command runs. No rule is left when it ends, in whatever way.
+    What drops is a network policy, a firewall or the isolation of ports. Without --follow it prints what `fastcni serve
+    --flows` has kept. --follow needs no option of server or agent: the kernel reports packets while the command runs.
+    No rule is left when it ends, in whatever way.
 
     \b
     fastcni flows --follow --drops              what is dropped now

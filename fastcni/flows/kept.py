@@ -15,9 +15,9 @@ from threading import Event, Lock, Thread
 from time import time
 from typing import TYPE_CHECKING, Any
 
+from fastcni.daemon.background import start_thread
 from fastcni.flows.records import DROPPED, Flow
 from fastcni.server import control
-from fastcni.server.background import start_thread
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:

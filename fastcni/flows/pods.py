@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from time import monotonic, time_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastcni.node import caches
+from fastcni.node.attachments import caches
 from fastcni.runtime.cache import Cache, read_file
 from fastcni.spec.address import read_ip
 

@@ -271,7 +271,10 @@ def test_a_server_keeps_flows_and_counts_them_if_it_is_asked_to(node, pod_netns,
         assert found["dropped"] >= 1 and short(found["last"][0]) == short(drops[0])
         text = run(*node.command("flows", "--drops", "--last", "1", "--pod", "id-a", "--socket", path))
         assert text[8:] == "  dropped  tcp    shop/a@net > shop/b@net:99  by firewall inet other f\n"
-        page = run("curl", "-s", "--unix-socket", tmp_path / "metrics.sock", "http://localhost/metrics")
+        with socket.socket(socket.AF_UNIX) as scraper:
+            scraper.connect(str(tmp_path / "metrics.sock"))
+            scraper.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            page = b"".join(iter(lambda: scraper.recv(1 << 16), b"")).decode()
         assert 'fastcni_flow_drops_total{by="firewall",network="net",policy=""}' in page
         assert 'fastcni_flows_total{network="net",verdict="allowed"} 1.0' in page
     assert rules() == []
