@@ -20,6 +20,7 @@ FREESTANDING = """-Os -g0 -std=c11 -ffreestanding -fno-pic -fno-pie -fno-stack-p
     -fno-exceptions -fno-asynchronous-unwind-tables -fno-unwind-tables -U_FORTIFY_SOURCE""".split()
 ALONE = """-nostdlib -static -no-pie -fno-lto -Wl,--strip-all -Wl,--build-id=none -Wl,-z,noseparate-code
     -Wl,-z,norelro -Wl,-z,noexecstack -Wl,--gc-sections""".split()
+NO_UNWINDER = "-fno-asynchronous-unwind-tables -fno-unwind-tables".split()      # aarch64 needs the second
 COMPACT = "-s -Wl,-z,noseparate-code -Wl,--build-id=none".split()       # fewer bytes and pages to load
 CORE = "fastcni/launcher/python_core.c"
 CORE_VERSIONS = (3, 11), (3, 12)        # Python 3.13 crashes if a codec is looked up before the main phase of its start
@@ -82,7 +83,7 @@ def leaf(name):
         f"fastcni.{name}",
         [f"fastcni/{name}.pyx"],
         depends=[*glob("fastcni/*.p[xy][dx]"), LAUNCHER, CORE, *HEADERS],
-        extra_compile_args=[speed, "-g0", "-fvisibility=hidden", "-fno-asynchronous-unwind-tables"],
+        extra_compile_args=[speed, "-g0", "-fvisibility=hidden", *NO_UNWINDER],
         extra_link_args=COMPACT,
     )
 

@@ -3,7 +3,7 @@
  * Every file in the CNI bin dir is this program with a zip of Python code behind it. It tries two modes in order:
  *
  *     warm      if a server listens, send the request to it and print its answer
- *     one-shot  execute `python -I -S -B -X utf8 -c BOOTSTRAP NAME FD`. NAME is the plugin's name. FD is this file,
+ *     one-shot  answer VERSION. Else execute `python -I -S -B -X utf8 -c BOOTSTRAP NAME FD`. NAME is the plugin's name. FD is this file,
  *               open, so that an installation that replaces the file changes nothing for this process. If that Python
  *               is gone, the file names others of the same version. BOOTSTRAP checks that it is the same build
  *
@@ -34,11 +34,16 @@ struct config {
         struct { unsigned at, bytes; } parts[4];
     } core;                             /* the first program of the list; launcher/core.py explains it */
     unsigned unread, unanswered, unanswered_quick, unused;      /* milliseconds; kit/call/deadlines.py explains them */
+    char versions[1024];                /* lists: an answer to VERSION, then the plugins that give it; an empty list ends */
 };
-_Static_assert(sizeof(struct config) == 3680, "pack.py writes 3680 bytes");
+_Static_assert(sizeof(struct config) == 4704, "pack.py writes 4704 bytes");
 
 __attribute__((section(".data"), used, aligned(16)))
 volatile struct config config = { .magic = "fastcni-config\n" };
+
+/* An ELF note, elf(5), by which a launcher of fastcni is recognised without being run: kit/call/search.py reads it. */
+__attribute__((section(".note.fastcni"), used, aligned(4)))
+static const struct { unsigned name_size, size, type; char name[8]; } note = { 8, 0, 1, "fastcni" };
 
 
 /* ---- warm mode; fastcni/server/requests/protocol.py is the other end and describes the messages ---- */
@@ -281,6 +286,17 @@ static char warm(const char *name, const char *path, char **environment)
 
 /* ---- one-shot mode ---- */
 
+/* Answer VERSION without Python and exit. Return for a plugin that is not in the list: Python knows why. */
+static void answer_version(const char *name)
+{
+    const char *list = (const char *)config.versions, *plugin;
+
+    for (; *list; list = next_of(plugin))
+        for (plugin = next_of(list); *plugin; plugin = next_of(plugin))
+            if (is(name, plugin))
+                leave(write_all(1, list, next_of(list) - 1 - list) ? 1 : 0);
+}
+
 /* Open this file, with a number above the standard streams, even if the caller has closed some of these. */
 static long open_self(const char *path)
 {
@@ -399,6 +415,8 @@ void begin(long *stack)
     restore_stdin();
     if (system_call(SYS_read, 0, (long)page, 0, 0) == -EISDIR)      /* Python would end without a document */
         fail(IO_FAILURE, "error reading from stdin", "", EISDIR, "stdin has to be the network configuration");
+    if (is(value_of("CNI_COMMAND=", environment, ""), "VERSION"))
+        answer_version(name);
 
     one_shot(path, name, arguments + *stack, environment);
 }

@@ -1,6 +1,6 @@
 """The bytes of a plugin file: the ELF program with a zip of fastcni's code behind it.
 
-    +----------------------+  byte 9 to 15: the mark b"fastcni", in the padding of the ELF identification
+    +----------------------+
     | launcher.elf         |  a struct config in its data, filled in here: interpreter, version, bootstrap
     +----------------------+
     | zip, nothing packed: |
@@ -27,16 +27,18 @@ from __future__ import annotations
 import _frozen_importlib_external
 import _imp
 import hashlib
+import importlib
 import io
 import marshal
 import os
 import struct
 import sys
 import zipfile
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from types import CodeType
 
 import fastcni
+from fastcni import plugins
 from fastcni.kit.call.deadlines import ANSWER_S, QUICK_ANSWER_S, UNREAD_S
 from fastcni.launcher import interpreters, modules
 from fastcni.launcher.closure import modules_of
@@ -45,19 +47,19 @@ from fastcni.launcher.interpreters import version
 from fastcni.launcher.modules import LEAVES, LIBRARY, Module, PackError, read
 from fastcni.launcher.needs import ASKS_IPAM, FINDS_LINKS, common, in_one_part, late_groups, needed
 from fastcni.spec.errors import EXHAUSTED
+from fastcni.spec.version import ALL, version_reply
 from fastcni.third_party import ThirdParty
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-MARK = b"fastcni"
-MARK_AT = 9  # EI_PAD, elf(5): bytes that have no meaning
 VERSION_MEMBER = "version"
 # Extension modules of the interpreter, where they are not built in
 BORROWED = ("_json", "_sha2", "_sha256", "_sha512", "_socket", "fcntl")
 
 CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c
-CONFIG = struct.Struct("16s1024s32s1008s1024s504s3Q8I4I")
+CONFIG = struct.Struct("16s1024s32s1008s1024s504s3Q8I4I1024s")
 # Bytes of interpreters, version, bootstrap, server, libraries
 FIELDS = (interpreters.LIST_BYTES, 32, 1008, 1024, LIBRARIES_BYTES)
+VERSIONS_BYTES = 1024
 SERVER_ARGUMENTS = 15  # of the server's command line: MAX_ARGUMENTS of autostart.h
 DEADLINES = (UNREAD_S, ANSWER_S, QUICK_ANSWER_S)
 
@@ -107,7 +109,7 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     first, *rest = [core_path or core, interpreter, *others] if core else [interpreter, *others]
     pythons = interpreters.as_list(first, rest)
     described = Core(core, modified_ns=0 if core_path else None).fields() if core else NO_CORE
-    elf = marked(read(os.path.join(HERE, "launcher.elf")))
+    elf = read(os.path.join(HERE, "launcher.elf"))
     own = modules.own({plugin.kind: plugin.module for plugin in third_party})
     theirs = {plugin.kind: modules_of(plugin, own) for plugin in third_party}
     needs = needed(own, theirs)
@@ -161,7 +163,8 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     if core:
         status = os.stat(interpreter)
         by_launcher = b"#!%b %d %d\n%b" % (os.fsencode(interpreter), status.st_size, int(status.st_mtime), by_launcher)
-    return configured(image.getvalue(), pythons, by_launcher, server, libraries_of(interpreter), described, deadlines)
+    return configured(image.getvalue(), pythons, by_launcher, server, libraries_of(interpreter), described, deadlines,
+                      as_versions(version_answers(third_party)))
 
 
 def shared_part(names: Container[str]) -> str:
@@ -221,13 +224,31 @@ def as_field(texts: Sequence[str]) -> bytes:
     return b"".join(os.fsencode(text) + b"\0" for text in texts)
 
 
-def marked(elf: bytes) -> bytes:
-    """Return the ELF program with the mark that identifies a launcher of fastcni without running it."""
-    return elf[:MARK_AT] + MARK + elf[MARK_AT + len(MARK) :]
+def version_answers(third_party: Iterable[ThirdParty]) -> dict[bytes, list[str]]:
+    """Return {answer to VERSION: CNI types of the plugins that give it}, for the launcher. A module of another
+    distribution that cannot be imported is left out: its error is Python's to report."""
+    found: dict[bytes, list[str]] = {}
+    for kind, module in [*plugins.BUILT_IN.items(), *((it.kind, it.module) for it in third_party)]:
+        try:
+            supported = getattr(importlib.import_module(module), "VERSIONS", ALL)
+            found.setdefault(version_reply(supported), []).append(kind)
+        except (Exception, SystemExit):
+            if kind in plugins.BUILT_IN:
+                raise
+    return found
+
+
+def as_versions(answers: Mapping[bytes, Iterable[str]]) -> bytes:
+    """Return the launcher's field `versions`. Python gives the answers that have no room in it."""
+    field = b""
+    for answer, kinds in answers.items():
+        part = answer + b"\0" + as_field(list(kinds)) + b"\0"
+        field += part if len(field) + len(part) < VERSIONS_BYTES else b""
+    return field
 
 
 def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: Sequence[str], libraries: Sequence[str],
-               core: Iterable[int], deadlines: Sequence[float]) -> bytes:
+               core: Iterable[int], deadlines: Sequence[float], versions: bytes) -> bytes:
     """The file with the launcher's config filled in."""
     at = image.find(CONFIG_MAGIC)
     if len(server) > SERVER_ARGUMENTS or "" in server:
@@ -237,7 +258,7 @@ def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: S
         if len(field) >= room:
             raise PackError(f"{os.fsdecode(field)!r} is longer than the launcher's {room - 1} bytes for it")
     milliseconds = [int(seconds * 1000) for seconds in deadlines]
-    config = CONFIG.pack(CONFIG_MAGIC, *fields, *core, *milliseconds, 0)
+    config = CONFIG.pack(CONFIG_MAGIC, *fields, *core, *milliseconds, 0, versions)
     return image[:at] + config + image[at + CONFIG.size :]
 
 
@@ -247,7 +268,7 @@ def read_config(head: bytes) -> tuple[str, str, str, tuple[int, ...]]:
     at = head.find(CONFIG_MAGIC)
     if at < 0 or len(head) < at + CONFIG.size:
         return "", "", "", ()
-    _, pythons, python, _, _, _, *numbers = CONFIG.unpack_from(head, at)
+    _, pythons, python, _, _, _, *numbers, _ = CONFIG.unpack_from(head, at)
     first, second, *_ = os.fsdecode(pythons).split("\0")
     has_core, python = numbers[0] > 0, python.rstrip(b"\0").decode("ascii", "replace")
     return (second, python, first, tuple(numbers[:len(NO_CORE)])) if has_core else (first, python, "", ())

@@ -46,6 +46,9 @@ def campaign(row, _options):
         runtimes = [Runtime(world, row, conf, pod, number, [server.path], flushed=True)
                     for number, pod in enumerate(pods)]
         together([each.loop for each in runtimes], row, sample)
+        if first is None:
+            row.note("no sample was taken after the warm-up: nothing is compared")
+            first = Sample(pid)
         flat = eventually(lambda: Sample(pid).descriptors <= first.descriptors + MAX_MORE, CLOSE_S)
         last = Sample(pid)
         if not flat:

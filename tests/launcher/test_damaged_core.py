@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from launcher.test_python_core import CONF, CORE, needs_core, strace
-from project.plugin_file import ADD, INTERPRETER, PATH, run, write_executable
+from project.plugin_file import ADD, INTERPRETER, PATH, REFUSAL, run, write_executable
 
 from fastcni.launcher import core, pack
 
@@ -46,8 +46,8 @@ def damaged(data, at, size=PAGE):
     return data[:at] + bytes(byte ^ 0x5A for byte in data[at:at + size]) + data[at + size:]
 
 
-def version(plugin, log):
-    """Ask for VERSION; (status, answer, the programs that were started)."""
+def asked(plugin, log):
+    """(status, answer, the programs that were started) of a request."""
     status, answer, _ = run(*strace("-e", "execve", "-e", "signal=none", "-o", log), plugin)
     calls = [line for line in log.read_text().splitlines() if "execve(" in line and line.endswith("= 0")]
     return status, answer, [line.split('"')[1] for line in calls[1:]]
@@ -75,11 +75,11 @@ DAMAGE = {
 def test_a_file_that_is_not_the_installed_one_is_not_started(packed, plugin, tmp_path, how):
     """Each of these ended the request with signal 11 and no answer, or with status 0 and no answer."""
     copy = packed[2]
-    assert version(plugin, tmp_path / "log") == (0, run(plugin)[1], [str(copy)])
+    assert asked(plugin, tmp_path / "log") == (1, REFUSAL, [str(copy)])
     assert core.is_installed(str(copy), pack.read_config(plugin.read_bytes())[3])
     replace(copy, DAMAGE[how](Path(CORE).read_bytes()))
-    status, answer, started = version(plugin, tmp_path / "log")
-    assert (status, answer["cniVersion"]) == (0, "1.1.0")
+    status, answer, started = asked(plugin, tmp_path / "log")
+    assert (status, answer) == (1, REFUSAL)
     assert str(copy) not in started and started[-1] == INTERPRETER
     assert not core.is_installed(str(copy), pack.read_config(plugin.read_bytes())[3])
 
@@ -89,22 +89,22 @@ def test_damage_that_stat_does_not_show_is_seen_where_the_dynamic_linker_reads(p
     """A bad disk changes no time. These bytes are used before python_core.elf can catch its own signals."""
     copy = packed[2]
     replace(copy, DAMAGE[how](Path(CORE).read_bytes()), like=CORE)
-    status, answer, started = version(plugin, tmp_path / "log")
-    assert (status, answer["cniVersion"]) == (0, "1.1.0")
+    status, answer, started = asked(plugin, tmp_path / "log")
+    assert (status, answer) == (1, REFUSAL)
     assert str(copy) not in started
 
 
 def test_a_file_of_the_same_bytes_and_another_time_is_not_started(packed, plugin, tmp_path):
     copy = packed[2]
     os.utime(copy, ns=(0, copy.stat().st_mtime_ns + 1))
-    assert version(plugin, tmp_path / "log")[2][-1:] == [INTERPRETER]
+    assert asked(plugin, tmp_path / "log")[2][-1:] == [INTERPRETER]
 
 
 def test_the_core_of_a_package_is_known_by_its_bytes(packed, tmp_path):
     """The package's build makes the plugin file, and dpkg gives python_core.elf another time."""
     copy = Path(shutil.copy(CORE, tmp_path))
     plugin = write_executable(tmp_path / "bridge", pack.pack(INTERPRETER, core=CORE, core_path=str(copy)))
-    assert version(plugin, tmp_path / "log")[2] == [str(copy)]
+    assert asked(plugin, tmp_path / "log")[2] == [str(copy)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT,
@@ -177,7 +177,7 @@ def test_a_library_that_has_moved_does_not_stop_a_request(packed, tmp_path):
     _, plugin, copy = packed
     image = changed(plugin.read_bytes(), libraries=["/lib/libno.so.6"])
     plugin = write_executable(tmp_path / "bridge", image)
-    assert version(plugin, tmp_path / "log") == (0, run(plugin)[1], [str(copy), str(copy)])
+    assert asked(plugin, tmp_path / "log") == (0, run(plugin)[1], [str(copy), str(copy)])
 
 
 def test_a_damaged_interpreter_behind_a_damaged_core_is_an_error(packed, plugin, tmp_path):
@@ -195,4 +195,4 @@ def test_a_caller_that_ignores_its_children_has_an_answer(packed, plugin):
     """Then the kernel reaps a child before wait(2), unless the child sends no signal."""
     replace(packed[2], b"#!/bin/sh\n")
     ignoring = ["sh", "-c", f"trap '' CHLD; exec {plugin}"]
-    assert run(*ignoring)[1]["cniVersion"] == "1.1.0"
+    assert run(*ignoring)[1] == REFUSAL

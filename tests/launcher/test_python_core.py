@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from project.plugin_file import ADD, INTERPRETER, run, write_executable
+from project.plugin_file import ADD, INTERPRETER, REFUSAL, run, write_executable
 
 from fastcni.launcher import interpreters, modules, pack
 from fastcni.launcher.install import install
@@ -167,7 +167,7 @@ def test_a_file_with_other_leaves_runs_in_the_next_interpreter(tmp_path):
     plugin = write_executable(tmp_path / "bridge", image.replace(digest, b"'0123456789abcdef'"))
     log = tmp_path / "log"
     status, answer, stderr = run(*strace("-e", "execve", "-o", log), plugin)
-    assert (status, answer["cniVersion"], stderr) == (0, "1.1.0", "")
+    assert (status, answer, stderr) == (1, REFUSAL, "")
     assert [path for path in (CORE, INTERPRETER) if f'"{path}"' in log.read_text()] == [CORE, INTERPRETER]
 
 
@@ -175,7 +175,7 @@ def test_a_file_with_other_leaves_runs_in_the_next_interpreter(tmp_path):
 def test_a_file_runs_without_it(tmp_path):
     gone = tmp_path / "gone" / interpreters.CORE
     plugin = write_executable(tmp_path / "bridge", pack.pack(INTERPRETER, core=CORE, core_path=str(gone)))
-    assert run(plugin)[1]["cniVersion"] == "1.1.0"
+    assert run(plugin)[1] == REFUSAL
     data = plugin.read_bytes()
     assert pack.read_config(data)[:3] == (INTERPRETER, pack.version(), str(gone))
 
@@ -189,7 +189,7 @@ def test_an_interpreter_that_was_updated_runs_itself(tmp_path, gone):
     write_executable(later, b'#!/bin/sh\nshift 5\nprintf \'{"ran": "%s", "stdin": "%s"}\' "$1" "$(cat)"\n')
     image = pack.pack(str(interpreter), core=CORE, alternatives=[str(later)])
     plugin = write_executable(tmp_path / "bridge", image)
-    assert run(plugin)[1]["cniVersion"] == "1.1.0"
+    assert run(plugin)[1] == REFUSAL
     interpreter.unlink()
     if not gone:
         shutil.copy(later, interpreter)

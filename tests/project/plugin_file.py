@@ -12,10 +12,17 @@ ADD = {
 }
 
 
-def run(*command, stdin=b"", env=None, **more):
-    """One run of a plugin; (status, stdout as JSON, stderr). stdin: bytes or a file."""
+# A request that Python answers by itself and refuses; the launcher alone answers VERSION
+REFUSED, REFUSED_STDIN = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/nowhere"}, b"{}"
+REFUSAL = {"code": 7, "msg": "missing network name"}
+
+
+def run(*command, stdin=None, env=None, **more):
+    """One run of a plugin, by default with REFUSED; (status, stdout as JSON, stderr). stdin: bytes or a file."""
+    if stdin is None:
+        stdin = b"" if env and "CNI_COMMAND" in env else REFUSED_STDIN
     given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
-    env = {"PATH": PATH, "CNI_COMMAND": "VERSION"} | (env or {})
+    env = {"PATH": PATH} | REFUSED | (env or {})
     args = [str(word) for word in command]
     done = subprocess.run(args, env=env, capture_output=True, timeout=60, check=False, **given, **more)
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr.decode()

@@ -4,7 +4,7 @@ import os
 import sys
 
 import pytest
-from project.plugin_file import INTERPRETER, run, write_executable
+from project.plugin_file import INTERPRETER, REFUSAL, run, write_executable
 
 from fastcni.launcher import interpreters, pack
 from fastcni.launcher.install import install
@@ -58,10 +58,10 @@ def of_another_build(image):
 
 def test_plugin_runs_after_its_interpreter_has_moved(tmp_path, packed, recorded, elsewhere):
     plugin = write_executable(tmp_path / "bridge", packed(recorded, "/nowhere/python", elsewhere))
-    assert run(plugin)[1]["cniVersion"] == "1.1.0"
+    assert run(plugin)[1] == REFUSAL
     recorded.rename(recorded.with_name("python.old"))
     status, answer, stderr = run(plugin)
-    assert (status, answer["cniVersion"], stderr) == (0, "1.1.0", "")
+    assert (status, answer, stderr) == (1, REFUSAL, "")
 
 
 def test_installed_file_has_the_usual_places_of_its_version(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from fastcni.agent.files import CONFLISTS
 from fastcni.cli import entry_point
-from fastcni.kit.call.search import EI_PAD, MARK
+from fastcni.kit.call.search import NOTE
 from fastcni.node.attachments.caches import types_of
 from fastcni.node.attachments.records import RUNNING, Cached, NodeAttachment
 from fastcni.node.checks.state import masquerades
@@ -31,7 +31,7 @@ def folder(tmp_path):
     (tmp_path / "net.d").mkdir()
     (tmp_path / "bin").mkdir()
     for kind in ("bridge", "host-local", "portmap", "bandwidth", "chain"):
-        (tmp_path / "bin" / kind).write_bytes(b"\x7fELF".ljust(EI_PAD, b"\0") + MARK)
+        (tmp_path / "bin" / kind).write_bytes(b"\x7fELF" + NOTE)
     (tmp_path / "net.d" / "30-kubernetes.conflist").write_bytes(EXAMPLE.read_bytes())
     return tmp_path
 

@@ -15,8 +15,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MARK = b"fastcni"               # in the padding of the ELF header of fastcni's launchers
-EI_PAD, EI_NIDENT = 9, 16       # elf(5): where the padding is
+NOTE = b"\x08\0\0\0" b"\0\0\0\0" b"\x01\0\0\0" b"fastcni\0"      # of launcher.c; the bytes of a little-endian machine
+HEAD_BYTES = 512                # of a launcher: the ELF header, the program headers and the note
+FORMER_MARK, EI_PAD, EI_NIDENT = b"fastcni", 9, 16      # before 0.1.0: in the padding of the ELF identification, elf(5)
 S_IFMT, S_IFREG = 0o170000, 0o100000        # stat(2)
 
 
@@ -71,7 +72,8 @@ def is_own(path: str) -> bool:
     process may not read. Raises CniError 5 or 11 if the file cannot be read for another reason: it may be a launcher of
     fastcni, which must not run as a foreign plugin."""
     try:
-        return read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, EI_NIDENT)[EI_PAD:] == MARK
+        head = read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, HEAD_BYTES)
+        return head.startswith(b"\x7fELF") and (NOTE in head or head[EI_PAD:EI_NIDENT] == FORMER_MARK)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
         return False
     except OSError as e:
