@@ -162,7 +162,7 @@ cdef class Batch:
         head.nlmsg_pid = 0
         memcpy(at, &head, HEADER)
         memcpy(at + HEADER, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
-        if flags & (NLM_F_ACK | NLM_F_DUMP):
+        if flags & NLM_F_ACK or flags & NLM_F_DUMP == NLM_F_DUMP:      # NLM_F_EXCL is one of the two bits of NLM_F_DUMP
             self.asked[self.last] = what
         return self
 

@@ -8,7 +8,7 @@ Names and layouts: include/uapi/linux/netfilter/nf_tables.h; the numbers of type
 
 from __future__ import annotations
 
-from fastcni._netlink import attribute_list, attributes
+from fastcni._netlink import Batch, attribute_list, attributes, messages
 from fastcni.kernel.nft import (
     NFT_GOTO,
     NFT_MSG_DELSET,
@@ -34,8 +34,6 @@ from fastcni.kernel.uapi import IFNAMSIZ, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from fastcni._netlink import Batch
 
     Value = bytes | str | int | None
 
@@ -209,6 +207,22 @@ def add_elements(batch: Batch, family: int, table: str, name: str,
     """
     flags = NLM_F_ACK | NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0)
     return _elements(batch, NFT_MSG_NEWSETELEM, flags, family, table, name, elements, "add to", comment)
+
+
+def element_template(family: int, table: str, name: str, size: int, value: Value = None) -> tuple[bytes, bytes]:
+    """Return the bytes before and behind the key in the message that adds one element with a key of `size` bytes. All
+    keys of one set have one size, so add_from_template() can add many elements without encoding them again."""
+    key = bytes(range(255, 255 - size, -1))             # occurs nowhere else in the message
+    batch = _elements(Batch(), NFT_MSG_NEWSETELEM, 0, family, table, name, [(key, value)], "")
+    before, _, behind = messages(batch.finish())[0][4].partition(key)
+    return before, behind
+
+
+def add_from_template(batch: Batch, message: bytes, *, exclusive: bool, acknowledged: bool) -> Batch:
+    """Add the element of a message: the template with a key between its parts. If one message of a transaction is
+    acknowledged, the kernel also reports the refusal of any other message."""
+    return batch.begin(NFT_MSG_NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL * exclusive | NLM_F_ACK * acknowledged, message,
+                       "add nftables elements")
 
 
 def add_intervals(batch: Batch, family: int, table: str, name: str, ranges: Iterable[tuple[bytes, bytes]]) -> Batch:

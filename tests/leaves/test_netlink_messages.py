@@ -260,6 +260,11 @@ def test_only_what_the_kernel_will_answer_is_asked():
     assert batch.asked == {1: "one", 3: "three"}
 
 
+def test_an_exclusive_creation_without_an_acknowledgement_is_no_dump():
+    """NLM_F_EXCL is a bit of NLM_F_DUMP: the sender waited for an answer that the kernel does not give."""
+    assert Batch().begin(16, uapi.NLM_F_CREATE | uapi.NLM_F_EXCL, b"", "one").asked == {}
+
+
 def test_a_batch_counts_on_where_its_socket_stopped():
     batch = Batch().begin(16, uapi.NLM_F_ACK, b"1234", "one").text(3, "eth0").begin(0x10, 0, b"")
     batch.begin(18, uapi.NLM_F_DUMP, b"", "three")

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastcni._system import read_file
+from fastcni._system import read_file, write_file
 from fastcni.agent.policy import ports
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import Pod
-from fastcni.agent.policy.state import IN, OUT, VERSIONS
+from fastcni.agent.policy.state import IN, MAPS, OUT, PREFIXES, VERSIONS
 from fastcni.spec import address
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.compile import Element
     from fastcni.agent.policy.ports import Port
+    from fastcni.agent.policy.state import Change
 
     Id = tuple[str, str, str]           # network, container ID, name of the link
 
@@ -62,7 +63,8 @@ class Attachment:
 class AttachedCompiler(Compiler):
     """put_pod() and delete_pod() are for the source of pods.
 
-    said: what the source has put. sequence: of the latest ADD.
+    said: what the source has put. sequence: of the latest ADD. replaced: attachments that settle() has ended, whose
+    files the caller removes.
     """
 
     def __init__(self, node: str = "") -> None:
@@ -70,6 +72,8 @@ class AttachedCompiler(Compiler):
         self.said: dict[str, Pod] = {}
         self.attachments: dict[Id, Attachment] = {}
         self.sequence = 0
+        self.replaced: list[Attachment] = []
+        self._expected: list[Attachment] = []           # of expect(), until settle()
         self._deleted: dict[str, Pod] = {}              # last objects of pods that have attachments
         self._written: dict[Id, set[Element]] = {}      # elements of ports
         self._tunnels: set[Element] = set()             # elements of the node's tunnels
@@ -86,6 +90,35 @@ class AttachedCompiler(Compiler):
         if (last := self.said.pop(key, None)) and key in self._of:
             self._deleted[key] = last
         self._put_both(key)
+
+    def take(self) -> Change:
+        self.settle()
+        return super().take()
+
+    def expect(self, it: Attachment) -> None:
+        """Record an ADD at the next settle(). Until then `attachments` and `state` do not have the attachment."""
+        self.sequence = max(self.sequence, it.sequence)
+        self._expected.append(it)
+
+    def settle(self) -> None:
+        """Record the ADDs of expect()."""
+        expected, self._expected = self._expected, []
+        for it in expected:
+            self.replaced += self.attach(it)
+
+    def restricted(self, it: Attachment) -> list[str]:
+        """Return the directions in which policies restrict the pod of an attachment: "in", "out"."""
+        namespace, _, name = it.pod.partition("/")
+        return [PREFIXES[direction] for direction in self.directions_of(Pod(namespace, name, it.labels))]
+
+    def replaces(self, it: Attachment) -> bool:
+        """Return whether the kernel's table may have elements of an earlier ADD with this ID, port or address."""
+        elements, network = self.state.elements, it.id[0]
+        return (it.id in self.attachments or bool(it.port and it.port.name in self._on)
+                or any(it.id == each.id or (it.port and each.port and it.port.name == each.port.name)
+                       for each in self._expected)
+                or any((network, packed) in self._at or any(packed in elements[name] for name in MAPS)
+                       for packed in it.addresses))
 
     def attach(self, it: Attachment) -> list[Attachment]:
         """Record an ADD. Return the attachments that it replaces: earlier ones with one of its addresses or its port,
@@ -109,6 +142,7 @@ class AttachedCompiler(Compiler):
 
     def detach(self, id: Id) -> Attachment | None:
         """Record a DEL. Return the attachment that it ends."""
+        self.settle()
         it = self.attachments.pop(id, None)
         if it is None:
             return None
@@ -138,10 +172,6 @@ class AttachedCompiler(Compiler):
         known = said or self._deleted.get(key) or Pod(namespace, name, there[-1].labels)
         told = [*(said.addresses if said else ()), *(packed for each in there for packed in each.all_addresses)]
         super().put_pod(replace(known, addresses=tuple(dict.fromkeys(told)), node=self.node or known.node))
-
-    def elements_of(self, id: Id) -> set[Element]:
-        """The elements of an attachment's port, as they were put last."""
-        return self._written.get(id, set())
 
     def _put_port(self, id: Id) -> None:
         it, wanted = self.attachments.get(id), set()
@@ -190,9 +220,7 @@ def keep(folder: str, it: Attachment) -> None:
                 "addresses": [address.ip_text(packed) for packed in it.addresses], "sequence": it.sequence,
                 **({"port": ports.written(it.port)} if it.port else {}),
                 **({"leaving": it.leaving} if it.leaving else {})}
-    fd = os.open(new := f"{folder}/new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(json.dumps(document).encode() + b"\n")
+    write_file(new := f"{folder}/new", json.dumps(document).encode() + b"\n", os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
     os.rename(new, f"{folder}/{it.file}")
 
 
@@ -242,20 +270,21 @@ def read_files(folder: str) -> tuple[list[Attachment], list[Path]]:
             path = Path(folder, name)
             try:
                 data = read_file(str(path), os.O_RDONLY | os.O_NOFOLLOW, MAX_BYTES, regular=True)
-                found.append(read(json.loads(data.decode())))
+                document = json.loads(data.decode())
+                found.append(read(document, ports.read(document["port"]) if document.get("port") else None))
             except FileNotFoundError:           # a DEL came meanwhile
                 continue
             except OSError as e:
                 if e.errno not in (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP):        # no regular file
                     raise
                 broken.append(path)
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 broken.append(path)
     return sorted(found, key=order), broken
 
 
-def read(document: Any) -> Attachment:
-    """Raises ValueError, TypeError, KeyError."""
+def read(document: Any, port: Port | None) -> Attachment:
+    """Return the attachment of a file or a request. Raises ValueError, TypeError, KeyError."""
     network, container, ifname = map(str, document["id"])
     if not isinstance(document["labels"], dict):
         raise TypeError("labels: expected an object")
@@ -265,5 +294,4 @@ def read(document: Any) -> Attachment:
     if not isinstance(leaving := document.get("leaving", 0), int):
         raise TypeError("leaving: expected a number")
     return Attachment((network, container, ifname), str(document["pod"]), labels,
-                      tuple(map(address.read_ip, document["addresses"])), sequence,
-                      ports.read(document["port"]) if document.get("port") else None, leaving)
+                      tuple(map(address.read_ip, document["addresses"])), sequence, port, leaving)

@@ -166,6 +166,12 @@ class Compiler:
         if any_isolated != bool(self.state.elements[LINK]):
             self._journal.put(LINK, LINK_LOCAL, "" if any_isolated else None)
 
+    def directions_of(self, pod: Pod) -> list[str]:
+        """Return the directions in which policies restrict a pod that was not put."""
+        selecting = {policy for group in self._groups.matching(pod) for policy in self._selecting.get(group, ())}
+        return [direction for direction in DIRECTIONS
+                if any((policy, direction) in self._compiled for policy in selecting)]
+
     def _chains_of(self, keys: Iterable[str]) -> list[tuple[str, ...]]:
         """The names of the chains of the policies that select one of these pods, for each direction."""
         selecting = {policy for key in keys for group in self._groups.of(key)

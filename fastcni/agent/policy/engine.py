@@ -8,8 +8,8 @@
     engine.begin_cut()
     engine.end_cut()
 
-    engine.protect(Attachment(...))             # in an ADD: the pod is closed, or protected
-    engine.commit()                             # and is protected
+    engine.protect(Attachment(...))             # in an ADD: the pod is closed
+    engine.commit()                             # and its policies are in force
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from __future__ import annotations
 from errno import ENFILE
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy import cut
-from fastcni.agent.policy.ports import LATER
+from fastcni.agent.policy import cut, ports
+from fastcni.agent.policy.ports import LATER, VERSIONS
 from fastcni.agent.policy.ruleset import Ruleset
-from fastcni.agent.policy.state import MAPS
+from fastcni.agent.policy.state import IN, MAPS
 from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Engine:
         self._answers = True            # the kernel may drop answers on connections that were cut
         self._changed = False           # since reopen()
         self._added: set[bytes] = set()         # addresses of pods that were added since reopen()
-        self._dropped: dict[str, list[bytes]] = {}     # by map: addresses that lead to `drop` in the kernel
+        self._dropped: dict[str, list[bytes]] = {}     # by set: elements of _close() in the kernel
 
     def close(self) -> None:
         """Leave the table: pods stay protected."""
@@ -109,38 +109,36 @@ class Engine:
                 self.rules.let_answers(found)
         self._changed, self._added = False, set()
 
-    def protect(self, it: Attachment) -> list[Attachment]:
-        """Within an ADD, before the pod's process starts: where a policy restricts the pod, drop its traffic. The
-        caller calls commit() right after the answer, which writes the pod's own rules. Return the attachments whose
-        place it takes.
+    def protect(self, it: Attachment) -> None:
+        """Within an ADD, before the pod's first process starts: where policies restrict the pod, drop its traffic. The
+        caller calls commit() right after the answer, which writes the pod's own rules.
 
         An element that leads to a chain takes the kernel ten times as long as one that drops, because it checks all
-        chains for loops. One commit() serves all pods that were added meanwhile. The next cut ends connections of a
-        former pod with the same addresses.
+        chains for loops. One commit() compiles and writes all pods that were added meanwhile. The next cut ends
+        connections of a former pod with the same addresses.
         """
-        elements = self.compiler.state.elements
         self._changed = True
         self._added.update(it.addresses)
-        known = any(packed in elements[name] for name in MAPS for packed in it.addresses)
-        gone = self.compiler.attach(it)
-        restricted = {name: keys for name in MAPS if (keys := [key for key in it.addresses if key in elements[name]])}
-        port: dict[str, list[bytes]] = {}
-        for name, key in self.compiler.elements_of(it.id):
-            if name not in LATER:
-                port.setdefault(name, []).append(key)
-        if known or not restricted or not self._loaded or not self._drop(restricted, port):
+        closed = self._loaded and not self.compiler.replaces(it) and self._close(it)
+        self.compiler.expect(it)
+        if not closed:
             self.commit()
-        return gone
 
-    def _drop(self, addresses: dict[str, list[bytes]], port: dict[str, list[bytes]]) -> bool:
-        """Return whether the kernel drops them, and holds the port. If not, another program has changed the table."""
+    def _close(self, it: Attachment) -> bool:
+        """Drop the pod's traffic, and hold its port. Return False if the kernel refuses that: it has one of the
+        addresses, or another program has changed the table."""
+        restricted = self.compiler.restricted(it)
+        elements = [(f"{direction}{VERSIONS[len(packed)]}", packed) for packed in it.addresses
+                    for direction in restricted]
+        if it.port:
+            elements += [element for element in ports.elements(it.port, it.addresses, shut=IN in restricted, mute=True)
+                         if element[0] not in LATER]
         try:
-            self.rules.drop(addresses, port)
+            self.rules.drop(elements)
         except NetlinkError:
             return False
-        for elements in (addresses, port):
-            for name, keys in elements.items():
-                self._dropped.setdefault(name, []).extend(keys)
+        for name, key in elements:
+            self._dropped.setdefault(name, []).append(key)
         return True
 
     def _write(self) -> Change | None:

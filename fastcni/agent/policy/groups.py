@@ -56,11 +56,14 @@ class Groups:
                 del self._index[at]
             del self._uses[group]
 
-    def add(self, pod: Pod) -> None:
+    def matching(self, pod: Pod) -> set[Group]:
+        """Return the groups to which the pod belongs, whether it was added or not."""
         namespaces = self._cluster.namespaces
-        self._of[pod.key] = found = {
-            group for where in (pod.namespace, "") for label in (*pod.labels.items(), None)
-            for group in self._index.get((where, label), ()) if group.matches(pod, namespaces)}
+        return {group for where in (pod.namespace, "") for label in (*pod.labels.items(), None)
+                for group in self._index.get((where, label), ()) if group.matches(pod, namespaces)}
+
+    def add(self, pod: Pod) -> None:
+        self._of[pod.key] = found = self.matching(pod)
         for group in found:
             self._members[group].add(pod.key)
         self._of_namespace.setdefault(pod.namespace, set()).add(pod.key)

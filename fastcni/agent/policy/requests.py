@@ -37,13 +37,15 @@ IDLE_S = 30.0                   # after which a connection that has asked nothin
 
 
 class Caller:
-    """A connection. data: what has come; asked: the request, once it is complete; until: when it is closed."""
+    """A connection. data: what has come; asked: the request, once it is complete; until: when it is closed; watched:
+    the epoll has it."""
 
-    __slots__ = ("asked", "data", "sock", "until")
+    __slots__ = ("asked", "data", "sock", "until", "watched")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.data, self.until = sock, b"", monotonic() + IDLE_S
         self.asked: dict[str, Any] | None = None
+        self.watched = False
 
 
 class Requests:
@@ -91,15 +93,18 @@ class Requests:
                     self._reply(caller, answer)
             elif now > caller.until:
                 self._end(caller)
+        for fd, caller in self.callers.items():         # most callers have their answer
+            if not caller.watched:
+                caller.watched = True
+                self.poll.register(fd, select.EPOLLIN)
 
     def _accept(self):
         with suppress(BlockingIOError, ConnectionError):
             while True:
                 sock, _ = self.listening.sock.accept()
                 sock.setblocking(False)
-                self.callers[sock.fileno()] = Caller(sock)
-                self.poll.register(sock, select.EPOLLIN)
-                self._read(self.callers[sock.fileno()])         # the request comes with the connection
+                self.callers[sock.fileno()] = caller = Caller(sock)
+                self._read(caller)                      # the request comes with the connection
 
     def _read(self, caller):
         try:

@@ -8,6 +8,7 @@ others is refused. When the agent ends, they stay, without an owner, until the n
 from __future__ import annotations
 
 from errno import EINVAL, ENOENT, EOPNOTSUPP
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from fastcni.agent.batches import Requests
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.ports import ON_BRIDGES, ROUTED
-from fastcni.agent.policy.state import PERMANENT, PORT_SETS, State, difference
+from fastcni.agent.policy.state import MAPS, PERMANENT, PORT_SETS, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import (
     ADDRESS_TYPES,
@@ -29,9 +30,10 @@ from fastcni.kernel.nft_elements import (
 from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import TypeVar
 
+    from fastcni.agent.policy.ports import Element
     from fastcni.agent.policy.state import Chain, Change, Set
 
     Item = TypeVar("Item")
@@ -148,15 +150,17 @@ class Ruleset:
             self._watch_links(requests, change.added)
             requests.commit(self.sock)
 
-    def drop(self, addresses: Mapping[str, Iterable[bytes]], port: Mapping[str, Iterable[bytes]]) -> None:
-        """Let addresses that are in no map lead to `drop`, {map: addresses}, and add the elements of their port, {set:
-        keys}. Raises NetlinkError if an address is there."""
-        requests = Transaction()
-        for name, keys in addresses.items():
-            requests.add(nft_elements.add_elements, FAMILY, TABLE, name, [(key, nft.NF_DROP) for key in keys])
-        for name, keys in port.items():
-            add_elements(requests, name, [(key, "") for key in keys])
-        self._watch_links(requests, port)
+    def drop(self, elements: Sequence[Element]) -> None:
+        """Add elements: [(set or map, key)]. In a map they lead to `drop`. Raises NetlinkError if a map has one of them.
+
+        An ADD waits for this. So the messages come from templates, and the kernel acknowledges only the last one.
+        """
+        requests, last = Transaction(), len(elements) - 1
+        for at, (name, key) in enumerate(elements):
+            before, after = template(name, len(key))
+            requests.add(nft_elements.add_from_template, before + key + after, exclusive=name in MAPS,
+                         acknowledged=at == last)
+            self._watch_links(requests, (name,))
         requests.commit(self.sock)
 
     def cut_answers(self) -> Answers:
@@ -318,6 +322,12 @@ def halves(key: bytes) -> tuple[bytes, bytes]:
 def family_of(name: str) -> int:
     """The family of the table that has a set."""
     return BRIDGE_FAMILY if name in ON_BRIDGES else FAMILY
+
+
+@cache
+def template(name: str, size: int) -> tuple[bytes, bytes]:
+    """Return the bytes before and behind the key, which has `size` bytes, in a message for Ruleset.drop()."""
+    return nft_elements.element_template(family_of(name), TABLE, name, size, nft.NF_DROP if name in MAPS else None)
 
 
 def add_rules(requests: Requests, name: str, chain: Chain) -> None:

@@ -188,6 +188,10 @@ class Policies:
             self.ready = True
         else:
             self.engine.commit()
+        while self.compiler.replaced:
+            it = self.compiler.replaced.pop()
+            if it.id not in self.compiler.attachments:
+                attached.forget(self.settings.state, it)
         self.due = monotonic() + RETRY_S if self.stale else float("inf")
 
     def _cut(self):
@@ -267,6 +271,8 @@ class Policies:
         """See requests.py."""
         self.asked = True
         try:
+            if request["do"] != "protect":
+                self.compiler.settle()
             return {"protect": self._protect, "check": self._check, "forget": self._forget, "collect": self._collect,
                     "status": self._report, "explain": self._explain}[request["do"]](request, waited)
         except ports.Unclear as e:
@@ -288,13 +294,10 @@ class Policies:
                 return None
             return {"error": f"the API server has not shown the pod {request['pod']} so far", "again": True}
         known = self.compiler.attachments.get(tuple(request["id"]))         # `fastcni restore` asks again
-        port = self.ports.find(request)
-        it = attached.read({**request, "labels": pod, "port": port and ports.written(port),
-                            "sequence": known.sequence if known and not known.leaving else self.compiler.sequence + 1})
-        gone = self.engine.protect(it)
+        sequence = known.sequence if known and not known.leaving else self.compiler.sequence + 1
+        it = attached.read({**request, "labels": pod, "sequence": sequence}, self.ports.find(request))
+        self.engine.protect(it)
         attached.keep(self.settings.state, it)
-        for each in gone:
-            attached.forget(self.settings.state, each)
         return {}
 
     def _pod(self, request) -> Any:

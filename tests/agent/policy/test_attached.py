@@ -126,6 +126,28 @@ def test_a_number_of_an_add_is_higher_than_all_that_were_kept(tmp_path):
     assert it.sequence == 7
 
 
+def test_an_expected_attachment_counts_as_soon_as_something_asks_for_the_state(it):
+    it.expect(attachment())
+    assert isolated(it) == set() and it.sequence == 0
+    it.take()
+    assert isolated(it) == {ONE}
+    it.expect(other := attachment("c2"))
+    it.detach(other.id)                             # its ADD has failed
+    assert isolated(it) == set() and it.replaced == [attachment()]
+
+
+def test_an_add_takes_the_place_of_what_has_its_id_port_or_address(it):
+    port = Port("port", True, bytes(6))
+    one, same_port = replace(attachment("c1"), port=port), replace(attachment("c2", TWO), port=port)
+    for put in (it.expect, it.attach):
+        assert not it.replaces(one)
+        put(one)
+        assert it.replaces(one) and it.replaces(same_port) and not it.replaces(attachment("c3", TWO))
+        it.detach(one.id)
+    it.attach(one)
+    assert it.replaces(attachment("c4"))
+
+
 def with_sequence(sequence):
     return lambda it: it.write_text(json.dumps({**json.loads(it.read_text()), "sequence": sequence}))
 
@@ -134,8 +156,13 @@ def replaced(make):
     return lambda it: (it.unlink(), make(it))
 
 
+def with_port(port):
+    return lambda it: it.write_text(json.dumps({**json.loads(it.read_text()), "port": port}))
+
+
 @pytest.mark.parametrize("damage", [
-    *map(with_sequence, ["1", None, float("inf"), []]), replaced(os.mkfifo), replaced(Path.mkdir),
+    *map(with_sequence, ["1", None, float("inf"), []]), with_port({"pairs": [{"address": 5}], "mac": "020000000001"}),
+    lambda it: it.write_text("[]"), replaced(os.mkfifo), replaced(Path.mkdir),
     replaced(lambda it: it.symlink_to("/dev/zero")), replaced(lambda it: (it.mkdir(), (it / "x").touch())),
     lambda it: it.write_text("[" * 100_000), lambda it: it.write_text(" " * (2 << 20)), lambda it: it.write_text("")])
 def test_a_file_that_is_damaged_is_put_aside(tmp_path, damage):
@@ -158,7 +185,7 @@ def test_a_record_that_cannot_be_written_leaves_the_former_one_whole(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))      # as a disk that is full
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match="No space left"):
             attached.keep(folder, attachment(labels={}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

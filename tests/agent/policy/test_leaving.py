@@ -144,7 +144,7 @@ def test_an_add_with_the_address_of_a_pod_whose_del_came_takes_its_place(it):
     it.call("ADD", "d", prevResult={
         "cniVersion": "1.1.0", "ips": [{"address": "10.0.0.1/24", "interface": 1}],
         "interfaces": [{"name": "port-d"}, {"name": "eth0", "sandbox": "/pod", "mac": mac_of_pod("d")}]})
-    assert files(it) == {"c-d"} and len(it.it.compiler.attachments) == 1
+    assert eventually(lambda: files(it) == {"c-d"} and len(it.it.compiler.attachments) == 1)
 
 
 def test_an_add_after_the_del_of_the_same_attachment_is_the_latest_of_its_pod(it):
