@@ -27,15 +27,17 @@ from fastcni.kernel.neighbours import PROTOCOL
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     Program = list[tuple[int, int, int, int]]       # code, jt, jf, k
 
 LDB, LDH, LD, JEQ, RET = 0x30, 0x28, 0x20, 0x15, 0x06      # linux/bpf_common.h: BPF_LD|BPF_B|BPF_ABS and so on
-LD_IMM, LDX_IMM, LDB_X, TAX, JSET = 0x00, 0x01, 0x50, 0x07, 0x45
-SKF_AD_NLATTR = 0xFFFFF00C                  # linux/filter.h: SKF_AD_OFF + SKF_AD_NLATTR
+LD_IMM, LDX_IMM, LDB_X, LD_X, TAX, JSET = 0x00, 0x01, 0x50, 0x40, 0x07, 0x45
+# linux/filter.h: SKF_AD_OFF + SKF_AD_NLATTR finds attribute X from offset A on, and returns its offset, or 0. With
+# SKF_AD_NLATTR_NEST, A is the offset of the attribute that has X in it.
+SKF_AD_NLATTR, SKF_AD_NLATTR_NEST = 0xFFFFF00C, 0xFFFFF010
 TYPE, PORT, FAMILY, INDEX, NETCONF_INDEX = 4, 12, 16, 20, 24        # offsets in a notification
-NEIGHBOUR_FLAGS, NEIGHBOUR_ATTRIBUTES = 26, 28
+NEIGHBOUR_FLAGS, NEIGHBOUR_ATTRIBUTES, LINK_ATTRIBUTES = 26, 28, 32
 ALL = 0xFFFFFFFF
 MAX_LINKS = 64                                 # jumps are 8 bits wide
 
@@ -53,6 +55,25 @@ def links(indexes: Collection[int]) -> Program:
         (RET, 0, 0, 0),
         (LD, 0, 0, NETCONF_INDEX),
         (JEQ, 1, 0, ALL),
+        (RET, 0, 0, 0),
+        (RET, 0, 0, ALL),
+    ]
+
+
+def link_kinds(kinds: Iterable[str]) -> Program:
+    """Pass messages about links of these kinds (IFLA_INFO_KIND), and of kinds that begin with the same four bytes."""
+    starts = sorted({int.from_bytes(kind.encode()[:4].ljust(4, b"\0"), "big") for kind in kinds})
+    return [
+        (LDX_IMM, 0, 0, uapi.IFLA_LINKINFO),
+        (LD_IMM, 0, 0, LINK_ATTRIBUTES),
+        (LD, 0, 0, SKF_AD_NLATTR),
+        (JEQ, len(starts) + 5, 0, 0),
+        (LDX_IMM, 0, 0, uapi.IFLA_INFO_KIND),
+        (LD, 0, 0, SKF_AD_NLATTR_NEST),
+        (JEQ, len(starts) + 2, 0, 0),
+        (TAX, 0, 0, 0),
+        (LD_X, 0, 0, 4),
+        *((JEQ, len(starts) - at, 0, start) for at, start in enumerate(starts)),
         (RET, 0, 0, 0),
         (RET, 0, 0, ALL),
     ]
@@ -76,8 +97,6 @@ def neighbours() -> Program:
     """Pass each message about a sticky FDB entry. Of neighbours with our protocol (kernel/neighbours.py) pass the
     RTM_DELNEIGH, and the RTM_NEWNEIGH of those that a program has added: that has the program's port. The kernel's own
     RTM_NEWNEIGH, which reports each minute that a neighbour's state has changed, has port 0.
-
-    SKF_AD_NLATTR finds attribute X from offset A on, and returns its offset, or 0.
     """
     return [
         (LDB, 0, 0, FAMILY),

@@ -93,6 +93,25 @@ def test_forwarding_of_all_links_is_received_and_that_of_one_is_not(listener, na
     assert {kind for kind, _ in received(listener)} == {uapi.RTM_NEWNETCONF}
 
 
+def test_only_messages_about_links_of_these_kinds_are_received(listener):
+    filters.attach(listener, filters.link_kinds(("vxlan", "sit", "gretap")))
+    change_everything("br-a")
+    run("ip", "link", "add", "pair-a", "type", "veth", "peer", "name", "pair-b")
+    run("ip", "link", "add", "tunnel-a", "type", "vxlan", "id", "1", "dstport", "4789")
+    index = index_of("tunnel-a")
+    run("ip", "link", "set", "tunnel-a", "up")
+    run("ip", "link", "set", "pair-a", "up")
+    run("ip", "link", "del", "tunnel-a")
+    assert set(received(listener)) == {(uapi.RTM_NEWLINK, index), (uapi.RTM_DELLINK, index)}
+
+
+@pytest.mark.parametrize("kinds", [("bridge", "vxlan"), ("gre", "vxlan"), ("a", "b", "bridge", "z")])
+def test_the_program_of_kinds_passes_each_of_them(listener, kinds):
+    filters.attach(listener, filters.link_kinds(kinds))
+    change_everything("br-a")
+    assert bool(received(listener)) == ("bridge" in kinds)
+
+
 def test_only_deletions_are_received(node):
     run("ip", "link", "add", "br-a", "type", "bridge")
     index = index_of("br-a")

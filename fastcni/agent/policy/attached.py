@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastcni._system import read_file, write_file
-from fastcni.agent.policy import ports
+from fastcni.agent.policy import ports, salvage
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import Pod
 from fastcni.agent.policy.state import IN, MAPS, OUT, PREFIXES, VERSIONS
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FOLDER = "pods"                     # in that of the agent
 DAMAGED = ".damaged"                # ends the name of a file that was put aside
 MAX_BYTES = 1 << 20                 # of a file
+NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP)     # read_file()'s errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +231,8 @@ def forget(folder: str, it: Attachment) -> None:
 
 
 def read_all(folder: str) -> list[Attachment]:
-    """The attachments that were kept, in the order of their ADDs. A damaged file is put aside: no policy protects its
-    pod until `fastcni restore` sends its ADD again. Raises OSError."""
+    """The attachments that were kept, in the order of their ADDs. A damaged file is put aside. If the file still names
+    an address, an attachment closes this address until `fastcni restore` sends the pod's ADD again. Raises OSError."""
     os.makedirs(folder, 0o700, exist_ok=True)
     found, broken = read_files(folder)
     forget_damaged(folder, {each.id for each in found}.__contains__)
@@ -239,7 +240,29 @@ def read_all(folder: str) -> list[Attachment]:
         aside = path.with_name(path.name + DAMAGED)
         remove(aside)
         path.replace(aside)
-    return found
+    return [*filter(None, map(salvaged, damaged(folder))), *found]
+
+
+def salvaged(path: Path) -> Attachment | None:
+    """Return the attachment that closes the pod of a damaged file, None if the file names no address. Raises OSError.
+
+    Any later ADD replaces this attachment, because its `sequence` is 0.
+    """
+    try:
+        text = read_file(str(path), os.O_RDONLY | os.O_NOFOLLOW, MAX_BYTES, regular=True).decode(errors="replace")
+    except OSError as e:
+        if e.errno in NOT_REGULAR:
+            return None
+        raise
+    id = id_of(path)
+    if len(id) != 3 or not (addresses := salvage.addresses_of(text)):
+        return None
+    return Attachment(id, f"{salvage.NAMESPACE}/{id[1]}", {}, addresses, port=salvage.port_of(text))
+
+
+def id_of(damaged: Path) -> Id:
+    """Return the ID of the attachment whose damaged file has this path."""
+    return tuple(damaged.name.removesuffix(f".json{DAMAGED}").split("@", 2))            # type: ignore[return-value]
 
 
 def damaged(folder: str) -> list[Path]:
@@ -250,7 +273,7 @@ def damaged(folder: str) -> list[Path]:
 def forget_damaged(folder: str, gone: Callable[[Id], bool]) -> None:
     """Remove the files put aside of attachments that are gone. Raises OSError."""
     for path in Path(folder).glob(f"*{DAMAGED}"):
-        if gone(tuple(path.name.removesuffix(f".json{DAMAGED}").split("@", 2))):        # type: ignore[arg-type]
+        if gone(id_of(path)):
             remove(path)
 
 
@@ -275,7 +298,7 @@ def read_files(folder: str) -> tuple[list[Attachment], list[Path]]:
             except FileNotFoundError:           # a DEL came meanwhile
                 continue
             except OSError as e:
-                if e.errno not in (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP):        # no regular file
+                if e.errno not in NOT_REGULAR:
                     raise
                 broken.append(path)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

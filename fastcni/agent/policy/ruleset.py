@@ -151,7 +151,7 @@ class Ruleset:
             requests.commit(self.sock)
 
     def drop(self, elements: Sequence[Element]) -> None:
-        """Add elements: [(set or map, key)]. In a map they lead to `drop`. Raises NetlinkError if a map has one of them.
+        """Add elements: [(set or map, key)]; those of maps lead to `drop`. Raises NetlinkError if a map has one.
 
         An ADD waits for this. So the messages come from templates, and the kernel acknowledges only the last one.
         """

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastcni._netlink import attributes
 from fastcni.agent.contract import ConfigurationError
-from fastcni.agent.policy import attached, ports, tunnels
+from fastcni.agent.policy import attached, ports, salvage, tunnels
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.evaluate import selecting
@@ -56,7 +56,7 @@ LOOK_S = 0.5                    # while a request waits
 # How long an ADD waits for files that have changed before it: small ones take some milliseconds of another process
 READ_WAIT_S, SMALL_WAIT_S = 0.02, 1.0
 CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
-TUNNELS_S = 1.0                 # between two looks at the node's links
+TUNNELS_S = 1.0                 # until links that changed while they were listed are listed again
 LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # between two looks whether the link of a pod whose DEL came is gone
 RETRY_S = 1.0                   # after the kernel has refused a transaction
 BRIDGED_S = 1.0                 # between two looks at the sysctls of bridges, which take 30 us
@@ -92,7 +92,7 @@ class Policies:
         self.stale = False                                  # the kernel may have another table
         self.asked = False                                  # requests were answered
         self.cut = 0                                        # connections
-        self.next_look = 0.0                                # at the node's tunnels
+        self.tunnels_due = 0.0                              # when to list the node's links, monotonic
         self.next_cut = 0.0                                 # not before this time, monotonic
         self.next_bridged = 0.0                             # a look at the sysctls of bridges, monotonic
         self.bypassed = ""                                  # why these cannot be read or written
@@ -103,9 +103,12 @@ class Policies:
         # Files name no nodes that matter: to protect a pod of another node here, too, does no harm.
         self.compiler = AttachedCompiler("" if settings.folder else settings.node)
         for each in attached.read_all(settings.state):
+            if each.pod.startswith(salvage.NAMESPACE):
+                self.compiler.put_policy(salvage.CLOSED)
             for gone in self.compiler.attach(each):
                 attached.forget(settings.state, gone)
         with ExitStack() as opened:             # the caller tries again after an error
+            self.tunnels = opened.enter_context(closing(tunnels.Watch()))
             self.ports = opened.enter_context(closing(ports.Finder()))
             self.engine = opened.enter_context(closing(Engine(self.compiler)))
             self.events = opened.enter_context(closing(wire.open_socket(uapi.NETLINK_NETFILTER,
@@ -117,14 +120,16 @@ class Policies:
                 raise ConfigurationError(str(e)) from None
             self.source = opened.enter_context(closing(self._open_source()))
             self.poll = opened.enter_context(closing(select.epoll()))
-            for waited_for in (self.source, self.events, self.requests, self.engine.flows):
+            for waited_for in (self.source, self.events, self.tunnels, self.requests, self.engine.flows):
                 self.poll.register(waited_for.fileno(), select.EPOLLIN)
             # Until the source has answered, the table of the former agent stays; after a reboot there is none.
             self.stale = self.source.former and not self.engine.rules.exists()
             self._opened = opened.pop_all()
         self._tell_errors()
         for path in attached.damaged(settings.state):
-            log.error("pod_record_damaged", path=str(path), effect="no policy protects the pod", do="fastcni restore")
+            closed = attached.id_of(path) in self.compiler.attachments
+            log.error("pod_record_damaged", path=str(path), do="fastcni restore",
+                      effect="the pod is closed" if closed else "no policy protects the pod")
 
     def _open_source(self) -> Files | Kubernetes:
         settings, compiler = self.settings, self.compiler
@@ -148,10 +153,15 @@ class Policies:
 
     def attend(self) -> None:
         """Take what the source says, write what has changed, cut what is no longer allowed, answer requests."""
-        if self.source.fileno() in [fd for fd, _ in self.poll.poll(0)] or monotonic() >= self.source.due:
+        ready = {fd for fd, _ in self.poll.poll(0)}
+        if self.source.fileno() in ready or monotonic() >= self.source.due:
             self.source.attend()
             self._tell_errors()
-        wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
+        if self.events.fileno() in ready:
+            wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
+        if self.tunnels.fileno() in ready:
+            self.tunnels.forget()
+            self.tunnels_due = 0.0
         self._try(self._see_tunnels)
         self._try(self._write)
         self.asked = False
@@ -161,7 +171,7 @@ class Policies:
         if self.asked or monotonic() >= self.next_bridged:
             self._see_bridged()
         self._try(self._cut)
-        self.due = min(self.due, self.source.due, self.next_look, self.next_bridged, self.link_due)
+        self.due = min(self.due, self.source.due, self.tunnels_due, self.next_bridged, self.link_due)
         if self.requests.waiting:
             self.due = min(self.due, monotonic() + (READ_WAIT_S / 4 if self.source.busy else LOOK_S))
 
@@ -209,14 +219,16 @@ class Policies:
                 self.due = min(self.due, self.next_cut)
 
     def _see_tunnels(self):
-        """A change of links is no reason to look at once: each ADD makes some."""
-        if monotonic() >= self.next_look:
-            self.next_look = monotonic() + TUNNELS_S
-            try:
-                self.compiler.put_tunnels(tunnels.read(self.ports.sock))
-            except wire.NetlinkError as e:
-                if e.errno != EINTR:            # what is known holds until the next look
-                    raise
+        if monotonic() < self.tunnels_due:
+            return
+        self.tunnels_due = monotonic() + TUNNELS_S
+        try:
+            self.compiler.put_tunnels(tunnels.read(self.ports.sock))
+        except wire.NetlinkError as e:
+            if e.errno != EINTR:            # what is known holds until the next look
+                raise
+        else:
+            self.tunnels_due = float("inf")
 
     def _see_bridged(self):
         """The kernel does not announce changes of sysctls."""
@@ -294,7 +306,7 @@ class Policies:
                 return None
             return {"error": f"the API server has not shown the pod {request['pod']} so far", "again": True}
         known = self.compiler.attachments.get(tuple(request["id"]))         # `fastcni restore` asks again
-        sequence = known.sequence if known and not known.leaving else self.compiler.sequence + 1
+        sequence = (known.sequence if known and not known.leaving else 0) or self.compiler.sequence + 1
         it = attached.read({**request, "labels": pod, "sequence": sequence}, self.ports.find(request))
         self.engine.protect(it)
         attached.keep(self.settings.state, it)
@@ -385,4 +397,5 @@ class Policies:
             shown = {"unreadable": unreadable[:MAX_TOLD], "more": len(unreadable[MAX_TOLD:])}
         if damaged := attached.damaged(self.settings.state):
             shown["damaged"] = [str(path) for path in damaged]
+            shown["closed"] = [str(path) for path in damaged if attached.id_of(path) in self.compiler.attachments]
         return {**self._status(), **shown, "folder": self.settings.folder}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import attributes
 from fastcni.agent.policy.ports import BRIDGED, ROUTED
-from fastcni.kernel import uapi
+from fastcni.kernel import filters, uapi, wire
 from fastcni.kernel.nft_elements import protocol
 from fastcni.kit.links import find
 
@@ -28,8 +28,28 @@ PROTOCOLS = {"ipip": (IPPROTO_IPIP, IPPROTO_MPLS),
              **dict.fromkeys(("gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan"), (IPPROTO_GRE,))}
 
 
+class Watch:
+    """Notices changes of tunnels by the kernel's notifications about links of their kinds. Raises OSError."""
+
+    def __init__(self) -> None:
+        self.sock = wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
+        filters.attach(self.sock, filters.link_kinds((*UDP_PORTS, *PROTOCOLS)))
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for forget()."""
+        return self.sock.fileno()
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def forget(self) -> None:
+        """Discard the notifications that have come: read() has to be called."""
+        wire.forget(self.sock)
+
+
 def read(sock: Socket) -> set[Element]:
-    """Raises OSError; NetlinkError EINTR if links come and go too fast to list them."""
+    """Return the elements of the node's tunnels. Raises OSError; NetlinkError EINTR if links come and go too fast to
+    list them."""
     return elements(find.all_links(sock))
 
 

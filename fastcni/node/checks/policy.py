@@ -31,6 +31,7 @@ def agent(node: Node) -> Iterator[Finding]:
             yield from unreadable(status)
             for record in status.get("damaged", []):
                 yield Finding(ERROR, f"network policies: {record}: the agent's record of a pod was damaged",
+                              "the pod is closed in both directions" if record in status.get("closed", ()) else
                               "no policy protects that pod",
                               "run `fastcni restore`, which sends the pod's request again; if the pod is gone, "
                               "remove the file")

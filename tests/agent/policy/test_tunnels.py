@@ -13,6 +13,7 @@ from fastcni.agent.policy import in_kernel, tunnels
 from fastcni.agent.policy.evaluate import Connection
 from fastcni.agent.policy.objects import EGRESS
 from fastcni.kernel import rtnl, uapi
+from fastcni.kit.links import find
 from fastcni.spec.address import read_ip
 from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
@@ -179,3 +180,19 @@ def test_packets_of_a_tunnel_over_ip_do_not_pass(site, monkeypatch):        # no
         ends = ADDRESSES[sender][0], ADDRESSES["b"][0]
         sent = {f"{number}": ipv4(mac_of_pod(sender), *ends, (number, MARK), to=to_mac) for number in (4, 5, 41, 137)}
         assert site.arrived(sent, sender, "b", "c") == {"5", "41"}
+
+
+@needs_root
+def test_the_node_is_asked_for_its_links_only_when_a_tunnel_changes(site, monkeypatch):        # noqa: F811
+    """The agent listed all links each second, in the thread that answers ADDs."""
+    asked = []
+    monkeypatch.setattr(tunnels.find, "all_links", lambda sock, listed=find.all_links: asked.append(1) or listed(sock))
+    run("ip", "link", "add", "other", "type", "veth", "peer", "name", "other-peer")
+    run("ip", "link", "set", "other", "up")
+    site.add("a")                                           # the agent has handled what came before
+    site.add("b")
+    assert asked == []
+    make_tunnels(site)
+    assert asked
+    run("ip", "link", "del", "tunnel1")
+    assert eventually(lambda: len(site.it.compiler.state.elements["tunnel-ports"]) == 1)
