@@ -88,7 +88,7 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
       2   no answer: an argument is wrong, or the kernel or the policies cannot be read
       3   the kernel does something else than the policies say
 
-    Traffic between a pod and its own node is always allowed.
+    Traffic between a pod and its own node is always allowed, except that no pod may send packets of the node's tunnels.
     """
     from fastcni.agent.policy.asked import DIFFERS
 

@@ -65,11 +65,13 @@ class AttachedCompiler(Compiler):
     """put_pod() and delete_pod() are for the source of pods.
 
     said: what the source has put. sequence: of the latest ADD. replaced: attachments that settle() has ended, whose
-    files the caller removes.
+    files the caller removes, or writes if the attachment is still in `attachments`. link_of: the index of a link by
+    its name, 0 if the link does not exist.
     """
 
-    def __init__(self, node: str = "") -> None:
+    def __init__(self, node: str = "", link_of: Callable[[str], int] = lambda name: 0) -> None:
         super().__init__(node)
+        self.link_of = link_of
         self.said: dict[str, Pod] = {}
         self.attachments: dict[Id, Attachment] = {}
         self.sequence = 0
@@ -122,8 +124,11 @@ class AttachedCompiler(Compiler):
                        for packed in it.addresses))
 
     def attach(self, it: Attachment) -> list[Attachment]:
-        """Record an ADD. Return the attachments that it replaces: earlier ones with one of its addresses or its port,
-        which had no DEL."""
+        """Record an ADD. Return the attachments that it replaces: earlier ones with one of its addresses or its port.
+
+        An earlier attachment whose own port still exists stays, without addresses: the port is closed until its link is
+        gone.
+        """
         network = it.id[0]
         self.sequence = max(self.sequence, it.sequence)
         self._deleted.pop(it.pod, None)
@@ -132,14 +137,21 @@ class AttachedCompiler(Compiler):
             there.add(self._on[it.port.name])
         gone = [found for id in there if (found := self.detach(id)) and found.id != it.id]
         self.detach(it.id)
+        for each in gone:
+            link = each.leaving or (each.port and self.link_of(each.port.name))
+            if each.port and link and not (it.port and it.port.name == each.port.name):
+                self._record(replace(each, addresses=(), leaving=link))
+        self._record(it)
+        return gone
+
+    def _record(self, it: Attachment) -> None:
         self.attachments[it.id] = it
         self._of.setdefault(it.pod, set()).add(it.id)
-        self._at.update({(network, packed): it.id for packed in it.addresses})
+        self._at.update({(it.id[0], packed): it.id for packed in it.addresses})
         self._put_both(it.pod)
         if it.port:
             self._on[it.port.name] = it.id
             self._put_port(it.id)
-        return gone
 
     def detach(self, id: Id) -> Attachment | None:
         """Record a DEL. Return the attachment that it ends."""

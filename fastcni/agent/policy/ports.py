@@ -107,12 +107,16 @@ class Port:
 
 
 def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool) -> Iterator[Element]:
-    """Yield the elements of a port. shut, mute: policies restrict its pod's ingress, its egress."""
+    """Yield the elements of a port. shut, mute: policies restrict its pod's ingress, its egress. A port without
+    addresses is closed: another pod has them."""
     key = ifname(port.name)
-    macs = dict.fromkeys((port.mac, *(pair.mac for pair in port.pairs if pair.mac)))
-    single = (*addresses, *port.further)
     names = BRIDGED if port.bridged else ROUTED
     yield names.ports, key
+    if not addresses:
+        yield names.shut, key
+        return
+    macs = dict.fromkeys((port.mac, *(pair.mac for pair in port.pairs if pair.mac)))
+    single = (*addresses, *port.further)
     for packed in dict.fromkeys((*single, *map(address.link_local, macs))):
         for mac in macs if port.bridged else ():
             yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, mac, packed)

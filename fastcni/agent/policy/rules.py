@@ -12,6 +12,7 @@
         ip saddr . ip daddr . meta l4proto . th sport . th dport @cut4 update @cut4 { ... } drop
         ip saddr . ip daddr . meta l4proto @cut-any4 update @cut-any4 { ... } drop
         tcp flags & (fin | syn | rst | ack) != syn jump midstream
+        icmp type echo-reply jump midstream                         (and icmpv6)
         udp sport 68 udp dport 67 ip saddr @dhcp4 accept            (pods whose addresses come from DHCP)
         ip saddr vmap @out4
     }
@@ -39,7 +40,7 @@
     chain in-... { ip saddr @g4-... tcp dport 80 accept comment "shop/web ingress[0]" }
 
 and the same of IPv6. port_rules.py has the chains that check what a pod's port sends, and those of ICMP errors. Of what
-passes these, only the hook `forward` is needed: traffic between a pod and its own node is always allowed.
+passes these chains, the hook `forward` alone is needed: traffic between a pod and its own node is always allowed.
 
 A packet that `egress` accepts comes to `ingress`. If one chain of the hook did both, each rule of egress would lead to
 all chains of ingress. Older kernels follow each of these ways in the check below: with 500 policies, one ADD took 17 s
@@ -58,8 +59,9 @@ this hook. Without it pods could send data to anywhere in messages of these type
 
 Without its flow, conntrack would take the answer on a connection that was cut for the first packet of another one, in
 the other direction, which may be open. So a TCP packet that belongs to no known connection and does not begin one is
-dropped at isolated pods. In other protocols each packet may be a first one. Answers on their connections are dropped
-that cut4 and its siblings name (cut.py), until there was none for CUT_MS.
+dropped at isolated pods, and so is an echo reply without a known request. In other protocols each packet may be a
+first one. Answers on their connections are dropped that cut4 and its siblings name (cut.py), until there was none for
+CUT_MS.
 """
 
 from __future__ import annotations
@@ -112,6 +114,7 @@ SET_ID = 1                      # the kernel finds sets by their names
 IPPROTO_TCP = 6
 FIN_SYN_RST_ACK, SYN = b"\x17", b"\x02"
 NEW = (1 << 3).to_bytes(4, nft.ORDER)   # NF_CT_STATE_BIT(IP_CT_NEW)
+ECHO_REPLY, ECHO_REPLY6 = b"\0", b"\x81"          # linux/icmp.h, linux/icmpv6.h
 MLD_QUERY, MLD_DONE, MLD2_REPORT, ONE_HOP = b"\x82", b"\x84", b"\x8f", b"\1"
 
 
@@ -142,6 +145,9 @@ def permanent_rules() -> Iterator[tuple[str, Rule]]:
             yield EGRESS_CHAIN, answers(length, prefix)
     yield EGRESS_CHAIN, (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_TCP,))), payload(TCP_FLAGS),
                          mask(FIN_SYN_RST_ACK), compare(SYN, NFT_CMP_NEQ), jump(MIDSTREAM))
+    for number, reply in ((port_rules.IPPROTO_ICMP, ECHO_REPLY), (IPPROTO_ICMPV6, ECHO_REPLY6)):
+        yield EGRESS_CHAIN, (meta(NFT_META_L4PROTO), compare(bytes((number,))), payload(nft_rules.ICMPV6_TYPE),
+                             compare(reply), jump(MIDSTREAM))
     for rule in port_rules.egress_rules():
         yield EGRESS_CHAIN, rule
     for rule in port_rules.ingress_rules():

@@ -101,12 +101,13 @@ class Policies:
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
                                      "bridge passes them by: modprobe br_netfilter")
         # Files name no nodes that matter: to protect a pod of another node here, too, does no harm.
-        self.compiler = AttachedCompiler("" if settings.folder else settings.node)
+        self.compiler = AttachedCompiler("" if settings.folder else settings.node, wire.index_of)
         for each in attached.read_all(settings.state):
             if each.pod.startswith(salvage.NAMESPACE):
                 self.compiler.put_policy(salvage.CLOSED)
-            for gone in self.compiler.attach(each):
-                attached.forget(settings.state, gone)
+            self.compiler.expect(each)
+        self.compiler.settle()
+        self._keep_replaced()
         with ExitStack() as opened:             # the caller tries again after an error
             self.tunnels = opened.enter_context(closing(tunnels.Watch()))
             self.ports = opened.enter_context(closing(ports.Finder()))
@@ -198,11 +199,19 @@ class Policies:
             self.ready = True
         else:
             self.engine.commit()
+        self._keep_replaced()
+        self.due = monotonic() + RETRY_S if self.stale else float("inf")
+
+    def _keep_replaced(self):
+        """Remove the records of attachments whose place others have taken. An attachment whose link still exists is
+        kept, see AttachedCompiler.attach()."""
         while self.compiler.replaced:
             it = self.compiler.replaced.pop()
-            if it.id not in self.compiler.attachments:
+            if (now := self.compiler.attachments.get(it.id)) is None:
                 attached.forget(self.settings.state, it)
-        self.due = monotonic() + RETRY_S if self.stale else float("inf")
+            elif now.leaving:
+                attached.keep(self.settings.state, now)
+                self.link_wait, self.link_due = LINK_WAIT_S, min(self.link_due, monotonic() + LINK_WAIT_S)
 
     def _cut(self):
         self.engine.reopen()

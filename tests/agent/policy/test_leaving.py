@@ -138,13 +138,26 @@ def test_another_link_of_the_same_name_is_not_the_pods(it):
     assert forgotten(it, "a")
 
 
-def test_an_add_with_the_address_of_a_pod_whose_del_came_takes_its_place(it):
+@pytest.mark.parametrize("deleted", [True, False])
+def test_the_port_of_a_pod_whose_address_another_pod_gets_is_closed_until_its_link_is_gone(it, deleted):
+    """The port was let go: the former pod sent what it liked, from any address."""
     it.add("a")
-    it.call("DEL", "a")
+    if deleted:
+        it.call("DEL", "a")
     it.call("ADD", "d", prevResult={
         "cniVersion": "1.1.0", "ips": [{"address": "10.0.0.1/24", "interface": 1}],
         "interfaces": [{"name": "port-d"}, {"name": "eth0", "sandbox": "/pod", "mac": mac_of_pod("d")}]})
-    assert eventually(lambda: files(it) == {"c-d"} and len(it.it.compiler.attachments) == 1)
+    sent = {source: ipv4(mac_of_pod("a"), source, ADDRESSES["c"][0], udp(), to=it.gateway_mac("a"))
+            for source in (ADDRESSES["a"][0], "8.8.8.8")}
+    for _ in range(2):                                          # also after a restart of the agent
+        assert eventually(lambda: files(it) == {"c-a", "c-d"})
+        assert it.arrived(sent, "a", "c", "b") == set()
+        it.stop()
+        it.start()
+        assert eventually(lambda: it.it.ready)
+    unlink("a")
+    assert forgotten(it, "a")
+    assert files(it) == {"c-d"} and len(it.it.compiler.attachments) == 1
 
 
 def test_an_add_after_the_del_of_the_same_attachment_is_the_latest_of_its_pod(it):

@@ -434,3 +434,17 @@ def test_a_pod_whose_port_is_unknown_is_refused(site):
     del interfaces[1]["mac"]
     with pytest.raises(CniError, match="prevResult has no MAC of eth0"):
         site.call("ADD", "a", prevResult=previous)
+
+
+@pytest.mark.parametrize("family", (0, 1))
+def test_an_echo_reply_without_a_request_passes_neither_from_nor_to_a_restricted_pod(site, family):
+    """conntrack takes no reply for a first packet, but lets it pass: replies of a connection that was cut arrived."""
+    site.write(FROM_C)
+    for name, labels in (("a", {}), ("b", {"app": "db"}), ("c", {})):
+        site.pod(name, runtimeConfig={"labels": labels})
+    make, packet = ((ipv4, (frames.ICMP, bytes((0, 0)) + bytes(6) + frames.MARK)),
+                    (ipv6, (frames.ICMPV6, bytes((129, 0)) + bytes(6) + frames.MARK)))[family]
+    for source, target, last_from, arrives in (("b", "a", "c", False), ("c", "b", "c", False), ("a", "c", "a", True)):
+        sent = {"reply": make(mac_of_pod(source), ADDRESSES[source][family], ADDRESSES[target][family], packet,
+                              to=mac_of_pod(target))}
+        assert site.arrived(sent, source, target, last_from) == ({"reply"} if arrives else set())
