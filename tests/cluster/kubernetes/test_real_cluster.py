@@ -17,6 +17,7 @@ from cluster.kubernetes.apply_crds import established
 from cluster.kubernetes.real_api import PORT, RealApi
 from dhcp.process import ok
 
+from fastcni.agent.policy import events
 from fastcni.clients.away import Away
 from fastcni.clients.kubernetes import open_api
 from fastcni.launcher.install import install
@@ -237,6 +238,20 @@ def test_an_agent_outside_of_a_pod_renews_its_token_as_the_page_says(api, tmp_pa
     again.close()
 
 
+def write_event(api, folder):
+    """Write the Event of a policy that cannot be read, with the agent's rights: this server stores no such policy."""
+    api.pod_files("fastcni-agent", folder)
+    (folder / "kubeconfig").write_text(json.dumps({
+        "clusters": [{"name": "c", "cluster": {"server": f"https://{HOST}:{PORT}",
+                                               "certificate-authority": f"{folder}/ca.crt"}}],
+        "users": [{"name": "u", "user": {"tokenFile": f"{folder}/token"}}], "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}))
+    own = open_api(str(folder / "kubeconfig"))
+    metadata = {"name": "from-web", "namespace": "shop"}
+    own.create(events.PATH.format(**metadata), events.document("n1", "NetworkPolicy", metadata, "spec: is no object"))
+    own.close()
+
+
 def test_pods_of_two_nodes_reach_each_other_as_policies_allow(api, cluster, pod_netns, tmp_path):
     install(tmp_path / "bin", names=["flannel", "bridge", "host-local", "policy"])
     one, two = cluster
@@ -260,6 +275,7 @@ def test_pods_of_two_nodes_reach_each_other_as_policies_allow(api, cluster, pod_
     one.call("DEL", "web", web, tmp_path / "bin")
     two.call("DEL", "db", db, tmp_path / "bin")
     assert ended(*(node.process for node in cluster)) == [0, 0]
+    write_event(api, tmp_path / "event")
     asked = api.asked("fastcni-agent")
     assert [it for it in asked if it[3] == 403] == []
     rules = next(it["rules"] for it in documents("agent.yaml") if it["kind"] == "ClusterRole")
