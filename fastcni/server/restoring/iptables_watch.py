@@ -102,8 +102,12 @@ class IptablesWatch:
         self.jumps[where] = {jump: jump for jump in jumps}
         lost = {jump for jump in gone if exists(jump[1]) or not is_of_one_pod(jump[1])}
         if lost:
-            self.lost.setdefault(where, set()).update(lost)
-            self.by = ""                # the kernel does not tell
+            self.lose(where, lost)
+
+    def lose(self, where: Where, jumps: set[tuple[str, str]]) -> None:
+        """Note jumps that a legacy table has lost."""
+        self.lost.setdefault(where, set()).update(jumps)
+        self.by = ""                    # the kernel does not tell
 
     def begin_to_filter(self, chain: str, *, new: bool = True) -> None:
         """Note that a chain FORWARD exists. new: it was not there before."""

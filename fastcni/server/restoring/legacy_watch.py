@@ -1,5 +1,8 @@
 """Poll the tables of legacy iptables in one namespace once a second, while pods have rules: the kernel sends no
 notification of a change. iptables_watch.py collects what the tables lose.
+
+A jump that fastcni adds after one poll, and that another program deletes before the next one, is in neither. So a poll
+after an ADD or a replay looks whether the jump to CNI-FORWARD is there.
 """
 
 from __future__ import annotations
@@ -27,29 +30,57 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 TABLES = ("nat", FILTER)
+JUMP = (FORWARD, "CNI-FORWARD")
+MAX_REPLAYS = 3                 # for a jump that stays away: maybe no program of this node changes the table
 
 
 class LegacyWatch:
     """home: a descriptor of the namespace. iptables: gets what the tables lose. known: {(length, table): the kernel's
-    figures} at the last poll, None before the first."""
+    figures} at the last poll, None before the first.
+
+    recorded: {length: number of pods' addresses that fastcni has let through iptables} at the last call. expected: from
+    when on these need JUMP, in monotonic seconds; None: it was seen since. misses: polls in a row that missed it.
+    """
 
     def __init__(self, home: int, iptables: IptablesWatch) -> None:
         self.home, self.iptables, self.next = home, iptables, 0.0
         self.known: dict[Where, bytes] | None = None
         self.zoned: set[Where] = set()          # the tables that have firewalld's chain
+        self.recorded: dict[int, int] = {}
+        self.expected: float | None = None
+        self.misses = 0
 
-    def attend(self, now: float, *, pods: bool) -> float | None:
-        """Poll if that is due. now: in monotonic seconds. pods: whether any pod has rules.
+    def attend(self, now: float, *, pods: bool, recorded: dict[int, int]) -> float | None:
+        """Poll if that is due. now: in monotonic seconds. pods: whether any pod has rules. recorded: as above.
 
         Return when to call this again; None: when a pod has rules. Raises OSError, netns.Lost.
         """
         if not pods and self.known is not None:
             return None
+        if any(count > self.recorded.get(length, 0) for length, count in recorded.items()):
+            self.expect(now)
+        self.recorded = recorded
         if now >= self.next:
             self.next = now + POLL_S
             with netns.inside(self.home):
                 self._poll()
+            if self.expected is not None and now >= self.expected:
+                self._miss()
         return self.next if pods else None
+
+    def expect(self, now: float) -> None:
+        """Note that an ADD or a replay adds JUMP, within POLL_S. Any thread may call this."""
+        if self.expected is None:       # requests that keep coming do not put it off
+            self.expected = now + POLL_S
+
+    def _miss(self):
+        self.expected = None
+        missing = [where for where in self.known or () if where[1] == FILTER and self.recorded.get(where[0])
+                   and JUMP not in self.iptables.jumps[where].values()]
+        self.misses = self.misses + 1 if missing else 0
+        if self.misses <= MAX_REPLAYS:
+            for where in missing:
+                self.iptables.lose(where, {JUMP})
 
     def _poll(self):
         before, self.known = self.known, {where: info for where in listed() if (info := self._figures(where))}

@@ -93,7 +93,8 @@ class Watch:
                 self.mirror.keep_deletions = replaying
                 self._restore(started)
                 self._restore_neighbours(started)
-                self._wake_at(self.legacy.attend(started, pods=self.mirror.has_elements))
+                self._wake_at(self.legacy.attend(started, pods=self.mirror.has_elements,
+                                                  recorded=self.mirror.recorded()))
                 self._wake_at(self.replay.proceed(started))
             except OSError as e:
                 self._try_again()
@@ -118,6 +119,7 @@ class Watch:
 
     def _replayed(self, outcome):
         self.restoring.note_replay(outcome)
+        self.legacy.expect(monotonic())
         self.restoring.attend_soon(self)
 
     def _note_deletions(self):

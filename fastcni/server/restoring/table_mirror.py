@@ -13,7 +13,7 @@ from time import monotonic
 from fastcni._netlink import Batch
 from fastcni.daemon.log import few
 from fastcni.kernel import nft, nft_elements, nft_rules, wire
-from fastcni.kit.firewall import backends
+from fastcni.kit.firewall import backends, forward_iptables
 from fastcni.kit.firewall.elements import mark_of
 from fastcni.server.restoring.restore_states import (
     COMPLETE,
@@ -196,6 +196,12 @@ class TableMirror:
     def has_elements(self) -> bool:
         """Return whether any pod has something in the tables."""
         return any(elements for sets in self.present.values() for elements in sets.values())
+
+    def recorded(self) -> dict[int, int]:
+        """Return how many addresses of pods are let through iptables, {length of an address in bytes: number}."""
+        store = forward_iptables.records()
+        present = self.present[store.family, store.table]
+        return {length: len(present.get(name, ())) for length, name in store.of_length.items()}
 
     @property
     def may_miss_something(self) -> bool:
