@@ -10,7 +10,8 @@
 # make test-observability  what operators look at: Prometheus, a terminal, a browser (as root it installs these)
 # make screenshots      the pictures of docs, by a test of test-observability
 # make test-packages    README's install, the Debian package, the Kubernetes image; the switch from the Go plugins (root)
-# make test-faults      campaigns: steps kills adds mix frozen storage flushes cluster dhcp soak sanitized; over an hour
+# make test-faults      campaigns: steps kills adds mix frozen storage flushes cluster restores damaged foreign
+#                       elsewhere dhcp soak sanitized; over an hour
 #                       (FAULTS="--seconds 60": a minute each; FAULTS=kills: one of them; docs/reliability-tests.md)
 # make test-policy      attacks on network policies, and random clusters against an oracle; 20 minutes
 #                       (POLICY="--seconds 60 --seed 1": a minute each, with these choices; docs/reliability-tests.md)

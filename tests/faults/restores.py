@@ -1,0 +1,130 @@
+"""etcd is restored from a backup, or hangs (SIGSTOP), between requests of three nodes: no address has two live owners.
+
+Each pass is a cluster of its own on one etcd. Nodes are simulated (cluster_ipam/simulation.py), so a pause of a minute
+takes no time. After a restore each node asks the store before another one may claim: that is what servers do each 20 s,
+and what docs/ipam.md assumes. While etcd hangs an ADD has an answer, and a DEL succeeds."""
+
+import itertools
+import json
+import shutil
+import time
+
+from cluster.etcd import Etcd
+from cluster.test_failures import NODE_TTL_S, Lab
+from cluster_ipam.simulation import simulated_modules
+
+from fastcni.kit.ipam.cluster import hold
+
+TRY_AGAIN_LATER = 11
+CONFIRM_S, PAUSE_S = 301.0, 61.0        # simulated: until a node asks the store again; the pause after a restore
+STEPS = 12                              # of a pass
+HANGING_S = 45.0                        # real, for one request while etcd hangs: time outs of 5 s
+
+
+class Owners:
+    """The live owner of each address, by the answers of the requests."""
+
+    def __init__(self, row, lab):
+        self.row, self.lab, self.numbers, self.live = row, lab, itertools.count(), {}
+
+    def add(self, node, container=""):
+        """Add a pod, or the same one again. Return whether it has an address."""
+        container = container or f"c{next(self.numbers)}"
+        self.row.attempt()
+        reply = self.lab.call(node, "ADD", container)
+        document = json.loads(reply.stdout)
+        if reply.status:
+            if document["code"] != TRY_AGAIN_LATER:
+                self.row.failed(f"ADD of {container} on {node.name}: {document}")
+            return False
+        address, owner = document["ips"][0]["address"], (node.name, container)
+        if self.live.setdefault(address, owner) != owner:
+            self.row.failed(f"{address} has two live owners: {self.live[address]} and {owner}")
+        return True
+
+    def delete(self, rng, node):
+        mine = [(address, owner) for address, owner in self.live.items() if owner[0] == node.name]
+        if len(mine) < 2:               # one pod stays: it asks the store after a restore
+            return
+        address, (_, container) = rng.choice(mine[1:])
+        self.row.attempt()
+        del self.live[address]
+        reply = self.lab.call(node, "DEL", container)
+        if reply.status:
+            self.row.failed(f"DEL of {container} on {node.name}: {reply.stdout}")
+
+    def first(self, node):
+        return next(container for name, container in self.live.values() if name == node.name)
+
+
+def campaign(row, _options):
+    if not shutil.which("etcd"):
+        row.note("nothing done: etcd is not installed")
+        return
+    rng, counts = row.rng(), {"restores": 0, "hangs": 0}
+    with Etcd() as etcd:
+        for number in itertools.count():
+            if not row.running:
+                break
+            one_pass(row, rng, etcd, f"/pass-{number}", counts)
+    row.note(f"{counts['restores']} restores, etcd hung {counts['hangs']} times")
+
+
+def one_pass(row, rng, etcd, prefix, counts):
+    lab = Lab(etcd.folder / prefix[1:], etcd.conf(prefix=prefix, node_ttl=NODE_TTL_S))
+    owners, token = Owners(row, lab), prefix[1:]
+    with simulated_modules(lambda: lab.cluster):
+        for node in lab.nodes:
+            if not owners.add(node):
+                row.failed(f"{node.name} has no address in an empty cluster")
+                return
+        saved = etcd.backup()
+        for _ in range(STEPS):
+            if not row.running:
+                break
+            what, node = rng.choices(("add", "delete", "backup", "restore", "hang"), (8, 3, 1, 1, 1))[0], rng.choice(
+                lab.nodes)
+            if what == "add":
+                owners.add(node)
+            elif what == "delete":
+                owners.delete(rng, node)
+            elif what == "backup":
+                saved = etcd.backup()
+            elif what == "restore":
+                etcd.restore(saved, rng.choice(("etcd-cluster", token := f"{token}x")))
+                counts["restores"] += 1
+                come_back(row, rng, lab, owners)
+            else:
+                hang(row, rng, etcd, lab, owners)
+                counts["hangs"] += 1
+    lab.store.close()
+
+
+def come_back(row, rng, lab, owners):
+    """Each node asks the restored store, in any order, while those that have asked add pods; then the pause passes."""
+    lab.cluster.now += CONFIRM_S
+    back = []
+    for node in rng.sample(lab.nodes, len(lab.nodes)):
+        if not owners.add(node, owners.first(node)):
+            row.failed(f"{node.name} does not give a live pod its address after a restore")
+        back.append(node)
+        owners.add(rng.choice(back))
+    lab.cluster.now += PAUSE_S
+    for node in lab.nodes:              # the second step of the pause begins at a claim
+        owners.add(node)
+    lab.cluster.now += hold.SETTLE_S + 1
+
+
+def hang(row, rng, etcd, lab, owners):
+    """Add and delete pods while etcd answers nothing."""
+    (member,) = etcd.members
+    member.pause()
+    try:
+        for request in rng.sample((owners.add, lambda node: owners.delete(rng, node)), 2):
+            began = time.monotonic()
+            request(rng.choice(lab.nodes))
+            if (took := time.monotonic() - began) > HANGING_S:
+                row.failed(f"a request took {took:.0f} s while etcd hung")
+    finally:
+        member.resume()
+    etcd.await_health()
