@@ -1,5 +1,6 @@
 # make setup            virtual environment in .venv, build in place
-# make demo             two pods on a bridge: add, ping, check, delete (root)
+# make demo             the server, two pods on a bridge, times beside the Go plugins, the self-test (root)
+# make demo-nodes       two "nodes" with cluster-wide addresses, on a store that is a file (root)
 # make check            the fast tests
 # make lint             ruff, cython-lint and mypy
 # make test             all tests in four processes (WORKERS=0: in one); without root some are skipped with the reason
@@ -23,7 +24,7 @@
 # make docs             docs as a site with search and the library's reference, in build/docs; a broken link is an error
 # make clean            remove all that was built
 .POSIX:
-.PHONY: setup demo test test-toolchains test-vm test-runtimes test-cluster test-observability \
+.PHONY: setup demo demo-nodes test test-toolchains test-vm test-runtimes test-cluster test-observability \
 	screenshots test-packages test-faults test-policy wheels deb release man docs check bench lint clean
 
 PYTHON = python3
@@ -32,6 +33,7 @@ BIN = $(VENV)/bin
 WORKERS = 4
 PYTHONS = python3.11 python3.12 python3.13 python3.14
 BUILT = $(VENV)/.built-by-make
+INSTALLED = $(VENV)/.installed-by-make
 BUILT_FROM = pyproject.toml setup.py fastcni/*.p[xy][dxi] fastcni/launcher/*.[ch]
 
 setup: $(BUILT)
@@ -40,12 +42,21 @@ $(BUILT): $(BUILT_FROM)
 	@sh tests/setup-build.sh "$(PYTHON)"
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@ $(INSTALLED)
+
+# fastcni alone, without the tools of its tests
+$(INSTALLED): $(BUILT_FROM)
+	@sh tests/setup-build.sh "$(PYTHON)"
+	@sh tests/setup-install.sh "$(PYTHON)" $(VENV)
 	@touch $@
 
-demo: setup
+demo: $(INSTALLED)
 	@sh tests/setup-peer.sh ip ping nft
-	FASTCNI="$$PWD/$(BIN)/fastcni" sh examples/demo.sh
-	FASTCNI="$$PWD/$(BIN)/fastcni" sh examples/two-nodes.sh
+	@FASTCNI="$$PWD/$(BIN)/fastcni" sh examples/demo.sh
+
+demo-nodes: $(INSTALLED)
+	@sh tests/setup-peer.sh ip ping
+	@FASTCNI="$$PWD/$(BIN)/fastcni" sh examples/two-nodes.sh
 
 test: setup
 	@sh tests/setup-peer.sh
@@ -63,13 +74,13 @@ test-vm: setup
 test-runtimes: setup
 	@sh tests/setup-peer.sh bridge iptables nft ip containerd runc podman busybox
 	@$(BIN)/python -c 'import grpc_tools' 2> /dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,runtimes]'
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,test-runtimes]'
 	LANE=runtimes $(BIN)/python -m pytest tests/runtimes
 
 test-cluster: setup
 	@sh tests/setup-peer.sh etcd etcdctl openssl ip ping dnsmasq kea-dhcp4 bird vtysh faketime
 	@$(BIN)/python -c 'import kmock' 2> /dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,kubernetes]'
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,test-kubernetes]'
 	LANE=cluster $(BIN)/python -m pytest -n 2 --dist worksteal tests/cluster
 
 test-observability: setup
@@ -87,7 +98,7 @@ test-packages: setup
 	@sh tests/setup-peer.sh
 	@sh tests/setup-peer.sh debootstrap dpkg-buildpackage lintian podman runc patchelf shellcheck
 	@$(BIN)/python -c 'import kubernetes_validate' 2> /dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,packages]'
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,test-packages]'
 	LANE=packages $(BIN)/python -m pytest tests/packages
 
 test-faults: setup
@@ -98,7 +109,7 @@ test-faults: setup
 test-policy: setup
 	@sh tests/setup-peer.sh iptables nft ip conntrack
 	@$(BIN)/python -c 'import kmock' 2> /dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,kubernetes]'
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,test-kubernetes]'
 	PYTHONPATH=tests $(BIN)/python -m policy_attacks $(POLICY)
 
 wheels: setup
@@ -127,7 +138,7 @@ check: setup
 bench: setup
 	@sh tests/setup-peer.sh bridge iptables nft ip etcd
 	@$(BIN)/python -c 'import matplotlib' 2> /dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,bench]'
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,plots]'
 	$(BIN)/fastcni bench --report benchmarks/report $(BENCH)
 	$(BIN)/python benchmarks/bench_cluster_ipam.py
 	$(BIN)/python -m pytest --benchmark-only benchmarks
@@ -139,5 +150,5 @@ lint: setup
 
 clean:
 	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes .toolchains .packages
-	rm -f fastcni/*.so fastcni/*.c fastcni/launcher/*.elf fastcni/launcher/*.so fastcni/launcher/python_core.LICENSE $(BUILT)
+	rm -f fastcni/*.so fastcni/*.c fastcni/launcher/*.elf fastcni/launcher/*.so fastcni/launcher/python_core.LICENSE $(BUILT) $(INSTALLED)
 	find fastcni tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

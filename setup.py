@@ -35,6 +35,7 @@ class build_all(build_ext):
 
     def run(self):
         self.force = True               # objects of what is up to date would be missing
+        self.parallel = os.cpu_count()
         super().run()
         folder = ("." if self.inplace else self.build_lib) + "/fastcni/launcher"
         parts = [f"{self.build_temp}/fastcni/{name}.o" for name in PACKED]

@@ -22,23 +22,7 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-if [ -t 1 ]; then bold=$(printf '\033[1m') plain=$(printf '\033[0m'); else bold='' plain=''; fi
-say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
-fail() {
-    echo "agent-demo: $*" >&2
-    exit 1
-}
-
-# until_true SECONDS COMMAND...: repeat the command until it succeeds
-until_true() {
-    tries=$(($1 * 10))
-    shift
-    until "$@" > /dev/null 2>&1; do
-        tries=$((tries - 1))
-        [ $tries -gt 0 ] || fail "in vain: $*"
-        sleep 0.1
-    done
-}
+. "$(dirname "$0")/common.sh"
 
 # start_agent NODE: start the agent, and wait until it has written the node's subnet
 start_agent() {
@@ -46,7 +30,7 @@ start_agent() {
         --conflist "" --folder "$work/$1/state" --policies "$work/policies" 2>> "$work/$1/log" &
     agent=$!
     processes="$processes $agent"
-    until_true 30 test -s "$work/$1/subnet.env"
+    wait_for "the agent of $1 has a subnet; its log is $work/$1/log" 30 test -s "$work/$1/subnet.env"
 }
 
 # start_node NODE NUMBER: a namespace with an uplink to the other nodes, a configuration for pods, and an agent
@@ -88,10 +72,7 @@ reaches() {
     ip netns exec "$id-$1" ping -q -c 1 -W 1 "$(cat "$work/$2")" > /dev/null
 }
 
-[ "$(id -u)" = 0 ] || fail "it makes network namespaces: run it as root"
-command -v "$fastcni" > /dev/null || fail "there is no command $fastcni: install fastcni, or set FASTCNI to its path"
-command -v etcd > /dev/null || fail "it needs etcd; on Debian or Ubuntu: apt-get install etcd-server"
-command -v etcdctl > /dev/null || fail "it needs etcdctl; on Debian or Ubuntu: apt-get install etcd-client"
+needs ip ping nft etcd etcdctl
 case $backend in vxlan | host-gw) ;; *) fail "expected vxlan or host-gw, got $backend" ;; esac
 work=$(mktemp -d "${TMPDIR:-/tmp}/fastcni-agent.XXXXXX")
 mkdir "$work/policies"
@@ -106,7 +87,7 @@ ip -n "$id-lan" addr add 10.98.0.1/24 dev lan
 ip netns exec "$id-lan" etcd --data-dir "$work/etcd" --listen-client-urls $etcd_url --advertise-client-urls $etcd_url \
     --listen-peer-urls http://127.0.0.1:2380 > "$work/etcd.log" 2>&1 &
 processes="$processes $!"
-until_true 30 grep -q "ready to serve client requests" "$work/etcd.log"
+wait_for "etcd answers; its log is $work/etcd.log" 30 grep -q "ready to serve client requests" "$work/etcd.log"
 conf="{\"Network\": \"10.244.0.0/16\", \"Backend\": {\"Type\": \"$backend\"}}"
 ip netns exec "$id-lan" env ETCDCTL_API=3 etcdctl --endpoints $etcd_url put /coreos.com/network/config "$conf" > /dev/null
 echo "/coreos.com/network/config: $conf"
@@ -125,7 +106,7 @@ add_pod node-c pod-c
 say "4. Ping each pod from each pod on another node"
 for from in pod-a pod-b pod-c; do
     for to in pod-a pod-b pod-c; do
-        [ $from = $to ] || until_true 10 reaches $from $to
+        [ $from = $to ] || wait_for "$from reaches $to" 10 reaches $from $to
     done
 done
 echo "All 6 pings were answered. The routes of node-a to the other nodes:"
@@ -136,19 +117,19 @@ cat > "$work/new" << POLICY
 {"kind": "NetworkPolicy", "metadata": {"name": "cut-off"}, "spec": {"podSelector": {"matchLabels": {"app": "pod-c"}}}}
 POLICY
 mv "$work/new" "$work/policies/cut-off.json"
-until_true 10 sh -c "! ip netns exec $id-pod-a ping -q -c 1 -W 1 $(cat "$work/pod-c")"
+wait_for "the policy cuts pod-c off" 10 sh -c "! ip netns exec $id-pod-a ping -q -c 1 -W 1 $(cat "$work/pod-c")"
 reaches pod-a pod-b || fail "pod-a does not reach pod-b"
 echo "pod-a reaches pod-b, and not pod-c. Where nftables on node-c looks before a packet goes to a pod:"
 ip netns exec "$id-node-c" nft list map inet fastcni-policy in4 | grep elements
 rm "$work/policies/cut-off.json"
-until_true 10 reaches pod-a pod-c
+wait_for "pod-a reaches pod-c again" 10 reaches pod-a pod-c
 echo "Without the policy, pod-a reaches pod-c again."
 
 say "6. Another program deletes node-a's routes"
 for route in $(ip -n "$id-node-a" route | grep '^10\.244\.' | grep -v cni0 | cut -d' ' -f1); do
     ip -n "$id-node-a" route del "$route"
 done
-until_true 10 reaches pod-a pod-b
+wait_for "pod-a reaches pod-b again" 10 reaches pod-a pod-b
 grep -o 'event=network_repaired.*' "$work/node-a/log" | head -n 1
 
 say "7. Kill node-b's agent: its pod is reached all the same"
@@ -162,12 +143,12 @@ ip netns del "$id-pod-b"
 ip netns del "$id-node-b"
 before=$(sed -n 's/FLANNEL_SUBNET=//p' "$work/node-b/subnet.env")
 rm -r "$work/node-b"
-until_true 10 sh -c "! ip -n $id-lan link show to-node-b"
+wait_for "the link of the dead node is gone" 10 sh -c "! ip -n $id-lan link show to-node-b"
 start_node node-b 12
 [ "$before" = "$(sed -n 's/FLANNEL_SUBNET=//p' "$work/node-b/subnet.env")" ] || fail "node-b has another subnet"
 add_pod node-b pod-b
-until_true 10 reaches pod-a pod-b
-until_true 10 reaches pod-b pod-c
+wait_for "pod-a reaches pod-b again" 10 reaches pod-a pod-b
+wait_for "pod-b reaches pod-c" 10 reaches pod-b pod-c
 echo "It has its subnet again, and the other nodes reach it."
 
 say "9. Delete the pods"

@@ -21,23 +21,7 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-if [ -t 1 ]; then bold=$(printf '\033[1m') plain=$(printf '\033[0m'); else bold='' plain=''; fi
-say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
-fail() {
-    echo "cluster-demo: $*" >&2
-    exit 1
-}
-
-# until_true SECONDS COMMAND...: repeat the command until it succeeds
-until_true() {
-    tries=$(($1 * 5))
-    shift
-    until "$@" > /dev/null 2>&1; do
-        tries=$((tries - 1))
-        [ $tries -gt 0 ] || fail "in vain: $*"
-        sleep 0.2
-    done
-}
+. "$(dirname "$0")/common.sh"
 
 # start_node NAME NUMBER: a bridge for pods with an uplink to the other nodes, a configuration, and a server
 start_node() {
@@ -60,7 +44,7 @@ CONF
         2> "$work/$1/log" &
     server=$!
     processes="$processes $server"
-    until_true 30 test -S "$work/$1/socket"
+    wait_for "the server of $1 listens; its log is $work/$1/log" 30 test -S "$work/$1/socket"
 }
 
 # call COMMAND NODE POD [ADDRESS]: call the plugin as a runtime does, and ask for an address
@@ -81,12 +65,11 @@ add_pods() {
     echo "$1 has $pods pods: $(head -n 1 "$work/$1/pods" | cut -d' ' -f2) to $(tail -n 1 "$work/$1/pods" | cut -d' ' -f2)"
 }
 
-# show NODE COMMAND WORDS...: what the command line prints on a terminal
+# show NODE COMMAND WORDS...: print what the command line says on a node
 show() {
     node=$1
     shift
-    TERM=dumb script -qec "ip netns exec $id-$node $fastcni $* --conf-dir $work/$node --cache-dir $work/$node" /dev/null \
-        < /dev/null | tr -d '\r'
+    ip netns exec "$id-$node" "$fastcni" "$@" --conf-dir "$work/$node" --cache-dir "$work/$node"
 }
 
 # state_is NODE STATE: whether a node has this state, as node-a's command line says
@@ -94,8 +77,7 @@ state_is() {
     ip netns exec "$id-node-a" "$fastcni" ipam nodes --json --conf-dir "$work/node-a" | tr -d ' \n' | grep -q "\"name\":\"$1\",\"state\":\"$2\""
 }
 
-[ "$(id -u)" = 0 ] || fail "it makes network namespaces: run it as root"
-command -v etcd > /dev/null || fail "it needs etcd; on Debian or Ubuntu: apt-get install etcd-server"
+needs ip ping etcd
 case $pods in [1-9] | [1-4][0-9] | 50) ;; *) fail "expected 1 to 50 pods on each node, got $pods" ;; esac
 work=$(mktemp -d "${TMPDIR:-/tmp}/fastcni-cluster.XXXXXX")
 
@@ -109,7 +91,7 @@ ip -n "$id-lan" addr add 10.98.0.1/24 dev lan
 ip netns exec "$id-lan" etcd --data-dir "$work/etcd" --listen-client-urls $etcd_url --advertise-client-urls $etcd_url \
     --listen-peer-urls http://127.0.0.1:2380 > "$work/etcd.log" 2>&1 &
 processes="$processes $!"
-until_true 30 grep -q "ready to serve client requests" "$work/etcd.log"
+wait_for "etcd answers; its log is $work/etcd.log" 30 grep -q "ready to serve client requests" "$work/etcd.log"
 start_node node-a 11
 start_node node-b 12
 server_b=$server
@@ -138,7 +120,7 @@ say "5. Kill node-b: its server and its pods are gone at once"
 kill -9 "$server_b"
 for path in /run/netns/"$id"-node-b*; do ip netns del "${path##*/}"; done
 echo "node-a's server sees that node-b gives no sign of life. After a time of grace it declares node-b dead."
-until_true 60 state_is node-b dead
+wait_for "node-b is declared dead" 60 state_is node-b dead
 show node-a ipam nodes
 
 say "6. The addresses of node-b are in quarantine: etcd cannot know that its pods have stopped"

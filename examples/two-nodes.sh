@@ -16,27 +16,15 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-if [ -t 1 ]; then bold=$(printf '\033[1m') plain=$(printf '\033[0m'); else bold='' plain=''; fi
-say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
+. "$(dirname "$0")/common.sh"
 
-if [ "$(id -u)" != 0 ]; then
-    echo "the demo makes network namespaces: run it as root" >&2
-    exit 1
-fi
+needs ip ping awk
 
-# on NODE COMMAND WORDS...: the command line on a node
+# on NODE COMMAND WORDS...: run the command line on a node
 on() {
     node=$1
     shift
     ip netns exec "$id-$node" "$fastcni" "$@" --conf-dir "$work/$node" --cache-dir "$work/$node"
-}
-
-# show NODE COMMAND WORDS...: what the command line prints on a terminal
-show() {
-    node=$1
-    shift
-    TERM=dumb script -qec "ip netns exec $id-$node $fastcni $* --conf-dir $work/$node --cache-dir $work/$node" /dev/null \
-        < /dev/null | tr -d '\r'
 }
 
 say "1. Make two nodes, joined by a link, with one range of addresses for both"
@@ -75,8 +63,8 @@ other=$(ip -n "$id-node-b-pod1" -4 -o addr show eth0 | awk '{ sub("/.*", "", $4)
 ip netns exec "$id-node-a-pod1" ping -c 1 -W 5 "$other"
 
 say "4. Each node has claimed a block, so no address is given twice: fastcni ipam list, show"
-show node-a ipam list
-show node-b ipam show "$other"
+on node-a ipam list
+on node-b ipam show "$other"
 
 say "5. fastcni del, for all pods, and count what is left"
 for pod in node-a-pod1 node-a-pod2 node-b-pod1 node-b-pod2; do

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 quiet="--quiet --disable-pip-version-check"
 
 # shellcheck disable=SC2086
-"$1" -c 'import matplotlib' 2> /dev/null || "$1" -m pip install $quiet -e '.[test,bench]'
+"$1" -c 'import matplotlib' 2> /dev/null || "$1" -m pip install $quiet -e '.[test,plots]'
 LANE=toolchains "$1" -m pytest -q -rs tests/project/test_launcher.py tests/project/test_bench.py \
     -k "aarch64 or clang or plots"
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fastcni.bench.cases import Options
 
 SAMPLES, PAGE = "report.json", "report.md"
-WITH_PLOTS = "plots need matplotlib: pip install 'fastcni[bench]'"
+WITH_PLOTS = "plots need matplotlib: pip install 'fastcni[plots]'"
 PLOTS = {"latency": "Latency, one at a time", "rate": "Rate against calls at once",
          "density": "Latency against pods that are there already"}
 INTRODUCTION = """\

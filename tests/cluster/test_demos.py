@@ -96,6 +96,18 @@ def demo():
 
 
 @needs_root
+@pytest.mark.parametrize("peer", ["", "/nowhere"])
+def test_the_demo_of_the_server_shows_times_and_tests_the_network(demo, peer):
+    run = demo("demo.sh", **({"PEER": peer} if peer else {}))
+    assert run.wait() == 0, run.text
+    for text in ("The server listens at ", "1 packets transmitted, 1 received", "Nothing is left.", "one-shot", "warm",
+                 " checks, 0 failed\n", "The demo worked."):
+        assert text in run.text, run.text
+    assert ("There are no Go plugins in /nowhere" in run.text) is bool(peer)
+    assert run.left() == []
+
+
+@needs_root
 def test_two_nodes_work_on_a_file(demo):
     run = demo("two-nodes.sh")
     assert run.wait() == 0, run.text
@@ -142,14 +154,22 @@ def test_the_cluster_demo_cleans_up_after_ctrl_c(demo):
     assert run.left() == []
 
 
+PACKAGES = {"demo.sh": ["iputils-ping"], "two-nodes.sh": ["iputils-ping"],
+            "cluster-demo.sh": ["iputils-ping", "etcd-server"],
+            "agent-demo.sh": ["iputils-ping", "nftables", "etcd-server", "etcd-client"]}
+
+
 @needs_root
-def test_the_cluster_demo_says_what_is_missing(demo, tmp_path):
+@pytest.mark.parametrize("script", PACKAGES)
+def test_a_demo_names_the_packages_that_are_missing(demo, tmp_path, script):
+    """Without ping, agent-demo.sh ended with "in vain: reaches pod-a pod-b"."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("sh", "id", "mktemp", "rm", "seq"):
+    for name in ("sh", "id", "mktemp", "rm", "seq", "dirname", "basename", "ip", "awk"):
         (tools / name).symlink_to(shutil.which(name))
-    run = demo("cluster-demo.sh", PATH=str(tools))
-    assert run.wait() == 1 and "it needs etcd; on Debian or Ubuntu: apt-get install etcd-server" in run.text
+    run = demo(script, PATH=str(tools))
+    assert run.wait() == 1, run.text
+    assert f"on Debian or Ubuntu: apt-get install {' '.join(PACKAGES[script])}\n" in run.text
     assert run.left() == []
 
 

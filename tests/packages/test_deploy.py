@@ -10,8 +10,8 @@ import pytest
 
 from fastcni.testing import needs_root
 
-yaml = pytest.importorskip("yaml", reason="pip install -e '.[packages]'")
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[packages]'")
+yaml = pytest.importorskip("yaml", reason="pip install -e '.[test-packages]'")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[test-packages]'")
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -15,7 +15,7 @@ from runtimes.world import World, eventually_slow
 
 from fastcni.testing import needs_root
 
-yaml = pytest.importorskip("yaml", reason="pip install -e '.[packages]'")
+yaml = pytest.importorskip("yaml", reason="pip install -e '.[test-packages]'")
 pytestmark = [needs_root, pytest.mark.skipif(not shutil.which("podman"), reason="no podman")]
 
 CONF = "/etc/cni/net.d/10-fastcni.conflist"

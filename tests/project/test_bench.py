@@ -116,7 +116,7 @@ class Screen:
 
 
 def test_plots_drawn_again_are_the_same_bytes(data, tmp_path):
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'fastcni[bench]'")
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'fastcni[plots]'")
     report.finish(Options(report=str(tmp_path)), data, Screen())
     plots = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
     assert set(plots) == {"latency.svg", "rate.svg", "density.svg"}
@@ -131,7 +131,7 @@ def test_without_matplotlib_there_are_tables_and_a_hint(data, tmp_path, monkeypa
     screen = Screen()
     report.finish(Options(report=str(tmp_path)), data, screen)
     assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.json"}
-    assert "pip install 'fastcni[bench]'" in screen.text
+    assert "pip install 'fastcni[plots]'" in screen.text
 
 
 def spawn(program, *environment):

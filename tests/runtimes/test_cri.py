@@ -10,7 +10,7 @@ from runtimes.conftest import nothing_left
 from runtimes.containerd import SOCKET
 from runtimes.world import ADDRESS6, ROOT, WEB, answers, eventually_slow
 
-grpc = pytest.importorskip("grpc", reason="needs grpcio and grpcio-tools: pip install -e '.[runtimes]'")
+grpc = pytest.importorskip("grpc", reason="needs grpcio and grpcio-tools: pip install -e '.[test-runtimes]'")
 from runtimes.cri import Cri, Pod  # noqa: E402
 
 CONFLIST = "/etc/cni/net.d/30-kubernetes.conflist"

@@ -9,7 +9,7 @@ from runtimes.conftest import nothing_left, set_up
 from runtimes.containerd import SOCKET, Containerd
 from runtimes.world import WEB, World, answers, eventually_slow
 
-grpc = pytest.importorskip("grpc", reason="needs grpcio and grpcio-tools: pip install -e '.[runtimes]'")
+grpc = pytest.importorskip("grpc", reason="needs grpcio and grpcio-tools: pip install -e '.[test-runtimes]'")
 from runtimes.cri import Cri, Pod  # noqa: E402
 
 PODS, AT_ONCE, KILLS = 48, 8, 6

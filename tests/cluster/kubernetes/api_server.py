@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-WHY = "pip install -e '.[test,kubernetes]'"
+WHY = "pip install -e '.[test,test-kubernetes]'"
 yaml = pytest.importorskip("yaml", reason=WHY)
 jsonschema = pytest.importorskip("jsonschema", reason=WHY)
 kmock = pytest.importorskip("kmock", reason=WHY)
