@@ -12,9 +12,11 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
     from fastcni.kit.links.pod import Pod
 
@@ -83,24 +85,37 @@ def same(subject: str, found: object, wanted: object) -> None:
 def addresses_and_routes(pod: Pod, link: Link, previous: dict[str, Any]) -> None:
     """Raise CniError unless the link has every address of prevResult with a route to its prefix, and every route of
     prevResult is in its table."""
-    present = {(item.packed, item.prefix) for item in find.addresses(pod.inside, link.index)}
-    tables = _Tables(pod, link, present)
+    for _, _, error in differences(pod.inside, link, previous):
+        raise error
+
+
+ADDRESS, SUBNET, ROUTE = "address", "subnet", "route"
+
+
+def differences(inside: Socket, link: Link, previous: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], CniError]]:
+    """Yield what a link in the pod lacks of prevResult: (ADDRESS, an entry of ips), (SUBNET, the entry of ips whose
+    prefix has no route), (ROUTE, an entry of routes), each with its error. inside: a socket in the pod."""
+    present = {(item.packed, item.prefix) for item in find.addresses(inside, link.index)}
+    tables = _Tables(inside, link, present)
     for ip in previous.get("ips", ()):
         packed, prefix = addresses.read_cidr(ip["address"])
         if (packed, prefix) not in present:
-            raise wrong(f"Failed to match addr {ip['address']} on interface {link.name}")
+            yield ADDRESS, ip, wrong(f"Failed to match addr {ip['address']} on interface {link.name}")
+            continue
         # The kernel makes no prefix route for a host address; the reference fails every /32 here.
         alone = prefix == 8 * len(packed)
         if not alone and not tables.have(0, addresses.network(packed, prefix), prefix):
-            raise wrong(f"Failed to find Gateway {ip.get('gateway', '<nil>')} for interface {link.name}",
-                        f"no route to {ip['address']} in the main table, nor in another that its packets take")
+            yield SUBNET, ip, wrong(f"Failed to find Gateway {ip.get('gateway', '<nil>')} for interface {link.name}",
+                                    f"no route to {ip['address']} in the main table, nor in another that its packets "
+                                    "take")
     for item in previous.get("routes", ()):
         dst, prefix = addresses.read_cidr(item["dst"])
         gateway = addresses.read_ip(item["gw"]) if item.get("gw") and prefix else None
         if gateway and not any(gateway):
             gateway = b""               # 0.0.0.0 says: a route without a gateway
         if not tables.have(item.get("table"), addresses.network(dst, prefix), prefix, gateway):
-            raise wrong(f"Expected Route {item['dst']} via {item.get('gw', '<nil>')} not found in routing table")
+            yield ROUTE, item, wrong(f"Expected Route {item['dst']} via {item.get('gw', '<nil>')} not found in routing "
+                                     "table")
 
 
 class _Tables:
@@ -110,13 +125,13 @@ class _Tables:
     there); and the table of the VRF that the link is in (vrf moves them there).
     """
 
-    __slots__ = ("pod", "routes", "sources", "master", "chosen")
+    __slots__ = ("inside", "routes", "sources", "master", "chosen")
 
-    def __init__(self, pod: Pod, link: Link, present: set[tuple[bytes, int]]) -> None:
-        self.pod, self.master = pod, link.master
+    def __init__(self, inside: Socket, link: Link, present: set[tuple[bytes, int]]) -> None:
+        self.inside, self.master = inside, link.master
         self.chosen: set[int] | None = None
         self.sources = {packed for packed, _ in present}
-        self.routes = [route for route, _ in routing.routes(pod.inside, find.FAMILIES)]
+        self.routes = [route for route, _ in routing.routes(inside, find.FAMILIES)]
 
     def have(self, table: int | None, dst: bytes, prefix: int, gateway: bytes | None = None) -> bool:
         """Return whether `table` has such a route; without a table: whether any table has it that the packets use.
@@ -130,9 +145,9 @@ class _Tables:
     def others(self) -> set[int]:
         """Return the tables besides the main one. They are looked up only for a pod whose main table lacks a route."""
         if self.chosen is None:
-            rules = routing.rules(self.pod.inside, routing.families_of(self.sources))
+            rules = routing.rules(self.inside, routing.families_of(self.sources))
             self.chosen = {it.table for it, _ in rules if it.host and it.source in self.sources}
-            master = find.link(self.pod.inside, index=self.master) if self.master else None
+            master = find.link(self.inside, index=self.master) if self.master else None
             if master and master.kind == "vrf":
                 self.chosen.add(kinds.vrf_table(master))
         return self.chosen

@@ -25,6 +25,11 @@ class Listener:
     pid: int = 0
     name: str = ""
 
+    def serves(self, host_ip: str, length: int) -> bool:
+        """Return whether packets to an address of the node reach the process. host_ip "": to any address with `length`
+        bytes."""
+        return length in self.lengths and (not host_ip or self.address in ("0.0.0.0", "::", host_ip))
+
     def __str__(self) -> str:
         who = f"process {self.pid} ({self.name})" if self.pid else "a process of this node"
         return f"{who} listens on {self.port}/{self.protocol}, address {self.address}"

@@ -6,6 +6,9 @@
     kernel    features, sysctls, tables that fill up, both kinds of iptables
     conf      configuration files and plugin files
     state     the server, and what pods have: addresses, rules, links
+    path      the way of packets: veth pairs, bridges, MTUs, routes in pods, host ports
+    pods      the links of running pods, which `path` compares with the results of ADD
+    networks  addresses, subnets, bridges and stores that only one network or pod may have
     cluster   cluster-wide addresses
     dhcp      the dhcp daemon and its leases
     policy    the agent of the plugin policy

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import fastcni
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
-from fastcni.node.checks import cluster, conf, dhcp, kernel, policy, state
+from fastcni.node.checks import cluster, conf, dhcp, kernel, networks, path, policy, state
 from fastcni.node.checks.conf import own_files
 from fastcni.node.checks.findings import ERROR, Finding, Node, plural, some
 from fastcni.server import status
@@ -27,7 +27,10 @@ CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "plugin-files": conf.plugin_files, "foreign-plugins": conf.foreign_plugins,
     "server": state.server, "namespaces": state.namespaces, "ranges": state.ranges,
     "stale": state.stale, "unowned": state.unowned, "address-files": state.damaged_files,
-    "lost-rules": state.lost_rules, "cluster-addresses": cluster.cluster_addresses,
+    "lost-rules": state.lost_rules, "bridges": path.bridges, "host-links": path.host_links,
+    "pod-links": path.pod_links, "mtu": path.mtu, "host-ports": path.host_ports,
+    "duplicate-addresses": networks.duplicate_addresses, "shared-networks": networks.shared_networks,
+    "cluster-stores": networks.cluster_stores, "cluster-addresses": cluster.cluster_addresses,
     "dhcp-leases": dhcp.leases, "policy-agent": policy.agent,
 }
 

@@ -11,6 +11,7 @@ from fastcni.kernel.rtnl import Link
 from fastcni.node import confs
 from fastcni.node.attachments.inventory import Places, Seen
 from fastcni.node.attachments.records import Inventory
+from fastcni.node.checks.pods import PodLink, read_all
 from fastcni.runtime.parse import flattened
 from fastcni.runtime.records import NetworkList
 
@@ -43,6 +44,7 @@ class Node:
 
     plugin_dirs: in order. socket: of the server. unit_dir: of systemd units. sysctl(name): its value, or "". release:
     of the kernel. root: where /sys, /proc and /lib are. unseen: texts on what could not be looked at.
+    pod_links: see `pods`; None until they are read.
     """
 
     places: Places
@@ -55,6 +57,14 @@ class Node:
     root: str = "/"
     release: str = field(default_factory=lambda: os.uname().release)
     unseen: list[str] = field(default_factory=list)
+    pod_links: list[PodLink] | None = None
+
+    @property
+    def pods(self) -> list[PodLink]:
+        """The links of running pods. They are read once."""
+        if self.pod_links is None:
+            self.pod_links = read_all(self.seen, self.inventory, self.unseen)
+        return self.pod_links
 
     @property
     def networks(self) -> list[NetworkList]:

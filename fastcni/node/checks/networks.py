@@ -1,0 +1,128 @@
+"""Checks of networks against each other: addresses, subnets, bridges and stores that only one of them may have."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from fastcni.node.attachments.drops import ROUTED
+from fastcni.node.attachments.records import RUNNING, NodeAttachment
+from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, some
+from fastcni.node.checks.pods import in_namespace
+from fastcni.node.cluster.site import stores_of
+from fastcni.node.ranges import NetworkRange, ranges_of
+from fastcni.runtime.parse import flattened
+from fastcni.runtime.records import NetworkList, PluginConf
+from fastcni.spec import address
+
+
+def duplicate_addresses(node: Node) -> Iterator[Finding]:
+    """No two running pods that can reach each other have one address."""
+    found: dict[str, list[NodeAttachment]] = defaultdict(list)
+    real = {(it.namespace, it.name): it.addresses for it in node.seen.facts.interfaces}
+    for it in node.inventory.attachments:
+        if it.state == RUNNING and it.netns:
+            for ip in {*it.addresses, *real.get((it.netns, it.ifname), ())}:
+                found[ip].append(it)
+    for ip, owners in sorted(found.items()):
+        met = [it for it in owners if any(meet(it, other) for other in owners if other.netns != it.netns)]
+        if met:
+            added = [in_namespace(it.netns, f"address del {ip} dev {it.ifname}") for it in met if ip not in given(it)]
+            yield Finding(ERROR, f"{len(met)} running pods have the address {ip}: {some(it.name for it in met)}",
+                          "packets to the address reach one of these pods", "; ".join(added) or
+                          "delete all but one of these pods, so that their runtime makes them with other addresses")
+
+
+def meet(one: NodeAttachment, other: NodeAttachment) -> bool:
+    """Return whether two pods are in one network, or the node routes to both."""
+    return one.network == other.network or all(set(ROUTED).intersection(it.plugins) for it in (one, other))
+
+
+def given(it: NodeAttachment) -> set[str]:
+    """Return the addresses in the result of the pod's ADD."""
+    result = it.cached.result if it.cached else {}
+    return {ip["address"].partition("/")[0] for ip in result.get("ips", ())}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The link layer of a network's pods: ("bridge", name, vlan), ("macvlan", master) and the like; () if each pod has
+    a link of its own. routed: the node routes to the pods."""
+
+    network: NetworkList
+    where: tuple[object, ...]
+    routed: bool
+
+    @property
+    def file(self) -> str:
+        return self.network.plugins[0].file
+
+
+def place_of(net: NetworkList) -> Place | None:
+    """Return the place of a network, by its first plugin that makes a link; None if no plugin makes one."""
+    for plugin in flattened(net.plugins):
+        values = plugin.values
+        if plugin.type == "bridge":
+            where = plugin.type, values.get("bridge") or "cni0", values.get("vlan") or 0
+            return Place(net, where, bool(values.get("isGateway") or values.get("isDefaultGateway")))
+        if plugin.type in ("macvlan", "ipvlan", "vlan"):
+            return Place(net, (plugin.type, values.get("master"), vlan_of(plugin)), False)
+        if plugin.type == "ptp":
+            return Place(net, (), True)
+    return None
+
+
+def vlan_of(plugin: PluginConf) -> object:
+    return plugin.values.get("vlanId") if plugin.type == "vlan" else None
+
+
+def shared_networks(node: Node) -> Iterator[Finding]:
+    """No two networks give the same addresses, or have one subnet on two bridges, or one bridge for two subnets."""
+    places = [place for net in node.networks if (place := place_of(net))]
+    ranges = {place.network.name: list(ranges_of([place.network])) for place in places}
+    for one, other in combinations(places, 2):
+        pairs = [(a, b) for a in ranges[one.network.name] for b in ranges[other.network.name] if same_subnet(a, b)]
+        names = f"networks {one.network.name} and {other.network.name}"
+        one_link = bool(one.where) and one.where == other.where
+        clash = next((it for it in pairs if clashes(one, other, *it)), None)
+        if clash:
+            yield Finding(WARNING, f"{names} have one subnet, {clash[0].range.network()}", "pods of both get the same "
+                          "addresses, or the node reaches the pods of only one", "give the networks ranges that do not "
+                          f"overlap, on bridges of their own subnets: {one.file}, {other.file}")
+        elif one_link and one.where[0] == "bridge" and not pairs:
+            yield Finding(WARNING, f"{names} have one bridge, {one.where[1]}", "pods of both reach each other past "
+                          "firewalls and policies that tell the networks apart",
+                          f'set another "bridge" in {other.file}, or a "vlan" in both')
+
+
+def same_subnet(one: NetworkRange, other: NetworkRange) -> bool:
+    """Return whether the subnets of two ranges overlap."""
+    first, second = one.range, other.range
+    prefix = min(first.prefix, second.prefix)
+    return len(first.subnet) == len(second.subnet) and (
+        address.network(first.subnet, prefix) == address.network(second.subnet, prefix))
+
+
+def clashes(one: Place, other: Place, a: NetworkRange, b: NetworkRange) -> bool:
+    """Return whether two ranges of one subnet give pods addresses that are not theirs alone, or whose routes clash."""
+    overlap = a.range.overlaps(b.range)
+    if one.routed and other.routed:
+        return overlap or (bool(one.where and other.where) and one.where != other.where)
+    return overlap and bool(one.where) and one.where == other.where
+
+
+def cluster_stores(node: Node) -> Iterator[Finding]:
+    """The networks of one address space have one store."""
+    stores: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for it in (it for networks in stores_of(node.networks) for it in networks):
+        key = os.path.normpath(it.keys.data_dir), it.keys.space
+        stores[key][it.keys.store_key].append(f"{it.name}: {it.where}")
+    for (_, space), found in stores.items():
+        if len(found) > 1:
+            yield Finding(ERROR, f"networks of the address space {space} have {len(found)} stores: "
+                          f"{some(text for texts in found.values() for text in texts)}",
+                          "the node's state of the space is of one store: addresses may be given twice",
+                          "name one store in all configurations of the space, or another space")

@@ -1,0 +1,126 @@
+"""Read the links of running pods, on the host and inside of their namespaces, for the checks of the data path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fastcni.kernel import netns, wire
+from fastcni.kernel.rtnl import Link
+from fastcni.kit.call import checks
+from fastcni.kit.links import find
+from fastcni.node.attachments.inventory import Seen
+from fastcni.node.attachments.records import RUNNING, Inventory, NodeAttachment
+from fastcni.spec import address
+
+BRIDGES = ("bridge", "flannel")         # CNI types whose pods are at ports of a bridge
+NO_ADDRESSES = ("dhcp", "loopback")     # the addresses change after ADD, or have no routes
+NAMED = ("/run/netns/", "/var/run/netns/")
+
+
+@dataclass(frozen=True, slots=True)
+class PodLink:
+    """A running pod's interface, with the result of its ADD.
+
+    host: the host's end of its veth pair, None without one. bridge: the name of the bridge that ADD put it on, or "".
+    link: the interface in the pod, None if it does not exist. lacks: shell commands that add what the pod lacks of its
+    addresses and routes.
+    """
+
+    attachment: NodeAttachment
+    host: Link | None
+    bridge: str
+    link: Link | None
+    lacks: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.attachment.container_id[:12]}/{self.attachment.ifname}"
+
+    def inside(self, command: str) -> str:
+        """Return a command of ip(8) that runs in the pod's namespace."""
+        return in_namespace(self.attachment.netns, command)
+
+
+def in_namespace(path: str, command: str) -> str:
+    """Return a command of ip(8) that runs in the namespace at `path`."""
+    for folder in NAMED:
+        if path.startswith(folder):
+            return f"ip -n {path.removeprefix(folder)} {command}"
+    return f"nsenter --net={path} ip {command}"
+
+
+def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLink]:
+    """Return the links of all running pods that have a result in the cache. Texts on pods that cannot be entered are
+    added to `unseen`."""
+    found: list[PodLink] = []
+    refused: list[str] = []
+    by_name = {link.name: link for link in seen.facts.links.values()}
+    containers = [it.container_id for it in inventory.attachments]
+    home = netns.open_own()
+    try:
+        for it in inventory.attachments:
+            if it.state == RUNNING and it.cached and it.cached.result and it.netns:
+                try:
+                    found.append(read(it, by_name, home, several=containers.count(it.container_id) > 1))
+                except (OSError, ValueError) as e:
+                    refused.append(f"{it.name}: {e}")
+    finally:
+        os.close(home)
+    if refused:
+        unseen.append(f"links of {len(refused)} running pods: {refused[0]}")
+    return found
+
+
+def read(it: NodeAttachment, by_name: dict[str, Link], home: int, *, several: bool) -> PodLink:
+    """Return the link of one pod. several: the pod has more attachments. Raises OSError, ValueError."""
+    assert it.cached
+    fd = netns.open_path(it.netns)
+    try:
+        with netns.inside(fd, home):
+            sock = wire.open_socket()
+    finally:
+        os.close(fd)
+    try:
+        link = find.link(sock, it.ifname)
+        lacks = tuple(commands(it, sock, link, several)) if link else ()
+    finally:
+        sock.close()
+    hosts = [by_name[name] for name in it.links if name in by_name and by_name[name].kind == "veth"]
+    return PodLink(it, hosts[0] if len(hosts) == 1 else None, bridge_of(it), link, lacks)
+
+
+def bridge_of(it: NodeAttachment) -> str:
+    """Return the name of the bridge in the result of ADD: the first of its interfaces on the host. "": none."""
+    assert it.cached
+    on_host = [entry["name"] for entry in it.cached.result.get("interfaces", ()) if not entry.get("sandbox")]
+    return on_host[0] if on_host and set(BRIDGES).intersection(it.plugins) and on_host[0] not in it.links else ""
+
+
+def commands(it: NodeAttachment, sock: wire.Socket, link: Link, several: bool) -> Iterator[str]:
+    """Yield the commands that add what the pod lacks of the result of its ADD. several: the pod has more attachments,
+    and another one may have the default route."""
+    if not link.up:
+        yield in_namespace(it.netns, f"link set {it.ifname} up")
+    if set(NO_ADDRESSES).intersection(it.plugins):
+        return
+    assert it.cached
+    result = dict(it.cached.result)
+    gateways = {len(address.read_ip(ip["gateway"])): ip["gateway"] for ip in result.get("ips", ()) if ip.get("gateway")}
+    for kind, entry, _ in checks.differences(sock, link, result):
+        if kind == checks.ADDRESS:
+            yield in_namespace(it.netns, f"address replace {entry['address']} dev {it.ifname}")
+            continue
+        packed, prefix = address.read_cidr(entry["address" if kind == checks.SUBNET else "dst"])
+        if several and not prefix:
+            continue
+        to = f"{address.ip_text(address.network(packed, prefix))}/{prefix}"
+        gateway = entry.get("gw") or (gateways.get(len(packed), "") if kind == checks.ROUTE else "")
+        via = f" via {gateway}" if gateway else ""
+        table = f" table {entry['table']}" if kind == checks.ROUTE and entry.get("table") else ""
+        yield in_namespace(it.netns, f"route replace {to}{via} dev {it.ifname}{table}")
+
+
+def names_of(found: Sequence[PodLink]) -> list[str]:
+    return [it.name for it in found]

@@ -1,0 +1,165 @@
+"""fastcni doctor and the way of packets: each fault is one finding, and its command mends it."""
+
+import json
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from node.conftest import LIST, diagnosed
+
+from fastcni.launcher.install import install
+from fastcni.testing.namespaces import ip, needs_root, run
+from fastcni.testing.witnesses import eventually
+
+pytestmark = needs_root
+DUAL = {**LIST, "plugins": [{"type": "bridge", "bridge": "br0", "isGateway": True, "ipMasq": True, "ipam": {
+    "type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}, LIST["plugins"][1]]}
+PTP = {**LIST, "plugins": [{"type": "ptp", "ipMasq": True, "ipam": DUAL["plugins"][0]["ipam"]}, LIST["plugins"][1]]}
+
+
+class Pods:
+    """Two running pods of a network. host_links: the host's ends of their veth pairs."""
+
+    def __init__(self, host, pod_netns):
+        self.host = host
+        self.names = [pod_netns(), pod_netns()]
+        results = [host.add(f"c{number}", name) for number, name in enumerate(self.names)]
+        self.host_links = [next(it["name"] for it in result["interfaces"] if it["name"].startswith("veth"))
+                           for result in results]
+
+
+@pytest.fixture
+def uplink(host_netns):
+    """The host has a default route by a link with an MTU of 1500."""
+    run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "up1")
+    run("ip", "address", "add", "192.0.2.1/24", "dev", "up0")
+    for link in ("up0", "up1"):
+        run("ip", "link", "set", link, "up")
+    run("ip", "route", "add", "default", "via", "192.0.2.254")
+    return "up0"
+
+
+@pytest.fixture
+def pods(folders, uplink, pod_netns):
+    folders.configure(DUAL)
+    return Pods(folders, pod_netns)
+
+
+@pytest.fixture
+def doctor(fastcni, bin_dir):
+    """doctor(): {check: its finding}. mend(): run the commands of all findings, and return them."""
+    def doctor():
+        status, found = diagnosed(fastcni, "--bin-dir", bin_dir)
+        assert status == max((2 if it["severity"] == "error" else 1 for it in found.values()), default=0)
+        return found
+    return doctor
+
+
+# ruff: noqa: E501
+# {fault: (how to break it, the check, a part of the sentence)}
+FAULTS = {
+    "the bridge is down": (lambda it: ip("link", "set", "br0", "down"), "bridges", "the bridge br0 of 2 running pods is down"),
+    "the bridge has no gateway": (lambda it: ip("address", "del", "10.88.0.1/24", "dev", "br0"), "bridges", "lacks the address"),
+    "the bridge has lost every address": (lambda it: ip("address", "flush", "dev", "br0"), "bridges", "lacks the address"),
+    "the bridge was deleted": (lambda it: ip("link", "del", "br0"), "bridges", "the bridge br0 of 2 running pods does not exist"),
+    "a port has left the bridge": (lambda it: ip("link", "set", it.host_links[0], "nomaster"), "host-links", "pod c0/eth0 is not on its"),
+    "a host's link is down": (lambda it: ip("link", "set", it.host_links[1], "down"), "host-links", "pod c1/eth0 is down"),
+    "a pod has lost its route": (lambda it: ip("route", "del", "default", netns=it.names[0]), "pod-links", "pod c0/eth0 lacks"),
+    "a pod has lost the route to its subnet": (lambda it: ip("-6", "route", "del", "fd00:88::/64", netns=it.names[1]), "pod-links", "pod c1/eth0 lacks"),
+    "pods have lost an address": (lambda it: [ip("address", "flush", "dev", "eth0", "scope", "global", netns=name)
+                                              for name in it.names], "pod-links", "2 pods (c0/eth0, c1/eth0) lack"),
+    "a pod's interface is down": (lambda it: ip("link", "set", "eth0", "down", netns=it.names[0]), "pod-links", "pod c0/eth0 lacks"),
+    "a pod's end has a larger MTU": (lambda it: ip("link", "set", "eth0", "mtu", 9000, netns=it.names[0]), "mtu", "two ends"),
+    "the host's end has a smaller MTU": (lambda it: ip("link", "set", it.host_links[0], "mtu", 1300), "mtu", "two ends"),
+    "the bridge has a smaller MTU": (lambda it: ip("link", "set", "br0", "mtu", 1400), "mtu", "the bridge br0 has an MTU of 1400, 2 pods"),
+    "the bridge has a larger MTU": (lambda it: ip("link", "set", "br0", "mtu", 9000), "mtu", "the bridge br0 has an MTU of 9000"),
+    "the uplink has a smaller MTU": (lambda it: ip("link", "set", "up0", "mtu", 1400), "mtu", "larger than 1400, that of up0"),
+    "a pod took another pod's address": (lambda it: ip("address", "add", "10.88.0.2/24", "dev", "eth0", netns=it.names[1]),
+                                         "duplicate-addresses", "2 running pods have the address 10.88.0.2"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_path_is_one_finding_whose_command_mends_it(pods, doctor, fault):
+    assert doctor() == {}
+    how, check, part = FAULTS[fault]
+    how(pods)
+    found = doctor()
+    assert part in found[check]["what"]
+    assert set(found) <= {check, "forwarding"}
+    for it in found.values():
+        run("sh", "-c", it["do"])
+    assert doctor() == {}
+
+
+def test_a_pod_whose_interface_was_deleted_has_to_be_made_again(pods, doctor):
+    ip("link", "del", "eth0", netns=pods.names[0])
+    found = doctor()["pod-links"]
+    assert "the interface of pod c0/eth0 does not exist" in found["what"] and "delete the pod" in found["do"]
+
+
+def test_pods_of_ptp_have_no_finding_and_their_lost_routes_are_found(folders, uplink, pod_netns, fastcni, tmp_path):
+    install(tmp_path / "bin", names=["ptp", "host-local", "portmap"])
+
+    def doctor():
+        return diagnosed(fastcni, "--bin-dir", tmp_path / "bin")[1]
+
+    folders.configure(PTP)
+    pods = Pods(folders, pod_netns)
+    assert doctor() == {}
+    ip("route", "del", "default", netns=pods.names[0])
+    ip("link", "set", pods.host_links[1], "down")
+    found = doctor()
+    assert set(found) == {"pod-links", "host-links"}
+    for it in found.values():
+        run("sh", "-c", it["do"])
+    assert "pod-links" not in doctor()
+
+
+def test_many_pods_with_one_fault_are_one_finding_and_its_command_says_that_there_are_more(folders, uplink, pod_netns, doctor):
+    folders.configure()
+    for number in range(9):
+        folders.add(f"c{number}", pod_netns())
+    for link in json.loads(run("ip", "-j", "link", "show", "master", "br0")):
+        ip("link", "set", link["ifname"], "nomaster")
+    rounds = 0
+    while found := doctor():
+        assert list(found) == ["host-links"]
+        run("sh", "-c", found["host-links"]["do"])
+        rounds += 1
+    assert rounds == 2
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_a_host_port_that_a_process_also_has_is_a_warning_with_its_name(folders, uplink, pod_netns, doctor, protocol):
+    folders.configure(DUAL)
+    code = ("import socket, sys, time; s = socket.socket(socket.AF_INET, socket.SOCK_STREAM if sys.argv[1] == 'tcp' else "
+            "socket.SOCK_DGRAM); s.bind(('0.0.0.0', 8080)); sys.argv[1] == 'tcp' and s.listen(); print(flush=True); time.sleep(99)")
+    with subprocess.Popen([sys.executable, "-c", code, protocol], stdout=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            rt = folders.rt("c1", pod_netns())
+            ports = [{"hostPort": 8080, "containerPort": 80, "protocol": protocol}]
+            folders.cni.add(folders.cni.load("net1"), type(rt)(rt.container_id, rt.netns, "eth0", (), {"portMappings": ports}))
+            found = doctor()
+            name = f"process {process.pid} ({Path(f'/proc/{process.pid}/comm').read_text().strip()})"
+            assert set(found) == {"host-ports"} and found["host-ports"]["severity"] == "warning"
+            assert f"{name} listens on 8080/{protocol}" in found["host-ports"]["what"]
+            run(*shlex.split(found["host-ports"]["do"], comments=True))
+            process.wait()
+            assert eventually(lambda: doctor() == {}, pause=0.1)
+        finally:
+            process.kill()
+
+
+def test_a_process_on_another_address_than_the_mapping_has_no_finding(folders, uplink, pod_netns, doctor):
+    folders.configure(DUAL)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port, rt = server.getsockname()[1], folders.rt("c1", pod_netns())
+        ports = [{"hostPort": port, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
+        folders.cni.add(folders.cni.load("net1"), type(rt)(rt.container_id, rt.netns, "eth0", (), {"portMappings": ports}))
+        assert doctor() == {}
