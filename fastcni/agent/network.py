@@ -6,7 +6,7 @@ import select
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from fastcni.agent import subnets
+from fastcni.agent import peer_list, subnets
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.masquerade import Masquerade
 
@@ -23,12 +23,12 @@ FIGURES = ("nodes", "skipped", "routes")
 class Network:
     """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError.
 
-    me: this node's record. written: whether the kernel has what `me` and the last list of nodes say. figures: for
-    metrics.py.
+    me: this node's record. folder: of the file peers.json. written: whether the kernel has what `me` and the last list
+    of nodes say. figures: for metrics.py.
     """
 
-    def __init__(self, conf: NetworkConf, backend: Backend, me: Node, log: Logger) -> None:
-        self.conf, self.backend, self.me, self.log = conf, backend, me, log
+    def __init__(self, conf: NetworkConf, backend: Backend, me: Node, log: Logger, folder: str) -> None:
+        self.conf, self.backend, self.me, self.log, self.folder = conf, backend, me, log, folder
         self.written = False
         self.figures = dict.fromkeys(FIGURES, 0)
         self._nodes: Collection[Node] | None = None         # the last list; None: there was none
@@ -80,6 +80,7 @@ class Network:
         state = self.backend.state(self.me, others)
         self.keeper.set(state)
         self.written = True
+        peer_list.write(self.folder, others)
         self._tell_skipped({**left_out, **state.skipped})
         self.figures = {"nodes": len(others), "skipped": len(self._skipped), "routes": len(state.routes)}
         self.log.info("nodes", count=len(others), routes=len(state.routes))

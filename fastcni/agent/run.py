@@ -31,6 +31,7 @@ from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, State
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.masquerade import Masquerade
 from fastcni.agent.network import FIGURES, Network, text
+from fastcni.agent.peer_list import FOLDER
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.ruleset import Ruleset
 from fastcni.agent.policy.service import Policies
@@ -54,7 +55,6 @@ PROBLEMS = (Away, ConfigurationError, SubnetLost, NoSubnetLeft)        # that ma
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0           # between tries to join
 FOREVER = float("inf")
 SUBNET_FILE, CONFLIST = "/run/flannel/subnet.env", "/etc/cni/net.d/10-flannel.conflist"
-FOLDER = "/run/fastcni/agent"                   # of MACs: they last until a reboot, as the links do
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Agent:
         conf, backend, me = joined
         self.log.info("joined", subnets=text(me.subnets), backend=backend.name, public=text(me.public),
                       mtu=backend.mtu())
-        self.network = network = Network(conf, backend, me, self.log)
+        self.network = network = Network(conf, backend, me, self.log, self.options.folder)
         # Requests to the registry and to BGP's engine may take long; the kernel's announcements do not wait for them.
         self._start(self.registry.watch, self._changed, self.stopped.is_set)
         self._start(self._renew_until_stop, conf, me)

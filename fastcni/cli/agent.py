@@ -217,9 +217,9 @@ class MetricsPage:
 def policy_settings(source: str, kubeconfig: str, name: str, folder: str, kept: str) -> PolicySettings:
     """What --policies says. name: of the node. folder: of the agent, with the socket for the plugin. kept: what
     --policies-kept says."""
+    from fastcni.agent.peer_list import FOLDER as DEFAULT
     from fastcni.agent.policy.attached import FOLDER
     from fastcni.agent.policy.service import Settings
-    from fastcni.agent.run import FOLDER as DEFAULT
     from fastcni.clients.kubernetes import open_api
 
     state, socket = os.path.join(folder, FOLDER), os.path.join(folder, "policy.sock")

@@ -12,12 +12,14 @@ from typing import Any
 
 import click
 
+from fastcni.agent.peer_list import FOLDER
 from fastcni.cli.output import json_option, printable, put_document
 from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.daemon.listening import PATH
 from fastcni.node import confs, server_process
 from fastcni.runtime import CNI, NetworkList
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
+from fastcni.selftest.peer import find
 from fastcni.selftest.records import ONE_SHOT, WARM, Check
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -35,13 +37,20 @@ port, for some seconds. It changes nothing else, and removes all of it. Running 
 @click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni].")
 @click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
               help="The server's socket.")
+@click.option("--peer", default="", metavar="ADDRESS|NODE",
+              help="Also test the way to another node: its address, or its name in the agent's list of nodes.")
+@click.option("--agent-folder", default=FOLDER, show_default=True, metavar="DIR",
+              help="For --peer: the --folder of this node's agent.")
 @json_option
 def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cache_dir: str, socket: str,
-             as_json: bool) -> int:
+             peer: str, agent_folder: str, as_json: bool) -> int:
     """Test the network of this node with two pods of its own.
 
     Without NET it tests each network of the configuration directory: pod to pod, gateway, node, outside, host port,
     hairpin, masquerade, name server, MTU, bandwidth limit, IPv4 and IPv6; one-shot, and by the server if one listens.
+
+    With --peer a pod also sends echo requests to another node and to the addresses of that node in its pods' subnet.
+    The other node answers as its kernel does: nothing has to be started there.
 
     The exit status is 0 if all checks are ok, else 1.
     """
@@ -49,6 +58,7 @@ def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cac
         raise CniError(errors.INVALID_ENVIRONMENT, "selftest makes network namespaces", "run the command as root")
     cni = CNI(plugin_dirs(bin_dir), conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR, cache_dir)
     nets = chosen(cni, networks)
+    other = find(peer, agent_folder) if peer else None
     modes = [ONE_SHOT, WARM] if socket and server_process.listener(socket) else [ONE_SHOT]
     if not as_json:
         click.echo(INTRODUCTION)
@@ -60,7 +70,7 @@ def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cac
         signal.signal(number, interrupt)
     from fastcni.selftest.run import run
 
-    with closing(run(cni, nets, modes)) as running:
+    with closing(run(cni, nets, modes, other)) as running:
         for check in running:
             found.append(check)
             if not as_json:

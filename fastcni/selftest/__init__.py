@@ -4,6 +4,8 @@
     node        what an ADD would mend silently, read before the first ADD
     namespaces  network namespaces that end with this process
     outside     a host outside of the node: a namespace behind a veth link
+    peer        another node, by its address or by the agent's list of nodes
+    peer        another node, by its address or by the agent's list of nodes
     sockets     a server of TCP and UDP in each namespace, and the probes of clients
     icmp        echo requests
     pods        the two pods of a network: ADD, CHECK and DEL

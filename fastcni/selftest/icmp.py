@@ -8,35 +8,40 @@ import socket
 import struct
 import time
 
-from fastcni.selftest import namespaces
+from fastcni.selftest import namespaces, sockets
 
 HEADER = struct.Struct("!BBHHH")            # type, code, checksum, identifier, sequence
 ECHO = {socket.AF_INET: (8, 0), socket.AF_INET6: (128, 129)}        # request, reply
 PROTOCOLS = {socket.AF_INET: socket.IPPROTO_ICMP, socket.AF_INET6: socket.IPPROTO_ICMPV6}
+IP_BYTES = {socket.AF_INET: 20, socket.AF_INET6: 40}
 RESEND_S = 0.3
 
 
-def ping(namespace: int, address: str, seconds: float) -> bool:
-    """Return whether a host answers an echo request within `seconds`; the request is repeated. Raises OSError if it
-    cannot be sent."""
+def ping(namespace: int, address: str, seconds: float, packet_bytes: int = 0) -> bool:
+    """Return whether a host answers an echo request within `seconds`; the request is repeated. packet_bytes: the length
+    of the packet with its IP header, which no router may fragment; 0: as short as possible. Raises OSError if the
+    request cannot be sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     request, reply = ECHO[family]
     sock = namespaces.call(namespace, lambda: socket.socket(family, socket.SOCK_RAW, PROTOCOLS[family]))
+    data = bytes(max(0, packet_bytes - IP_BYTES[family] - HEADER.size) & ~1)
+    if data:
+        sockets.forbid_fragments(sock, family)
     with sock:
         identifier, deadline = int.from_bytes(os.urandom(2), "big"), time.monotonic() + seconds
         number = 0
         while (left := deadline - time.monotonic()) > 0:
             number += 1
-            sock.sendto(packet(request, identifier, number), (address, 0))
+            sock.sendto(packet(request, identifier, number, data), (address, 0))
             if awaits(sock, family, reply, identifier, min(left, RESEND_S)):
                 return True
     return False
 
 
-def packet(kind: int, identifier: int, number: int) -> bytes:
-    """Return an echo request without data. The kernel computes the checksum of ICMPv6, and not that of ICMP."""
-    empty = HEADER.pack(kind, 0, 0, identifier, number)
-    return HEADER.pack(kind, 0, checksum(empty), identifier, number)
+def packet(kind: int, identifier: int, number: int, data: bytes) -> bytes:
+    """Return an echo request. The kernel computes the checksum of ICMPv6, and not that of ICMP."""
+    empty = HEADER.pack(kind, 0, 0, identifier, number) + data
+    return HEADER.pack(kind, 0, checksum(empty), identifier, number) + data
 
 
 def checksum(data: bytes) -> int:
@@ -52,7 +57,7 @@ def awaits(sock: socket.socket, family: int, reply: int, identifier: int, second
     while (left := deadline - time.monotonic()) > 0:
         if not select.select([sock], [], [], left)[0]:
             return False
-        data = sock.recv(2048)
+        data = sock.recv(sockets.MAX_DATAGRAM)
         start = 4 * (data[0] & 0x0F) if family == socket.AF_INET else 0        # the IPv4 header comes along
         if len(data) >= start + HEADER.size:
             kind, _, _, found, _ = HEADER.unpack_from(data, start)

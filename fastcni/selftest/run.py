@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from fastcni.runtime.exec import Exec
 from fastcni.runtime.parse import flattened
 from fastcni.selftest import icmp, node, policies, sockets
 from fastcni.selftest.outside import Outside
+from fastcni.selftest.peer import Peer
 from fastcni.selftest.pods import Pod, leftovers
 from fastcni.selftest.records import ONE_SHOT, Check, Failed
 
@@ -30,10 +31,11 @@ NOT_REACHED = ("macvlan", "ipvlan")     # pods of these plugins do not reach the
 
 class Network:
     """One network in one mode. host: a descriptor of the node's namespace. policy: for its pods, if an agent with files
-    answers."""
+    answers. peer: the other node of --peer."""
 
     def __init__(self, cni: CNI, net: NetworkList, mode: str, outside: Outside, host: int,
-                 server: sockets.Server) -> None:
+                 server: sockets.Server, peer: Peer | None = None) -> None:
+        self.peer = peer
         self.cni, self.net, self.mode = cni, net, mode
         self.outside, self.host, self.server = outside, host, server
         plugins = flattened(net.plugins)
@@ -108,6 +110,8 @@ class Network:
             yield f"mtu{suffix}", partial(self._full_size, one, two, family)
             if not self.types.intersection(NOT_REACHED):
                 yield from self._probes_of_node(one, two, family, suffix)
+            if self.peer:
+                yield from self._probes_of_peer(self.peer, one, family, suffix)
         for address in (one.result.get("dns") or {}).get("nameservers") or ():
             yield "dns", partial(self._dns, one, address)
 
@@ -124,6 +128,15 @@ class Network:
                                                   family)
             if self._can_hairpin():
                 yield f"hairpin{suffix}", partial(self._host_port, two.namespace, "the pod itself", family)
+
+    def _probes_of_peer(self, peer: Peer, pod: Pod, family: int,
+                        suffix: str) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yield the probes from a pod to another node, and to the addresses of that node in its pods' subnet."""
+        ways = ("peer", "the way to the other node", peer.node), ("peer-pods", "the way to the pods there", peer.pods)
+        for name, hop, addresses in ways:
+            if found := addresses.get(family):
+                yield f"{name}{suffix}", partial(self._to_peer, pod, hop, found, 0)
+                yield f"{name}-mtu{suffix}", partial(self._to_peer, pod, hop, found, pod.mtu())
 
     def _can_hairpin(self) -> bool:
         """Return whether the configuration lets a pod reach itself by a host port. Where br_netfilter translates the
@@ -144,13 +157,21 @@ class Network:
                   f"{one.name} ({one.texts[family]}) does not reach {two.name}")
 
     def _gateway(self, pod: Pod, gateway: str) -> None:
-        try:
+        with sending("the pod's route", f"{pod.name} cannot send to its gateway {gateway}"):
             answered = icmp.ping(pod.namespace, gateway, PROBE_S)
-        except OSError as e:
-            raise Failed("the pod's route", f"{pod.name} cannot send to its gateway {gateway}: {e.strerror}") from None
         if not answered:
             raise Failed("the pod's gateway", f"the gateway {gateway} does not answer {pod.name}'s echo requests",
                          f"ip address show to {gateway}")
+
+    def _to_peer(self, pod: Pod, hop: str, addresses: Sequence[str], size: int) -> None:
+        """Send echo requests of `size` bytes, 0 for short ones, until one of the addresses answers."""
+        what = f"{pod.name}'s echo requests" + (f" of {size} bytes, the MTU of its link" if size else "")
+        for address in addresses:
+            with sending(hop, f"{pod.name} cannot send {size} bytes to {address}"):
+                if icmp.ping(pod.namespace, address, PROBE_S / len(addresses), size):
+                    return
+        raise Failed(hop, f"{' and '.join(addresses)} on the other node: no answer to {what}",
+                     "ip link" if size else f"ip route get {addresses[0]}")
 
     def _to_host(self, pod: Pod, gateway: str) -> None:
         self._tcp(pod.namespace, gateway, self.server.port, "the node's input", f"{pod.name} does not reach the node",
@@ -173,20 +194,15 @@ class Network:
 
     def _full_size(self, one: Pod, two: Pod, family: int) -> None:
         size = one.mtu()
-        try:
+        what = f"a packet of {size} bytes, the MTU of {one.name}'s link,"
+        with sending("the MTU", f"{what} cannot be sent to {two.name}", "ip link"):
             arrived = sockets.datagram(one.namespace, two.texts[family], two.server.port, size, PROBE_S)
-        except OSError as e:
-            raise Failed("the MTU", f"a packet of {size} bytes, the MTU of {one.name}'s link, cannot be sent to "
-                         f"{two.name}: {e.strerror}", "ip link") from None
         if not arrived:
-            raise Failed("the MTU", f"a packet of {size} bytes, the MTU of {one.name}'s link, does not reach "
-                         f"{two.name}", "ip link")
+            raise Failed("the MTU", f"{what} does not reach {two.name}", "ip link")
 
     def _dns(self, pod: Pod, address: str) -> None:
-        try:
+        with sending("the name server", f"{pod.name} cannot ask the name server {address}"):
             answered = sockets.answers_dns(pod.namespace, address, PROBE_S)
-        except OSError as e:
-            raise Failed("the name server", f"{pod.name} cannot ask the name server {address}: {e.strerror}") from None
         if not answered:
             raise Failed("the name server", f"the name server {address} of the network does not answer {pod.name}")
 
@@ -197,14 +213,25 @@ class Network:
                          f"{RATE / 1e6:.0f}", "tc qdisc show")
 
 
+@contextmanager
+def sending(hop: str, what: str, command: str = "fastcni doctor") -> Iterator[None]:
+    """Raise Failed with this text if the kernel refuses to send."""
+    try:
+        yield
+    except OSError as e:
+        raise Failed(hop, f"{what}: {e.strerror or e}", command) from None
+
+
 def each(pods: Iterable[Pod], method: Callable[[Pod], None]) -> None:
     """Call a method of each pod."""
     for pod in pods:
         method(pod)
 
 
-def run(cni: CNI, nets: list[NetworkList], modes: list[str]) -> Generator[Check, None, None]:
-    """Yield the checks of each network in each mode. Raises OSError, and CniError for what earlier tests left.
+def run(cni: CNI, nets: list[NetworkList], modes: list[str],
+        peer: Peer | None = None) -> Generator[Check, None, None]:
+    """Yield the checks of each network in each mode; with a peer also those of the way to that node. Raises OSError,
+    and CniError for what earlier tests left.
 
     The plugins are executed. In ONE_SHOT mode they find no server.
     """
@@ -224,7 +251,7 @@ def run(cni: CNI, nets: list[NetworkList], modes: list[str]) -> Generator[Check,
                 for mode in modes:
                     outside = Outside()
                     try:
-                        yield from Network(for_mode(cni, mode), net, mode, outside, host, server).checks()
+                        yield from Network(for_mode(cni, mode), net, mode, outside, host, server, peer).checks()
                     finally:
                         outside.close()
             finally:

@@ -122,10 +122,7 @@ def datagram(namespace: int, address: str, port: int, packet_bytes: int, seconds
     family = family_of(address)
     size = packet_bytes - HEADERS[family]
     with namespaces.call(namespace, lambda: socket.socket(family, socket.SOCK_DGRAM)) as sock:
-        if family == socket.AF_INET:
-            sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_DO)
-        else:
-            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, PMTUDISC_DO)
+        forbid_fragments(sock, family)
         sock.settimeout(seconds / 2)
         sock.connect((address, port))
         for _ in range(2):
@@ -135,6 +132,14 @@ def datagram(namespace: int, address: str, port: int, packet_bytes: int, seconds
             except TimeoutError:
                 continue
     return False
+
+
+def forbid_fragments(sock: socket.socket, family: int) -> None:
+    """Let neither this host nor a router fragment what the socket sends."""
+    if family == socket.AF_INET:
+        sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_DO)
+    else:
+        sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, PMTUDISC_DO)
 
 
 def answers_dns(namespace: int, address: str, seconds: float) -> bool:

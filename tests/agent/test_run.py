@@ -67,7 +67,7 @@ def test_a_list_that_comes_while_the_subnet_changes_is_not_lost(tmp_path, monkey
     agent._begin = lambda *_: setattr(agent, "ready", True)
     hooks["subnet_changed"] = lambda: agent._changed([moved, two, three])        # as the thread that watches does
     agent._changed([me, two])
-    agent.network = it = network.Network(conf(), backend, me, agent.log)
+    agent.network = it = network.Network(conf(), backend, me, agent.log, str(tmp_path))
     thread = threading.Thread(target=agent._keep, args=(it,))
     thread.start()
     try:

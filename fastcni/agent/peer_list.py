@@ -1,0 +1,40 @@
+"""The other nodes of the network, in a file that the agent writes and `fastcni selftest --peer` reads.
+
+    [{"name": "node-b", "addresses": ["192.0.2.2"], "subnets": ["10.244.2.0/24"]}]
+
+name: the registry's key of the node's record. addresses: at which other nodes reach it. subnets: of its pods.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent import files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fastcni.agent.contract import Node
+
+FOLDER = "/run/fastcni/agent"           # of the agent's files; a reboot empties it, and removes the agent's links
+NAME = "peers.json"
+
+
+def write(folder: str, nodes: Iterable[Node]) -> None:
+    """Write the list, unless the file has it already. Raises OSError."""
+    path = Path(folder, NAME)
+    text = json.dumps([{"name": node.name, "addresses": [str(each) for each in node.public.values()],
+                        "subnets": [str(each) for each in node.subnets.values()]} for node in nodes])
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        files.write(path, text)
+
+
+def read(folder: str) -> list[dict[str, Any]]:
+    """Return the list; [] if no agent has written one. Raises OSError, ValueError."""
+    try:
+        found = json.loads(Path(folder, NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    return found if isinstance(found, list) else []

@@ -1,0 +1,55 @@
+"""The other node of `fastcni selftest --peer`: its addresses, and those that it has in the subnet of its pods.
+
+The other node answers echo requests as its kernel does. Nothing listens there for the self-test, so a stranger can do
+nothing with it that ping(8) cannot do.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
+
+from fastcni.agent import peer_list
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other node. node: {4 or 6: its addresses}. pods: {4 or 6: its addresses in the subnet of its pods}: the
+    network address, which a tunnel's link has, and the first one, which the bridge has."""
+
+    node: dict[int, list[str]] = field(default_factory=dict)
+    pods: dict[int, list[str]] = field(default_factory=dict)
+
+
+def find(text: str, folder: str) -> Peer:
+    """Return the node with this address or name. folder: of the agent's files. Raises CniError for a name that neither
+    the agent's list nor the resolver knows."""
+    try:
+        known = peer_list.read(folder)
+    except (OSError, ValueError) as e:
+        raise CniError(errors.IO_FAILURE, f"read {folder}/{peer_list.NAME}: {e}") from None
+    for entry in known:
+        if text == entry["name"] or text in entry["addresses"]:
+            return Peer(by_family(entry["addresses"]), inside(entry["subnets"]))
+    try:
+        found = socket.getaddrinfo(text, None, type=socket.SOCK_RAW)
+    except OSError as e:
+        names = ", ".join(str(entry["name"]) for entry in known) or "no node"
+        raise CniError(errors.INVALID_ENVIRONMENT, f"no node {text} is known: {e.strerror}",
+                       f"the agent's list in {folder} has {names}") from None
+    return Peer(by_family([str(address[0]) for *_, address in found]))
+
+
+def by_family(addresses: list[str]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for text in dict.fromkeys(addresses):
+        found.setdefault(ip_address(text).version, [])
+        found[ip_address(text).version].append(text)
+    return found
+
+
+def inside(subnets: list[str]) -> dict[int, list[str]]:
+    return {network.version: [str(network[0]), str(network[1])] for network in map(ip_network, subnets)}
