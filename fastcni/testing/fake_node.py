@@ -90,6 +90,9 @@ class Node(Links):
         for kind, flags, sequence, _, payload in found:
             if sock.protocol == uapi.NETLINK_NETFILTER and kind in (nft.NFNL_MSG_BATCH_BEGIN, nft.NFNL_MSG_BATCH_END):
                 continue                        # elsewhere these are RTM_NEWLINK and RTM_DELLINK
+            if sock.protocol == uapi.NETLINK_SOCK_DIAG:
+                sock.queue.append(done(sequence))           # no process of the node listens
+                continue
             try:
                 self.count()
                 replies = self.serve(sock, kind, flags, payload)
