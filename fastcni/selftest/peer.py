@@ -6,13 +6,15 @@ nothing with it that ping(8) cannot do.
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 
 from fastcni.agent import peer_list
+from fastcni.kernel.name_lookup import Lookups
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
+
+RESOLVER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,17 @@ def find(text: str, folder: str) -> Peer:
         if text == entry["name"] or text in entry["addresses"]:
             return Peer(by_family(entry["addresses"]), inside(entry["subnets"]))
     try:
-        found = socket.getaddrinfo(text, None, type=socket.SOCK_RAW)
+        return Peer(by_family(Lookups().addresses(text, 0, RESOLVER_S)))
     except OSError as e:
         names = ", ".join(str(entry["name"]) for entry in known) or "no node"
         raise CniError(errors.INVALID_ENVIRONMENT, f"no node {text} is known: {e.strerror}",
                        f"the agent's list in {folder} has {names}") from None
-    return Peer(by_family([str(address[0]) for *_, address in found]))
 
 
 def by_family(addresses: list[str]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for text in dict.fromkeys(addresses):
-        found.setdefault(ip_address(text).version, [])
-        found[ip_address(text).version].append(text)
+        found.setdefault(ip_address(text).version, []).append(text)
     return found
 
 
