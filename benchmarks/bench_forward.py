@@ -20,7 +20,8 @@ import pytest
 
 from fastcni.handle import handle
 from fastcni.kernel import netns
-from fastcni.kit.firewall import forward_iptables, forward_iptables_chain
+from fastcni.kit.firewall.forward import iptables as forward_iptables
+from fastcni.kit.firewall.forward import iptables_chain
 from fastcni.runtime.mode import SharedMode
 
 pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces"),
@@ -102,6 +103,6 @@ def test_packets(benchmark, ends, scaled, monkeypatch, pods, rules):
         monkeypatch.setattr(forward_iptables, "has_set", lambda *_: False)
         add(addresses[:1])
         lines = [rule for text in addresses[1:]
-                 for rule in forward_iptables_chain.rules(bytes(map(int, text.split("."))))]
+                 for rule in iptables_chain.rules(bytes(map(int, text.split("."))))]
         run("iptables-restore", "--noflush", stdin="\n".join(["*filter", *lines, "COMMIT", ""]))
     benchmark.pedantic(there_and_back, ends, warmup_rounds=2, rounds=100)

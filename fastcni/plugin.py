@@ -27,10 +27,10 @@ from __future__ import annotations
 from fastcni.kernel.waiting import waiting
 from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.call import chained, ipam
+from fastcni.kit.call.pod import Pod, interface
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo, every
 from fastcni.kit.links import configure, find, remove, veth
-from fastcni.kit.links.pod import Pod, interface
 from fastcni.spec import errors
 from fastcni.spec.address import cidr_text, ip_text, read_cidr, read_ip
 from fastcni.spec.errors import CniError
@@ -137,7 +137,7 @@ def check_link(req: Request, kind: str = "") -> tuple[Pod, Link]:
 
     Return (Pod, Link). Raises CniError 999 for a difference.
     """
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     previous = checks.prev_result(req)
     pod = Pod(req)

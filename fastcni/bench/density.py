@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastcni.bench.cases import CASES, OWN_KEYS, UNFLOODED, WITHOUT_IPV6, title
 from fastcni.bench.churn import measure_side, noting_failures, pods_of
 from fastcni.bench.node import Network
-from fastcni.kit.links.bridges import MAX_PORTS
+from fastcni.kit.bridge.bridges import MAX_PORTS
 
 if TYPE_CHECKING:
     from fastcni.bench.cases import Case

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.bench.node import LOOPBACK
 from fastcni.kernel import filters, netns, nft, nft_elements, rtnl, sysctl, uapi, wire
-from fastcni.kit.links import find, unflooded
+from fastcni.kit.bridge import unflooded
+from fastcni.kit.links import find
 
 if TYPE_CHECKING:
     from fastcni.bench.calls import Flow

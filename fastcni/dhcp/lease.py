@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from fastcni.dhcp import packets
 from fastcni.kit.dhcp import dhcp_conf, rpc
-from fastcni.kit.ipam import ipam_conf
 from fastcni.spec import address
+from fastcni.spec import ipam as ipam_conf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,16 +14,17 @@ from fastcni.flows import packets
 from fastcni.flows.records import FIREWALL, ISOLATION, POLICY
 from fastcni.flows.table import ASKED, PREFIX, name
 from fastcni.kernel import nft
-from fastcni.kit.firewall import ingress_iptables, ingress_nftables, table
+from fastcni.kit.firewall import table
+from fastcni.kit.firewall.ingress import iptables, nftables
 
 if TYPE_CHECKING:
     from fastcni.flows.packets import Packet
     from fastcni.kernel.nft_trace import Trace
 
 MAX_PACKETS = 4096              # that are followed; a packet's messages come within microseconds
-ISOLATING = {(table.FAMILY, table.TABLE, ingress_nftables.CHAIN),
-             (table.BRIDGE_FAMILY, table.TABLE, ingress_nftables.PORTS)}
-ISOLATING_CHAINS = (ingress_iptables.STAGE_1, ingress_iptables.STAGE_2)
+ISOLATING = {(table.FAMILY, table.TABLE, nftables.CHAIN),
+             (table.BRIDGE_FAMILY, table.TABLE, nftables.PORTS)}
+ISOLATING_CHAINS = (iptables.STAGE_1, iptables.STAGE_2)
 
 
 class Drop(NamedTuple):

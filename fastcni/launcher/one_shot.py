@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fastcni.handle import Reply
     from fastcni.kernel.wire import Socket
-    from fastcni.kit.links.deletion import DeleteRequest
+    from fastcni.kit.call.deletion import DeleteRequest
 
 
 class OneShotMode(Mode):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastcni.kit.call import chained
 from fastcni.kit.call.conf import ENDINGS
-from fastcni.kit.links.pod import Pod, interface
+from fastcni.kit.call.pod import Pod, interface
 from fastcni.kit.shaping import ifbs, limits, qdiscs
 from fastcni.kit.shaping.host_end import find_host_end, warn_of_small_bursts
 from fastcni.spec import version

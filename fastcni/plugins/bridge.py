@@ -5,21 +5,23 @@ Code that only some pods or commands need is imported where it is used: an impor
 
 from __future__ import annotations
 
+from fastcni.kit.bridge import bridges, gateways, vlans
+from fastcni.kit.bridge import conf as bridge_conf
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import ENDINGS, check_families, read_once, read_requested_mac
+from fastcni.kit.call.pod import Pod, interface
 from fastcni.kit.call.undo import every
 from fastcni.kit.firewall import backends
-from fastcni.kit.links import announced, bridge_conf, bridges, configure, find, gateways, remove, vlans
-from fastcni.kit.links.pod import Pod, interface
+from fastcni.kit.links import announced, configure, find, remove
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from fastcni.kit.bridge.conf import Conf
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.contract import Spoofcheck
-    from fastcni.kit.links.bridge_conf import Conf
 
 CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
@@ -43,7 +45,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     bridge = bridges.ensure(req.mode, conf, undo)
     mac, result = read_requested_mac(req), {}
     if conf.unflooded:              # the MAC is made of the address
-        from fastcni.kit.links import unflooded
+        from fastcni.kit.bridge import unflooded
 
         unflooded.refuse_second(pod, req.ifname)
         result = add_addresses(req, conf, undo)
@@ -101,7 +103,7 @@ def delete(req: Request, conf: Conf) -> None:
     steps = ipam.prepare_delete(req) if conf.layer3 else []
     found, given = remove.pod_link(req, list_addresses=conf.masquerade.wanted or conf.unflooded)
     if conf.unflooded:
-        from fastcni.kit.links import unflooded
+        from fastcni.kit.bridge import unflooded
 
         steps.insert(0, (unflooded.delete, req, conf.name, [*found, *given, *unflooded.previous_ips(req)]))
     if conf.layer3:
@@ -111,20 +113,20 @@ def delete(req: Request, conf: Conf) -> None:
 
 def restore(req: Request, conf: Conf) -> None:
     """Restore what is missing in the host's firewall and, with disableFlooding, on the bridge."""
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     previous = checks.prev_result(req)
     steps: list[Any] = [(conf.masquerade.restore, req, previous)] if conf.layer3 else []
     if conf.unflooded:
-        from fastcni.kit.links import unflooded
+        from fastcni.kit.bridge import unflooded
 
         steps.append((unflooded.restore, req, conf.name, previous, conf.isolated))
     every(*steps, *((source_check.restore, req) for source_check in source_checks(conf)))
 
 
 def check(req: Request, conf: Conf) -> None:
-    from fastcni.kit.call import checks
-    from fastcni.kit.links import bridge_checks
+    from fastcni.kit.bridge import checks as bridge_checks
+    from fastcni.kit.links import checks
 
     if conf.layer3:
         ipam.check(req)
@@ -135,7 +137,7 @@ def check(req: Request, conf: Conf) -> None:
     host = bridge_checks.port(pod, conf, previous, bridge, inside)
     checks.addresses_and_routes(pod, inside, previous)
     if conf.unflooded:
-        from fastcni.kit.links import unflooded
+        from fastcni.kit.bridge import unflooded
 
         unflooded.check(req, bridge, host, inside, previous)
     for source_check in source_checks(conf):
@@ -145,7 +147,7 @@ def check(req: Request, conf: Conf) -> None:
 def gc(req: Request, conf: Conf) -> None:
     steps: list[Any] = [(ipam.gc, req), (conf.masquerade.gc, req)] if conf.layer3 else []
     if conf.unflooded:
-        from fastcni.kit.links import unflooded
+        from fastcni.kit.bridge import unflooded
 
         steps.append((unflooded.gc, req, conf.name))
     every(*steps, *((source_check.gc, req) for source_check in source_checks(conf)))

@@ -15,10 +15,10 @@ Differences from whereabouts:
 from __future__ import annotations
 
 from fastcni.kit.call.conf import ENDINGS
-from fastcni.kit.ipam import ipam_conf
 from fastcni.kit.ipam.cluster import allocate, release
 from fastcni.kit.ipam.cluster import conf as keys_of_conf
 from fastcni.kit.ipam.cluster.requested import read_requested
+from fastcni.spec import ipam as ipam_conf
 from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, CniError
 
 TYPE_CHECKING = False

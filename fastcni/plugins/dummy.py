@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fastcni.kit.call.conf import read_requested_mac
+from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import devices
-from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastcni.kit.call import chained
-from fastcni.kit.firewall import forward
+from fastcni.kit.firewall.forward import keys as forward
 from fastcni.spec import version
 
 TYPE_CHECKING = False
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.firewall.forward import Conf
+    from fastcni.kit.firewall.forward.keys import Conf
 
 VERSIONS = version.ALL[version.ALL.index("0.4.0"):]         # as the reference: older versions have no CHECK
 
@@ -24,12 +24,23 @@ def read(req: Request) -> Conf:
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     result = conf.previous or chained.previous(req, "missing prevResult from earlier plugin")
     forward.add(req, conf, undo)
+    isolate(req, conf)
     return result
 
 
 def restore(req: Request, conf: Conf) -> None:
     if conf.previous:
         forward.restore(req, conf)
+        isolate(req, conf)
+
+
+def isolate(req: Request, conf: Conf) -> None:
+    """Withdraw what would reach an isolated pod past the firewall."""
+    if conf.isolated:
+        from fastcni.kit.bridge import unflooded
+
+        for port in conf.ports:
+            unflooded.withdraw(req, conf.bridge, port)
 
 
 def delete(req: Request, conf: Conf) -> None:
@@ -37,7 +48,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def check(req: Request, conf: Conf) -> None:
-    from fastcni.kit.call import checks  # CHECK alone needs it
+    from fastcni.kit.links import checks  # CHECK alone needs it
 
     if conf.previous is None:
         chained.previous(req, "missing prevResult from earlier plugin")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import read_mac, read_requested_mac
+from fastcni.kit.call.pod import Pod
 from fastcni.kit.call.undo import every
 from fastcni.kit.links import attribute_backup, change, devices, moving
 from fastcni.kit.links.attribute_backup import Backup
 from fastcni.kit.links.host_devices import Selector, is_dpdk
-from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -83,7 +83,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def check(req: Request, conf: Conf) -> None:
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     if is_dpdk(conf.selector.on_bus()):
         every(*devices.ipam_step(ipam.check, req, conf))

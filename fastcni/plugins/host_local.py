@@ -19,10 +19,11 @@ Differences from the reference:
 from __future__ import annotations
 
 from fastcni.kit.call.conf import ENDINGS, read_once
-from fastcni.kit.ipam import allocation, host_local_conf, ipam_conf
+from fastcni.kit.ipam import allocation, host_local_conf
 from fastcni.kit.ipam.address_files import owner_of
 from fastcni.kit.ipam.ranges import find_range
 from fastcni.kit.ipam.store import Store
+from fastcni.spec import ipam as ipam_conf
 from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, PLUGIN_NOT_AVAILABLE, TRY_AGAIN_LATER, CniError
 
 TYPE_CHECKING = False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fastcni.kernel import kinds
+from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import devices
 from fastcni.kit.links.master import WHY, Master
-from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
@@ -72,7 +72,7 @@ delete = devices.delete
 
 
 def check(req: Request, conf: Conf) -> None:
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     pod, link = devices.check(req, conf, "ipvlan")
     if conf.master.name:                # otherwise it was the link of the default route, which may have changed since

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import change, find
-from fastcni.kit.links.pod import Pod
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results

@@ -6,9 +6,9 @@ from errno import EINVAL
 
 from fastcni.kernel import kinds
 from fastcni.kit.call.conf import read_requested_mac
+from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import devices
 from fastcni.kit.links.master import WHY, Master, check_mtu
-from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -61,7 +61,7 @@ delete = devices.delete
 
 
 def check(req: Request, conf: Conf) -> None:
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     pod, link = devices.check(req, conf, "macvlan")
     conf.master.find(req, pod)

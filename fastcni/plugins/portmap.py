@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastcni.kit.call import chained
-from fastcni.kit.firewall import portmap
+from fastcni.kit.firewall.portmap import keys as portmap
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.firewall.portmap import Conf
+    from fastcni.kit.firewall.portmap.keys import Conf
 
 CAPABILITIES = ("portMappings",)
 
@@ -46,7 +46,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def check(req: Request, conf: Conf) -> None:
-    from fastcni.kit.call import checks  # CHECK alone needs it
+    from fastcni.kit.links import checks  # CHECK alone needs it
 
     if conf.previous is None:
         chained.previous(req, "Required prevResult missing")

@@ -12,10 +12,10 @@ from fastcni.kit.call.conf import (
     read_own_dns,
     read_requested_mac,
 )
+from fastcni.kit.call.pod import Pod, interface
 from fastcni.kit.call.undo import every
-from fastcni.kit.firewall.masquerade import Masquerade
+from fastcni.kit.firewall.masquerade.keys import Masquerade
 from fastcni.kit.links import find, remove, routed, veth
-from fastcni.kit.links.pod import Pod, interface
 from fastcni.kit.sysctls import forwarding
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -102,13 +102,13 @@ def delete(req: Request, conf: Conf) -> None:
 
 def restore(req: Request, conf: Conf) -> None:
     """Restore what is missing in the host's firewall."""
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     conf.masquerade.restore(req, checks.prev_result(req))
 
 
 def check(req: Request, conf: Conf) -> None:
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     ipam.check(req)
     previous = checks.prev_result(req, "ptp: Required prevResult missing")

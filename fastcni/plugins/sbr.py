@@ -8,8 +8,8 @@ from __future__ import annotations
 from fastcni.kernel import netns
 from fastcni.kit.call import chained
 from fastcni.kit.call.conf import ENDINGS, keys_of
+from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import find, source_routing
-from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -7,9 +7,9 @@ subnet contains it. Without addresses the result has none, which main plugins re
 
 from __future__ import annotations
 
-from fastcni.kit.ipam import ipam_conf
 from fastcni.kit.ipam.ranges import check_one_per_family
 from fastcni.spec import address
+from fastcni.spec import ipam as ipam_conf
 from fastcni.spec.config import read_args
 from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
 from fastcni.spec.result import read_prev_result

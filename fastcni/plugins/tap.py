@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastcni.kernel import kinds
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import read_requested_mac
+from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import devices, find, taps
-from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -68,7 +68,7 @@ delete = devices.delete
 
 
 def check(req: Request, conf: Conf) -> None:
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     pod, link = devices.check(req, conf, "tun")
     wanted = {"type": "tap", "multiQueue": conf.multi_queue, "owner": conf.owner, "group": conf.group}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from fastcni.kit.call import chained
 from fastcni.kit.call.conf import ENDINGS
+from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import attribute_backup, attributes, find
 from fastcni.kit.links.attribute_backup import Backup
-from fastcni.kit.links.pod import Pod
 from fastcni.kit.sysctls import allowlist, pod_sysctls
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

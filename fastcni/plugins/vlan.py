@@ -6,9 +6,9 @@ from errno import EEXIST
 
 from fastcni.kernel import kinds
 from fastcni.kit.call.conf import MAX_VID, read_requested_mac
+from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import devices
 from fastcni.kit.links.master import Master, check_mtu
-from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -66,7 +66,7 @@ delete = devices.delete
 
 
 def check(req: Request, conf: Conf) -> None:
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     pod, link = devices.check(req, conf, "vlan")
     conf.master.find(req, pod)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from fastcni.kernel import sysctl, wire
-from fastcni.kit.links import bridges, find
+from fastcni.kit.bridge import bridges
+from fastcni.kit.links import find
 from fastcni.node.attachments.namespaces import addresses
 from fastcni.node.ranges import ranges_of
 from fastcni.runtime import CNI, NetworkList

@@ -6,7 +6,8 @@ from errno import EBUSY, ENOBUFS, ENODEV
 import pytest
 
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit.links import announced, deletion
+from fastcni.kit.call import deletion
+from fastcni.kit.links import announced
 from fastcni.spec.errors import CniError
 from fastcni.testing.fake_links import Link
 from fastcni.testing.fake_messages import attr

@@ -71,7 +71,7 @@ def test_each_firewall_backend_is_in_a_group_with_the_groups_that_it_needs():
     of = {name: numbers for group, numbers in found for name in group}
     names = [f"fastcni.kit.firewall.{module}" for subject in backends.TABLE.values() for module in subject.values()]
     assert {*names} <= {*of}
-    needs = of["fastcni.kit.firewall.masquerade_nftables"]
+    needs = of["fastcni.kit.firewall.masquerade.nftables"]
     assert "fastcni.kernel.nft" in {name for number in needs for name in found[number][0]}
     assert needs == sorted(needs)
 

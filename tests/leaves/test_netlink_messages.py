@@ -13,7 +13,8 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from fastcni._netlink import Batch, attribute_list, messages
 from fastcni.kernel import nft, nft_elements, rtnl, uapi
-from fastcni.kit.firewall import masquerade_nftables, spoofcheck
+from fastcni.kit.firewall.masquerade import nftables
+from fastcni.kit.firewall.spoofcheck import mac as spoofcheck
 
 NESTED = 0x8000
 HOST_MAC, POD_MAC = b"\2\0\0\0\0\1", b"\2\0\0\0\0\2"
@@ -229,7 +230,7 @@ def transaction(data):
 
 def test_nft_says_the_same_about_masquerade():
     item = ("pods4", bytes((10, 22, 0, 5)), "subnet-10.16.0.0/12")
-    batch = masquerade_nftables.set_up(nft.start(Batch()), [item])
+    batch = nftables.set_up(nft.start(Batch()), [item])
     name, key, chain = item
     nft_elements.add_element(batch, nft.NFPROTO_INET, "fastcni", name, key, "net: a, if: eth0", chain)
     compare_transactions(nft.stop(batch).finish(), captured.NFT_INET)

@@ -29,6 +29,15 @@ ROWS = [
     {"cli"},                                # an entry point in front of others
     {"__main__"},
 ]
+# The same for the folders of kit/.
+KIT_ROWS = [
+    {"call"},
+    {"ipam", "sysctls"},
+    {"links"},
+    {"firewall", "shaping", "dhcp"},
+    {"bridge"},
+]
+KIT_ROW_OF = {folder: number for number, folders in enumerate(KIT_ROWS) for folder in folders}
 ROW_OF = {package: number for number, packages in enumerate(ROWS) for package in packages}
 ENTRY_POINTS = {package for packages in ROWS[7:] for package in packages}
 ONE_SHOT = {"spec", "kernel", "clients", "kit", "plugin", "plugins", "handle"}
@@ -94,6 +103,17 @@ def test_a_module_imports_only_from_below_or_its_own_package(name):
             assert inside_a_function(TREES[name], node)
             continue
         assert package == own or ROW_OF[package] < ROW_OF[own], f"{name}.py:{node.lineno} imports {package}"
+
+
+def test_a_folder_of_kit_imports_only_folders_below_its_own():
+    """Annotations count, too."""
+    assert {path.parent.name for path in (ROOT / "kit").glob("*/__init__.py")} == set(KIT_ROW_OF)
+    for path, name in zip(SOURCES, TREES, strict=True):
+        own = name.split("/")[1] if name.count("/") > 1 and package_of(name) == "kit" else ""
+        for package, rest, node in own_imports(name, ast.parse(path.read_text())) if own else ():
+            other = rest.partition(".")[0]
+            if package == "kit" and other in KIT_ROW_OF and other != own:
+                assert KIT_ROW_OF[other] < KIT_ROW_OF[own], f"{name}.py:{node.lineno} imports kit.{other}"
 
 
 def test_annotations_name_no_layer_above_their_own_either():

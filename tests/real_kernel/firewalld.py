@@ -16,7 +16,7 @@ from jeepney.wrappers import unwrap_msg
 from real_kernel.node import elements, eventually, set_sysctl
 from real_kernel.portmap_chain import DUAL
 
-from fastcni.kit.firewall import forward_firewalld
+from fastcni.kit.firewall.forward import firewalld as forward_firewalld
 
 needs_firewalld = pytest.mark.skipif(not (shutil.which("firewalld") and shutil.which("dbus-daemon")),
                                      reason="needs firewalld and dbus-daemon (Debian: firewalld, dbus)")

@@ -6,7 +6,7 @@ from agent.policy.frames import link_local
 from real_kernel.node import cid_of, elements, rules, run, set_sysctl, source_seen
 
 from fastcni.kernel import nft, wire
-from fastcni.kit.firewall import ipspoofcheck
+from fastcni.kit.firewall.spoofcheck import ip as ipspoofcheck
 
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
 OTHER_MAC = "02:00:00:00:00:99"

@@ -11,7 +11,8 @@ from real_kernel.test_portmap_iptables import Counted
 from fastcni.handle import restore as restore_one
 from fastcni.kernel import ipset, wire
 from fastcni.kit.call.mode import Mode
-from fastcni.kit.firewall import forward_iptables, owners
+from fastcni.kit.firewall import owners
+from fastcni.kit.firewall.forward import iptables as forward_iptables
 from fastcni.kit.firewall.owners import OwnerRecords
 from fastcni.runtime import CNI, InProcess, RuntimeConf, parse_list
 from fastcni.runtime.restore import restore

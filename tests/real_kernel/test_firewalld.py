@@ -16,7 +16,8 @@ from real_kernel.traffic import add_external, ask, listen
 from fastcni.handle import restore
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
-from fastcni.kit.firewall import forward_firewalld, owners
+from fastcni.kit.firewall import owners
+from fastcni.kit.firewall.forward import firewalld as forward_firewalld
 
 FAMILIES = pytest.mark.parametrize("family", [4, 6])
 pytestmark = needs_firewalld

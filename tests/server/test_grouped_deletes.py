@@ -12,7 +12,7 @@ from real_kernel.node import links, run
 from fastcni._abandoned import Abandoned
 from fastcni.daemon.background import Background
 from fastcni.kernel import netns, waiting, wire
-from fastcni.kit.links import deletion
+from fastcni.kit.call import deletion
 from fastcni.server.requests import grouped_deletes as module
 from fastcni.server.requests.grouped_deletes import GroupedDeletes, Shared, SharedRequest
 from fastcni.testing.witnesses import eventually

@@ -10,7 +10,7 @@ from server.cluster import NodeLog
 from server.flushed import LONG_ENOUGH
 
 from fastcni.kernel import uapi, wire
-from fastcni.kit.links import unflooded
+from fastcni.kit.bridge import unflooded
 from fastcni.server.restoring import neighbour_watch
 
 

@@ -7,10 +7,10 @@ If DEL ignored these, it would succeed and the address would stay held.
 
 from __future__ import annotations
 
-from fastcni.kit.ipam.ipam_conf import DNS_LISTS, read_dns
 from fastcni.spec import errors
 from fastcni.spec.config import Lenient, read_args
 from fastcni.spec.errors import CniError
+from fastcni.spec.ipam import DNS_LISTS, read_dns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from fastcni.kernel.process import Finished
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.call.deletion import DeleteRequest
     from fastcni.kit.call.request import Request
-    from fastcni.kit.ipam.cluster.contract import Store
-    from fastcni.kit.links.deletion import DeleteRequest
     from fastcni.spec.config import Section
 
     T = TypeVar("T")
@@ -62,7 +61,7 @@ class Mode:
         self.sockets: dict[int, Socket] = {}            # by netlink protocol
         self.ipv6: int | None = None                    # a descriptor of /proc/sys/net/ipv6/conf
         self.deleting: tuple[str, str, str] | None = None
-        self.stores: dict[Hashable, Store] = {}         # of cluster-wide addresses
+        self.stores: dict[Hashable, Any] = {}           # of cluster-wide addresses
 
     # The request and its answer
 
@@ -148,11 +147,12 @@ class Mode:
 
     # Cluster-wide addresses
 
-    def cluster_store(self, key: Hashable, open_store: Callable[[], Store]) -> Store:
+    def cluster_store(self, key: Hashable, open_store: Callable[[], T]) -> T:
         """Return the store that `key` names, opened by open_store() if it is not open yet. The mode closes it."""
         if key not in self.stores:
             self.stores[key] = open_store()
-        return self.stores[key]
+        store: T = self.stores[key]
+        return store
 
     def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
         """Note that the request has given or released these addresses, packed, of a space. A server looks after its
@@ -188,13 +188,13 @@ class Mode:
     def delete_links(self, *links: tuple[int, str]) -> None:
         """Delete links (index, name), and return when the kernel has announced them gone. One that is gone already is
         fine. Raises NetlinkError, CniError 11, CallerGone."""
-        from fastcni.kit.links import announced, deletion
+        from fastcni.kit.call import deletion
 
-        deletion.delete(announced.open_watcher(), self.send_deletion, *links)
+        deletion.delete(wire.open_socket(groups=(uapi.RTNLGRP_LINK,)), self.send_deletion, *links)
 
     def send_deletion(self, watcher: Socket, data: bytes, request: DeleteRequest) -> None:
-        """Send a request that deletes links, in parallel to this one, see kit.links.deletion."""
-        from fastcni.kit.links.deletion import send_out
+        """Send a request that deletes links, in parallel to this one, see kit.call.deletion."""
+        from fastcni.kit.call.deletion import send_out
 
         self.defer(send_out, watcher, data, request)
 

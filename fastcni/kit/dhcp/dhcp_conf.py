@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastcni.kit.dhcp.rpc import SOCKET_PATH
-from fastcni.kit.ipam import ipam_conf
+from fastcni.spec import ipam as ipam_conf
 from fastcni.spec import json
 from fastcni.spec.errors import INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
 

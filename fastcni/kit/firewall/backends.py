@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
     from fastcni.kit.firewall.elements import Store
 
-# subject: {backend: module}. The first backends of "forward" are the first that are asked whether they filter.
+# subject: {backend: module in kit/firewall}. The first backends of "forward" are the first that are asked whether they
+# filter.
 TABLE = {
-    "masquerade": {"nftables": "masquerade_nftables", "iptables": "masquerade_iptables"},
-    "portmap": {"nftables": "portmap_nftables", "iptables": "portmap_iptables"},
+    "masquerade": {"nftables": "masquerade.nftables", "iptables": "masquerade.iptables"},
+    "portmap": {"nftables": "portmap.nftables", "iptables": "portmap.iptables"},
     "localnet": {"nftables": "localnet"},
-    "forward": {"firewalld": "forward_firewalld", "iptables": "forward_iptables", "nftables": "forward_nftables"},
-    "ingress": {"nftables": "ingress_nftables", "iptables": "ingress_iptables"},
-    "spoofcheck": {"mac": "spoofcheck", "ip": "ipspoofcheck"},
+    "forward": {"firewalld": "forward.firewalld", "iptables": "forward.iptables", "nftables": "forward.nftables"},
+    "ingress": {"nftables": "ingress.nftables", "iptables": "ingress.iptables"},
+    "spoofcheck": {"mac": "spoofcheck.mac", "ip": "spoofcheck.ip"},
     "solicitations": {"nftables": "solicitations"},
 }
 

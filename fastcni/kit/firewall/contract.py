@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.firewall import forward, portmap
     from fastcni.kit.firewall.elements import Store
+    from fastcni.kit.firewall.forward import keys as forward
+    from fastcni.kit.firewall.portmap import keys as portmap
 
     Addresses = Sequence[tuple[bytes, int]]     # [(packed, prefix)]
 else:
@@ -155,26 +156,23 @@ CONTRACTS = {"masquerade": Masquerade, "portmap": Portmap, "localnet": Localnet,
              "spoofcheck": Spoofcheck, "solicitations": Solicitations}
 
 if TYPE_CHECKING:
-    from fastcni.kit.firewall import (
-        forward_firewalld,
-        forward_iptables,
-        forward_nftables,
-        ingress_iptables,
-        ingress_nftables,
-        ipspoofcheck,
-        localnet,
-        masquerade_iptables,
-        masquerade_nftables,
-        portmap_iptables,
-        portmap_nftables,
-        solicitations,
-        spoofcheck,
-    )
+    from fastcni.kit.firewall import localnet, solicitations
+    from fastcni.kit.firewall.forward import firewalld as forward_firewalld
+    from fastcni.kit.firewall.forward import iptables as forward_iptables
+    from fastcni.kit.firewall.forward import nftables as forward_nftables
+    from fastcni.kit.firewall.ingress import iptables as ingress_iptables
+    from fastcni.kit.firewall.ingress import nftables as ingress_nftables
+    from fastcni.kit.firewall.masquerade import iptables as masquerade_iptables
+    from fastcni.kit.firewall.masquerade import nftables as masquerade_nftables
+    from fastcni.kit.firewall.portmap import iptables as portmap_iptables
+    from fastcni.kit.firewall.portmap import nftables as portmap_nftables
+    from fastcni.kit.firewall.spoofcheck import ip as spoofcheck_ip
+    from fastcni.kit.firewall.spoofcheck import mac as spoofcheck_mac
 
     MASQUERADES: list[Masquerade] = [masquerade_nftables, masquerade_iptables]
     PORTMAPS: list[Portmap] = [portmap_nftables, portmap_iptables]
     LOCALNETS: list[Localnet] = [localnet]
     FORWARDS: list[Forward] = [forward_firewalld, forward_iptables, forward_nftables]
     INGRESSES: list[Ingress] = [ingress_nftables, ingress_iptables]
-    SPOOFCHECKS: list[Spoofcheck] = [spoofcheck, ipspoofcheck]
+    SPOOFCHECKS: list[Spoofcheck] = [spoofcheck_mac, spoofcheck_ip]
     SOLICITATIONS: list[Solicitations] = [solicitations]

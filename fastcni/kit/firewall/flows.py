@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kit.call.request import Request
-    from fastcni.kit.firewall.portmap import Conf
+    from fastcni.kit.firewall.portmap.keys import Conf
 
     Port = tuple[int, int, int]         # (family, protocol, port) as the kernel has them
 

@@ -1,6 +1,6 @@
 """The nftables rules that let a pod's port send from the pod's own addresses only. ipspoofchk and policies share them.
 
-A fixed number of rules for all ports; sets tell the pods apart. With the sets of kit/firewall/ipspoofcheck.py, nft
+A fixed number of rules for all ports; sets tell the pods apart. With the sets of kit/firewall/spoofcheck/ip.py, nft
 prints them as
 
     chain addresses {

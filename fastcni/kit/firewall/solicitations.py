@@ -30,7 +30,8 @@ from errno import EAFNOSUPPORT, ENOENT, EOPNOTSUPP
 from fastcni.kernel import nft, nft_elements, nft_rules, wire
 from fastcni.kernel.nft_elements import TYPE_ETHERADDR, TYPE_IFNAME, TYPE_IP6ADDR, concat, ifname, read_ifname
 from fastcni.kernel.uapi import ETH_P_IPV6
-from fastcni.kit.firewall import elements, spoofcheck
+from fastcni.kit.firewall import elements
+from fastcni.kit.firewall.spoofcheck import mac as spoofcheck
 from fastcni.kit.firewall.table import NETDEV_COMMENT as COMMENT
 from fastcni.kit.firewall.table import NETDEV_FAMILY as FAMILY
 from fastcni.kit.firewall.table import TABLE

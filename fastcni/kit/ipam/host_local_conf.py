@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fastcni.kit.ipam import ipam_conf
 from fastcni.kit.ipam.ranges import read_range_sets
 from fastcni.spec import address
+from fastcni.spec import ipam as ipam_conf
 from fastcni.spec.config import read_args, shown
 from fastcni.spec.errors import INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
 from fastcni.spec.json import quote

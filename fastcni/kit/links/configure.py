@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
-    from fastcni.kit.links.pod import Pod
+    from fastcni.kit.call.pod import Pod
 
 SCOPES = {uapi.RT_SCOPE_UNIVERSE: "universe", uapi.RT_SCOPE_LINK: "link", uapi.RT_SCOPE_HOST: "host"}
 

@@ -9,9 +9,9 @@ from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, wire
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import ENDINGS, check_families, keys_of, read_ipv6, read_own_dns
+from fastcni.kit.call.pod import Pod, interface
 from fastcni.kit.call.undo import every
 from fastcni.kit.links import change, configure, find, remove
-from fastcni.kit.links.pod import Pod, interface
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -137,7 +137,7 @@ def prepare_ipam_delete(req: Request, conf: Conf) -> list[tuple[Any, ...]]:
 
 def check(req: Request, conf: Conf, kind: str = "") -> tuple[Pod, Link]:
     """Check with IPAM, and that the pod's link is of `kind`, is up and has what prevResult says. Raises CniError."""
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     if conf.layer3:
         ipam.check(req)

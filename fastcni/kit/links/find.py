@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Address, Link
     from fastcni.kernel.wire import Socket
     from fastcni.kit.call.mode import Mode
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
-    from fastcni.kit.links.pod import Pod
 
 FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
 

@@ -13,8 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
-    from fastcni.kit.links.pod import Pod
     from fastcni.spec.config import Section
 
 # {errno: why the kernel makes no macvlan or ipvlan on a link}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from fastcni._netlink import Batch
 from fastcni.kernel import netns, rtnl, wire
+from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import change, find
-from fastcni.kit.links.pod import Pod
 from fastcni.spec import errors
 from fastcni.spec.config import check_ifname
 from fastcni.spec.errors import CniError

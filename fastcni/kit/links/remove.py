@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fastcni.kit.links import announced, change, deletion, find
-from fastcni.kit.links.pod import Pod
+from fastcni.kit.call import deletion
+from fastcni.kit.call.pod import Pod
+from fastcni.kit.links import announced, change, find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

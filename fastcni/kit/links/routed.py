@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
-    from fastcni.kit.links.pod import Pod
+    from fastcni.kit.call.pod import Pod
 
 
 def configure_host(pod: Pod, host: Link, result: dict[str, Any], *, dad: bool) -> None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from fastcni.kernel.rtnl import Link, Route
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.links.pod import Pod
 
     Gateways = dict[int, bytes]                         # {4: packed, 16: packed} by length of the address
     Address = tuple[bytes, int, bytes | None]           # (packed, prefix, gateway)
@@ -167,7 +167,7 @@ def delete(pod: Pod, ifname: str, earlier: Collection[bytes], table: int) -> Non
 
 def check(pod: Pod, link: Link, ips: list[Address], gateways: Gateways, table: int) -> None:
     """Raise CniError unless each address has a rule, and that rule's table the default route. `table` 0: any table."""
-    from fastcni.kit.call.checks import wrong
+    from fastcni.kit.links.checks import wrong
 
     families = routing.families_of(packed for packed, _, _ in ips)
     rules = [it for it, _ in routing.rules(pod.inside, families) if it.host and table in (0, it.table)]

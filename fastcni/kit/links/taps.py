@@ -14,9 +14,9 @@ from fastcni.spec.errors import CniError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.links.pod import Pod
 
 MAX_ID = 0xFFFFFFFE             # of an owner or a group; 0xFFFFFFFF, or -1, is none
 NO_TUN = f"is {tun.PATH} here, and the module tun in the kernel? modprobe tun; a container needs the device given to it"

@@ -14,9 +14,9 @@ from fastcni.spec.errors import CniError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.links.pod import Pod
 
 NAME_TRIES = 10                 # as the reference: four random bytes rarely collide
 

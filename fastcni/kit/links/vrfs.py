@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from fastcni.kernel.rtnl import Address, Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.links.pod import Pod
 
 
 def failed(text: str, details: str = "") -> CniError:
@@ -129,7 +129,7 @@ def delete_link(pod: Pod, ifname: str, name: str) -> None:
 
 def check_link(pod: Pod, ifname: str, name: str, table: int) -> None:
     """Raise CniError if the link is not in the VRF `name`, or if that VRF has another table than `table` (0: any)."""
-    from fastcni.kit.call.checks import wrong
+    from fastcni.kit.links.checks import wrong
 
     vrf, link = find.link(pod.inside, name), find.link(pod.inside, ifname)
     if vrf is None or vrf.kind != "vrf" or link is None or link.master != vrf.index:

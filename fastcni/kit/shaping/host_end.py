@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
-    from fastcni.kit.links.pod import Pod
     from fastcni.kit.shaping.limits import Limits
 
 ETH_HLEN = 14                   # linux/if_ether.h: bytes, which count

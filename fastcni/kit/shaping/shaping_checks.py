@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastcni._netlink import Batch
 from fastcni.kernel import tc, uapi, wire
-from fastcni.kit.call.checks import wrong
+from fastcni.kit.links.checks import wrong
 from fastcni.kit.shaping import ifbs, qdiscs
 from fastcni.spec import address as addresses
 
@@ -12,8 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
-    from fastcni.kit.links.pod import Pod
     from fastcni.kit.shaping.limits import Limit, Limits
 
 

@@ -11,9 +11,9 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.links.pod import Pod
 
     Sysctls = dict[str, tuple[list[str], str]]
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from fastcni._netlink import Batch
 from fastcni.kernel import ipset, nft, wire
-from fastcni.kit.firewall import forward_nftables_policies, rulesets
-from fastcni.kit.firewall.forward_iptables_chain import set_of
+from fastcni.kit.firewall import rulesets
+from fastcni.kit.firewall.forward import nftables_policies
+from fastcni.kit.firewall.forward.iptables_chain import set_of
 from fastcni.kit.firewall.iptables import behind
 from fastcni.spec import address as addresses
 
@@ -108,11 +109,11 @@ def of_nftables(sock: wire.Socket) -> Iterator[Dropping]:
     """Yield the chains of an administrator's tables. Raises NetlinkError."""
     found = [nft.read_base_chain(payload) for _, payload in
              wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")]
-    for family, table, name in forward_nftables_policies.dropping(filter(None, found)):
+    for family, table, name in nftables_policies.dropping(filter(None, found)):
         rules = tuple(rulesets.rules_of(sock, family, table))
         addresses_in = tuple(ipaddress.ip_network(addresses.ip_text(packed))
-                             for _, packed, _ in forward_nftables_policies.Chain(family, table, name).read_all(sock))
-        for length in forward_nftables_policies.LENGTHS[family]:
+                             for _, packed, _ in nftables_policies.Chain(family, table, name).read_all(sock))
+        for length in nftables_policies.LENGTHS[family]:
             yield Dropping(f"chain {name} of nftables {nft.FAMILIES[family]} {table}", length, addresses_in,
                            payloads=rules, of_iptables=False)
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from fastcni.kernel import uapi, wire
 from fastcni.kit.call import names
-from fastcni.kit.firewall import backends, masquerade_nftables, portmap_nftables_rules
+from fastcni.kit.firewall import backends
+from fastcni.kit.firewall.masquerade import nftables as masquerade_nftables
+from fastcni.kit.firewall.portmap import nftables_rules
 from fastcni.node import confs, pod_policies
 from fastcni.node.attachments import listeners, tables
 from fastcni.node.attachments.inspect import matching
@@ -208,7 +210,7 @@ def meaning_of_chain(node: Node, text: str) -> Iterator[Explanation]:
     if text in SHARED_CHAINS:
         yield Explanation(CHAIN, f"{text} is shared by all pods. {SHARED_CHAINS[text]}")
         return
-    for prefix, what in ((masquerade_nftables.SUBNET, "ipMasq"), (portmap_nftables_rules.FROM, "port mappings")):
+    for prefix, what in ((masquerade_nftables.SUBNET, "ipMasq"), (nftables_rules.FROM, "port mappings")):
         if text.startswith(prefix):
             yield Explanation(CHAIN, f"{text} is a chain of table fastcni, for {what} of the pods in one subnet")
             return

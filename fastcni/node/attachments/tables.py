@@ -12,18 +12,14 @@ from fastcni.kernel.nft_elements import NFTA_SET_ELEM_DATA, read_ifname, read_se
 from fastcni.kernel.uapi import IFNAMSIZ
 from fastcni.kit.call import names
 from fastcni.kit.call.conf import ETH_ALEN
-from fastcni.kit.firewall import (
-    backends,
-    masquerade_nftables,
-    portmap_nftables,
-    rulesets,
-    solicitations,
-    spoofcheck,
-)
+from fastcni.kit.firewall import backends, rulesets, solicitations
 from fastcni.kit.firewall.elements import Store
-from fastcni.kit.firewall.forward_nftables_policies import LENGTHS as POLICY_LENGTHS
-from fastcni.kit.firewall.forward_nftables_policies import SETS as POLICY_SETS
+from fastcni.kit.firewall.forward.nftables_policies import LENGTHS as POLICY_LENGTHS
+from fastcni.kit.firewall.forward.nftables_policies import SETS as POLICY_SETS
+from fastcni.kit.firewall.masquerade import nftables as masquerade_nftables
 from fastcni.kit.firewall.owners import Addresses
+from fastcni.kit.firewall.portmap import nftables as portmap_nftables
+from fastcni.kit.firewall.spoofcheck import mac
 from fastcni.node.attachments.records import ELEMENT, FASTCNI, GO, RULE, HostPort, Sighting
 from fastcni.spec import address
 
@@ -161,9 +157,9 @@ def read_rules(sock: wire.Socket) -> Iterator[Sighting]:
             for comment in comments(sock, family, table, chain):
                 yield Sighting(RULE, f"nftables {nft.FAMILIES[family]} {table} {chain}", "port mapping",
                                container_id=comment, author=GO)
-    for comment in comments(sock, bridge, spoofcheck.REFERENCE_TABLE, spoofcheck.REFERENCE_CHAIN):
+    for comment in comments(sock, bridge, mac.REFERENCE_TABLE, mac.REFERENCE_CHAIN):
         if found := SPOOFCHECK.match(comment):
-            yield Sighting(RULE, f"nftables bridge {spoofcheck.REFERENCE_TABLE} {spoofcheck.REFERENCE_CHAIN}",
+            yield Sighting(RULE, f"nftables bridge {mac.REFERENCE_TABLE} {mac.REFERENCE_CHAIN}",
                            "macspoofchk", container_id=found["id"], ifname=found["ifname"], author=GO)
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from fastcni.kernel import netns, wire
 from fastcni.kernel.rtnl import Link
-from fastcni.kit.call import checks
-from fastcni.kit.links import find
+from fastcni.kit.links import checks, find
 from fastcni.node.attachments.inventory import Seen
 from fastcni.node.attachments.records import RUNNING, Inventory, NodeAttachment
 from fastcni.spec import address

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from fastcni.kernel import nft
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
-from fastcni.kit.firewall import backends, forward_firewalld, forward_iptables, portmap_nftables_rules, rulesets
+from fastcni.kit.firewall import backends, rulesets
 from fastcni.kit.firewall.elements import Store, mark_of_comment
+from fastcni.kit.firewall.forward import firewalld as forward_firewalld
+from fastcni.kit.firewall.forward import iptables as forward_iptables
+from fastcni.kit.firewall.portmap import nftables_rules
 from fastcni.kit.firewall.table import BRIDGE_FAMILY, FAMILY, NETDEV_FAMILY, TABLE
 from fastcni.node.attachments import tables
 from fastcni.node.attachments.inventory import Places, look
@@ -144,7 +147,7 @@ def chains_of_others(mode: Mode) -> Iterator[str]:
     for family in own_tables(mode):
         stores = [store for store in backends.stores() if store.family == family]
         rules = {chain: number for store in stores for chain, number in store.chains.items()}
-        rules |= dict.fromkeys(portmap_nftables_rules.HOOKS, 1)
+        rules |= dict.fromkeys(nftables_rules.HOOKS, 1)
         led_to = tuple(store.leads_to for store in stores if store.leads_to)
         for chain, references in rulesets.chains_of(mode.firewall, family, TABLE, ""):
             if references and not (rules.get(chain) or chain.startswith(led_to)):

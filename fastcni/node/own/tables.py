@@ -8,9 +8,10 @@ from errno import EBUSY, ENOENT
 from fastcni._netlink import Batch
 from fastcni.kernel import deletions, ipset, nft, nft_elements, wire
 from fastcni.kit.call.mode import Mode
-from fastcni.kit.firewall import forward_iptables_chain, iptables, rulesets
-from fastcni.kit.firewall.forward_iptables import NO_SET
-from fastcni.kit.firewall.forward_nftables_policies import FROM, SETS, TO
+from fastcni.kit.firewall import iptables, rulesets
+from fastcni.kit.firewall.forward import iptables_chain
+from fastcni.kit.firewall.forward.iptables import NO_SET
+from fastcni.kit.firewall.forward.nftables_policies import FROM, SETS, TO
 from fastcni.kit.firewall.owners import Addresses
 from fastcni.kit.firewall.table import LENGTHS, TABLE
 from fastcni.node.attachments import tables
@@ -76,13 +77,13 @@ def remove_ipsets(mode: Mode) -> list[str]:
     """Delete the ipsets of pods and the two rules that use each."""
     removed, req = [], state.request(mode)
     for length in LENGTHS:
-        name = forward_iptables_chain.set_of(length)
+        name = iptables_chain.set_of(length)
         _, refused = wire.attempt(mode.firewall, ipset.test(Batch(), name, bytes(length)))
         if refused and refused[0].errno != ipset.IPSET_ERR_EXIST:
             continue                        # ENOENT: no such set; others: no ipset in this kernel
-        program, table = iptables.PROGRAMS[length], forward_iptables_chain.TABLE
+        program, table = iptables.PROGRAMS[length], iptables_chain.TABLE
         lines = iptables.read_if_there(req, program, table)
-        present = [rule for rule in forward_iptables_chain.set_rules(length) if rule in lines]
+        present = [rule for rule in iptables_chain.set_rules(length) if rule in lines]
         if present:
             iptables.remove(req, program, lines, present, table=table)
         if destroy(mode, name):

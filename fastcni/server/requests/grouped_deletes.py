@@ -23,8 +23,8 @@ from fastcni._netlink import Batch
 from fastcni._run_token import Gate
 from fastcni.kernel import filters, rtnl, wire
 from fastcni.kernel.waiting import CallerGone, check_caller, waiting
+from fastcni.kit.call.deletion import Deleter, DeleteRequest, Deletion, raise_first, send_out, write_each
 from fastcni.kit.links import announced, find
-from fastcni.kit.links.deletion import Deleter, DeleteRequest, Deletion, raise_first, send_out, write_each
 
 MAX_LINKS = 128                 # pods' links in one request: the announcements fit into the receive buffer
 LOOK_MS = 100                   # between two checks whether the caller is still connected

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fastcni.handle import Reply
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Request
-    from fastcni.kit.ipam.cluster.contract import Store
     from fastcni.server.cluster.upkeep import ClusterUpkeep
     from fastcni.server.requests.facts import Facts
     from fastcni.server.requests.grouped_deletes import GroupedDeletes
@@ -80,7 +79,7 @@ class WarmMode(Mode):
     def end_request(self) -> None:
         """The sockets stay open, see close()."""
 
-    def cluster_store(self, key: Hashable, open_store: Callable[[], Store]) -> Store:
+    def cluster_store(self, key: Hashable, open_store: Callable[[], Any]) -> Any:
         """The store stays open for all requests."""
         return self.cluster.store(key, open_store)
 

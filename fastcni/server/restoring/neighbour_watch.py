@@ -13,7 +13,8 @@ from time import monotonic
 from fastcni._netlink import Batch
 from fastcni.daemon.backoff import Backoff
 from fastcni.kernel import filters, neighbours, uapi, wire
-from fastcni.kit.links import find, unflooded
+from fastcni.kit.bridge import unflooded
+from fastcni.kit.links import find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from time import monotonic
 from fastcni._netlink import Batch
 from fastcni.daemon.log import few
 from fastcni.kernel import nft, nft_elements, nft_rules, wire
-from fastcni.kit.firewall import backends, forward_iptables
+from fastcni.kit.firewall import backends
 from fastcni.kit.firewall.elements import mark_of
+from fastcni.kit.firewall.forward import iptables as forward_iptables
 from fastcni.server.restoring.restore_states import (
     COMPLETE,
     CURRENT,

@@ -17,13 +17,13 @@ import posix
 import time
 
 from fastcni.kit.call.conf import ENDINGS, keys_of, read_once
-from fastcni.kit.ipam import ipam_conf
 from fastcni.kit.ipam.cluster import flat_file, stores
 from fastcni.kit.ipam.cluster.grid import Range, ends, make_range, to_int, usable
 from fastcni.kit.ipam.cluster.node_state import Cache
 from fastcni.kit.ipam.cluster.requested import lenient, read_net
 from fastcni.kit.ipam.ranges import check_one_per_family
 from fastcni.spec import address, version
+from fastcni.spec import ipam as ipam_conf
 from fastcni.spec.config import is_name, shown
 
 TYPE_CHECKING = False

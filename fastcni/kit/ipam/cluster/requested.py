@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from fastcni.kit.ipam import ipam_conf
 from fastcni.spec import address
+from fastcni.spec import ipam as ipam_conf
 from fastcni.spec.config import read_args
 from fastcni.spec.errors import INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
 

@@ -6,8 +6,9 @@ from errno import EEXIST, EOPNOTSUPP, EXFULL
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kit.bridge import bridges
 from fastcni.kit.call.conf import MAX_VID
-from fastcni.kit.links import bridges, change, find, veth
+from fastcni.kit.links import change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

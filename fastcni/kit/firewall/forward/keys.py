@@ -69,7 +69,7 @@ def read(req: Request) -> Conf:
 
 def _read_leniently(req: Request) -> Conf:
     """Read what DEL needs to find what ADD made."""
-    from fastcni.kit.firewall.masquerade import prev_addresses
+    from fastcni.kit.firewall.masquerade.keys import prev_addresses
 
     conf = Conf()
     conf.zone = keys_of(req).text("firewalldZone") or "trusted"
@@ -144,7 +144,6 @@ def add(req: Request, conf: Conf, undo: Undo) -> None:
         backend.add(req, conf)
     if conf.policy:
         policies_of(found).add(req, conf)
-    isolate(req, conf)
 
 
 def restore(req: Request, conf: Conf) -> None:
@@ -154,16 +153,6 @@ def restore(req: Request, conf: Conf) -> None:
         backend.restore(req, conf)
     if conf.policy:
         policies_of(found).restore(req, conf)
-    isolate(req, conf)
-
-
-def isolate(req: Request, conf: Conf) -> None:
-    """Withdraw what would reach an isolated pod past the firewall."""
-    if conf.isolated:
-        from fastcni.kit.links import unflooded
-
-        for port in conf.ports:
-            unflooded.withdraw(req, conf.bridge, port)
 
 
 def delete(req: Request, conf: Conf) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fastcni.kit.bridge import vlans
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import read_ipv6, read_mtu, read_own_dns
-from fastcni.kit.firewall.masquerade import Masquerade
-from fastcni.kit.links import vlans
+from fastcni.kit.firewall.masquerade.keys import Masquerade
 from fastcni.spec import errors
 from fastcni.spec.config import check_ifname
 from fastcni.spec.errors import CniError

@@ -11,7 +11,7 @@ The administrator's rules stay as they are:
     nft add rule inet fastcni CNI-ADMIN ip saddr @forwarded4 ip daddr 192.168.0.0/16 drop
 
 There are no rules that accept: a packet that one table of nftables accepts still passes the chains of the others.
-kit/firewall/forward_nftables_policies.py adds to chains of others that drop by policy.
+kit/firewall/forward/nftables_policies.py adds to chains of others that drop by policy.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fastcni._netlink import Batch
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.elements import Store
-    from fastcni.kit.firewall.forward import Conf
-    from fastcni.kit.firewall.forward_nftables_policies import Chain
+    from fastcni.kit.firewall.forward.keys import Conf
+    from fastcni.kit.firewall.forward.nftables_policies import Chain
 
 
 class Forwarded(OwnAddresses):
@@ -67,9 +67,9 @@ def places(req: Request, conf: Conf) -> Iterator[Forwarded | Chain]:
     """Yield the sets that have the pods whose traffic is forwarded."""
     yield Forwarded(conf.admin_chain)
     if conf.backend in (None, "nftables"):
-        from fastcni.kit.firewall import forward_nftables_policies
+        from fastcni.kit.firewall.forward import nftables_policies
 
-        yield from forward_nftables_policies.chains(req)
+        yield from nftables_policies.chains(req)
 
 
 def add(req: Request, conf: Conf) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.elements import Store
-    from fastcni.kit.firewall.forward import Conf
+    from fastcni.kit.firewall.forward.keys import Conf
 
 TABLE = "firewalld"             # firewalld's own nftables table
 IPTABLES_CHAIN = "INPUT_ZONES"  # in table filter, if firewalld uses iptables

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from fastcni.kernel.neighbours import Neighbour
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.contract import Solicitations
-    from fastcni.kit.links.pod import Pod
 
 MAX_ASKED = 64                  # questions in one send: the answers fit into the socket's buffer
 PREFIX4, PREFIX6 = b"\x0a\x58", b"\x0e"         # locally administered
@@ -245,7 +245,7 @@ def _attempt(sock: Socket, batch: Batch) -> list[Neighbour]:
 def check(req: Request, bridge: Link, port: Link, inside: Link, previous: dict[str, Any]) -> None:
     """CHECK: the port's flags, its FDB entry, the neighbours and the elements of nftables are as add() makes them.
     Raises CniError."""
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     def wrong(text: str) -> CniError:
         return checks.wrong(f"disableFlooding: {text}", "`fastcni restore` restores it")

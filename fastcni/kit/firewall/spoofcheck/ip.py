@@ -1,6 +1,6 @@
 """ipspoofchk: a pod's port sends IPv4, ARP and IPv6 from the addresses that IPAM gave the pod, and nothing else.
 
-The rules are those of kit/firewall/port_sources.py, beside those of kit/firewall/spoofcheck.py. As `nft list table
+The rules are those of kit/firewall/port_sources.py, beside those of kit/firewall/spoofcheck/mac.py. As `nft list table
 bridge fastcni` prints it:
 
     set bound { type ifname; elements = { "veth0a1b2c3d" comment "..." } }
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from fastcni.kernel import nft, nft_elements, nft_rules
 from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_IFNAME, concat, ifname
-from fastcni.kit.firewall import elements, port_sources, spoofcheck
-from fastcni.kit.firewall.spoofcheck import ALLOWED
+from fastcni.kit.firewall import elements, port_sources
+from fastcni.kit.firewall.spoofcheck import mac as spoofcheck
+from fastcni.kit.firewall.spoofcheck.mac import ALLOWED
 from fastcni.kit.firewall.table import BRIDGE_FAMILY as FAMILY
 from fastcni.kit.firewall.table import TABLE
 from fastcni.spec import result as results

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fastcni._netlink import Batch
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.elements import Item, Store
-    from fastcni.kit.firewall.forward import Conf
+    from fastcni.kit.firewall.forward.keys import Conf
 
 BRIDGES, SAME, ISOLATED = "ingress-bridges", "ingress-same", "ingress-isolated"
 SET_IDS = {BRIDGES: 1, SAME: 2, ISOLATED: 3}

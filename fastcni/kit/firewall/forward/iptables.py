@@ -19,7 +19,7 @@ from fastcni._netlink import Batch
 from fastcni.kernel import ipset, netns, wire
 from fastcni.kit.firewall import iptables
 from fastcni.kit.firewall.elements import MAX_ASKED
-from fastcni.kit.firewall.forward_iptables_chain import (
+from fastcni.kit.firewall.forward.iptables_chain import (
     FORWARD,
     TABLE,
     Rules,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import NetlinkError, Socket
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.elements import Store
-    from fastcni.kit.firewall.forward import Conf
+    from fastcni.kit.firewall.forward.keys import Conf
 
 MAX_MEMBERS = 1 << 20           # of a set; ipset(8) has 65,536 for it
 # EINVAL: a kernel without ipset; the others: another program's set of this name, of another kind

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.bridge.conf import Conf
     from fastcni.kit.call.mode import Mode
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.links.bridge_conf import Conf
 
     Network = tuple[bytes, int]         # (packed address, prefix length)
 
@@ -95,7 +95,7 @@ def keep_neighbours(sock: Socket, link: Link, conf: Conf) -> Callable[[], None]:
     link whose MAC is set, also if it is the same MAC."""
     if not conf.unflooded:
         return lambda: None
-    from fastcni.kit.links import unflooded
+    from fastcni.kit.bridge import unflooded
 
     found = [(it.packed, it.mac) for it in unflooded.every_one(sock, link.index) if it.ours and it.mac]
     return lambda: unflooded.put(sock, link.index, found)

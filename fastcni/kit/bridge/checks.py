@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from fastcni.kit.call import checks
-from fastcni.kit.links import find
-from fastcni.kit.links.bridges import promiscuous
+from fastcni.kit.bridge.bridges import promiscuous
+from fastcni.kit.links import checks, find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
-    from fastcni.kit.links.bridge_conf import Conf
-    from fastcni.kit.links.pod import Pod
+    from fastcni.kit.bridge.conf import Conf
+    from fastcni.kit.call.pod import Pod
 
 
 def bridge(pod: Pod, conf: Conf, previous: dict[str, Any]) -> Link:

@@ -1,4 +1,4 @@
-"""Port mappings by nftables: an element for each mapping, in the sets of kit/firewall/portmap_nftables_rules.py.
+"""Port mappings by nftables: an element for each mapping, in the sets of kit/firewall/portmap/nftables_rules.py.
 
 The comments of elements name the host's end of the pod's veth pair ("link: 12"). If that link is gone, a plugin that
 does not know this table has deleted it, and another pod may have the port.
@@ -12,7 +12,7 @@ from fastcni.kernel.nft_elements import concat
 from fastcni.kit.call import names
 from fastcni.kit.firewall import elements, rulesets
 from fastcni.kit.firewall.port_mappings import PROTOCOLS
-from fastcni.kit.firewall.portmap_nftables_rules import (
+from fastcni.kit.firewall.portmap.nftables_rules import (
     CHAINS,
     FROM,
     FROM_ALL,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.elements import Found, Item, Store
     from fastcni.kit.firewall.port_mappings import Mapping
-    from fastcni.kit.firewall.portmap import Conf
+    from fastcni.kit.firewall.portmap.keys import Conf
 
     Place = tuple[str, bytes]           # (map, key)
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
-    from fastcni.kit.links.pod import Pod
 
 
 def wrong(text: str, details: str = "") -> CniError:

@@ -9,7 +9,7 @@ One rule for all pods, and one element for each pod in each of two sets. As `nft
         iifname @guarded iifname . ether saddr != @allowed drop
     }
 
-kit/firewall/ipspoofcheck.py adds to this for ipspoofchk.
+kit/firewall/spoofcheck/ip.py adds to this for ipspoofchk.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def check(req: Request, host: Link, inside: Link, previous: dict[str, Any]) -> N
 
 
 def unguarded(host: Link, key: str) -> CniError:
-    from fastcni.kit.call import checks
+    from fastcni.kit.links import checks
 
     return checks.wrong(f'{key}: port "{host.name}" is not guarded', "was the nftables ruleset flushed?")
 

@@ -16,7 +16,7 @@ each with a comment. A bridge's policy lasts as long as the bridge.
 from __future__ import annotations
 
 from fastcni.kit.firewall import iptables
-from fastcni.kit.firewall.forward_iptables_chain import TABLE, leads
+from fastcni.kit.firewall.forward.iptables_chain import TABLE, leads
 from fastcni.kit.links import find
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.elements import Store
-    from fastcni.kit.firewall.forward import Conf
+    from fastcni.kit.firewall.forward.keys import Conf
 
 STAGE_1, STAGE_2 = "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"
 COMMENT = "CNI firewall plugin rules (ingressPolicy: {})"

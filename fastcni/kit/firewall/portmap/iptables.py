@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.elements import Store
-    from fastcni.kit.firewall.portmap import Conf
+    from fastcni.kit.firewall.portmap.keys import Conf
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
 PREFIX = "CNI-DN-"                      # of a pod's chain

@@ -14,11 +14,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.bridge.conf import Conf
     from fastcni.kit.call.mode import Mode
+    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.links.bridge_conf import Conf
-    from fastcni.kit.links.pod import Pod
 
 MAX_PORTS = 1023                # net/bridge/br_private.h: BR_PORT_BITS 10, and no port has number 0
 

@@ -1,0 +1,1 @@
+"""ingressPolicy of the plugin firewall: its backends."""

@@ -1,0 +1,1 @@
+"""Masquerade: its keys, and a module for each backend."""

@@ -1,0 +1,1 @@
+"""Port mappings: the keys of the plugin portmap, and a module for each backend."""
