@@ -35,6 +35,8 @@ PAIRS = {
         {"type": "ptp", "ipam": bridge("a", "10.1.0.0/16", LOW)["ipam"]},
         {"type": "ptp", "ipam": bridge("a", "10.1.0.0/16", HIGH)["ipam"]}, ""),
     "VLANs of one bridge": (bridge("a", "10.1.0.0/16", vlan=5), bridge("a", "10.2.0.0/16", vlan=6), ""),
+    "one bridge without addresses of the node": (
+        {"type": "bridge", "bridge": "a", "ipam": {"type": "dhcp"}}, {"type": "bridge", "bridge": "a"}, ""),
     "two families": (bridge("a", "10.1.0.0/16"), bridge("b", "fd00:1::/64"), ""),
     "bridges without a gateway": (bridge("a", "10.1.0.0/16", isGateway=False), bridge("b", "10.1.0.0/16", isGateway=False), ""),
 }

@@ -1,5 +1,6 @@
 """fastcni doctor and the way of packets: each fault is one finding, and its command mends it."""
 
+import dataclasses
 import json
 import shlex
 import socket
@@ -11,6 +12,7 @@ import pytest
 from node.conftest import LIST, diagnosed
 
 from fastcni.launcher.install import install
+from fastcni.node.checks import pods as checks_pods
 from fastcni.testing.namespaces import ip, needs_root, run
 from fastcni.testing.witnesses import eventually
 
@@ -163,3 +165,28 @@ def test_a_process_on_another_address_than_the_mapping_has_no_finding(folders, u
         ports = [{"hostPort": port, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
         folders.cni.add(folders.cni.load("net1"), type(rt)(rt.container_id, rt.netns, "eth0", (), {"portMappings": ports}))
         assert doctor() == {}
+
+
+def test_an_mtu_that_the_plugin_tuning_has_set_is_no_finding(folders, uplink, pod_netns, fastcni, tmp_path):
+    install(tmp_path / "bin", names=["bridge", "host-local", "tuning"])
+    folders.configure({**LIST, "plugins": [DUAL["plugins"][0], {"type": "tuning", "mtu": 1400}]})
+    folders.add("c1", pod_netns())
+    assert diagnosed(fastcni, "--bin-dir", tmp_path / "bin") == (0, {})
+
+
+@pytest.mark.parametrize("ends", ["namespace", "cached result"])
+def test_a_pod_that_is_deleted_meanwhile_has_no_finding(pods, doctor, monkeypatch, ends):
+    """A DEL removes the link before it removes the cached result."""
+    real = checks_pods.read
+
+    def read(it, *more, **options):
+        if it.container_id == "c0" and ends == "namespace":
+            raise FileNotFoundError(2, "No such file or directory", it.netns)
+        found = real(it, *more, **options)
+        if it.container_id == "c0":
+            Path(it.cached.path).unlink(missing_ok=True)
+            return dataclasses.replace(found, link=None)
+        return found
+
+    monkeypatch.setattr(checks_pods, "read", read)
+    assert "pod-links" not in doctor()

@@ -92,7 +92,8 @@ def shared_networks(node: Node) -> Iterator[Finding]:
             yield Finding(WARNING, f"{names} have one subnet, {clash[0].range.network()}", "pods of both get the same "
                           "addresses, or the node reaches the pods of only one", "give the networks ranges that do not "
                           f"overlap, on bridges of their own subnets: {one.file}, {other.file}")
-        elif one_link and one.where[0] == "bridge" and not pairs:
+        elif one_link and one.where[0] == "bridge" and not pairs and (
+                (one.routed and other.routed) or (ranges[one.network.name] and ranges[other.network.name])):
             yield Finding(WARNING, f"{names} have one bridge, {one.where[1]}", "pods of both reach each other past "
                           "firewalls and policies that tell the networks apart",
                           f'set another "bridge" in {other.file}, or a "vlan" in both')

@@ -56,7 +56,8 @@ def gateways_of(it: PodLink) -> Iterator[tuple[str, str]]:
     is on another link."""
     assert it.attachment.cached
     config, result = it.attachment.cached.config, it.attachment.cached.result
-    keys = next(sections(config, "bridge"), None) or next(sections(config, "flannel"), {}).get("delegate") or {}
+    flannel = next(sections(config, "flannel"), {}).get("delegate") or {}
+    keys = next(sections(config, "bridge"), None) or {"isGateway": True, **flannel}         # flannel's default
     if (keys.get("isGateway") or keys.get("isDefaultGateway")) and not keys.get("vlan"):
         for ip in result.get("ips", ()):
             if gateway := ip.get("gateway"):
@@ -100,7 +101,7 @@ def pod_links(node: Node) -> Iterator[Finding]:
 def mtu(node: Node) -> Iterator[Finding]:
     """Packets as long as a pod's MTU pass its veth pair, its bridge and the link of the default route."""
     links = {link.name: link for link in node.links}
-    unequal = [it for it in node.pods if it.link and it.host and it.link.mtu != it.host.mtu]
+    unequal = [it for it in node.pods if it.link and it.host and it.link.mtu != it.host.mtu and not tuned(it)]
     unknown = {it.bridge for it in unequal}     # the kernel follows with the bridge's MTU
     if unequal:
         yield Finding(ERROR, f"the two ends of the veth pair of {pods(unequal)} have different MTUs",
@@ -124,6 +125,13 @@ def mtu(node: Node) -> Iterator[Finding]:
                       "the default route goes", f'longer packets to other hosts depend on ICMP messages; "mtu": '
                       f"{uplink.mtu} in the network's configuration is for pods that come",
                       shell(command for it in wide for command in set_mtu(it, uplink.mtu)))
+
+
+def tuned(it: PodLink) -> bool:
+    """Return whether the plugin tuning has made the MTU of the pod's end smaller than that of the host's end."""
+    if not (it.link and it.host and it.attachment.cached):
+        return False
+    return it.link.mtu < it.host.mtu and any("mtu" in keys for keys in sections(it.attachment.cached.config, "tuning"))
 
 
 def usual_mtu(node: Node, pod: PodLink) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fastcni.kernel import netns, wire
@@ -15,6 +17,7 @@ from fastcni.spec import address
 
 BRIDGES = ("bridge", "flannel")         # CNI types whose pods are at ports of a bridge
 NO_ADDRESSES = ("dhcp", "loopback")     # the addresses change after ADD, or have no routes
+PAUSE_S = 0.3                           # longer than a usual DEL
 NAMED = ("/run/netns/", "/var/run/netns/")
 
 
@@ -52,19 +55,32 @@ def in_namespace(path: str, command: str) -> str:
 
 def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLink]:
     """Return the links of all running pods that have a result in the cache. Texts on pods that cannot be entered are
-    added to `unseen`."""
-    found: list[PodLink] = []
-    refused: list[str] = []
+    added to `unseen`.
+
+    A pod that lacks something is read again after PAUSE_S, because a DEL may run: it removes the cached result last.
+    """
     by_name = {link.name: link for link in seen.facts.links.values()}
-    containers = [it.container_id for it in inventory.attachments]
+    counts = Counter(it.container_id for it in inventory.attachments)
+    pods = [it for it in inventory.attachments if it.state == RUNNING and it.cached and it.cached.result and it.netns]
+    refused: list[str] = []
     home = netns.open_own()
+
+    def read_some(some: Iterable[NodeAttachment]) -> Iterator[PodLink]:
+        for it in some:
+            try:
+                yield read(it, by_name, home, several=counts[it.container_id] > 1)
+            except (FileNotFoundError, netns.NotNamespace):
+                continue                        # the pod has ended meanwhile
+            except (OSError, ValueError) as e:
+                refused.append(f"{it.name}: {e}")
+
     try:
-        for it in inventory.attachments:
-            if it.state == RUNNING and it.cached and it.cached.result and it.netns:
-                try:
-                    found.append(read(it, by_name, home, several=containers.count(it.container_id) > 1))
-                except (OSError, ValueError) as e:
-                    refused.append(f"{it.name}: {e}")
+        found = list(read_some(pods))
+        doubtful = [it.attachment for it in found if it.link is None or it.lacks]
+        if doubtful:
+            time.sleep(PAUSE_S)
+            found = [it for it in found if it.link and not it.lacks]
+            found += read_some(it for it in doubtful if it.cached and os.path.exists(it.cached.path))
     finally:
         os.close(home)
     if refused:
@@ -74,7 +90,6 @@ def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLin
 
 def read(it: NodeAttachment, by_name: dict[str, Link], home: int, *, several: bool) -> PodLink:
     """Return the link of one pod. several: the pod has more attachments. Raises OSError, ValueError."""
-    assert it.cached
     fd = netns.open_path(it.netns)
     try:
         with netns.inside(fd, home):
