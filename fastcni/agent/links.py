@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch, attributes
 from fastcni.agent import peers
-from fastcni.kernel import rtnl, sysctl, uapi, vxlan, wire
+from fastcni.kernel import rtnl, sysctl, uapi, wire
+from fastcni.kernel.devices import vxlan
 from fastcni.kit.links import find
 
 if TYPE_CHECKING:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
-from fastcni.kernel import genl, uapi, wire, wireguard
+from fastcni.kernel import genl, uapi, wire
+from fastcni.kernel.devices import wireguard
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from fastcni.agent.contract import WireguardPeer
+    from fastcni.kernel.devices.wireguard import Peer
     from fastcni.kernel.wire import NetlinkError
-    from fastcni.kernel.wireguard import Peer
 
     Peers = Mapping[tuple[int, bytes], Peer]        # by (index of the link, public key)
 

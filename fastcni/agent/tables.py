@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from fastcni.agent.contract import State
+    from fastcni.kernel.devices.wireguard import Peer
     from fastcni.kernel.rtnl import Route
     from fastcni.kernel.wire import NetlinkError, Socket
-    from fastcni.kernel.wireguard import Peer
 
 GONE = (ENOENT, ESRCH, EEXIST)          # what a removal, or a repeated addition, need not report
 FAMILIES = (uapi.AF_INET, uapi.AF_INET6)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from fastcni.cli import inventory
 from fastcni.cli.node_options import node_command
-from fastcni.cli.output import put_document
+from fastcni.cli.text import inventory
+from fastcni.cli.text.output import put_document
 from fastcni.node.attachments import documents
 from fastcni.node.attachments.adopt import FAILED
 from fastcni.node.attachments.adopt import adopt as run_adopt

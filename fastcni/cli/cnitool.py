@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import click
 
 import fastcni
-from fastcni.cli import reports, show
-from fastcni.cli.output import cni_as_text, json_option, put, put_document, put_lines
 from fastcni.cli.settings import BIN_DIR_HELP, Settings, network_command, plugin_dirs
+from fastcni.cli.text import reports, show
+from fastcni.cli.text.output import cni_as_text, json_option, put, put_document, put_lines
 from fastcni.runtime import CNI, Report
 from fastcni.spec import result as results
 from fastcni.spec import version

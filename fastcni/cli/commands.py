@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 import fastcni
-from fastcni.cli.output import Group
+from fastcni.cli.text.output import Group
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from fastcni.cli.commands import cli
-from fastcni.cli.output import printable
+from fastcni.cli.text.output import printable
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 

@@ -2,9 +2,9 @@
 
 import click
 
-from fastcni.cli import inventory
 from fastcni.cli.node_options import node_command
-from fastcni.cli.output import put_document
+from fastcni.cli.text import inventory
+from fastcni.cli.text.output import put_document
 from fastcni.kit.call.similar import meant_id
 from fastcni.node.attachments import documents
 from fastcni.node.attachments import explain as explanations

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcni.cli.inventory import SHORT_ID
-from fastcni.cli.output import printable
 from fastcni.cli.selftest import interrupt
+from fastcni.cli.text.inventory import SHORT_ID
+from fastcni.cli.text.output import printable
 from fastcni.daemon.listening import PATH
 from fastcni.node import confs, pod_policies
 from fastcni.node.attachments.records import bracketed

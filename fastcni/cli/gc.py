@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import click
 
-from fastcni.cli import reports
-from fastcni.cli.output import printable, put_document
 from fastcni.cli.settings import Settings, network_command
+from fastcni.cli.text import reports
+from fastcni.cli.text.output import printable, put_document
 from fastcni.runtime import GcReport, collect
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcni.cli.output import json_option, printable, put_document
-from fastcni.cli.show import wrapped
+from fastcni.cli.text.output import json_option, printable, put_document
+from fastcni.cli.text.show import wrapped
 from fastcni.node.checks.findings import plural
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

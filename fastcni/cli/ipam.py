@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from fastcni.cli import inventory, ipam_text
 from fastcni.cli.node_options import node_command
-from fastcni.cli.output import Group, printable, put_document
+from fastcni.cli.text import inventory
+from fastcni.cli.text import ipam as ipam_text
+from fastcni.cli.text.output import Group, printable, put_document
 from fastcni.node.attachments import explain as explanations
 from fastcni.node.attachments.documents import attachment
 from fastcni.node.attachments.inventory import Places, collect

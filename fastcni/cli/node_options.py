@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fastcni.cli.output import json_option
+from fastcni.cli.text.output import json_option
 from fastcni.node.attachments.inventory import Places
 from fastcni.runtime.cache import DEFAULT_DIR
 from fastcni.runtime.cni import DEFAULT_CONF_DIR

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcni.cli.output import Group, json_option, printable, put_document
+from fastcni.cli.text.output import Group, json_option, printable, put_document
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -158,8 +158,8 @@ def read_sources(folder: str, kubernetes: str | None, agent_folder: str, node_na
 
 def read_files(folder: str) -> Cluster:
     """Raises CniError."""
-    from fastcni.agent.policy.from_files import read_cluster
     from fastcni.agent.policy.objects import PolicyError
+    from fastcni.agent.policy.sources.files import read_cluster
 
     try:
         return read_cluster(folder)
@@ -169,7 +169,7 @@ def read_files(folder: str) -> Cluster:
 
 def read_api(kubeconfig: str) -> Cluster:
     """Raises CniError."""
-    from fastcni.agent.policy.from_kubernetes import read_cluster
+    from fastcni.agent.policy.sources.kubernetes import read_cluster
     from fastcni.clients.away import Away
     from fastcni.clients.kubernetes import open_api
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from fastcni.cli.output import json_option, printable, put_document
+from fastcni.cli.text.output import json_option, printable, put_document
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.restore import Failure, Restored
 from fastcni.runtime.restore import restore as run

@@ -11,9 +11,9 @@ from typing import Any
 import click
 from rich.console import Console
 
-from fastcni.cli.output import put_document
-from fastcni.cli.terminal import ENTER, ERASE, ESCAPE, Terminal
-from fastcni.cli.top_frame import SORTS, View, frame
+from fastcni.cli.text.output import put_document
+from fastcni.cli.text.terminal import ENTER, ERASE, ESCAPE, Terminal
+from fastcni.cli.text.top import SORTS, View, frame
 from fastcni.daemon.listening import PATH
 from fastcni.node.activity import source as activity_source
 from fastcni.node.activity import summary

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from fastcni.cli.output import printable
+from fastcni.cli.text.output import printable
 from fastcni.daemon.listening import PATH
 from fastcni.kit.call.similar import meant_id
 from fastcni.node.activity import netlink_text, story_text

@@ -7,9 +7,9 @@ import click
 
 from fastcni.cli.install import BIN_DIR, by_program, program_documents
 from fastcni.cli.node_options import node_command
-from fastcni.cli.output import printable, put_document
 from fastcni.cli.settings import plugin_dirs
-from fastcni.cli.show import wrapped
+from fastcni.cli.text.output import printable, put_document
+from fastcni.cli.text.show import wrapped
 from fastcni.node.checks.findings import plural
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

@@ -12,7 +12,8 @@ import pytest
 
 from fastcni import third_party
 from fastcni.handle import handle
-from fastcni.kernel import dbus, netns, sysctl, tun, waiting, wire
+from fastcni.kernel import dbus, netns, sysctl, waiting, wire
+from fastcni.kernel.devices import tun
 from fastcni.kit.firewall import iptables
 from fastcni.kit.ipam import store
 from fastcni.runtime.mode import InProcessMode

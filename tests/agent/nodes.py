@@ -14,7 +14,8 @@ from fastcni.agent.backends import open_backend
 from fastcni.agent.contract import Family, NetworkConf, Node
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.underlay import Options, choose
-from fastcni.kernel import genl, uapi, wire, wireguard
+from fastcni.kernel import genl, uapi, wire
+from fastcni.kernel.devices import wireguard
 from fastcni.testing.namespaces import Inside, ip
 
 NETWORKS = {4: "10.244.0.0/16", 6: "fd00:10:244::/48"}

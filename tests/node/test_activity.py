@@ -2,9 +2,9 @@
 
 import pytest
 
-from fastcni.cli import top_frame
+from fastcni.cli.text import top as top_frame
+from fastcni.cli.text.top import SORTS, View, frame
 from fastcni.cli.top import press
-from fastcni.cli.top_frame import SORTS, View, frame
 from fastcni.node.activity import summary
 from fastcni.node.activity.summary import Recent, document, percentile
 from fastcni.server.metrics.pools import Pool

@@ -3,7 +3,7 @@
 import pytest
 from node.conftest import LIST
 
-from fastcni.cli.inventory import age, short_ids, size
+from fastcni.cli.text.inventory import age, short_ids, size
 from fastcni.kit.ipam.store import Store
 from fastcni.node.attachments.adopt import gc_command
 from fastcni.node.attachments.inventory import Places

@@ -18,8 +18,8 @@ from server.client import Server
 from server.test_metrics_parts import Log
 
 from fastcni.bench.web_page import web_page
+from fastcni.cli.text.top import View, frame
 from fastcni.cli.top import Source
-from fastcni.cli.top_frame import View, frame
 from fastcni.launcher.install import install
 from fastcni.node.attachments import topology
 from fastcni.node.attachments.inventory import Places

@@ -158,7 +158,7 @@ def test_suspended_and_continued(server, line, tmux):
 
 
 def test_a_fault_leaves_the_terminal_as_it_was(server, line, tmux, tmp_path):
-    (tmp_path / "fault.py").write_text("from fastcni.cli import top_frame, top\ntop.frame = lambda *_: 1 / 0\n"
+    (tmp_path / "fault.py").write_text("from fastcni.cli import top\ntop.frame = lambda *_: 1 / 0\n"
                                        "from fastcni.cli import main\nmain()\n")
     tmux.run(line.replace("-m fastcni", str(tmp_path / "fault.py")))
     tmux.sees("ZeroDivisionError")

@@ -12,7 +12,7 @@ import time
 import pytest
 from real_kernel.node import Inside, addresses, eventually, ip_json, links, run, sysctl
 
-from fastcni.kernel import tun
+from fastcni.kernel.devices import tun
 
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
 TUNSETIFF, IFF_TUN, IFF_TAP, IFF_MULTI_QUEUE, IFF_NO_PI = 0x400454CA, 0x0001, 0x0002, 0x0100, 0x1000

@@ -15,7 +15,7 @@ import pytest
 
 import fastcni as package
 from fastcni.cli import entry_point
-from fastcni.cli.show import printable
+from fastcni.cli.text.show import printable
 
 RESULT = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": "/ns/x"}],
           "ips": [{"address": "10.0.0.2/24", "gateway": "10.0.0.1", "interface": 1}],

@@ -53,7 +53,7 @@ def test_help_imports_no_command():
             "print(*(name for name in sys.modules if name.startswith('fastcni.') or name == 'rich'), file=sys.stderr)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert {name for name in done.stderr.split() if name.count(".") > 1 or name == "rich"} == {
-        "fastcni.cli.entry_point", "fastcni.cli.commands", "fastcni.cli.output", "fastcni.spec.errors",
+        "fastcni.cli.entry_point", "fastcni.cli.commands", "fastcni.cli.text.output", "fastcni.spec.errors",
         "fastcni.spec.json"}
 
 

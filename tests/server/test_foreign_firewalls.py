@@ -16,7 +16,7 @@ from rich.console import Console
 from server.foreign_firewalls import EACH, LEGACY, PROGRAMS, docker, firewalld, firewalld_nftables, needs, ufw
 from server.test_replaying import remember
 
-from fastcni.cli.inventory import print_list
+from fastcni.cli.text.inventory import print_list
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.firewall import iptables

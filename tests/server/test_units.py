@@ -120,7 +120,7 @@ def test_a_server_stops_within_the_timeout_of_systemd():
 
 
 def test_the_unit_allows_the_devices_that_plugins_and_server_open():
-    from fastcni.kernel import tun
+    from fastcni.kernel.devices import tun
     from fastcni.server import cpu_latency
 
     assert values("DeviceAllow") == [tun.PATH, "rw", cpu_latency.DEVICE, "w"]

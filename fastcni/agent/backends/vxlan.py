@@ -16,7 +16,7 @@ from fastcni.agent.backends.host_gw import direct_route
 from fastcni.agent.backends.kept import derived_mac, kept_mac
 from fastcni.agent.backends.keys import chosen_families, read_keys
 from fastcni.agent.contract import ConfigurationError, Link, Neighbour, Node, Route, State, Station
-from fastcni.kernel.vxlan import DEFAULT_PORT
+from fastcni.kernel.devices.vxlan import DEFAULT_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from fastcni.agent.backends import wireguard_key
 from fastcni.agent.backends.keys import chosen_families, read_keys
 from fastcni.agent.contract import ConfigurationError, Link, Node, Route, State, WireguardPeer
-from fastcni.kernel.wireguard import KEY_BYTES
+from fastcni.kernel.devices.wireguard import KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

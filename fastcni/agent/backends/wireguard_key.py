@@ -11,7 +11,8 @@ from fastcni._netlink import Batch
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.files import write
 from fastcni.agent.links import remove
-from fastcni.kernel import genl, rtnl, uapi, wire, wireguard
+from fastcni.kernel import genl, rtnl, uapi, wire
+from fastcni.kernel.devices import wireguard
 from fastcni.kit.links import find
 
 FILE = "wgkey"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import ports
 from fastcni.agent.policy.objects import EVERYTHING, Group, Policy
-from fastcni.agent.policy.unreadable import SUFFIX
+from fastcni.agent.policy.sources.unreadable import SUFFIX
 from fastcni.spec import address
 
 if TYPE_CHECKING:

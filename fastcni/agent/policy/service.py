@@ -24,10 +24,6 @@ from fastcni.agent.policy import attached, ports, salvage, tunnels
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.evaluate import selecting
-from fastcni.agent.policy.events import UnreadableEvents
-from fastcni.agent.policy.from_files import Files
-from fastcni.agent.policy.from_kubernetes import Kubernetes
-from fastcni.agent.policy.kept import Kept
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.requests import Requests
 from fastcni.agent.policy.ruleset import (
@@ -38,7 +34,11 @@ from fastcni.agent.policy.ruleset import (
     see_bridged_traffic,
     sees_bridged_traffic,
 )
-from fastcni.agent.policy.unreadable import SUFFIX
+from fastcni.agent.policy.sources.events import UnreadableEvents
+from fastcni.agent.policy.sources.files import Files
+from fastcni.agent.policy.sources.kept import Kept
+from fastcni.agent.policy.sources.kubernetes import Kubernetes
+from fastcni.agent.policy.sources.unreadable import SUFFIX
 from fastcni.daemon.listening import ListenError
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kernel.deletions import generation

@@ -6,7 +6,8 @@ from errno import EBUSY, ENODEV, ENOENT, ENXIO
 from posix import close
 
 from fastcni._netlink import Batch
-from fastcni.kernel import rtnl, tun, wire
+from fastcni.kernel import rtnl, wire
+from fastcni.kernel.devices import tun
 from fastcni.kit.links import change, find
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

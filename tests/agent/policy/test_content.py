@@ -5,10 +5,10 @@ import json
 import pytest
 from agent.policy.clusters import make_pod
 
-from fastcni.agent.policy import content as module
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.content import Content
-from fastcni.agent.policy.documents import encode, reduced
+from fastcni.agent.policy.sources import content as module
+from fastcni.agent.policy.sources.content import Content
+from fastcni.agent.policy.sources.documents import encode, reduced
 from fastcni.spec.address import read_ip
 
 ADDRESSES = {"web": "10.0.0.1", "db": "10.0.0.2", "other": "10.0.0.3"}
@@ -127,7 +127,7 @@ def test_a_pod_that_cannot_be_read_has_its_last_labels_and_without_them_is_close
 def test_documents_that_are_as_before_are_not_read_again(it, monkeypatch):
     read = []
     monkeypatch.setattr(module, "read_entry", lambda line: read.append(json.loads(line)) or original(line))
-    original = __import__("fastcni.agent.policy.documents", fromlist=["read_entry"]).read_entry
+    original = __import__("fastcni.agent.policy.sources.documents", fromlist=["read_entry"]).read_entry
     many = [policy(f"p{number}") for number in range(50)]
     put(it, *many)
     assert len(read) == 50

@@ -10,8 +10,8 @@ from time import monotonic
 import pytest
 
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.from_files import RETRY_S, Files, read_cluster
 from fastcni.agent.policy.objects import PolicyError
+from fastcni.agent.policy.sources.files import RETRY_S, Files, read_cluster
 from fastcni.spec.address import read_ip
 
 POD = {"kind": "Pod", "metadata": {"name": "a"}, "status": {"podIP": "10.0.0.1"}}

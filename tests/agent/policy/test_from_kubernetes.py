@@ -9,7 +9,7 @@ import time
 import pytest
 
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.from_kubernetes import NAMESPACES, PODS, POLICIES, Kubernetes
+from fastcni.agent.policy.sources.kubernetes import NAMESPACES, PODS, POLICIES, Kubernetes
 from fastcni.clients.away import Away
 from fastcni.clients.kubernetes import Expired
 from fastcni.clients.kubernetes_watch import watch_all
@@ -52,7 +52,7 @@ class FakeApi:
 
 @pytest.fixture
 def source(monkeypatch):
-    monkeypatch.setattr("fastcni.agent.policy.from_kubernetes.RETRY_S", 0.05)
+    monkeypatch.setattr("fastcni.agent.policy.sources.kubernetes.RETRY_S", 0.05)
     it = Kubernetes(FakeApi(), Compiler())
     it.start()
     wait(it, lambda: it.complete)

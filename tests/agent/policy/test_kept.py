@@ -10,13 +10,13 @@ from agent.policy.clusters import make_pod
 from agent.policy.pods import ADDRESSES, TCP
 from agent.policy.test_service import DB, WEB_ONLY, Api, Running, allowed, node, running  # noqa: F401 - fixtures
 
-from fastcni.agent.policy import kept as module
-from fastcni.agent.policy import reader
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.content import Content
-from fastcni.agent.policy.documents import encode
-from fastcni.agent.policy.kept import Kept
 from fastcni.agent.policy.ruleset import TABLE
+from fastcni.agent.policy.sources import kept as module
+from fastcni.agent.policy.sources import reader
+from fastcni.agent.policy.sources.content import Content
+from fastcni.agent.policy.sources.documents import encode
+from fastcni.agent.policy.sources.kept import Kept
 from fastcni.spec.address import read_ip
 from fastcni.spec.errors import CniError
 from fastcni.testing import needs_root

@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcni.agent.policy import parse as module
-from fastcni.agent.policy.parse import ParseError, parse
+from fastcni.agent.policy.sources import parse as module
+from fastcni.agent.policy.sources.parse import ParseError, parse
 
 DEEP = {".json": b'{"kind": "A", "x": %s, "y": 1}', ".yaml": b"kind: A\nx: %s\ny: 1\n"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fastcni.agent.policy import reader as module
-from fastcni.agent.policy.reader import Reader
+from fastcni.agent.policy.sources import reader as module
+from fastcni.agent.policy.sources.reader import Reader
 from fastcni.testing.witnesses import eventually
 
 POLICY = {"kind": "NetworkPolicy", "metadata": {"name": "p"}, "spec": {}}
@@ -71,8 +71,9 @@ def test_other_documents_and_keys_are_left_out(reader, tmp_path):
 def test_a_file_that_takes_too_long_ends_its_child_and_no_other_waits(tmp_path, monkeypatch):
     """The parser that never ends is an endless loop here."""
     monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", (
-        "import fastcni.agent.policy.reader as r; r.PROCESSOR_S = 0.2; old = r.read_file; r.read_file = lambda folder, "
-        "name: [0 for _ in iter(int, 1)] if name.startswith('slow') else old(folder, name); serve({fd}")))
+        "import fastcni.agent.policy.sources.reader as r; r.PROCESSOR_S = 0.2; old = r.read_file; "
+        "r.read_file = lambda folder, name: "
+        "[0 for _ in iter(int, 1)] if name.startswith('slow') else old(folder, name); serve({fd}")))
     write(tmp_path, "slow.json", "good.json", "other.json")
     reader = Reader(str(tmp_path))
     try:
@@ -90,7 +91,7 @@ def test_a_file_that_takes_too_long_ends_its_child_and_no_other_waits(tmp_path, 
 
 def test_a_file_that_takes_too_much_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", (
-        "import fastcni.agent.policy.reader as r; r.read_file = lambda folder, name: bytes(r.MEMORY_BYTES); "
+        "import fastcni.agent.policy.sources.reader as r; r.read_file = lambda folder, name: bytes(r.MEMORY_BYTES); "
         "serve({fd}")))
     reader = Reader(str(tmp_path))
     try:
@@ -200,7 +201,7 @@ def test_a_process_that_is_stopped_is_ended_and_started_again(tmp_path, monkeypa
 
 def test_a_child_that_is_stopped_is_ended_and_only_its_first_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", (
-        "import os, fastcni.agent.policy.reader as r; old = r.read_file; r.read_file = lambda folder, name: "
+        "import os, fastcni.agent.policy.sources.reader as r; old = r.read_file; r.read_file = lambda folder, name: "
         "os.kill(os.getpid(), 19) if name == 'stop.json' else old(folder, name); serve({fd}")))
     monkeypatch.setattr(module, "MAX_CHILDREN", 1)
     monkeypatch.setattr(module, "ELAPSED_S", 0.3)

@@ -13,10 +13,10 @@ from agent.policy.pods import ADDRESSES, TCP, Node, mac_of_pod, port_of
 
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import service
-from fastcni.agent.policy.from_files import stamp
 from fastcni.agent.policy.objects import Pod
 from fastcni.agent.policy.ruleset import BRIDGED, see_bridged_traffic
 from fastcni.agent.policy.service import Policies, Settings
+from fastcni.agent.policy.sources.files import stamp
 from fastcni.kernel import conntrack, sysctl
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request

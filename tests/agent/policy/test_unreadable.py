@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.documents import encode, read_entry, reduced
+from fastcni.agent.policy.sources.documents import encode, read_entry, reduced
 from fastcni.spec.address import read_ip
 
 WEB, DB, OTHER = "10.0.0.1", "10.0.0.2", "10.0.0.9"

@@ -18,9 +18,9 @@ from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
 
 from fastcni.agent.policy import attached, in_kernel, priority
 from fastcni.agent.policy.attached import AttachedCompiler
-from fastcni.agent.policy.events import UnreadableEvents
-from fastcni.agent.policy.from_kubernetes import Kubernetes
 from fastcni.agent.policy.ruleset import see_bridged_traffic
+from fastcni.agent.policy.sources.events import UnreadableEvents
+from fastcni.agent.policy.sources.kubernetes import Kubernetes
 from fastcni.cli.commands import cli
 from fastcni.clients.kubernetes import open_api
 from fastcni.kit import policies as client

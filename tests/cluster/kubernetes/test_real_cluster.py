@@ -17,7 +17,7 @@ from cluster.kubernetes.apply_crds import established
 from cluster.kubernetes.real_api import PORT, RealApi
 from dhcp.process import ok
 
-from fastcni.agent.policy import events
+from fastcni.agent.policy.sources import events
 from fastcni.clients.away import Away
 from fastcni.clients.kubernetes import open_api
 from fastcni.launcher.install import install

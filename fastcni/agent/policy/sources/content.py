@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.documents import NAMESPACE, POD, POLICY, read_entry
 from fastcni.agent.policy.objects import Pod, Policy
+from fastcni.agent.policy.sources.documents import NAMESPACE, POD, POLICY, read_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from fastcni.agent.policy.compile import Compiler
-    from fastcni.agent.policy.documents import Entry, Id, Record
+    from fastcni.agent.policy.sources.documents import Entry, Id, Record
 
 
 @dataclass(frozen=True, slots=True)

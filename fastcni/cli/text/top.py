@@ -13,8 +13,8 @@ from typing import Any
 from rich.cells import set_cell_size
 from rich.text import Text
 
-from fastcni.cli.inventory import SHORT_ID, age
-from fastcni.cli.output import printable
+from fastcni.cli.text.inventory import SHORT_ID, age
+from fastcni.cli.text.output import printable
 
 MIN_COLUMNS, MIN_LINES = 60, 12
 BUSY = 0.9                      # a pool with a larger share of held addresses is marked

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastcni.cli.output import printable
+from fastcni.cli.text.output import printable
 from fastcni.node.attachments.adopt import FAILED, WOULD_BUILD, Adoption
 from fastcni.node.attachments.explain import Explanation
 from fastcni.node.attachments.inspect import Details, HostLink

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from fastcni.agent.policy import unreadable
 from fastcni.agent.policy.objects import Pod, PolicyError, read_namespace, read_pod, read_policy
+from fastcni.agent.policy.sources import unreadable
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.objects import Policy

@@ -11,16 +11,16 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.content import Content
 from fastcni.agent.policy.objects import PolicyError
-from fastcni.agent.policy.reader import Reader, read_file
+from fastcni.agent.policy.sources.content import Content
+from fastcni.agent.policy.sources.reader import Reader, read_file
 from fastcni.runtime.folder_changes import FolderChanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fastcni.agent.policy.evaluate import Cluster
-    from fastcni.agent.policy.kept import Kept
+    from fastcni.agent.policy.sources.kept import Kept
     from fastcni.daemon.log import Logger
 
     Stamp = tuple[int, ...]

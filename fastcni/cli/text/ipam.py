@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastcni.cli.inventory import age, put, put_row
-from fastcni.cli.output import printable
+from fastcni.cli.text.inventory import age, put, put_row
+from fastcni.cli.text.output import printable
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, KEPT, LOST, QUARANTINE, REFUSED, SHARED
 from fastcni.node.attachments.explain import Explanation
 from fastcni.node.checks.findings import plural, some

@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fastcni.cli.output import printable
 from fastcni.cli.plan import Step
+from fastcni.cli.text.output import printable
 from fastcni.runtime import RuntimeConf
 from fastcni.runtime.validate import Finding
 from fastcni.spec import json

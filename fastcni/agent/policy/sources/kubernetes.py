@@ -9,16 +9,16 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.content import Content
-from fastcni.agent.policy.documents import NAMESPACE, POD, POLICY, encode, reduced
+from fastcni.agent.policy.sources.content import Content
+from fastcni.agent.policy.sources.documents import NAMESPACE, POD, POLICY, encode, reduced
 from fastcni.clients.away import Away
 from fastcni.clients.kubernetes_watch import key_of, watch_all
 from fastcni.daemon.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.evaluate import Cluster
-    from fastcni.agent.policy.events import UnreadableEvents
-    from fastcni.agent.policy.kept import Kept
+    from fastcni.agent.policy.sources.events import UnreadableEvents
+    from fastcni.agent.policy.sources.kept import Kept
     from fastcni.clients.kubernetes import Api
 
     Event = tuple[str, Any, bool]               # (path, object or keys of a list, whether the object is gone)

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastcni.agent.policy.documents import encode, reduced
-from fastcni.agent.policy.parse import MAX_BYTES, ParseError, parse
+from fastcni.agent.policy.sources.documents import encode, reduced
+from fastcni.agent.policy.sources.parse import MAX_BYTES, ParseError, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,7 +43,8 @@ READY = b"1"
 START_S = 10.0                                  # until the process is ready, on a busy node
 ANSWER_S = 5.0                                  # until it has begun with a request, on a busy node
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0          # before it is started again
-MAIN = "import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.reader import serve; serve({fd}, {folder!r})"
+MAIN = ("import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.sources.reader import serve; "
+        "serve({fd}, {folder!r})")
 
 
 class Read(NamedTuple):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from fastcni._system import open_regular
 
 if TYPE_CHECKING:
-    from fastcni.agent.policy.content import Content
+    from fastcni.agent.policy.sources.content import Content
     from fastcni.daemon.log import Logger
 
 FORMAT = 1                      # raised when documents are written or read in another way

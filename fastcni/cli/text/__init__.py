@@ -1,0 +1,10 @@
+"""The output of the commands: text for a terminal.
+
+    output     text or JSON
+    show       results and plans
+    inventory  lists of attachments, and one attachment
+    ipam       cluster-wide addresses
+    reports    the report of a command on a network
+    top        a frame of `fastcni top`
+    terminal   the terminal of a live view
+"""

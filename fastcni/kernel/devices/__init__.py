@@ -1,0 +1,1 @@
+"""Links of a single kind: TAP devices, vxlan, WireGuard."""
