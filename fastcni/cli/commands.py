@@ -44,6 +44,7 @@ GROUPS = {
     },
     "Configure networks": {
         "netconf": ("fastcni.cli.netconf:netconf", "Show what a command would send to each plugin of NET."),
+        "schema": ("fastcni.cli.schema:schema", "Print the JSON Schema of the configuration of the plugin TYPE."),
         "fuse": ("fastcni.cli.fuse:fuse", "Make one plugin, `chain`, of the plugins of the list CONFLIST."),
         "unfuse": ("fastcni.cli.fuse:unfuse", "Put back the original of the fused list CONFLIST."),
     },

@@ -18,15 +18,11 @@ from fastcni.cli.commands import cli
 from fastcni.cli.plugins import as_markdown, features, print_all, print_one
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
+from fastcni.runtime.schema import EXAMPLES
 from fastcni.spec.errors import CniError
 
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
 # The keys that make a configuration complete enough to be read.
-RANGE = {"ipam": {"range": "10.0.0.0/24"}}
-NEEDED = {"chain": {"plugins": [{"type": "loopback"}]}, "cluster": RANGE, "dhcp": {"ipam": {}}, "whereabouts": RANGE,
-          "dummy": {"ipam": {"type": "static"}}, "host-device": {"device": "eth9"},
-          "host-local": {"ipam": {"ranges": [[{"subnet": "10.0.0.0/24"}]]}}, "ipvlan": {"ipam": {"type": "static"}},
-          "static": {"ipam": {}}, "vlan": {"master": "eth9", "ipam": {"type": "static"}}, "vrf": {"vrfname": "blue"}}
 CAPABILITIES = {"mac": 7, "ips": 7, "ipRanges": 7, "portMappings": 7, "bandwidth": 7, "deviceID": 7,
                 "labels": 7}        # 7 is no value
 
@@ -64,7 +60,7 @@ NOT_IN_PEER = ("chain", "cluster", "dummy", "policy", "tap", "whereabouts")
 
 def read(kind, args="", **keys):
     """Return the result of the plugin's read() of a configuration for ADD."""
-    conf = {"cniVersion": "1.1.0", "name": "net-a", "type": kind, **NEEDED.get(kind, {}), **keys}
+    conf = {"cniVersion": "1.1.0", "name": "net-a", "type": kind, **EXAMPLES.get(kind, [{}])[0], **keys}
     return plugins.load(kind).read(Request(Mode(), plugin=kind, command="ADD", conf=conf, version="1.1.0", name="net-a",
                                            container_id="c1", ifname="eth0", args=args))
 

@@ -319,7 +319,7 @@ def test_netconf_strict_prints_what_the_page_shows(stage, fastcni):
         {"type": "portmap", "masqAll": "yes", "capabilities": {"portMappings": True}}]})
     status, text = on_terminal(stage, "netconf", "--strict", "net")
     file, _, text = text.replace(str(stage.bin), "/opt/cni/bin").partition("\n")
-    page = (Path(ROOT) / "docs" / "command.md").read_text(encoding="utf-8")
+    page = (Path(ROOT) / "docs" / "validate.md").read_text(encoding="utf-8")
     assert status == 1
     assert file == f"{stage.net_d}/net.conflist"
     assert f"``` {' '.join(text.split())} ```" in " ".join(page.split())        # lines are broken elsewhere

@@ -1,0 +1,27 @@
+"""The command that prints the JSON Schema of a plugin's configuration."""
+
+from __future__ import annotations
+
+import click
+
+from fastcni import plugins, third_party
+from fastcni.cli.text.output import put_document
+from fastcni.kit.call.similar import meant
+from fastcni.runtime.schema import schema as schema_of
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+
+@click.command()
+@click.argument("kind", metavar="TYPE")
+def schema(kind: str) -> None:
+    """Print the JSON Schema of the configuration of the plugin TYPE.
+
+    It is one document of JSON Schema 2020-12, for an editor or a check before a configuration is rolled out. It refuses
+    values of a type that ADD refuses, and takes keys that the plugin does not know. `fastcni netconf --strict` finds
+    these, and values that exclude each other.
+    """
+    third_party.register()
+    if kind not in plugins.TABLE:
+        raise CniError(errors.INVALID_ENVIRONMENT, f'unknown plugin type "{kind}"', meant(kind, plugins.TABLE))
+    put_document(schema_of(kind))
