@@ -38,3 +38,8 @@ def read(folder: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return found if isinstance(found, list) else []
+
+
+def remove(folder: str) -> None:
+    """Remove the list, for a node that leaves the network. Raises OSError."""
+    Path(folder, NAME).unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastcni.agent import files
+from fastcni.agent import files, peer_list
 from fastcni.agent.backends import open_backend
 from fastcni.agent.bgp import Bgp
 from fastcni.agent.bgp import Settings as BgpSettings
@@ -165,6 +165,7 @@ class Agent:
         for path in (self.options.subnet_file, self.options.conflist):
             if path and files.is_ours(path):
                 os.unlink(path)
+        peer_list.remove(self.options.folder)
         self.log.info("left", subnets=text(mine.subnets))
 
     # -- joining -------------------------------------------------------------------------------------------------------

@@ -119,3 +119,20 @@ def test_a_damaged_list_of_the_agent_is_an_error_that_names_it(tmp_path):
     (tmp_path / peer_list.NAME).write_text("{")
     with pytest.raises(CniError, match=f"read {tmp_path}/peers.json"):
         find("two", str(tmp_path))
+
+
+@needs_root
+def test_a_node_that_leaves_the_network_removes_its_list(host_netns, tmp_path):
+    ip("link", "add", "up0", "type", "bridge")
+    ip("address", "add", "192.0.2.1/24", "dev", "up0")
+    ip("link", "set", "up0", "up")
+    nodes, folder = tmp_path / "nodes.json", tmp_path / "one"
+    nodes.write_text(json.dumps({"network": {"Network": "10.244.0.0/16", "Backend": {"Type": "host-gw"}}, "nodes": [
+        {"name": "one", "subnets": ["10.244.1.0/24"], "public": ["192.0.2.1"]}]}))
+    folder.mkdir()
+    (folder / peer_list.NAME).write_text("[]")
+    command = [sys.executable, "-m", "fastcni", "agent", "--leave", "--nodes", nodes, "--node-name", "one",
+               "--iface", "up0", "--conflist", "", "--subnet-file", folder / "subnet.env", "--folder", folder]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not (folder / peer_list.NAME).exists()
