@@ -169,7 +169,7 @@ def test_a_process_on_another_address_than_the_mapping_has_no_finding(folders, u
 
 def test_an_mtu_that_the_plugin_tuning_has_set_is_no_finding(folders, uplink, pod_netns, fastcni, tmp_path):
     install(tmp_path / "bin", names=["bridge", "host-local", "tuning"])
-    folders.configure({**LIST, "plugins": [DUAL["plugins"][0], {"type": "tuning", "mtu": 1400}]})
+    folders.configure({**LIST, "plugins": [DUAL["plugins"][0], {"type": "tuning", "mtu": 1400, "dataDir": str(tmp_path)}]})
     folders.add("c1", pod_netns())
     assert diagnosed(fastcni, "--bin-dir", tmp_path / "bin") == (0, {})
 
