@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastcni._netlink import Batch
-from fastcni.kernel import nft, uapi
+from fastcni.kernel import inet_sockets, nft, uapi
 from fastcni.node.activity.netlink_text import lines
 
 IFINFO = struct.Struct("=BxHiII")
@@ -39,6 +39,17 @@ def test_a_link_has_its_names():
     data = sent(lambda b: link(b).text(uapi.IFLA_IFNAME, "veth1").u32(uapi.IFLA_MTU, 1400).nest(
         uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, "veth").end())
     assert lines(data) == ["RTM_NEWLINK index 0 ifname veth1 kind veth mtu 1400"]
+
+
+def test_sockets_are_no_addresses():
+    """The type of their messages is RTM_NEWADDR's."""
+    request = inet_sockets.request(uapi.AF_INET, inet_sockets.TCP)
+    assert lines(sent(lambda b: b.begin(uapi.SOCK_DIAG_BY_FAMILY, 0, request, "x"))) == [
+        "SOCK_DIAG_BY_FAMILY inet protocol 6"]
+    for family, packed, shown in ((uapi.AF_INET, bytes(4), "0.0.0.0"), (uapi.AF_INET6, bytes(15) + b"\1", "::1")):
+        reply = bytes((family, 10, 0, 0)) + (8080).to_bytes(2, "big") + bytes(2) + packed
+        data = sent(lambda b: b.begin(uapi.SOCK_DIAG_BY_FAMILY, 0, reply.ljust(72, b"\0"), "x"))      # noqa: B023
+        assert lines(data) == [f"SOCK_DIAG_BY_FAMILY {shown} port 8080"]
 
 
 @pytest.mark.parametrize("flags, change, expected", [(1, 1, " up"), (0, 1, " down"), (1, 0, "")])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 
 from fastcni._netlink import read_ack
-from fastcni.kernel import nft, uapi
+from fastcni.kernel import inet_sockets, nft, uapi
 
 Attributes = dict[int, bytes]
 
@@ -126,7 +126,28 @@ def line(kind_: int, flags: int, payload: bytes) -> str:
         return "end of the dump"
     if kind_ in (NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END) and len(payload) < LINK[0]:      # RTM_NEWLINK's number, too
         return "begin transaction" if kind_ == NFNL_MSG_BATCH_BEGIN else "commit transaction"
+    if kind_ == uapi.SOCK_DIAG_BY_FAMILY and is_sock_diag(payload):         # RTM_NEWADDR's number, too
+        return sock_diag(payload)
     return netfilter(kind_, payload) if kind_ >= 1 << 8 else routing(kind_, payload)
+
+
+def is_sock_diag(payload: bytes) -> bool:
+    """Return whether a message is of sock_diag(7): behind the header of an address come attributes, which fill it."""
+    at = ADDRESS[0]
+    while at + MIN_ATTRIBUTE <= len(payload):
+        size = int.from_bytes(payload[at:at + 2], sys.byteorder)
+        if not MIN_ATTRIBUTE <= size <= len(payload) - at:
+            return True
+        at += (size + 3) & ~3
+    return False
+
+
+def sock_diag(payload: bytes) -> str:
+    """A request for sockets, or a socket (see kernel/inet_sockets.py)."""
+    if len(payload) < inet_sockets.MESSAGE_BYTES:
+        return f"SOCK_DIAG_BY_FAMILY {ROUTE_FAMILIES.get(payload[0], str(payload[0]))} protocol {payload[1]}"
+    packed = payload[8:24 if payload[0] == uapi.AF_INET6 else 12]
+    return f"SOCK_DIAG_BY_FAMILY {address(packed)} port {int.from_bytes(payload[4:6], 'big')}"
 
 
 def acknowledgement(kind_: int, flags: int, payload: bytes) -> str:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     Phase = tuple[int | str, int, int]      # what it was, when it began (perf_counter_ns()), nanoseconds that it took
 
 MAX_PHASES = 256                # of one request; GC of many attachments has more
-NAMES: dict[int | str, str] = {uapi.NETLINK_ROUTE: "netlink", uapi.NETLINK_NETFILTER: "nftables"}
+NAMES: dict[int | str, str] = {uapi.NETLINK_ROUTE: "netlink", uapi.NETLINK_NETFILTER: "nftables",
+                               uapi.NETLINK_SOCK_DIAG: "sockets"}
 # Outcomes beside "0" and the codes of errors
 DECLINED, CALLER_GONE, ABANDONED, FAULT = "declined", "caller_gone", "abandoned", "fault"
 
