@@ -15,7 +15,7 @@ from fastcni._abandoned import Abandoned
 from fastcni.kernel import netns
 from fastcni.kernel.waiting import Crowded
 from fastcni.kernel.wire import NetlinkError
-from fastcni.kit.call.request import Request, read_request
+from fastcni.kit.call.request import Reply, Request, read_request
 from fastcni.kit.call.undo import Undo
 from fastcni.spec import config, errors, json, version
 from fastcni.spec import result as results
@@ -44,15 +44,6 @@ NOT_ERRORS = (netns.Lost, Crowded, Abandoned)
 ATTACHMENTS = "cni.dev/valid-attachments"
 REPORT = "fastcni/report"       # fastcni's runtime sets it: GC works in every version and prints what was released
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
-
-
-class Reply:
-    """The exit status, the bytes for stdout, the bytes for stderr."""
-
-    __slots__ = ("status", "stdout", "stderr")
-
-    def __init__(self, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
-        self.status, self.stdout, self.stderr = status, stdout, stderr
 
 
 def needs_stdin(env: Mapping[str, str]) -> bool:

@@ -4,6 +4,7 @@ All sides run on one machine in one run, in turn and in random order. The benchm
 removes them afterwards.
 
     run.py      the run, part by part                 cases.py    the calls, and their number
+    bench.py    the state that all parts share
     node.py     the namespaces and networks           calls.py    processes, one or many at once
     sides.py    the plugins and servers               floor.py    the kernel's own part; echo.py: the launcher's part
     churn.py    latency and rate                      density.py  latency by the number of pods

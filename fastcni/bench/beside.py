@@ -20,8 +20,8 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
+    from fastcni.bench.bench import Bench
     from fastcni.bench.idle import Samples
-    from fastcni.bench.run import Bench
 
 USUAL = ("firewall", "firewall-iptables")
 KINDS = ("nft", "legacy")

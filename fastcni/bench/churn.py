@@ -13,9 +13,9 @@ from fastcni.bench.node import Network
 from fastcni.bench.sides import SUBNETS
 
 if TYPE_CHECKING:
+    from fastcni.bench.bench import Bench
     from fastcni.bench.cases import Case, Plan
     from fastcni.bench.node import Pod
-    from fastcni.bench.run import Bench
     from fastcni.bench.sides import Side
 
 AGAIN = "DEL again"             # without a prevResult

@@ -17,8 +17,8 @@ from fastcni.bench.forks import Forks
 from fastcni.bench.sides import Plugins
 
 if TYPE_CHECKING:
+    from fastcni.bench.bench import Bench
     from fastcni.bench.node import Network
-    from fastcni.bench.run import Bench
 
 AT_ONCE = 8
 TICKS = os.sysconf("SC_CLK_TCK")        # a second

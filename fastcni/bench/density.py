@@ -13,9 +13,9 @@ from fastcni.bench.node import Network
 from fastcni.kit.bridge.bridges import MAX_PORTS
 
 if TYPE_CHECKING:
+    from fastcni.bench.bench import Bench
     from fastcni.bench.cases import Case
     from fastcni.bench.node import Pod
-    from fastcni.bench.run import Bench
 
 WARM_UP = 1
 SUBNETS = {"ptp": 30, "bridge": 31, WITHOUT_IPV6.name: 32, UNFLOODED.name: 33}

@@ -108,12 +108,3 @@ def at_once(options: Options) -> int:
     plan = options.plan
     most = {"rate": max(1, *plan.at_once, *plan.slow_at_once), "cost": AT_ONCE, "memory": 32}
     return max((count for part, count in most.items() if options.wants(part)), default=1)
-
-
-def duration(length: float) -> str:
-    """Return seconds as rounded text: "about 40 s", "about 7 min"."""
-    if length < 10:
-        return "a few seconds"
-    if length < 90:
-        return f"about {round(length, -1):.0f} s"
-    return f"about {length / 60:.0f} min"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fastcni.bench import estimate
 from fastcni.bench.density import processor_ticks
 from fastcni.bench.node import FOLDER, PREFIX
+from fastcni.bench.progress import duration
 from fastcni.daemon import listening
 from fastcni.runtime.cache import Cache
 from fastcni.server import status
@@ -81,9 +82,9 @@ def touches(options: Options, data_dir: str) -> str:
     """Return what the benchmark makes on this node, and what it leaves alone, in lines that fit a terminal."""
     name = f"{PREFIX}{os.getpid()}-*"
     folders = " and ".join(dict.fromkeys(f"{folder}/{name}" for folder in (tempfile.gettempdir(), data_dir)))
-    duration = estimate.duration(sum(estimate.seconds(options).values()))
+    length = duration(sum(estimate.seconds(options).values()))
     return f"""\
-This takes {duration}. It makes these, and removes them, also after Ctrl-C:
+This takes {length}. It makes these, and removes them, also after Ctrl-C:
   - namespaces {FOLDER}/{name}: a node and up to {estimate.pods(options):,} pods
   - all links, addresses, routes and firewall rules: in these namespaces
   - folders {folders}

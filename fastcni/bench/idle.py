@@ -15,9 +15,9 @@ from fastcni.bench.churn import measure_side, networks, noting_failures, warm_up
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fastcni.bench.bench import Bench
     from fastcni.bench.cases import Case
     from fastcni.bench.node import Network
-    from fastcni.bench.run import Bench
     from fastcni.bench.sides import Side
 
     Samples = dict[str, dict[str, list[float]]]         # {series: {call: [ms]}}

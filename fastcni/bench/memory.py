@@ -11,7 +11,7 @@ from fastcni.bench.node import Network
 from fastcni.bench.sides import Plugins, serve
 
 if TYPE_CHECKING:
-    from fastcni.bench.run import Bench
+    from fastcni.bench.bench import Bench
 
 AT_ONCE = 32
 

@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Column
 
-from fastcni.bench import estimate
-
 REFRESH_SECONDS = 0.5
 LINE_SECONDS = 60               # at most one line in this time for a part, besides its first
 TRUSTED_SECONDS = 15            # the estimate counts as much as so many seconds of the run
@@ -36,7 +34,7 @@ class Meter:
         """Return the time left as text. done: the expected seconds of what is done."""
         elapsed, total = time.monotonic() - self.started, sum(self.expected.values())
         slower = (elapsed + TRUSTED_SECONDS) / (done + TRUSTED_SECONDS)
-        return f"{estimate.duration((total - done) * slower)} left"
+        return f"{duration((total - done) * slower)} left"
 
     @contextmanager
     def steps(self, what: str, total: int) -> Iterator[Callable[..., None]]:
@@ -76,3 +74,12 @@ class Meter:
             task = bar.add_task(what, total=whole, completed=int(self.ended), left=self.left(self.ended))
             draw()
             yield step
+
+
+def duration(length: float) -> str:
+    """Return seconds as rounded text: "about 40 s", "about 7 min"."""
+    if length < 10:
+        return "a few seconds"
+    if length < 90:
+        return f"about {round(length, -1):.0f} s"
+    return f"about {length / 60:.0f} min"

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
 
 from fastcni.bench import beside, churn, cost, density, estimate, guard, idle, isolation, memory, peer, report, tables
+from fastcni.bench.bench import Bench
 from fastcni.bench.calls import CallFailed
-from fastcni.bench.cases import ALONE, PARTS, Case, Options
+from fastcni.bench.cases import ALONE, PARTS, Options
 from fastcni.bench.echo import ANSWER
 from fastcni.bench.floor import Floor
 from fastcni.bench.node import Network, Node
-from fastcni.bench.progress import Meter
-from fastcni.bench.sides import Plugins, Side, another, echo, serve
+from fastcni.bench.sides import Plugins, another, echo, serve
 from fastcni.daemon import listening
-from fastcni.kernel import netns, wire
-from fastcni.kit.links.devices import has_kind
+from fastcni.kernel import netns
 from fastcni.launcher.install import InstallError, install
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -34,70 +31,9 @@ from fastcni.spec.errors import CniError
 MEASURE = {"latency": churn.latency, "idle": idle.idle, "rate": churn.rate, "cost": cost.cost,
            "density": density.density, "memory": memory.memory, "beside": beside.beside}
 WIDTH = 180                     # of tables in a pipe
-LOG_SECONDS = 2
 STOPPED = 128 + signal.SIGINT       # exit status, as of a shell
 MEMORY = "/dev/shm"
 FILE_BYTES, SPARE_FILES = 4096, 10_000      # of a file in memory; files besides those of held addresses
-
-
-class Bench:
-    """The state that all parts share.
-
-    node, sides, floor: see there. folder: of fastcni's plugins. outside: a descriptor of the namespace of the caller.
-    set_up() sets these."""
-
-    node: Node
-    floor: Floor
-    folder: str
-    outside: int
-
-    def __init__(self, options: Options) -> None:
-        self.options, self.plan, self.cases = options, options.plan, options.cases
-        self.random = random.Random(options.plan.seed)
-        self.progress = Console(stderr=True)
-        self.meter = Meter(self.progress, estimate.seconds(options))
-        self.steps = self.meter.steps
-        self.notes: list[str] = []
-        self.failed = False
-        self.sides: list[Side] = []
-
-    def has_kind(self, case: Case) -> bool:
-        """Whether this kernel has the case's kind of link. If not, note that the case is left out."""
-        with closing(wire.open_socket()) as sock:
-            there = not case.kind or has_kind(sock, case.kind)
-        if not there:
-            self.note(f"{case.name} is left out: this kernel has no {case.kind} links")
-        return there
-
-    def sides_of(self, case: Case) -> list[Side]:
-        """Return the sides that can run the case: a single case has no floor, and old Go plugins may lack a plugin."""
-        found: list[Side] = []
-        for side in self.sides:
-            if isinstance(side, Floor):
-                found += [] if case.single else [side]
-            elif os.path.exists(f"{side.folder}/{case.type}"):
-                found.append(side)
-            else:
-                self.note(f"{case.name} is without {side.name}: there is no {case.type} in {side.folder}")
-        return found
-
-    def shuffled(self, sides: Sequence[Side]) -> list[Side]:
-        """Return the sides in random order."""
-        return self.random.sample(sides, len(sides))
-
-    def note(self, text: str) -> None:
-        """Print a note for the reader of the figures, and keep it for the report."""
-        self.notes.append(text)
-        self.progress.print(f"Note: {text}", markup=False, highlight=False)
-
-    def compare_with_log(self, side: Plugins) -> None:
-        """Note it if the server did not answer all warm calls: the others ran one-shot, so the figures are not warm."""
-        assert side.server is not None
-        deadline = time.monotonic() + LOG_SECONDS
-        while (answered := side.server.answered()) < side.sent and time.monotonic() < deadline:
-            time.sleep(0.1)             # the server logs after the answer
-        if answered < side.sent:
-            self.note(f"the server's log lacks {side.sent - answered} of {side.sent} warm calls, so these ran one-shot")
 
 
 def run(options: Options) -> int:
@@ -110,7 +46,7 @@ def run(options: Options) -> int:
     if not options.force and (reasons := list(guard.reasons(busy, os.environ.get("FASTCNI_SOCKET") or listening.PATH))):
         raise guard.Busy(reasons)
     started, given, options = time.time(), options, available(options)
-    bench = Bench(options)
+    bench = Bench(options, estimate.seconds(options))
     if "Go" in given.sides and not options.peer:
         bench.note(peer.missing(given.peer))
     data: dict[str, Any] = {"machine": report.machine(options, busy), "command": options.command,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any
 
-    from fastcni.handle import Reply
+    from fastcni.kit.call.request import Reply
     from fastcni.kit.call.request_log import Entry
 
     Index = dict[str, tuple[str, Any, int]]  # the offset is an int, or a str of the kind "elsewhere"

@@ -12,9 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastcni.handle import Reply
     from fastcni.kernel.wire import Socket
     from fastcni.kit.call.deletion import DeleteRequest
+    from fastcni.kit.call.request import Reply
 
 
 class OneShotMode(Mode):

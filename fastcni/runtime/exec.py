@@ -12,7 +12,7 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
-    from fastcni.handle import Reply
+    from fastcni.kit.call.request import Reply
 
 NOWHERE = "/nonexistent"
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from fastcni.handle import Reply, handle
+from fastcni.handle import handle
 from fastcni.kit.call.mode import Mode
+from fastcni.kit.call.request import Reply
 from fastcni.runtime.mode import InProcessMode
 
 Conf = dict[str, Any]

@@ -10,8 +10,8 @@ import subprocess
 import pytest
 from launcher.stub_server import write_executable
 
-from fastcni.handle import Reply
 from fastcni.kit.call import request_log
+from fastcni.kit.call.request import Reply
 from fastcni.launcher import pack
 from fastcni.launcher.install import base_interpreter, checked_interpreter
 

@@ -193,7 +193,7 @@ def test_an_estimate_follows_the_options():
     one = estimate.seconds(Options(QUICK, only=("ptp",), parts=("latency",)))
     assert list(one) == ["latency"] and one["latency"] < 10
     assert estimate.pods(Options(Plan(), parts=("memory",))) == 1000
-    assert [estimate.duration(n) for n in (3, 44, 100, 2400)] == [
+    assert [progress.duration(n) for n in (3, 44, 100, 2400)] == [
         "a few seconds", "about 40 s", "about 2 min", "about 40 min"]
 
 

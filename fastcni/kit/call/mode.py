@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
     from typing import Any, TypeVar
 
-    from fastcni.handle import Reply
     from fastcni.kernel.process import Finished
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
     from fastcni.kit.call.deletion import DeleteRequest
-    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.request import Reply, Request
     from fastcni.spec.config import Section
 
     T = TypeVar("T")

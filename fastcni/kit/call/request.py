@@ -1,4 +1,4 @@
-"""One CNI request as a value: its variables and stdin, and descriptors of the files that they name."""
+"""One CNI request as a value: its variables and stdin, and descriptors of the files that they name; and its reply."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 MAX_STDIN_BYTES = 32 << 20      # a GC that names 200,000 valid attachments fits
 # Values of a configuration. A list or an object takes 60 bytes of memory or more, but only two bytes of the text
 MAX_VALUES = 1 << 20
+
+
+class Reply:
+    """The answer to a request: the exit status, the bytes for stdout, the bytes for stderr."""
+
+    __slots__ = ("status", "stdout", "stderr")
+
+    def __init__(self, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
+        self.status, self.stdout, self.stderr = status, stdout, stderr
 
 
 class Request:

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastcni.handle import Reply
+    from fastcni.kit.call.request import Reply
 
 JOURNAL, SYSLOG = "/run/systemd/journal/socket", "/dev/log"
 LOG_INFO, LOG_WARNING = 6, 4        # syslog(3)

@@ -17,9 +17,8 @@ from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
-    from fastcni.handle import Reply
     from fastcni.kernel.rtnl import Link
-    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.request import Reply, Request
     from fastcni.server.cluster.upkeep import ClusterUpkeep
     from fastcni.server.requests.facts import Facts
     from fastcni.server.requests.grouped_deletes import GroupedDeletes

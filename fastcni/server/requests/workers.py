@@ -19,9 +19,10 @@ from fastcni._abandoned import Abandoned, begin_request, end_request
 from fastcni._run_token import give_token, take_token
 from fastcni.daemon.background import CANNOT_START
 from fastcni.daemon.log import RateLimited
-from fastcni.handle import Reply, error_document, handle
+from fastcni.handle import error_document, handle
 from fastcni.kernel import netns, waiting
 from fastcni.kit.call.deadlines import REQUEST_S
+from fastcni.kit.call.request import Reply
 from fastcni.server.records.ended import ABANDONED, CALLER_GONE, DECLINED, FAULT, code_of
 from fastcni.server.requests import acceptor, protocol
 from fastcni.spec import errors

@@ -1,0 +1,81 @@
+"""The state that all parts of a run share: the node, the sides, the notes for the report."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from contextlib import closing
+
+from rich.console import Console
+
+from fastcni.bench.cases import Case, Options
+from fastcni.bench.floor import Floor
+from fastcni.bench.node import Node
+from fastcni.bench.progress import Meter
+from fastcni.bench.sides import Plugins, Side
+from fastcni.kernel import wire
+from fastcni.kit.links.devices import has_kind
+
+LOG_SECONDS = 2
+
+
+class Bench:
+    """The state that all parts share.
+
+    expected: {part: seconds}, an estimate. node, sides, floor: see there. folder: of fastcni's plugins. outside: a
+    descriptor of the namespace of the caller. set_up() sets these."""
+
+    node: Node
+    floor: Floor
+    folder: str
+    outside: int
+
+    def __init__(self, options: Options, expected: dict[str, float]) -> None:
+        self.options, self.plan, self.cases = options, options.plan, options.cases
+        self.random = random.Random(options.plan.seed)
+        self.progress = Console(stderr=True)
+        self.meter = Meter(self.progress, expected)
+        self.steps = self.meter.steps
+        self.notes: list[str] = []
+        self.failed = False
+        self.sides: list[Side] = []
+
+    def has_kind(self, case: Case) -> bool:
+        """Whether this kernel has the case's kind of link. If not, note that the case is left out."""
+        with closing(wire.open_socket()) as sock:
+            there = not case.kind or has_kind(sock, case.kind)
+        if not there:
+            self.note(f"{case.name} is left out: this kernel has no {case.kind} links")
+        return there
+
+    def sides_of(self, case: Case) -> list[Side]:
+        """Return the sides that can run the case: a single case has no floor, and old Go plugins may lack a plugin."""
+        found: list[Side] = []
+        for side in self.sides:
+            if isinstance(side, Floor):
+                found += [] if case.single else [side]
+            elif os.path.exists(f"{side.folder}/{case.type}"):
+                found.append(side)
+            else:
+                self.note(f"{case.name} is without {side.name}: there is no {case.type} in {side.folder}")
+        return found
+
+    def shuffled(self, sides: Sequence[Side]) -> list[Side]:
+        """Return the sides in random order."""
+        return self.random.sample(sides, len(sides))
+
+    def note(self, text: str) -> None:
+        """Print a note for the reader of the figures, and keep it for the report."""
+        self.notes.append(text)
+        self.progress.print(f"Note: {text}", markup=False, highlight=False)
+
+    def compare_with_log(self, side: Plugins) -> None:
+        """Note it if the server did not answer all warm calls: the others ran one-shot, so the figures are not warm."""
+        assert side.server is not None
+        deadline = time.monotonic() + LOG_SECONDS
+        while (answered := side.server.answered()) < side.sent and time.monotonic() < deadline:
+            time.sleep(0.1)             # the server logs after the answer
+        if answered < side.sent:
+            self.note(f"the server's log lacks {side.sent - answered} of {side.sent} warm calls, so these ran one-shot")
