@@ -37,6 +37,7 @@ GROUPS = {
         "doctor": ("fastcni.cli.doctor:doctor", "Check this node: what is wrong, and the command that mends it."),
         "selftest": ("fastcni.cli.selftest:selftest", "Test the network of this node with two pods of its own."),
         "flows": ("fastcni.cli.flows:flows", "Show which pods talk to whom, and what drops their packets."),
+        "why": ("fastcni.cli.why:why", "Follow one connection, and say at which hop it ends."),
         "policy": ("fastcni.cli.policy:policy", "Show what network policies allow."),
         "trace": ("fastcni.cli.trace:trace", "Follow the server's requests, each with its phases."),
         "top": ("fastcni.cli.top:top", "Watch the server's requests of the last minute."),

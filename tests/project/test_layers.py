@@ -26,6 +26,7 @@ ROWS = [
     {"server", "dhcp", "agent"},            # the daemons: none knows another
     {"bench", "node", "testing"},           # call them
     {"flows", "selftest"},
+    {"why"},
     {"cli"},                                # an entry point in front of others
     {"__main__"},
 ]
@@ -45,7 +46,7 @@ SOCKETS = {                             # modules that import socket
     "agent/policy/sources/reader", "agent/policy/requests", "bench/echo", "bench/sides", "daemon/listening",
     "daemon/systemd_notify", "dhcp/daemon", "node/server_process", "runtime/served", "selftest/icmp",
     "selftest/sockets", "server/control", "server/requests/acceptor", "server/requests/protocol",
-    "server/web/address",
+    "server/web/address", "why/echo", "why/probe",
 }
 LONGEST = 450
 MOST = 30                               # modules directly in a directory

@@ -1,0 +1,98 @@
+"""The command `fastcni why`: follow one connection, and say at which hop it ends."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+
+import click
+
+from fastcni.cli.node_options import node_command
+from fastcni.cli.output import printable, put_document
+from fastcni.node.attachments.inventory import Places, collect
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+MAX_PORT = 65535
+
+
+@click.command()
+@click.argument("source", metavar="FROM")
+@click.argument("destination", metavar="TO:PORT")
+@click.option("--udp", is_flag=True, help="Send UDP instead of TCP.")
+@node_command
+def why(places: Places, as_json: bool, source: str, destination: str, udp: bool) -> int:
+    """Follow one connection, and say at which hop it ends.
+
+    It also says whose rule that is, and what mends it.
+
+    \b
+    fastcni why 8e4f2a 192.0.2.7:443        from a pod to an address; a pod, this node, or outside
+    fastcni why shop/web [2001:db8::7]:443  Kubernetes' name of the pod; IPv6
+    fastcni why 10.88.0.2 c0ffee:80         from an address to a pod
+    fastcni why --udp 8e4f2a 10.96.0.10:53  UDP
+
+    A pod is a container id, its beginning, or NAMESPACE/NAME. The command sends one packet from the pod, or from the
+    address, and follows it by nftables' trace. It needs root and leaves nothing behind.
+
+    The exit status is 0 if the packet arrives, else 1.
+    """
+    from fastcni.why import ends
+    from fastcni.why.run import why as follow
+
+    if os.geteuid() != 0:
+        raise CniError(errors.INVALID_ENVIRONMENT, "why enters network namespaces and sends a packet there",
+                       "run the command as root")
+    to, port = read_destination(destination)
+    inventory = collect(replace(places, quick=True))
+    with ExitStack() as opened:
+        from_address, to_address = packed(source), packed(to)
+        if to_address is None:
+            pods = ends.pods_named(inventory, to)
+            own = [addresses.read_ip(ip) for it in pods for ip in it.addresses]
+            same = [ip for ip in own if from_address is None or len(ip) == len(from_address)]
+            if not same:
+                raise CniError(errors.INVALID_ENVIRONMENT, f"pod {to} has no address of the family of {source}")
+            to_address = same[0]
+        begin = ends.source_pod(inventory, source, to_address) if from_address is None else ends.end_at(
+            inventory, from_address)
+        opened.callback(ends.close, begin)
+        found = follow(inventory, begin, to_address, port, "udp" if udp else "tcp")
+    if as_json:
+        put_document(found.as_document())
+    else:
+        put_text(found, begin.name, f"{destination}{'/udp' if udp else ''}")
+    return 0 if found.reaches else 1
+
+
+def packed(text: str) -> bytes | None:
+    """Return an address as bytes, None for the name of a pod."""
+    try:
+        return addresses.read_ip(text.strip("[]"))
+    except ValueError:
+        return None
+
+
+def read_destination(text: str) -> tuple[str, int]:
+    """Return (address or pod, port) of "ADDRESS:PORT", "[ADDRESS]:PORT" or "POD:PORT". Raises CniError."""
+    where, _, port = text.rpartition(":")
+    if not where or not port.isdecimal() or not 0 < int(port) <= MAX_PORT or (":" in where and where[0] != "["):
+        raise CniError(errors.INVALID_ENVIRONMENT, f"{text}: expected ADDRESS:PORT, [IPV6]:PORT or POD:PORT",
+                       f"PORT is 1 to {MAX_PORT}")
+    return where.strip("[]"), int(port)
+
+
+def put_text(found, source: str, destination: str) -> None:
+    """Print the hops, one a line, and where the packet ends."""
+    for name, ok in found.hops:
+        state = click.style("ok    ", fg="green") if ok else click.style("ENDS  ", fg="red", bold=True)
+        click.echo(f"{state}  {printable(name)}")
+    if found.ends is None:
+        click.echo(printable(f"\n{source} reaches {destination}"))
+        return
+    click.echo(printable(f"\n{source} does not reach {destination}: {found.ends.what}"))
+    for label, text in (("rule:", found.ends.rule), ("owner:", found.ends.owner), ("do:", found.ends.do)):
+        if text:
+            click.echo(printable(f"    {label:7}{text}"))

@@ -1,0 +1,180 @@
+"""The two ends of a connection: a pod of this node, the node itself, or an address outside of both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+from fastcni.kernel import netns, wire
+from fastcni.kernel.rtnl import Address, Link
+from fastcni.kit.links import find
+from fastcni.node.attachments.inspect import matching
+from fastcni.node.attachments.listeners import own_addresses
+from fastcni.node.attachments.records import GONE, Inventory, NodeAttachment
+from fastcni.selftest import namespaces
+from fastcni.spec import address as addresses
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+POD, NODE, OUTSIDE = "pod", "node", "outside"
+SHORT_ID = 12                   # characters of a container id in a sentence
+HINT = "`fastcni list` shows all attachments"
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class End:
+    """One end. packed: its address; of a source b"" until the kernel has chosen it. attachment: of a pod. namespace: a
+    descriptor; -1 for an outside address."""
+
+    kind: str
+    packed: bytes
+    attachment: NodeAttachment | None = None
+    namespace: int = -1
+    known: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def text(self) -> str:
+        return addresses.ip_text(self.packed)
+
+    @property
+    def name(self) -> str:
+        """The end in a sentence."""
+        if self.kind == POD and self.attachment:
+            return f"pod {self.attachment.container_id[:SHORT_ID]}"
+        return "this node" if self.kind == NODE else self.text
+
+    @property
+    def enter(self) -> str:
+        """The beginning of a shell command that runs in the end's namespace."""
+        return f"nsenter --net={self.attachment.netns} " if self.kind == POD and self.attachment else ""
+
+    @property
+    def ifname(self) -> str:
+        return (self.attachment.ifname if self.attachment else "") or "eth0"
+
+    def inside(self, function: Callable[[], Answer]) -> Answer:
+        """Call a function in the end's namespace, in a thread of its own."""
+        return namespaces.in_thread(lambda: namespaces.call(self.namespace, function))
+
+    @cached_property
+    def sock(self) -> wire.Socket:
+        """A route socket of the end's namespace."""
+        return self.inside(wire.open_socket)
+
+    @cached_property
+    def link(self) -> Link | None:
+        """The pod's link. None: there is none."""
+        return find.link(self.sock, self.ifname)
+
+    @cached_property
+    def addresses(self) -> list[Address]:
+        """The addresses of the pod's link."""
+        return find.addresses(self.sock, self.link.index) if self.link else []
+
+    @cached_property
+    def host(self) -> Link | None:
+        """The host's end of the pod's veth link. None: the link is gone, or of another kind."""
+        with closing(wire.open_socket()) as sock:
+            if self.link is not None and self.link.kind == "veth" and self.link.peer:
+                found = find.link(sock, index=self.link.peer)
+                return found if found and found.kind == "veth" else None
+            names = self.attachment.links if self.attachment else ()
+            return next((it for it in (find.link(sock, name) for name in names) if it and it.kind == "veth"), None)
+
+    @cached_property
+    def bridge(self) -> Link | None:
+        """The bridge of the host's end. None: it is no port."""
+        if self.host is None or not self.host.master:
+            return None
+        with closing(wire.open_socket()) as sock:
+            found = find.link(sock, index=self.host.master)
+        return found if found and found.kind == "bridge" else None
+
+    def plugins(self) -> Iterator[dict[str, Any]]:
+        """Yield the plugins' configurations of the pod's ADD."""
+        config = self.attachment.cached.config if self.attachment and self.attachment.cached else {}
+        found = config.get("plugins")
+        for plugin in found if isinstance(found, list) else [config]:
+            if isinstance(plugin, dict):
+                yield plugin
+
+    def result(self, key: str) -> list[dict[str, Any]]:
+        """Return a list of ADD's result: "ips" or "routes"."""
+        cached = self.attachment.cached if self.attachment else None
+        found = cached.result.get(key) if cached else None
+        return [it for it in found if isinstance(it, dict)] if isinstance(found, list) else []
+
+    def bridge_name(self) -> str:
+        """Return the name of the bridge in the configuration of the pod's ADD, "" if it has none."""
+        return next((str(it.get("bridge") or "cni0") for it in self.plugins() if it.get("type") == "bridge"), "")
+
+
+def pods_named(inventory: Inventory, text: str) -> list[NodeAttachment]:
+    """Return the attachments of the one pod that is meant: a container id or its beginning, or namespace/name.
+
+    Raises CniError 4 if there is none, or more than one.
+    """
+    space, _, name = text.partition("/")
+    found = [it for it in inventory.attachments if it.cached and name and dict(it.cached.args).get(
+        "K8S_POD_NAMESPACE") == space and dict(it.cached.args).get("K8S_POD_NAME") == name]
+    found = found or matching(inventory.attachments, text)
+    ids = sorted({it.container_id for it in found})
+    if not ids:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"no pod of this node is known as {text}", HINT)
+    if len(ids) > 1:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"{len(ids)} pods match {text}",
+                       f"they are {', '.join(it[:SHORT_ID] for it in ids[:8])}")
+    return found
+
+
+def source_pod(inventory: Inventory, text: str, destination: bytes) -> End:
+    """Return the pod, with the attachment that its route to the destination uses, else its first of that family."""
+    found = pods_named(inventory, text)
+    of_family = [it for it in found if any((":" in ip) == (len(destination) == 16) for ip in it.addresses)]
+    first = end_of(of_family[0] if of_family else found[0], len(destination))
+    if len(found) > 1 and first.namespace >= 0:
+        from fastcni.why import packet_path
+
+        index = packet_path.way(first.sock, destination).index
+        link = find.link(first.sock, index=index) if index else None
+        for it in found:
+            if link is not None and it.ifname == link.name:
+                return end_of(it, len(destination))
+    return first
+
+
+def end_of(it: NodeAttachment, length: int) -> End:
+    """Return the End of a pod's attachment. length: of its address in bytes. namespace is -1 if it no longer exists."""
+    own = [addresses.read_ip(ip) for ip in it.addresses if (":" in ip) == (length == 16)]
+    try:
+        namespace = netns.open_path(it.netns) if it.netns else -1
+    except OSError:
+        namespace = -1
+    return End(POD, own[0] if own else b"", it, namespace)
+
+
+def end_at(inventory: Inventory, packed: bytes) -> End:
+    """Return the End that has an address: a pod that is not known to be gone, this node, or an outside host."""
+    ip = addresses.ip_text(packed)
+    for it in inventory.attachments:
+        if ip in it.addresses and it.state != GONE and it.netns:
+            found = end_of(it, len(packed))
+            return End(POD, packed, it, found.namespace)
+    if any(own == ip for _, own in own_addresses()) or packed == b"\x7f\0\0\1":
+        return End(NODE, packed, None, netns.open_own())
+    return End(OUTSIDE, packed)
+
+
+def close(*ends: End) -> None:
+    """Close the descriptors of the ends."""
+    for it in ends:
+        if it.namespace >= 0:
+            os.close(it.namespace)
+        if "sock" in it.__dict__:
+            it.sock.close()

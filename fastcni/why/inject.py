@@ -1,0 +1,130 @@
+"""Put one packet into a link of the node, as if a host outside had sent it.
+
+A BPF program of four instructions hands the frame to the link's ingress: bpf_clone_redirect(frame, link, ingress). It
+runs once, by BPF_PROG_TEST_RUN, and ends with its descriptor; it is attached to nothing. See bpf(2), bpf-helpers(7).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import sys
+import time
+from collections.abc import Callable
+
+from fastcni.why.probe import CONNECTED, REFUSED, SILENT
+from fastcni.why.spy import BACK, LEFT, Spy
+
+SYS_BPF = {"x86_64": 321, "aarch64": 280}       # asm/unistd.h
+BPF_PROG_LOAD, BPF_PROG_TEST_RUN = 5, 10
+BPF_PROG_TYPE_SCHED_CLS, BPF_F_INGRESS, CLONE_REDIRECT = 3, 1, 13
+MOV64_IMM, CALL, EXIT = 0xB7, 0x85, 0x95
+ATTRIBUTES_BYTES = 128          # union bpf_attr, with zeros for what is not used
+SYN, RST, ACK = 0x02, 0x04, 0x10
+TCP, UDP = 6, 17
+HOST_MAC = bytes.fromhex("02fc00000001")        # of the imitated sender
+FIRST_PORT, PORTS = 49152, 1 << 14              # the ephemeral ports of RFC 6335
+
+
+def bpf(command: int, attributes: bytes) -> int:
+    """bpf(2). Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(attributes.ljust(ATTRIBUTES_BYTES, b"\0"), ATTRIBUTES_BYTES)
+    found = libc.syscall(SYS_BPF.get(platform.machine(), 0), command, buffer, ATTRIBUTES_BYTES)
+    if found < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"imitate a packet from outside by BPF: {os.strerror(number)}")
+    return int(found)
+
+
+def instruction(code: int, register: int = 0, value: int = 0) -> bytes:
+    """struct bpf_insn   code:u8  dst_reg:4 src_reg:4  off:s16  imm:s32"""
+    low = register if sys.byteorder == "little" else register << 4
+    return struct.pack("=BBhi", code, low, 0, value)
+
+
+def into(index: int, frame: bytes) -> None:
+    """Hand an Ethernet frame to the ingress of a link of the calling thread's namespace. Raises OSError."""
+    code = b"".join((instruction(MOV64_IMM, 2, index), instruction(MOV64_IMM, 3, BPF_F_INGRESS),
+                     instruction(CALL, 0, CLONE_REDIRECT), instruction(EXIT)))
+    program, data = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(frame, len(frame))
+    licence = ctypes.create_string_buffer(b"GPL")
+    fd = bpf(BPF_PROG_LOAD, struct.pack("=IIQQ", BPF_PROG_TYPE_SCHED_CLS, len(code) // 8, ctypes.addressof(program),
+                                        ctypes.addressof(licence)))
+    try:
+        bpf(BPF_PROG_TEST_RUN, struct.pack("=IIIIQQI", fd, 0, len(frame), 0, ctypes.addressof(data), 0, 1))
+    finally:
+        os.close(fd)
+
+
+def checksum(data: bytes) -> int:
+    """Return the Internet checksum (RFC 1071)."""
+    data += bytes(len(data) % 2)
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total = (total & 0xFFFF) + (total >> 16)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+def packet(protocol: int, source: bytes, destination: bytes, segment: bytes, at: int) -> bytes:
+    """Return an IP packet with a segment, whose checksum at byte `at` is filled in."""
+    pseudo = source + destination + (struct.pack("!BBH", 0, protocol, len(segment)) if len(source) == 4
+                                     else struct.pack("!II", len(segment), protocol))
+    total = checksum(pseudo + segment) or 0xFFFF
+    segment = segment[:at] + total.to_bytes(2, "big") + segment[at + 2:]
+    if len(source) == 16:
+        return struct.pack("!IHBB", 6 << 28, len(segment), protocol, 64) + source + destination + segment
+    header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(segment), 0, 0x4000, 64, protocol, 0) + source + destination
+    return header[:10] + checksum(header).to_bytes(2, "big") + header[12:] + segment
+
+
+class Injected:
+    """A connection of an outside address, in the form of a Probe. link: index and MAC of the link that it comes by.
+
+    The answer shows in the trace. It does not leave the node: the spy's table drops it behind all other chains.
+    """
+
+    def __init__(self, index: int, mac: bytes, source: bytes, destination: bytes, port: int, *, udp: bool) -> None:
+        self.index, self.mac, self.ends, self.to, self.udp = index, mac, (source, destination), port, udp
+        random = os.urandom(6)
+        self.port = FIRST_PORT + int.from_bytes(random[:2], "big") % PORTS
+        self.sequence = int.from_bytes(random[2:], "big")
+        self.outcome, self.errno, self.source = SILENT, 0, ""
+        self.spy: Spy | None = None
+
+    def send(self) -> None:
+        """Send the first packet. Raises OSError."""
+        self._send(SYN, self.sequence)
+
+    def again(self) -> None:
+        self.send()
+
+    def _send(self, flags: int, sequence: int) -> None:
+        if self.udp:
+            protocol, segment, at = UDP, struct.pack("!HHHH", self.port, self.to, 8, 0), 6
+        else:
+            protocol, at = TCP, 16
+            segment = struct.pack("!HHIIBBHHH", self.port, self.to, sequence, 0, 5 << 4, flags, 64240, 0, 0)
+        ethertype = b"\x08\x00" if len(self.ends[0]) == 4 else b"\x86\xdd"
+        into(self.index, self.mac + HOST_MAC + ethertype + packet(protocol, *self.ends, segment, at))
+
+    def wait(self, seconds: float, done: Callable[[], bool] = lambda: False) -> str:
+        """Wait until the trace shows an answer at the node's last chains; return the outcome."""
+        deadline = time.monotonic() + seconds
+        while self.outcome == SILENT and self.spy is not None and not done():
+            self.spy.read()
+            if self.spy.progress >= BACK + LEFT:
+                flags = max((it.event.transport[13] for it in self.spy.seen
+                             if it.reply and len(it.event.transport) > 13), default=0)
+                self.outcome = REFUSED if flags & RST and not self.udp else CONNECTED
+            elif time.monotonic() >= deadline:
+                break
+            else:
+                time.sleep(0.005)
+        return self.outcome
+
+    def close(self) -> None:
+        """Reset the connection in the target, which would repeat its answer. Raises OSError."""
+        if not self.udp and self.outcome != REFUSED:
+            self._send(RST, (self.sequence + 1) & 0xFFFFFFFF)

@@ -1,0 +1,191 @@
+"""Follow single packets through nftables: a table that marks them, and the kernel's trace messages about them.
+
+The table belongs to its socket (NFT_TABLE_F_OWNER), so the kernel deletes it when the process ends, however it ends.
+Its chains are the first and the last ones of each hook. So a trace also shows a packet that something other than
+nftables drops between these two. Names and layouts: include/uapi/linux/netfilter/nf_tables.h.
+"""
+
+from __future__ import annotations
+
+from fastcni._netlink import Batch, attributes
+from fastcni.kernel import nft, nft_rules, uapi, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fastcni.kernel.nft_rules import Expression
+
+    Part = tuple[int, dict[str, int], str]      # NFPROTO_*, hooks, device of netdev
+
+NFNLGRP_NFTRACE = 9             # linux/netfilter/nfnetlink.h
+NFT_MSG_TRACE = (nft.NFNL_SUBSYS_NFTABLES << 8) + 17
+(NFTA_TRACE_TABLE, NFTA_TRACE_CHAIN, NFTA_TRACE_RULE_HANDLE, NFTA_TRACE_TYPE, NFTA_TRACE_VERDICT, NFTA_TRACE_ID,
+ NFTA_TRACE_LL_HEADER, NFTA_TRACE_NETWORK_HEADER, NFTA_TRACE_TRANSPORT_HEADER, NFTA_TRACE_IIF) = range(1, 11)
+NFTA_TRACE_OIF, NFTA_TRACE_POLICY = 12, 16
+NFT_TRACETYPE_POLICY, NFT_TRACETYPE_RETURN, NFT_TRACETYPE_RULE = 1, 2, 3
+NFT_META_NFTRACE = 12
+NFPROTO_ARP = 3
+
+FIRST, LAST = "first", "last"
+PRIORITIES = {FIRST: -(1 << 31), LAST: (1 << 31) - 1}
+HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}     # of inet and bridge
+DEVICE_HOOKS = {"ingress": 0, "egress": 1}      # of netdev; egress since Linux 5.16
+COMMENT = "fastcni why: deleted when the command ends"
+BUFFER_BYTES = 4 << 20          # for trace messages
+ETHER_TYPES = {4: 0x0800, 16: 0x86DD}           # by length of an address
+
+
+class Match:
+    """The packets to follow. protocol: IPPROTO_*. source, destination: packed addresses, b"" for any; one is needed.
+    sport, dport: 0 for any."""
+
+    __slots__ = ("destination", "dport", "protocol", "source", "sport")
+
+    def __init__(self, protocol: int, source: bytes = b"", sport: int = 0, destination: bytes = b"",
+                 dport: int = 0) -> None:
+        self.protocol, self.source, self.destination = protocol, source, destination
+        self.sport, self.dport = sport, dport
+
+    def expressions(self) -> tuple[Expression, ...]:
+        """ip protocol <p> ip saddr <s> ip daddr <d> th sport <n> th dport <n>"""
+        length = len(self.source or self.destination)
+        found = [*nft_rules.ether_type(ETHER_TYPES[length]), nft_rules.meta(nft_rules.NFT_META_L4PROTO),
+                 nft_rules.compare(bytes((self.protocol,)))]
+        for field, value in ((nft_rules.SADDRS[length], self.source), (nft_rules.DADDRS[length], self.destination),
+                             (nft_rules.TH_SPORT, self.sport.to_bytes(2, "big") if self.sport else b""),
+                             (nft_rules.TH_DPORT, self.dport.to_bytes(2, "big") if self.dport else b"")):
+            if value:
+                found += [nft_rules.payload(field), nft_rules.compare(value)]
+        return tuple(found)
+
+
+def set_trace() -> tuple[Expression, ...]:
+    """meta nftrace set 1: NFTA_IMMEDIATE_DREG 1, _DATA 2; NFTA_META_KEY 2, _SREG 3"""
+    return (("immediate", lambda b: b.be32(1, nft_rules.NFT_REG_1).nest(2).raw(nft.NFTA_DATA_VALUE, b"\1").end()),
+            ("meta", lambda b: b.be32(2, NFT_META_NFTRACE).be32(3, nft_rules.NFT_REG_1)))
+
+
+def arp_expressions() -> tuple[Expression, ...]:
+    """meta protocol arp meta nftrace set 1"""
+    return *nft_rules.ether_type(0x0806), *set_trace()
+
+
+class Event:
+    """One trace message.
+
+    id: of the packet. family: NFPROTO_* of the table. kind: NFT_TRACETYPE_*. handle: of the rule. verdict: NF_* or
+    NFT_*, the policy of a base chain for NFT_TRACETYPE_POLICY. iif, oif: indexes of links, 0 if not known. network,
+    transport: the first bytes of the packet's headers, b"" if the message has none.
+    """
+
+    __slots__ = ("chain", "family", "handle", "id", "iif", "kind", "network", "oif", "table", "transport", "verdict")
+
+    def __init__(self, payload: bytes) -> None:
+        found = attributes(payload, 4)
+
+        def number(kind: int) -> int:
+            return int.from_bytes(found.get(kind, b""), "big")
+
+        self.family = nft.read_family(payload)
+        self.id, self.kind, self.handle = number(NFTA_TRACE_ID), number(NFTA_TRACE_TYPE), number(NFTA_TRACE_RULE_HANDLE)
+        self.table, self.chain = (nft.as_text(found.get(kind, b"")) for kind in (NFTA_TRACE_TABLE, NFTA_TRACE_CHAIN))
+        verdict = attributes(found.get(NFTA_TRACE_VERDICT, b"")).get(nft.NFTA_VERDICT_CODE, b"")
+        of_policy = self.kind == NFT_TRACETYPE_POLICY
+        self.verdict = number(NFTA_TRACE_POLICY) if of_policy else int.from_bytes(verdict, "big")
+        self.iif, self.oif = number(NFTA_TRACE_IIF), number(NFTA_TRACE_OIF)
+        self.network = found.get(NFTA_TRACE_NETWORK_HEADER, b"")
+        self.transport = found.get(NFTA_TRACE_TRANSPORT_HEADER, b"")
+
+    @property
+    def drops(self) -> bool:
+        return self.kind in (NFT_TRACETYPE_RULE, NFT_TRACETYPE_POLICY) and self.verdict == nft.NF_DROP
+
+
+class Tracer:
+    """A table of this name, and the messages about the packets that it marks, in the calling thread's namespace.
+
+    devices: links at which the family netdev looks; those that do not exist are left out by the caller. bridge: whether
+    to look at bridges. Raises OSError: EOPNOTSUPP or EINVAL on a kernel without owned tables (before 5.12) or without
+    nf_tables.
+    """
+
+    def __init__(self, table: str, *, bridge: bool = False, devices: Iterable[str] = ()) -> None:
+        self.table = table
+        self.chains: list[tuple[int, str]] = []
+        self.events = wire.open_socket(uapi.NETLINK_NETFILTER, (NFNLGRP_NFTRACE,))
+        try:
+            wire.set_buffer_size(self.events, BUFFER_BYTES)
+            self.owner = wire.open_socket(uapi.NETLINK_NETFILTER)
+        except BaseException:
+            self.events.close()
+            raise
+        parts = [(nft.NFPROTO_INET, HOOKS, "")]
+        if bridge:
+            parts += [(nft.NFPROTO_BRIDGE, HOOKS, ""), (NFPROTO_ARP, {"input": 0, "output": 1}, "")]
+        for device in devices:
+            parts += [(nft.NFPROTO_NETDEV, {hook: number}, device) for hook, number in DEVICE_HOOKS.items()]
+        try:
+            self._add_all(parts)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close both sockets. The kernel deletes the table with its owner."""
+        self.events.close()
+        self.owner.close()
+
+    def _add_all(self, parts: list[Part]) -> None:
+        """Add all chains in one transaction, because each waits for RCU; else one by one, without families and hooks
+        that this kernel lacks, whose part of the trace is missing then."""
+        try:
+            self._add(*parts)
+            return
+        except OSError:
+            self._add(parts[0])
+        for part in parts[1:]:
+            try:
+                self._add(part)
+            except OSError:
+                continue
+
+    def _add(self, *parts: Part) -> None:
+        batch = nft.start(Batch())
+        added = []
+        for family, hooks, device in parts:
+            nft.add_table(batch, family, self.table, COMMENT, nft.NFT_TABLE_F_OWNER)
+            for hook, number in hooks.items():
+                for end, priority in PRIORITIES.items():
+                    chain = f"{hook}-{end}-{device}" if device else f"{hook}-{end}"
+                    nft.add_base_chain(batch, family, self.table, chain, kind="filter", hook=number, priority=priority,
+                                       device=device)
+                    if end == FIRST:
+                        added.append((family, chain))
+        wire.exchange(self.owner, nft.stop(batch))
+        self.chains += added
+
+    def mark(self, *matches: Match, arp: bool = False) -> None:
+        """Follow these packets from now on; with `arp` all ARP packets too."""
+        batch = nft.start(Batch())
+        for family, chain in self.chains:
+            if family != NFPROTO_ARP:
+                for match in matches:
+                    nft_rules.add_rule(batch, family, self.table, chain, *match.expressions(), *set_trace())
+            if arp and family in (NFPROTO_ARP, nft.NFPROTO_BRIDGE):
+                nft_rules.add_rule(batch, family, self.table, chain, *arp_expressions())
+        wire.exchange(self.owner, nft.stop(batch))
+
+    def hold(self, match: Match) -> None:
+        """Drop these packets in the last chain of postrouting."""
+        batch = nft.start(Batch())
+        nft_rules.add_rule(batch, nft.NFPROTO_INET, self.table, f"postrouting-{LAST}", *match.expressions(),
+                           nft_rules.drop())
+        wire.exchange(self.owner, nft.stop(batch))
+
+    def read(self) -> Iterator[Event]:
+        """Yield the messages that wait. Raises OSError."""
+        found: list[Event] = []
+        wire.drain(self.events, lambda kind, payload: found.append(Event(payload)) if kind == NFT_MSG_TRACE else None,
+                   lambda: None)
+        yield from found

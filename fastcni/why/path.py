@@ -1,0 +1,125 @@
+"""All that the hops look at: the two ends, and what one real packet has shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fastcni.kernel import sysctl, wire
+from fastcni.kernel.rtnl import Link
+from fastcni.kit.links import find
+from fastcni.spec import address as addresses
+from fastcni.why import packet_path
+from fastcni.why.ends import NODE, OUTSIDE, POD, End
+from fastcni.why.inject import Injected
+from fastcni.why.legacy import Counters
+from fastcni.why.packet_path import Tracked, Way
+from fastcni.why.probe import Probe
+from fastcni.why.spy import ACCEPTED, FILTERED, START, Spy
+
+PROTOCOLS = {"tcp": 6, "udp": 17}
+
+
+@dataclass
+class Path:
+    """One connection.
+
+    source, target: its ends; target is where the packet goes after DNAT. asked: the address that the source sends to.
+    port: of the target, asked_port: that the source sends to. protocol: "tcp" or "udp". node: a route socket of the
+    node. flow: the node's conntrack entry, if there is one. before, after: counters of legacy iptables.
+    """
+
+    source: End
+    target: End
+    asked: bytes
+    asked_port: int
+    port: int
+    protocol: str
+    node: wire.Socket
+    probe: Probe | Injected | None = None
+    spy: Spy | None = None
+    flow: Tracked | None = None
+    before: Counters = field(default_factory=dict)
+    after: Counters = field(default_factory=dict)
+
+    @property
+    def progress(self) -> int:
+        """How far the packet, or its answer, came. The node's input is the end of the way to the node."""
+        found = self.spy.progress if self.spy else START
+        return ACCEPTED if found == FILTERED and self.target.kind == NODE and self.source.kind != NODE else found
+
+    @property
+    def number(self) -> int:
+        """IPPROTO_*"""
+        return PROTOCOLS[self.protocol]
+
+    @property
+    def v6(self) -> bool:
+        return len(self.asked) == 16
+
+    @property
+    def translated(self) -> bool:
+        return (self.asked, self.asked_port) != (self.target.packed, self.port)
+
+    @cached_property
+    def sent_from(self) -> bytes:
+        """The source's address: the one that the kernel chose, else the one that ADD gave."""
+        if self.probe and self.probe.source:
+            return addresses.read_ip(self.probe.source)
+        return self.source.packed
+
+    @property
+    def asked_text(self) -> str:
+        return addresses.ip_text(self.asked)
+
+    @property
+    def seen_as(self) -> bytes:
+        """The source address that the target sees: after masquerade, if the node's conntrack has it."""
+        return self.flow.seen_as if self.flow and self.flow.seen_as else self.sent_from
+
+    @cached_property
+    def pod_way(self) -> Way:
+        """The source's own route to the address."""
+        return packet_path.way(self.source.sock, self.asked)
+
+    @property
+    def direct(self) -> bool:
+        """Whether the source sends to the target's MAC itself: no gateway, one bridge."""
+        return (self.source.kind == POD and self.target.kind == POD and not self.pod_way.errno
+                and not self.pod_way.gateway and self.source.bridge is not None and self.target.bridge is not None
+                and self.source.bridge.index == self.target.bridge.index)
+
+    @property
+    def arrives_by(self) -> Link | None:
+        """The node's link by which the packet reaches the node's IP: the bridge, or the host's end of the veth."""
+        if self.source.kind == POD:
+            return self.source.bridge or self.source.host
+        if self.source.kind == OUTSIDE:
+            way = packet_path.way(self.node, self.source.packed)
+            return find.link(self.node, index=way.index) if way.index else None
+        return None
+
+    @cached_property
+    def node_way(self) -> Way:
+        """The node's route for the packet, after DNAT."""
+        link = self.arrives_by
+        if self.source.kind == NODE or link is None:
+            return packet_path.way(self.node, self.target.packed)
+        return packet_path.way(self.node, self.target.packed, source=self.sent_from, iif=link.index)
+
+    def leaves_by(self) -> Link | None:
+        """The link of the node's route to the target."""
+        way = packet_path.way(self.node, self.target.packed)
+        return find.link(self.node, index=way.index) if way.index else None
+
+    def devices(self) -> Iterator[str]:
+        """Yield the node's links on the way: the ends of veth links, and the uplink."""
+        links = [self.source.host if self.source.kind == POD else self.arrives_by if self.source.kind == OUTSIDE
+                 else None, self.target.host if self.target.kind == POD else self.leaves_by()]
+        yield from dict.fromkeys(link.name for link in links if link is not None and link.name != "lo")
+
+
+def setting(name: str) -> str:
+    """Return a sysctl of the calling thread's namespace, "" if the kernel has none."""
+    return sysctl.read(name) if sysctl.exists(name) else ""

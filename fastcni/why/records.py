@@ -1,0 +1,38 @@
+"""The lines of the report: the hops of a connection, and the fault at which it ends."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Where and why a connection ends.
+
+    hop: the name of the hop, as docs/why.md lists it. what: a sentence. rule: the rule or setting that decides, as the
+    program prints it that shows it; "" if it is none. owner: the program or person to whom the rule belongs, with the
+    table and chain; "". do: a shell command that mends the fault, or a sentence if no command can.
+    """
+
+    hop: str
+    what: str
+    rule: str = ""
+    owner: str = ""
+    do: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """hops: (name, ok) in the order of the path, up to the one where it ends. ends: None if the packet arrives."""
+
+    hops: tuple[tuple[str, bool], ...]
+    ends: Fault | None
+
+    @property
+    def reaches(self) -> bool:
+        return self.ends is None
+
+    def as_document(self) -> dict[str, Any]:
+        return {"reaches": self.reaches, "hops": [{"hop": name, "ok": ok} for name, ok in self.hops],
+                "ends": asdict(self.ends) if self.ends else None}

@@ -1,0 +1,347 @@
+"""Follow one connection: send a packet, read how far it came, and look for the hop at which it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+
+from fastcni.kernel import netns, uapi, wire
+from fastcni.kernel.rtnl import family_of
+from fastcni.node.attachments.records import Inventory
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+from fastcni.why import answers, ends, firewalls, legacy, links, packet_path, routes
+from fastcni.why.ends import NODE, OUTSIDE, POD, End
+from fastcni.why.inject import Injected
+from fastcni.why.nft_trace import Match
+from fastcni.why.path import Path
+from fastcni.why.probe import CONNECTED, REFUSED, SILENT, Probe
+from fastcni.why.records import Fault, Report
+from fastcni.why.spy import (
+    ACCEPTED,
+    ARRIVED,
+    BACK,
+    BRIDGED,
+    DELIVERED,
+    FILTERED,
+    LEFT,
+    ON_NODE,
+    ROUTED,
+    ROUTING,
+    SENT,
+    SOURCE,
+    START,
+    TARGET,
+    Spy,
+)
+
+FIRST_WAIT_S, REPEAT_S = 0.4, 0.9       # for an answer; until the kernel has sent TCP's first packet again
+SETTLE_S = 0.05                         # for what the trace still shows of a packet that was refused
+MAC_BYTES = 6
+ALWAYS = 1000                           # the progress of no packet
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A hop. name: as docs/why.md lists it. passed: the progress that proves that the packet passed it. look(path)
+    returns the Fault, None if nothing is wrong there. of: the kinds of sources and targets that have the hop."""
+
+    name: str
+    passed: int
+    look: Callable[[Path], Fault | None]
+    sources: tuple[str, ...] = (POD, NODE, OUTSIDE)
+    targets: tuple[str, ...] = (POD, NODE, OUTSIDE)
+
+
+def nothing(path: Path) -> Fault | None:
+    """Find no fault: only the trace finds faults of this hop."""
+    return None
+
+
+def of_source(look: Callable[[Path, End], Fault | None]) -> Callable[[Path], Fault | None]:
+    return lambda path: look(path, path.source)
+
+
+def of_target(look: Callable[[Path, End], Fault | None]) -> Callable[[Path], Fault | None]:
+    return lambda path: look(path, path.target)
+
+
+def at_hook(*hooks: str, stage: int, reply: bool = False) -> Callable[[Path], Fault | None]:
+    """Look at legacy iptables in hooks, if the packet, or its answer, was last seen before their last chains."""
+    def look(path: Path) -> Fault | None:
+        if path.progress != stage + (BACK if reply else 0):
+            return None
+        return next((found for hook in hooks if (found := firewalls.by_counters(path, hook, reply=reply))), None)
+
+    return look
+
+
+def when_back(look: Callable[..., Fault | None], stage: int) -> Callable[[Path], Fault | None]:
+    """Look at the way back, if the answer was last seen at a stage."""
+    return lambda path: look(path, reply=True) if path.progress == BACK + stage else None
+
+
+HOPS = (
+    Hop("pod link", SENT, of_source(links.pod_link), (POD,)),
+    Hop("pod address", ALWAYS, of_source(links.pod_address), (POD,)),
+    Hop("pod route", ARRIVED, routes.pod_route, (POD,)),
+    Hop("pod source", ALWAYS, routes.pod_source, (POD,)),
+    Hop("pod firewall", SENT, nothing, (POD,)),
+    Hop("veth", ARRIVED, of_source(links.veth), (POD,)),
+    Hop("bridge port", ALWAYS, of_source(links.bridge_port), (POD,)),
+    Hop("bridge", ROUTING, of_source(links.bridge_up), (POD,)),
+    Hop("bridge VLAN", ROUTING, of_source(links.vlan), (POD,)),
+    Hop("gateway address", ROUTING, links.gateway, (POD,)),
+    Hop("bridge port", FILTERED, links.isolated, (POD,), (POD,)),
+    Hop("bridge port", ALWAYS, links.hairpin, (POD,), (POD,)),
+    Hop("ARP chains", ARRIVED, nothing, (POD,)),
+    Hop("netdev chains", BRIDGED, nothing, (POD,)),
+    Hop("bridge chains", ROUTING, nothing, (POD,)),
+    Hop("output chains", FILTERED, at_hook("output", stage=ROUTED), (NODE,)),
+    Hop("conntrack", ROUTED, answers.conntrack_full),
+    Hop("prerouting chains", ROUTING, at_hook("prerouting", stage=BRIDGED), (POD, OUTSIDE)),
+    Hop("forwarding", ROUTED, routes.forwarding, (POD, OUTSIDE), (POD, OUTSIDE)),
+    Hop("rp_filter", ROUTED, routes.rp_filter, (POD, OUTSIDE)),
+    Hop("host route", ALWAYS, routes.host_route),
+    Hop("forward chains", FILTERED, at_hook("forward", stage=ROUTED), (POD, OUTSIDE), (POD, OUTSIDE)),
+    Hop("input chains", FILTERED, at_hook("input", stage=ROUTED), (POD, OUTSIDE), (NODE,)),
+    Hop("policy", FILTERED, nothing),
+    Hop("postrouting chains", LEFT, at_hook("postrouting", stage=FILTERED), targets=(POD, OUTSIDE)),
+    Hop("NAT", ALWAYS, answers.destination_nat),
+    Hop("bridge FDB", DELIVERED, links.fdb, targets=(POD,)),
+    Hop("target link", DELIVERED, of_target(links.pod_link), targets=(POD,)),
+    Hop("target veth", DELIVERED, of_target(links.veth), targets=(POD,)),
+    Hop("target bridge port", ALWAYS, of_target(links.bridge_port), targets=(POD,)),
+    Hop("target bridge", DELIVERED, of_target(links.bridge_up), targets=(POD,)),
+    Hop("target bridge VLAN", DELIVERED, of_target(links.vlan), targets=(POD,)),
+    Hop("target address", ACCEPTED, of_target(links.pod_address), targets=(POD,)),
+    Hop("neighbour", ALWAYS, links.pod_neighbour, (POD,)),
+    Hop("tc", ARRIVED, links.tc, (POD,)),
+    Hop("node neighbour", DELIVERED, links.target_neighbour, targets=(POD, OUTSIDE)),
+    Hop("target firewall", ACCEPTED, nothing, targets=(POD,)),
+    Hop("listening socket", BACK + SENT, answers.listening, targets=(POD, NODE)),
+    Hop("NAT", BACK, answers.source_nat, (POD,), (OUTSIDE,)),
+    Hop("target route", BACK + SENT, routes.target_route, targets=(POD,)),
+    Hop("rp_filter", BACK + ROUTED, when_back(routes.rp_filter, ROUTING), targets=(POD,)),
+    Hop("forwarding", BACK + ROUTED, when_back(routes.forwarding, ROUTING), (POD, OUTSIDE), (POD,)),
+    Hop("prerouting chains", BACK + ROUTING, at_hook("prerouting", stage=BRIDGED, reply=True)),
+    Hop("forward chains", BACK + FILTERED, at_hook("forward", stage=ROUTED, reply=True), (POD, OUTSIDE)),
+    Hop("input chains", BACK + FILTERED, at_hook("input", stage=ROUTED, reply=True), (NODE,)),
+    Hop("output chains", BACK + FILTERED, at_hook("output", stage=ROUTED, reply=True), targets=(NODE,)),
+    Hop("postrouting chains", BACK + LEFT, at_hook("postrouting", stage=FILTERED, reply=True)),
+    Hop("outside host", ALWAYS, answers.outside, targets=(OUTSIDE,)),
+)
+
+
+def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: str) -> Report:
+    """Follow a connection from one end to an address and port. Raises OSError, CniError."""
+    with ExitStack() as opened:
+        node = opened.enter_context(closing(wire.open_socket()))
+        target = ends.end_at(inventory, asked)
+        made = [target]
+        opened.callback(lambda: ends.close(*made))
+        path = Path(source, target, asked, port, port, protocol, node)
+        if fault := gone(path):
+            return Report(((fault.hop, False),), fault)
+        attempt(path, opened)
+        if retarget(path, inventory):               # DNAT: now with the pod that the packet goes to
+            made.append(path.target)
+            if fault := gone(path):
+                return report(path, fault)
+            if not arrived(path):
+                attempt(path, opened)
+        fault = None if arrived(path) else find(path, inventory)
+        if fault is None:
+            fault = answers.conntrack_stale(path) or answers.mtu(path)
+        answers.forget_own(path)
+        return report(path, fault)
+
+
+def gone(path: Path) -> Fault | None:
+    """Return the Fault of an end whose network namespace does not exist."""
+    for end in (path.source, path.target):
+        if end.kind == POD and end.namespace < 0 and end.attachment:
+            return Fault("pod namespace", f"the network namespace of {end.name} does not exist: "
+                         f"{end.attachment.netns or 'its path is not known'}", do="delete the pod and add it again")
+    return None
+
+
+def attempt(path: Path, opened: ExitStack) -> None:
+    """Send one packet and follow it; set path.probe, spy, flow and the counters. The packet is sent twice if no answer
+    comes, so that the second one and its answer are followed by what the first one showed."""
+    own = netns.open_own()
+    opened.callback(ends.close, End(NODE, b"", None, own))
+    source = path.source.namespace if path.source.kind == POD else own
+    places = {ON_NODE: own} | ({SOURCE: source} if path.source.kind == POD else {}) | (
+        {TARGET: path.target.namespace} if path.target.kind == POD else {})
+    if path.spy:
+        path.spy.close()
+    path.spy = spy = Spy(places, bridge=True, devices=list(path.devices()))
+    opened.callback(spy.close)
+    path.probe = probe = prober(path, source, spy)
+    opened.callback(probe.close)
+    spy.port = probe.port
+    spy.to_node = path.target.kind == NODE
+    spy.routed = path.source.kind == POD and path.source.bridge is not None and not path.direct
+    mark(path)
+    path.before = legacy.read(path.v6)
+    probe.send()
+    probe.wait(FIRST_WAIT_S, partial(decided, spy))
+    path.flow = flow_of(path)
+    if probe.outcome == SILENT and not decided(spy) and not arrived(path) and worth_waiting(path):
+        mark_answers(path)
+        probe.again()
+        probe.wait(REPEAT_S, partial(decided, spy))
+    if probe.outcome != CONNECTED:
+        time.sleep(SETTLE_S)
+    spy.read()
+    path.flow = flow_of(path) or path.flow
+    path.after = legacy.read(path.v6) if path.before else {}
+
+
+def prober(path: Path, namespace: int, spy: Spy) -> Probe | Injected:
+    """Return what sends the packet: a socket, or for an outside source a link of the node. Raises OSError, CniError."""
+    udp = path.protocol == "udp"
+    if path.source.kind != OUTSIDE:
+        bind = path.source.text if path.source.kind == NODE and path.source.packed else ""
+        return Probe(namespace, path.asked_text, path.asked_port, udp=udp, source=bind)
+    link = path.arrives_by
+    if link is None or len(link.address) != MAC_BYTES:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"this node has no Ethernet link to {path.source.text}, by which "
+                       "its packets would come", f"`ip route get {path.source.text}` shows the link")
+    made = Injected(link.index, link.address, path.source.packed, path.asked, path.asked_port, udp=udp)
+    made.spy = spy
+    return made
+
+
+def decided(spy: Spy) -> bool:
+    """Read the trace; return whether it shows that a rule dropped the packet or its answer."""
+    spy.read()
+    return spy.end() is not None
+
+
+def worth_waiting(path: Path) -> bool:
+    """Return whether an answer may still come: the packet is on its way outside, or masquerade chose another port, so
+    that only the next packet can be followed."""
+    assert path.probe
+    return (path.target.kind == OUTSIDE and path.progress >= LEFT) or bool(path.flow and (
+        path.flow.seen_port not in (0, path.probe.port)))
+
+
+def mark(path: Path) -> None:
+    """Follow the packets of the probe, and the answers of the target."""
+    assert path.spy and path.probe
+    own = path.probe.port
+    target = path.target.packed
+    asked = Match(path.number, sport=own, destination=path.asked, dport=path.asked_port)
+    answer = Match(path.number, source=path.asked, sport=path.asked_port, dport=own)
+    back = Match(path.number, source=target, sport=path.port, dport=own)
+    path.spy.mark(SOURCE, asked, answer)
+    path.spy.mark(ON_NODE, asked, back, arp=True)
+    path.spy.mark(TARGET, Match(path.number, sport=own, destination=target, dport=path.port), back)
+    if path.source.kind == OUTSIDE:
+        path.spy.hold(Match(path.number, source=path.asked, sport=path.asked_port, destination=path.source.packed,
+                            dport=own))
+
+
+def mark_answers(path: Path) -> None:
+    """Follow what masquerade with another port makes of the packets, and their answers."""
+    if path.flow is None or path.spy is None or path.probe is None or path.flow.seen_port == path.probe.port:
+        return
+    flow, seen = path.flow.flow, path.flow.seen_port
+    path.spy.answers_to.add(seen)
+    back = Match(path.number, source=flow.replier, sport=flow.replier_port, dport=seen)
+    path.spy.mark(TARGET, Match(path.number, sport=seen, destination=flow.replier, dport=flow.replier_port), back)
+    path.spy.mark(ON_NODE, back)
+
+
+def flow_of(path: Path) -> packet_path.Tracked | None:
+    """Return the node's conntrack entry of the probe."""
+    assert path.probe
+    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+        try:
+            found = packet_path.tracked(sock, family_of(path.asked), path.number, path.asked_port)
+        except OSError:                 # the kernel has no conntrack
+            return None
+    return next((it for it in found if it.flow.source_port == path.probe.port
+                 and it.flow.destination == path.asked), None)
+
+
+def retarget(path: Path, inventory: Inventory) -> bool:
+    """Set the target to where DNAT sends the packet. Return whether that is another one."""
+    assert path.spy
+    found = (path.flow.flow.replier, path.flow.flow.replier_port) if path.flow else path.spy.destination()
+    if found is None or not found[0] or found == (path.target.packed, path.port):
+        return False
+    path.target, path.port = ends.end_at(inventory, found[0]), found[1]
+    return True
+
+
+def arrived(path: Path) -> bool:
+    """Return whether the packet arrives: TCP is connected, UDP was answered, or it reached a socket that listens."""
+    if path.probe is None or path.probe.outcome == CONNECTED:
+        return path.probe is not None
+    if path.protocol != "udp" or path.probe.outcome == REFUSED or path.target.kind == OUTSIDE:
+        return False
+    reached = path.progress >= ACCEPTED or (path.target.kind == NODE and path.progress >= FILTERED)
+    return reached and answers.listening(path) is None
+
+
+def find(path: Path, inventory: Inventory) -> Fault:
+    """Return the Fault at which the packet ends."""
+    if path.target.kind == NODE and (fault := answers.host_port(path, inventory)) and answers.listening(path):
+        return fault
+    if traced := firewalls.by_trace(path):
+        return traced
+    refused = path.probe is not None and path.probe.outcome == REFUSED
+    if refused and path.progress >= ACCEPTED and (fault := answers.listening(path)):
+        return fault
+    for hop in applying(path):
+        if path.progress < hop.passed and (fault := hop.look(path)):
+            return fault
+    return lost(path)
+
+
+def applying(path: Path) -> Iterator[Hop]:
+    """Yield the hops that this connection has."""
+    for hop in HOPS:
+        if path.source.kind in hop.sources and path.target.kind in hop.targets:
+            yield hop
+
+
+def names(path: Path) -> Iterator[str]:
+    """Yield the names of the hops in the order of the path."""
+    yield from dict.fromkeys(hop.name for hop in applying(path))
+
+
+PLACES = ((BACK + LEFT, "between the node and the source"),
+          (BACK + FILTERED, "behind the node's chains, on its way back"),
+          (BACK + ROUTED, "in the node's chains, on its way back"), (BACK + SENT, "between the target and the node"),
+          (BACK, "in the target pod, on its way back"), (ACCEPTED, "at the target's socket"),
+          (DELIVERED, "in the target pod"), (LEFT, "between the node and the target"),
+          (FILTERED, "in the node's postrouting"), (ROUTED, "in the node's chains"),
+          (ROUTING, "at the node's routing"), (BRIDGED, "in the node's prerouting"), (ARRIVED, "at the bridge"),
+          (SENT, "between the pod and the node"), (START, "before it left the pod"))
+
+
+def lost(path: Path) -> Fault:
+    """Return the Fault of a packet that nothing known here drops."""
+    where = next(text for stage, text in PLACES if path.progress >= stage)
+    what = "the answer" if path.progress >= BACK else "the packet"
+    devices = " ".join(path.devices())
+    return Fault("unknown", f"{what} is lost {where}, and nothing that this command knows drops it",
+                 do=f"look at tc, XDP and BPF programs: `bpftool net`, `tc -s qdisc`; links: {devices}")
+
+
+def report(path: Path, fault: Fault | None) -> Report:
+    """Return the Report: all hops of the path, up to the one where it ends."""
+    found = list(names(path))
+    if fault is None:
+        return Report(tuple((name, True) for name in found), None)
+    before = found[:found.index(fault.hop)] if fault.hop in found else found
+    return Report((*((name, True) for name in before), (fault.hop, False)), fault)
+
+
