@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from fastcni.cli import completion
 from fastcni.cli.node_options import node_command
 from fastcni.cli.text import inventory
 from fastcni.cli.text.output import put_document
@@ -16,7 +17,8 @@ from fastcni.node.attachments.records import LOOPBACK, STATES
 
 
 @click.command(name="list")
-@click.option("--network", "networks", multiple=True, metavar="NET", help="Only this network; may be repeated.")
+@click.option("--network", "networks", multiple=True, metavar="NET", shell_complete=completion.networks,
+              help="Only this network; may be repeated.")
 @click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Only this state; may be repeated.")
 @click.option("--all", "everything", is_flag=True, help="Also the loopback interfaces (lo) of pods.")
 @node_command
@@ -41,7 +43,7 @@ def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], s
 
 
 @click.command(name="inspect")
-@click.argument("attachment")
+@click.argument("attachment", shell_complete=completion.containers)
 @node_command
 def inspect(places: Places, as_json: bool, attachment: str) -> None:
     """Show everything about one ATTACHMENT.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import click
 
 import fastcni
+from fastcni.cli import completion
 from fastcni.cli.settings import BIN_DIR_HELP, Settings, network_command, plugin_dirs
 from fastcni.cli.text import reports, show
 from fastcni.cli.text.output import cni_as_text, json_option, put, put_document, put_lines
@@ -49,7 +50,7 @@ def status(settings: Settings) -> None:
 
 
 @click.command(name="version")
-@click.argument("types", metavar="[TYPE]...", nargs=-1)
+@click.argument("types", metavar="[TYPE]...", nargs=-1, shell_complete=completion.plugin_types)
 @click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP)
 @json_option
 def show_version(types: Sequence[str], bin_dir: Sequence[str], as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import click
 
+from fastcni.cli import completion
 from fastcni.cli.node_options import node_command
 from fastcni.cli.text import inventory
 from fastcni.cli.text.output import put_document
@@ -14,7 +15,7 @@ from fastcni.spec.errors import CniError
 
 
 @click.command()
-@click.argument("what", metavar="ADDRESS|PORT|LINK|CONTAINER|CHAIN")
+@click.argument("what", metavar="ADDRESS|PORT|LINK|CONTAINER|CHAIN", shell_complete=completion.containers)
 @node_command
 def explain(places: Places, as_json: bool, what: str) -> None:
     """Say what an address, port, link or chain of this node belongs to.

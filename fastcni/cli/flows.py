@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcni.cli import completion
 from fastcni.cli.selftest import interrupt
 from fastcni.cli.text.inventory import SHORT_ID
 from fastcni.cli.text.output import printable
@@ -34,7 +35,7 @@ WAIT_S = 1.0                    # for the next flow
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Print the flows from now on, until Ctrl-C. It needs no server.")
 @click.option("--drops", is_flag=True, help="Only what is dropped.")
-@click.option("--pod", default="", metavar="POD",
+@click.option("--pod", default="", metavar="POD", shell_complete=completion.containers,
               help="Only flows from or to this pod: a container id, or its beginning, or NAMESPACE/NAME.")
 @click.option("--last", "count", default=None, type=click.IntRange(1), metavar="N",
               help="The newest N that the server has kept [all]; with --follow: end after N.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcni.cli import completion
 from fastcni.cli.text.output import json_option, printable, put_document
 from fastcni.cli.text.show import wrapped
 from fastcni.node.checks.findings import plural
@@ -23,7 +24,7 @@ AUTOSTART_IDLE_MIN = 60.0
 @click.command()
 @click.option("--bin-dir", default=BIN_DIR, show_default=True, metavar="DIR", help="The directory for the plugins.")
 @click.option("--interpreter", default=None, metavar="PATH", help="The Python that runs the plugins [this one].")
-@click.option("--plugin", "types", multiple=True, metavar="TYPE",
+@click.option("--plugin", "types", multiple=True, metavar="TYPE", shell_complete=completion.plugin_types,
               help="Write only this plugin; may be repeated [all plugins].")
 @click.option("--systemd", is_flag=True, help="Also write the units of the server, and those that repeat this "
               "command when the interpreter changes.")

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastcni import plugins, third_party
+from fastcni.cli import completion
 from fastcni.cli.text.output import json_option, printable, put_document
 from fastcni.kit.call.similar import meant
 from fastcni.runtime import CniError
@@ -25,7 +26,7 @@ TITLES = {"interface": "interface", "ipam": "IPAM", "chained": "chained"}
 
 
 @click.command(name="plugins")
-@click.argument("types", metavar="[TYPE]...", nargs=-1)
+@click.argument("types", metavar="[TYPE]...", nargs=-1, shell_complete=completion.plugin_types)
 @click.option("--markdown", is_flag=True, help="A Markdown table, as in docs/plugins.md.")
 @json_option
 def list_plugins(types: Sequence[str], markdown: bool, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import click
 
+from fastcni.cli import completion
 from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.output import Group, json_option, printable, put_document
 from fastcni.runtime import (
@@ -65,7 +66,8 @@ def pod_command(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("netns", metavar="NETNS")
 @click.option("--spec", type=click.File("rb"), metavar="FILE",
               help="A Pod of Kubernetes as JSON (`kubectl get pod -o json`): names, host ports, bandwidth, DNS.")
-@click.option("--network", "networks", multiple=True, metavar="NAME[:IFNAME]",
+@click.option("--network", "networks", multiple=True, metavar="NAME[:IFNAME]", shell_complete=completion.networks,
+
               help="Attach this network instead of the default one; may be repeated.")
 @click.option("--publish", "-p", "ports", multiple=True, metavar="[HOSTIP:]PORT:PODPORT[/PROTOCOL]",
               help="A port of the node that leads to the pod; may be repeated.")
@@ -89,7 +91,7 @@ def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None,
 
 
 @pod.command()
-@click.argument("container_id", metavar="CONTAINERID")
+@click.argument("container_id", metavar="CONTAINERID", shell_complete=completion.containers)
 @click.argument("netns", metavar="[NETNS]", default="")
 @pod_command
 def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> None:
@@ -105,7 +107,7 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
 
 
 @pod.command(name="status")
-@click.argument("container_id", metavar="CONTAINERID")
+@click.argument("container_id", metavar="CONTAINERID", shell_complete=completion.containers)
 @click.option("--check", is_flag=True, help="Also send CHECK to the plugins.")
 @pod_command
 def show_status(pods: PodNetworks, container_id: str, check: bool, as_json: bool) -> int:

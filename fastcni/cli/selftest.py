@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from fastcni.agent.peer_list import FOLDER
+from fastcni.cli import completion
 from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.output import json_option, printable, put_document
 from fastcni.daemon.listening import PATH
@@ -30,7 +31,7 @@ port, for some seconds. It changes nothing else, and removes all of it. Running 
 
 
 @click.command()
-@click.argument("networks", metavar="[NET]...", nargs=-1)
+@click.argument("networks", metavar="[NET]...", nargs=-1, shell_complete=completion.networks)
 @click.option("--conf-dir", default="", metavar="DIR",
               help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
 @click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from fastcni.cli import completion
 from fastcni.cli.text.output import json_option, printable
 from fastcni.runtime import CNI, NetworkList, RuntimeConf
 from fastcni.runtime.cni import DEFAULT_CONF_DIR, DEFAULT_PLUGIN_DIRS
@@ -21,7 +22,8 @@ OPTIONS = (
                  help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
     click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP),
     click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni]."),
-    click.option("--container-id", default="", metavar="ID", help="The container id [cnitool-<hash of NETNS>]."),
+    click.option("--container-id", default="", metavar="ID", shell_complete=completion.containers,
+                 help="The container id [cnitool-<hash of NETNS>]."),
     click.option("--ifname", "-i", default="", metavar="NAME", help="The pod's interface [CNI_IFNAME, eth0]."),
     click.option("--args", "args_text", default=None, metavar="K=V;K=V", help="CNI arguments [CNI_ARGS]."),
     click.option("--capability-args", default=None, metavar="JSON", help="Capability arguments [CAP_ARGS]."),
@@ -50,7 +52,7 @@ def network_command(netns_required: bool = True) -> Callable[..., Any]:
         for option in reversed(OPTIONS):
             command = option(command)
         command = click.argument("netns", required=netns_required)(command)
-        return click.argument("net")(command)
+        return click.argument("net", shell_complete=completion.networks)(command)
     return decorate
 
 

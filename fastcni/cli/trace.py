@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from fastcni.cli import completion
 from fastcni.cli.text.output import printable
 from fastcni.daemon.listening import PATH
 from fastcni.kit.call.similar import meant_id
@@ -25,7 +26,7 @@ AWAY_S = 1.0                    # while none answers
 
 
 @click.command()
-@click.argument("container", default="")
+@click.argument("container", default="", shell_complete=completion.containers)
 @click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
               help="The server's socket.")
 @click.option("--past", is_flag=True, help="Print the requests that the server has kept, and end.")

@@ -8,6 +8,7 @@ import pytest
 from fastcni._netlink import Batch
 from fastcni.kernel import uapi
 from fastcni.node.activity import story_text
+from fastcni.spec.errors import FAILED_AT
 
 SENT = Batch().begin(uapi.RTM_NEWLINK, 0, struct.pack("=BxHiII", 0, 0, 7, 1, 1), "x").finish().hex()
 
@@ -102,3 +103,14 @@ def test_what_was_given_has_the_id_the_variables_and_the_configuration():
     found = request("7", environment={"CNI_ARGS": "A=B"}, configuration={"name": "mynet"})
     assert list(story_text.given(found)) == ["  request ab-1 of process 9", "  CNI_ARGS=A=B", "  {",
                                              '    "name": "mynet"', "  }"]
+
+
+@pytest.mark.parametrize("error", [
+    {"code": 7, "msg": "no", FAILED_AT: 1},                                        # as fastcni's runtime gets it
+    {"code": 7, "msg": 'plugin type="portmap" (index 1) failed (add): no'}])       # as other runtimes get it
+def test_the_headline_of_a_chain_names_the_plugin_that_failed(error):
+    """It named the chain alone, and the reader had to find the plugin in the error's text, or could not."""
+    chain = {"type": "chain", "plugins": [{"type": "bridge"}, {"type": "portmap"}]}
+    failed = {**request("7", error=error, configuration=chain), "plugin": "chain"}
+    assert " ADD chain (portmap) mynet c1/eth0: error 7 after" in story_text.headline(failed)
+    assert " ADD bridge mynet c1/eth0: done" in story_text.headline(request())

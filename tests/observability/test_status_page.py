@@ -107,6 +107,15 @@ def test_it_is_readable_in_light_and_dark_and_on_a_phone(pods, browser):
     assert len(colors) == 4
 
 
+def test_numbers_are_readable(browser):
+    """The free addresses of a /64 were 18446744073709552000, and a port of both families was there twice."""
+    load(browser)
+    for free, text in ((2**64 - 5, "0%, over 10^19 free"), (65533, "0%, 65533 free")):
+        assert browser.value(f"meter({{full: 0, free: {free}}}).textContent") == text
+    ports = "portNumbers({hostPorts: [{hostPort: 80}, {hostPort: 80}, {hostPort: 443}]}).join()"
+    assert browser.value(ports) == "80,443"
+
+
 def test_names_of_pods_are_text(host, browser):
     for network, ifname in ((HOSTILE.replace("/", "|"), "eth0"), ("net1", HOSTILE.replace("/", "|"))):
         host.cached(f"pod{HOSTILE}".replace("/", "|"), network, ifname, networks={}, netns=f"/nowhere/{HOSTILE}")

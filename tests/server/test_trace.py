@@ -108,6 +108,15 @@ def test_messages_to_the_kernel_and_the_input_are_printed(trace, pods):
     assert any(re.search(r"> RTM_\w+ ", line) for line in lines) and any("rollback" in line for line in lines)
 
 
+def test_the_plugin_of_a_chain_that_failed_is_named(trace, server, node, pod):
+    chain = {"cniVersion": "1.0.0", "name": "net-a", "type": "chain", "plugins": [
+        {key: value for key, value in node.conf(isGateway=True).items() if key not in ("cniVersion", "name")},
+        {"type": "bandwidth", "ingressRate": -1}]}
+    server.refused("ADD", chain, pod, cid="web-1")
+    _, lines, _ = trace("--past")
+    assert "ADD chain (bandwidth) net-a web-1/eth0" in headlines(lines)
+
+
 def test_json_is_a_line_for_each_request(trace, pods):
     _, lines, _ = trace("--past", "--json")
     found = [json.loads(line) for line in lines]

@@ -8,14 +8,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from fastcni.node.activity.netlink_text import DONE, lines
+from fastcni.spec.errors import FAILED_AT
 
 WIDTH = 48                      # columns of a waterfall
 ASKS = "_GET"                   # in the name of a message that changes nothing
+NAMED = re.compile(r'plugin type="([^"]+)" \(index \d+\) failed')         # the text of spec.errors.NestedError
 WAYS = {"sent": ">", "received": "<"}
 OUTCOMES = {"0": "done", "declined": "declined, it went one-shot", "caller_gone": "its caller left",
             "abandoned": "abandoned", "fault": "a fault of fastcni, see the server's log"}
@@ -25,12 +28,26 @@ def headline(request: dict[str, Any]) -> str:
     """The names of a request, its end and its time. The date is that of this machine's zone."""
     arrived = request["time"]
     clock = time.strftime("%H:%M:%S", time.localtime(arrived)) + f".{int(arrived % 1 * 1000):03d}"
-    names = [clock, request["command"], request["plugin"], request["network"],
+    inner = failed_in_chain(request)
+    names = [clock, request["command"], request["plugin"] + (f" ({inner})" if inner else ""), request["network"],
              "/".join(filter(None, (request["container"], request["ifname"])))]
     outcome = OUTCOMES.get(request["outcome"]) or f"error {request['outcome']}"
     took = f"{'in' if request['outcome'] == '0' else 'after'} {request['ms']:.2f} ms"
     queued = f", {request['queueMs']:.2f} ms in the queue" if request["queueMs"] >= 1 else ""
     return f"{' '.join(filter(None, names))}: {outcome} {took}{queued}"
+
+
+def failed_in_chain(request: dict[str, Any]) -> str:
+    """Return the type of the plugin of a chain that failed, "" if the request is no chain's or has not failed there."""
+    story = request.get("story", {})
+    found = story.get("error")
+    if not isinstance(found, dict):
+        return ""
+    index, plugins = found.get(FAILED_AT), (story.get("configuration") or {}).get("plugins")
+    if isinstance(index, int) and isinstance(plugins, list) and index < len(plugins):
+        return str(plugins[index].get("type", ""))
+    named = NAMED.match(str(found.get("msg", "")))
+    return named[1] if named else ""
 
 
 def waterfall(request: dict[str, Any], width: int = WIDTH) -> Iterator[str]:

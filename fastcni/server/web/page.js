@@ -46,6 +46,8 @@ function table(columns, rows, empty, onPress) {
 
 const ms = value => value == null ? "-" : value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 const clock = seconds => new Date(seconds * 1000).toLocaleTimeString("en-GB");
+// A number of addresses: from a million on its order alone, as JavaScript does not have the digits of an IPv6 range
+const amount = count => count < 1e6 ? String(count) : `over 10^${Math.floor(Math.log10(count))}`;
 function span(seconds) {
   for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
     if (seconds >= size) return `${Math.floor(seconds / size)} ${unit}`;
@@ -97,7 +99,7 @@ function meter(pool) {
   const bar = html("i");
   bar.style.width = `${Math.min(100, pool.full * 100)}%`;
   return html("span", {}, html("span", { class: pool.full > 0.9 ? "meter high" : "meter" }, bar),
-    `${Math.round(pool.full * 100)}%, ${pool.free} free`);
+    `${Math.round(pool.full * 100)}%, ${amount(pool.free)} free`);
 }
 
 function most(request) {
@@ -108,7 +110,8 @@ function most(request) {
 // ---- search
 
 const keyOf = it => JSON.stringify([it.network, it.containerID, it.ifname]);
-const portNumbers = it => it.hostPorts.map(port => String(port.hostPort));
+// A port of both families, or of two protocols, is one number
+const portNumbers = it => [...new Set(it.hostPorts.map(port => String(port.hostPort)))];
 
 // The attachments that a text names exactly, else those that have it anywhere
 function matches(attachments, query) {
@@ -139,7 +142,7 @@ function description(it) {
     ["Container", it.containerID], ["Interface", [it.ifname ?? "unknown", it.netns && `in ${it.netns}`].filter(Boolean).join(" ")],
     ["Network", `${it.network ?? "unknown"}${it.plugins.length ? ` (${it.plugins.join(", ")})` : ""}`],
     ["State", `${it.state}: ${it.why}`], ["Added", it.since && new Date(it.since).toLocaleString("en-GB")],
-    ["Addresses", it.addresses.join(", ")], ["Host ports", it.ports.join(", ")], ["On", it.parent],
+    ["Addresses", it.addresses.join(", ")], ["Host ports", [...new Set(it.ports)].join(", ")], ["On", it.parent],
     ["Links of the node", it.hostLinks.join(", ")]];
   return html("dl", {}, ...rows.filter(([, text]) => text).flatMap(([name, text]) => [html("dt", {}, name), html("dd", {}, text)]));
 }

@@ -1,0 +1,44 @@
+"""Complete the names of networks, containers and plugins in the shell. What cannot be read completes to nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import click
+
+from fastcni.spec.errors import CniError
+
+
+def networks(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of the networks in the configuration directory."""
+    from fastcni.runtime.cni import DEFAULT_CONF_DIR
+    from fastcni.runtime.discover import network_names
+
+    where = ctx.params.get("conf_dir") or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
+    try:
+        return beginning(network_names(where), incomplete)
+    except CniError:
+        return []
+
+
+def containers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the ids of the containers in the result caches."""
+    from fastcni.runtime.cache import DEFAULT_DIR, Cache
+
+    given = ctx.params.get("cache_dirs") or [ctx.params.get("cache_dir") or DEFAULT_DIR]
+    try:
+        return beginning([it.container_id for where in given for it in Cache(where).attachments()], incomplete)
+    except OSError:
+        return []
+
+
+def plugin_types(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the types of fastcni's plugins."""
+    from fastcni import plugins
+
+    return beginning(plugins.BUILT_IN, incomplete)
+
+
+def beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return sorted({name for name in names if name.startswith(incomplete)})

@@ -1,0 +1,39 @@
+"""The shell completes commands, and names of networks, containers and plugins."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CASES = [
+    ("fastcni do", "doctor"), ("fastcni add n", "net1"), ("fastcni selftest ", "net1"),
+    ("fastcni list --network ", "net1"),
+    ("fastcni inspect 8e", "8e4f2a"), ("fastcni explain 8e", "8e4f2a"), ("fastcni trace --past 8e", "8e4f2a"),
+    ("fastcni pod down 8e", "8e4f2a"), ("fastcni pod up c1 /x --network n", "net1"), ("fastcni plugins bri", "bridge"),
+    ("fastcni version fla", "flannel"), ("fastcni install --plugin por", "portmap"),
+    ("fastcni add net1 /x --container-id 8", "8e4f2a"), ("fastcni add q", ""), ("fastcni inspect q", "")]
+
+
+def completed(line, folders, conf_dir=""):
+    env = {**os.environ, "_FASTCNI_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")),
+           "NETCONFPATH": conf_dir or str(folders.conf)}
+    code = ("import sys, fastcni.runtime.cache as it; it.DEFAULT_DIR = sys.argv.pop(); "
+            "from fastcni.cli import main; main()")
+    done = subprocess.run([sys.executable, "-c", code, str(folders.cache)], env=env, capture_output=True, text=True,
+                          timeout=60)
+    assert done.stderr == ""
+    return " ".join(text.partition(",")[2] for text in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("line, found", CASES)
+def test_a_name_is_completed(folders, line, found):
+    folders.configure()
+    folders.cached("8e4f2a")
+    assert completed(line, folders) == found
+
+
+def test_what_cannot_be_read_completes_to_nothing(folders):
+    (folders.conf / "10-broken.conflist").write_text("{")
+    assert completed("fastcni add ", folders) == ""
+    assert completed("fastcni add ", folders, str(folders.conf / "10-broken.conflist")) == ""
