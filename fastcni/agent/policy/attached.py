@@ -114,14 +114,11 @@ class AttachedCompiler(Compiler):
         namespace, _, name = it.pod.partition("/")
         return [PREFIXES[direction] for direction in self.directions_of(Pod(namespace, name, it.labels))]
 
-    def replaces(self, it: Attachment) -> bool:
-        """Return whether the kernel's table may have elements of an earlier ADD with this ID, port or address."""
-        elements, network = self.state.elements, it.id[0]
-        return (it.id in self.attachments or bool(it.port and it.port.name in self._on)
-                or any(it.id == each.id or (it.port and each.port and it.port.name == each.port.name)
-                       for each in self._expected)
-                or any((network, packed) in self._at or any(packed in elements[name] for name in MAPS)
-                       for packed in it.addresses))
+    def knows(self, it: Attachment) -> bool:
+        """Return whether the attachment, or a restricted pod with one of its addresses, was recorded before."""
+        elements = self.state.elements
+        return (it.id in self.attachments or any(it.id == each.id for each in self._expected)
+                or any(packed in elements[name] for name in MAPS for packed in it.addresses))
 
     def attach(self, it: Attachment) -> list[Attachment]:
         """Record an ADD. Return the attachments that it replaces: earlier ones with one of its addresses or its port.

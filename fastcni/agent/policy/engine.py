@@ -119,7 +119,7 @@ class Engine:
         """
         self._changed = True
         self._added.update(it.addresses)
-        closed = self._loaded and not self.compiler.replaces(it) and self._close(it)
+        closed = self._loaded and not self.compiler.knows(it) and self._close(it)
         self.compiler.expect(it)
         if not closed:
             self.commit()

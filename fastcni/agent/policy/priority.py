@@ -13,3 +13,9 @@ def raise_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, NICE)        # Linux: of the thread
     except PermissionError:
         return
+
+
+def usual_priority() -> None:
+    """Give the calling thread the priority of others."""
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)

@@ -12,7 +12,6 @@ from agent.policy.clusters import make_pod
 from fastcni.agent.policy import attached, salvage
 from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.objects import read_policy
-from fastcni.agent.policy.ports import Port
 from fastcni.spec.address import read_ip
 
 ONE, TWO = read_ip("10.0.0.1"), read_ip("10.0.0.2")
@@ -137,16 +136,13 @@ def test_an_expected_attachment_counts_as_soon_as_something_asks_for_the_state(i
     assert isolated(it) == set() and it.replaced == [attachment()]
 
 
-def test_an_add_takes_the_place_of_what_has_its_id_port_or_address(it):
-    port = Port("port", True, bytes(6))
-    one, same_port = replace(attachment("c1"), port=port), replace(attachment("c2", TWO), port=port)
-    for put in (it.expect, it.attach):
-        assert not it.replaces(one)
-        put(one)
-        assert it.replaces(one) and it.replaces(same_port) and not it.replaces(attachment("c3", TWO))
-        it.detach(one.id)
-    it.attach(one)
-    assert it.replaces(attachment("c4"))
+def test_an_attachment_is_known_by_its_id_and_by_the_address_of_a_restricted_pod(it):
+    same_id, same_address = attachment("c1", TWO), attachment("c2")
+    assert not it.knows(attachment())
+    it.expect(attachment())
+    assert it.knows(same_id) and not it.knows(same_address)     # the kernel refuses the address a second time
+    it.settle()
+    assert it.knows(same_id) and it.knows(same_address) and not it.knows(attachment("c2", TWO))
 
 
 def with_sequence(sequence):

@@ -214,3 +214,24 @@ def test_a_child_that_is_stopped_is_ended_and_only_its_first_file_is_refused(tmp
         assert found["stop.json"].again and found["good.json"].documents
     finally:
         reader.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: raises the priority of a process")
+def test_only_the_first_file_of_a_request_is_read_with_priority_and_only_if_it_is_small(tmp_path, monkeypatch):
+    """On a busy node the process that reads files waited for the processor for longer than the kernel's rules took."""
+    def read(folder, name):
+        return module.Read(name, [("nice", b"%d" % os.getpriority(os.PRIO_PROCESS, 0))], [])
+
+    monkeypatch.setattr(module, "read_bounded", read)
+    write(tmp_path, "a.json", "b.json")
+    write(tmp_path, "long.json", text=" " * (module.SMALL_BYTES + 1))
+    for names, expected in ((["a.json", "b.json"], [b"-10", b"0"]), (["long.json", "a.json"], [b"0", b"0"])):
+        reads, writes = os.pipe()
+        if (pid := os.fork()) == 0:
+            module.raise_priority()
+            module.work(writes, str(tmp_path), names)
+        os.close(writes)
+        with open(reads, "rb") as answer:
+            lines = answer.read().splitlines()
+        os.waitpid(pid, 0)
+        assert [line.split(b"\t")[1] for line in lines if b"\t" in line] == expected

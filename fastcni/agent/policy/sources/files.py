@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import PolicyError
 from fastcni.agent.policy.sources.content import Content
-from fastcni.agent.policy.sources.reader import Reader, read_file
+from fastcni.agent.policy.sources.reader import SMALL_BYTES, Reader, read_file
 from fastcni.runtime.folder_changes import FolderChanges
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 ENDINGS = (".json", ".yaml", ".yml")
 RETRY_S = 1.0                   # while the folder is missing; another one takes its place without a notification
 READ_AGAIN_S = 10.0             # a file that the kernel did not let be read
-SMALL_BYTES = 1 << 16           # its limits let a parser use 20 ms of processor time for it
 BEGIN_S, BEGIN_KEPT_S = 20.0, 2.0       # the constructor's wait for the files; if it has what was kept
 STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
 

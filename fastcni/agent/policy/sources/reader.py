@@ -8,7 +8,9 @@
 
 One process is started, with the parser imported. It forks a child for a few files, in 1 ms. A child that needs more
 processor time, memory or time than the limits below is ended by the kernel. A process that has ended or does not answer
-is started again, after a pause that grows until a file was read.
+is started again, after a pause that grows until a file was read. The process has the priority of the threads that
+enforce policies, and so has a child for its first file, if that is small: on a busy node a change of one file counts
+sooner, and a long file or many files take no processor time from others.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
+from fastcni.agent.policy.priority import raise_priority, usual_priority
 from fastcni.agent.policy.sources.documents import encode, reduced
 from fastcni.agent.policy.sources.parse import MAX_BYTES, ParseError, parse
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 PROCESSOR_S, ELAPSED_S = 3.0, 30.0              # for one file
 MEMORY_BYTES = 96 << 20                         # of a child, without what it shares
+SMALL_BYTES = 1 << 16           # of a file; its limits let a parser use 20 ms of processor time for it
 MAX_CHILDREN = 4
 MAX_FILES = 64                                  # of a child
 REQUEST_BYTES = 1 << 17                         # names have 255 bytes at most, in JSON six times as many
@@ -101,6 +105,7 @@ def serve(fd: int, folder: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     list(parse("warm.yaml", b"kind: Pod\nmetadata: {name: a}\n"))
     gc.freeze()
+    raise_priority()
     with socket.socket(fileno=fd) as sock, suppress(ConnectionError):
         sock.send(READY)
         while True:
@@ -114,13 +119,23 @@ def serve(fd: int, folder: str) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def is_small(folder: str, name: str) -> bool:
+    try:
+        return os.stat(os.path.join(folder, name)).st_size <= SMALL_BYTES
+    except OSError:
+        return False
+
+
 def work(fd: int, folder: str, names: list[str]) -> None:
     """Write READY, and for each file a header in JSON, and its documents in lines. Ends this process."""
     try:
         with open(fd, "wb") as pipe:
             pipe.write(READY)
             pipe.flush()
+            if not is_small(folder, names[0]):
+                usual_priority()
             for read in (read_bounded(folder, name) for name in names):
+                usual_priority()
                 body = b"".join(b"%s\t%s\n" % (where.encode(), line) for where, line in read.documents)
                 header = {"name": read.name, "broken": read.broken, "again": read.again, "bytes": len(body)}
                 pipe.write(json.dumps(header).encode() + b"\n" + body)
