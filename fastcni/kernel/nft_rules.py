@@ -61,9 +61,10 @@ SADDRS, DADDRS = {4: IP_SADDR, 16: IP6_SADDR}, {4: IP_DADDR, 16: IP6_DADDR}
 
 # Messages -----------------------------------------------------------------------------------------
 
-def add_rule(batch: Batch, family: int, table: str, chain: str, *expressions: Expression, comment: str = "") -> Batch:
-    """Append a rule to a chain."""
-    batch.begin(nft.NFT_MSG_NEWRULE, NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND, nft.nfgenmsg(family),
+def add_rule(batch: Batch, family: int, table: str, chain: str, *expressions: Expression, comment: str = "",
+             first: bool = False) -> Batch:
+    """Add a rule behind the others of a chain, or before them."""
+    batch.begin(nft.NFT_MSG_NEWRULE, NLM_F_ACK | NLM_F_CREATE | (0 if first else NLM_F_APPEND), nft.nfgenmsg(family),
                 f"add nftables rule to {table} {chain}")
     batch.text(NFTA_RULE_TABLE, table).text(NFTA_RULE_CHAIN, chain).nest(NFTA_RULE_EXPRESSIONS)
     for name, write in expressions:

@@ -2,7 +2,8 @@
 sends: the chain `addresses` of `bridge fastcni-policy` and the chain `links` of `inet fastcni-policy`, to which the
 chain `source` leads for veth pairs.
 
-Before those rules, `addresses` and `links` have one for the packets of tunnels that the node has (tunnels.py):
+When the node has tunnels (tunnels.py), `addresses` and `links` begin with a rule for the packets of these. Without
+tunnels there is no such rule, because it costs each packet of UDP 3%:
 
     meta l4proto != tcp jump tunnels
     chain tunnels {
@@ -169,16 +170,12 @@ SOURCES = {nft.NFPROTO_BRIDGE: (ADDRESSES, sets_of(BRIDGED, MACS, dhcp=DHCP_PORT
 def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
     """(family, chain, rule) of the chains above."""
     for family, (chain, sets) in SOURCES.items():
-        yield family, chain, (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_TCP,)), NFT_CMP_NEQ), jump(TUNNELS))
         for rule in port_sources.rules(sets):
             yield family, chain, rule
         for rule in port_sources.neighbour_rules(sets):
             yield family, NEIGHBOURS, rule
         for rule in on_link():
             yield family, ON_LINK, rule
-    for family, names in ((nft.NFPROTO_BRIDGE, BRIDGED), (nft.NFPROTO_INET, ROUTED)):
-        for rule in tunnels(names):
-            yield family, TUNNELS, rule
     for rule in arriving():
         yield nft.NFPROTO_BRIDGE, ARRIVING, rule
     for chain, rules in ((ERRORS, errors()), (ERRORS_IN, errors_in())):
@@ -189,6 +186,15 @@ def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
 def source_rule() -> Rule:
     """The rule of SOURCE_CHAIN."""
     return meta(NFT_META_IIFKIND), compare(VETH), go_to(LINKS)
+
+
+def tunnel_rules() -> Iterator[tuple[int, str, Rule]]:
+    """(family, chain, rule) for the packets of tunnels. Each rule goes before those that its chain has."""
+    for family, names in ((nft.NFPROTO_BRIDGE, BRIDGED), (nft.NFPROTO_INET, ROUTED)):
+        for rule in tunnels(names):
+            yield family, TUNNELS, rule
+        yield family, SOURCES[family][0], (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_TCP,)), NFT_CMP_NEQ),
+                                           jump(TUNNELS))
 
 
 def tunnels(names: Names) -> Iterator[Rule]:

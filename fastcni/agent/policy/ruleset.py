@@ -16,6 +16,7 @@ from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import port_rules, rules
+from fastcni.agent.policy.ports import BRIDGED as BRIDGED_PORTS
 from fastcni.agent.policy.ports import ON_BRIDGES, ROUTED
 from fastcni.agent.policy.state import MAPS, PERMANENT, PORT_SETS, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
@@ -30,7 +31,7 @@ from fastcni.kernel.nft_elements import (
 from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from typing import TypeVar
 
     from fastcni.agent.policy.ports import Element
@@ -56,11 +57,12 @@ class Ruleset:
     """Writes the table. Made in a thread that is in the node's namespace; any one thread at a time calls. Raises
     OSError.
 
-    flags: of its tables, 0 if the kernel cannot give them to this socket. links: the chain `source` exists.
+    flags: of its tables, 0 if the kernel cannot give them to this socket. links: the chain `source` exists. tunnels:
+    the rules for packets of the node's tunnels exist.
     """
 
     def __init__(self) -> None:
-        self.flags, self.links = OWNED, False
+        self.flags, self.links, self.tunnels = OWNED, False, False
         self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
         wire.set_request_size(self.sock, SEND_BYTES)
         wire.set_buffer_size(self.sock, ACK_BYTES)
@@ -110,6 +112,7 @@ class Ruleset:
         set_up(requests, state)
         put_answers(requests, kept)
         self.links = bool(state.elements[ROUTED.ports])
+        self.tunnels = has_tunnels(state.elements)
         try:
             requests.commit(self.sock)
         finally:
@@ -147,7 +150,7 @@ class Ruleset:
             if not change.new_chains:
                 prepare(requests, change)
             fill(requests, change)
-            self._watch_links(requests, change.added)
+            self._complete(requests, change.added)
             requests.commit(self.sock)
 
     def drop(self, elements: Sequence[Element]) -> None:
@@ -160,7 +163,8 @@ class Ruleset:
             before, after = template(name, len(key))
             requests.add(nft_elements.add_from_template, before + key + after, exclusive=name in MAPS,
                          acknowledged=at == last)
-            self._watch_links(requests, (name,))
+        if any(name == ROUTED.ports for name, _ in elements):
+            self._complete(requests, {ROUTED.ports: {}})
         requests.commit(self.sock)
 
     def cut_answers(self) -> Answers:
@@ -195,10 +199,14 @@ class Ruleset:
                 requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
         requests.commit(self.sock)
 
-    def _watch_links(self, requests, added):
+    def _complete(self, requests, added):
+        """Add the rules that only these elements need: packets pay for them."""
         if ROUTED.ports in added and not self.links:
             add_source(requests)
             self.links = True
+        if not self.tunnels and has_tunnels(added):
+            add_tunnels(requests)
+            self.tunnels = True
 
     def remove(self) -> bool:
         """Remove the table: all pods are open. Return whether there was one. Raises ConfigurationError if a running
@@ -257,6 +265,8 @@ def set_up(requests: Requests, state: State) -> None:
     fill(requests, change)
     if state.elements[ROUTED.ports]:
         add_source(requests)
+    if has_tunnels(state.elements):
+        add_tunnels(requests)
 
 
 def add_source(requests: Requests) -> None:
@@ -265,6 +275,17 @@ def add_source(requests: Requests) -> None:
     add_base_chain(requests, base)
     requests.add(nft_rules.flush_chain, base.family, TABLE, base.name)
     requests.add(nft_rules.add_rule, base.family, TABLE, base.name, *port_rules.source_rule())
+
+
+def has_tunnels(elements: Mapping[str, Collection[bytes]]) -> bool:
+    """Return whether some elements, by set, are of tunnels."""
+    return any(elements.get(name) for names in (BRIDGED_PORTS, ROUTED) for name in (names.tunnels, names.protocols))
+
+
+def add_tunnels(requests: Requests) -> None:
+    """Drop packets of the node's tunnels from ports."""
+    for family, chain, rule in port_rules.tunnel_rules():
+        requests.add(nft_rules.add_rule, family, TABLE, chain, *rule, first=True)
 
 
 def add_base_chain(requests: Requests, base: port_rules.BaseChain) -> None:

@@ -192,7 +192,8 @@ def test_the_node_is_asked_for_its_links_only_when_a_tunnel_changes(site, monkey
     run("ip", "link", "set", "other", "up")
     site.add("a")                                           # the agent has handled what came before
     assert asked == []
+    assert "jump tunnels" not in run("nft", "list", "ruleset")          # each packet of UDP paid for it
     make_tunnels(site)
-    assert asked
+    assert asked and eventually(lambda: run("nft", "list", "ruleset").count("jump tunnels") == 2)
     run("ip", "link", "del", "tunnel1")
     assert eventually(lambda: len(site.it.compiler.state.elements["tunnel-ports"]) == 1)
