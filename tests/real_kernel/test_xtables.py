@@ -9,6 +9,7 @@ from fastcni.kernel import xtables
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.kit.firewall import iptables
+from fastcni.kit.firewall.forward import iptables_chain
 from fastcni.kit.firewall.iptables import program_of_kind
 
 pytestmark = pytest.mark.skipif(not shutil.which("iptables-legacy-restore"), reason="needs iptables-legacy")
@@ -94,6 +95,32 @@ def test_the_program_of_a_kind_is_the_plain_one_unless_that_is_of_the_other_kind
     assert kinds() == ["iptables-nft", "iptables"]
     program("iptables-restore")
     assert kinds() == ["iptables", "iptables"]
+
+
+def test_a_server_reads_a_table_once_a_second_at_most_if_recent_is_enough(warm, monkeypatch):
+    """Beside kube-proxy, which changes its rules all the time, each DEL waited for a copy of the table."""
+    def has(chain):
+        return iptables.has_chain(Request(warm, env={}), chain, shared=True, recent=True)
+
+    run("iptables-legacy", "-t", "nat", "-N", "CNI-a")
+    assert has("CNI-a")
+    run("iptables-legacy", "-t", "nat", "-N", "CNI-b")
+    monkeypatch.setattr(iptables, "RECENT_S", 60.0)
+    assert not has("CNI-b")
+    monkeypatch.setattr(iptables, "RECENT_S", 0.0)
+    assert has("CNI-b")
+
+
+def test_a_recent_table_is_not_enough_if_pods_have_rules_of_their_own(warm):
+    """Without ipset a pod that was added a moment ago has rules that the server's copy lacks."""
+    def may_have_rules():
+        return any(it.may_have_rules_of(b"\x0a\x00\x00\x05") for it in
+                   iptables_chain.look(Request(warm, env={}), 4, recent=True))
+
+    run("iptables-legacy", "-N", "CNI-FORWARD")
+    assert not may_have_rules()
+    run("iptables-legacy", "-A", "CNI-FORWARD", "-s", "10.0.0.5", "-j", "ACCEPT")
+    assert may_have_rules()
 
 
 def test_a_server_reads_a_table_again_for_what_pods_do_not_share(warm, monkeypatch):

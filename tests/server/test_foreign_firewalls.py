@@ -98,6 +98,11 @@ def bus(tmp_path, monkeypatch):
     return address
 
 
+def seen(inventory, pod):
+    """Return the attachments of a pod: the machine may have files of other pods."""
+    return [it for it in inventory.attachments if it.container_id == cid_of(pod)]
+
+
 def ip_of(conf, family=4):
     return conf["prevResult"]["ips"][(4, 6).index(family)]["address"].partition("/")[0]
 
@@ -257,18 +262,101 @@ def test_list_names_pods_that_a_chain_of_an_administrator_drops(node, first, ext
     places = Places(str(tmp_path / "none"), (str(tmp_path / "cache"),), (node.data_dir,))
     run("nft", "-f", "-", stdin=ADMIN)
     inventory = collect(places)
-    assert [it.dropped_by for it in inventory.attachments] == [(NAME,)]
+    assert [it.dropped_by for it in seen(inventory, pod)] == [(NAME,)]
     out = io.StringIO()
-    print_list(inventory.attachments, inventory, console=Console(file=out, width=200))
+    print_list(seen(inventory, pod), inventory, console=Console(file=out, width=200))
     assert f"not let through: {cid_of(pod)}/eth0 (10.22.0.2 fd00:22::2) by {NAME}; `fastcni doctor`" in out.getvalue()
     it, = checks_kernel.forward_policy(node_of(places, (), ""))
     assert it.severity == ERROR and NAME in it.what and '"backend": "nftables"' in it.do
     for rule in rules:
         run("nft", f"add rule inet admin more {rule}")
-    assert [it.dropped_by for it in collect(places).attachments] == [()]
+    assert [it.dropped_by for it in seen(collect(places), pod)] == [()]
     node.ok("DEL", conf, pod)
     run("nft", "delete table inet admin")
     after = {**FIREWALL, "backend": "nftables", "prevResult": conf["prevResult"]}
     run("nft", "-f", "-", stdin=ADMIN)
     node.ok("ADD", after, pod)
-    assert [it.dropped_by for it in collect(places).attachments] == [()]
+    assert [it.dropped_by for it in seen(collect(places), pod)] == [()]
+
+
+def rule_of(chain, table="inet admin"):
+    """Return the handle of the last rule of a chain, as `nft -a` prints it."""
+    return run("nft", "-a", "list", "chain", *table.split(), chain).rpartition("# handle ")[2].split()[0]
+
+
+def is_reached(pod, wanted):
+    return soon_reaches(pod, POD[4]) if wanted else not reaches(pod, POD[4], wait=0.3)
+
+
+REJECTING = """table inet admin {
+    chain forward { type filter hook forward priority filter; policy accept; RULES
+    }
+    chain more { }
+}"""
+SURE, MAYBE, NOTHING = "", "possibly ", None
+
+
+@pytest.mark.parametrize("rules, expected", [
+    (("ip saddr 10.22.0.0/16 drop",), SURE), (("iifname br0 reject",), SURE),
+    (("iifname {br0, br9} counter drop",), SURE),
+    (("ct state established accept", "ct status dnat accept", "ip saddr 10.22.0.0-10.22.0.9 log drop"), SURE),
+    (("ip saddr 10.22.0.0/16 tcp dport 25 drop",), MAYBE), (("meta mark 7 accept", "ip saddr 10.22.0.2 drop"), MAYBE),
+    (("iifname br0 ip saddr != 10.22.0.0/16 drop",), NOTHING), (("iifname br1 drop",), NOTHING),
+    (("tcp dport 25 drop",), NOTHING),
+    (("ct state invalid drop", "meta l4proto udp reject"), NOTHING),
+    (("ip saddr 10.22.0.2 accept", "ip saddr 10.22.0.0/16 drop"), NOTHING),
+])
+def test_list_and_doctor_name_a_rule_of_nftables_that_drops_what_a_pod_sends(
+        node, first, external, pod, tmp_path, rules, expected):
+    """Only policies of chains were seen: `nft add rule ... drop` cut a pod off, and nothing said so."""
+    add(node.ok, first, pod, tmp_path)
+    places = Places(str(tmp_path / "none"), (str(tmp_path / "cache"),), (node.data_dir,))
+    assert [it.dropped_by for it in seen(collect(places), pod)] == [()]
+    run("nft", "-f", "-", stdin=REJECTING.replace("RULES", "\n".join(rules)))
+    name = f"rule {rule_of('forward')} of chain forward of nftables inet admin"
+    assert expected == MAYBE or is_reached(pod, expected is NOTHING)
+    inventory = collect(places)
+    assert [it.dropped_by for it in seen(inventory, pod)] == [() if expected is NOTHING else (expected + name,)]
+    found = list(checks_kernel.forward_rules(node_of(places, (), "")))
+    assert [it.what.partition(" what ")[0] for it in found] == {
+        SURE: [f"{name} drops"], MAYBE: [f"{name} may drop"], NOTHING: []}[expected]
+    assert all("nft -a list chain inet admin forward" in it.do for it in found)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=needs(*PROGRAMS[kind])) for kind in PROGRAMS])
+@pytest.mark.parametrize("rules, expected", [
+    (("-A FORWARD -s 10.22.0.0/16 -j DROP",), SURE), (("-A FORWARD -i br+ -j REJECT",), SURE),
+    (("-N USER", "-A FORWARD -m conntrack --ctstate NEW -j USER", "-A USER -i br0 -j DROP"), SURE),
+    (("-A FORWARD -s 10.22.0.2 -p tcp --dport 25 -j DROP",), MAYBE),
+    (("-A FORWARD -m mark --mark 7 -j ACCEPT", "-A FORWARD -i br0 -j DROP"), MAYBE),
+    (("-A FORWARD -i br0 ! -s 10.22.0.0/16 -j DROP",), NOTHING), (("-A FORWARD -o br9 -j DROP",), NOTHING),
+    (("-A FORWARD -m conntrack --ctstate INVALID -j DROP",), NOTHING),
+    (("-N USER", "-A USER -i br0 -j DROP"), NOTHING), (("-N USER", "-A USER -j RETURN", "-A FORWARD -j USER"), NOTHING),
+])
+def test_list_names_a_rule_of_iptables_that_drops_what_a_pod_sends(node, first, external, pod, tmp_path, kind, rules,
+                                                                   expected):
+    add(node.ok, first, pod, tmp_path)
+    program = PROGRAMS[kind][0]
+    for rule in rules:
+        run(program, *rule.split())
+    assert expected == MAYBE or is_reached(pod, expected is NOTHING)
+    places = Places(str(tmp_path / "none"), (str(tmp_path / "cache"),), (node.data_dir,))
+    found, = seen(collect(places), pod)
+    last = next(line for line in reversed(run(program, "-S").splitlines()) if line.startswith("-A"))
+    assert found.dropped_by == (() if expected is NOTHING else (f"{expected}rule `{last}` of iptables-{kind}",))
+
+
+@needs("firewalld", "dbus-daemon")
+def test_list_names_the_rule_of_firewalld_that_drops_what_a_pod_sends(node, first, external, pod, tmp_path, bus):
+    add(node.ok, first, pod, tmp_path)
+    places = Places(str(tmp_path / "none"), (str(tmp_path / "cache"),), (node.data_dir,))
+    with firewalld_nftables(tmp_path):
+        assert not reaches(pod, POD[4], wait=0.3)
+        found, = seen(collect(places), pod)
+        assert "of nftables inet firewalld" in found.dropped_by[0] and "possibly" not in found.dropped_by[0]
+        it, = checks_kernel.forward_rules(node_of(places, (), ""))
+        assert it.do == "fastcni restore"
+        assert restore(Cache(tmp_path / "cache")).failed == ()
+        assert reaches(pod, POD[4])
+        found, = seen(collect(places), pod)
+        assert found.dropped_by == ()

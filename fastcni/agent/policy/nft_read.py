@@ -37,12 +37,12 @@ class Verdict:
 
 
 class Rule:
-    """A rule of a chain."""
+    """A rule of a chain. handle: its number in the table, which `nft -a` prints."""
 
-    __slots__ = ("comment", "expressions")
+    __slots__ = ("comment", "expressions", "handle")
 
-    def __init__(self, expressions: list[Expression], comment: str) -> None:
-        self.expressions, self.comment = expressions, comment
+    def __init__(self, expressions: list[Expression], comment: str, handle: int = 0) -> None:
+        self.expressions, self.comment, self.handle = expressions, comment, handle
 
 
 class Chain:
@@ -155,7 +155,8 @@ def _read_rule(fields: dict[int, bytes]) -> Rule:
                     attributes(each.get(nft_rules.NFTA_EXPR_DATA, b"")))
                    for _, data in attribute_list(fields.get(nft_rules.NFTA_RULE_EXPRESSIONS, b""))
                    for each in (attributes(data),)]
-    return Rule(expressions, nft.read_comment(fields.get(nft_rules.NFTA_RULE_USERDATA, b"")))
+    return Rule(expressions, nft.read_comment(fields.get(nft_rules.NFTA_RULE_USERDATA, b"")),
+                int.from_bytes(fields[nft_rules.NFTA_RULE_HANDLE], "big"))
 
 
 def _read_set(sock: Socket, header: bytes, table: str, name: str, fields: dict[int, bytes]) -> Set:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)    # by NFT_CMP_*
 NFT_CONTINUE = 0xFFFFFFFF
+KNOWN = (nft.NF_ACCEPT, nft.NF_DROP, nft.NFT_JUMP, nft.NFT_GOTO, nft.NFT_RETURN, NFT_CONTINUE)
+SOURCES = {field[:2] for field in (nft_rules.IP_SADDR, nft_rules.IP6_SADDR)}
+HARMLESS = ("log", "limit", "quota", "connlimit", "last")      # expressions without a verdict
 REGISTER_BYTES = 64
 
 
@@ -63,9 +66,23 @@ def walk(table: Table, base: str, packet: Packet) -> Outcome:
     return Outcome(table.chains[base].policy, base, "", walker.missed)
 
 
+def refuses(table: Table, base: str, packet: Packet) -> tuple[bool, str, int] | None:
+    """Return (certain, chain, handle) of the rule by which the base chain `base` drops a packet, None if none does.
+
+    Rules that ask for what is not known of the packet are passed over. If such a rule may let the packet pass, a later
+    rule that drops is not certain. If such a rule drops, and asks for the packet's source as well, the rule itself is
+    returned, as not certain.
+    """
+    walker = _Cautious(table, packet)
+    decided = walker.run(base)
+    if decided and decided[0] == nft.NF_DROP:
+        return not walker.unsure, decided[1], walker.last
+    return walker.possibly[0] if walker.possibly else None
+
+
 class _Walker:
     def __init__(self, table: Table, packet: Packet) -> None:
-        self.table, self.packet = table, packet
+        self.table, self.packet, self.steps = table, packet, STEPS
         self.registers = bytearray(REGISTER_BYTES)
         self.verdict: Verdict | None = None
         self.missed: list[tuple[str, bytes]] = []
@@ -91,7 +108,7 @@ class _Walker:
         """Return the rule's verdict, None if the rule does not match."""
         self.verdict = None
         for name, fields in rule.expressions:
-            step = STEPS.get(name)
+            step = self.steps.get(name)
             if step is None:
                 raise Unknown(f"expression {name}")
             if not step(self, fields):
@@ -113,6 +130,57 @@ class _Walker:
             self.verdict = value
         else:
             self.store(register, value)
+
+
+class _Cautious(_Walker):
+    """unsure: a rule that was passed over may let the packet pass. last: the handle of the latest rule. possibly: what
+    refuses() returns for the rules that were passed over."""
+
+    def __init__(self, table: Table, packet: Packet) -> None:
+        super().__init__(table, packet)
+        self.unsure, self.last, self.steps = False, 0, {**STEPS, "reject": _reject, "log": _counter}
+        self.possibly: list[tuple[bool, str, int]] = []
+
+    def run(self, name: str) -> tuple[int, str, str] | None:
+        self.chain, before = name, getattr(self, "chain", name)
+        try:
+            return super().run(name)
+        finally:
+            self.chain = before
+
+    def verdict_of(self, rule: Rule) -> Verdict | None:
+        try:
+            verdict = super().verdict_of(rule)
+            if verdict and verdict.code not in KNOWN:
+                raise Unknown(f"verdict {verdict.code}")
+        except Unknown:
+            verdict = None
+            if not may_drop(rule):
+                self.unsure |= decides(rule)
+            elif asks_for_source(rule):
+                self.possibly.append((False, self.chain, rule.handle))
+        if verdict:
+            self.last = rule.handle
+        return verdict
+
+
+def may_drop(rule: Rule) -> bool:
+    """Return whether the rule's only verdict is to drop or reject."""
+    return any(name == "reject" or (name == "immediate" and isinstance(data := read_data(fields[2]), Verdict)
+                                    and data.code == nft.NF_DROP) for name, fields in rule.expressions)
+
+
+def decides(rule: Rule) -> bool:
+    """Return whether the rule has a verdict, or leads elsewhere."""
+    return any((name not in STEPS and name not in HARMLESS) or (name == "lookup" and 3 in fields)
+               or (name == "immediate" and number(fields, 1) == nft_rules.NFT_REG_VERDICT)
+               for name, fields in rule.expressions)
+
+
+def asks_for_source(rule: Rule) -> bool:
+    """Return whether the rule asks for the link that has received the packet, or for the source address."""
+    return any((name == "meta" and number(fields, 2) == nft_rules.NFT_META_IIFNAME) or (name == "payload" and (
+        number(fields, 2), number(fields, 3)) in SOURCES) for name, fields in rule.expressions)
 
 
 def place(register: int) -> int:
@@ -242,6 +310,11 @@ def _dynset(it: _Walker, fields: Fields) -> bool:
     """Add or update an element: no change for this packet, unless the element has an expression, as a limit."""
     if fields.keys() & {7, 10}:         # NFTA_DYNSET_EXPR, NFTA_DYNSET_EXPRESSIONS
         raise Unknown("dynset with an expression")
+    return True
+
+
+def _reject(it: _Walker, fields: Fields) -> bool:
+    it.verdict = Verdict(nft.NF_DROP)
     return True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posix
 from errno import ENOENT
+from time import monotonic
 
 from fastcni.kernel import nft, process, waiting, xtables
 from fastcni.kit.call import names
@@ -19,6 +20,7 @@ from fastcni.spec.json import quote
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
+    from typing import Any
 
     from fastcni.kernel.process import Finished
     from fastcni.kit.call.request import Request
@@ -27,6 +29,7 @@ PROGRAMS = {4: "iptables", 16: "ip6tables"}            # by length of an address
 LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # seconds for the xtables lock, which the legacy programs take
 RESOURCE_PROBLEM = 4                    # their exit status if they do not get the lock
 MAX_LINKS = 8                           # from a program to the file that has it
+RECENT_S = 1.0
 MAX_TRIES = 5                           # while other programs change the table between reading and changing
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TABLES = ("nat", "filter")
@@ -34,15 +37,17 @@ TABLES = ("nat", "filter")
 LEGACY_TABLES = {4: "/proc/thread-self/net/ip_tables_names", 16: "/proc/thread-self/net/ip6_tables_names"}
 
 
-def has_chain(req: Request, chain: str, table: str = "nat", *, legacy: bool = True, shared: bool = False) -> bool:
+def has_chain(req: Request, chain: str, table: str = "nat", *, legacy: bool = True, shared: bool = False,
+              recent: bool = False) -> bool:
     """Return whether iptables has a chain of this name, of either kind. The kernel is asked; no program is run.
 
-    legacy: look also into the tables of the legacy kind. shared: see read_legacy().
+    legacy: look also into the tables of the legacy kind. shared, recent: see read_legacy().
     """
     for family in families(req, table):
         if has_nft_chain(req, family, table, chain):
             return True
-    return legacy and any((found := read_legacy(req, length, table, shared=shared)) and found.has_chain(chain)
+    return legacy and any((found := read_legacy(req, length, table, shared=shared, recent=recent))
+                          and found.has_chain(chain)
                           for length in LEGACY_TABLES)
 
 
@@ -63,18 +68,25 @@ def legacy(req: Request, table: str = "nat", *lengths: int) -> bool:
     return any(table in _tables(req, LEGACY_TABLES[length]) for length in lengths or LEGACY_TABLES)
 
 
-def read_legacy(req: Request, length: int, table: str = "nat", *, shared: bool) -> xtables.Table | None:
+def read_legacy(req: Request, length: int, table: str = "nat", *, shared: bool,
+                recent: bool = False) -> xtables.Table | None:
     """Return a table of the legacy iptables, None if there is no such table. Raises OSError.
 
     shared: the caller looks for what all pods share. A server may return the table that it has read before, if the
     kernel gives the same figures of it: a pod's own rules may have been replaced by as many of another pod.
+    recent: a table that the server has read within the last RECENT_S seconds is enough, whatever its figures are: the
+    kernel takes 1 ms to copy a table with 1,500 rules.
     """
     if not legacy(req, table, length):          # the kernel would make the table that it is asked for
         return None
-    known: list[xtables.Table | None] = req.mode.recall(("legacy", table, length), lambda: [None])
+    known: list[Any] = req.mode.recall(("legacy", table, length), lambda: [None, 0.0])     # the table, and when
+    found, read_at = known
+    now = monotonic()
     try:
-        if not (shared and known[0] and known[0].info == xtables.get_info(length, table)):
-            known[0] = xtables.read_table(length, table)
+        if shared and found and ((recent and now - read_at < RECENT_S)
+                                 or found.info == xtables.get_info(length, table)):
+            return found
+        known[:] = xtables.read_table(length, table), now
         return known[0]
     except OSError as e:
         if e.errno != ENOENT:

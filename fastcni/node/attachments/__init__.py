@@ -9,6 +9,7 @@
     tables        sightings in nftables
     iptables      sightings in iptables
     drops         chains that drop what pods forward
+    refusals      rules that drop or reject what pods forward
     links         links of the host that lead to pods
     namespaces    addresses and links inside network namespaces
     listeners     the node's addresses, and the ports on which processes listen

@@ -15,7 +15,17 @@ from fastcni.kernel import presence, uapi, wire
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.links import find
 from fastcni.node import confs
-from fastcni.node.attachments import address_dirs, caches, drops, iptables, links, namespaces, pod_files, tables
+from fastcni.node.attachments import (
+    address_dirs,
+    caches,
+    drops,
+    iptables,
+    links,
+    namespaces,
+    pod_files,
+    refusals,
+    tables,
+)
 from fastcni.node.attachments.merge import Facts, merge
 from fastcni.node.attachments.records import Inventory
 from fastcni.runtime.cache import DEFAULT_DIR, Cache
@@ -134,6 +144,7 @@ def look_at_drops(facts: Facts) -> None:
     """Read which chains of nftables drop what pods forward, and which addresses are in fastcni's ipsets."""
     def read(sock: wire.Socket) -> None:
         facts.dropping += drops.of_nftables(sock)
+        facts.chains += refusals.of_nftables(sock)
         if any("--match-set fastcni-forward" in line for lines in facts.saved.values() for line in lines):
             facts.members |= drops.members(sock, {ip for it in facts.sightings for ip in it.addresses})
 

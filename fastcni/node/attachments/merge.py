@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fastcni.kernel import presence
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.call import names
-from fastcni.node.attachments import drops
+from fastcni.node.attachments import drops, refusals
 from fastcni.node.attachments.caches import types_of
 from fastcni.node.attachments.namespaces import Interface
 from fastcni.node.attachments.records import (
@@ -38,7 +38,8 @@ class Facts:
     interfaces: those inside of namespaces. all_namespaces: no namespace was out of reach. blind: [(directory, why)] of
     presence.unseen(). configured: {network: CNI types} of the configuration directory. firewall: nftables could be
     read. saved: {program: what it printed} of iptables-save and the like. dropping: chains of nftables that drop what
-    pods forward. members: addresses in fastcni's ipsets.
+    pods forward. members: addresses in fastcni's ipsets. chains: of nftables, at the hook forward. refusals: {name: the
+    rule}, of the rules that drop what pods forward, which merge() adds.
     """
 
     state_of: Callable[[str, float], tuple[str, str]]
@@ -54,6 +55,8 @@ class Facts:
     saved: dict[str, list[str]] = field(default_factory=dict)
     dropping: list[drops.Dropping] = field(default_factory=list)
     members: set[str] = field(default_factory=set)
+    chains: list[refusals.NftChain] = field(default_factory=list)
+    refusals: dict[str, refusals.Refusal] = field(default_factory=dict)
 
     def chains_that_drop(self) -> list[drops.Dropping]:
         """Return the chains of both kinds of iptables and of nftables that drop what pods forward."""
@@ -96,7 +99,9 @@ def merge(facts: Facts) -> Inventory:
     unowned = put_to_owners([it for it in facts.sightings if not it.container_id], groups)
     kinds = {link.name: link.kind for link in facts.links.values()}
     chains, masters = facts.chains_that_drop(), masters_of(facts)
-    found = [dropped(attachment(each, facts, kinds), chains, masters)
+    rules: list[refusals.IptablesForward | refusals.NftChain] = [
+        *refusals.of_iptables(facts.saved, facts.members), *facts.chains]
+    found = [refused(dropped(attachment(each, facts, kinds), chains, masters), rules, masters, facts.refusals)
              for each in sorted(groups, key=lambda each: each.key)]
     return Inventory(tuple(found), tuple(unowned), tuple(dict.fromkeys(facts.unseen)))
 
@@ -223,6 +228,18 @@ def dropped(it: NodeAttachment, chains: Sequence[drops.Dropping], masters: Mappi
     links = {*it.links, *(masters[name] for name in it.links if name in masters)}
     found = dict.fromkeys(chain.name for chain in chains for ip in it.addresses if not chain.lets_through(ip, links))
     return replace(it, dropped_by=tuple(found)) if found else it
+
+
+def refused(it: NodeAttachment, rules: Sequence[refusals.IptablesForward | refusals.NftChain],
+            masters: Mapping[str, str], seen: dict[str, refusals.Refusal]) -> NodeAttachment:
+    """Return the record with the rules that drop what the pod forwards; note them in `seen`, by name."""
+    if it.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(it.plugins):
+        return it
+    links = [masters.get(name, name) for name in it.links]
+    found = {rule.name: rule for each in rules for ip in it.addresses for link in links
+             if (rule := each.refusal(ip, link))}
+    seen.update(found)
+    return replace(it, dropped_by=(*it.dropped_by, *found)) if found else it
 
 
 def plugins_of(each: Group, cached: Cached | None, facts: Facts) -> tuple[str, ...]:

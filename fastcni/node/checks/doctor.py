@@ -20,7 +20,7 @@ from fastcni.spec.errors import CniError
 CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "netlink": kernel.netlink, "nftables": kernel.nf_tables, "modules": kernel.modules,
     "forwarding": kernel.forwarding, "bridge-nf-call": kernel.bridge_nf_call,
-    "forward-policy": kernel.forward_policy, "rp-filter": kernel.rp_filter,
+    "forward-policy": kernel.forward_policy, "forward-rules": kernel.forward_rules, "rp-filter": kernel.rp_filter,
     "neighbours": kernel.neighbours, "conntrack": kernel.conntrack,
     "bridge-ports": kernel.bridge_ports, "iptables": kernel.iptables_kinds,
     "conf-files": conf.conf_files, "conf-names": conf.one_file_a_name, "conf-keys": conf.keys,

@@ -22,6 +22,7 @@ NETLINKS = {uapi.NETLINK_ROUTE: ("rtnetlink", "links, addresses and routes", "CO
 MODULES = {"bridge": ("bridge", "veth"), "ptp": ("veth",), "macvlan": ("macvlan",), "ipvlan": ("ipvlan",),
            "vlan": ("8021q",), "dummy": ("dummy",), "vrf": ("vrf",), "tap": ("tun",), "bandwidth": ("ifb", "sch_tbf"),
            "portmap": ("nf_tables", "nft_nat"), "firewall": ("nf_tables",)}
+FIREWALLD = "nftables inet firewalld"       # in the name of a rule
 BRIDGES = {"bridge", "flannel"}     # CNI types whose pods are at ports of a bridge
 MAX_BRIDGE_PORTS = 1 << 10      # BR_MAX_PORTS, net/bridge/br_private.h
 NEARLY = 0.9                    # of a limit
@@ -133,6 +134,21 @@ def forward_policy(node: Node) -> Iterator[Finding]:
                           f"{network} has no plugin firewall", "they reach nothing outside of their network",
                           'add {"type": "firewall"} to the plugins of the network, and add the pods again')
         yield from without_pods(node, chain.name)
+
+
+def forward_rules(node: Node) -> Iterator[Finding]:
+    """No rule of the host's firewall drops what pods forward."""
+    for name, rule in node.seen.facts.refusals.items():
+        cut = [it for it in node.inventory.attachments if name in it.dropped_by]
+        do = f"`{rule.show}` prints the chain; change the rule, or accept the pods' packets before it"
+        if FIREWALLD in rule.rule and all(FIREWALL in it.plugins for it in cut):
+            do = "fastcni restore"
+        what = f"what {pods(cut)} forward{'s' * (len(cut) == 1)}"
+        if rule.certain:
+            yield Finding(ERROR, f"{rule.rule} drops {what}", "they reach nothing outside of their network", do)
+        else:
+            yield Finding(WARNING, f"{rule.rule} may drop {what}",
+                          "the rule has further conditions, or follows a rule that has some", do)
 
 
 def without_pods(node: Node, chain: str) -> Iterator[Finding]:

@@ -143,7 +143,7 @@ def may_have(req: Request, ips: list[bytes]) -> Sequence[bytes]:
     one. A firewalld without its table and without its chain does not run, or has just started: it has no sources.
     """
     if not uses_nftables(req):
-        return ips if iptables.has_chain(req, IPTABLES_CHAIN, "filter", shared=True) else ()
+        return ips if iptables.has_chain(req, IPTABLES_CHAIN, "filter", shared=True, recent=True) else ()
     rules = rulesets.rules_of(req.mode.firewall, nft.NFPROTO_INET, TABLE)
     return [packed for packed in ips if any(nft_rules.mentions(payload, packed) for payload in rules)]
 

@@ -169,7 +169,8 @@ def remove(req: Request, ips: Sequence[bytes], recorded: Sequence[tuple[Any, ...
     """Delete addresses from the sets, then the rules that name those of `with_rules`, then the owner records."""
     members = []
     for length, some in by_length(ips):
-        kinds = look(req, length, shared=bool(recorded))    # without a record the reference may have added rules
+        # Without a record the reference may have added rules.
+        kinds = look(req, length, shared=bool(recorded), recent=bool(recorded))
         for found in kinds:
             if named := [packed for packed in some if packed in with_rules and found.may_have_rules_of(packed)]:
                 delete_rules(found, [rule for packed in named for rule in rules(packed)])

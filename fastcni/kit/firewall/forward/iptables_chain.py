@@ -118,17 +118,21 @@ class LegacyRules(Rules):
         return self._ready(admin_chain)
 
 
-def look(req: Request, length: int, *, shared: bool = True) -> list[Rules]:
+def look(req: Request, length: int, *, shared: bool = True, recent: bool = False) -> list[Rules]:
     """Return the chains of a family: those of each kind of iptables that filters; at least one. Raises NetlinkError,
     OSError.
 
-    shared: the caller looks for what all pods share, see iptables.read_legacy().
+    shared: the caller looks for what all pods share, see iptables.read_legacy(). recent: the same, and in vain if pods
+    have rules of their own.
     """
     found: list[Rules] = []
     if iptables.has_nft_chain(req, FAMILIES[length], TABLE, "FORWARD"):
         found.append(Rules(req, length))
-    if table := iptables.read_legacy(req, length, TABLE, shared=shared):
-        found.append(LegacyRules(req, length, table))
+    if table := iptables.read_legacy(req, length, TABLE, shared=shared, recent=recent):
+        legacy = LegacyRules(req, length, table)
+        if recent and not legacy.looks_into_set():
+            return look(req, length, shared=shared)
+        found.append(legacy)
     if len(found) > 1:                  # leave out a kind that no program of this node changes
         found = [each for each in found if each.program]
     return found or [Rules(req, length)]
