@@ -12,7 +12,7 @@ first    from this number on none is missing
 next     AFTER of the next question
 lost     how many requests after AFTER the server has dropped already
 time     of the request's arrival, Unix seconds; queueMs: in the queue; ms: from the queue to the end
-outcome  see records.py
+outcome  see ended.py
 phases   in the order of their ends; startMs counts from the end of the queue; they can lie inside each other
 story    of a failed request, see stories.py
 

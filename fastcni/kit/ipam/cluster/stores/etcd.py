@@ -1,4 +1,4 @@
-"""A store in etcd v3. The keys are in etcd_keys.py, nodes in etcd_nodes.py, the form of requests in etcd_client.py.
+"""A store in etcd v3. The keys are in etcd_keys.py, nodes in etcd_nodes.py, the form of requests in clients/etcd.py.
 
 Each method that decides who owns an address is one transaction that compares what it relies on, or reads and then such
 a transaction, again if it lost a race:

@@ -11,8 +11,8 @@ node writes one itself: `status.heartbeat` of its IPNode.
 
 Kubernetes has no transactions over several objects. What needs two objects is done in an order in which one of two
 nodes sees the other: each writes its own object first, and then reads the other's. A read is never older than a write
-that was answered before it (kubernetes_api.py). So at least one of the two nodes sees what the other wrote, and that
-node gives way.
+that was answered before it (clients/kubernetes.py). So at least one of the two nodes sees what the other wrote, and
+that node gives way.
 
 Claim against declare_dead(). A node creates its blocks or claims, and then reads its IPNode. If the epoch was raised,
 it removes what it created, and raises Fenced. declare_dead() raises the epoch, and then lists the node's blocks to
