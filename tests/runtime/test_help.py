@@ -53,8 +53,8 @@ def test_help_imports_no_command():
             "print(*(name for name in sys.modules if name.startswith('fastcni.') or name == 'rich'), file=sys.stderr)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert {name for name in done.stderr.split() if name.count(".") > 1 or name == "rich"} == {
-        "fastcni.cli.entry_point", "fastcni.cli.commands", "fastcni.cli.text.output", "fastcni.spec.errors",
-        "fastcni.spec.json"}
+        "fastcni.cli.entry_point", "fastcni.cli.commands", "fastcni.cli.text", "fastcni.cli.text.output",
+        "fastcni.spec.errors", "fastcni.spec.json"}
 
 
 def test_only_commands_that_print_cni_documents_ask_whether_stdout_is_a_terminal():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from fastcni.cli.text.output import printable
@@ -19,6 +19,7 @@ from fastcni.node.checks.findings import plural
 from fastcni.spec import json
 
 SHORT_ID = 12
+PIECES = re.compile(r" *(?:`[^`]*`|[^ ])+")     # a word or a command in backquotes, with the space before it
 STYLES = {RUNNING: "green", GONE: "yellow", ORPHANED: "yellow"}
 MAX_NAMED = 5                   # things that a line at the end names
 UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -58,16 +59,22 @@ def print_list(chosen: Sequence[NodeAttachment], inventory: Inventory, *, filter
 def print_rows(chosen: Sequence[NodeAttachment], inventory: Inventory, console: Console) -> None:
     """Print a table of attachments."""
     ids, now = short_ids(it.container_id for it in inventory.attachments), time.time()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("CONTAINER", "IFNAME", "NETWORK", "STATE", "ADDRESSES", "AGE"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("CONTAINER", "STATE", "AGE"),
-                         max_width=16 if column == "NETWORK" else None)
-    for it in chosen:
-        row = (ids[it.container_id], it.ifname or "?", it.network or "?", it.state, "\n".join(it.addresses),
-               age(it.since, now))
-        table.add_row(*(Text(printable(text), style=STYLES.get(it.state, "") if text == it.state else "")
-                        for text in row))
-    console.print(table)
+    titles = ("CONTAINER", "IFNAME", "NETWORK", "STATE", "AGE")
+    rows = [(ids[it.container_id], it.ifname or "?", it.network or "?", it.state, age(it.since, now)) for it in chosen]
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    start = sum(widths) + 2 * len(widths)
+    if start + max(len(ip) for it in chosen for ip in (*it.addresses, "ADDRESSES")) > console.width:
+        start = 4                       # addresses stay in one piece, in lines of their own
+    for row, last in ((titles, ("ADDRESSES",)), *zip(rows, (it.addresses for it in chosen), strict=True)):
+        head = "  ".join(f"{printable(text):<{width}}" for text, width in zip(row, widths, strict=True))
+        lines = ([head.rstrip()] if start == 4 or not last else []) + [f"{'':{start}}{ip}" for ip in last]
+        if start > 4 and last:
+            lines[0] = f"{head}  {last[0]}"
+        text = Text("\n".join(lines), style="bold" if row is titles else "")
+        if row[3] in STYLES:
+            at = sum(widths[:3]) + 6
+            text.stylize(STYLES[row[3]], at, at + len(row[3]))
+        console.print(text, soft_wrap=True)
 
 
 def summary(chosen: Sequence[NodeAttachment], filtered: bool) -> str:
@@ -89,8 +96,26 @@ def print_rest(inventory: Inventory, console: Console) -> None:
 
 
 def put(console: Console, text: str, style: str = "") -> None:
-    """Print a line, broken at words by the width of the terminal."""
-    console.print(Text(printable(text), style=style))
+    """Print a text, broken between words by the width of the terminal.
+
+    A path stays in one piece, and a command in backquotes, so that it can be copied.
+    """
+    for line in broken(printable(text), console.width):
+        console.print(Text(line, style=style), soft_wrap=True)
+
+
+def broken(text: str, width: int) -> list[str]:
+    """Return the lines of a text, at most `width` characters each, unless one of PIECES is longer."""
+    lines = [""]
+    for paragraph in text.split("\n"):
+        for piece in PIECES.findall(paragraph):
+            joined = f"{lines[-1]}{piece}"
+            if lines[-1].strip() and len(joined.rstrip()) > width:
+                lines.append(piece.lstrip())
+            else:
+                lines[-1] = joined
+        lines.append("")
+    return [line.rstrip() for line in lines[:-1]]
 
 
 def put_row(console: Console, name: str, value: str, style: str = "") -> None:
