@@ -136,7 +136,8 @@ def listening(path: Path) -> Fault | None:
                  f"{path.port} of {end.text}{'; ' if others else ''}{others}" + ("" if path.protocol == "udp" else
                                                          ": the answer is a reset (connection refused)"),
                  others,
-                 do=f"start a process in {end.name} that listens on {path.port}/{path.protocol} of all addresses")
+                 do=f"start a process {'in' if end.kind == POD else 'on'} {end.name} that listens on "
+                    f"{path.port}/{path.protocol} of all addresses")
 
 
 def queue_full(path: Path, end: End) -> Fault | None:

@@ -21,6 +21,7 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 POD, NODE, OUTSIDE = "pod", "node", "outside"
+LOOPBACK6 = bytes(15) + b"\1"
 SHORT_ID = 12                   # characters of a container id in a sentence
 HINT = "`fastcni list` shows all attachments"
 
@@ -166,9 +167,16 @@ def end_at(inventory: Inventory, packed: bytes) -> End:
         if ip in it.addresses and it.state != GONE and it.netns:
             found = end_of(it, len(packed))
             return End(POD, packed, it, found.namespace)
-    if any(own == ip for _, own in own_addresses()) or packed == b"\x7f\0\0\1":
+    if any(own == ip for _, own in own_addresses()) or (packed[:1] == b"\x7f" and len(packed) == 4):
         return End(NODE, packed, None, netns.open_own())
     return End(OUTSIDE, packed)
+
+
+def own_loopback(source: End, packed: bytes) -> End | None:
+    """Return the source pod as the target, if the address is one of loopback: a pod has its own. None: it is not."""
+    if source.kind != POD or not ((packed[:1] == b"\x7f" and len(packed) == 4) or packed == LOOPBACK6):
+        return None
+    return End(POD, packed, source.attachment, os.dup(source.namespace))
 
 
 def close(*ends: End) -> None:

@@ -192,6 +192,9 @@ def host_route(path: Path) -> Fault | None:
     if way.errno == EINVAL:
         return None
     right = target.bridge or (None if target.bridge_name() else target.host) if target.kind == POD else None
+    if way.errno and right is None and (down := link_down(path)):
+        return Fault("host route", f"the node has no route to {ip}: its link {down} is down", f"{down}: state DOWN",
+                     do=f"ip link set {down} up")
     if way.errno:
         do = f"ip route add {ip} dev {right.name}" if right else \
             "add a route: `ip route add default via GATEWAY`, with the gateway of this node's network"
@@ -204,6 +207,12 @@ def host_route(path: Path) -> Fault | None:
                      f"{target.name} is behind {right.name}", text,
                      do=f"ip route del {text}" if more_special else f"ip route add {ip} dev {right.name}")
     return None
+
+
+def link_down(path: Path) -> str:
+    """Return the name of a link of the node that is down and has addresses, whose routes are lost; "" if none is."""
+    return next((link.name for link in find.all_links(path.node)
+                 if not link.up and find.addresses(path.node, link.index)), "")
 
 
 def target_route(path: Path) -> Fault | None:

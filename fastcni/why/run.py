@@ -140,7 +140,7 @@ def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: st
     """Follow a connection from one end to an address and port. Raises OSError, CniError."""
     with ExitStack() as opened:
         node = opened.enter_context(closing(wire.open_socket()))
-        target = ends.end_at(inventory, asked)
+        target = ends.own_loopback(source, asked) or ends.end_at(inventory, asked)
         made = [target]
         opened.callback(lambda: ends.close(*made))
         path = Path(source, target, asked, port, port, protocol, node)

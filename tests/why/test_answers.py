@@ -62,6 +62,46 @@ def test_a_process_that_listens_on_loopback_only_is_named(why, world):
     assert found["hop"] == "listening socket" and "address 127.0.0.1" in found["rule"]
 
 
+def test_loopback_is_that_of_the_pod_itself(why):
+    """The node's listening sockets were looked at for a pod's 127.0.0.1."""
+    assert why("pod-b", "127.0.0.1:{port_b}").status == 0
+    found = why("pod-b", "127.0.0.1:{port_h}").document["ends"]
+    assert found["hop"] == "listening socket" and "pod pod-b" in found["what"]
+
+
+POLICY = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+          "metadata": {"name": "closed", "namespace": "shop"},
+          "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}
+
+
+def test_a_network_policy_that_denies_is_named(why, world, tmp_path):
+    folder = tmp_path / "policies"
+    folder.mkdir()
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web-b", "namespace": "shop"},
+           "status": {"podIP": world.words["ip_b"], "podIPs": [{"ip": world.words["ip_b"]}]}}
+    (folder / "pod.json").write_text(json.dumps(pod))
+    (folder / "policy.json").write_text(json.dumps(POLICY))
+    nodes = tmp_path / "nodes.json"
+    nodes.write_text("""{"Network": "10.62.0.0/16", "Backend": {"Type": "host-gw"}, "nodes": []}""")
+    world.faulty = True
+    with Inside(world.names["h"]):
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "fastcni", "agent", "--nodes", nodes, "--policies", folder, "--folder", tmp_path,
+             "--conflist", "", "--subnet-file", tmp_path / "subnet.env"], stderr=subprocess.PIPE)
+    try:
+        assert any(b"policies_ready" in line for line in agent.stderr)
+        found = why("pod-a", "{ip_b}:{port_b}").document["ends"]
+        assert found["hop"] == "policy" and found["owner"].startswith("fastcni (table inet fastcni-policy"), found
+        assert found["do"] == world.say("fastcni policy test {ip_a} {ip_b} {port_b}/tcp")
+        opened = {**POLICY, "spec": {**POLICY["spec"], "ingress": [{}]}}
+        (folder / "new").write_text(json.dumps(opened))
+        (folder / "new").rename(folder / "policy.json")
+        assert eventually(lambda: why("pod-a", "{ip_b}:{port_b}").status == 0)
+    finally:
+        agent.terminate()
+        agent.communicate()
+
+
 def test_a_full_accept_queue_is_named(why, world):
     with Inside(world.names["b"]):
         sock = socket.create_server(("0.0.0.0", 0), backlog=0)

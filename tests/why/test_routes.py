@@ -35,6 +35,7 @@ OUT6 = "pod-a [fd00:2::2]:{port_x}"
                                                              "sysctl -qw net.ipv4.conf.br0.rp_filter=0"]),
     Case("the node has no route outside", "pod-a 203.0.113.7:80", [], "host route", "no route to 203.0.113.7",
          mends=False),
+    Case("the uplink is down", OUT, ["ip link set up0 down"], "host route", "up0 is down", undo=["ip link set up0 up"]),
     Case("a route of the node is unreachable", OUT, ["ip route add unreachable 192.0.2.2/32"], "host route",
          "unreachable 192.0.2.2/32", undo=["ip route del unreachable 192.0.2.2/32"]),
     Case("a rule of the node is a blackhole", OUT, ["ip rule add from {ip_a} blackhole priority 78"], "host route",
