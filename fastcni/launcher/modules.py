@@ -14,7 +14,9 @@ from fastcni.clients.site_packages import NEEDED
 from fastcni.launcher.strip import stripped
 
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
-ROWS = ("spec", "kernel", "clients", "kit", "plugins")  # the packages below handle.py, all of them
+ROWS = ("spec", "kernel", "clients", "kit", "plugins")  # the packages below handle.py
+# Of these, what only the agent and commands import
+NOT_PACKED = ("kernel/devices/vxlan.py", "kernel/devices/wireguard.py", "kernel/genl.py", "kernel/nft_trace.py")
 # Of `dhcp daemon`, which takes the rest from the standard library; no plugin imports them
 DAEMON_FOLDER, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py")
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/one_shot.py")
@@ -45,6 +47,7 @@ def own(more: dict[str, str]) -> dict[str, Module]:
         for folder, _, names in os.walk(os.path.join(PACKAGE, row)):
             folder = os.path.relpath(folder, os.path.dirname(PACKAGE))
             found += (os.path.join(folder, name) for name in names if name.endswith(".py"))
+    found = [path for path in found if path.removeprefix("fastcni/") not in NOT_PACKED]
     modules: dict[str, Module] = {}
     for path in sorted(found):
         source = read(os.path.join(os.path.dirname(PACKAGE), path))

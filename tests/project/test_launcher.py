@@ -64,6 +64,18 @@ def test_installed_file_is_at_most_3_mb(bin_dir):
     assert (bin_dir / "bridge").stat().st_size < 3e6
 
 
+@pytest.mark.parametrize("path", modules.NOT_PACKED)
+def test_no_module_of_an_installed_file_imports_one_that_is_not_packed(path):
+    """The file had modules of the agent, and grew beyond 3 MB."""
+    assert Path(modules.PACKAGE, path).exists()
+    package, _, name = path.removesuffix(".py").replace("/", ".").rpartition(".")
+    packed = {**modules.own({}), **modules.daemon()}
+    sources = {one: module.source for one, module in packed.items()} | {"boot": Path(bootstrap.__file__).read_bytes()}
+    imports = re.compile(rf"from fastcni\.{package} import .*\b{name}\b|fastcni\.{package}\.{name}\b".encode())
+    assert f"fastcni.{package}.{name}" not in packed
+    assert [one for one, source in sources.items() if imports.search(source)] == []
+
+
 def test_an_installed_file_is_known_by_its_note_and_has_an_elf_header_as_others(bin_dir, tmp_path):
     """The mark was in the padding of the ELF identification, which qemu's entries of binfmt_misc compare with zero."""
     data = (bin_dir / "bridge").read_bytes()
