@@ -1,9 +1,9 @@
 #!/bin/sh
 # The tests of the store, and those of cluster IPAM, agent, policies and the image's script (root), against a real API
-# server: Kubernetes 1.20 of Debian 12's source package, and etcd. No lane runs it: the build takes ten minutes of two
-# processors, once, and 3 GB in FOLDER.
+# server: Kubernetes 1.20 of Debian 12's source package, and etcd. A kubelet of the same source runs a pod by containerd.
+# No lane runs it: the build takes fifteen minutes of two processors, once, and 3 GB in FOLDER.
 #   real-api-server.sh FOLDER [argument of pytest]...
-# apt-get install golang-1.19-go etcd-server openssl
+# apt-get install golang-1.19-go etcd-server openssl containerd runc busybox-static
 set -eu
 tests=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
@@ -48,6 +48,7 @@ if [ ! -x "$folder/kube-apiserver" ]; then
     [ -e "$source/vendor" ] || fetch
     build
 fi
+[ -x "$folder/kubelet" ] || (cd "$source" && $go build -o "$folder/kubelet" $k8s/cmd/kubelet)
 
 run=$(mktemp -d "$folder/run.XXXXXX")
 cd "$run"
@@ -75,5 +76,7 @@ root=$(cd "$tests/../../.." && pwd)
 cd "$root"
 PYTHONPATH=tests .venv/bin/python -m cluster.kubernetes.apply_crds "$run/kubeconfig" || { tail "$run/api.log"; exit 1; }
 FASTCNI_TEST_KUBECONFIG=$run/kubeconfig FASTCNI_TEST_KUBE_APISERVER=$folder/kube-apiserver \
+    FASTCNI_TEST_KUBELET=$folder/kubelet \
     .venv/bin/python -m pytest tests/cluster/kubernetes/test_store_kubernetes.py \
-    tests/cluster/kubernetes/test_interleavings.py tests/cluster/kubernetes/test_real_cluster.py "$@"
+    tests/cluster/kubernetes/test_interleavings.py tests/cluster/kubernetes/test_real_cluster.py \
+    tests/runtimes/test_kubelet.py "$@"

@@ -1,0 +1,48 @@
+"""A kubelet that runs a pod by containerd and fastcni, one-shot and warm.
+
+tests/cluster/kubernetes/real-api-server.sh builds a kubelet and runs this test. Without one (FASTCNI_TEST_KUBELET) it
+is skipped. The pod is a static one: it needs no API server."""
+
+import json
+import os
+
+import pytest
+from real_kernel.node import eventually
+from runtimes import image
+from runtimes.conftest import nothing_left
+
+PROGRAM = os.environ.get("FASTCNI_TEST_KUBELET", "")
+pytestmark = pytest.mark.skipif(not PROGRAM, reason="needs a kubelet: real-api-server.sh")
+SOCKET = "unix:///run/containerd/containerd.sock"
+START_S, END_S = 150, 90                # the kubelet asks for its node's object in vain, for some 40 s
+CONFIG = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "failSwapOn": False,
+          "cgroupDriver": "cgroupfs", "cgroupsPerQOS": False, "enforceNodeAllocatable": [],
+          "authentication": {"webhook": {"enabled": False}}, "authorization": {"mode": "AlwaysAllow"},
+          "evictionHard": {"memory.available": "0%"}, "fileCheckFrequency": "1s", "makeIPTablesUtilChains": False}
+POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "default"}, "spec": {
+    "terminationGracePeriodSeconds": 1, "containers": [{
+        "name": "c", "image": image.NAME, "imagePullPolicy": "Never", "command": ["sleep", "1000"]}]}}
+
+
+def running(world):
+    """Return how many containers of Kubernetes run."""
+    return world.run("ctr", "-n", "k8s.io", "tasks", "ls", check=False).count("RUNNING")
+
+
+def test_a_kubelet_runs_a_pod_and_its_end_leaves_nothing(world, containerd):
+    folder = world.folder / "kubelet"
+    (folder / "pods").mkdir(parents=True)
+    (folder / "config").write_text(json.dumps(CONFIG | {"staticPodPath": str(folder / "pods")}))
+    kubelet = world.start(PROGRAM, "--config", folder / "config", "--root-dir", folder / "root", "--cert-dir",
+                          folder / "certs", "--container-runtime=remote", "--container-runtime-endpoint", SOCKET,
+                          "--hostname-override=n1", log="kubelet.log")
+    try:
+        with nothing_left(world):
+            (folder / "pods/web.json").write_text(json.dumps(POD))
+            # The container and that of the sandbox
+            assert eventually(lambda: running(world) == 2, START_S), kubelet.log.read_text()[-3000:]
+            assert len([name for name in world.left()["links"] if name.startswith("veth")]) == 1
+            (folder / "pods/web.json").unlink()
+            assert eventually(lambda: running(world) == 0, END_S), kubelet.log.read_text()[-3000:]
+    finally:
+        kubelet.end()
