@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fastcni.cli import completion
 from fastcni.cli.selftest import interrupt
-from fastcni.cli.text.inventory import SHORT_ID
-from fastcni.cli.text.output import printable
+from fastcni.cli.text.flows import Document, line
 from fastcni.daemon.listening import PATH
 from fastcni.node import confs, pod_policies
-from fastcni.node.attachments.records import bracketed
 from fastcni.runtime.cache import DEFAULT_DIR
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.spec import errors
@@ -26,8 +23,6 @@ from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
     from fastcni.flows.collector import Collector
-
-    Document = dict[str, Any]           # of Flow.document()
 
 WAIT_S = 1.0                    # for the next flow
 
@@ -133,23 +128,5 @@ def kept(path: str) -> list[Document]:
 
 
 def put(found: Iterable[Document], as_json: bool) -> None:
-    for flow in found:
-        click.echo(json.dumps(flow) if as_json else line(flow))
-
-
-def line(flow: Document) -> str:
-    """A flow as one line: its time, verdict, protocol and ends, and what decided it."""
-    when = time.strftime("%H:%M:%S", time.localtime(flow["time"]))
-    verdict = click.style(f"{flow['verdict']:7}", fg="red" if flow["verdict"] == "dropped" else "green")
-    by = " ".join(filter(None, (flow["by"], flow["policy"])))
-    if flow["by"] == "firewall":
-        by = f"firewall {flow['chain']}"
-    ends = f"{end_text(flow['source'], with_port=False)} > {end_text(flow['destination'])}"
-    return f"{when}  {verdict}  {flow['protocol']:5}  {printable(ends)}" + (f"  by {printable(by)}" if by else "")
-
-
-def end_text(end: Document, with_port: bool = True) -> str:
-    """A pod with its network, "shop/web@net:80", or an address."""
-    name = end["pod"] if end["pod"] != end["container"] else end["pod"][:SHORT_ID]
-    text = f"{name}@{end['network']}" if name else bracketed(end["address"])
-    return f"{text}:{end['port']}" if with_port and end["port"] is not None else text
+    if lines := [json.dumps(flow) if as_json else line(flow, coloured=True) for flow in found]:
+        click.echo("\n".join(lines))

@@ -9,6 +9,7 @@ from errno import EINVAL, EOPNOTSUPP, EPROTONOSUPPORT
 from typing import TYPE_CHECKING
 
 from fastcni.flows import packets, table
+from fastcni.flows.connections import Connections
 from fastcni.flows.isolation import Isolation
 from fastcni.flows.pods import Pods
 from fastcni.flows.policies import Policies
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
 
     from fastcni.flows.packets import Packet
 
-PAUSE_S = 0.1                   # between two readings: the rest of a burst waits in the buffers
 TRACE_BYTES = 8 << 20           # of buffers, as the kernel counts; table.PACKETS have 20 messages each, and 1 kB each
-# A connection more than fit is not shown. So a reading, and with it the collector's processor time, is limited:
-CONNECTION_BYTES = 128 << 10
 UNSUPPORTED = (EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)
 
 
@@ -36,19 +34,17 @@ class Unsupported(OSError):
 class Collector:
     """The flows in the calling thread's network namespace. Raises Unsupported, and OSError.
 
-    cache_dirs: of results of runtimes. agents: sockets of agents with policies. sampled: whether connections came too
-    fast to be shown all.
+    cache_dirs: of results of runtimes. agents: sockets of agents with policies.
     """
 
     def __init__(self, cache_dirs: Sequence[str], agents: Iterable[str]) -> None:
-        self.pods, self.traces, self.sampled = Pods(cache_dirs), Traces(), False
+        self.pods, self.traces = Pods(cache_dirs), Traces()
         self.isolation = Isolation(self.pods)
         self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
         self.policies = Policies(self.sock, agents)
         self.tracing = wire.open_socket(uapi.NETLINK_NETFILTER, (nft_trace.NFNLGRP_NFTRACE,))
-        self.events = wire.open_socket(uapi.NETLINK_NETFILTER, (conntrack.NFNLGRP_CONNTRACK_NEW,))
+        self.connections = Connections()
         wire.set_buffer_size(self.tracing, TRACE_BYTES)
-        wire.set_buffer_size(self.events, CONNECTION_BYTES)
         try:
             table.write(self.sock)
         except wire.NetlinkError as e:
@@ -60,14 +56,19 @@ class Collector:
 
     def close(self) -> None:
         """End the reports of the kernel. It removes the tables with their socket."""
-        for sock in (self.sock, self.tracing, self.events, self.isolation.sock):
+        for sock in (self.sock, self.tracing, self.connections.sock, self.isolation.sock):
             sock.close()
 
+    @property
+    def sampled(self) -> bool:
+        """Whether connections come too fast to be shown all."""
+        return self.connections.sampled
+
     def collect(self, wait_s: float) -> list[Flow]:
-        """Return the flows since the last call, after some PAUSE_S if there are any; [] if none came in time."""
-        if not select.select([self.tracing, self.events], [], [], wait_s)[0]:
+        """Return the flows since the last call, or [] if none came in time."""
+        if not self.sampled and not select.select([self.tracing, self.connections.sock], [], [], wait_s)[0]:
             return []
-        time.sleep(PAUSE_S)
+        self.connections.wait()
         self.pods.refresh()
         return [*self._drops(), *self._connections()]
 
@@ -95,17 +96,12 @@ class Collector:
         return self._flow(it.packet, DROPPED, it.by, names, it.where)
 
     def _connections(self) -> Iterator[Flow]:
-        found: list[bytes] = []
-        wire.drain(self.events, lambda _, payload: found.append(payload), self._lost)
-        for payload in found:
+        for payload in self.connections.read():
             if payload[0] in conntrack.CTA_IP_SRC and any(map(self.pods.at, conntrack.read_ends(payload))):
                 packet = packets.of_connection(conntrack.read(payload))
-                allowing = [self.policies.allowing(*rule) for rule in self.traces.take_allowed(packet)]
+                allowing = [self.policies.allowing(*rule) for rule in self.traces.allowing(packet)]
                 names = ", ".join(dict.fromkeys(filter(None, allowing)))
                 yield self._flow(packet, ALLOWED, POLICY if names else "", names)
-
-    def _lost(self) -> None:
-        self.sampled = True
 
     def _flow(self, it: Packet, verdict: str, by: str, policy: str = "", where: str = "") -> Flow:
         return Flow(round(time.time(), 3), verdict, by, policy, it.protocol, self._end(it.source, it.source_port),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 ALLOWED, DROPPED = "allowed", "dropped"                             # verdicts
@@ -22,6 +22,10 @@ class End:
     container: str
     address: str
     port: int | None
+
+    def document(self) -> dict[str, Any]:
+        return {"pod": self.pod, "network": self.network, "container": self.container, "address": self.address,
+                "port": self.port}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +52,7 @@ class Flow:
         return self.destination.network or self.source.network
 
     def document(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the object of `--json`. asdict() takes ten times as long."""
+        return {"time": self.time, "verdict": self.verdict, "by": self.by, "policy": self.policy,
+                "protocol": self.protocol, "source": self.source.document(),
+                "destination": self.destination.document(), "chain": self.chain}

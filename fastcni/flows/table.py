@@ -14,11 +14,11 @@
         chain new {
             ct state established accept
             meta l4proto @with-ports update @new4 { ip saddr . ip daddr . meta l4proto . th dport
-                limit rate 5/second burst 5 packets } goto report
+                limit rate 1/second burst 2 packets } goto report
             meta l4proto != @with-ports update @other4 { ip saddr . ip daddr . meta l4proto
-                limit rate 5/second burst 5 packets } goto report   (and both of IPv6)
+                limit rate 1/second burst 2 packets } goto report   (and both of IPv6)
         }
-        chain report { limit rate 400/second burst 400 packets meta nftrace set 1 }
+        chain report { limit rate 100/second burst 100 packets meta nftrace set 1 accept }
     }
 
 The table of the family bridge has the same for what a bridge forwards, because the table above sees these frames only
@@ -63,7 +63,8 @@ WITH_PORTS, PORTS_ID = "with-ports", 1
 SET_ID = 2                      # the kernel finds the others by their names
 TIMEOUT_MS, MAX_KEYS = 10_000, 16_384           # of the dynamic sets
 # A second: packets of one source, destination and port; packets in all; the same of requests for MACs
-PER_FLOW, PACKETS, PER_REQUEST, REQUESTS = 5, 400, 1, 50
+PER_FLOW, PACKETS, PER_REQUEST, REQUESTS = 1, 100, 1, 50
+BURST = 2                       # of one source, destination and port
 IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP = 6, 17, 132
 VERSIONS = {4: 4, 16: 6}        # of IP, by length of an address
 ETHER_TYPES = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}
@@ -138,7 +139,7 @@ def rules(family: int) -> Iterator[tuple[str, Rule]]:
         of_family = nft_rules.ether_type(ETHER_TYPES[length]) if bridge else nft_rules.saddr(length)[:2]
         for ports in (True, False):
             yield NEW, (*of_family, *limited(length, ports), nft_rules.go_to(REPORT))
-    yield REPORT, (nft_rules.limit(PACKETS, PACKETS), *nft_rules.set_nftrace(True))
+    yield REPORT, (nft_rules.limit(PACKETS, PACKETS), *nft_rules.set_nftrace(True), nft_rules.accept())
 
 
 def is_protocol(number: int) -> Rule:
@@ -154,7 +155,7 @@ def limited(length: int, ports: bool) -> Rule:
             nft_rules.payload(SADDRS[length]), nft_rules.payload(DADDRS[length], second),
             nft_rules.meta(nft_rules.NFT_META_L4PROTO, behind),
             *([nft_rules.payload(nft_rules.TH_DPORT, behind + 1)] if ports else []),
-            nft_rules.update_limit(f"{'new' if ports else 'other'}{VERSIONS[length]}", SET_ID, PER_FLOW, PER_FLOW))
+            nft_rules.update_limit(f"{'new' if ports else 'other'}{VERSIONS[length]}", SET_ID, PER_FLOW, BURST))
 
 
 def asking() -> Iterator[tuple[str, Rule]]:

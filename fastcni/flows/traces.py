@@ -6,7 +6,7 @@ message; what lets a packet through is known from the rules of policies that it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastcni.agent.policy.ruleset import FAMILY, TABLE
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastcni.flows.packets import Packet
     from fastcni.kernel.nft_trace import Trace
 
+ALLOWED_S = 10.0                # that a packet's way is taken for that of others of its flow
 MAX_PACKETS = 4096              # that are followed; a packet's messages come within microseconds
 ISOLATING = {(table.FAMILY, table.TABLE, nftables.CHAIN),
              (table.BRIDGE_FAMILY, table.TABLE, nftables.PORTS)}
@@ -69,17 +70,18 @@ class Followed:
 
 
 class Traces:
-    """note() takes one message after the other. allowed: by packet, the rules of policies that it passed."""
+    """note() takes one message after the other. allowed: by packet, without its source port: until when it is known
+    which rules of policies it passes, and these. One packet of each such flow is traced in a second."""
 
     def __init__(self) -> None:
         self.followed: dict[bytes, Followed] = {}
-        self.allowed: dict[Packet, list[tuple[str, int]]] = {}
+        self.allowed: dict[Packet, tuple[float, list[tuple[str, int]]]] = {}
 
     def note(self, it: Trace) -> Drop | Asking | None:
         """Return the drop, or the request for a MAC, that a message reports."""
-        if it.network and it.chain == ASKED and it.table.startswith(PREFIX):
-            packet = packets.read(it.network, it.transport)
-            return Asking(it.iif, packet) if packet and it.table == name() else None
+        if it.table.startswith(PREFIX):
+            packet = packets.read(it.network, it.transport) if it.chain == ASKED and it.table == name() else None
+            return Asking(it.iif, packet) if packet else None
         if it.network:
             self._begin(it)
         followed = self.followed.get(it.id)
@@ -98,7 +100,7 @@ class Traces:
         if packet is None:
             self.followed.pop(it.id, None)
             return
-        if followed is None or followed.packet != packet or it.table.startswith(PREFIX):
+        if followed is None or followed.packet != packet:
             if len(self.followed) >= MAX_PACKETS:
                 self.followed.clear()
             followed = self.followed[it.id] = Followed(packet)
@@ -110,8 +112,9 @@ class Traces:
         followed.allowed.append((it.chain, it.rule))
         if len(self.allowed) >= MAX_PACKETS:
             self.allowed.clear()
-        self.allowed[followed.packet] = followed.allowed
+        self.allowed[followed.packet._replace(source_port=None)] = monotonic() + ALLOWED_S, followed.allowed
 
-    def take_allowed(self, packet: Packet) -> Iterator[tuple[str, int]]:
-        """Yield the rules of policies that let a packet through, once."""
-        yield from self.allowed.pop(packet, ())
+    def allowing(self, packet: Packet) -> list[tuple[str, int]]:
+        """Return the rules of policies that let a packet through."""
+        until, rules = self.allowed.get(packet._replace(source_port=None), (0.0, []))
+        return rules if until >= monotonic() else []

@@ -85,8 +85,18 @@ def open_socket(protocol: int = uapi.NETLINK_ROUTE, groups: Iterable[int] = ()) 
         # An unbound socket has port 0, and the kernel does not send its own notifications to port 0.
         sock.bind((0, 0))
     for group in groups:
-        sock.setsockopt(uapi.SOL_NETLINK, uapi.NETLINK_ADD_MEMBERSHIP, group)
+        join(sock, group)
     return sock
+
+
+def join(sock: socket, group: int) -> None:
+    """Get the notifications of a group from now on."""
+    sock.setsockopt(uapi.SOL_NETLINK, uapi.NETLINK_ADD_MEMBERSHIP, group)
+
+
+def leave(sock: socket, group: int) -> None:
+    """Get the notifications of a group no longer. The kernel makes none for a group without members."""
+    sock.setsockopt(uapi.SOL_NETLINK, uapi.NETLINK_DROP_MEMBERSHIP, group)
 
 
 def set_buffer_size(sock: socket, size: int) -> None:

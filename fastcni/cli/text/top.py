@@ -13,6 +13,7 @@ from typing import Any
 from rich.cells import set_cell_size
 from rich.text import Text
 
+from fastcni.cli.text.flows import line
 from fastcni.cli.text.inventory import SHORT_ID, age
 from fastcni.cli.text.output import printable
 
@@ -110,6 +111,9 @@ def head(document: dict[str, Any], view: View) -> Iterable[Text]:
     elif document["lost"]:
         yield Text(f"A sample: {document['lost']} requests left the server's history unread, only requests/s has them",
                    style="yellow")
+    elif server and server["flows"] and server["flows"]["last"]:
+        dropped, last = server["flows"]["dropped"], server["flows"]["last"][-1]
+        yield Text(f"{dropped} dropped in 60 s, the last: {line(last)}", style="yellow")
     else:
         yield Text()
 

@@ -5,7 +5,7 @@ seconds; a value is null if no request has it):
 
     {"time": 1763900000.5, "seconds": 60.0, "filter": "", "requests": 740, "perSecond": 12.3, "failed": 2, "lost": 0,
      "server": {"version": "0.1.0", "pid": 812, "uptimeSeconds": 4711.0, "running": 2, "waiting": 0, "queueSize": 1024,
-                "workers": 32},
+                "workers": 32, "flows": {"dropped": 3, "last": [{...}]}},
      "commands": [{"command": "ADD", "requests": 370, "perSecond": 6.2, "failed": 2, "p50Ms": 1.9, "p99Ms": 4.4,
                    "maxMs": 9.1}],
      "phases": [{"phase": "netlink", "command": "ADD", "requests": 370, "p50Ms": 0.8, "p99Ms": 2.1, "maxMs": 6.0}],
@@ -18,6 +18,7 @@ seconds; a value is null if no request has it):
                   "network": "n", "container": "c", "ifname": "eth0", "outcome": "0", "queueMs": 0.02, "ms": 9.1,
                   "phases": {"netlink": 6.0}}]}
 
+flows: as in the server's status; null without `serve --flows`.
 seconds: what the figures cover. lost: requests of this time that are in no other figure than perSecond, because the
 server's history had dropped them before they were read. pool: the fullest of the network's pools, or null. slowest:
 by queueMs and ms together.
@@ -41,7 +42,7 @@ MAX_POLLS = 64                  # of one poll(): a busy server must not keep it
 SLOWEST = 20
 QUEUE = "queue"
 FAILED_NOT = ("0", records.DECLINED)
-SERVER_KEYS = ("version", "pid", "uptimeSeconds", "running", "waiting", "queueSize", "workers")
+SERVER_KEYS = ("version", "pid", "uptimeSeconds", "running", "waiting", "queueSize", "workers", "flows")
 TEXTS = {
     str(errors.INCOMPATIBLE_VERSION): "incompatible CNI version", str(errors.UNSUPPORTED_FIELD): "unsupported field",
     str(errors.UNKNOWN_CONTAINER): "unknown container", str(errors.INVALID_ENVIRONMENT): "invalid variables",

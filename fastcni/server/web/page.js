@@ -77,10 +77,24 @@ function showStatus(status) {
     ["ms", it => ms(it.queueMs + it.ms), "number"], ["Command", it => it.command], ["Plugin", it => it.plugin],
     ["Network", it => it.network], ["Container", it => cut(it.container, 13)], ["Ended", it => clock(it.ended)],
     ["Code", it => it.outcome], ["Most", most]], status.slowest.slice(0, 8), "No request in this time"));
+  showDrops(server.flows);
   const lost = status.lost ? ` ${status.lost} requests left the server's history before they were read.` : "";
   by("note").textContent = status.history
     ? `Figures of the requests that ended in the last ${Math.round(status.seconds)} s.${lost}`
     : "The server keeps no history of its requests (--history 0), so there are no figures of requests.";
+}
+
+// flows: null without --flows
+function showDrops(flows) {
+  by("flows").hidden = !flows;
+  if (!flows) return;
+  const end = it => it.pod ? `${it.pod}@${it.network}` : it.address;
+  by("drops").replaceChildren(table([
+    ["Time", it => clock(it.time)], ["Protocol", it => it.protocol], ["From", it => end(it.source), "mono"],
+    ["To", it => end(it.destination), "mono"], ["Port", it => it.destination.port, "number"],
+    ["By", it => it.by], ["Policy or chain", it => it.policy || it.chain, "text"]],
+    flows.last, "None in the last minute"), ...flows.dropped > flows.last.length
+    ? [html("p", { class: "empty" }, `the newest of ${flows.dropped}`)] : []);
 }
 
 function showTimes(status) {

@@ -1,0 +1,34 @@
+"""Flows as lines of text, see fastcni/flows/records.py."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from fastcni.cli.text.inventory import SHORT_ID
+from fastcni.cli.text.output import printable
+from fastcni.node.attachments.records import bracketed
+
+Document = dict[str, Any]               # of Flow.document()
+
+
+def line(flow: Document, coloured: bool = False) -> str:
+    """A flow as one line: its time, verdict, protocol and ends, and what decided it."""
+    when = time.strftime("%H:%M:%S", time.localtime(flow["time"]))
+    verdict = f"{flow['verdict']:7}"
+    if coloured:                    # click removes it where stdout is no terminal
+        verdict = click.style(verdict, fg="red" if flow["verdict"] == "dropped" else "green")
+    by = " ".join(filter(None, (flow["by"], flow["policy"])))
+    if flow["by"] == "firewall":
+        by = f"firewall {flow['chain']}"
+    ends = f"{end_text(flow['source'], with_port=False)} > {end_text(flow['destination'])}"
+    return f"{when}  {verdict}  {flow['protocol']:5}  {printable(ends)}" + (f"  by {printable(by)}" if by else "")
+
+
+def end_text(end: Document, with_port: bool = True) -> str:
+    """A pod with its network, "shop/web@net:80", or an address."""
+    name = end["pod"] if end["pod"] != end["container"] else end["pod"][:SHORT_ID]
+    text = f"{name}@{end['network']}" if name else bracketed(end["address"])
+    return f"{text}:{end['port']}" if with_port and end["port"] is not None else text
