@@ -11,17 +11,23 @@ import time
 from fastcni.kernel import conntrack, uapi, wire
 
 PAUSE_S = 0.1                   # between two readings: what comes in between waits in buffers
-MOMENT_S = 0.001                # of each PAUSE_S, in which the socket of a busy node listens
+MOMENT_S = 0.002                # of each PAUSE_S, in which the socket of a busy node listens
 MAX_EVENTS = 75                 # in one reading; after more of them the next readings are samples
+CALM = 10                       # readings in a row without many events, after which all connections are seen again
 BUFFER_BYTES = 256 << 10        # as the kernel counts: some 300 events
 
 
 class Connections:
-    """sampled: whether some were not seen in the last reading. sock: readable if there are any."""
+    """sock: readable if there are any. left: how many readings will still be samples."""
 
     def __init__(self) -> None:
-        self.sock, self.sampled = wire.open_socket(uapi.NETLINK_NETFILTER, (conntrack.NFNLGRP_CONNTRACK_NEW,)), False
+        self.sock, self.left = wire.open_socket(uapi.NETLINK_NETFILTER, (conntrack.NFNLGRP_CONNTRACK_NEW,)), 0
         wire.set_buffer_size(self.sock, BUFFER_BYTES)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether some connections are not seen."""
+        return self.left > 0
 
     def wait(self) -> None:
         """Let PAUSE_S pass."""
@@ -38,8 +44,11 @@ class Connections:
         found: list[bytes] = []
         lost: list[bool] = []
         wire.drain(self.sock, lambda _, payload: found.append(payload), lambda: lost.append(True))
-        sampled = bool(lost) or len(found) > (MAX_EVENTS * MOMENT_S / PAUSE_S if self.sampled else MAX_EVENTS)
-        if sampled != self.sampled:
-            (wire.leave if sampled else wire.join)(self.sock, conntrack.NFNLGRP_CONNTRACK_NEW)
-        self.sampled = sampled
+        before = self.sampled
+        if lost or len(found) > (MAX_EVENTS * MOMENT_S / PAUSE_S if before else MAX_EVENTS):
+            self.left = CALM
+        elif self.left:
+            self.left -= 1
+        if self.sampled != before:
+            (wire.leave if self.sampled else wire.join)(self.sock, conntrack.NFNLGRP_CONNTRACK_NEW)
         return found
