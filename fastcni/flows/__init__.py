@@ -6,8 +6,9 @@
     isolation   drops between isolated ports of a bridge, which no rule decides
     pods        the names of pods by address
     policies    the names of policies
+    connections the events of conntrack
     records     Flow, one line of the output
-    collector   all of these, and the events of conntrack
+    collector   all of these
     kept        `fastcni serve --flows`: the last flows, and how many there were
     metrics     the latter for Prometheus
 
