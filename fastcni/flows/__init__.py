@@ -1,16 +1,16 @@
 """`fastcni flows`: which pods talk to whom on this node, and what drops their packets.
 
-    table       the nftables tables that select packets, while someone looks
-    packets     addresses and ports of a packet
-    traces      the kernel's messages about a packet -> the chain that drops it, the rules of policies that let it pass
-    isolation   drops between isolated ports of a bridge, which no rule decides
-    pods        the names of pods by address
-    policies    the names of policies
-    connections the events of conntrack
-    records     Flow, one line of the output
-    collector   all of these
-    kept        `fastcni serve --flows`: the last flows, and how many there were
-    metrics     the latter for Prometheus
+    table        the nftables tables that select packets, while someone looks
+    packets      addresses and ports of a packet
+    traces       the kernel's messages about a packet -> the chain that drops it, the rules of policies that let it pass
+    isolation    drops between isolated ports of a bridge, which no rule decides
+    pods         the names of pods by address
+    policies     the names of policies
+    connections  the events of conntrack
+    records      Flow, one line of the output
+    collector    all of these
+    kept         `fastcni serve --flows`: the last flows, and how many there were
+    metrics      the latter for Prometheus
 
 When nobody looks there is no rule, no socket and no process: the tables are written by the process that looks, and the
 kernel removes them when it ends. Policies, firewall and plugins know nothing of it.
