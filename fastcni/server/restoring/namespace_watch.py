@@ -120,6 +120,7 @@ class Watch:
     def _replayed(self, outcome):
         self.restoring.note_replay(outcome)
         self.legacy.expect(monotonic())
+        self.legacy.next = 0.0          # a poll sees what the replay has added before another program removes that
         self.restoring.attend_soon(self)
 
     def _note_deletions(self):
