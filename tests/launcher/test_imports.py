@@ -1,10 +1,8 @@
 """All that a one-shot request may import, under each start of Python."""
 
-import ast
 import importlib.util
 import subprocess
 import zipfile
-from pathlib import Path
 
 import pytest
 from launcher.test_python_core import CORE, PREPARE, started
@@ -14,7 +12,6 @@ from fastcni.clients.site_packages import NEEDED
 from fastcni.launcher import modules
 from fastcni.launcher.install import install
 from fastcni.launcher.needs import others
-from fastcni.launcher.strip import stripped
 
 # Each import has a process of its own: what one import leaves behind would hide what another one lacks
 IMPORT = """
@@ -89,14 +86,3 @@ def test_what_the_main_phase_makes_is_there_when_it_is_used(start, first):
     ordinary = subprocess.run([INTERPRETER, "-I", "-S", "-c", "import sys\n" + first], capture_output=True, text=True,
                               check=True)
     assert (printed, stderr) == ("", ordinary.stdout)
-
-
-def test_no_module_of_a_plugin_file_imports_one_that_is_left_out():
-    """Plugin files grew beyond 3 MB by modules that only the agent, the server and the command line use."""
-    packed = modules.own({}) | modules.daemon()
-    left_out = {"fastcni." + path.removesuffix(".py").replace("/", ".") for path in modules.NOT_PACKED}
-    for name, module in packed.items():
-        for node in ast.walk(stripped(module.source, name)):
-            if isinstance(node, ast.ImportFrom):
-                assert left_out.isdisjoint({node.module, *(f"{node.module}.{item.name}" for item in node.names)}), name
-    assert all((Path(modules.PACKAGE) / path).exists() for path in modules.NOT_PACKED)
