@@ -16,10 +16,6 @@ from fastcni.testing.namespaces import needs_root, run
 LONG_ID = "8f" * 32
 
 
-def widths(answer):
-    return [len(line) for line in answer.out.splitlines()]
-
-
 @pytest.fixture
 def three(folders):
     """A running pod, one whose namespace is gone, and an address file."""
