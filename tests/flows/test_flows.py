@@ -1,6 +1,7 @@
 """fastcni flows: real packets of pods, each with its verdict, what decides it, and names in place of addresses."""
 
 import contextlib
+import itertools
 import json
 import select
 import signal
@@ -219,18 +220,21 @@ def test_no_rule_reports_packets_before_and_after(node, number):
 
 @contextlib.contextmanager
 def flooding(netns, address, port):
-    """Datagrams from one namespace, as fast as they go."""
+    """Datagrams from one namespace, as fast as they go; the first thousand have been sent at the beginning."""
     with Inside(netns):
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    ended = threading.Event()
+    ended, begun = threading.Event(), threading.Event()
 
     def run():
-        while not ended.is_set():
+        for number in itertools.takewhile(lambda _: not ended.is_set(), itertools.count()):
             sender.sendto(b"", (address, port))
+            if number == 1000:
+                begun.set()
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
+        assert begun.wait(WAIT_S)
         yield
     finally:
         ended.set()
