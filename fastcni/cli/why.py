@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from fastcni.node.attachments.inventory import Places, collect
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from fastcni.why.records import Report
 
 MAX_PORT = 65535
 
@@ -84,7 +88,7 @@ def read_destination(text: str) -> tuple[str, int]:
     return where.strip("[]"), int(port)
 
 
-def put_text(found, source: str, destination: str) -> None:
+def put_text(found: Report, source: str, destination: str) -> None:
     """Print the hops, one a line, and where the packet ends."""
     for name, ok in found.hops:
         state = click.style("ok    ", fg="green") if ok else click.style("ENDS  ", fg="red", bold=True)

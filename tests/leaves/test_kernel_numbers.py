@@ -16,7 +16,7 @@ INCLUDES = """sys/socket.h sys/ioctl.h linux/types.h linux/netlink.h linux/rtnet
     linux/netfilter/nf_conntrack_common.h linux/netfilter/nf_conntrack_tuple_common.h
     linux/netfilter/ipset/ip_set.h linux/netfilter/xt_set.h
     linux/netfilter_ipv4/ip_tables.h linux/netfilter_ipv6/ip6_tables.h linux/ethtool.h
-    linux/genetlink.h linux/icmpv6.h linux/if_tunnel.h""".split()
+    linux/genetlink.h linux/icmpv6.h linux/if_packet.h linux/if_tunnel.h linux/inet_diag.h linux/sock_diag.h""".split()
 # Names that are in no header of user space: nft's, libnftnl's, those of the kernel's own headers, and ours.
 ELSEWHERE = {
     "nft": {"COMMENT_MAX"},

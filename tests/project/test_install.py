@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from project.plugin_file import ADD, INTERPRETER, run, write_executable
+from project.plugin_file import ADD, INTERPRETER, REFUSAL, run, write_executable
 
 from fastcni.launcher import pack
 from fastcni.launcher.install import InstallError, checked_interpreter, install
@@ -55,14 +55,14 @@ def test_running_plugin_is_replaced_and_still_answers(tmp_path):
         assert os.stat(path).st_ino != before
         answer = json.loads(running.communicate(b"{}", timeout=60)[0])
     assert (running.returncode, answer["code"]) == (1, 7)
-    assert run(path)[0] == 0
+    assert run(path)[1] == REFUSAL
 
 
 def test_other_plugins_file_is_replaced_and_its_links_are_not(tmp_path):
     shutil.copy("/bin/true", tmp_path / "bridge")
     os.link(tmp_path / "bridge", tmp_path / "theirs")
     install(tmp_path, names=["bridge"])
-    assert run(tmp_path / "bridge")[1]["cniVersion"]
+    assert run(tmp_path / "bridge")[1] == REFUSAL
     assert run(tmp_path / "theirs") == (0, None, "")
 
 
@@ -86,7 +86,7 @@ def test_file_system_without_hard_links_gets_copies(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refuse)
     paths = install(tmp_path)
     assert len({os.stat(path).st_ino for path in paths}) == len(TABLE)
-    assert run(tmp_path / "static")[0] == 0
+    assert run(tmp_path / "static")[1] == REFUSAL
 
 
 def test_unknown_type_is_refused_before_anything_is_written(tmp_path):

@@ -101,5 +101,5 @@ def test_the_command_refuses_what_it_cannot_read(node, pod_netns, fastcni, args,
 def test_a_host_port_that_no_plugin_of_the_network_maps_is_an_error(node, pod_netns, fastcni):
     """The pod was set up, and its port led nowhere."""
     status, error = fastcni("up", "ctr", f"/run/netns/{pod_netns()}", "--network", "two", "-p", "8080:80")
-    assert status == 1 and "no plugin of network two maps host ports" in error
+    assert (status, error["msg"]) == (1, "no plugin of network two maps host ports")
     assert veths() == []

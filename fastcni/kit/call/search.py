@@ -44,9 +44,9 @@ def find(name: str, dirs: Sequence[str]) -> str:
 
 
 def names_in(where: str) -> list[str]:
-    """Return the names of the files in a folder; none if it cannot be read."""
+    """Return the names of the regular files in a directory; none if it cannot be read."""
     try:
-        return posix.listdir(where or ".")
+        return [name for name in posix.listdir(where or ".") if is_file(f"{where or '.'}/{name}")]
     except (OSError, ValueError):
         return []
 
