@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _imp
+import functools
 import importlib.util
 import os
 from collections.abc import Iterable
@@ -127,8 +128,10 @@ def bootstrap() -> CodeType:
     return compiled(read(os.path.join(PACKAGE, path)), f"fastcni/{path}")
 
 
+@functools.cache
 def compiled(source: bytes, name: str) -> CodeType:
-    """Compiled without docstrings, assertions and annotations: a third less to read at each start."""
+    """Compiled without docstrings, assertions and annotations: a third less to read at each start. A process that packs
+    again has it already."""
     return compile(stripped(source, name), name, "exec", dont_inherit=True, optimize=2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Container, Iterable
 
 from fastcni.kit.firewall import backends
@@ -117,10 +118,16 @@ def walk(names: Iterable[str], needs: dict[str, list[str]], seen: dict[str, bool
 
 def imports(source: bytes, known: Container[str]) -> list[str]:
     """The known modules that a module imports when it is run."""
+    return [name for name in imported(source) if name in known]
+
+
+@functools.cache
+def imported(source: bytes) -> tuple[str, ...]:
+    """All that a module imports when it is run; of `from a import b` both a.b and a. It is asked for more than once."""
     found: list[str] = []
     for node in stripped(source, "<source>").body:
         if isinstance(node, ast.ImportFrom):
             found += [f"{node.module}.{item.name}" for item in node.names] + [node.module or ""]
         elif isinstance(node, ast.Import):
             found += [item.name for item in node.names]
-    return [name for name in found if name in known]
+    return tuple(found)
