@@ -55,9 +55,11 @@ def uninstall(places: "Places", bin_dir: str, unit_dir: str | None, socket: str,
     if not as_json:
         put(report_lines(done, dry_run))
     if wait_for_pods and (done.state.needed or done.state.needed_files):
-        done.state = node.wait(places, lambda state: put(waiting_lines(state)) if not as_json else None)
+        before, done.state = done.state.released, node.wait(
+            places, lambda state: put(waiting_lines(state)) if not as_json else None)
         if not as_json:
             put(state_lines(done.state, dry_run))
+        done.state.released = before + done.state.released      # a pod may go before the wait begins
     if as_json:
         put_document(document(done, dry_run))
 

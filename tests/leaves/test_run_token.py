@@ -53,12 +53,11 @@ def elapsed(of, *args):
 
 
 def test_a_thread_waits_for_the_token(begin):
-    go_on = Event()
-    first = having(begin, lambda: go_on.wait(0.02))
-    second = begin(lambda: None)
-    assert not second.wait(0.005)
-    go_on.set()
+    order = []
+    first = having(begin, lambda: (time.sleep(0.02), order.append("first")))
+    second = begin(lambda: order.append("second"))
     assert first.wait(5) and second.wait(5)
+    assert order == ["first", "second"]
 
 
 @pytest.mark.parametrize("wait", ["receive", "await_message", "Gate"])
