@@ -102,6 +102,8 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
         except OSError as e:            # of its namespace, or of a name in its result
             failed.append(Failure(it, "", CniError(errors.INTERNAL, f"look at its network namespace: {e}")))
             continue
+        if is_older(cache, it, deleted_at(it)):
+            continue
         attachments, calls = attachments + bool(todo), calls + len(todo)
         for kind, stdin in todo:
             if is_older(cache, it, deleted_at(it)):

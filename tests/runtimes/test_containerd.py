@@ -57,7 +57,7 @@ def test_flushed_rules_of_running_containers_are_restored(world, containerd, mod
         world.run("nft", "flush", "ruleset")
         if mode == "one-shot":
             assert not containerd.exec(names[0], "ping", "-c", "1", "-W", "1", OUTSIDE)
-            done = json.loads(world.run("fastcni", "restore"))
+            done = json.loads(world.run("fastcni", "restore", "--json"))
             assert done == {"attachments": 10, "plugins": 20, "gone": 0, "elsewhere": 0, "failed": []}
         assert eventually_slow(lambda: containerd.exec(names[-1], "ping", "-c", "1", "-W", "1", OUTSIDE), 15)
         assert world.residue(running) == ""
@@ -66,7 +66,7 @@ def test_flushed_rules_of_running_containers_are_restored(world, containerd, mod
             containerd.remove(name)
     assert len(world.left()["files"]) == len(before["files"]) + 3 * len(names)      # ctr sends no DEL
     # Processes of a pid namespace that is not the node's prove nothing: without --all, gc keeps these.
-    done = json.loads(world.run("fastcni", "gc", "k8s-pod-network", "--all", "--yes"))
+    done = json.loads(world.run("fastcni", "gc", "k8s-pod-network", "--all", "--yes", "--json"))
     assert [len(done["deleted"]), done["kept"]] == [len(names), []]
     assert world.residue(before) == ""
 
@@ -80,7 +80,7 @@ def test_gc_releases_what_detached_containers_left(world, containerd):
             containerd.remove("detached")
             cached = world.path("/var/lib/cni/results/k8s-pod-network-default-detached-eth0")
             cached.unlink()                     # containerd's state was lost: only the plugins can know
-            done = json.loads(world.shell(block))
+            done = json.loads(world.shell(f"{block.rstrip()} --json"))
             assert [it["containerID"] for it in done["kept"]] == ["default-living"] and done["deleted"] == []
         assert containerd.exec("living", "ping", "-c", "1", OUTSIDE)
     finally:

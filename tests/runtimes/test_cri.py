@@ -96,7 +96,7 @@ def test_pods_that_start_while_containerd_is_killed_leave_nothing(world, contain
         cri.remove_all(but=survivor.id.pod_sandbox_id)
         for netns in set(world.left()["netns"]) - mine:
             world.run("ip", "netns", "delete", netns)
-        done = json.loads(world.run("fastcni", "gc", "k8s-pod-network"))
+        done = json.loads(world.run("fastcni", "gc", "k8s-pod-network", "--json"))
         assert [it["containerID"] for it in done["kept"]] == [survivor.id.pod_sandbox_id]
         assert eventually_slow(lambda: answers(world, 8199))
     assert world.residue(before, but="processes") == ""         # containerd 1.6 loses shims that were starting
@@ -110,7 +110,8 @@ def test_host_ports_work_again_after_a_flush(world, cri, mode):
         world.run("nft", "flush", "ruleset")
         if mode == "one-shot":
             assert not answers(world, 8300)
-            assert json.loads(world.shell(page.commands("If rules are flushed")[0]))["failed"] == []
+            done = json.loads(world.shell(f"{page.commands('If rules are flushed')[0].rstrip()} --json"))
+            assert done["failed"] == []
         assert eventually_slow(lambda: answers(world, 8300) and answers(world, 8300, f"[{ADDRESS6}]"))
         assert world.residue(before) == ""
 

@@ -95,7 +95,7 @@ def test_flushed_rules_are_restored(world, podman, mode):
         world.run("nft", "flush", "ruleset")
         if mode == "one-shot":
             assert not answers(world, 8084)
-            done = json.loads(world.shell(page.commands("If rules are flushed")[0]))
+            done = json.loads(world.shell(f"{page.commands('If rules are flushed')[0].rstrip()} --json"))
             assert [done["attachments"], done["failed"]] == [1, []]
         assert eventually_slow(lambda: answers(world, 8084)) and podman.reaches("web", OUTSIDE)
         assert world.residue(before) == ""

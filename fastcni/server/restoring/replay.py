@@ -7,11 +7,13 @@ and so is a DEL. docs/server-restore.md; the states are those of restore_states.
 from __future__ import annotations
 
 import os
+from math import inf
 from threading import Thread
 from time import monotonic
 
 from fastcni.daemon.backoff import MAX_DELAY_S, Backoff
 from fastcni.kernel import netns
+from fastcni.kit.call import names
 from fastcni.server.restoring.restore_states import (
     BEGUN,
     ENDED,
@@ -103,7 +105,8 @@ class Replay:
         by, home = self.iptables.by, -1
         try:
             home = os.dup(self.home)
-            Thread(target=self._work, args=(run, home, gone, began, by), name="replay", daemon=True).start()
+            Thread(target=self._work, args=(run, home, gone, began, by, self.mirror.marks()), name="replay",
+                   daemon=True).start()
         except (OSError, RuntimeError) as e:    # no more descriptors, no more threads
             if home >= 0:
                 os.close(home)
@@ -113,12 +116,19 @@ class Replay:
             return monotonic() + MAX_DELAY_S
         return None
 
-    def _work(self, run, home, gone, began, by):
+    def _work(self, run, home, gone, began, by, marks):
+        """Replay all that was lost. If nothing was, and another firewall begins to filter, only attachments of fastcni
+        are let through: other plugins have their own rules for theirs, and do not delete ours."""
         started, outcome, again = monotonic(), "failed", True
+
+        def deleted_at(it: Attachment) -> float:
+            ours = gone or names.hashes(it.network, it.container_id, it.ifname).encode() in marks
+            return self.deleted_at(it) if ours else inf
+
         name_thread()
         try:
             with netns.inside(home):
-                done = run(self.deleted_at)
+                done = run(deleted_at)
             outcome = "failed" if done.failed else "done"
             again = any(each.plugin for each in done.failed)    # the others have damaged caches, which stay so
             self._report(done, gone, began, by, netns=netns.identity(home)[1],

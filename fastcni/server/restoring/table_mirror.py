@@ -198,6 +198,11 @@ class TableMirror:
         """Return whether any pod has something in the tables."""
         return any(elements for sets in self.present.values() for elements in sets.values())
 
+    def marks(self) -> bytes:
+        """Return text with the mark of each attachment that has something in the tables, or had it until a loss."""
+        return b"\n".join(element for tables in (self.present, self.lost) for sets in tables.values()
+                          for elements in sets.values() for element in elements.values())
+
     def recorded(self) -> dict[int, int]:
         """Return how many addresses of pods are let through iptables, {length of an address in bytes: number}."""
         store = forward_iptables.records()
