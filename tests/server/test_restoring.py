@@ -116,10 +116,14 @@ def test_every_pod_has_its_elements_after_flushes_while_pods_are_added_and_delet
     def ports():
         return sorted(port for (_, port), _ in elements("hostports4"))
 
+    def counts():
+        return [len(elements(*it)) for it in (("pods4", "inet"), ("bound4", "bridge"), ("guarded", "bridge"),
+                                              ("hostport-pods", "inet"))]
+
     assert eventually(lambda: ports() == sorted(stay), 5), f"{ports()} {sorted(stay)} {server.log_text()}"
+    assert eventually(lambda: counts() == [len(stay)] * 4, 5), f"{counts()} {server.log_text()}"    # a table at a time
     time.sleep(LONG_ENOUGH)
-    for name, family in (("pods4", "inet"), ("bound4", "bridge"), ("guarded", "bridge"), ("hostport-pods", "inet")):
-        assert len(elements(name, family)) == len(stay), name
+    assert counts() == [len(stay)] * 4
 
 
 def test_a_thousand_pods_are_restored(server, net, pod):
