@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from fastcni.cli.addresses import http_address
+from fastcni.cli.options.addresses import http_address
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

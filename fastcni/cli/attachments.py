@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from fastcni.cli import completion
-from fastcni.cli.node_options import node_command
+from fastcni.cli.options import completion
+from fastcni.cli.options.node import node_command
 from fastcni.cli.text import inventory
 from fastcni.cli.text.output import put_document
 from fastcni.node.attachments import documents

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import click
 
 import fastcni
-from fastcni.cli import completion
-from fastcni.cli.settings import BIN_DIR_HELP, Settings, network_command, plugin_dirs
+from fastcni.cli.options import completion
+from fastcni.cli.options.settings import BIN_DIR_HELP, Settings, network_command, plugin_dirs
 from fastcni.cli.text import reports, show
 from fastcni.cli.text.output import cni_as_text, json_option, put, put_document, put_lines
 from fastcni.runtime import CNI, Report

@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from fastcni.cli.node_options import node_command
-from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs
+from fastcni.cli.options.node import node_command
+from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs
 from fastcni.cli.text.inventory import put, put_row
 from fastcni.cli.text.output import printable, put_document
 from fastcni.daemon.listening import PATH

@@ -2,8 +2,8 @@
 
 import click
 
-from fastcni.cli import completion
-from fastcni.cli.node_options import node_command
+from fastcni.cli.options import completion
+from fastcni.cli.options.node import node_command
 from fastcni.cli.text import inventory
 from fastcni.cli.text.output import put_document
 from fastcni.kit.call.similar import meant_id

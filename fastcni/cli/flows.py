@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastcni.cli import completion
+from fastcni.cli.options import completion
+from fastcni.cli.options.server import asking
 from fastcni.cli.selftest import interrupt
 from fastcni.cli.text.flows import Document, line
 from fastcni.daemon.listening import PATH
@@ -113,13 +114,8 @@ def kept(path: str) -> list[Document]:
     """Return what the server at a socket has kept, the oldest first. Raises CniError."""
     from fastcni.flows import kept as flows_kept
 
-    try:
+    with asking(path, "`fastcni flows --follow` needs none; `fastcni serve --flows` keeps flows"):
         found = flows_kept.ask(path)
-    except (FileNotFoundError, ConnectionRefusedError) as e:
-        raise CniError(errors.IO_FAILURE, f"no server listens at {path}",
-                       "`fastcni flows --follow` needs none; `fastcni serve --flows` keeps flows") from e
-    except OSError as e:
-        raise CniError(errors.IO_FAILURE, f"ask the server at {path}: {e.strerror or e}") from e
     if found is None:
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the server at {path} keeps no flows",
                        "start it with `fastcni serve --flows`, or follow them: `fastcni flows --follow`")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs
+from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs
 from fastcni.cli.text.output import json_option, printable, put, put_document
 from fastcni.runtime import fusing
 from fastcni.spec import json

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import click
 
-from fastcni.cli.settings import Settings, network_command
+from fastcni.cli.options.settings import Settings, network_command
 from fastcni.cli.text import reports
 from fastcni.cli.text.output import printable, put_document
 from fastcni.runtime import GcReport, collect

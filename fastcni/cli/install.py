@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcni.cli import completion
+from fastcni.cli.options import completion
 from fastcni.cli.text.output import json_option, printable, put_document
 from fastcni.cli.text.show import wrapped
 from fastcni.node.checks.findings import plural

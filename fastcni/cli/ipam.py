@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from fastcni.cli.node_options import node_command
+from fastcni.cli.options.node import node_command
 from fastcni.cli.text import inventory
 from fastcni.cli.text import ipam as ipam_text
 from fastcni.cli.text.output import Group, printable, put_document

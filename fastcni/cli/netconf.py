@@ -5,7 +5,7 @@ from dataclasses import asdict
 import click
 
 from fastcni.cli import plan
-from fastcni.cli.settings import Settings, network_command
+from fastcni.cli.options.settings import Settings, network_command
 from fastcni.cli.text import show
 from fastcni.cli.text.output import cni_as_text, put_document
 from fastcni.runtime.validate import Finding, validate

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastcni import plugins, third_party
-from fastcni.cli import completion
+from fastcni.cli.options import completion
 from fastcni.cli.text.output import json_option, printable, put_document
 from fastcni.kit.call.similar import meant
 from fastcni.runtime import CniError

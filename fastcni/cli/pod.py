@@ -10,8 +10,8 @@ from typing import IO, Any
 
 import click
 
-from fastcni.cli import completion
-from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs, warn
+from fastcni.cli.options import completion
+from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.output import Group, json_option, printable, put_document
 from fastcni.runtime import (
     CNI,

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from fastcni.agent.peer_list import FOLDER
-from fastcni.cli import completion
-from fastcni.cli.settings import BIN_DIR_HELP, plugin_dirs, warn
+from fastcni.cli.options import completion
+from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.output import json_option, printable, put_document
 from fastcni.daemon.listening import PATH
 from fastcni.node import confs, server_process

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcni.cli.addresses import http_address, otlp_url
+from fastcni.cli.options.addresses import http_address, otlp_url
 from fastcni.server.cpu_latency import DEFAULT_S
 from fastcni.server.records.history import DEFAULT_SIZE
 from fastcni.spec import errors

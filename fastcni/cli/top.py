@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from fastcni.cli.options.server import asking
 from fastcni.cli.text.output import put_document
 from fastcni.cli.text.terminal import ENTER, ERASE, ESCAPE, Terminal
 from fastcni.cli.text.top import SORTS, View, frame
@@ -81,13 +82,8 @@ class Source(activity_source.Source):
 
     def poll(self) -> None:
         """Read what is new. Raises CniError: the server cannot be asked."""
-        try:
+        with asking(self.path, "start it: `systemctl start fastcni.socket`, or `fastcni serve`"):
             super().poll()
-        except (FileNotFoundError, ConnectionRefusedError) as e:
-            raise CniError(errors.IO_FAILURE, f"no server listens at {self.path}", "start it: `systemctl start "
-                           "fastcni.socket`, or `fastcni serve`") from e
-        except OSError as e:
-            raise CniError(errors.IO_FAILURE, f"ask the server at {self.path}: {e.strerror or e}") from e
 
 
 def watch(source: Source, view: View, console: Console, interval: float) -> None:

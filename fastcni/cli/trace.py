@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from fastcni.cli import completion
+from fastcni.cli.options import completion
+from fastcni.cli.options.server import asking
 from fastcni.cli.text.output import printable
 from fastcni.daemon.listening import PATH
 from fastcni.kit.call.similar import meant_id
@@ -143,13 +144,9 @@ def next_answer(path: str, after: int, wire: bool) -> dict[str, Any]:
 
 def ask(path: str, after: int | None, limit: int = history.MAX_LIMIT, wire: bool = False) -> dict[str, Any]:
     """The answer of the server at a socket, see server/records/history.py. Raises CniError without one."""
-    try:
+    with asking(path, "start it: `systemctl start fastcni.socket`, or `fastcni serve`. Requests without a server are "
+                      "in the log only"):
         found = history.ask(path, after, limit, wire=wire)
-    except (FileNotFoundError, ConnectionRefusedError) as e:
-        raise CniError(errors.IO_FAILURE, f"no server listens at {path}", "start it: `systemctl start fastcni.socket`, "
-                       "or `fastcni serve`. Requests without a server are in the log only") from e
-    except OSError as e:
-        raise CniError(errors.IO_FAILURE, f"ask the server at {path}: {e.strerror or e}") from e
     if found is None:
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the server at {path} keeps no history of its requests",
                        "is it of an older version, or was it started with --history 0?")

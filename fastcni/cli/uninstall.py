@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcni.cli.install import BIN_DIR, by_program, program_documents
-from fastcni.cli.node_options import node_command
-from fastcni.cli.settings import plugin_dirs
+from fastcni.cli.options.node import node_command
+from fastcni.cli.options.settings import plugin_dirs
 from fastcni.cli.text.output import printable, put_document
 from fastcni.cli.text.show import wrapped
 from fastcni.node.checks.findings import plural

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastcni.cli.node_options import node_command
+from fastcni.cli.options.node import node_command
 from fastcni.cli.text.output import printable, put_document
 from fastcni.node.attachments.inventory import Places, collect
 from fastcni.spec import address as addresses

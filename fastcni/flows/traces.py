@@ -74,7 +74,7 @@ class Traces:
     which rules of policies it passes, and these. One packet of each such flow is traced in a second."""
 
     def __init__(self) -> None:
-        self.followed: dict[bytes, Followed] = {}
+        self.followed: dict[int, Followed] = {}
         self.allowed: dict[Packet, tuple[float, list[tuple[str, int]]]] = {}
 
     def note(self, it: Trace) -> Drop | Asking | None:
@@ -90,7 +90,7 @@ class Traces:
         if it.verdict == nft.NF_DROP:
             del self.followed[it.id]
             return Drop(followed.packet, it.family, it.table, it.chain, followed.base)
-        if it.verdict == nft.NF_ACCEPT and it.rule and it.family == FAMILY and it.table == TABLE:
+        if it.verdict == nft.NF_ACCEPT and it.handle and it.family == FAMILY and it.table == TABLE:
             self._allow(followed, it)
         return None
 
@@ -109,7 +109,7 @@ class Traces:
     def _allow(self, followed, it):
         if it.chain == followed.base:       # not of a policy: the pod's own lease, and so on
             return
-        followed.allowed.append((it.chain, it.rule))
+        followed.allowed.append((it.chain, it.handle))
         if len(self.allowed) >= MAX_PACKETS:
             self.allowed.clear()
         self.allowed[followed.packet._replace(source_port=None)] = monotonic() + ALLOWED_S, followed.allowed

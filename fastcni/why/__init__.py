@@ -6,7 +6,7 @@
     probe        one real packet from the pod's namespace, and what came back
     inject       one real packet into a link of the node, as if it came from an outside address
     echo         echo requests as long as the MTU
-    nft_trace    a table that marks packets, and the kernel's trace messages about them
+    tracer       a table that marks packets, and the kernel's trace messages about them
     spy          the trace of the packet in each namespace, and how far it came
     packet_path  the kernel's answers on routes, neighbours, bridge ports and conntrack
     links        hops on links: the pod's link, the host's end, the bridge and its port, neighbours, FDB

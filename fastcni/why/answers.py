@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from fastcni.kernel import conntrack, uapi, wire
+from fastcni.kernel import conntrack, nft_trace, uapi, wire
 from fastcni.kernel.rtnl import family_of
 from fastcni.node.attachments import listeners
 from fastcni.node.attachments.records import Inventory
 from fastcni.spec import address as addresses
-from fastcni.why import echo, firewalls, links, nft_trace, packet_path
+from fastcni.why import echo, firewalls, links, packet_path
 from fastcni.why.ends import NODE, OUTSIDE, POD, End, own_addresses
 from fastcni.why.path import Path, setting
 from fastcni.why.probe import CONNECTED, REFUSED

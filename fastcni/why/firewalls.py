@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 
-from fastcni.kernel import nft, nft_rules, process, uapi, wire
+from fastcni.kernel import nft, nft_rules, nft_trace, process, uapi, wire
+from fastcni.kernel.nft_trace import Trace
 from fastcni.kit.firewall import rulesets
 from fastcni.kit.firewall.iptables import USUAL_PATH
-from fastcni.node.attachments.iptables import installed
+from fastcni.node.attachments.iptables import comment_of, installed
 from fastcni.spec import address as addresses
-from fastcni.why import legacy, nft_trace, owners
+from fastcni.why import legacy, owners, tracer
 from fastcni.why.ends import End
 from fastcni.why.path import Path
 from fastcni.why.records import Fault
@@ -72,7 +73,7 @@ def hop_name(seen: Seen, table: str) -> str:
         return "policy"
     if seen.where != ON_NODE:
         return "pod firewall" if seen.where == SOURCE else "target firewall"
-    if seen.arp or seen.event.family == nft_trace.NFPROTO_ARP:
+    if seen.arp or seen.event.family == tracer.NFPROTO_ARP:
         return "ARP chains"
     if seen.event.family == nft.NFPROTO_NETDEV:
         return "netdev chains"
@@ -138,7 +139,7 @@ def read_rule(end: End | None, seen: Seen) -> Text:
     return end.inside(read) if end else read()
 
 
-def of_nft(event: nft_trace.Event, comment: str, chains: tuple[str, ...]) -> Text:
+def of_nft(event: Trace, comment: str, chains: tuple[str, ...]) -> Text:
     """Return a rule as nft prints it; without nft its handle."""
     family = nft.FAMILIES.get(event.family, "arp")
     where = f"{family} {event.table} {event.chain}"
@@ -152,7 +153,7 @@ def of_nft(event: nft_trace.Event, comment: str, chains: tuple[str, ...]) -> Tex
     return Text(text, comment, f"nft delete rule {where} handle {event.handle}", chains, "nft")
 
 
-def of_iptables(event: nft_trace.Event, at: int, count: int, chains: tuple[str, ...]) -> Text | None:
+def of_iptables(event: Trace, at: int, count: int, chains: tuple[str, ...]) -> Text | None:
     """Return a rule as iptables-nft prints it. at: the rule's place in its chain, of `count`. None: the table is not of
     iptables."""
     program = f"{COMPAT[event.family]}-nft"
@@ -169,15 +170,6 @@ def of_iptables(event: nft_trace.Event, at: int, count: int, chains: tuple[str, 
 
 def removal(program: str, table: str, line: str) -> str:
     return f"{program} {f'-t {table} ' if table != 'filter' else ''}-D {line.removeprefix('-A ')}"
-
-
-def comment_of(line: str) -> str:
-    """Return the comment of a rule as iptables-save prints it, "" without one."""
-    try:
-        words = shlex.split(line)
-    except ValueError:
-        return ""
-    return words[words.index("--comment") + 1] if "--comment" in words[:-1] else ""
 
 
 def output(program: str, *words: str) -> list[str]:
@@ -221,7 +213,7 @@ def by_counters(path: Path, hook: str, *, reply: bool) -> Fault | None:
 
 def legacy_seen(table: str, chain: str, hook: str, reply: bool) -> Seen:
     """Return a drop of legacy iptables in the form of a trace message."""
-    event = nft_trace.Event(bytes((nft.NFPROTO_IPV4, 0, 0, 0)))
+    event = Trace(bytes((nft.NFPROTO_IPV4, 0, 0, 0)))
     event.table, event.chain = table, chain
     return Seen(ON_NODE, reply, hook, event)
 

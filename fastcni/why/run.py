@@ -16,7 +16,6 @@ from fastcni.spec.errors import CniError
 from fastcni.why import answers, ends, firewalls, legacy, links, packet_path, routes
 from fastcni.why.ends import NODE, OUTSIDE, POD, End
 from fastcni.why.inject import Injected
-from fastcni.why.nft_trace import Match
 from fastcni.why.path import Path
 from fastcni.why.probe import CONNECTED, REFUSED, SILENT, Probe
 from fastcni.why.records import Fault, Report
@@ -37,6 +36,7 @@ from fastcni.why.spy import (
     TARGET,
     Spy,
 )
+from fastcni.why.tracer import Match
 
 FIRST_WAIT_S, REPEAT_S = 0.4, 0.9       # for an answer; until the kernel has sent TCP's first packet again
 SETTLE_S = 0.05                         # for what the trace still shows of a packet that was refused

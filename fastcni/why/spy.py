@@ -10,8 +10,9 @@ from itertools import count
 from typing import TypeVar
 
 from fastcni.kernel import nft
+from fastcni.kernel.nft_trace import Trace
 from fastcni.selftest import namespaces
-from fastcni.why.nft_trace import NFPROTO_ARP, Event, Match, Tracer
+from fastcni.why.tracer import NFPROTO_ARP, Match, Tracer
 
 SOURCE, ON_NODE, TARGET = "source", "node", "target"            # where a packet was seen
 
@@ -41,7 +42,7 @@ class Seen:
     where: str
     reply: bool
     hook: str
-    event: Event
+    event: Trace
     arp: bool = False
 
 
@@ -96,7 +97,7 @@ class Spy:
             for event in place.tracer.read():
                 self._note(where, place, event)
 
-    def _note(self, where: str, place: Place, event: Event) -> None:
+    def _note(self, where: str, place: Place, event: Trace) -> None:
         if event.network:               # the first message of a chain has the packet's headers
             place.arps[event.id] = event.family == NFPROTO_ARP or event.network[:4] == ETHERNET_IPV4
         if len(event.transport) >= 4:
@@ -147,7 +148,7 @@ class Spy:
         first = (it for it in drops if not it.reply and (it.where != ON_NODE or not reached))
         return next(first, None) or next((it for it in drops if it.reply), None)
 
-    def is_own(self, event: Event) -> bool:
+    def is_own(self, event: Trace) -> bool:
         """Return whether a message is of one of the spy's own tables."""
         return event.table.startswith(f"{self.table}-")
 

@@ -9,7 +9,7 @@ import pytest
 from real_kernel.node import links, run
 from real_kernel.uplink import MAC, add_uplink, conf_of, device, naming
 
-from fastcni.kernel import sysfs
+from fastcni.kernel.devices import sysfs
 
 PCI, SF, PATH = "0000:5e:00.1", "mlx5_core.sf.4", "devices/pci0000:5d/0000:5e:00.1"
 DPDK = ("vfio-pci", "uio_pci_generic", "igb_uio")

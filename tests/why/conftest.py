@@ -12,6 +12,7 @@ import subprocess
 import uuid
 
 import pytest
+from node.conftest import Answer
 
 from fastcni.cli import entry_point
 from fastcni.runtime import CNI, RuntimeConf
@@ -110,15 +111,6 @@ class World:
             netns, text = self.names[text[0].lower()], text[3:]
         with Inside(netns):
             run("sh", "-c", self.say(text))
-
-
-class Answer:
-    def __init__(self, status, out, err):
-        self.status, self.out, self.err = status, out, err
-
-    @property
-    def document(self):
-        return json.loads(self.out)
 
 
 @pytest.fixture(scope="module")

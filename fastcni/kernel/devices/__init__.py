@@ -1,1 +1,1 @@
-"""Links of a single kind: TAP devices, vxlan, WireGuard."""
+"""Links of a single kind: TAP devices, vxlan, WireGuard; the devices of the machine, from /sys."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fastcni.kernel import sysfs, uapi
+from fastcni.kernel import uapi
+from fastcni.kernel.devices import sysfs
 from fastcni.kit.call.conf import read_mac
 from fastcni.kit.links import find
 from fastcni.spec import errors
@@ -122,8 +123,8 @@ def first(sock: Socket, field: str, value: object) -> Link | None:
 def first_of(sock: Socket, *folders: str) -> Link | None:
     """Return the first link that `net` folders below /sys list, or None.
 
-    /sys may be of another namespace than the socket, see kernel/sysfs.py. A link that has such a name by chance has
-    another MAC.
+    /sys may be of another namespace than the socket, see kernel/devices/sysfs.py. A link that has such a name by chance
+    has another MAC.
     """
     for folder in folders:
         for name in sysfs.names(folder):

@@ -105,8 +105,8 @@ class Replay:
         by, home = self.iptables.by, -1
         try:
             home = os.dup(self.home)
-            Thread(target=self._work, args=(run, home, gone, began, by, self.mirror.marks()), name="replay",
-                   daemon=True).start()
+            marks = b"" if gone else self.mirror.marks()
+            Thread(target=self._work, args=(run, home, gone, began, by, marks), name="replay", daemon=True).start()
         except (OSError, RuntimeError) as e:    # no more descriptors, no more threads
             if home >= 0:
                 os.close(home)

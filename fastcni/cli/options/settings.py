@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fastcni.cli import completion
+from fastcni.cli.options import completion
 from fastcni.cli.text.output import json_option, printable
 from fastcni.runtime import CNI, NetworkList, RuntimeConf
 from fastcni.runtime.cni import DEFAULT_CONF_DIR, DEFAULT_PLUGIN_DIRS

@@ -2,13 +2,14 @@
 
 The table belongs to its socket (NFT_TABLE_F_OWNER), so the kernel deletes it when the process ends, however it ends.
 Its chains are the first and the last ones of each hook. So a trace also shows a packet that something other than
-nftables drops between these two. Names and layouts: include/uapi/linux/netfilter/nf_tables.h.
+nftables drops between these two.
 """
 
 from __future__ import annotations
 
-from fastcni._netlink import Batch, attributes
-from fastcni.kernel import nft, nft_rules, uapi, wire
+from fastcni._netlink import Batch
+from fastcni.kernel import nft, nft_rules, nft_trace, uapi, wire
+from fastcni.kernel.nft_trace import Trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
 
     Part = tuple[int, dict[str, int], str]      # NFPROTO_*, hooks, device of netdev
 
-NFNLGRP_NFTRACE = 9             # linux/netfilter/nfnetlink.h
-NFT_MSG_TRACE = (nft.NFNL_SUBSYS_NFTABLES << 8) + 17
-(NFTA_TRACE_TABLE, NFTA_TRACE_CHAIN, NFTA_TRACE_RULE_HANDLE, NFTA_TRACE_TYPE, NFTA_TRACE_VERDICT, NFTA_TRACE_ID,
- NFTA_TRACE_LL_HEADER, NFTA_TRACE_NETWORK_HEADER, NFTA_TRACE_TRANSPORT_HEADER, NFTA_TRACE_IIF) = range(1, 11)
-NFTA_TRACE_OIF, NFTA_TRACE_POLICY = 12, 16
-NFT_TRACETYPE_POLICY, NFT_TRACETYPE_RETURN, NFT_TRACETYPE_RULE = 1, 2, 3
-NFT_META_NFTRACE = 12
 NFPROTO_ARP = 3
 
 FIRST, LAST = "first", "last"
@@ -33,7 +27,7 @@ HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 
 DEVICE_HOOKS = {"ingress": 0, "egress": 1}      # of netdev; egress since Linux 5.16
 COMMENT = "fastcni why: deleted when the command ends"
 BUFFER_BYTES = 4 << 20          # for trace messages
-ETHER_TYPES = {4: 0x0800, 16: 0x86DD}           # by length of an address
+ETHER_TYPES = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}       # by length of an address
 
 
 class Match:
@@ -60,46 +54,9 @@ class Match:
         return tuple(found)
 
 
-def set_trace() -> tuple[Expression, ...]:
-    """meta nftrace set 1: NFTA_IMMEDIATE_DREG 1, _DATA 2; NFTA_META_KEY 2, _SREG 3"""
-    return (("immediate", lambda b: b.be32(1, nft_rules.NFT_REG_1).nest(2).raw(nft.NFTA_DATA_VALUE, b"\1").end()),
-            ("meta", lambda b: b.be32(2, NFT_META_NFTRACE).be32(3, nft_rules.NFT_REG_1)))
-
-
 def arp_expressions() -> tuple[Expression, ...]:
     """meta protocol arp meta nftrace set 1"""
-    return *nft_rules.ether_type(0x0806), *set_trace()
-
-
-class Event:
-    """One trace message.
-
-    id: of the packet. family: NFPROTO_* of the table. kind: NFT_TRACETYPE_*. handle: of the rule. verdict: NF_* or
-    NFT_*, the policy of a base chain for NFT_TRACETYPE_POLICY. iif, oif: indexes of links, 0 if not known. network,
-    transport: the first bytes of the packet's headers, b"" if the message has none.
-    """
-
-    __slots__ = ("chain", "family", "handle", "id", "iif", "kind", "network", "oif", "table", "transport", "verdict")
-
-    def __init__(self, payload: bytes) -> None:
-        found = attributes(payload, 4)
-
-        def number(kind: int) -> int:
-            return int.from_bytes(found.get(kind, b""), "big")
-
-        self.family = nft.read_family(payload)
-        self.id, self.kind, self.handle = number(NFTA_TRACE_ID), number(NFTA_TRACE_TYPE), number(NFTA_TRACE_RULE_HANDLE)
-        self.table, self.chain = (nft.as_text(found.get(kind, b"")) for kind in (NFTA_TRACE_TABLE, NFTA_TRACE_CHAIN))
-        verdict = attributes(found.get(NFTA_TRACE_VERDICT, b"")).get(nft.NFTA_VERDICT_CODE, b"")
-        of_policy = self.kind == NFT_TRACETYPE_POLICY
-        self.verdict = number(NFTA_TRACE_POLICY) if of_policy else int.from_bytes(verdict, "big")
-        self.iif, self.oif = number(NFTA_TRACE_IIF), number(NFTA_TRACE_OIF)
-        self.network = found.get(NFTA_TRACE_NETWORK_HEADER, b"")
-        self.transport = found.get(NFTA_TRACE_TRANSPORT_HEADER, b"")
-
-    @property
-    def drops(self) -> bool:
-        return self.kind in (NFT_TRACETYPE_RULE, NFT_TRACETYPE_POLICY) and self.verdict == nft.NF_DROP
+    return *nft_rules.ether_type(uapi.ETH_P_ARP), *nft_rules.set_nftrace(True)
 
 
 class Tracer:
@@ -113,7 +70,7 @@ class Tracer:
     def __init__(self, table: str, *, bridge: bool = False, devices: Iterable[str] = ()) -> None:
         self.table = table
         self.chains: list[tuple[int, str]] = []
-        self.events = wire.open_socket(uapi.NETLINK_NETFILTER, (NFNLGRP_NFTRACE,))
+        self.events = wire.open_socket(uapi.NETLINK_NETFILTER, (nft_trace.NFNLGRP_NFTRACE,))
         try:
             wire.set_buffer_size(self.events, BUFFER_BYTES)
             self.owner = wire.open_socket(uapi.NETLINK_NETFILTER)
@@ -171,7 +128,8 @@ class Tracer:
         for family, chain in self.chains:
             if family != NFPROTO_ARP:
                 for match in matches:
-                    nft_rules.add_rule(batch, family, self.table, chain, *match.expressions(), *set_trace())
+                    nft_rules.add_rule(batch, family, self.table, chain, *match.expressions(),
+                                       *nft_rules.set_nftrace(True))
             if arp and family in (NFPROTO_ARP, nft.NFPROTO_BRIDGE):
                 nft_rules.add_rule(batch, family, self.table, chain, *arp_expressions())
         wire.exchange(self.owner, nft.stop(batch))
@@ -183,9 +141,9 @@ class Tracer:
                            nft_rules.drop())
         wire.exchange(self.owner, nft.stop(batch))
 
-    def read(self) -> Iterator[Event]:
+    def read(self) -> Iterator[Trace]:
         """Yield the messages that wait. Raises OSError."""
-        found: list[Event] = []
-        wire.drain(self.events, lambda kind, payload: found.append(Event(payload)) if kind == NFT_MSG_TRACE else None,
-                   lambda: None)
+        found: list[Trace] = []
+        wire.drain(self.events, lambda kind, payload: found.append(Trace(payload)) if kind == nft_trace.NFT_MSG_TRACE
+                   else None, lambda: None)
         yield from found
