@@ -15,8 +15,8 @@ HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}             # bytes of IP an
 
 
 def arrives(namespace: int, address: str, packet_bytes: int) -> bool:
-    """Return whether a host answers an echo request of this size, or whether the kernel has learned that it is too
-    long, which TCP heeds."""
+    """Return whether a host answers an echo request of this size. True also if the kernel has learned that the size is
+    too large for the path: TCP then sends smaller packets."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     request, reply = icmp.ECHO[family]
     sock = namespaces.in_thread(lambda: namespaces.call(namespace, lambda: socket.socket(

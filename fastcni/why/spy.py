@@ -168,7 +168,7 @@ def stage(it: Seen) -> int:
 
 
 def in_namespace(namespace: int, function: Callable[[], Answer]) -> Answer:
-    """Call a function in a namespace, in a thread of its own. What it opens stays there."""
+    """Call a function in a namespace, in a thread of its own. Its sockets belong to the namespace."""
     return namespaces.in_thread(lambda: namespaces.call(namespace, function))
 
 
