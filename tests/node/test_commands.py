@@ -3,6 +3,7 @@
 
 import re
 
+import namespace_files
 import pytest
 from node.conftest import LIST
 
@@ -22,7 +23,9 @@ def three(folders):
     folders.configure()
     folders.cached("web1", netns="/proc/self/ns/net", result={"cniVersion": "1.0.0", "ips": [
         {"address": "10.88.0.2/24"}, {"address": "fd00:88:1111:2222:3333:4444:5555:6666/64"}]})
+    folders.data.mkdir()                    # a directory that is younger than the ADD would prove nothing
     folders.cached(LONG_ID, netns=str(folders.data / "gone"), network="a-network-with-a-rather-long-name")
+    namespace_files.end(folders.data / "gone")
     folders.hold("10.88.0.9", "lost\r\neth0")
     return folders
 
