@@ -60,7 +60,7 @@ demo-nodes: $(INSTALLED)
 
 test: setup
 	@sh tests/setup-peer.sh
-	LANE=host $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable
+	LANE=host $(BIN)/python -m pytest $(RERUNS) -n $(WORKERS) --dist worksteal --benchmark-disable
 
 test-toolchains: setup
 	@sh tests/setup-peer.sh aarch64-linux-gnu-gcc qemu-aarch64-static clang
@@ -75,20 +75,20 @@ test-runtimes: setup
 	@sh tests/setup-peer.sh bridge iptables nft ip containerd runc podman busybox
 	@$(BIN)/python -c 'import grpc_tools' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,test-runtimes]'
-	LANE=runtimes $(BIN)/python -m pytest tests/runtimes
+	LANE=runtimes $(BIN)/python -m pytest $(RERUNS) tests/runtimes
 
 test-cluster: setup
 	@sh tests/setup-peer.sh etcd etcdctl openssl ip ping dnsmasq kea-dhcp4 bird vtysh faketime
 	@$(BIN)/python -c 'import kmock' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,test-kubernetes]'
-	LANE=cluster $(BIN)/python -m pytest -n 2 --dist worksteal tests/cluster
+	LANE=cluster $(BIN)/python -m pytest $(RERUNS) -n 2 --dist worksteal tests/cluster
 
 test-observability: setup
 	@sh tests/setup-peer.sh
 	@sh tests/setup-peer.sh prometheus promtool tmux chromium
 	@$(BIN)/python -c 'import opentelemetry.exporter.otlp.proto.http' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,otel]'
-	LANE=observability $(BIN)/python -m pytest -n 2 --dist worksteal tests/observability
+	LANE=observability $(BIN)/python -m pytest $(RERUNS) -n 2 --dist worksteal tests/observability
 
 screenshots: setup
 	@sh tests/setup-peer.sh prometheus promtool tmux chromium
@@ -99,7 +99,7 @@ test-packages: setup
 	@sh tests/setup-peer.sh debootstrap dpkg-buildpackage lintian podman runc patchelf shellcheck
 	@$(BIN)/python -c 'import kubernetes_validate' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,test-packages]'
-	LANE=packages $(BIN)/python -m pytest tests/packages
+	LANE=packages $(BIN)/python -m pytest $(RERUNS) tests/packages
 
 test-faults: setup
 	@sh tests/setup-peer.sh

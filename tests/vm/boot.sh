@@ -10,7 +10,7 @@ if [ $# = 0 ]; then
     lane="vm $(.venv/bin/python tests/features.py)"
     chosen=$(.venv/bin/python tests/vm/chosen.py .lanes/host.json)
     # shellcheck disable=SC2086
-    set -- ${chosen:-tests benchmarks} -n 2 --dist worksteal --durations=10
+    set -- ${chosen:-tests benchmarks} ${RERUNS:-} -n 2 --dist worksteal --durations=10
 fi
 
 mkdir -p .lanes
