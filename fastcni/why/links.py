@@ -188,6 +188,15 @@ def own(sock: wire.Socket) -> list[tuple[str, Address]]:
     return [(link.name, it) for link in find.all_links(sock) for it in find.addresses(sock, link.index)]
 
 
+def asks_for_mac(path: Path) -> bool:
+    """Return whether the source pod's kernel is asking for the MAC of its next hop. It asks once a second, so the next
+    packet may wait that long."""
+    if path.source.kind != POD or path.source.link is None or path.pod_way.errno:
+        return False
+    found = packet_path.neighbour(path.source.sock, path.source.link.index, path.pod_way.gateway or path.asked)
+    return bool(found and found.state & packet_path.NUD_INCOMPLETE)
+
+
 def pod_neighbour(path: Path) -> Fault | None:
     """The source pod knows the MAC of its next hop, and the right one."""
     if path.source.kind != POD or path.source.link is None or path.pod_way.errno:

@@ -39,6 +39,7 @@ from fastcni.why.spy import (
 from fastcni.why.tracer import Match
 
 FIRST_WAIT_S, REPEAT_S = 0.4, 0.9       # for an answer; until the kernel has sent TCP's first packet again
+NEXT_REQUEST_S = 1.1                    # until the kernel asks for a MAC again, which it does once a second
 SETTLE_S = 0.05                         # for what the trace still shows of a packet that was refused
 MAC_BYTES = 6
 ALWAYS = 1000                           # the progress of no packet
@@ -188,9 +189,12 @@ def attempt(path: Path, opened: ExitStack) -> None:
     spy.routed = path.source.kind == POD and path.source.bridge is not None and not path.direct
     mark(path)
     path.before = legacy.read(path.v6)
+    waits_for_mac = links.asks_for_mac(path)
     probe.send()
     probe.wait(FIRST_WAIT_S, partial(decided, spy))
     path.flow = flow_of(path)
+    if waits_for_mac and probe.outcome == SILENT and not spy.dropped_arp():
+        probe.wait(NEXT_REQUEST_S, lambda: decided(spy) or spy.dropped_arp() is not None)
     if probe.outcome == SILENT and not decided(spy) and not arrived(path) and worth_waiting(path):
         mark_answers(path)
         probe.again()

@@ -122,7 +122,8 @@ def test_restores_are_counted(measured, net, pod):
     assert scrape(server).value("fastcni_restored_elements_total") >= 2
 
 
-@pytest.mark.parametrize("failed, outcome", [((), "done"), (("one",), "failed"), (OSError, "failed")])
+@pytest.mark.parametrize("failed, outcome", [((), "done"), ((SimpleNamespace(plugin="firewall"),), "failed"),
+                                             (OSError, "failed")])
 def test_replays_are_counted(make_watch, failed, outcome):
     def replay(_):
         if failed is OSError:

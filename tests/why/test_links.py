@@ -47,6 +47,11 @@ ARP_FLUSH = ("ip neigh flush all", "A: ip neigh flush all", "B: ip neigh flush a
     Case("a chain drops ARP", OUT, ["nft add table bridge f", "nft 'add chain bridge f c { type filter hook input "
          "priority 0; }'", "nft add rule bridge f c ether type arp drop", *ARP_FLUSH], "ARP chains",
          "hand-written", "bridge f", undo=["nft delete table bridge f"]),
+    Case("a chain drops ARP, and the pod has just asked", OUT, [
+        "nft add table bridge f", "nft 'add chain bridge f c { type filter hook input priority 0; }'",
+        "nft add rule bridge f c ether type arp drop", *ARP_FLUSH,
+        "A: bash -c 'echo > /dev/udp/10.88.0.1/9'"], "ARP chains", "bridge f",
+        undo=["nft delete table bridge f"]),
 )
 def test_a_fault_of_a_link_is_named_and_mended(case, why, world, broken):
     check(case, why, world, broken)
