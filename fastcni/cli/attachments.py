@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import click
 
 from fastcni.cli.options import completion
 from fastcni.cli.options.node import node_command
 from fastcni.cli.text import inventory
-from fastcni.cli.text.output import put_document
+from fastcni.cli.text.output import printable, put_document
+from fastcni.kit.call.similar import meant
+from fastcni.node import confs
 from fastcni.node.attachments import documents
 from fastcni.node.attachments.adopt import FAILED
 from fastcni.node.attachments.adopt import adopt as run_adopt
 from fastcni.node.attachments.inspect import find, inspect_one
 from fastcni.node.attachments.inventory import Places, collect
-from fastcni.node.attachments.records import LOOPBACK, STATES
+from fastcni.node.attachments.records import LOOPBACK, STATES, Inventory
 
 
 @click.command(name="list")
@@ -33,6 +37,7 @@ def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], s
     unknown   nothing on this node tells which
     """
     found = collect(places)
+    warn_of_unknown(networks, found, places.conf_dir)
     chosen = [it for it in found.attachments if (everything or it.ifname != LOOPBACK)
               and (not networks or it.network in networks) and (not states or it.state in states)]
     if not as_json:
@@ -40,6 +45,17 @@ def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], s
     else:
         put_document({"attachments": [documents.attachment(it) for it in chosen],
                       "unowned": [documents.unowned(it) for it in found.unowned], "unseen": list(found.unseen)})
+
+
+def warn_of_unknown(networks: Iterable[str], found: Inventory, conf_dir: str) -> None:
+    """Warn of each name that neither a configuration nor an attachment has."""
+    known = {it.name for it in confs.networks(confs.read_quietly(conf_dir, []))} | {
+        it.network for it in found.attachments}
+    for name in networks:
+        if name not in known:
+            hint = meant(name, known)
+            click.echo(printable(f"no attachment or valid configuration has the network {name}"
+                                 f"{'; ' if hint else ''}{hint}"), err=True)
 
 
 @click.command(name="inspect")

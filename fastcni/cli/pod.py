@@ -13,6 +13,7 @@ import click
 from fastcni.cli.options import completion
 from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.output import Group, json_option, printable, put_document
+from fastcni.kit.call.similar import meant_id
 from fastcni.runtime import (
     CNI,
     Bandwidth,
@@ -101,6 +102,8 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
         for it in done:
             click.echo(printable(f"{it.ifname} of {container_id} in network {it.network} is detached"))
         click.echo(printable(f"pod {container_id}: networks detached {len(done)}"))
+        if not done:
+            put_similar(pods, container_id)
     else:
         put_document({"containerID": container_id,
                       "detached": [{"network": it.network, "ifname": it.ifname} for it in done]})
@@ -115,6 +118,8 @@ def show_status(pods: PodNetworks, container_id: str, check: bool, as_json: bool
     CHECK fails."""
     status = pods.pod_status(Pod(container_id), check=check)
     put_status(status, as_json)
+    if not status.interfaces:
+        put_similar(pods, container_id)
     return 1 if status.problems else 0
 
 
@@ -173,6 +178,12 @@ def read_port(text: str) -> HostPort:
         raise CniError(errors.INVALID_ENVIRONMENT, f"--publish: {json.quote(text)}: expected "
                        "[HOSTIP:]PORT:PODPORT[/PROTOCOL], such as 8080:80 or [::1]:53:53/udp")
     return HostPort(int(host_port), int(pod_port), protocol or "tcp", host_ip.strip("[]"))
+
+
+def put_similar(pods: PodNetworks, container_id: str) -> None:
+    """Suggest on stderr the pod whose id is similar."""
+    if similar := meant_id(container_id, [it.container_id for it in pods.cni.attachments()]):
+        click.echo(printable(similar), err=True)
 
 
 def put_status(status: PodStatus, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastcni.cli.options import completion
 from fastcni.cli.options.node import node_command
 from fastcni.cli.text.output import printable, put_document
 from fastcni.node.attachments.inventory import Places, collect
@@ -23,8 +24,8 @@ MAX_PORT = 65535
 
 
 @click.command()
-@click.argument("source", metavar="FROM")
-@click.argument("destination", metavar="TO:PORT")
+@click.argument("source", metavar="FROM", shell_complete=completion.pods)
+@click.argument("destination", metavar="TO:PORT", shell_complete=completion.pods)
 @click.option("--udp", is_flag=True, help="Send UDP instead of TCP.")
 @node_command
 def why(places: Places, as_json: bool, source: str, destination: str, udp: bool) -> int:
@@ -33,7 +34,7 @@ def why(places: Places, as_json: bool, source: str, destination: str, udp: bool)
     It also says whose rule that is, and what mends it.
 
     \b
-    fastcni why 8e4f2a 192.0.2.7:443        from a pod to an address; a pod, this node, or outside
+    fastcni why 8e4f2a 192.0.2.7:443        from a pod to any address
     fastcni why shop/web [2001:db8::7]:443  Kubernetes' name of the pod; IPv6
     fastcni why 10.88.0.2 c0ffee:80         from an address to a pod
     fastcni why --udp 8e4f2a 10.96.0.10:53  UDP

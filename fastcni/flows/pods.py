@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastcni.node.attachments import caches
 from fastcni.runtime.cache import Cache, read_file
+from fastcni.runtime.records import kubernetes_name
 from fastcni.spec.address import read_ip
 
 if TYPE_CHECKING:
@@ -98,10 +99,7 @@ def read(path: str) -> Iterator[tuple[bytes, Pod]]:
     if found is None:
         return
     sighting, cached = found
-    args = dict(cached.args)
-    name = args.get("K8S_POD_NAME", "")
-    if name:
-        name = f"{args.get('K8S_POD_NAMESPACE', '')}/{name}"
-    pod = Pod(name or sighting.container_id, sighting.network, sighting.container_id, sighting.links)
+    container = sighting.container_id
+    pod = Pod(kubernetes_name(cached.args) or container, sighting.network, container, sighting.links)
     for text in sighting.addresses:
         yield read_ip(text), pod

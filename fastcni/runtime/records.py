@@ -1,6 +1,6 @@
 """The records of the runtime library: configurations and attachments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,13 @@ class RuntimeConf:
     args: Sequence[tuple[str, str]] = ()
     capability_args: Mapping[str, Any] = field(default_factory=dict)
     cache_dir: str = ""
+
+
+def kubernetes_name(args: Iterable[tuple[str, str]]) -> str:
+    """Return "NAMESPACE/NAME" of the pod that CNI_ARGS name, "" without a name."""
+    found = dict(args)
+    name = found.get("K8S_POD_NAME")
+    return f"{found.get('K8S_POD_NAMESPACE', '')}/{name}" if name else ""
 
 
 @dataclass(frozen=True, slots=True)

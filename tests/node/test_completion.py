@@ -12,7 +12,9 @@ CASES = [
     ("fastcni inspect 8e", "8e4f2a"), ("fastcni explain 8e", "8e4f2a"), ("fastcni trace --past 8e", "8e4f2a"),
     ("fastcni pod down 8e", "8e4f2a"), ("fastcni pod up c1 /x --network n", "net1"), ("fastcni plugins bri", "bridge"),
     ("fastcni version fla", "flannel"), ("fastcni install --plugin por", "portmap"),
-    ("fastcni add net1 /x --container-id 8", "8e4f2a"), ("fastcni add q", ""), ("fastcni inspect q", "")]
+    ("fastcni add net1 /x --container-id 8", "8e4f2a"),
+    ("fastcni why 8e", "8e4f2a"), ("fastcni why sh", "shop/web"), ("fastcni why 8e4f2a shop", "shop/web"),
+    ("fastcni add q", ""), ("fastcni inspect q", "")]
 
 
 def completed(line, folders, conf_dir=""):
@@ -29,7 +31,7 @@ def completed(line, folders, conf_dir=""):
 @pytest.mark.parametrize("line, found", CASES)
 def test_a_name_is_completed(folders, line, found):
     folders.configure()
-    folders.cached("8e4f2a")
+    folders.cached("8e4f2a", cniArgs=[["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web"]])
     assert completed(line, folders) == found
 
 

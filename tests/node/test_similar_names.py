@@ -10,6 +10,7 @@ from fastcni.kit.call.similar import meant_id
 from fastcni.node.attachments import topology
 from fastcni.runtime import NotFound, PodNetworks
 from fastcni.spec.errors import CniError
+from fastcni.testing.namespaces import needs_root
 
 
 def details(capsys, *words):
@@ -52,6 +53,30 @@ def test_the_error_of_an_add_names_the_similar_plugin(folders, tmp_path, capsys)
 def test_a_container_id_or_its_beginning(text, suggested):
     found = meant_id(text, ["8e4f2a1b3c4d", "web-1"])
     assert found == (f'did you mean "{suggested}"?' if suggested else "")
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_network_of_a_list(folders, fastcni, form):
+    folders.configure()
+    answer = fastcni("list", "--network", "nett1", *form)
+    assert answer.status == 0 and 'has the network nett1; did you mean "net1"?' in answer.err
+    assert fastcni("list", "--network", "net1").err == ""
+
+
+@pytest.mark.parametrize("command, status", [("status", 1), ("down", 0)])
+def test_a_pod_of_pod_status_and_pod_down(folders, capsys, command, status):
+    folders.cached("web-1")
+    words = ["pod", command, "wep-1", "--conf-dir", str(folders.conf), "--cache-dir", str(folders.cache)]
+    assert entry_point.run(words) == status
+    assert capsys.readouterr().err == 'did you mean "web-1"?\n'
+
+
+@needs_root
+@pytest.mark.parametrize("text, suggested", [("wep-1", "web-1"), ("shop/wep", "shop/web")])
+def test_a_pod_of_why(folders, fastcni, text, suggested):
+    folders.cached("web-1", cniArgs=[["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web"]])
+    answer = fastcni("why", text, "192.0.2.1:80")
+    assert answer.status == 1 and f'did you mean "{suggested}"?' in answer.err
 
 
 @pytest.mark.parametrize("command", ["inspect", "explain"])

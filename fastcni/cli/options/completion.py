@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
 from fastcni.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from fastcni.runtime.records import Attachment
 
 
 def networks(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -24,13 +28,15 @@ def networks(ctx: click.Context, parameter: click.Parameter, incomplete: str) ->
 
 def containers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the ids of the containers in the result caches."""
-    from fastcni.runtime.cache import DEFAULT_DIR, Cache
+    return beginning([it.container_id for it in cached(ctx)], incomplete)
 
-    given = ctx.params.get("cache_dirs") or [ctx.params.get("cache_dir") or DEFAULT_DIR]
-    try:
-        return beginning([it.container_id for where in given for it in Cache(where).attachments()], incomplete)
-    except OSError:
-        return []
+
+def pods(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the ids of the containers in the result caches, and NAMESPACE/NAME of those whose ADD had these names."""
+    from fastcni.runtime.records import kubernetes_name
+
+    return beginning([name for it in cached(ctx) for name in (it.container_id, kubernetes_name(it.args)) if name],
+                     incomplete)
 
 
 def plugin_types(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -38,6 +44,17 @@ def plugin_types(ctx: click.Context, parameter: click.Parameter, incomplete: str
     from fastcni import plugins
 
     return beginning(plugins.BUILT_IN, incomplete)
+
+
+def cached(ctx: click.Context) -> list[Attachment]:
+    """Return the attachments in the result caches."""
+    from fastcni.runtime.cache import DEFAULT_DIR, Cache
+
+    given = ctx.params.get("cache_dirs") or [ctx.params.get("cache_dir") or DEFAULT_DIR]
+    try:
+        return [it for where in given for it in Cache(where).attachments()]
+    except OSError:
+        return []
 
 
 def beginning(names: Iterable[str], incomplete: str) -> list[str]:
