@@ -65,3 +65,12 @@ def sides(request, launchers, tmp_path):
     with (Side("fastcni", launchers, tmp_path / "fastcni", socket) as fastcni,
           Side("go", shared.PEER, tmp_path / "go") as go):
         yield fastcni, go
+
+
+@pytest.fixture
+def three_sides(launchers, server, tmp_path):
+    """(fastcni one-shot, fastcni warm, go), as sides(): for what Go does once and both modes are compared with."""
+    with (Side("one-shot", launchers, tmp_path / "one-shot") as one_shot,
+          Side("warm", launchers, tmp_path / "warm", server) as warm,
+          Side("go", shared.PEER, tmp_path / "go") as go):
+        yield one_shot, warm, go

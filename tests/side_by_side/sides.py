@@ -173,7 +173,7 @@ def seen_at_each_delete(side, pods, read_state):
     return seen
 
 
-def both(function, sides):
-    """Return [function(fastcni), function(go)]. Both run at the same time."""
-    with ThreadPoolExecutor(2) as pool:
+def at_once(function, sides):
+    """Return [function(side) for each side]. They run at the same time."""
+    with ThreadPoolExecutor(len(sides)) as pool:
         return list(pool.map(function, sides))

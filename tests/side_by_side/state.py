@@ -165,7 +165,7 @@ def flat(value, path=""):
     return found
 
 
-def difference(fastcni, go):
-    """Return {path: (fastcni, go)} where two flat dicts differ."""
-    return {path: (fastcni.get(path), go.get(path)) for path in sorted({*fastcni, *go})
-            if fastcni.get(path) != go.get(path)}
+def difference(*states):
+    """Return {path: the value of each} where flat dicts differ."""
+    values = {path: tuple(it.get(path) for it in states) for path in sorted({path for it in states for path in it})}
+    return {path: found for path, found in values.items() if any(it != found[0] for it in found)}

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from side_by_side.bad_input import BAD
-from side_by_side.sides import Inside, both, run
+from side_by_side.sides import Inside, at_once, run
 from side_by_side.state import difference, state_of
 
 from fastcni.testing.witnesses import eventually
@@ -72,24 +72,29 @@ class Try:
 
 
 @pytest.mark.parametrize("title", BAD)
-def test_both_refuse_with_the_same_text_and_fastcni_leaves_nothing(title, sides):
+def test_both_refuse_with_the_same_text_and_fastcni_leaves_nothing(title, three_sides):
     bad = BAD[title]
-    tries = both(lambda side: Try(side, bad), sides)
-    before = tries[0].state()
-    fastcni, go = both(Try.call, tries)
-    taken = [each.side.name for each, answer in zip(tries, (fastcni, go), strict=True) if answer.status == 0]
-    assert taken == ([bad.taken_by] if bad.taken_by else []), f"{fastcni}\n{go}"
-    if fastcni.status:
-        assert not tries[0].changed_since(before)
-        code, msg, details = tries[0].plain(fastcni)
-        assert code
-    if not taken:
-        their_code, their_msg, their_details = tries[1].plain(go)
-        assert (msg == their_msg) is not bool(bad.differs), f"{fastcni}\n{go}"
-        assert their_code in (code, 999)        # the Go plugins use no plugin-specific codes
-        assert not their_details or details == their_details
-        if msg == their_msg and plugin_of(bad) in BARE and title != "a delegate's error":
-            assert details == their_details
+    tries = at_once(lambda side: Try(side, bad), three_sides)
+    before = at_once(Try.state, tries[:-1])
+    *answers, go = at_once(Try.call, tries)
+    for tried, state, fastcni in zip(tries, before, answers, strict=False):
+        taken = [name for name, answer in (("fastcni", fastcni), ("go", go)) if answer.status == 0]
+        assert taken == ([bad.taken_by] if bad.taken_by else []), f"{tried.side.name}: {fastcni}\n{go}"
+        if fastcni.status:
+            assert not tried.changed_since(state)
+        if not taken:
+            compare(bad, title, tried.plain(fastcni), tries[-1].plain(go))
+
+
+def compare(bad, title, ours, theirs):
+    """Compare (code, msg, details) of fastcni and Go."""
+    (code, msg, details), (their_code, their_msg, their_details) = ours, theirs
+    assert code
+    assert (msg == their_msg) is not bool(bad.differs), f"{ours}\n{theirs}"
+    assert their_code in (code, 999)        # the Go plugins use no plugin-specific codes
+    assert not their_details or details == their_details
+    if msg == their_msg and plugin_of(bad) in BARE and title != "a delegate's error":
+        assert details == their_details
 
 
 def test_an_unknown_plugin_type_of_a_launcher_does_not_matter(sides):

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from real_kernel.traffic import ask, listen
-from side_by_side.sides import both, seen_at_each_delete
+from side_by_side.sides import at_once, seen_at_each_delete
 from side_by_side.stories import V4, V6, bridge
 from side_by_side.test_across import Handover
 from side_by_side.test_masquerade import NODE, OUTSIDE, add_external
@@ -92,7 +92,7 @@ def test_the_same_packets_get_through(backend, sides):
             side.delete(conf, pod, cid="pod-0")
             return before, seen()
 
-    fastcni, go = both(story, sides)
+    fastcni, go = at_once(story, sides)
     assert fastcni == go
     assert fastcni[0]["the pod", "outside", 4]
     assert fastcni[0]["the pod", "outside", 6]
@@ -107,7 +107,7 @@ def test_the_iptables_backend_adds_and_deletes_the_rules_of_go_for_a_set_of_pods
                 for i, first in enumerate([FIRST, FIRST, SECOND])]
         return seen_at_each_delete(side, pods, spelled_out)
 
-    fastcni, go = both(story, sides)
+    fastcni, go = at_once(story, sides)
     assert fastcni == go
     assert len(fastcni[0]) > len(fastcni[1]) > len(fastcni[3]) > 8
 
@@ -163,7 +163,7 @@ BAD = {
 @pytest.mark.parametrize("what", BAD)
 def test_both_refuse_with_the_same_text(what, sides):
     conf = {**firewall(backend="iptables"), "prevResult": {"cniVersion": "1.0.0"}, **BAD[what]}
-    fastcni, go = both(lambda side: side.call("ADD", conf, side.pod()), sides)
+    fastcni, go = at_once(lambda side: side.call("ADD", conf, side.pod()), sides)
     assert fastcni.status == go.status == 1
     assert fastcni.document["msg"] == go.document["msg"]
 

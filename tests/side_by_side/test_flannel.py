@@ -5,7 +5,7 @@ import os
 
 import conftest as shared
 import pytest
-from side_by_side.sides import both
+from side_by_side.sides import at_once
 from side_by_side.state import difference
 from side_by_side.stories import Story
 from side_by_side.test_results_and_state import Run, same_state, unexplained
@@ -42,13 +42,13 @@ def delegates(sides):
 @pytest.mark.parametrize("title", STORIES)
 def test_both_delegates_give_the_same_result_and_state(title, delegates):
     story = STORIES[title]
-    runs = both(lambda side: Run(side, story), delegates)
-    assert not unexplained(title, difference(*both(Run.add, runs)))
+    runs = at_once(lambda side: Run(side, story), delegates)
+    assert not unexplained(title, difference(*at_once(Run.add, runs)))
     assert kept(runs[0]) == kept(runs[1]) != []
     assert not same_state(title, runs)
     if story.check:
         runs[0].check()         # the older peer's fails, as in "a route through the first gateway"
-    both(Run.delete, runs)
+    at_once(Run.delete, runs)
     assert not same_state(title, runs)
     assert kept(runs[0]) == kept(runs[1]) == []
 

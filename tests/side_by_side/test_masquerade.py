@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from real_kernel.node import source_seen
-from side_by_side.sides import both, run
+from side_by_side.sides import at_once, run
 from side_by_side.stories import DEFAULT4, DEFAULT6, V4, V6, bridge, ptp
 
 pytestmark = pytest.mark.skipif(not (shutil.which("iptables-save") and shutil.which("ip6tables-save")),
@@ -63,7 +63,7 @@ def test_packets_of_both_have_the_same_source_outside(plugin, backend, sides):
         seen["to outside, after another pod's DEL"] = source_seen(second, external, OUTSIDE[4])
         return seen
 
-    fastcni, go = both(story, sides)
+    fastcni, go = at_once(story, sides)
     assert fastcni == go
     assert (fastcni[4, "to outside"], fastcni[6, "to outside"]) == (NODE[4], NODE[6])
     assert fastcni[4, "to another pod"].startswith("10.22.0.")
@@ -84,7 +84,7 @@ def test_the_iptables_backend_adds_and_deletes_the_rules_of_go(plugin, sides):
         seen.append(private(side))
         return seen
 
-    fastcni, go = both(story, sides)
+    fastcni, go = at_once(story, sides)
     assert fastcni == go
     assert len(fastcni[0]) < len(fastcni[1]) > len(fastcni[2])
     assert fastcni[-1] == []

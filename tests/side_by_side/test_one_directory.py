@@ -4,7 +4,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from side_by_side.sides import addresses, both
+from side_by_side.sides import addresses, at_once
 from side_by_side.stories import V4, V6
 
 WRITERS, ADDS = 4, 25                           # of each side
@@ -102,7 +102,7 @@ def test_both_give_the_same_addresses_in_the_same_order(title, version, sides):
             *[plain(side.call("ADD", network, "/run/netns/none", cid=f"pod-{i}")) for i in range(5, 9)],
             side.held("net-a")]
 
-    fastcni, go = both(story, sides)
+    fastcni, go = at_once(story, sides)
     assert fastcni == go
 
 

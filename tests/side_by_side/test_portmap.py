@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from real_kernel.traffic import ask, listen
-from side_by_side.sides import both, seen_at_each_delete
+from side_by_side.sides import at_once, seen_at_each_delete
 from side_by_side.stories import DEFAULT4, DEFAULT6, V4, V6, bridge, ptp
 from side_by_side.test_across import Handover
 from side_by_side.test_masquerade import NODE, add_external, saved
@@ -72,7 +72,7 @@ def test_the_same_packets_get_through(first, backend, keys, sides):
             side.delete(conf, pod, cid="pod-0")
             return before, seen(LONG_ENOUGH)
 
-    fastcni, go = both(story, sides)
+    fastcni, go = at_once(story, sides)
     assert fastcni == go
     assert fastcni[0]["outside", NODE[4], 8080, "tcp"]
     assert fastcni[0]["outside", NODE[6], 5353, "udp"]
@@ -92,7 +92,7 @@ def test_the_iptables_backend_adds_and_deletes_the_rules_of_go(keys, sides):
                    portmap(*many, **keys, backend="iptables"))
         return seen_at_each_delete(side, pods, saved)
 
-    fastcni, go = both(story, sides)
+    fastcni, go = at_once(story, sides)
     assert fastcni == go
     assert len(fastcni[0]) > len(fastcni[1]) > len(fastcni[2]) > 8
     assert not any("CNI-DN" in line for line in fastcni[2])
@@ -151,6 +151,6 @@ def test_both_refuse_with_the_same_text(what, sides):
     bad = BAD[what]
     conf = {**portmap(*(bad if isinstance(bad, list) else PORTS)), "prevResult": {"cniVersion": "1.0.0"},
             **(bad if isinstance(bad, dict) else {})}
-    fastcni, go = both(lambda side: side.call("ADD", conf, side.pod()), sides)
+    fastcni, go = at_once(lambda side: side.call("ADD", conf, side.pod()), sides)
     assert fastcni.status == go.status == 1
     assert fastcni.document["msg"] == go.document["msg"]
