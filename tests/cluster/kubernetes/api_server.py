@@ -168,8 +168,9 @@ class ApiServer(kmock.KubernetesEmulator):
         self.compact()
 
     def compact(self):
-        """Forget the changes: older revisions are answered with 410."""
+        """Forget the changes: older revisions are answered with 410, also in watches that wait for a change."""
         self.oldest, self.changes = self.revision, []
+        asyncio.get_running_loop().create_task(self._wake())
 
     # -- what a real one checks -----------------------------------------------------------------------
 
@@ -295,13 +296,14 @@ class ApiServer(kmock.KubernetesEmulator):
                 yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired",
                                                    "message": f"too old resource version: {since}"}}
                 return
+            latest = self.revision          # a change that comes during a yield has the next round
             for revision, kind, namespace, change, body in list(self.changes):
                 if revision > since and kind == request.resource and request.namespace in (None, namespace):
                     since = told = revision
                     if matches(request, body):
                         yield {"type": change, "object": body}
-            if self.oldest <= since and told < self.revision and request.params.get("allowWatchBookmarks") == "true":
-                since = told = self.revision
+            if self.oldest <= since and told < latest and request.params.get("allowWatchBookmarks") == "true":
+                since = told = latest
                 crd = self.crds.get(request.resource.plural)
                 names = (crd["names"]["kind"], "ipam.fastcni.dev/v1alpha1") if crd else ("Node", "v1")
                 yield {"type": "BOOKMARK", "object": {"kind": names[0], "apiVersion": names[1],

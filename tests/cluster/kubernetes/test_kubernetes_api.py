@@ -194,8 +194,10 @@ def test_a_watch_that_ends_goes_on_from_its_last_revision(mock, store):
         assert lists(mock) == 1
 
 
-def test_a_watch_from_a_forgotten_revision_lists_again_and_tells_what_is_gone(mock, store):
-    mock.do(lambda api: setattr(api, "watch_s", 0.2))
+@pytest.mark.parametrize("watch_s", [0.2, 240.0], ids=["a later watch", "the watch that waits"])
+def test_a_watch_from_a_forgotten_revision_lists_again_and_tells_what_is_gone(mock, store, watch_s):
+    """The mock ended no watch that waited: a test failed if its watch began before the test set a short watch_s."""
+    mock.do(lambda api: setattr(api, "watch_s", watch_s))
     store.share("s", "10.0.0.0/26")
     store.share("s", "10.1.0.0/26")
     with Watching(store) as watch:
