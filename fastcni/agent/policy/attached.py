@@ -22,7 +22,7 @@ from fastcni.agent.policy.state import IN, MAPS, OUT, PREFIXES, VERSIONS
 from fastcni.spec import address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from fastcni.agent.policy.compile import Element
     from fastcni.agent.policy.ports import Port
@@ -253,7 +253,8 @@ def read_all(folder: str) -> list[Attachment]:
 
 
 def salvaged(path: Path) -> Attachment | None:
-    """Return the attachment that closes the pod of a damaged file, None if the file names no address. Raises OSError.
+    """Return the attachment that closes the pod of a damaged file, None if the file names neither an address nor a
+    port. Raises OSError.
 
     Any later ADD replaces this attachment, because its `sequence` is 0.
     """
@@ -263,10 +264,35 @@ def salvaged(path: Path) -> Attachment | None:
         if e.errno in NOT_REGULAR:
             return None
         raise
-    id = id_of(path)
-    if len(id) != 3 or not (addresses := salvage.addresses_of(text)):
+    id, addresses, port = id_of(path), salvage.addresses_of(text), salvage.port_of(text)
+    if len(id) != 3 or not (addresses or port):
         return None
-    return Attachment(id, f"{salvage.NAMESPACE}/{id[1]}", {}, addresses, port=salvage.port_of(text))
+    return Attachment(id, f"{salvage.NAMESPACE}/{id[1]}", {}, addresses, port=port)
+
+
+def unrecorded(compiler: AttachedCompiler, held: Iterable[tuple[Port, tuple[bytes, ...]]],
+               damaged: Iterable[Path]) -> list[Attachment]:
+    """Return attachments that close the ports without a record. held: the ports in the kernel's tables, with addresses.
+
+    The port belongs to the attachment that has one of its addresses and no port. If a single port is left and a single
+    damaged file has no attachment, the port is that file's: a DEL or GC of its ID ends the attachment. Any other port
+    is closed until its link is gone, or until an ADD or `fastcni restore`.
+    """
+    attachments, found, left = compiler.attachments.values(), [], []
+    known = {it.port.name for it in attachments if it.port}
+    owners = {packed: it for it in attachments for packed in it.all_addresses}
+    for port, addresses in held:
+        if port.name in known or not (link := compiler.link_of(port.name)):
+            continue
+        if owner := next((it for packed in addresses if (it := owners.get(packed)) and not it.port), None):
+            found.append(replace(owner, port=port))
+        else:
+            left.append(Attachment(("", "", port.name), f"{salvage.NAMESPACE}/{port.name}", {}, tuple(
+                packed for packed in addresses if packed not in owners), port=port, leaving=link))
+    ids = [id for path in damaged if len(id := id_of(path)) == 3 and id not in compiler.attachments]
+    if len(left) == len(ids) == 1:
+        left = [replace(left[0], id=ids[0], leaving=0)]
+    return found + left
 
 
 def id_of(damaged: Path) -> Id:

@@ -108,12 +108,14 @@ class Port:
 
 def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool) -> Iterator[Element]:
     """Yield the elements of a port. shut, mute: policies restrict its pod's ingress, its egress. A port without
-    addresses is closed: another pod has them."""
+    addresses is closed: another pod has them, or they are not known."""
     key = ifname(port.name)
     names = BRIDGED if port.bridged else ROUTED
     yield names.ports, key
     if not addresses:
         yield names.shut, key
+        if port.bridged:
+            yield SHUT_MACS, port.mac
         return
     macs = dict.fromkeys((port.mac, *(pair.mac for pair in port.pairs if pair.mac)))
     single = (*addresses, *port.further)

@@ -171,17 +171,33 @@ class Ruleset:
         """Return the answers that are dropped, see cut.py."""
         found = {}
         for name, types in rules.cut_sets().items():
-            try:
-                each = wire.dump(self.sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(FAMILY), f"list set {name}",
-                                 nft_elements.elements_of(TABLE, name))
-            except NetlinkError as e:
-                if e.errno != ENOENT:           # no table, or one of an earlier version
-                    raise
-                continue
             size = nft_elements.concat_type(types)[1]
-            found[name] = [key for _, payload in each for key, _ in nft_elements.read_elements(payload)
-                           if len(key) == size]
+            found[name] = [key for key in self._keys(name) if len(key) == size]
         return found
+
+    def held_ports(self) -> Iterator[tuple[bytes, bool, list[bytes]]]:
+        """Yield the ports that the tables hold: (name as a key, whether it is a port of a bridge, what it may send).
+
+        What it may send: addresses. At a port of a bridge, the MAC stands before each address, padded to 8 bytes.
+        """
+        for names, bridged in ((BRIDGED_PORTS, True), (ROUTED, False)):
+            sent: dict[bytes, list[bytes]] = {port: [] for port in self._keys(names.ports)}
+            for name in names.by_length(names.own).values():
+                for key in self._keys(name):
+                    sent.setdefault(key[:uapi.IFNAMSIZ], []).append(key[uapi.IFNAMSIZ:])
+            for port, keys in sent.items():
+                yield port, bridged, keys
+
+    def _keys(self, name: str) -> list[bytes]:
+        """Return the keys of a set; none if no table has it, or one of an earlier version."""
+        try:
+            each = wire.dump(self.sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(family_of(name)), f"list set {name}",
+                             nft_elements.elements_of(TABLE, name))
+        except NetlinkError as e:
+            if e.errno != ENOENT:
+                raise
+            return []
+        return [key for _, payload in each for key, _ in nft_elements.read_elements(payload)]
 
     def drop_answers(self, answers: Answers) -> None:
         """Drop these answers from now on, those that are dropped already too."""

@@ -1,27 +1,31 @@
-"""What is still known of a pod whose record on disk is damaged: with an address, the pod is closed in both directions.
+"""What is still known of a pod whose record on disk is damaged or lost: the pod is closed in both directions.
 
-The labels of such a record are not used: a wrong label would open the pod. Its attachment belongs to a namespace that
-no source can name, with one policy that selects all its pods and allows nothing.
+The record's own text may name the pod's addresses and its port. Else the kernel's tables do, which outlive the agent:
+a pod lives no longer than they do, unless another program removes them. A port that the tables hold, whose link
+exists and that no record names, is the port of such a pod.
+
+The labels of a damaged record are not used: a wrong label would open the pod. The pod's attachment belongs to a
+namespace that no source can name, with one policy that selects all its pods and allows nothing.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import ports
 from fastcni.agent.policy.objects import EVERYTHING, Group, Policy
+from fastcni.agent.policy.ports import Port
 from fastcni.agent.policy.sources.unreadable import SUFFIX
+from fastcni.kernel.nft_elements import padded, read_ifname
 from fastcni.spec import address
-
-if TYPE_CHECKING:
-    from fastcni.agent.policy.ports import Port
 
 NAMESPACE = "(damaged record)"
 CLOSED = Policy(NAMESPACE, f"pods{SUFFIX}", Group(NAMESPACE, EVERYTHING), (), ())
 ADDRESSES = re.compile(r'"addresses": \[([^\]]*)\]')
 PORT = re.compile(r'"port": ')
+ETH_ALEN = 6
+LINK_LOCAL = re.compile(rb"\xfe[\x80-\xbf]")
 
 
 def addresses_of(text: str) -> tuple[bytes, ...]:
@@ -44,3 +48,15 @@ def port_of(text: str) -> Port | None:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
     return None
+
+
+def held(name: bytes, bridged: bool, keys: list[bytes]) -> tuple[Port, tuple[bytes, ...]]:
+    """Return a port that the kernel's tables hold, and its pod's addresses. Arguments: see Ruleset.held_ports().
+
+    Further MACs and prefixes of the pod are not known, so the pod cannot use them. At a link that is no port of a
+    bridge, the MAC is not known and has no effect.
+    """
+    before = padded(ETH_ALEN) if bridged else 0
+    mac = keys[0][:ETH_ALEN] if bridged and keys else bytes(ETH_ALEN)
+    addresses = dict.fromkeys(key[before:] for key in keys if not LINK_LOCAL.match(key[before:]))
+    return Port(read_ifname(name), bridged, mac), tuple(addresses)

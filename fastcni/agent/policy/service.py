@@ -112,6 +112,7 @@ class Policies:
             self.tunnels = opened.enter_context(closing(tunnels.Watch()))
             self.ports = opened.enter_context(closing(ports.Finder()))
             self.engine = opened.enter_context(closing(Engine(self.compiler)))
+            self._close_unrecorded()
             self.events = opened.enter_context(closing(wire.open_socket(uapi.NETLINK_NETFILTER,
                                                                         groups=(uapi.NFNLGRP_NFTABLES,))))
             wire.set_buffer_size(self.events, EVENT_BYTES)
@@ -131,6 +132,19 @@ class Policies:
             closed = attached.id_of(path) in self.compiler.attachments
             log.error("pod_record_damaged", path=str(path), do="fastcni restore",
                       effect="the pod is closed" if closed else "no policy protects the pod")
+
+    def _close_unrecorded(self):
+        """Close the pods whose records are lost, or are damaged and name no address."""
+        held = [salvage.held(*port) for port in self.engine.rules.held_ports()]
+        found = attached.unrecorded(self.compiler, held, attached.damaged(self.settings.state))
+        if found:
+            self.compiler.put_policy(salvage.CLOSED)
+        for it in found:
+            self.compiler.attach(it)
+            if it.leaving and it.port:
+                self.link_due = 0.0
+                self.log.error("pod_record_missing", port=it.port.name, do="fastcni restore",
+                               effect="the pod is closed")
 
     def _open_source(self) -> Files | Kubernetes:
         settings, compiler = self.settings, self.compiler
@@ -407,4 +421,6 @@ class Policies:
         if damaged := attached.damaged(self.settings.state):
             shown["damaged"] = [str(path) for path in damaged]
             shown["closed"] = [str(path) for path in damaged if attached.id_of(path) in self.compiler.attachments]
+        if ports_left := [it.port.name for it in self.compiler.attachments.values() if it.port and not it.id[1]]:
+            shown["unrecorded"] = ports_left
         return {**self._status(), **shown, "folder": self.settings.folder}

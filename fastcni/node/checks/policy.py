@@ -35,6 +35,10 @@ def agent(node: Node) -> Iterator[Finding]:
                               "no policy protects that pod",
                               "run `fastcni restore`, which sends the pod's request again; if the pod is gone, "
                               "remove the file")
+            for port in status.get("unrecorded", []):
+                yield Finding(ERROR, f"network policies: the agent has no record of the pod at {port}",
+                              "the pod is closed in both directions",
+                              "run `fastcni restore`, which sends the pod's request again")
 
 
 def unreadable(status: dict[str, Any]) -> Iterator[Finding]:

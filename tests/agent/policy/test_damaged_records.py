@@ -11,6 +11,7 @@ from agent.policy.test_service import WEB_ONLY, allowed, node, running  # noqa: 
 
 from fastcni.node.checks import policy as checks_policy
 from fastcni.runtime import parse
+from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
@@ -36,19 +37,14 @@ def test_a_pod_whose_record_was_damaged_is_named_until_its_request_comes_again(r
     file.write_text(file.read_text()[:50])
     running.start()
     assert "pod_record_damaged" in running.events()
-    network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
-        {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
-
-    def found():
-        return list(checks_policy.agent(SimpleNamespace(networks=[network])))
-    (finding,) = found()
+    (finding,) = findings(running)
     assert f"{file}.damaged" in finding.what and "fastcni restore" in finding.do
     running.call(mend, "b", "K8S_POD_NAME=b", runtimeConfig={"labels": {"app": "db"}},
                  **({"cni.dev/valid-attachments": []} if mend == "GC" else {}))
-    assert found() == [] and (mend != "RESTORE" or allowed(node))
+    assert findings(running) == [] and (mend != "RESTORE" or allowed(node))
     running.stop()
     running.start()
-    assert found() == [] and not list(file.parent.glob("*.damaged"))
+    assert findings(running) == [] and not list(file.parent.glob("*.damaged"))
 
 
 def truncated_behind(key):
@@ -72,11 +68,79 @@ def test_a_pod_whose_damaged_record_names_its_addresses_is_closed(running, node,
         running.start()
         assert eventually(lambda: running.it.ready)
         assert node.reached(asked, set()) == set()
-        network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
-            {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
-        (finding,) = checks_policy.agent(SimpleNamespace(networks=[network]))
+        (finding,) = findings(running)
         assert "closed in both directions" in finding.why
         running.stop()
     running.start()
     running.call("RESTORE", "b", "K8S_POD_NAME=b", runtimeConfig={"labels": {"app": "db"}})
     assert eventually(lambda: node.reached(asked, asked) == asked)
+
+
+@pytest.mark.parametrize("damage", ["", '{"id": ["net"', None], ids=["empty", "no address", "no file"])
+@pytest.mark.parametrize("end", ["RESTORE", "DEL", "another pod's RESTORE"])
+def test_a_pod_whose_record_names_nothing_is_closed_at_its_port(running, node, damage, end):        # noqa: F811
+    """The pod was open from the next start of the agent on."""
+    running.add("a", app="web")
+    running.add("b", app="db")
+    running.stop()
+    (file,) = (running.folder.parent / "pods").glob("*c-b*.json")
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_text(damage)
+    asked = {(source, address, protocol, 80) for protocol in (TCP, UDP) for number in (0, 1)
+             for source, address in (("a", ADDRESSES["b"][number]), ("b", ADDRESSES["c"][number]))}
+    for _ in range(2):                                      # also after the next restart
+        running.start()
+        assert eventually(lambda: running.it.ready)
+        assert node.reached(asked, set()) == set()
+        (finding,) = findings(running)
+        assert "closed in both directions" in finding.why
+        running.stop()
+    running.start()
+    if end == "DEL":
+        running.delete("b") if damage is not None else delete_without_record(running)
+        assert eventually(lambda: [it.port.name for it in list(running.it.compiler.attachments.values())] == ["port-a"])
+    elif end == "RESTORE":
+        running.call("RESTORE", "b", "K8S_POD_NAME=b", runtimeConfig={"labels": {"app": "db"}})
+        assert eventually(lambda: node.reached(asked, asked) == asked)
+    else:
+        running.call("RESTORE", "a", "K8S_POD_NAME=a", runtimeConfig={"labels": {"app": "web"}})
+        assert node.reached(asked, set()) == set()
+    assert len(findings(running)) == (end == "another pod's RESTORE")
+
+
+def delete_without_record(running):        # noqa: F811
+    running.call("DEL", "b")
+    run("ip", "link", "del", "port-b")
+
+
+def findings(running):        # noqa: F811
+    """What `fastcni doctor` says of the agent."""
+    network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
+        {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
+    return list(checks_policy.agent(SimpleNamespace(networks=[network])))
+
+
+def test_two_pods_without_records_are_closed_at_their_ports(running, node):        # noqa: F811
+    for name in "abc":
+        running.add(name, app=name)
+    running.stop()
+    for name in "bc":
+        (running.folder.parent / "pods" / f"net@c-{name}@eth0.json").write_text("")
+    running.start()
+    assert eventually(lambda: running.it.ready)
+    into = {("a", ADDRESSES[name][0], TCP, 80) for name in "bc"}
+    assert node.reached(into, set()) == set()
+    running.call("RESTORE", "b", "K8S_POD_NAME=b", runtimeConfig={"labels": {"app": "b"}})
+    opened = {("a", ADDRESSES["b"][0], TCP, 80)}
+    assert eventually(lambda: node.reached(into, opened) == opened)
+
+
+def test_a_port_without_a_record_whose_link_is_gone_is_not_held(running):        # noqa: F811
+    running.add("b", app="db")
+    running.stop()
+    (running.folder.parent / "pods" / "net@c-b@eth0.json").unlink()
+    run("ip", "link", "del", "port-b")
+    running.start()
+    assert not running.it.compiler.attachments and findings(running) == []

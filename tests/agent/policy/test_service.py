@@ -166,6 +166,7 @@ def test_labels_come_from_the_conventions_and_from_cni_args_too(running, node):
     running.call("ADD", "b", "K8S_POD_NAME=b;LABELS=app:db,tier:back")
     running.call("ADD", "a", "IgnoreUnknown=1;X=y", args={"cni": {"labels": [{"key": "app", "value": "web"}]}})
     pods = running.it.compiler.cluster.pods
+    assert eventually(lambda: {"default/b", "default/c-a"} <= pods.keys())      # the agent compiles after its answer
     assert pods["default/b"].labels == {"app": "db", "tier": "back"}
     assert pods["default/c-a"].labels == {"app": "web"}
     assert allowed(node, "a")

@@ -262,7 +262,7 @@ def test_what_the_server_has_forgotten_is_listed_again(server, registry):
     assert eventually(lambda: seen == [{"n1", "n2"}])
     server.do(lambda api: api.forget("nodes", "n2"))
     assert eventually(lambda: seen[-1] == {"n1"})
-    server.do(lambda api: (setattr(api, "watch_s", 240.0), api.log.clear(), api.forget("nodes", "n3")))    # ends a watch
+    server.do(lambda api: (setattr(api, "watch_s", 240.0), api.log.clear(), api.forget("nodes", "n3")))
     assert eventually(lambda: any("watch=true" in path for _, path in server.do(lambda api: list(api.log))))
     stop.set()
     thread.join(30)
