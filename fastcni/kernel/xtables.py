@@ -44,6 +44,12 @@ def get_info(length: int, table: str) -> bytes:
     return _ask(length, IPT_SO_GET_INFO, table.encode(), INFO_BYTES)
 
 
+def forward_bytes(info: bytes) -> int:
+    """Return the size in bytes of the rules in chain FORWARD; info: the answer of get_info() about table filter."""
+    hook = 4 * HOOKS["FORWARD"]
+    return number(info, UNDERFLOW + hook) - number(info, HOOK_ENTRY + hook)
+
+
 def read_table(length: int, table: str) -> Table:
     """Return the rules of a table. Arguments and errors are those of get_info()."""
     for left in reversed(range(MAX_TRIES)):

@@ -74,8 +74,9 @@ def read_legacy(req: Request, length: int, table: str = "nat", *, shared: bool,
 
     shared: the caller looks for what all pods share. A server may return the table that it has read before, if the
     kernel gives the same figures of it: a pod's own rules may have been replaced by as many of another pod.
-    recent: a table that the server has read within the last RECENT_S seconds is enough, whatever its figures are: the
-    kernel takes 1 ms to copy a table with 1,500 rules.
+    recent: a table that the server has read within the last RECENT_S seconds is enough if its chain FORWARD still has
+    the same length: the kernel takes 1 ms to copy a table with 1,500 rules. A flush changes that length. The server's
+    poll restores what a change of CNI-FORWARD alone takes away.
     """
     if not legacy(req, table, length):          # the kernel would make the table that it is asked for
         return None
@@ -83,9 +84,11 @@ def read_legacy(req: Request, length: int, table: str = "nat", *, shared: bool,
     found, read_at = known
     now = monotonic()
     try:
-        if shared and found and ((recent and now - read_at < RECENT_S)
-                                 or found.info == xtables.get_info(length, table)):
-            return found
+        if shared and found:
+            info = xtables.get_info(length, table)
+            if found.info == info or (recent and now - read_at < RECENT_S and xtables.forward_bytes(info)
+                                      == xtables.forward_bytes(found.info)):
+                return found
         known[:] = xtables.read_table(length, table), now
         return known[0]
     except OSError as e:

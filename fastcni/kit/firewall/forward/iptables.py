@@ -60,14 +60,14 @@ def records() -> OwnerRecords:
 def add(req: Request, conf: Conf) -> None:
     """Let the addresses through. Raises CniError with the message of iptables, NetlinkError."""
     records().add(req, records().items(conf.ips))
-    add_members(req, conf)
+    add_members(req, conf, recent=True)
 
 
-def add_members(req: Request, conf: Conf) -> None:
-    """Add the addresses to the sets, or rules for each of them."""
+def add_members(req: Request, conf: Conf, *, recent: bool) -> None:
+    """Add the addresses to the sets, or rules for each of them. recent: see iptables.read_legacy()."""
     members: dict[bytes, None] = {}
     for length, ips in by_length(conf.ips):
-        for found in look(req, length):
+        for found in look(req, length, recent=recent):
             if ready_or_made(found, conf.admin_chain):
                 members.update(dict.fromkeys(ips))
             else:
@@ -161,7 +161,7 @@ def gc(req: Request, conf: Conf) -> None:
 def restore(req: Request, conf: Conf) -> None:
     """Add again what is missing. CniError 11 if another attachment has one of the addresses by now."""
     records().restore(req, records().items(conf.ips))
-    add_members(req, conf)
+    add_members(req, conf, recent=False)
 
 
 def remove(req: Request, ips: Sequence[bytes], recorded: Sequence[tuple[Any, ...]],
