@@ -150,6 +150,13 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
 
         return document(Places(DEFAULT_CONF_DIR, (cache_dir or DEFAULT_DIR,)))
 
+    def drops() -> "list[tuple[str, str, str]]":
+        from fastcni.node.attachments.inventory import Places  # imported here, at the first suspicion
+        from fastcni.node.checks import doctor, kernel
+
+        places = Places(DEFAULT_CONF_DIR, (cache_dir or DEFAULT_DIR,), enter_pods=False)
+        return kernel.pods_dropped(doctor.node_of(places, (), ""))
+
     beside: list[Callable[[Any], Any]] = [partial(dhcp_daemon, dhcp_socket, dhcp_leases)] if dhcp else []
     collectors = agent_collectors() if agent_options is not None and where else []
     parts = [kept_flows(cache_dir)] if keep_flows else []
@@ -163,8 +170,8 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
         status = run(path, Options(
             workers=workers, queue_size=queue_size, queue_timeout_s=queue_timeout_s, uids={0, os.geteuid(), *uids},
             latency_request_s=latency_request_s, level=log_level, fmt=log_format, log_to=log_to or "stderr",
-            idle_exit_s=idle_exit_min * 60, replay=lambda deleted_at: restore(cache, deleted_at=deleted_at), pods=pods,
-            configured=configured, beside=beside, parts=parts,
+            idle_exit_s=idle_exit_min * 60, replay=lambda deleted_at: restore(cache, deleted_at=deleted_at),
+            drops=drops, pods=pods, configured=configured, beside=beside, parts=parts,
             collectors=[*collectors, *(flow_collectors(parts) if where else ())],
             receivers=[it.receive for it in collectors], metrics=where, count=count, http=page,
             make_status=make_status, make_topology=make_topology, history=history, otlp=otlp,

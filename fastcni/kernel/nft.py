@@ -197,6 +197,12 @@ def chain_of_verdict(data: bytes) -> str:
     return as_text(attributes(verdict).get(NFTA_VERDICT_CHAIN, b""))
 
 
+def is_drop(data: bytes) -> bool:
+    """Return whether NFTA_DATA_VERDICT has the verdict drop."""
+    code = attributes(attributes(data).get(NFTA_DATA_VERDICT, b"")).get(NFTA_VERDICT_CODE)
+    return code == NF_DROP.to_bytes(4, "big")
+
+
 def get_generation(batch: Batch) -> Batch:
     """Ask how many transactions there have been."""
     return batch.begin(NFT_MSG_GETGEN, NLM_F_ACK, nfgenmsg(0), "ask for nftables' generation")

@@ -112,6 +112,12 @@ def read_jump(payload: bytes) -> tuple[bytes, str, str]:
     return found.get(NFTA_RULE_HANDLE, b""), nft.as_text(found.get(NFTA_RULE_CHAIN, b"")), target
 
 
+def refuses(payload: bytes) -> bool:
+    """Return whether a rule (an NFT_MSG_NEWRULE payload) drops or rejects packets; REJECT is a target of iptables."""
+    return b"reject\0" in payload or b"REJECT\0" in payload or any(
+        nft.is_drop(fields.get(NFTA_IMMEDIATE_DATA, b"")) for fields in _expressions(payload, b"immediate\0"))
+
+
 # Searching for bytes first is fast: there may be thousands of rules, and a few are decoded.
 
 def leads_to(payload: bytes, chain: str) -> bool:

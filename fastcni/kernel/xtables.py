@@ -32,6 +32,9 @@ TARGET_OFFSET = {4: 88, 16: 140}        # of u16 target_offset there; u16 next_o
 ERROR_NAME_BYTES = 32           # of struct xt_error_target: errorname[30], aligned
 MAX_TRIES = 5                   # while other programs change the table between two questions
 DROP = -1                       # the verdict -NF_DROP - 1
+# struct xt_standard_target: u16 size, name[29], u8 revision, int verdict; struct xt_entry_target of REJECT: size, name
+STANDARD_BYTES = (40).to_bytes(2, sys.byteorder)
+DROPPING, REJECTING = STANDARD_BYTES + bytes(30) + b"\xff" * 4, STANDARD_BYTES + b"REJECT\0"
 
 
 def get_info(length: int, table: str) -> bytes:
@@ -106,6 +109,10 @@ class Table:
         """Return whether the policy of a built-in chain is DROP."""
         entry = self._entry(ENTRIES_BYTES + number(self.info, UNDERFLOW + 4 * HOOKS[chain]))
         return self._verdict(entry) == DROP
+
+    def refusals(self) -> int:
+        """Return the number of rules and policies that drop, and of rules that reject."""
+        return self.entries.count(DROPPING) + self.entries.count(REJECTING)
 
     def rules(self, chain: str) -> Iterator[bytes]:
         """Yield the rules of a chain, without the policy of a built-in chain. Yield none if the chain does not exist.

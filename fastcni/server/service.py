@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.kubernetes_events import KubernetesEvents
     from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.server.restoring.drop_watch import Drops
     from fastcni.server.restoring.replay import Run
     from fastcni.server.web.status_page import Ask, Document
 
@@ -72,13 +73,13 @@ SWITCH_INTERVAL_S = 0.0005
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
-    uids: user ids whose requests are served. latency_request_s: see LatencyRequest. level, fmt: of the log. log_to:
-    one of log.DESTINATIONS. replay: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured: see
-    ClusterUpkeep. beside: each makes one Beside, given the log. collectors: of their metrics. receivers: get each line
-    of the log, as its fields. metrics: where they are scraped, see web.address.read(); None: nowhere. count: counts
-    addresses and attachments. http: where the status page is, as metrics. make_status, make_topology: see StatusPage.
-    history: requests that are kept, see history.py; 0: none. otlp: the URL of a collector of traces; "": none.
-    kubernetes_events: the path of a kubeconfig, or "in-cluster"; "": no Kubernetes Events. parts: more of them.
+    uids: user ids whose requests are served. latency_request_s: see LatencyRequest. level, fmt: of the log. log_to: one
+    of log.DESTINATIONS. replay, drops: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured:
+    see ClusterUpkeep. beside: each makes one Beside, given the log. collectors: of their metrics. receivers: get each
+    line of the log, as its fields. metrics: where they are scraped, see web.address.read(); None: nowhere. count:
+    counts addresses and attachments. http: where the status page is, as metrics. make_status, make_topology: see
+    StatusPage. history: requests that are kept, see history.py; 0: none. otlp: the URL of a collector of traces; "":
+    none. kubernetes_events: the path of a kubeconfig, or "in-cluster"; "": no Kubernetes Events. parts: more of them.
     """
 
     workers: int = 32
@@ -90,6 +91,7 @@ class Options:
     fmt: str = "logfmt"
     log_to: str = "stderr"
     replay: Run | None = None
+    drops: Drops | None = None
     idle_exit_s: float = 0.0
     tidy_s: float = TIDY_S
     pods: Pods | None = None
@@ -199,7 +201,7 @@ class Server:
         busy = len(os.sched_getaffinity(0)) + 1
         home, wakeup = netns.open_own(), Wakeup()
         self.background = Background(MAX_BACKGROUND_THREADS, home)
-        self.restoring = Restoring(logger, options.replay)
+        self.restoring = Restoring(logger, options.replay, options.drops)
         self.queue = RequestQueue(options.workers, busy, size=options.queue_size, timeout_s=options.queue_timeout_s,
                                   wake=wakeup.wake)
         self.cluster = ClusterUpkeep(home, logger, options.pods or blind(), options.configured)

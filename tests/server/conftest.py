@@ -82,12 +82,12 @@ def server(start):
 
 @pytest.fixture
 def make_watch(node):
-    """make_watch(replay, at_start): a Watch of the test's namespace with a Log. Tests call its attend()."""
+    """make_watch(replay, at_start, drops): a Watch of the test's namespace with a Log. Tests call its attend()."""
     made = []
 
-    def make(replay=None, at_start=False):
+    def make(replay=None, at_start=False, drops=None):
         home = netns.open_own()
-        it = Restoring(Log(), replay).watch(home, at_start=at_start)
+        it = Restoring(Log(), replay, drops).watch(home, at_start=at_start)
         made.append((it, home))
         attend = it.attend
 

@@ -17,10 +17,11 @@ RECORDED = {4: 1, 16: 0}
 
 @pytest.fixture
 def legacy(host_netns):
-    """polled(seconds later, recorded): the signs of a loss, as text. The namespace has a table filter without rules."""
+    """polled(seconds later, recorded): the signs of a loss, as text. The namespace has a table filter without rules.
+    polled.suspected: one entry for each time that a table may have begun to drop."""
     run("iptables-legacy", "-P", "FORWARD", "DROP")
-    home, iptables = netns.open_own(), IptablesWatch()
-    watch, now = LegacyWatch(home, iptables), time.monotonic()
+    home, iptables, suspected = netns.open_own(), IptablesWatch(), []
+    watch, now = LegacyWatch(home, iptables, lambda: suspected.append(True)), time.monotonic()
 
     def polled(seconds, recorded=RECORDED):
         watch.attend(now + seconds, pods=True, recorded=recorded)
@@ -28,6 +29,7 @@ def legacy(host_netns):
         return iptables.take_missing()
 
     polled(0.0, {4: 0, 16: 0})
+    polled.suspected = suspected
     yield polled
     os.close(home)
 
@@ -68,3 +70,17 @@ def test_a_jump_that_no_replay_brings_back_is_given_up(legacy):
     legacy(0.1)
     missed = [legacy(3 * POLL_S * number, {4: number, 16: 0}) for number in range(1, 5 * MAX_REPLAYS)]
     assert len([text for text in missed if text]) == MAX_REPLAYS
+
+
+@pytest.mark.parametrize("rule", ["-A FORWARD -s 10.22.0.2 -j DROP", "-A FORWARD -i br0 -j REJECT"])
+def test_a_rule_that_drops_is_a_suspicion_once_and_one_that_accepts_is_none(legacy, rule):
+    run("iptables-legacy", "-A", "FORWARD", "-s", "10.22.0.2", "-j", "ACCEPT")
+    legacy(2 * POLL_S)
+    assert legacy.suspected == []
+    run("iptables-legacy", *rule.split())
+    legacy(4 * POLL_S)
+    legacy(6 * POLL_S)
+    assert legacy.suspected == [True]
+    run("iptables-legacy", "-D", "FORWARD", "1")
+    legacy(8 * POLL_S)
+    assert legacy.suspected == [True]

@@ -36,13 +36,14 @@ from fastcni.runtime.cni import DEFAULT_CONF_DIR
 class Places:
     """Where to look. cache_dirs: directories with a folder `results`. data_dirs: of host-local, besides those that the
     configurations name. path: where programs are, separated by ":"; "": the usual folders. quick: enter no namespace
-    and run no program."""
+    and run no program. enter_pods: read the interfaces in the pods' namespaces; an entered namespace is busy."""
 
     conf_dir: str = DEFAULT_CONF_DIR
     cache_dirs: tuple[str, ...] = (DEFAULT_DIR,)
     data_dirs: tuple[str, ...] = ()
     path: str = ""
     quick: bool = False
+    enter_pods: bool = True
 
 
 @dataclass(slots=True)
@@ -86,6 +87,8 @@ def look(places: Places) -> Seen:
         return seen
     look_at_iptables(facts, places.path)
     look_at_drops(facts)
+    if not places.enter_pods:
+        return seen
     refused: list[str] = []
     cached_paths = [it.netns for it in facts.cached.values() if it.netns]
     facts.interfaces = namespaces.read_all(cached_paths, refused)

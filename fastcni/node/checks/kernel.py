@@ -151,6 +151,12 @@ def forward_rules(node: Node) -> Iterator[Finding]:
                           "the rule has further conditions, or follows a rule that has some", do)
 
 
+def pods_dropped(node: Node) -> list[tuple[str, str, str]]:
+    """Return (name, sentence with the pods, what to do) of each chain or rule that drops what pods forward."""
+    split = [(it.what.partition(" what pod"), it) for check in (forward_policy, forward_rules) for it in check(node)]
+    return [(name, it.what, it.do) for (name, of_pods, _), it in split if of_pods]
+
+
 def without_pods(node: Node, chain: str) -> Iterator[Finding]:
     """Yield a finding for networks that have neither plugin firewall nor pods yet."""
     used = {it.network for it in node.inventory.attachments}

@@ -24,6 +24,8 @@ from fastcni.server.restoring.iptables_watch import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastcni.server.restoring.iptables_watch import IptablesWatch
 
     Where = tuple[int, str]
@@ -35,16 +37,18 @@ MAX_REPLAYS = 3                 # for a jump that stays away: maybe no program o
 
 
 class LegacyWatch:
-    """home: a descriptor of the namespace. iptables: gets what the tables lose. known: {(length, table): the kernel's
-    figures} at the last poll, None before the first.
+    """home: a descriptor of the namespace. iptables: gets what the tables lose. suspect_drops(): called when a table
+    filter has more rules that drop or reject than at the last poll. known: {(length, table): the kernel's
+    figures} at the last poll, None before the first. refusals: {length: number of those rules}.
 
     recorded: {length: number of pods' addresses that fastcni has let through iptables} at the last call. expected: from
     when on these need JUMP, in monotonic seconds; None: it was seen since. misses: polls in a row that missed it.
     """
 
-    def __init__(self, home: int, iptables: IptablesWatch) -> None:
-        self.home, self.iptables, self.next = home, iptables, 0.0
+    def __init__(self, home: int, iptables: IptablesWatch, suspect_drops: Callable[[], None]) -> None:
+        self.home, self.iptables, self.suspect_drops, self.next = home, iptables, suspect_drops, 0.0
         self.known: dict[Where, bytes] | None = None
+        self.refusals: dict[int, int] = {}
         self.zoned: set[Where] = set()          # the tables that have firewalld's chain
         self.recorded: dict[int, int] = {}
         self.expected: float | None = None
@@ -111,6 +115,11 @@ class LegacyWatch:
             if not first:
                 self.iptables.suspect(FIREWALLD_SOURCES, FIREWALLD)
         self.iptables.replace(where, jumps, table.has_chain)
+        if where[1] == FILTER:
+            before, now = self.refusals.get(where[0], 0), table.refusals()
+            self.refusals[where[0]] = now
+            if now > before and not first:
+                self.suspect_drops()
 
 
 def listed() -> list[Where]:

@@ -10,6 +10,7 @@ from fastcni._netlink import Batch, attributes
 from fastcni.daemon.backoff import Backoff
 from fastcni.kernel import deletions, netns, nft, uapi, wire
 from fastcni.kit.call import names
+from fastcni.server.restoring.drop_watch import DropWatch
 from fastcni.server.restoring.iptables_watch import IptablesWatch
 from fastcni.server.restoring.legacy_watch import LegacyWatch
 from fastcni.server.restoring.neighbour_watch import NeighbourWatch
@@ -50,7 +51,8 @@ class Watch:
         self.fds = {self.sock.fileno(), self.deletions.fileno(), self.neighbours.sock.fileno()}
         self.lock, self.reading, self.closed = Lock(), Lock(), False
         self.copy, self.mirror, self.iptables = Machine(STALE), TableMirror(), IptablesWatch()
-        self.legacy = LegacyWatch(home, self.iptables)
+        self.drops = DropWatch(home, restoring.drops, self.log)
+        self.legacy = LegacyWatch(home, self.iptables, self.drops.suspect)
         self.replay = Replay(home, restoring.replay, self.deleted_at, self.iptables, self.mirror,
                              self._replayed, self.log, at_start=at_start)
         self.backoff = Backoff()
@@ -96,6 +98,7 @@ class Watch:
                 self._wake_at(self.legacy.attend(started, pods=self.mirror.has_elements,
                                                   recorded=self.mirror.recorded()))
                 self._wake_at(self.replay.proceed(started))
+                self._wake_at(self.drops.proceed(started, settled=self.replay.idle))
             except OSError as e:
                 self._try_again()
                 self.log.error("restore_failed", netns=self.name, error=str(e))
@@ -152,6 +155,7 @@ class Watch:
             self.mirror.receive(kind, where, fields, payload)
         else:
             self.iptables.receive(kind, where, fields, payload)
+            self.drops.receive(kind, where[1], payload)
 
     def _read(self):
         try:

@@ -66,6 +66,11 @@ class Replay:
         self.failures = 0               # the number of replays that have failed since the last that has not
 
     @property
+    def idle(self) -> bool:
+        """Return whether no replay runs or is due."""
+        return self.machine.state == IDLE
+
+    @property
     def running(self) -> bool:
         return self.machine.state == RUNNING
 

@@ -21,6 +21,7 @@ from fastcni.server.restoring.replay import name_thread
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
+    from fastcni.server.restoring.drop_watch import Drops
     from fastcni.server.restoring.replay import Run
 
 # Seconds: announcements of this time are read together, and no ADD shares the processor with this thread
@@ -32,11 +33,12 @@ class Restoring:
     """The thread, and the namespaces that it watches.
 
     replay(deleted_at): restores in the calling thread's namespace what pods have there, and returns a
-    runtime.restore.Restored; None: this server replays nothing. deleted_at: see Watch.deleted_at().
+    runtime.restore.Restored; None: this server replays nothing. deleted_at: see Watch.deleted_at(). drops: see
+    DropWatch.
     """
 
-    def __init__(self, log: Logger, replay: Run | None = None) -> None:
-        self.log, self.replay = log, replay
+    def __init__(self, log: Logger, replay: Run | None = None, drops: Drops | None = None) -> None:
+        self.log, self.replay, self.drops = log, replay, drops
         self.watches: dict[int, Watch] = {}             # by a descriptor
         self.lock, self.stopping = Lock(), False
         # Counts for the metrics: tables and elements that were restored; replays of all namespaces

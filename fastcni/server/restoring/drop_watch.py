@@ -1,0 +1,96 @@
+"""Log what other programs' firewalls begin to drop of pods: each chain or rule once, with the command that shows it.
+
+A notification of a rule that drops, or of a chain with policy drop, does not say whose packets these are. So the whole
+firewall is read then, in a thread of its own: SETTLE_S later, because a replay may let the pods through, and PAUSE_S
+after the last time, because kube-proxy changes rules that drop or reject all the time.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import Thread
+from time import monotonic
+
+from fastcni.daemon.background import start_thread
+from fastcni.kernel import netns, nft, nft_rules
+from fastcni.kit.firewall.table import TABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from fastcni.daemon.log import Logger
+
+    Drops = Callable[[], Iterable[tuple[str, str, str]]]         # see DropWatch
+
+SETTLE_S, PAUSE_S = 3.0, 60.0
+
+
+class DropWatch:
+    """The watch of one network namespace. One thread calls its methods.
+
+    home: a descriptor of the namespace, for the caller to close. drops(): reads the firewall of the calling thread's
+    namespace; returns (name, sentence with the pods, what to do) of each chain or rule that drops packets of pods.
+    None: this server logs nothing.
+    """
+
+    def __init__(self, home: int, drops: Drops | None, log: Logger) -> None:
+        self.home, self.drops, self.log = home, drops, log
+        self.due: float | None = None
+        self.known: set[str] = set()            # what dropped packets when the firewall was last read
+        self.read_at = -PAUSE_S                 # in monotonic seconds
+        self.running = False
+
+    def receive(self, kind: int, table: str, payload: bytes) -> None:
+        """Read a message about a table. fastcni's own tables, also of the agent, are no news."""
+        if table.startswith(TABLE):
+            return
+        if kind == nft.NFT_MSG_NEWRULE and nft_rules.refuses(payload):
+            self.suspect()
+        elif kind == nft.NFT_MSG_NEWCHAIN:
+            chain = nft.read_base_chain(payload)
+            if chain and chain[3:] == ("filter", nft.NF_INET_FORWARD, nft.NF_DROP):
+                self.suspect()
+
+    def suspect(self) -> None:
+        """Read the firewall soon."""
+        if self.due is None:
+            self.due = monotonic() + SETTLE_S
+
+    def proceed(self, now: float, *, settled: bool) -> float | None:
+        """Read the firewall if that is due. settled: no replay runs or is due. Return when to call this again, in
+        monotonic seconds; None: after a message."""
+        if not self.drops or self.due is None:
+            return None
+        if not settled:
+            self.due = max(self.due, now + SETTLE_S)
+        begin = max(self.due, self.read_at + PAUSE_S)
+        if now < begin or self.running:
+            return max(begin, now + SETTLE_S) if self.running else begin
+        self.due, self.read_at = None, now
+        try:
+            home = os.dup(self.home)
+        except OSError as e:
+            self.log.warning("drops_unread", error=str(e))
+            return None
+        self.running = True
+        if not start_thread(Thread(target=self._work, args=(self.drops, home), name="drops", daemon=True), self.log):
+            self.running = False
+            os.close(home)
+        return None
+
+    def _work(self, drops, home):
+        try:
+            with netns.inside(home):
+                found = [*drops()]
+            for name, what, do in found:
+                if name not in self.known:
+                    self.log.warning("pods_dropped", what=what, do=do, netns=netns.identity(home)[1])
+            self.known = {name for name, _, _ in found}
+        except (OSError, netns.Lost) as e:      # Lost: this thread ends
+            self.log.warning("drops_unread", error=str(e))
+        except Exception:
+            self.log.exception("server_fault")
+        finally:
+            os.close(home)
+            self.running = False
