@@ -44,7 +44,7 @@ class AgentBeside:
         if self.thread:
             self.thread.join()
 
-    def _run(self):
+    def _run(self) -> None:
         while not self.ended.is_set():
             try:
                 self._run_once()
@@ -54,7 +54,7 @@ class AgentBeside:
                 self.log.error("agent_failed", error=repr(e), again_in=AGAIN_S, exc_info=True)
             self.ended.wait(AGAIN_S)
 
-    def _run_once(self):
+    def _run_once(self) -> None:
         with self._lock:
             if self.ended.is_set():
                 return

@@ -18,6 +18,8 @@ from fastcni.kernel import neighbours, rtnl, uapi, wire
 from fastcni.kit.links import find
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fastcni.daemon.log import Logger
 
 GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_NEIGH, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR,
@@ -104,7 +106,7 @@ class Keeper:
             self.log.info("links_removed", links=" ".join(gone))
         return count
 
-    def _make_links(self):
+    def _make_links(self) -> int:
         """Return how many settings of them were other ones."""
         count, failed = 0, False
         self.indexes = {}
@@ -119,36 +121,36 @@ class Keeper:
             self._retry()
         return count
 
-    def _resolve(self):
+    def _resolve(self) -> Tables:
         """The tables of the State. Routes can be on links that are not the agent's own: on the underlay."""
         for name in {route.link for route in self.wanted.routes} - self.indexes.keys():
             if link := find.link(self.ask, name):
                 self.indexes[name] = link.index
         return wanted_tables(self.wanted, self.indexes)
 
-    def _finish(self, refused):
+    def _finish(self, refused: Sequence[OSError]) -> None:
         self.due = None
         for e in refused[:3]:
             self.log.error("entry_refused", error=str(e), more=max(len(refused) - 3, 0))
         if refused:
             self._retry()
 
-    def _fail(self, e):
+    def _fail(self, e: OSError) -> None:
         """A request could not be sent or its answer not be read, without memory for instance: read all again, later."""
         self.log.error("entry_refused", error=str(e), more=0)
         self._retry()
 
-    def _retry(self):
+    def _retry(self) -> None:
         self.changed = True
         self.backoff.begin()
         self.due = self.backoff.until = monotonic() + max(self.backoff.seconds, RETRY_S)
 
     # -- announcements -------------------------------------------------------------------------------------------------
 
-    def _note_dropped(self):
+    def _note_dropped(self) -> None:
         self.changed = True
 
-    def _note(self, kind, payload):
+    def _note(self, kind: int, payload: bytes) -> None:
         if self.changed:
             return
         if kind in (uapi.RTM_NEWLINK, uapi.RTM_DELLINK):
@@ -161,7 +163,7 @@ class Keeper:
         elif kind in (uapi.RTM_NEWADDR, uapi.RTM_DELADDR):
             self.changed = rtnl.read_address(payload).index in self.indexes.values()
 
-    def _is_other_neighbour(self, kind, payload):
+    def _is_other_neighbour(self, kind: int, payload: bytes) -> bool:
         """Whether the announcement is about an entry of the State, and not as the State wants it."""
         it = neighbours.read_neighbour(payload)
         if it.family == uapi.AF_BRIDGE:
@@ -171,7 +173,7 @@ class Keeper:
         kept = kind == uapi.RTM_NEWNEIGH and it.state & uapi.NUD_PERMANENT and has == wanted
         return wanted is not None and not kept
 
-    def _is_other_route(self, kind, payload):
+    def _is_other_route(self, kind: int, payload: bytes) -> bool:
         it = rtnl.read_route(payload)
         if it is None or it.table != uapi.RT_TABLE_MAIN:
             return False

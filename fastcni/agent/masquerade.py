@@ -94,16 +94,16 @@ class Masquerade:
         batch = nft.stop(nft.del_table(nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT), FAMILY, TABLE))
         wire.exchange(self.ask, batch)
 
-    def _note(self, kind, payload):
+    def _note(self, kind: int, payload: bytes) -> None:
         if kind not in (nft.NFT_MSG_DELRULE, nft.NFT_MSG_DELCHAIN, nft.NFT_MSG_DELTABLE):
             return
         table = nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b""))
         self.suspect = self.suspect or (nft.read_family(payload), table) == (FAMILY, TABLE)
 
-    def _note_dropped(self):
+    def _note_dropped(self) -> None:
         self.suspect = True
 
-    def _write(self):
+    def _write(self) -> None:
         batch = nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT)
         nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="nat", hook=nft.NF_INET_POST_ROUTING,
                            priority=nft.NF_IP_PRI_NAT_SRC)
@@ -119,7 +119,7 @@ class Masquerade:
             self._add(batch, *nft_rules.saddr_not_in(*network), *nft_rules.daddr_in(*network), masquerade)
         wire.exchange(self.ask, nft.stop(batch))
 
-    def _add(self, batch, *expressions):
+    def _add(self, batch: Batch, *expressions: nft_rules.Expression) -> None:
         nft_rules.add_rule(batch, FAMILY, TABLE, CHAIN, *expressions)
 
 

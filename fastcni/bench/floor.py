@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fastcni.bench.calls import Flow
     from fastcni.bench.node import Network, Pod
     from fastcni.bench.sides import Plugins
+    from fastcni.kernel.wire import Socket
 
 GONE_SECONDS = 30
 SENDERS = 32                    # threads that wait for ACKs of deletions: more than there are deletions in 20 ms
@@ -76,7 +77,7 @@ class Floor:
                         verdicts=True)
             wire.exchange(self.firewall, nft.stop(batch))
 
-    def _make_bridge(self, network):
+    def _make_bridge(self, network: Network) -> int:
         snooping = not network.case.keys.get(UNFLOODED)
         wire.exchange(self.host, rtnl.new_bridge(Batch(), network.bridge, snooping=snooping))
         bridge = find.link(self.host, network.bridge)
@@ -115,25 +116,25 @@ class Floor:
 
     # ---- loopback, host-local ----
 
-    def _add_loopback(self, network, pod, fd, up=True):
+    def _add_loopback(self, network: Network, pod: Pod, fd: int, up: bool = True) -> None:
         sock = self._open_inside(fd)
         wire.exchange(sock, rtnl.set_link(Batch(), LOOPBACK, up=up))
         sock.close()
 
-    def _del_loopback(self, network, pod, fd):
+    def _del_loopback(self, network: Network, pod: Pod, fd: int) -> None:
         self._add_loopback(network, pod, fd, up=False)
 
-    def _add_host_local(self, network, pod, fd):
+    def _add_host_local(self, network: Network, pod: Pod, fd: int) -> None:
         file = os.open(network.file(network.address_of(pod)), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         os.write(file, f"{pod.name}\r\neth0".encode())
         os.close(file)
 
-    def _del_host_local(self, network, pod, fd):
+    def _del_host_local(self, network: Network, pod: Pod, fd: int) -> None:
         os.unlink(network.file(network.address_of(pod)))
 
     # ---- bridge, ptp ----
 
-    def _add_bridge(self, network, pod, fd):
+    def _add_bridge(self, network: Network, pod: Pod, fd: int) -> None:
         ipv6, known = not network.case.keys.get("disableIPv6"), network.case.keys.get(UNFLOODED)
         self._add_host_local(network, pod, fd)
         self._add_veth(pod, fd, self.bridges[network.bridge])
@@ -150,14 +151,14 @@ class Floor:
         if network.case.keys.get("ipMasq"):
             self._element(nft_elements.add_element, network, pod, pod.name, CHAIN)
 
-    def _know(self, network, pod, sock, inside):
+    def _know(self, network: Network, pod: Pod, sock: Socket, inside: int) -> None:
         """Let the bridge know a pod, as the key disableFlooding does."""
         port, peer = rtnl.Link(), find.link(sock, index=inside)
         assert peer is not None
         port.name, (port.index, _) = f"fcnb{pod.number}", self.made[pod.number]
         unflooded.ensure(self.host, self.bridges[network.bridge], port, peer.address, [network.address_of(pod)], False)
 
-    def _add_ptp(self, network, pod, fd):
+    def _add_ptp(self, network: Network, pod: Pod, fd: int) -> None:
         gateway, subnet = network.gateway, network.subnet_address
         self._add_host_local(network, pod, fd)
         host = self._add_veth(pod, fd)
@@ -173,7 +174,7 @@ class Floor:
         wire.exchange(sock, batch)
         sock.close()
 
-    def _add_veth(self, pod, fd, master=0):
+    def _add_veth(self, pod: Pod, fd: int, master: int = 0) -> int:
         """Return the host end's index. Keep both ends' indexes."""
         name, mac = f"fcnb{pod.number}", os.urandom(3)
         batch = rtnl.new_veth(Batch(), name, "eth0", fd, host_mac=b"\x02\xfc\0" + mac, peer_mac=b"\x02\xfc\1" + mac,
@@ -183,13 +184,13 @@ class Floor:
         self.made[pod.number] = link.index, link.peer
         return link.index
 
-    def _configure(self, network, pod):
+    def _configure(self, network: Network, pod: Pod) -> tuple[Batch, int]:
         """Return a Batch that sets the pod's end up with its address, and that end's index."""
         _, inside = self.made[pod.number]
         batch = rtnl.new_address(Batch(), inside, network.address_of(pod), 16)
         return rtnl.set_link(batch, inside, up=True), inside
 
-    def _del_bridge(self, network, pod, fd):
+    def _del_bridge(self, network: Network, pod: Pod, fd: int) -> None:
         index, _ = self.made.pop(pod.number)
         self.deletes.put(index)
         deadline = time.monotonic() + GONE_SECONDS
@@ -203,16 +204,16 @@ class Floor:
 
     _del_ptp = _del_bridge
 
-    def _send_deletes(self):
+    def _send_deletes(self) -> None:
         """Wait for the kernel's ACK of a deletion: it comes when memory is freed, 20 ms after the link is gone."""
         while (index := self.deletes.get()) is not None:
             wire.send(self.watcher, rtnl.del_link(Batch(), index=index).finish())
 
-    def _element(self, write, network, pod, *more):
+    def _element(self, write: Callable[..., Batch], network: Network, pod: Pod, *more: object) -> None:
         batch = write(nft.start(Batch()), nft.NFPROTO_INET, TABLE, MAP, network.address_of(pod), *more)
         wire.exchange(self.firewall, nft.stop(batch))
 
-    def _open_inside(self, fd, sysctls=()):
+    def _open_inside(self, fd: int, sysctls: Iterable[tuple[str, str]] = ()) -> Socket:
         with netns.inside(fd, self.home):
             for name, value in sysctls:
                 sysctl.offer(name, value)

@@ -75,7 +75,7 @@ class Forks:
             _ask(self.sock, IGNORE)
             self.sock.close()
 
-    def _read(self, sock):
+    def _read(self, sock: Socket) -> None:
         """Count until an event is younger than the end, or none comes: on a busy node there is always one."""
         while True:
             try:
@@ -95,7 +95,7 @@ class Forks:
                     return
                 self._count(self.counts, what, *processes)
 
-    def _count(self, counts, what, _, parent, child, child_process):
+    def _count(self, counts: list[int], what: int, _: int, parent: int, child: int, child_process: int) -> None:
         if what != FORK or parent not in self.known:
             return
         if child == child_process:

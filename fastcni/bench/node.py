@@ -90,7 +90,7 @@ class Node:
         """Replace all pods' namespaces by fresh ones, after a failed call."""
         ip_batch([line for pod in self.made for line in (f"netns del {pod.name}", f"netns add {pod.name}")])
 
-    def _remove(self):
+    def _remove(self) -> None:
         names = os.listdir(FOLDER) if os.path.isdir(FOLDER) else []
         ip_batch([f"netns del {name}" for name in names if name.startswith(self.prefix)])
 
@@ -136,13 +136,13 @@ class Network:
         asked = dict.fromkeys(keys.pop("runtimeConfig", {}), True)
         return {"type": "chain", "plugins": [{**keys, **each, "capabilities": asked} for each in self.case.chain]}
 
-    def _result(self, pod):
+    def _result(self, pod: Pod) -> dict[str, Any]:
         """Return the result that a plugin before would have answered."""
         return {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": pod.path}],
                 "ips": [{"address": f"{ip_text(self.address(pod.number))}/16", "gateway": ip_text(self.gateway),
                          "interface": 0}]}
 
-    def _line(self, text, pod=None):
+    def _line(self, text: str, pod: Pod | None = None) -> str:
         text = text.replace("@link", self.link).replace("@gateway", f"{ip_text(self.gateway)}/16")
         return text.replace("@pod", str(pod.number)) if pod else text
 

@@ -62,13 +62,13 @@ class Plugins:
         took, _ = one(self.ready(command, network, pod))
         return {self.name: took}
 
-    def _chain(self, network, pod):
+    def _chain(self, network: Network, pod: Pod) -> Sequence[dict[str, Any]]:
         """Return the keys of each call of a conflist, in the order of ADD."""
         if network.case.fused and os.path.exists(f"{self.folder}/chain"):
             return (network.fused(pod),)
         return network.case.chain
 
-    def _call_chain(self, command, network, pod):
+    def _call_chain(self, command: str, network: Network, pod: Pod) -> float:
         """Make a conflist's calls as a runtime does, DEL in reverse. Return the milliseconds of all processes."""
         took, chain = 0.0, self._chain(network, pod)
         for keys in chain if command == "ADD" else reversed(chain):
@@ -88,14 +88,14 @@ class Plugins:
         finally:
             self.check()
 
-    def _first(self, command, network, pod):
+    def _first(self, command: str, network: Network, pod: Pod) -> Callable[[], Running]:
         """Return a function that starts the first process of a pod's calls; its `then` starts the others."""
         if not network.case.chain:
             return self.ready(command, network, pod)
         chain = self._chain(network, pod)
         left = iter(chain if command == "ADD" else reversed(chain))
 
-        def following(output=b""):
+        def following(output: bytes = b"") -> Callable[[], Running] | None:
             if command == "ADD" and output:
                 network.results[pod] = json.loads(output)
             keys = next(left, None)
@@ -106,14 +106,16 @@ class Plugins:
             known = {"prevResult": network.results[pod]} if pod in network.results else {}
             ready = self.ready(command, network, pod, {**keys, **known}.items())
 
-            def start():
+            def start() -> Running:
                 running = ready()
                 running.then = following
                 return running
 
             return start
 
-        return following()
+        first = following()
+        assert first
+        return first
 
     def check(self) -> None:
         """Raise CniError if the server has ended."""
@@ -151,7 +153,7 @@ class Child:
             self.process.kill()
             self.process.wait()
 
-    def _wait_until_it_listens(self):
+    def _wait_until_it_listens(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             self.check()

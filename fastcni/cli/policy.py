@@ -16,6 +16,8 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastcni.agent.policy.asked import Answer, Direction, Sources
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.objects import Pod
@@ -34,7 +36,7 @@ class Question(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         return self._failing(super().invoke, ctx)
 
-    def _failing(self, do, *args, **keys):
+    def _failing(self, do: Callable[..., Any], *args: Any, **keys: Any) -> Any:
         try:
             return do(*args, **keys)
         except click.exceptions.Exit:           # of --help

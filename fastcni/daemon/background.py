@@ -53,7 +53,7 @@ class Background:
                 return
         run(fn, args)
 
-    def _start_one(self, job):
+    def _start_one(self, job: Job) -> bool:
         """Start a thread with its first job. Return False if that is impossible."""
         worker = Worker(job)
         try:
@@ -63,7 +63,7 @@ class Background:
         self.size += 1
         return True
 
-    def _work(self, worker):
+    def _work(self, worker: Worker) -> None:
         self._enter_home()
         while True:
             run(*worker.take())
@@ -73,7 +73,7 @@ class Background:
                 else:
                     self.free.append(worker)
 
-    def _enter_home(self):
+    def _enter_home(self) -> None:
         """Enter the server's namespace. If that fails, the thread works nevertheless: its jobs are about open
         sockets."""
         try:

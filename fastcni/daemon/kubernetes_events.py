@@ -87,7 +87,7 @@ class KubernetesEvents:
             one.count, one.last = one.count + 1, time.time()
         self.wake.set()
 
-    def _make_room(self):
+    def _make_room(self) -> bool:
         """Forget the oldest series that was sent. Return whether there was one."""
         sent = next((key for key, one in self.series.items() if one.sent == one.count), None)
         return sent is not None and bool(self.series.pop(sent))
@@ -109,7 +109,7 @@ class KubernetesEvents:
         if self.thread.is_alive():
             self.thread.join(STOP_S)    # as a daemon thread it does not hold up the process
 
-    def _run(self):
+    def _run(self) -> None:
         pause, ends = None, False
         while not ends:
             self.wake.wait(pause)
@@ -142,7 +142,7 @@ class KubernetesEvents:
                 pause = min(pause or SERIES_S, max(0.1, one.due - now))
         return pause
 
-    def _waiting(self):
+    def _waiting(self) -> list[Series]:
         """The series with lines that are not sent. Those that have ended are forgotten."""
         with self.lock:
             ended = [key for key, one in self.series.items()
@@ -151,7 +151,7 @@ class KubernetesEvents:
                 del self.series[key]
             return [one for one in self.series.values() if one.sent < one.count]
 
-    def _send(self, one):
+    def _send(self, one: Series) -> None:
         count, last = one.count, micro_time(one.last)           # they may rise meanwhile
         if one.name:
             try:

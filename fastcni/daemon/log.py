@@ -16,10 +16,19 @@ from fastcni.kit.call.request_log import JOURNAL, LOG_DAEMON, SYSLOG, journal_en
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-    from typing import Any
+    from typing import Any, Protocol
 
-    from structlog.typing import FilteringBoundLogger as Logger
     from structlog.typing import Processor
+
+    class Logger(Protocol):
+        """What writes a log: make()'s, and that of `dhcp daemon`, which has no structlog. One method for each level;
+        exception() is an error with the traceback of the exception that is handled."""
+
+        def debug(self, event: str, **fields: Any) -> object: ...
+        def info(self, event: str, **fields: Any) -> object: ...
+        def warning(self, event: str, **fields: Any) -> object: ...
+        def error(self, event: str, **fields: Any) -> object: ...
+        def exception(self, event: str, **fields: Any) -> object: ...
 
 DESTINATIONS = ("stderr", "syslog", "journald")
 LEVELS = ("debug", "info", "warning", "error")

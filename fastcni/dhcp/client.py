@@ -13,13 +13,19 @@ from fastcni.spec import address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Protocol
+    from collections.abc import Callable
+    from socket import socket
+    from typing import Protocol
+
+    from fastcni.daemon.log import Logger
+
+    Waiter = Callable[[str, "Client | None"], object]    # gets why there is no lease, else "", and the client
 
     class World(Protocol):
         """What surrounds a client. Times are seconds of CLOCK_BOOTTIME."""
 
         settings: Settings
-        log: Any
+        log: Logger
 
         def now(self) -> float: ...
         def random(self) -> float:
@@ -75,6 +81,15 @@ class Settings:
         self.broadcast = broadcast
 
 
+class Ear:
+    """A client's open packet socket. arp: it is one for ARP. sender: the UDP socket to send by, None: the same."""
+
+    __slots__ = ("arp", "sender", "sock")
+
+    def __init__(self, sock: socket, sender: socket | None = None, *, arp: bool = False) -> None:
+        self.sock, self.sender, self.arp = sock, sender, arp
+
+
 class Client:
     """The DHCP client of one attachment.
 
@@ -107,12 +122,12 @@ class Client:
         self.sent, self.timer = 0.0, float("inf")
         self.began: float | None = None
         self.lost = False
-        self.sock: Any = None
-        self.waiters: list[Any] = []
+        self.sock: Ear | None = None
+        self.waiters: list[Waiter] = []
 
     # What happens to it ----------------------------------------------------------------------------
 
-    def event(self, kind: str, message: Any = None) -> None:
+    def event(self, kind: str, message: packets.Message | Lease | None = None) -> None:
         """Make the transition for an event, if the table has one. message: of OFFER and NAK; the Lease of an ACK."""
         row = states.TABLE.get((self.state, kind))
         if row is None:
@@ -194,18 +209,18 @@ class Client:
 
     # Acquiring -------------------------------------------------------------------------------------
 
-    def discover(self, _: Any) -> None:
+    def discover(self, _: object) -> None:
         self.wanted = packets.NO_ADDRESS, packets.NO_ADDRESS
         self._begin()
         if not self._given_up():
             self._transmit(packets.DISCOVER)
 
-    def discover_again(self, _: Any) -> None:
+    def discover_again(self, _: object) -> None:
         self.tries += 1
         if not self._given_up():
             self._transmit(packets.DISCOVER)
 
-    def _given_up(self):
+    def _given_up(self) -> bool:
         """Whether an ADD has failed now. A pod that had a lease tries on."""
         if self.waiters and self.world.now() - (self.began or 0.0) >= self.world.settings.resend_timeout_s:
             self._fail(rpc.NO_MORE_TRIES)
@@ -217,14 +232,14 @@ class Client:
         self.tries, self.sent = 0, self.world.now()
         self._transmit(packets.REQUEST)
 
-    def request_again(self, _: Any) -> None:
+    def request_again(self, _: object) -> None:
         self.tries += 1
         if self.tries >= (REBOOT_TRIES if self.state == states.REBOOTING else REQUEST_TRIES):
             self.event(states.SILENCE)
         else:
             self._transmit(packets.REQUEST)
 
-    def refused(self, _: Any) -> None:
+    def refused(self, _: object) -> None:
         self.world.log.info("lease_refused", lease=self.owner.name, address=address.ip_text(self.wanted[0]))
         self._pause()
 
@@ -239,7 +254,7 @@ class Client:
             return
         self._probe()
 
-    def probe_again(self, _: Any) -> None:
+    def probe_again(self, _: object) -> None:
         self.tries += 1
         if self.tries >= PROBES:
             self.event(states.SILENCE)
@@ -254,7 +269,7 @@ class Client:
         except OSError as e:
             self._not_sent(e)
 
-    def bind(self, _: Any) -> None:
+    def bind(self, _: object) -> None:
         assert self.offered
         self._hold(self.offered, "lease_acquired")
         if self.lost:
@@ -263,7 +278,7 @@ class Client:
         self.failures, self.began = 0, None
         self.world.settle(self)
 
-    def decline(self, _: Any) -> None:
+    def decline(self, _: object) -> None:
         assert self.offered
         self.world.log.warning("address_in_use", lease=self.owner.name, address=address.ip_text(self.offered.address),
                                why="another host answered an ARP probe for it")
@@ -276,22 +291,22 @@ class Client:
 
     # Holding ---------------------------------------------------------------------------------------
 
-    def renew(self, _: Any) -> None:
+    def renew(self, _: object) -> None:
         self._begin()
         self._renew(self.lease.t2)      # type: ignore[union-attr]  # it is BOUND
 
-    def renew_again(self, _: Any) -> None:
+    def renew_again(self, _: object) -> None:
         assert self.lease
         if self.world.now() >= self.lease.t2:
             self.event(states.T2)
         else:
             self._renew(self.lease.t2)
 
-    def rebind(self, _: Any) -> None:
+    def rebind(self, _: object) -> None:
         self._begin()
         self._renew(self.lease.expires)         # type: ignore[union-attr]  # it has a lease
 
-    def rebind_again(self, _: Any) -> None:
+    def rebind_again(self, _: object) -> None:
         assert self.lease
         if self.world.now() >= self.lease.expires:
             self.event(states.EXPIRED)
@@ -317,7 +332,7 @@ class Client:
             return self._encode(packets.REQUEST, ciaddr=held)
         return self._encode(packets.REQUEST, wanted=held)
 
-    def _listen_to_renew(self):
+    def _listen_to_renew(self) -> None:
         """Unicast needs the address on the link, and the right to use port 68. Else broadcast, as the reference."""
         if self.state == states.RENEWING:
             try:
@@ -337,7 +352,7 @@ class Client:
         lease.prefix = self.lease.prefix
         self._hold(lease, "lease_renewed")
 
-    def lose(self, _: Any) -> None:
+    def lose(self, _: object) -> None:
         """The lease is gone: the pod must not use its address any more. Try to get another one."""
         assert self.lease
         ended = self.world.now() >= self.lease.expires
@@ -352,7 +367,7 @@ class Client:
         self.lost, self.lease, self.began = True, None, None
         self._pause()
 
-    def _hold(self, lease, event):
+    def _hold(self, lease: Lease, event: str) -> None:
         self.world.quiet(self)
         self.lease, self.offered = lease, None
         self.world.keep(self)
@@ -362,7 +377,7 @@ class Client:
 
     # Packets ---------------------------------------------------------------------------------------
 
-    def _begin(self):
+    def _begin(self) -> None:
         """Begin an exchange."""
         self.world.quiet(self)
         self.xid = int(self.world.random() * 0xFFFFFFFF)
@@ -370,14 +385,14 @@ class Client:
         if self.began is None:
             self.began = self.sent
 
-    def _pause(self):
+    def _pause(self) -> None:
         """Go on in INIT after a while: at once for the first time."""
         self.world.quiet(self)
         pause = min(FIRST_PAUSE_S * 2 ** (self.failures - 1), MAX_PAUSE_S) if self.failures else 0.0
         self.failures += 1
         self.world.schedule(self, self.world.now() + pause)
 
-    def _transmit(self, kind):
+    def _transmit(self, kind: int) -> None:
         """Send DISCOVER or REQUEST, and set the timer for the next one."""
         when = self.world.now() + self._wait()
         if self.waiters:                # an ADD must fail before its plugin gives up
@@ -390,7 +405,7 @@ class Client:
         except OSError as e:
             self._not_sent(e)
 
-    def _wait(self):
+    def _wait(self) -> float:
         """Seconds until the next try: short at first, then from `timeout` on doubled, up to `resendmax`."""
         settings, late = self.world.settings, self.tries - len(QUICK_WAITS_S)
         if late < 0:
@@ -399,10 +414,11 @@ class Client:
             wait = min(settings.timeout_s * 2 ** min(late, 16), settings.resend_max_s)
         return wait * (0.9 + 0.2 * self.world.random())
 
-    def _not_sent(self, e):
+    def _not_sent(self, e: OSError) -> None:
         self.world.log.warning("packet_not_sent", lease=self.owner.name, why=str(e))
 
-    def _encode(self, kind, wanted=packets.NO_ADDRESS, server=packets.NO_ADDRESS, ciaddr=packets.NO_ADDRESS):
+    def _encode(self, kind: int, wanted: bytes = packets.NO_ADDRESS, server: bytes = packets.NO_ADDRESS,
+                ciaddr: bytes = packets.NO_ADDRESS) -> bytes:
         options = {packets.CLIENT_ID: self.owner.key, **self.owner.provide, packets.MESSAGE_TYPE: bytes((kind,))}
         if kind in (packets.DISCOVER, packets.REQUEST):
             options[packets.MAX_SIZE] = MAX_MESSAGE_BYTES.to_bytes(2, "big")

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from socket import socket
 
 MAX_THREADS = 8
 IDLE_S = 1.0
@@ -21,11 +21,11 @@ class Closer:
     """close(sock) returns at once. It is called by one thread only, which is in the daemon's namespace."""
 
     def __init__(self) -> None:
-        self.sockets: SimpleQueue[Any] = SimpleQueue()
+        self.sockets: SimpleQueue[socket] = SimpleQueue()
         self.lock = threading.Lock()
         self.threads = 0
 
-    def close(self, sock: Any) -> None:
+    def close(self, sock: socket) -> None:
         self.sockets.put(sock)
         with self.lock:
             start = self.threads < min(MAX_THREADS, self.sockets.qsize())
@@ -37,13 +37,13 @@ class Closer:
                 self._ended()
                 self._close_one(0)
 
-    def _work(self):
+    def _work(self) -> None:
         while self._close_one(IDLE_S):
             continue
         self._ended()
         self._close_one(0)                      # of a close() that still counted on this thread
 
-    def _close_one(self, seconds):
+    def _close_one(self, seconds: float) -> bool:
         try:
             self.sockets.get(timeout=seconds).close()
         except Empty:
@@ -52,6 +52,6 @@ class Closer:
             return True                         # it is closed all the same
         return True
 
-    def _ended(self):
+    def _ended(self) -> None:
         with self.lock:
             self.threads -= 1

@@ -24,7 +24,8 @@ from fastcni.kernel import netns
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+
+    from fastcni.daemon.log import Logger
 
 RETRY_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -36,7 +37,7 @@ class Daemon:
     Raises ListenError, OSError.
     """
 
-    def __init__(self, flags: flag.Flags, log: Any, *, handed_over: bool = True) -> None:
+    def __init__(self, flags: flag.Flags, log: Logger, *, handed_over: bool = True) -> None:
         """handed_over: a socket of systemd for this process is the daemon's."""
         self.log = log
         path = flags.hostprefix + flags.socketpath
@@ -71,7 +72,7 @@ class Daemon:
         self.listening.unlock()
         self.log.info("dhcp_stopped")
 
-    def _come_home(self):
+    def _come_home(self) -> None:
         while True:
             try:
                 netns.ensure(self.engine.home)

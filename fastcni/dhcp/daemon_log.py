@@ -34,7 +34,7 @@ class Log:
     def exception(self, event: str, **fields: object) -> None:
         self._write("error", event, fields | {"exception": traceback.format_exc()})
 
-    def _write(self, level, event, fields):
+    def _write(self, level: str, event: str, fields: dict[str, object]) -> None:
         if LEVELS.index(level) < self.least:
             return
         now = time.time()

@@ -8,7 +8,7 @@ import time
 
 from fastcni.dhcp import client_states as states
 from fastcni.dhcp import frames, links, packets
-from fastcni.dhcp.client import Client, LinkGone, Settings
+from fastcni.dhcp.client import Client, Ear, LinkGone, Settings
 from fastcni.dhcp.closer import Closer
 from fastcni.dhcp.lease import Lease, Owner, result_of
 from fastcni.dhcp.lease_files import LeaseFiles, Saved
@@ -20,21 +20,13 @@ from fastcni.spec import address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from typing import Any
+    from collections.abc import Collection
 
-    Waiter = Callable[[str, "Client | None"], object]
+    from fastcni.daemon.log import Logger
+    from fastcni.dhcp.client import Waiter
+
 
 CHECK_S = 30.0                  # how often the engine looks for pods that are gone
-
-
-class Ear:
-    """A client's open packet socket. arp: it is one for ARP. sender: the UDP socket to send by, None: the same."""
-
-    __slots__ = ("arp", "sender", "sock")
-
-    def __init__(self, sock: Any, sender: Any = None, *, arp: bool = False) -> None:
-        self.sock, self.sender, self.arp = sock, sender, arp
 
 
 class Engine:
@@ -45,7 +37,7 @@ class Engine:
     clients: client.World describes the methods of that.
     """
 
-    def __init__(self, loop: Loop, files: LeaseFiles, settings: Settings, log: Any, root: str = "") -> None:
+    def __init__(self, loop: Loop, files: LeaseFiles, settings: Settings, log: Logger, root: str = "") -> None:
         self.loop, self.files, self.settings, self.log, self.root = loop, files, settings, log, root
         self.home = netns.open_own()
         self.clients: dict[bytes, Client] = {}
@@ -81,7 +73,7 @@ class Engine:
         else:
             client.acquire()
 
-    def _is_same(self, client, owner):
+    def _is_same(self, client: Client, owner: Owner) -> bool:
         """Whether the client is for the owner's namespace, and its link is the one that has the lease."""
         if client.owner.inode != owner.inode:
             return False
@@ -112,7 +104,7 @@ class Engine:
             self._let_go(client)
             return address.ip_text(lease.address) if lease else ""
         if saved:
-            self._release_from_here(Client(saved.owner, self, saved.lease))
+            self._release_from_here(Client(saved.owner, self, saved.lease), saved.lease)
             self._remove_file(key)
             return address.ip_text(saved.lease.address)
         return ""
@@ -163,7 +155,7 @@ class Engine:
         self.clients.clear()
         os.close(self.home)
 
-    def _is_gone(self, client):
+    def _is_gone(self, client: Client) -> bool:
         state = links.presence_of(client.owner, self.seen.get(client.owner.key, 0.0), self.root)
         if state == ALIVE:
             self.seen[client.owner.key] = links.seen_now()
@@ -187,7 +179,7 @@ class Engine:
                                                           client.lease)))       # type: ignore[arg-type]
         client.configured = True
 
-    def _open(self, client, ear):
+    def _open(self, client: Client, ear: Ear) -> None:
         client.sock = ear
         self.loop.add(ear.sock.fileno(), lambda: self._read(client, ear))
 
@@ -200,22 +192,23 @@ class Engine:
             client.sock = None
 
     def send(self, client: Client, data: bytes) -> None:
-        ear = client.sock
-        if ear.sender:
-            lease: Lease = client.lease        # type: ignore[assignment]  # it is RENEWING
+        ear, lease = client.sock, client.lease
+        assert ear                      # the client has called listen()
+        if ear.sender and lease:        # RENEWING
             try:
                 ear.sender.sendto(data, (address.ip_text(lease.server), packet_sockets.SERVER_PORT))
                 return
             except OSError as e:        # a firewall of the pod refuses it, for instance
                 self.log.debug("no_unicast", lease=client.owner.name, why=str(e))
-        source = client.lease.address if client.lease and client.configured else packets.NO_ADDRESS
+        source = lease.address if lease and client.configured else packets.NO_ADDRESS
         packet_sockets.send_to(ear.sock, client.owner.ifname, frames.to_server(data, source))
 
     def probe(self, client: Client, wanted: bytes) -> None:
+        assert client.sock
         packet_sockets.send_to(client.sock.sock, client.owner.ifname, frames.probe(client.mac, wanted),
                                protocol=ETH_P_ARP)
 
-    def _read(self, client, ear):
+    def _read(self, client: Client, ear: Ear) -> None:
         """Read all that waits on the socket, until the client closes it."""
         while client.sock is ear:
             try:
@@ -227,7 +220,7 @@ class Engine:
                 self.log.debug("socket_failed", lease=client.owner.name, why=str(e))
                 self.quiet(client)
 
-    def _read_one(self, client, ear):
+    def _read_one(self, client: Client, ear: Ear) -> bool:
         found = packet_sockets.receive(ear.sock)
         if not found:
             return False
@@ -247,7 +240,7 @@ class Engine:
         except OSError as e:
             self.log.error("lease_not_saved", lease=client.owner.name, why=str(e))
 
-    def _remove_file(self, key):
+    def _remove_file(self, key: bytes) -> None:
         try:
             self.files.remove(key)
         except OSError as e:
@@ -280,28 +273,27 @@ class Engine:
         self.log.info("pod_gone", lease=client.owner.name, why=why)
         self.settle(client, why)
         if client.lease:
-            self._release_from_here(client)
+            self._release_from_here(client, client.lease)
         self._remove(client)
 
     # The end of a lease ----------------------------------------------------------------------------
 
-    def _let_go(self, client):
+    def _let_go(self, client: Client) -> None:
         """Release what the client has, from the pod's link if that is there, and forget it."""
         self.quiet(client)
-        client.lease = client.lease or client.offered
-        if client.lease:
-            self._release_from_pod(client)
+        client.lease = lease = client.lease or client.offered
+        if lease:
+            self._release_from_pod(client, lease)
         self._remove(client)
 
-    def _release_from_pod(self, client):
+    def _release_from_pod(self, client: Client, lease: Lease) -> None:
         """Take the address from the link, then send RELEASE from it: no packet comes from the address any more. It goes
         to the MAC that the ACK came from. The kernel need not ask for it, so the link may be deleted at once."""
-        lease = client.lease
         self.unassign(client)
         try:
             sock, link, _ = links.listen(client.owner, self.root, self.home, 0)
         except (LinkGone, OSError):
-            self._release_from_here(client)
+            self._release_from_here(client, lease)
             return
         client.mac = link.address
         packet = frames.to_server(client.release_message(), lease.address, lease.server)
@@ -314,10 +306,9 @@ class Engine:
             self.closer.close(sock)
         self.log.info("lease_released", lease=client.owner.name, address=address.ip_text(lease.address), sent_by="pod")
 
-    def _release_from_here(self, client):
+    def _release_from_here(self, client: Client, lease: Lease) -> None:
         """The pod's link is gone. RELEASE names the lease by its client id and address, so it may come from elsewhere:
         a server that the node reaches frees the address now, another one when the lease expires."""
-        lease = client.lease
         try:
             packet_sockets.send_from_here(address.ip_text(lease.server), client.release_message())
         except OSError as e:

@@ -92,7 +92,7 @@ class Lease:
     def t1(self) -> float:
         return self.acked + self._share(packets.T1, T1_SHARE, self.t2 - self.acked)
 
-    def _share(self, code, share, most):
+    def _share(self, code: int, share: float, most: float) -> float:
         """T1 or T2 in seconds: the server's, unless it is 0 or beyond `most`; least_pause at least."""
         found = packets.number_of(self.options.get(code, b""), 4)
         return max(found, self.least_pause) if found and found < most else min(self.seconds * share, most)

@@ -10,7 +10,9 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, Protocol
+    from typing import Protocol
+
+    from fastcni.daemon.log import Logger
 
     class Timed(Protocol):
         """Something with a time. `timer` is changed by Loop.schedule() alone."""
@@ -25,7 +27,7 @@ MAX_WAIT_S = 30.0               # epoll's clock stands still while the node is s
 class Loop:
     """add(fd, call) calls call() while the descriptor is readable; schedule(item, when) calls item.due() then."""
 
-    def __init__(self, log: Any) -> None:
+    def __init__(self, log: Logger) -> None:
         self.log = log
         self.epoll = select.epoll()
         self.calls: dict[int, Callable[[], object]] = {}
@@ -78,7 +80,7 @@ class Loop:
             if item.timer == when:
                 self._run(item.due)
 
-    def _run(self, call):
+    def _run(self, call: Callable[[], object]) -> None:
         try:
             call()
         except Exception:

@@ -165,7 +165,7 @@ def domains(content: bytes) -> list[str]:
     return names
 
 
-def _domain(content, at):
+def _domain(content: bytes, at: int) -> tuple[str, int]:
     """(a name, where the next begins); ("", ...) for a bad one. A pointer leads backwards only, so this ends."""
     labels: list[bytes] = []
     after, limit = 0, len(content)

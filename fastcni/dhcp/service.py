@@ -11,9 +11,10 @@ from fastcni.spec.errors import INVALID_NETNS, CniError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
     from typing import Any
 
-    from fastcni.dhcp.client import Client
+    from fastcni.dhcp.client import Client, Waiter
     from fastcni.dhcp.engine import Engine
 
 RECEIVE_BYTES = 1 << 16
@@ -29,7 +30,7 @@ class Service:
         self.connections: set[Connection] = set()
         self.loop.add(sock.fileno(), self._accept)
 
-    def _accept(self):
+    def _accept(self) -> None:
         try:
             while True:
                 conn, _ = self.sock.accept()
@@ -51,7 +52,7 @@ class Service:
 class Later:
     """A call for Loop.schedule()."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Callable[[], None]) -> None:
         self.due, self.timer = call, 0.0
 
 
@@ -63,7 +64,7 @@ class Connection:
         self.greeting, self.greeted = b"", False
         self.decoder, self.encoder = gob.Decoder(), gob.Encoder()
         self.header: dict[str, Any] | None = None
-        self.waiter: Any = None         # what answers an open ALLOCATE
+        self.waiter: Waiter | None = None         # what answers an open ALLOCATE
         self.unsent = b""
         self.loop.add(sock.fileno(), self._read)
 
@@ -75,7 +76,7 @@ class Connection:
             if self.waiter:
                 self.engine.leave(self.waiter)
 
-    def _read(self):
+    def _read(self) -> None:
         try:
             data = self.sock.recv(RECEIVE_BYTES)
             if not data or len(self.decoder.data) > MAX_UNREAD_BYTES:
@@ -94,7 +95,7 @@ class Connection:
             self.engine.log.warning("call_unreadable", why=str(e))
             self.close()
 
-    def _greet(self, data):
+    def _greet(self, data: bytes) -> None:
         self.greeting += data
         head, end, rest = self.greeting.partition(b"\n\n")
         if not GREETING.startswith(head[:len(GREETING)]) or len(self.greeting) > RECEIVE_BYTES:
@@ -105,7 +106,7 @@ class Connection:
             self.decoder.feed(rest)
             self._serve()
 
-    def _serve(self):
+    def _serve(self) -> None:
         while (found := self.decoder.next_value()) is not None:
             if self.header is None:
                 self.header = found
@@ -116,7 +117,7 @@ class Connection:
             except CniError as e:
                 self._answer(header, None, str(e))
 
-    def _call(self, header, args):
+    def _call(self, header: dict[str, Any], args: dict[str, Any]) -> None:
         method = header.get("ServiceMethod", "")
         if method == rpc.STATUS:
             self._answer(header, {})
@@ -139,16 +140,16 @@ class Connection:
             self._answer(header, None, f"{rpc.NO_METHOD}method {method}" if "." in method
                          else f"rpc: service/method request ill-formed: {method}")
 
-    def _settled(self, header, error, client):
+    def _settled(self, header: dict[str, Any], error: str, client: Client | None) -> None:
         if error or client is None or client.lease is None:
             self._answer(header, None, error or "the lease is gone")
         else:
             self._answer(header, rpc.to_result(result_of(client.lease, client.owner.priority)))
 
-    def _answer(self, header, result, error=""):
+    def _answer(self, header: dict[str, Any], result: dict[str, Any] | None, error: str = "") -> None:
         self._send(rpc.answer(self.encoder, header, result, error))
 
-    def _send(self, data=b""):
+    def _send(self, data: bytes = b"") -> None:
         """Send; what the plugin does not take at once goes out when it reads."""
         self.unsent += data
         try:

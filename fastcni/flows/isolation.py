@@ -38,7 +38,7 @@ class Isolation:
         others = [self.ports.get(self.indexes.get(link, 0)) for link in pod.links]
         return any(other and other is not port and other.master == port.master for other in others)
 
-    def _refresh(self):
+    def _refresh(self) -> None:
         if monotonic() < self.until:
             return
         self.until = monotonic() + KEPT_S

@@ -94,7 +94,7 @@ class Traces:
             self._allow(followed, it)
         return None
 
-    def _begin(self, it):
+    def _begin(self, it: Trace) -> None:
         """The first message in a base chain. The kernel gives the number of a packet to a later packet again."""
         followed, packet = self.followed.get(it.id), packets.read(it.network, it.transport)
         if packet is None:
@@ -106,7 +106,7 @@ class Traces:
             followed = self.followed[it.id] = Followed(packet)
         followed.base = it.chain
 
-    def _allow(self, followed, it):
+    def _allow(self, followed: Followed, it: Trace) -> None:
         if it.chain == followed.base:       # not of a policy: the pod's own lease, and so on
             return
         followed.allowed.append((it.chain, it.handle))

@@ -96,7 +96,7 @@ def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> l
     It takes some milliseconds, because the kernel locks each bucket of its table in turn. Linux before 5.8 sends the
     complete table.
     """
-    def fill(batch):
+    def fill(batch: Batch) -> None:
         to_port(batch, protocol, port)
         if not port:
             batch.be32(CTA_STATUS, IPS_DST_NAT).be32(CTA_STATUS_MASK, IPS_DST_NAT)

@@ -15,7 +15,7 @@ from fastcni.kernel import streams, waiting
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any, TypeVar
+    from typing import Any, Self, TypeVar
 
     T = TypeVar("T")
 
@@ -108,10 +108,10 @@ class Connection:
             self.sock.close()
             raise
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ AGENT = "policy agent"          # for network policies: until it knows the pod
 class CallerGone(Exception):
     """The caller of the request has left: the request need not be answered."""
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "the caller has left"
 
 

@@ -80,7 +80,7 @@ class LatencyRequest:
             os.close(self.timer)
             self.timer = None
 
-    def _write(self, microseconds):
+    def _write(self, microseconds: int) -> None:
         if self.device is None:
             return
         try:
@@ -89,7 +89,7 @@ class LatencyRequest:
             self._drop()
             self.log.warning("latency_request_unavailable", why=str(e))
 
-    def _drop(self):
+    def _drop(self) -> None:
         """Close the device. The timer may still be registered for events."""
         if self.device is not None:
             os.close(self.device)

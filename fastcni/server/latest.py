@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from fastcni.daemon.background import start_thread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.daemon.log import Logger
 
 Value = TypeVar("Value")
 WAIT_S = 1.0                    # that a caller waits for a new value; then it gets the last one
@@ -17,7 +21,7 @@ class Latest(Generic[Value]):
     """make(): may be slow; a thread is started for it. first: the value before there is one. good_s: how long a value
     is good for. Nothing runs without calls of get()."""
 
-    def __init__(self, make: Callable[[], Value], first: Value, good_s: float, log: Any, name: str) -> None:
+    def __init__(self, make: Callable[[], Value], first: Value, good_s: float, log: Logger, name: str) -> None:
         self.make, self.last, self.good_s, self.log, self.name = make, first, good_s, log, name
         self.lock, self.ready = Lock(), Event()
         self.running, self.made = False, 0.0
@@ -36,13 +40,13 @@ class Latest(Generic[Value]):
             self.ready.wait(WAIT_S)
         return self.last
 
-    def _start(self):
+    def _start(self) -> bool:
         if start_thread(Thread(target=self._work, name=self.name, daemon=True), self.log):
             return True
         self.running = False
         return False
 
-    def _work(self):
+    def _work(self) -> None:
         try:
             self.last = self.make()
             self.made = monotonic()

@@ -43,7 +43,7 @@ class Upkeep:
         self.ended.set()
         self.thread.join()
 
-    def _run(self):
+    def _run(self) -> None:
         due = monotonic() + self.tidy_s
         while not self.ended.wait(min(BEAT_S, self.tidy_s)):
             try:

@@ -76,7 +76,7 @@ class FakeRuntime:
 @pytest.fixture
 def fake_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests go to a fake_sockets.Socket, and replies come from its queue."""
-    def send(sock, data):
+    def send(sock: Any, data: bytes) -> None:
         if waiting.here.request.show:
             waiting.here.request.show(">", data)
         sock.send(data)
@@ -98,36 +98,36 @@ def fake_runtime(tmp_path: Path, fake_sockets: None, third_party_plugins: None,
     state = FakeRuntime(tmp_path)
 
     class Inside:
-        def __init__(self, fd, home=None):
+        def __init__(self, fd: int, home: int | None = None) -> None:
             self.fd = fd
 
-        def __enter__(self):
+        def __enter__(self) -> None:
             self.home, state.node.here = state.node.here, state.node.namespaces[self.fd]
 
-        def __exit__(self, *_):
+        def __exit__(self, *_: object) -> None:
             state.node.here = self.home
 
-    def open_path(path):
+    def open_path(path: str) -> int:
         if path not in state.pods:
             raise FileNotFoundError(2, "No such file or directory", path)
         return open_namespace(state.pods[path])
 
-    def open_namespace(name):
+    def open_namespace(name: str) -> int:
         fd = os.open(tmp_path / f"netns-{name}", os.O_RDONLY | os.O_CREAT, 0o600)
         state.node.namespaces[fd] = name
         return fd
 
-    def ask(function, *args):
+    def ask(function: Callable[..., object], *args: object) -> None:
         """A request that is no netlink message."""
         try:
             function(*args)
         except Refused as e:
             raise OSError(e.errno, os.strerror(e.errno)) from None
 
-    def open_socket(*args, **keys):
+    def open_socket(*args: Any, **keys: Any) -> object:
         return state.node.socket(*args, **keys)
 
-    def write(name, value):
+    def write(name: str, value: str) -> None:
         if (state.node.here, "/conf/" in name) == (POD, False):
             ask(state.node.count)
         state.node.sysctls[state.node.here, name] = value

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from typing import Any
 
-    from fastcni.agent.contract import NetworkConf, Underlay
+    from fastcni.agent.contract import Address, NetworkConf, Underlay
 
 KEYS = {"VNI": 1, "Port": 0, "Learning": False, "GBP": False, "DirectRouting": False, "MTU": 0}
 MAX_VNI = (1 << 24) - 1
@@ -47,7 +47,7 @@ class Vxlan:
         self.macs = {family: kept_mac(folder, self._link(family)) if publishes else
                      derived_mac(underlay.public[family], keys["VNI"]) for family in self.families}
 
-    def _link(self, family):
+    def _link(self, family: int) -> str:
         return NAMES[family].format(self.keys["VNI"])
 
     def data(self) -> Mapping[int, Mapping[str, Any]]:
@@ -91,7 +91,7 @@ class Vxlan:
             yield Link(name, "vxlan", self.mtu(), self.macs[family], settings, (f"{address}/{address.max_prefixlen}",),
                        {f"ipv6/conf/{name}/accept_ra": "0"} if family == 6 else {})
 
-    def _tunnel_end(self, node, family):
+    def _tunnel_end(self, node: Node, family: int) -> tuple[str, Address]:
         """Return (MAC, public address) of a node's end of the tunnel. Raises ValueError."""
         if node.backend != self.name:
             raise ValueError(f'its backend is "{node.backend}"')

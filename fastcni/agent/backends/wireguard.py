@@ -79,7 +79,7 @@ class Wireguard:
         return State(tuple(self._link(me, outer) for outer in self.tunnels), routes=frozenset(routes),
                      peers=frozenset(peers), skipped=skipped)
 
-    def _link(self, me, outer):
+    def _link(self, me: Node, outer: int) -> Link:
         name, families = self.tunnels[outer]
         port = self.keys["ListenPortV6" if name == LINKS[6] else "ListenPort"]
         addresses = [me.subnets[family].network_address for family in families]

@@ -95,14 +95,14 @@ class Bgp:
         self.told, self.problem = text, ""
         self.log.info("announced", prefixes=" ".join(map(str, prefixes)))
 
-    def _is_kept(self, now):
+    def _is_kept(self, now: float) -> bool:
         """Whether the engine still has what it was told. It is asked each CHECK_S. Raises BgpError."""
         if now - self.checked < self.engine.CHECK_S:
             return True
         self.checked = now
         return self.engine.is_applied(self.settings)
 
-    def _tell_problem(self, text):
+    def _tell_problem(self, text: str) -> None:
         if text != self.problem:
             self.log.error("bgp_failed", error=text)
         self.problem = text

@@ -33,7 +33,7 @@ from fastcni.agent.policy.state import (
 from fastcni.kernel.nft_elements import concat, service
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from fastcni.agent.policy.objects import Group, Pod, Policy
     from fastcni.agent.policy.state import Change
@@ -193,7 +193,7 @@ class Compiler:
         if old:
             self._unuse(old, self._journal.put_chain)
 
-    def _unuse(self, name, put):
+    def _unuse(self, name: str, put: Callable[[str, None], None]) -> None:
         self._used[name] -= 1
         if not self._used[name]:
             del self._used[name]

@@ -72,7 +72,7 @@ class Listing:
         """List the flows from and to these addresses."""
         self._flows = self._thread.submit(self._list, ends)
 
-    def _list(self, ends):
+    def _list(self, ends: Collection[bytes] | None) -> list[Flow]:
         began = monotonic()
         try:
             return conntrack.list_flows(self._sock, ends)

@@ -30,6 +30,7 @@ from fastcni.daemon import listening
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Asked = dict[str, Any]
     Answer = dict[str, Any]
 
 MAX_BYTES = 4 << 20             # of a request: a GC names all attachments of a network
@@ -44,7 +45,7 @@ class Caller:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.data, self.until = sock, b"", monotonic() + IDLE_S
-        self.asked: dict[str, Any] | None = None
+        self.asked: Asked | None = None
         self.watched = False
 
 
@@ -52,7 +53,7 @@ class Requests:
     """answer(request, seconds that it has waited): the answer; None: ask again at the next attend(), because something
     it waits for may have come."""
 
-    def __init__(self, path: str, answer: Callable[[dict[str, Any], float], Answer | None]) -> None:
+    def __init__(self, path: str, answer: Callable[[Asked, float], Answer | None]) -> None:
         """Listen. Raises ListenError, also if another agent does, and OSError."""
         self.answer = answer
         self.callers: dict[int, Caller] = {}
@@ -98,7 +99,7 @@ class Requests:
                 caller.watched = True
                 self.poll.register(fd, select.EPOLLIN)
 
-    def _accept(self):
+    def _accept(self) -> None:
         with suppress(BlockingIOError, ConnectionError):
             while True:
                 sock, _ = self.listening.sock.accept()
@@ -106,7 +107,7 @@ class Requests:
                 self.callers[sock.fileno()] = caller = Caller(sock)
                 self._read(caller)                      # the request comes with the connection
 
-    def _read(self, caller):
+    def _read(self, caller: Caller) -> None:
         try:
             while data := caller.sock.recv(1 << 16):
                 caller.data += data
@@ -126,12 +127,12 @@ class Requests:
                 return
             caller.until = monotonic() + IDLE_S
 
-    def _reply(self, caller, answer):
+    def _reply(self, caller: Caller, answer: Answer) -> None:
         with suppress(OSError):         # it has left
             caller.sock.settimeout(1)
             caller.sock.sendall(json.dumps(answer).encode() + b"\n")
         self._end(caller)
 
-    def _end(self, caller):
+    def _end(self, caller: Caller) -> None:
         del self.callers[caller.sock.fileno()]
         caller.sock.close()             # which takes it out of the epoll

@@ -120,7 +120,7 @@ class Ruleset:
             requests.add(nft.del_table, FAMILY, GUARD)
             requests.commit(self.sock)
 
-    def _guard(self, state):
+    def _guard(self, state: State) -> None:
         requests = Transaction()
         replace_table(requests, FAMILY, GUARD, self.flags)
         requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
@@ -215,7 +215,7 @@ class Ruleset:
                 requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
         requests.commit(self.sock)
 
-    def _complete(self, requests, added):
+    def _complete(self, requests: Transaction, added: Mapping[str, Collection[bytes]]) -> None:
         """Add the rules that only these elements need: packets pay for them."""
         if ROUTED.ports in added and not self.links:
             add_source(requests)

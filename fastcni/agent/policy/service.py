@@ -46,7 +46,11 @@ from fastcni.kit.policies import SOCKET
 from fastcni.spec import address
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastcni.agent.policy.attached import Attachment, Id
     from fastcni.agent.policy.objects import Pod
+    from fastcni.agent.policy.requests import Answer, Asked
     from fastcni.clients.kubernetes import Api
     from fastcni.daemon.log import Logger
 
@@ -198,7 +202,7 @@ class Policies:
 
     # -- the kernel ----------------------------------------------------------------------------------------------------
 
-    def _write(self):
+    def _write(self) -> None:
         if not self.source.complete:
             self.due = float("inf")
             if self.stale and self.source.former:       # the kernel has no table, or not all of it
@@ -216,7 +220,7 @@ class Policies:
         self._keep_replaced()
         self.due = monotonic() + RETRY_S if self.stale else float("inf")
 
-    def _keep_replaced(self):
+    def _keep_replaced(self) -> None:
         """Remove the records of attachments whose place others have taken. An attachment whose link still exists is
         kept, see AttachedCompiler.attach()."""
         while self.compiler.replaced:
@@ -227,7 +231,7 @@ class Policies:
                 attached.keep(self.settings.state, now)
                 self.link_wait, self.link_due = LINK_WAIT_S, min(self.link_due, monotonic() + LINK_WAIT_S)
 
-    def _cut(self):
+    def _cut(self) -> None:
         self.engine.reopen()
         flows = self.engine.flows
         if flows.ended:
@@ -241,7 +245,7 @@ class Policies:
             else:
                 self.due = min(self.due, self.next_cut)
 
-    def _see_tunnels(self):
+    def _see_tunnels(self) -> None:
         if monotonic() < self.tunnels_due:
             return
         self.tunnels_due = monotonic() + TUNNELS_S
@@ -253,7 +257,7 @@ class Policies:
         else:
             self.tunnels_due = float("inf")
 
-    def _see_bridged(self):
+    def _see_bridged(self) -> None:
         """The kernel does not announce changes of sysctls."""
         self.next_bridged = monotonic() + BRIDGED_S
         before, self.bypassed = self.bypassed, ""
@@ -266,7 +270,7 @@ class Policies:
             if self.bypassed != before:
                 self.log.error("bridge_filter_off", error=self.bypassed)
 
-    def _try(self, step):
+    def _try(self, step: Callable[[], object]) -> None:
         """Without memory, for instance: all is written again, later."""
         try:
             step()
@@ -274,7 +278,7 @@ class Policies:
             self.log.error("policies_refused", error=str(e))
             self.stale, self.due = True, monotonic() + RETRY_S
 
-    def _load(self):
+    def _load(self) -> None:
         """Write the complete table. Its notifications may be more than the socket holds. Then `stale` is left true if
         there was another program's transaction meanwhile, which may have changed the table."""
         before, dropped = generation(self.engine.rules.sock), []
@@ -284,15 +288,15 @@ class Policies:
         if dropped and generation(self.engine.rules.sock) != before + LOAD_TRANSACTIONS:
             self.stale = True
 
-    def _note(self, kind, payload):
+    def _note(self, kind: int, payload: bytes) -> None:
         """Another program's change of the table."""
         if kind not in GENERATION and nft.read_family(payload) in (FAMILY, BRIDGE_FAMILY):
             self.stale = self.stale or nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) == TABLE
 
-    def _note_dropped(self):
+    def _note_dropped(self) -> None:
         self.stale = True
 
-    def _tell_errors(self):
+    def _tell_errors(self) -> None:
         errors = self.source.errors
         for place, texts in errors.items():
             told = self.errors.get(place, ())
@@ -302,14 +306,16 @@ class Policies:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, request: dict[str, Any], waited: float) -> dict[str, Any] | None:
+    def _answer(self, request: Asked, waited: float) -> Answer | None:
         """See requests.py."""
         self.asked = True
         try:
             if request["do"] != "protect":
                 self.compiler.settle()
-            return {"protect": self._protect, "check": self._check, "forget": self._forget, "collect": self._collect,
-                    "status": self._report, "explain": self._explain}[request["do"]](request, waited)
+            answers: dict[str, Callable[[Asked, float], Answer | None]] = {
+                "protect": self._protect, "check": self._check, "forget": self._forget, "collect": self._collect,
+                "status": self._report, "explain": self._explain}
+            return answers[request["do"]](request, waited)
         except ports.Unclear as e:
             return {"error": str(e)}
         except OSError as e:
@@ -318,8 +324,8 @@ class Policies:
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             return {"error": f"the request cannot be read: {e!r}"}
 
-    def _protect(self, request, waited):
-        if refusal := self._status(request, waited):
+    def _protect(self, request: Asked, waited: float) -> Answer | None:
+        if refusal := self._status():
             return refusal
         if self.source.busy and waited < (SMALL_WAIT_S if self.source.small else READ_WAIT_S):
             return None
@@ -335,7 +341,7 @@ class Policies:
         attached.keep(self.settings.state, it)
         return {}
 
-    def _pod(self, request) -> Any:
+    def _pod(self, request: Asked) -> Mapping[str, str] | None:
         """The labels of a pod: its object's, or what the runtime has said of them. None: it has to have an object, and
         has none, or that of an earlier pod of its name."""
         said: Pod | None = self.compiler.said.get(request["pod"])
@@ -343,7 +349,7 @@ class Policies:
             return said.labels
         return request["labels"] if self.settings.folder else None
 
-    def _check(self, request, _):
+    def _check(self, request: Asked, _: float) -> Answer:
         it = self.compiler.attachments.get(tuple(request["id"]))
         if it is None or set(it.addresses) != set(map(address.read_ip, request["addresses"])):
             return {"error": f"pod {request['pod']} is not protected with the addresses of prevResult"}
@@ -351,13 +357,13 @@ class Policies:
             return {"error": f"pod {request['pod']} is not held at its port as prevResult and the configuration say"}
         return {}
 
-    def _forget(self, request, _):
+    def _forget(self, request: Asked, _: float) -> Answer:
         attached.forget_damaged(self.settings.state, tuple(request["id"]).__eq__)
         if self._leave(tuple(request["id"])):
             self._write()
         return {}
 
-    def _leave(self, id):
+    def _leave(self, id: Id) -> bool:
         """Forget an attachment. While the port's link exists, the attachment is marked instead, and the pod stays
         protected: later plugins of the DEL delete the link, or fail. Return whether the attachment is forgotten."""
         it = self.compiler.attachments.get(id)
@@ -373,7 +379,7 @@ class Policies:
             attached.keep(self.settings.state, it)
         return False
 
-    def _forget_gone(self):
+    def _forget_gone(self) -> None:
         """Forget the marked attachments whose link is gone. attend() calls _write() after this."""
         if monotonic() < self.link_due:
             return
@@ -384,15 +390,15 @@ class Policies:
             if self._link_of(it) != it.leaving:
                 self._end(it)
 
-    def _link_of(self, it):
+    def _link_of(self, it: Attachment) -> int:
         """The index of the port's link; 0 if the link is gone, or the port is not known."""
         return wire.index_of(it.port.name) if it.port else 0
 
-    def _end(self, it):
+    def _end(self, it: Attachment) -> None:
         self.compiler.detach(it.id)
         attached.forget(self.settings.state, it)
 
-    def _collect(self, request, _):
+    def _collect(self, request: Asked, _: float) -> Answer:
         valid = {tuple(each) for each in request["valid"]}
         attached.forget_damaged(self.settings.state, lambda id: id[0] == request["network"] and id[1:] not in valid)
         found = [id for id in self.compiler.attachments if id[0] == request["network"] and id[1:] not in valid]
@@ -400,19 +406,19 @@ class Policies:
         self._write()
         return {"released": [f"policies of {container} {ifname}" for _, container, ifname in gone]}
 
-    def _explain(self, request, _):
+    def _explain(self, request: Asked, _: float) -> Answer:
         cluster = self.compiler.cluster
         return {"pods": [{"pod": pod.key} | {
             direction.lower(): [policy.key for policy in selecting(cluster, [pod], direction)]
             for direction in (INGRESS, EGRESS)} for pod in cluster.pods_at(address.read_ip(request["address"]))]}
 
-    def _status(self, *_):
+    def _status(self) -> Answer:
         if self.ready:
             return {}
         away = getattr(self.source, "away", "")
         return {"error": f"policies are not known yet{': ' + away if away else ''}", "again": True}
 
-    def _report(self, *_):
+    def _report(self, _: Asked, __: float) -> Answer:
         """Whether pods can be added, what `fastcni doctor` shows, and the folder of files for `fastcni selftest`."""
         unreadable = [text for texts in self.errors.values() for text in texts]
         shown: dict[str, Any] = {}

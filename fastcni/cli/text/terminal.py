@@ -59,12 +59,12 @@ class Terminal:
             os.close(self.read_end)
             os.close(self.write_end)
 
-    def _show(self):
+    def _show(self) -> None:
         tty.setcbreak(self.fd, termios.TCSADRAIN)
         self.console.set_alt_screen(True)
         self.console.show_cursor(False)
 
-    def _hide(self):
+    def _hide(self) -> None:
         try:
             with suppress(OSError):     # the terminal was closed
                 self.console.show_cursor(True)
@@ -73,13 +73,13 @@ class Terminal:
             with suppress(termios.error):
                 termios.tcsetattr(self.fd, termios.TCSADRAIN, self.before)
 
-    def _end(self, number, _):
+    def _end(self, number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    def _wake(self, number, _):
+    def _wake(self, number: int, _: object) -> None:
         self.suspended = self.suspended or number == signal.SIGTSTP
 
-    def _suspend(self):
+    def _suspend(self) -> None:
         """Give the terminal back and stop, until the shell continues this process."""
         self.suspended = False
         self._hide()

@@ -16,8 +16,8 @@ from fastcni.spec.errors import CniError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
+    from fastcni._netlink import Message
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
 
@@ -46,7 +46,7 @@ def port_up(sock: Socket, index: int, bridge_index: int) -> Link:
         seen[:] = [link]
         return link.operstate == uapi.IF_OPER_UP
 
-    def changed(messages):
+    def changed(messages: list[Message]) -> bool:
         return any(kind == uapi.RTM_NEWLINK and rtnl.read_index(payload) == index
                    for kind, _, _, _, payload in messages) and look()
 
@@ -128,7 +128,7 @@ def _present(sock: Socket, index: int) -> Link:
     return link
 
 
-def _until(watcher: Socket, seconds: float, done: Callable[[list[Any]], bool], look: Callable[[], bool]) -> None:
+def _until(watcher: Socket, seconds: float, done: Callable[[list[Message]], bool], look: Callable[[], bool]) -> None:
     """Pass notifications to done() until it returns true. If the kernel dropped some, call look() in their place.
     Raises TimeoutError."""
     deadline = monotonic() + seconds

@@ -146,7 +146,7 @@ class Recent:
             if not entries:
                 return
 
-    def _note_loss(self, answer, now):
+    def _note_loss(self, answer: dict[str, Any], now: float) -> None:
         if answer["lost"]:
             self.losses.append((now, answer["lost"]))
         elif not self.after and answer["first"] > 1:            # others were dropped before the first poll

@@ -145,7 +145,7 @@ class IptablesForward:
             if line.startswith("-A "):
                 self._read(line)
 
-    def _read(self, line):
+    def _read(self, line: str) -> None:
         try:
             words = shlex.split(line)
         except ValueError:

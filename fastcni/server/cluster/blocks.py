@@ -11,11 +11,11 @@ from fastcni.kit.ipam.cluster.contract import ACTIVE, Taken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.kit.ipam.cluster.contract import Block, Node
-    from fastcni.kit.ipam.cluster.node_state import State
+    from fastcni.kit.ipam.cluster.contract import Block, Node, Single
+    from fastcni.kit.ipam.cluster.node_state import Own, State
     from fastcni.server.cluster.space import ClusterSpace
 
 
@@ -51,7 +51,7 @@ class Blocks:
             self._regain(node)
             return node
 
-    def _log_changes(self, before, missing):
+    def _log_changes(self, before: Mapping[str, Own], missing: Collection[str]) -> None:
         space = self.space
         for cidr, own in space.owned.items():
             if cidr not in before:
@@ -61,7 +61,7 @@ class Blocks:
             elif before[cidr].epoch != own.epoch:
                 self.log.info("cluster_block_adopted", space=space.name, block=cidr, epoch=own.epoch)
 
-    def _regain(self, node):
+    def _regain(self, node: Node) -> None:
         """Claim blocks that another had before, as long as this node's pods have addresses of them."""
         space = self.space
         held = self.local.held_outside()
@@ -78,7 +78,7 @@ class Blocks:
         self.local.forget_lost(held.keys())
         space.refresh()
 
-    def _note_conflict(self, cidr, by, addresses):
+    def _note_conflict(self, cidr: str, by: Block | Single, addresses: Sequence[str]) -> None:
         who = f"node {by.node}, epoch {by.epoch}, since {by.since:.0f}" if by.node else "shared"
         if self.conflicts.get(cidr) != who:
             self.conflicts[cidr] = who

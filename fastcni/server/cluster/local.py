@@ -80,7 +80,7 @@ class LocalSpace:
             found[cidr] = [holder for holder in self._read(names) if holder["container"]]
         return found
 
-    def _names_in(self, bits, first, last):
+    def _names_in(self, bits: int, first: int, last: int) -> list[str]:
         """The names of the files of these addresses, in order."""
         with self.open_files() as files:
             held = sorted(to_int(packed) for name in files.names()

@@ -52,7 +52,7 @@ class LostNodes:
         return min([now + pause, *(self.since[key] + self.times.grace_s for key, node in seen.items()
                                    if node.state == LOST and self.since[key] + self.times.grace_s > now)])
 
-    def _attend(self, store, node, seconds):
+    def _attend(self, store: Store, node: Node, seconds: float) -> None:
         try:
             if node.state == LOST and seconds >= self.times.grace_s:
                 dead = store.declare_dead(node)
@@ -66,7 +66,7 @@ class LostNodes:
         except Changed:
             return                      # it has come back, or another server was faster
 
-    def _why_gone(self, store, node, seconds):
+    def _why_gone(self, store: Store, node: Node, seconds: float) -> str:
         """Why no pod of a dead node runs any more, "" if one may."""
         if store.node_gone(node.name):
             return f"{store.name} has no such node any more"

@@ -96,7 +96,7 @@ class Member:
             if job.due <= now and not (job.remote and now < self.away.until):
                 self._run(job, now)
 
-    def _run(self, job, now):
+    def _run(self, job: Job, now: float) -> None:
         job.due = NEVER                     # what the job does may make it due again
         again = now + spread(self.times.max_away_s)             # if it fails
         try:
@@ -123,7 +123,7 @@ class Member:
             self.log.warning("cluster_store_away", store=self.store.name, why=str(error),
                              blocks=len(self.own), pause_s=round(self.away.pause, 1))
 
-    def _note_answer(self, now):
+    def _note_answer(self, now: float) -> None:
         if (seconds := self.away.end(now)) is not None:
             self.log.info("cluster_store_back", store=self.store.name, away_s=round(seconds, 1))
             self.confirm.due = self.compare.due = now
@@ -149,15 +149,15 @@ class Member:
             self._note_confirmed()
         return now + spread(self.times.confirm_s)
 
-    def _note_confirmed(self):
+    def _note_confirmed(self) -> None:
         assert self.node and self.history
         for space in self.spaces.values():
             space.local.note_node(self.node, self.history)
 
-    def _join(self):
+    def _join(self) -> Node:
         return self.store.join(self.name, boot_id().decode())
 
-    def _note_epoch(self, former):
+    def _note_epoch(self, former: Node | None) -> None:
         assert self.node
         known = max([space.state.epoch for space in self.spaces.values()] + [former.epoch if former else 0])
         if known and self.node.epoch > known:
@@ -168,14 +168,14 @@ class Member:
             self.log.warning("cluster_node_returned", node=self.name, store=self.store.name, epoch=self.node.epoch,
                              why="the store had forgotten this node")
 
-    def _check_history(self, now):
+    def _check_history(self, now: float) -> None:
         """Notice a store that was restored from a backup, or replaced by another one."""
         history, former = self.store.history(), self.history
         self.history = history
         if former is not None and claims.restored(former, history):
             self._note_restored(now, f"revision {history[1]} of {history[0]} after {former[1]} of {former[0]}")
 
-    def _note_restored(self, now, why):
+    def _note_restored(self, now: float, why: str) -> None:
         """The store has lost records: claim no block for a while, in which each node claims its own blocks again."""
         self.log.error("cluster_store_restored", store=self.store.name, why=why, no_claims_s=self.times.restored_s)
         self.restored, self.restored_until = True, now + self.times.restored_s
@@ -223,7 +223,7 @@ class Member:
 
     # What the watch shows
 
-    def _wanted(self, event):
+    def _wanted(self, event: contract.Event) -> bool:
         """Is a change of the store about this node? Called in the watch's thread."""
         record = event.record
         if isinstance(record, Node):
@@ -232,7 +232,7 @@ class Member:
             return (record.space, record.block) in self.own or record.node == self.name
         return (record.space, record.cidr) in self.own and (event.gone or record.node != self.name)
 
-    def _note_change(self, event):
+    def _note_change(self, event: contract.Event) -> None:
         record, now = event.record, monotonic()
         if isinstance(record, Node):
             if self.node and (event.gone or record.epoch != self.node.epoch):

@@ -39,7 +39,7 @@ class Pods:
         """[(directory, why)] of the directories in which namespaces of pods cannot be seen."""
         return list(unseen(path for path, _ in self.cached().values() if path))
 
-    def _is_gone(self, path, since):
+    def _is_gone(self, path: str, since: float) -> bool:
         return self.state_of(path, since)[0] == GONE
 
 

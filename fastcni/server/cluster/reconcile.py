@@ -80,7 +80,7 @@ class Reconcile:
         return self.pods.is_gone((one.get("network", ""), one["container"], one["ifname"]), one.get("netns", ""),
                                  one.get("since", 0.0))
 
-    def _next(self, now, gone):
+    def _next(self, now: float, gone: Mapping[Key, float]) -> float:
         times = self.space.times
         return min([now + spread(times.reconcile_s), *(since + times.apart_s for since in gone.values()
                                                        if since + times.apart_s > now)])

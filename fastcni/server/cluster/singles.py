@@ -47,7 +47,7 @@ class Singles:
                 del self.changed[address]
         return NEVER
 
-    def _attend_one(self, single):
+    def _attend_one(self, single: Single) -> None:
         space = self.space
         self.any = self.any or single.node == space.member.name
         if single.network == IMPORTED and single.node == space.member.name and single.state == HELD:
@@ -65,18 +65,18 @@ class Singles:
             elif not holder:
                 self.conflicts.discard(single.address)
 
-    def _take_imported(self, single):
+    def _take_imported(self, single: Single) -> None:
         """An address that was taken over from another IPAM gets its file. One of before the reboot is released."""
         if single.since < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
             self.space.member.store.release_single(single)
         elif self._is_current(single) and self.local.take_imported(single) and not self._is_current(single):
             self._end_mirror(single.address)            # a DEL has released it in between
 
-    def _is_current(self, single):
+    def _is_current(self, single: Single) -> bool:
         """Whether the store still has this Single: an event may be an old one."""
         return self.space.member.store.single(single.space, single.address) == single
 
-    def _answer(self, single):
+    def _answer(self, single: Single) -> None:
         """Answer the node that asks."""
         space = self.space
         answer = upkeep.answer_asked(space.member.store, self.local.keys, self.local.warn, single)
@@ -84,7 +84,7 @@ class Singles:
             space.log.info("cluster_address_asked", space=space.name, address=single.address, node=single.node,
                            answer=answer.state, holder=answer.reason)
 
-    def _end_mirror(self, address):
+    def _end_mirror(self, address: str) -> None:
         """Remove the file of an address that was held for a Single, unless the store has one of it again."""
         space = self.space
         now = space.member.store.single(space.name, address)

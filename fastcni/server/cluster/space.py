@@ -27,7 +27,7 @@ from fastcni.spec.address import read_ip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from fastcni.daemon.log import Logger
@@ -123,7 +123,7 @@ class ClusterSpace:
         self.refresh()
         self._note_dirty([read_ip(address)])
 
-    def _note_dirty(self, addresses):
+    def _note_dirty(self, addresses: Iterable[bytes]) -> None:
         now = monotonic()
         for packed in addresses:
             self.dirty.add(self.local.block_of(self.state, packed))
@@ -158,7 +158,7 @@ class ClusterSpace:
         """The ranges of which so few addresses are free that this node needs another block."""
         return {str(one) for one, size, free in self.room if spare(size, free) < 0}
 
-    def _claim(self, keys, ranges, now):
+    def _claim(self, keys: Keys, ranges: Sequence[str], now: float) -> None:
         claimed = self.blocks.claim_ahead(keys)
         self.refresh()
         if claimed:

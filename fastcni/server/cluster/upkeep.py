@@ -120,7 +120,7 @@ class ClusterUpkeep:
         now = monotonic()
         return [member.status(now) for member in list(self.members.values())]
 
-    def _work(self):
+    def _work(self) -> None:
         try:
             netns.ensure(self.home)
         except netns.Lost as e:
@@ -143,7 +143,7 @@ class ClusterUpkeep:
                 sleep(self.times.away_s)
         self._finish()
 
-    def _finish(self):
+    def _finish(self) -> None:
         """Write what the stores do not show yet."""
         try:
             self._take_noted()
@@ -152,12 +152,12 @@ class ClusterUpkeep:
         except Exception:
             self.log.exception("server_fault")
 
-    def _pause(self):
+    def _pause(self) -> float | None:
         """Seconds until something is due; None: not before a request or a change."""
         due = min([member.due() for member in self.members.values()], default=NEVER)
         return None if due == NEVER else max(0.0, due - monotonic())
 
-    def _take_noted(self):
+    def _take_noted(self) -> None:
         with self.lock:
             noted, self.noted = self.noted, {}
             learned, self.learned = self.learned, []
@@ -171,7 +171,7 @@ class ClusterUpkeep:
             except CniError as e:           # the next request notes it again
                 self.failed("cluster_failed", space=keys.space, error=e.msg)
 
-    def _space(self, keys):
+    def _space(self, keys: Keys) -> ClusterSpace:
         """The ClusterSpace of a configuration, which is new if none has used it yet."""
         settings = keys.store
         key = stores.key_of(settings), keys.node

@@ -51,7 +51,7 @@ class ClusterWatch:
         """The changes since the last call."""
         return [self.changes.popleft() for _ in range(len(self.changes))]
 
-    def _work(self):
+    def _work(self) -> None:
         pause = 0.0
         while not self.ended.wait(spread(pause)):
             try:
@@ -64,13 +64,13 @@ class ClusterWatch:
                 self.log.exception("server_fault")
                 pause = self.times.max_away_s
 
-    def _log_lost(self, pause, why):
+    def _log_lost(self, pause: float, why: str) -> None:
         """One line, until the connection was there again."""
         if pause:
             return
         self.log.info("cluster_watch_lost", store=self.store.name, why=why)
 
-    def _note(self, event):
+    def _note(self, event: contract.Event) -> None:
         if self.wanted(event):
             self.changes.append(event)
             self.wake()

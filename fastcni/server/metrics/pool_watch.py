@@ -34,7 +34,7 @@ class PoolWatch:
             self.due, self.running = monotonic() + PERIOD_S, True
             self.defer(self._work)
 
-    def _work(self):
+    def _work(self) -> None:
         try:
             self.check(self.count())
         except Exception:               # a defect of fastcni; the next count may succeed

@@ -20,6 +20,8 @@ from fastcni.server.metrics.table import COUNTER, HISTOGRAM, TABLE
 from fastcni.server.web.listener import Page
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastcni.daemon.log import Logger
     from fastcni.server.cluster.upkeep import ClusterUpkeep
     from fastcni.server.latest import Latest
@@ -84,7 +86,7 @@ class ServerCollector(Collector):
         found["fastcni_addresses_free"] = [(labels_of(it), it.free) for it in pools if it.free is not None]
         return found
 
-    def _one_shot(self):
+    def _one_shot(self) -> Mapping[str, int]:
         if not self.counts:
             return {}
         try:

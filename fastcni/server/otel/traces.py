@@ -107,7 +107,7 @@ class Traces:
                              why=f"the collector did not take them within {STOP_S} s of the server's stop")
             self.sender.close()
 
-    def _run(self):
+    def _run(self) -> None:
         while not self.stopping.is_set():
             self.wake.wait()
             self.stopping.wait(DELAY_S)         # requests that end now are sent together
@@ -116,11 +116,11 @@ class Traces:
         self._send_waiting()            # those that came before the stop
         self.sender.close()
 
-    def _send_waiting(self):
+    def _send_waiting(self) -> None:
         while self.waiting:
             self._send([self.waiting.popleft() for _ in range(min(BATCH, len(self.waiting)))])
 
-    def _send(self, batch):
+    def _send(self, batch: list[Traced]) -> None:
         self.sending = len(batch)
         try:
             why = self.sender.send(batch)

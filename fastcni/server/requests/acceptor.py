@@ -122,7 +122,7 @@ class Acceptor:
         self.wakeup.close()
         self.latency.close()
 
-    def _accept(self):
+    def _accept(self) -> None:
         """Accept the next connection, and read its request if that follows at once."""
         self.accepted = True
         with self.order:
@@ -145,7 +145,7 @@ class Acceptor:
                 del self.arriving[conn]
                 self._watch(conn)
 
-    def _read_up_to(self, conn):
+    def _read_up_to(self, conn: Connection) -> None:
         """Read the requests that have come on the connections up to this one, in the order of the connections."""
         for each in list(self.arriving):
             if self._read(each):
@@ -153,11 +153,11 @@ class Acceptor:
             if each is conn:
                 return
 
-    def _watch(self, conn):
+    def _watch(self, conn: Connection) -> None:
         self.silent[conn.fileno()] = conn, monotonic()
         self.events.register(conn, ONCE)
 
-    def _accept_one(self):
+    def _accept_one(self) -> Connection | None:
         """The next connection of a user that is served; None without one."""
         while True:
             try:
@@ -173,7 +173,7 @@ class Acceptor:
             self.user_refused("user_refused", uid=conn.uid, pid=conn.pid)
             conn.close()                # unread: the launcher goes one-shot
 
-    def _read(self, conn):
+    def _read(self, conn: Connection) -> bool:
         """Read a connection's request. Return False if it has not come."""
         try:
             message = protocol.receive(conn)
@@ -188,7 +188,7 @@ class Acceptor:
             self._put(conn, message)
         return True
 
-    def _put(self, conn, message):
+    def _put(self, conn: Connection, message: Message) -> None:
         if answer_control := self.control.get(message.plugin):
             message.close()
             answer_control(conn, message.env)
@@ -212,13 +212,13 @@ class Acceptor:
         self.records.report(call, str(errors.TRY_AGAIN_LATER), 0.0, error=why)
         self.queue_full("request_refused", id=message.id, pid=message.pid, why=why)
 
-    def _next_silence(self):
+    def _next_silence(self) -> float | None:
         """Seconds until the oldest silent connection is closed; None without one."""
         for _, since in self.silent.values():
             return max(0.0, since + SILENT_TIMEOUT_S - monotonic())
         return None
 
-    def _close_silent(self):
+    def _close_silent(self) -> None:
         for fd, (conn, since) in list(self.silent.items()):
             if len(self.silent) <= MAX_SILENT and since + SILENT_TIMEOUT_S > monotonic():
                 return

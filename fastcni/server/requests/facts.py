@@ -79,7 +79,7 @@ class Facts:
                 self.facts[key] = fact
         return fact
 
-    def _watch(self, index):
+    def _watch(self, index: int) -> bool:
         """Let notifications about a link pass. Return False if they did already."""
         with self.lock:
             if index in self.watched:
@@ -91,11 +91,11 @@ class Facts:
             filters.attach(self.route, filters.links(self.watched))
             return True
 
-    def _forget_all(self):
+    def _forget_all(self) -> None:
         self._lost()
         self.watched.clear()
 
-    def _catch_up(self, key):
+    def _catch_up(self, key: Key) -> None:
         """Read the notifications about facts like this."""
         if key[0] != "nftables":
             wire.drain(self.route, self._receive_route, self._lost)
@@ -105,12 +105,12 @@ class Facts:
         self.forgotten = None
         wire.drain(self.nftables, self._receive_nftables, self._lost)
 
-    def _lost(self):
+    def _lost(self) -> None:
         """Forget all facts: the kernel had to drop notifications, which may have been about any fact."""
         self.received += 1
         self.facts.clear()
 
-    def _receive_route(self, kind, payload):
+    def _receive_route(self, kind: int, payload: bytes) -> None:
         if kind in NETCONF:
             self._forget(lambda key, _: key[0] == "sysctl")
         elif kind in (uapi.RTM_NEWADDR, uapi.RTM_DELADDR):
@@ -119,7 +119,7 @@ class Facts:
         elif rtnl.is_of_link(payload):
             self._receive_link(kind, payload)
 
-    def _receive_link(self, kind, payload):
+    def _receive_link(self, kind: int, payload: bytes) -> None:
         """Note the new state of a link from its notification, or that the link is gone."""
         link = rtnl.read_link(payload)
         if kind == uapi.RTM_NEWLINK:
@@ -130,7 +130,7 @@ class Facts:
                 return
         self._forget(lambda key, fact: link_of(key, fact) == link.index)
 
-    def _receive_nftables(self, kind, payload):
+    def _receive_nftables(self, kind: int, payload: bytes) -> None:
         if kind in ELEMENTS:
             return
         fields = attributes(payload, 4)
@@ -143,7 +143,7 @@ class Facts:
         self._forget(lambda key, _: key[0] == "nftables" and depends(key, *change))
         self.forgotten = change
 
-    def _forget(self, about):
+    def _forget(self, about: Callable[[Key, Any], bool]) -> None:
         self.received += 1
         for key in [key for key, fact in self.facts.items() if about(key, fact)]:
             del self.facts[key]

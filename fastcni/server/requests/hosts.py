@@ -84,10 +84,10 @@ class Hosts:
         key, _ = min(unused, key=lambda pair: pair[1].left)
         self.defer(self._forget(key).close)
 
-    def _unused(self):
+    def _unused(self) -> list[tuple[tuple[int, int], Namespace]]:
         return [(key, it) for key, it in self.known.items() if not it.home and not it.users]
 
-    def _forget(self, key):
+    def _forget(self, key: tuple[int, int]) -> Namespace:
         namespace = self.known.pop(key)
         self.closed_deletes[0] += namespace.deletes.links
         self.closed_deletes[1] += namespace.deletes.requests
@@ -131,10 +131,10 @@ class Visit:
         self.mode = it.idle.pop() if it.idle else self._new_mode(it)
         return self.mode
 
-    def _new_mode(self, it):
+    def _new_mode(self, it: Namespace) -> WarmMode:
         return WarmMode(it.fd, it.facts, it.deletes, self.hosts.defer, self.hosts.cluster)
 
-    def _namespace(self, key):
+    def _namespace(self, key: tuple[int, int]) -> Namespace:
         with self.hosts.lock:
             found = self.hosts.known.get(key)
             if not found:
@@ -143,7 +143,7 @@ class Visit:
             found.users += 1
             return found
 
-    def _new_namespace(self):
+    def _new_namespace(self) -> Namespace:
         fd = os.dup(self.fd)
         try:
             return Namespace(fd, False, self.hosts.defer, self.hosts.restoring)
@@ -163,7 +163,7 @@ class Visit:
                 self.namespace.left = monotonic()
             self._leave()
 
-    def _leave(self):
+    def _leave(self) -> None:
         if self.away:
             self.away.__exit__(None, None, None)
         elif not self.clean:

@@ -114,7 +114,7 @@ class RequestQueue:
             self._slots.begin(running)
             return running
 
-    def _choose(self):
+    def _choose(self) -> Call | None:
         """Decide which call runs next: see the top of this module."""
         any_may_run, light_may_run = self._slots.free()
         while True:
@@ -153,18 +153,18 @@ class RequestQueue:
                         self._release(call.key)
         return found
 
-    def _make_runnable(self, call):
+    def _make_runnable(self, call: Call) -> None:
         call.runnable = True
         deferred = call.command in DEFERRED_COMMANDS
         (self._light if call.light else self._deferred if deferred else self._first).append(call)
 
-    def _leave(self, call):
+    def _leave(self, call: Call) -> None:
         call.left = True
         self.waiting -= 1
         while self._arrivals and self._arrivals[0].left:
             self._arrivals.popleft()
 
-    def _release(self, key):
+    def _release(self, key: Key | None) -> None:
         """Make the next call with this key runnable."""
         if key is None:
             return

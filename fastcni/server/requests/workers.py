@@ -29,11 +29,16 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastcni.daemon.background import Background
+    from fastcni.daemon.log import Logger
     from fastcni.server.requests.acceptor import Acceptor
     from fastcni.server.requests.configurations import Configurations
     from fastcni.server.requests.hosts import Hosts
     from fastcni.server.requests.request_queue import Call, RequestQueue
+    from fastcni.server.requests.slots import Running
+    from fastcni.spec.config import Section
 
 LOGGED_PHASES = ("ipam", "netlink", "nftables")
 FAULT_PAUSE_S = 0.05            # seconds of pause after an exception in _next()
@@ -48,7 +53,7 @@ class Workers:
     """
 
     def __init__(self, queue: RequestQueue, acceptor: Acceptor, hosts: Hosts, background: Background,
-                 configurations: Configurations, env: dict[str, str], log: Any) -> None:
+                 configurations: Configurations, env: dict[str, str], log: Logger) -> None:
         self.queue, self.acceptor = queue, acceptor
         self.hosts, self.background, self.configurations = hosts, background, configurations
         self.env, self.log = env, log
@@ -63,7 +68,7 @@ class Workers:
         if not self.threads:
             raise RuntimeError("cannot start a thread")
 
-    def _start_one(self):
+    def _start_one(self) -> bool:
         """Start a thread, and return whether that was possible."""
         thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self.threads.append(thread)
@@ -96,7 +101,7 @@ class Workers:
                 thread.join(max(0.0, deadline - monotonic()))
         return not any(thread.is_alive() for thread in self.threads)
 
-    def _work(self):
+    def _work(self) -> None:
         try:
             netns.ensure(self.hosts.home)       # the thread that started this one may be in another namespace
         except netns.Lost as e:
@@ -129,7 +134,7 @@ class Workers:
         self.threads.remove(threading.current_thread())
         self._start_one()
 
-    def _next(self):
+    def _next(self) -> Running | None:
         """Return the next Running; None: this thread is to end."""
         while not (running := self._take()):
             if self.stopping and not self.acceptor.unread and not self.queue.waiting:
@@ -143,7 +148,7 @@ class Workers:
             self._start_one()
         return running
 
-    def _take(self):
+    def _take(self) -> Running | None:
         for each in self.queue.expired():
             waited = f"waited {each.waited:.1f} s for {self._what_for(each)}"
             self._decode(each)                  # the log names the network
@@ -152,12 +157,12 @@ class Workers:
             self.acceptor.records.report(each, str(errors.TRY_AGAIN_LATER), each.waited, error=waited)
         return self.queue.take()
 
-    def _what_for(self, call):
+    def _what_for(self, call: Call) -> str:
         if call.runnable:
             return f"one of {self.queue.workers} workers of the fastcni server"
         return "an earlier request of the same attachment, which has not ended"
 
-    def _decode(self, call):
+    def _decode(self, call: Call) -> Callable[[bytes], Section]:
         """Return the decode function of the request's mode. If the request is about an attachment, decode the
         configuration now, and note the network."""
         if call.key is None:
@@ -165,7 +170,7 @@ class Workers:
         call.network, decode = self.configurations.read(call.message.stdin)
         return decode
 
-    def _serve(self, running):
+    def _serve(self, running: Running) -> None:
         """Run a request, answer it, and log it."""
         call = running.call
         conn, message = call.connection, call.message
@@ -206,8 +211,9 @@ class Workers:
                                              error or answer.error)
         self._report(running, answer, queued, monotonic() - started)
 
-    def _run(self, call, answer, decode):
+    def _run(self, call: Call, answer: Answer, decode: Callable[[bytes], Section]) -> None:
         message = call.message
+        assert message.caller_netns is not None
         visit = self.hosts.visit(message.caller_netns)
         with visit as mode:
             visit.namespace.watch.note(call, mode)
@@ -217,7 +223,7 @@ class Workers:
             visit.clean = reply.status == 0     # after an error a socket may have unread replies
             answer.send(reply.status, reply.stdout, reply.stderr)
 
-    def _report(self, running, answer, queued, took):
+    def _report(self, running: Running, answer: Answer, queued: float, took: float) -> None:
         call, spent = running.call, running.phases.totals()
         if call.connection is self.acceptor.probe_connection:
             return                      # the watchdog's, every few seconds
@@ -300,7 +306,7 @@ def preload() -> None:
             importlib.import_module(module.name)
 
 
-def preload_third_party(log: Any) -> None:
+def preload_third_party(log: Logger) -> None:
     """Import the plugins of other distributions. One that cannot be used is logged; its requests get code 50."""
     found = third_party.register()
     third_party.load(found)

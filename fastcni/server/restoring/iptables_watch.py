@@ -150,7 +150,7 @@ class IptablesWatch:
         self.end_transaction()
         self._read_filtering(sock)
 
-    def _read_filtering(self, sock):
+    def _read_filtering(self, sock: Socket) -> None:
         found = {chain_name((family, table), FORWARD) for family, table in TABLES if table == FILTER
                  and wire.look_up(sock, nft.get_chain(Batch(), family, table, FORWARD, "look up chain FORWARD"))}
         for chain in found:

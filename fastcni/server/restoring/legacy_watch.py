@@ -77,7 +77,7 @@ class LegacyWatch:
         if self.expected is None:       # requests that keep coming do not put it off
             self.expected = now + POLL_S
 
-    def _miss(self):
+    def _miss(self) -> None:
         self.expected = None
         missing = [where for where in self.known or () if where[1] == FILTER and self.recorded.get(where[0])
                    and JUMP not in self.iptables.jumps[where].values()]
@@ -86,7 +86,7 @@ class LegacyWatch:
             for where in missing:
                 self.iptables.lose(where, {JUMP})
 
-    def _poll(self):
+    def _poll(self) -> None:
         before, self.known = self.known, {where: info for where in listed() if (info := self._figures(where))}
         for where, info in self.known.items():
             if before is None or info != before.get(where):
@@ -95,7 +95,7 @@ class LegacyWatch:
                 self.iptables.begin_to_filter(chain_name(where, FORWARD), new=before is not None)
 
     @staticmethod
-    def _figures(where):
+    def _figures(where: Where) -> bytes | None:
         try:
             return xtables.get_info(*where)
         except OSError as e:
@@ -103,7 +103,7 @@ class LegacyWatch:
                 raise
             return None
 
-    def _read(self, where, *, first):
+    def _read(self, where: Where, *, first: bool) -> None:
         table = xtables.read_table(*where)
         jumps = {(chain, target) for chain in CHAINS for target in table.targets(chain) if target.startswith(PREFIX)}
         # A reload of firewalld removes the rules of sources, and a start adds the chain.

@@ -120,30 +120,30 @@ class Watch:
         _, moment = self.mirror.deletions.get(mark, (0, 0.0))
         return moment and time() - (monotonic() - moment)
 
-    def _replayed(self, outcome):
+    def _replayed(self, outcome: str) -> None:
         self.restoring.note_replay(outcome)
         self.legacy.expect(monotonic())
         self.legacy.next = 0.0          # a poll sees what the replay has added before another program removes that
         self.restoring.attend_soon(self)
 
-    def _note_deletions(self):
+    def _note_deletions(self) -> None:
         """Note the one-shot DELs that have begun."""
         with self.reading:
             for generation, mark in deletions.read(self.deletions):
                 self.mirror.note_deletion(mark, generation)
 
-    def _try_again(self):
+    def _try_again(self) -> None:
         self.backoff.begin()
         self._wake_at(monotonic() + max(self.backoff.seconds, RETRY_S))
 
-    def _wake_at(self, when):
+    def _wake_at(self, when: float | None) -> None:
         if when is not None:
             self.due = when if self.due is None else min(self.due, when)
 
-    def _dropped(self):
+    def _dropped(self) -> None:
         self.copy.on(DROPPED)           # the announcements that follow are newer
 
-    def _receive(self, kind, payload):
+    def _receive(self, kind: int, payload: bytes) -> None:
         if kind == nft.NFT_MSG_NEWGEN:
             generation, by = nft.read_generation(payload)
             self.mirror.end_transaction(generation, by)
@@ -157,7 +157,7 @@ class Watch:
             self.iptables.receive(kind, where, fields, payload)
             self.drops.receive(kind, where[1], payload)
 
-    def _read(self):
+    def _read(self) -> None:
         try:
             self.mirror.read(self.ask)
             self.iptables.read(self.ask)
@@ -168,7 +168,7 @@ class Watch:
         else:
             self.copy.on(READ)
 
-    def _restore(self, started):
+    def _restore(self, started: float) -> None:
         """Restore our own tables, unless that has to wait."""
         if not self.mirror.may_miss_something:
             return
@@ -188,7 +188,7 @@ class Watch:
             if gone == WHOLE_TABLE:     # the flush may have taken other tables, too, and what pods had in these
                 self.iptables.suspect(f"table {nft_name(*where)}", self.mirror.by)
 
-    def _restore_neighbours(self, started):
+    def _restore_neighbours(self, started: float) -> None:
         self._wake_at(self.neighbours.attend(started))
         if self.neighbours.dropped:
             self.neighbours.dropped = False

@@ -80,7 +80,7 @@ class NeighbourWatch:
                              ms=round((monotonic() - started) * 1e3, 1), next_after=self.backoff.seconds)
         return None
 
-    def _read(self):
+    def _read(self) -> None:
         """Read what the kernel has, at the start and after it dropped notifications. What it had before is lost."""
         known, stations = self.known, self.stations
         ours = {(it.index, it.packed): it.mac for it in unflooded.every_one(self.ask) if it.ours}
@@ -90,7 +90,7 @@ class NeighbourWatch:
         self.lost |= {key: mac for key, mac in known.items() if key not in self.known}
         self.lost_stations += [it for key, it in stations.items() if key not in self.stations]
 
-    def _receive(self, kind, payload):
+    def _receive(self, kind: int, payload: bytes) -> None:
         it = neighbours.read_neighbour(payload)
         if it.family == uapi.AF_BRIDGE:
             if not it.static:
@@ -107,10 +107,10 @@ class NeighbourWatch:
             self.known[it.index, it.packed] = it.mac
             self.lost.pop((it.index, it.packed), None)
 
-    def _note_dropped(self):
+    def _note_dropped(self) -> None:
         self.dropped = True
 
-    def _restore_station(self, it):
+    def _restore_station(self, it: Neighbour) -> bool:
         """Add an FDB entry again if its port is still on that bridge. Return whether it was added. Raises OSError."""
         port = find.link(self.ask, index=it.index)
         if port is None or port.kind != "veth" or port.master != it.master:
@@ -124,7 +124,7 @@ class NeighbourWatch:
             return False                # the port was deleted after it was found
         return True
 
-    def _restore_neighbours(self, bridge, lost):
+    def _restore_neighbours(self, bridge: int, lost: dict[bytes, bytes]) -> int:
         """Add the neighbours {packed: MAC} again whose MAC is in the bridge's FDB. Return their number."""
         try:
             here = unflooded.stations(self.ask, bridge, {*lost.values()})

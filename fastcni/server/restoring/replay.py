@@ -31,7 +31,7 @@ from fastcni.server.restoring.table_mirror import OWN_NAME
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from fastcni.daemon.log import Logger
     from fastcni.runtime.records import Attachment
@@ -96,7 +96,7 @@ class Replay:
             self.backoff.begin()
         return self._start(self.run, gone, began)
 
-    def _note_losses(self, now):
+    def _note_losses(self, now: float) -> None:
         if self.machine.state == IDLE and (self.at_start or self.iptables.suspicious):
             self.since = now
             self.machine.on(LOST if self.at_start or self.iptables.certain else MAYBE_LOST)
@@ -121,7 +121,7 @@ class Replay:
             return monotonic() + MAX_DELAY_S
         return None
 
-    def _work(self, run, home, gone, began, by, marks):
+    def _work(self, run: Run, home: int, gone: str, began: str, by: str, marks: Collection[bytes]) -> None:
         """Replay all that was lost. If nothing was, and another firewall begins to filter, only attachments of fastcni
         are let through: other plugins have their own rules for theirs, and do not delete ours."""
         started, outcome, again = monotonic(), "failed", True
@@ -148,7 +148,7 @@ class Replay:
             self.machine.on(ENDED)
             self.ended(outcome)
 
-    def _report(self, done, gone, began, by, **where):
+    def _report(self, done: Restored, gone: str, began: str, by: str, **where: object) -> None:
         fields = {"attachments": done.attachments, "plugins": done.plugins, "failed": len(done.failed),
                   "error": "; ".join(map(str, done.failed[:MAX_ERRORS])), **where}
         level = self.log.error if done.failed else self.log.warning

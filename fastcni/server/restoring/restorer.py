@@ -91,7 +91,7 @@ class Restoring:
         with self.lock:
             del self.watches[watch.sock.fileno()]
 
-    def _work(self):
+    def _work(self) -> None:
         name_thread()
         while not self.stopping:
             ready = {fd for fd, _ in self.poll.poll(self._next_due())}
@@ -105,13 +105,13 @@ class Restoring:
             for it in some:
                 self._attend(it, now)
 
-    def _next_due(self):
+    def _next_due(self) -> float:
         """Seconds until a Watch has something to do; -1: not before an announcement."""
         with self.lock:
             due = [it.due for it in self.watches.values() if it.due is not None]
         return max(0.0, min(due) - monotonic()) if due else -1
 
-    def _attend(self, watch, started):
+    def _attend(self, watch: Watch, started: float) -> None:
         try:
             watch.attend(started)
         except Exception:

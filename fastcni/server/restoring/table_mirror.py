@@ -33,10 +33,13 @@ from fastcni.server.restoring.restore_states import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fastcni.kernel.wire import Socket
     from fastcni.kit.firewall.elements import Store
 
     Where = tuple[int, str]
+    Fields = dict[int, bytes]
     Elements = dict[str, dict[bytes, bytes]]
 
 OWN_NAME = "fastcni-restore"    # of threads that restore; the kernel has space for 15 characters
@@ -77,13 +80,13 @@ class TableMirror:
 
     # Announcements of the kernel ------------------------------------------------------------------
 
-    def receive(self, kind: int, where: Where, fields: dict[int, bytes], payload: bytes) -> None:
+    def receive(self, kind: int, where: Where, fields: Fields, payload: bytes) -> None:
         """Note a message about one of our tables."""
         if react := self.REACTIONS.get(kind):
             self.machine.on(MESSAGE)
             react(self, where, fields, payload)
 
-    def _elements_added(self, where, fields, payload):
+    def _elements_added(self, where: Where, fields: Fields, payload: bytes) -> None:
         name = nft.as_text(fields[nft_elements.NFTA_SET_ELEM_LIST_SET])
         if (*where, name) not in self.sets:
             return
@@ -91,37 +94,37 @@ class TableMirror:
         self.present[where].setdefault(name, {}).update(elements)
         self.added.append((where, name, elements))
 
-    def _elements_deleted(self, where, fields, payload):
+    def _elements_deleted(self, where: Where, fields: Fields, payload: bytes) -> None:
         present = self.present[where].get(nft.as_text(fields[nft_elements.NFTA_SET_ELEM_LIST_SET]), {})
         for key in nft_elements.read_raw_elements(payload):
             present.pop(key, None)
 
-    def _set_deleted(self, where, fields, _):
+    def _set_deleted(self, where: Where, fields: Fields, _: bytes) -> None:
         self._lose(where, nft.as_text(fields[nft_elements.NFTA_SET_NAME]))
 
-    def _lose(self, where, name):
+    def _lose(self, where: Where, name: str) -> None:
         if elements := self.present[where].pop(name, None):
             self.lost[where].setdefault(name, {}).update(elements)
             self._suspect(where, f"set {name}")
 
-    def _table_deleted(self, where, _, __):
+    def _table_deleted(self, where: Where, _: Fields, __: bytes) -> None:
         for name in [*self.present[where]]:
             self._lose(where, name)
         self._suspect(where, WHOLE_TABLE)
 
-    def _chain_added(self, where, fields, _):
+    def _chain_added(self, where: Where, fields: Fields, _: bytes) -> None:
         self.chains.add((*where, nft.as_text(fields[nft.NFTA_CHAIN_NAME])))
 
-    def _chain_deleted(self, where, fields, _):
+    def _chain_deleted(self, where: Where, fields: Fields, _: bytes) -> None:
         name = nft.as_text(fields[nft.NFTA_CHAIN_NAME])
         self.emptied[where].discard(name)
         if any(store.keeps(name) for store in self.stores[where]):
             self._suspect(where, f"chain {name}")
 
-    def _rule_added(self, where, fields, _):
+    def _rule_added(self, where: Where, fields: Fields, _: bytes) -> None:
         self.emptied[where].discard(nft.as_text(fields[nft_rules.NFTA_RULE_CHAIN]))
 
-    def _rule_deleted(self, where, fields, _):
+    def _rule_deleted(self, where: Where, fields: Fields, _: bytes) -> None:
         name = nft.as_text(fields[nft_rules.NFTA_RULE_CHAIN])
         if not any(store.chains.get(name) == 0 for store in self.stores[where]):        # a table of an administrator
             self.emptied[where].add(name)
@@ -132,7 +135,7 @@ class TableMirror:
                  nft.NFT_MSG_NEWCHAIN: _chain_added, nft.NFT_MSG_DELCHAIN: _chain_deleted,
                  nft.NFT_MSG_NEWRULE: _rule_added, nft.NFT_MSG_DELRULE: _rule_deleted}
 
-    def _suspect(self, where, what):
+    def _suspect(self, where: Where, what: str) -> None:
         self.suspects.add(where)
         self.missing[where].add(what)
 
@@ -150,7 +153,7 @@ class TableMirror:
             self.by = by
         self.losses = losses
 
-    def _note_additions(self, marks, generation):
+    def _note_additions(self, marks: Iterable[str], generation: int) -> None:
         """Note the additions of an ADD after the DEL of its attachment: elements that were lost earlier are not those
         of this ADD."""
         for mark in marks:
@@ -160,7 +163,7 @@ class TableMirror:
                     self.deletions.pop(mark, None)
                 self._forget_lost(mark)
 
-    def _forget_lost(self, mark):
+    def _forget_lost(self, mark: str) -> None:
         for sets in self.lost.values():
             for name, elements in sets.items():
                 sets[name] = {key: element for key, element in elements.items() if mark_of(element) != mark}
@@ -182,7 +185,7 @@ class TableMirror:
                     self.missing[where] |= {f"rules of {chain}" for chain in store.chains}
             self.suspects.add(where)
 
-    def _read_set(self, sock, where, store, name):
+    def _read_set(self, sock: Socket, where: Where, store: Store, name: str) -> None:
         payloads = store.dump(sock, name)
         if payloads is None:
             self._lose(where, name)
@@ -266,18 +269,18 @@ class TableMirror:
                 store = next(store for store in self.stores[where] if name in store.sets)
                 store.remove_from(sock, [(name, key) for key in keys])
 
-    def _used(self, store):
+    def _used(self, store: Store) -> bool:
         """Return whether any pod has ever needed the table."""
         where = store.family, store.table
         return any((*where, chain) in self.chains for chain in store.chains) or any(
             of[where].get(name) for of in (self.present, self.lost) for name in store.sets)
 
-    def _clear(self, where):
+    def _clear(self, where: Where) -> None:
         for kept in (self.lost[where], self.emptied[where], self.missing[where]):
             kept.clear()
         self.suspects.discard(where)
 
-    def _missing_text(self, where):
+    def _missing_text(self, where: Where) -> str:
         missing = self.missing[where] | {f"rules of {chain}" for chain in self.emptied[where]}
         return WHOLE_TABLE if WHOLE_TABLE in missing else few(sorted(missing))
 

@@ -19,7 +19,8 @@ from fastcni.server.web.address import is_local
 if TYPE_CHECKING:
     from collections.abc import Callable
     from socket import socket
-    from typing import Any
+
+    from fastcni.daemon.log import Logger
 
 CLIENT_TIMEOUT_S = 10.0
 MAX_CLIENTS = 16
@@ -58,7 +59,7 @@ class Client:
 class Listener:
     """sock: listens, non-blocking. pages: {path: Page}. log: of the server."""
 
-    def __init__(self, sock: socket, pages: dict[str, Page], log: Any) -> None:
+    def __init__(self, sock: socket, pages: dict[str, Page], log: Logger) -> None:
         self.sock, self.pages, self.log = sock, pages, log
         self.events, self.wakeup, self.stopping = selectors.DefaultSelector(), Wakeup(), False
         self.events.register(sock, selectors.EVENT_READ)
@@ -81,7 +82,7 @@ class Listener:
         self.events.close()
         self.wakeup.close()
 
-    def _run(self):
+    def _run(self) -> None:
         while not self.stopping:
             try:
                 self._step()
@@ -89,7 +90,7 @@ class Listener:
                 self.log.exception("server_fault")
                 sleep(ACCEPT_PAUSE_S)
 
-    def _step(self):
+    def _step(self) -> None:
         oldest = next(iter(self.clients.values()), None)
         for key, _ in self.events.select(None if oldest is None else max(0.0, oldest.deadline - monotonic())):
             if key.fileobj is self.sock:
@@ -104,7 +105,7 @@ class Listener:
                 break
             self._close(client)
 
-    def _accept(self):
+    def _accept(self) -> None:
         try:
             sock, _ = self.sock.accept()
         except BlockingIOError:
@@ -116,7 +117,7 @@ class Listener:
         self.clients[sock.fileno()] = Client(sock)
         self.events.register(sock, selectors.EVENT_READ)
 
-    def _proceed(self, client):
+    def _proceed(self, client: Client) -> None:
         """Read what has come, or send what fits."""
         try:
             if client.answer is None:
@@ -138,7 +139,7 @@ class Listener:
         if not client.answer:
             self._close(client)
 
-    def _close(self, client):
+    def _close(self, client: Client) -> None:
         self.events.unregister(client.sock)
         del self.clients[client.sock.fileno()]
         client.sock.close()

@@ -47,7 +47,7 @@ class UnreadableEvents:
         self._waiting.append(document(self.node, kind, metadata, text))
         self._wake.set()
 
-    def _run(self):
+    def _run(self) -> None:
         failed = False
         while not self._stop.is_set():
             try:

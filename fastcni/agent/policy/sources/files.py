@@ -89,7 +89,7 @@ class Files:
             self._begin()
             self._opened = opened.pop_all()
 
-    def _begin(self):
+    def _begin(self) -> None:
         if self.kept and (former := self.kept.read()) is not None:
             self.former, self._mounted = True, self.kept.mounted
             for place, lines in former.items():

@@ -80,7 +80,7 @@ class Kept:
         if self._thread:
             self._thread.join()
 
-    def _run(self, content):
+    def _run(self, content: Content) -> None:
         ended, failed = False, False
         while not ended:
             self._changed.wait(RETRY_S if failed else None)

@@ -16,6 +16,8 @@ from fastcni.clients.kubernetes_watch import key_of, watch_all
 from fastcni.daemon.wakeup import Wakeup
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.sources.events import UnreadableEvents
     from fastcni.agent.policy.sources.kept import Kept
@@ -99,7 +101,7 @@ class Kubernetes:
 
     # -- in the threads -----------------------------------------------------------------------------------------------
 
-    def _run(self):
+    def _run(self) -> None:
         """A fault ends the agent: with policies that no longer change it would do harm."""
         try:
             self._follow()
@@ -107,7 +109,7 @@ class Kubernetes:
             self._fault = e
             self._wakeup.wake()
 
-    def _follow(self):
+    def _follow(self) -> None:
         while not self._stop.is_set():
             self._seen = {path: set() for path in PATHS}
             try:
@@ -116,16 +118,16 @@ class Kubernetes:
                 self.away = str(e)
             self._stop.wait(RETRY_S)
 
-    def _tell(self, path, document, gone):
+    def _tell(self, path: str, document: dict[str, Any], gone: bool) -> None:
         (self._seen[path].discard if gone else self._seen[path].add)(name_of(document))
         self._add((path, document, gone))
 
-    def _list_ended(self, path):
+    def _list_ended(self, path: str) -> None:
         """Objects that went while the API server was away are in no event: those that the list does not have."""
         self.away = ""
         self._add((path, frozenset(self._seen[path]), False))
 
-    def _add(self, event):
+    def _add(self, event: Event) -> None:
         self._events.append(event)
         self._wakeup.wake()
 
@@ -170,7 +172,7 @@ class Kubernetes:
         self._own[path].discard(key)
         self._replace(place_of(path, key), [])
 
-    def _replace(self, place, documents):
+    def _replace(self, place: str, documents: Collection[tuple[str, bytes]]) -> None:
         for _ in self.content.replace(place, documents):
             pass
 

@@ -190,7 +190,7 @@ class Reader:
         self._ready, self._pause, self._until = False, FIRST_PAUSE_S, 0.0
         self._start()
 
-    def _start(self):
+    def _start(self) -> None:
         """Start the process. It has until `_until` to say that it is ready."""
         self._until = monotonic() + START_S
         try:
@@ -229,7 +229,7 @@ class Reader:
         self._end()
         self.poll.close()
 
-    def _end(self):
+    def _end(self) -> None:
         """End the processes. What they have not answered is asked for again."""
         if self._sock:
             self._sock.close()
@@ -271,7 +271,7 @@ class Reader:
         self._submit()
         return found
 
-    def _listen(self):
+    def _listen(self) -> None:
         """The process is ready, or has ended."""
         assert self._sock
         try:
@@ -283,7 +283,7 @@ class Reader:
         else:
             self._lose("has ended")
 
-    def _overdue(self):
+    def _overdue(self) -> None:
         """Start the process, or end one that does not answer. A child that does not end is due to its first file."""
         if not (self._sock or self._ready):
             self._start()
@@ -304,7 +304,7 @@ class Reader:
         return [failed(job.names[0], f"its reader was ended: more than {PROCESSOR_S:g} s of processor time, "
                        f"{ELAPSED_S:g} s or {MEMORY_BYTES >> 20} MB")]
 
-    def _submit(self):
+    def _submit(self) -> None:
         """Give files to children, as many as are free. A file that is being read waits, so that its last content is
         told last."""
         if not self._ready:
