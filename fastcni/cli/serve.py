@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,12 +17,14 @@ from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
     from fastcni.agent.metrics import AgentCollector
+    from fastcni.daemon.log import Logger
     from fastcni.dhcp.daemon import Daemon
     from fastcni.flows.kept import Kept
     from fastcni.flows.metrics import FlowsCollector
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.node.activity.source import Source
     from fastcni.server.metrics.pools import Counted
+    from fastcni.server.service import Beside
     from fastcni.server.web.status_page import Ask, Document
 
 
@@ -157,7 +159,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
         places = Places(DEFAULT_CONF_DIR, (cache_dir or DEFAULT_DIR,), enter_pods=False)
         return kernel.pods_dropped(doctor.node_of(places, (), ""))
 
-    beside: list[Callable[[Any], Any]] = [partial(dhcp_daemon, dhcp_socket, dhcp_leases)] if dhcp else []
+    beside: list[Callable[[Logger], Beside]] = [partial(dhcp_daemon, dhcp_socket, dhcp_leases)] if dhcp else []
     collectors = agent_collectors() if agent_options is not None and where else []
     parts = [kept_flows(cache_dir)] if keep_flows else []
     if agent_options is not None:
@@ -207,7 +209,7 @@ def flow_collectors(kept: "Iterable[Kept]") -> "list[FlowsCollector]":
     return [*map(FlowsCollector, kept)]
 
 
-def dhcp_daemon(path: str, leases: str, log: Any) -> "Daemon":
+def dhcp_daemon(path: str, leases: str, log: Logger) -> "Daemon":
     """The daemon of the dhcp plugin, for the server to start. Raises ListenError."""
     from fastcni.daemon.listening import ListenError
     from fastcni.dhcp.daemon import Daemon, raise_descriptor_limit

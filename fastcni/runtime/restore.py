@@ -160,7 +160,7 @@ def is_linked(pod: int, mode: SharedMode) -> bool:
         os.close(home)
 
 
-def knows(sock: Any, fd: int) -> bool:
+def knows(sock: "wire.Socket", fd: int) -> bool:
     (_, payload), *_ = wire.exchange(sock, rtnl.get_nsid(Batch(), fd))
     return rtnl.read_nsid(payload) >= 0
 

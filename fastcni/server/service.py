@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from structlog.typing import Processor
 
     from fastcni.daemon.kubernetes_events import KubernetesEvents
+    from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.server.restoring.drop_watch import Drops
     from fastcni.server.restoring.replay import Run
@@ -96,7 +97,7 @@ class Options:
     tidy_s: float = TIDY_S
     pods: Pods | None = None
     configured: Callable[[], Iterable[Keys]] = tuple
-    beside: Sequence[Callable[[Any], Beside]] = ()
+    beside: Sequence[Callable[[Logger], Beside]] = ()
     parts: Sequence[Part] = ()
     collectors: Sequence[Collector] = ()
     receivers: Sequence[Processor] = ()
