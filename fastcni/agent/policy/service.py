@@ -137,7 +137,7 @@ class Policies:
             log.error("pod_record_damaged", path=str(path), do="fastcni restore",
                       effect="the pod is closed" if closed else "no policy protects the pod")
 
-    def _close_unrecorded(self):
+    def _close_unrecorded(self) -> None:
         """Close the pods whose records are lost, or are damaged and name no address."""
         held = [salvage.held(*port) for port in self.engine.rules.held_ports()]
         found = attached.unrecorded(self.compiler, held, attached.damaged(self.settings.state))
