@@ -79,7 +79,7 @@ class DropWatch:
             os.close(home)
         return None
 
-    def _work(self, drops, home):
+    def _work(self, drops: Drops, home: int) -> None:
         try:
             with netns.inside(home):
                 found = [*drops()]
