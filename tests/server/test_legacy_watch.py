@@ -23,13 +23,13 @@ def legacy(host_netns):
     home, iptables, suspected = netns.open_own(), IptablesWatch(), []
     watch, now = LegacyWatch(home, iptables, lambda: suspected.append(True)), time.monotonic()
 
-    def polled(seconds, recorded=RECORDED):
-        watch.attend(now + seconds, pods=True, recorded=recorded)
+    def polled(seconds, recorded=RECORDED, pods=True, deletions=0):
+        watch.attend(now + seconds, pods=pods, recorded=recorded, deleted_since=lambda _: deletions)
         iptables.began.clear()
         return iptables.take_missing()
 
     polled(0.0, {4: 0, 16: 0})
-    polled.suspected = suspected
+    polled.suspected, polled.watch = suspected, watch
     yield polled
     os.close(home)
 
@@ -84,3 +84,30 @@ def test_a_rule_that_drops_is_a_suspicion_once_and_one_that_accepts_is_none(lega
     run("iptables-legacy", "-D", "FORWARD", "1")
     legacy(8 * POLL_S)
     assert legacy.suspected == [True]
+
+
+def masqueraded(*numbers):
+    """Add chains of pods and their jumps in table nat, as ipMasq does."""
+    for number in numbers:
+        chain = f"CNI-{number:024x}"
+        for rule in (f"-N {chain}", f"-A {chain} -j MASQUERADE", f"-A POSTROUTING -s 10.22.0.{number} -j {chain}"):
+            run("iptables-legacy", "-t", "nat", *rule.split())
+
+
+def test_a_flush_of_table_nat_with_all_chains_is_noticed_though_no_pod_is_in_nftables(legacy):
+    """The jumps of pods and their chains are gone together, as after DELs: masquerading stayed away."""
+    masqueraded(1, 2)
+    legacy.watch.note_add(time.monotonic())
+    assert legacy(1.5 * POLL_S, pods=False) == ""
+    run("iptables-legacy", "-t", "nat", "-F")
+    run("iptables-legacy", "-t", "nat", "-X")
+    lost = legacy(100 * POLL_S, pods=False, deletions=1)
+    assert lost.count("legacy ip nat POSTROUTING to CNI-") == 2
+
+
+def test_dels_of_all_pods_are_no_flush(legacy):
+    masqueraded(1, 2)
+    legacy(2 * POLL_S, recorded={4: 0, 16: 0})
+    run("iptables-legacy", "-t", "nat", "-F")
+    run("iptables-legacy", "-t", "nat", "-X")
+    assert legacy(4 * POLL_S, recorded={4: 0, 16: 0}, deletions=2) == ""

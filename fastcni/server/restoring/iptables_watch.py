@@ -96,11 +96,18 @@ class IptablesWatch:
         self.others.add(what)
         self.by = by
 
-    def replace(self, where: Where, jumps: set[tuple[str, str]], exists: Callable[[str], bool]) -> None:
-        """Note the jumps of a legacy table, all at once. exists(chain): whether the table has a chain."""
-        gone = {*self.jumps.get(where, {}).values()} - jumps
+    def replace(self, where: Where, jumps: set[tuple[str, str]], exists: Callable[[str], bool], deletions: int) -> None:
+        """Note the jumps of a legacy table, all at once. exists(chain): whether the table has a chain. deletions: the
+        number of DELs that have begun since the last poll, and shortly before it.
+
+        A flush and a deletion of all chains between two polls looks like DELs of all pods: no jump is left, and more
+        jumps are gone than DELs have begun.
+        """
+        before = {*self.jumps.get(where, {}).values()}
+        gone = before - jumps
         self.jumps[where] = {jump: jump for jump in jumps}
-        lost = {jump for jump in gone if exists(jump[1]) or not is_of_one_pod(jump[1])}
+        flushed = gone == before and len({target for _, target in gone}) > deletions
+        lost = {jump for jump in gone if flushed or exists(jump[1]) or not is_of_one_pod(jump[1])}
         if lost:
             self.lose(where, lost)
 

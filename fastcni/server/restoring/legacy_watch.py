@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Where = tuple[int, str]
 
 POLL_S = 1.0
+ADD_S = 3.0                     # polls after an ADD without an element in nftables
 TABLES = ("nat", FILTER)
 JUMP = (FORWARD, "CNI-FORWARD")
 MAX_REPLAYS = 3                 # for a jump that stays away: maybe no program of this node changes the table
@@ -53,12 +54,16 @@ class LegacyWatch:
         self.recorded: dict[int, int] = {}
         self.expected: float | None = None
         self.misses = 0
+        self.added = -ADD_S                     # when the last ADD began, in monotonic seconds
 
-    def attend(self, now: float, *, pods: bool, recorded: dict[int, int]) -> float | None:
-        """Poll if that is due. now: in monotonic seconds. pods: whether any pod has rules. recorded: as above.
+    def attend(self, now: float, *, pods: bool, recorded: dict[int, int],
+               deleted_since: Callable[[float], int]) -> float | None:
+        """Poll if that is due. now: in monotonic seconds. pods: whether any pod has elements in nftables. recorded: as
+        above. deleted_since(moment): the number of DELs that have begun since.
 
         Return when to call this again; None: when a pod has rules. Raises OSError, netns.Lost.
         """
+        pods = pods or now < self.added + ADD_S or any(self.iptables.jumps[where] for where in self.known or ())
         if not pods and self.known is not None:
             return None
         if any(count > self.recorded.get(length, 0) for length, count in recorded.items()):
@@ -67,10 +72,14 @@ class LegacyWatch:
         if now >= self.next:
             self.next = now + POLL_S
             with netns.inside(self.home):
-                self._poll()
+                self._poll(deleted_since(now - 2 * POLL_S))
             if self.expected is not None and now >= self.expected:
                 self._miss()
         return self.next if pods else None
+
+    def note_add(self, now: float) -> None:
+        """Note that an ADD begins: the pod may get rules in iptables alone. Any thread may call this."""
+        self.added = now
 
     def expect(self, now: float) -> None:
         """Note that an ADD or a replay adds JUMP, within POLL_S. Any thread may call this."""
@@ -86,11 +95,11 @@ class LegacyWatch:
             for where in missing:
                 self.iptables.lose(where, {JUMP})
 
-    def _poll(self) -> None:
+    def _poll(self, deletions: int) -> None:
         before, self.known = self.known, {where: info for where in listed() if (info := self._figures(where))}
         for where, info in self.known.items():
             if before is None or info != before.get(where):
-                self._read(where, first=before is None)
+                self._read(where, deletions, first=before is None)
             if where[1] == FILTER:
                 self.iptables.begin_to_filter(chain_name(where, FORWARD), new=before is not None)
 
@@ -103,7 +112,7 @@ class LegacyWatch:
                 raise
             return None
 
-    def _read(self, where: Where, *, first: bool) -> None:
+    def _read(self, where: Where, deletions: int, *, first: bool) -> None:
         table = xtables.read_table(*where)
         jumps = {(chain, target) for chain in CHAINS for target in table.targets(chain) if target.startswith(PREFIX)}
         # A reload of firewalld removes the rules of sources, and a start adds the chain.
@@ -114,7 +123,7 @@ class LegacyWatch:
             self.zoned.add(where)
             if not first:
                 self.iptables.suspect(FIREWALLD_SOURCES, FIREWALLD)
-        self.iptables.replace(where, jumps, table.has_chain)
+        self.iptables.replace(where, jumps, table.has_chain, deletions)
         if where[1] == FILTER:
             before, now = self.refusals.get(where[0], 0), table.refusals()
             self.refusals[where[0]] = now

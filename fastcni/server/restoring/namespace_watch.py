@@ -59,8 +59,13 @@ class Watch:
         self.due: float | None = 0.0
 
     def note(self, call: Call, mode: Mode) -> None:
-        """Note that a request begins: a DEL may meet a flush that is not restored yet. Raises OSError."""
-        if call.attachment and call.command == "DEL":
+        """Note that a request begins: a DEL may meet a flush that is not restored yet, and an ADD may add rules of the
+        legacy iptables, which the kernel does not announce. Raises OSError."""
+        if call.command == "ADD":
+            self.legacy.note_add(monotonic())
+            if self.due is None:
+                self.restoring.attend_soon(self)
+        elif call.attachment and call.command == "DEL":
             try:
                 mark = names.hashes(*call.attachment)
             except UnicodeEncodeError:
@@ -96,7 +101,8 @@ class Watch:
                 self._restore(started)
                 self._restore_neighbours(started)
                 self._wake_at(self.legacy.attend(started, pods=self.mirror.has_elements,
-                                                  recorded=self.mirror.recorded()))
+                                                  recorded=self.mirror.recorded(),
+                                                  deleted_since=self.mirror.deleted_since))
                 self._wake_at(self.replay.proceed(started))
                 self._wake_at(self.drops.proceed(started, settled=self.replay.idle))
             except OSError as e:

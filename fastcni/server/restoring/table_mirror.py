@@ -294,6 +294,11 @@ class TableMirror:
                     now - self.deletions[oldest := next(iter(self.deletions))][1] > KEEP_DELETIONS_S):
                 del self.deletions[oldest]
 
+    def deleted_since(self, moment: float) -> int:
+        """Return how many attachments have a DEL that began since a moment, in monotonic seconds."""
+        with self.lock:
+            return sum(begun >= moment for _, begun in self.deletions.values())
+
 
 def has_rules(store: Store, sock: Socket) -> bool:
     """Return whether the chains of a Store have their rules.
