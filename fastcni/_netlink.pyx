@@ -66,7 +66,8 @@ cdef inline uint32_t swap32(uint32_t v) noexcept nogil:
 cdef class Batch:
     """Requests that go to the kernel in one send.
 
-    `asked` maps each sequence number that the kernel will answer to the text for its error.
+    `asked` maps the sequence number of each request to the text for its error. The kernel answers the last one, and of
+    the others those that it refuses: see finish(). A dump is alone in its batch.
     Every writer returns the batch, so that a message reads as one chain; finish() gives the bytes.
     Sequence numbers are `first` + 1 to `last`. finish() gives them those of the socket.
     """
@@ -240,23 +241,32 @@ cdef class Batch:
 
     def finish(self, uint32_t before=0):
         """The bytes to send. `before` is the last sequence number that the socket has used; it is added to those of the
-        batch. Raises ValueError while a nested attribute is open."""
+        batch. Raises ValueError while a nested attribute is open.
+
+        Only the last request asks for an acknowledgement. The kernel handles the messages of a datagram in order, goes
+        on after an error, and sends an error whether or not an acknowledgement was asked for (af_netlink.c,
+        netlink_rcv_skb(); nfnetlink.c, nfnetlink_rcv_batch()). So the last answer comes after all others."""
         self.close()
-        if before:
-            self.renumber(before)
+        self.number_all(before)
         return PyBytes_FromStringAndSize(<char*>self.buffer, self.used)
 
-    cdef int renumber(self, uint32_t more) except -1:
-        cdef nlmsghdr head
+    cdef int number_all(self, uint32_t more) except -1:
+        """Add `more` to the sequence numbers, and leave the flag NLM_F_ACK to the last message that has it."""
+        cdef nlmsghdr* acknowledged = NULL
+        cdef nlmsghdr* here
         cdef Py_ssize_t at = 0
         while at < self.used:
-            memcpy(&head, &self.buffer[at], HEADER)
-            head.nlmsg_seq += more
-            memcpy(&self.buffer[at], &head, HEADER)
-            at += align4(head.nlmsg_len)
-        self.asked = {<uint32_t>sequence + more: what for sequence, what in self.asked.items()}
-        self.first += more
-        self.last += more
+            here = <nlmsghdr*>&self.buffer[at]          # aligned: malloc(3), and multiples of four
+            here.nlmsg_seq += more
+            if here.nlmsg_flags & NLM_F_ACK:
+                if acknowledged != NULL:
+                    acknowledged.nlmsg_flags &= ~NLM_F_ACK
+                acknowledged = here
+            at += align4(here.nlmsg_len)
+        if more:
+            self.asked = {<uint32_t>sequence + more: what for sequence, what in self.asked.items()}
+            self.first += more
+            self.last += more
         return 0
 
     def clear(self):

@@ -213,7 +213,7 @@ def look_up(sock: Socket, batch: Batch) -> Replies | None:
 def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[NetlinkError]]:
     data, waiting, first, last = batch.finish(sock.sequence), batch.asked, batch.first, batch.last
     sock.sequence = last if last < MAX_SEQUENCE else 0
-    what = next(iter(waiting.values()), "")
+    what, final = next(iter(waiting.values()), ""), next(reversed(waiting), 0)      # see Batch.finish()
     batch.clear()
     try:
         send(sock, data)
@@ -223,7 +223,7 @@ def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[Netlin
     refused: list[NetlinkError] = []
     failures: list[int | None] = []
     timeout_ms = ANSWER_MS
-    while waiting:
+    while final in waiting:
         try:
             found = receive(sock, timeout_ms)
         except OSError as e:
@@ -255,9 +255,9 @@ def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[Netlin
                 asked = waiting.pop(sequence)
                 if code:
                     refused.append(NetlinkError(code, asked, text, offset))
-    if failures and (waiting or ENOBUFS in failures):           # ENOBUFS: the kernel has dropped a reply
+    if failures and (final in waiting or ENOBUFS in failures):  # ENOBUFS: the kernel has dropped a reply
         raise AnswerLost(failures[0], f"{what}: read the kernel's answer")
-    if waiting and timeout_ms:
+    if final in waiting and timeout_ms:
         refused.append(AnswerLost(ETIMEDOUT, next(iter(waiting.values()))))
     return replies, refused
 

@@ -59,9 +59,22 @@ def test_every_reply_is_read_before_the_first_refusal_is_raised():
 
 
 def test_attempt_returns_what_was_refused_in_the_order_of_the_replies():
-    replies, refused = wire.attempt(Scripted(ack(3, EPERM) + ack(1), ack(2, EEXIST)), three())
+    replies, refused = wire.attempt(Scripted(ack(1, EPERM), ack(2, EEXIST) + ack(3)), three())
     assert replies == []
-    assert [(e.what, e.errno) for e in refused] == [("three", EPERM), ("two", EEXIST)]
+    assert [(e.what, e.errno) for e in refused] == [("one", EPERM), ("two", EEXIST)]
+
+
+@pytest.mark.parametrize("answers, refused", [
+    ([ack(3)], []),
+    ([ack(2, EEXIST), ack(3)], ["two"]),
+    ([ack(3, EPERM)], ["three"]),
+    ([ack(1, EPERM) + ack(2, EEXIST) + ack(3, EPERM)], ["one", "two", "three"])])
+def test_the_last_request_alone_is_acknowledged(answers, refused):
+    """The kernel sends errors of the others before it. An ADD read four acknowledgements for its addresses and routes."""
+    sock = Scripted(*answers)
+    assert [e.what for e in wire.attempt(sock, three())[1]] == refused
+    assert [flags & uapi.NLM_F_ACK for _, flags, *_ in messages(sock.sent[0])] == [0, 0, uapi.NLM_F_ACK]
+    assert sock.queue == []
 
 
 def test_replies_besides_acks_are_returned():

@@ -100,7 +100,7 @@ def test_an_add_whose_request_cannot_be_sent_leaves_nothing(node, pods, conf, mo
 def test_a_link_of_that_name_that_was_there_before_is_not_deleted(node, pod, monkeypatch, lost):
     """EEXIST for a veth whose random name another link has: the rollback used to delete the other link."""
     run("ip", "link", "add", "veth00000000", "type", "ifb")
-    monkeypatch.setattr("fastcni.kit.links.veth.random_name", lambda: "veth00000000")
+    monkeypatch.setattr("fastcni.kit.links.veth.random_name", lambda *_: "veth00000000")
     with monkeypatch.context() as patch:
         if not lost:
             Fault(patch, 4, EIO, False)

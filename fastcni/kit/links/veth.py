@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 NAME_TRIES = 10                 # as the reference: four random bytes rarely collide
 
 
-def random_mac() -> bytes:
-    """Return a locally administered unicast MAC. As it is known, nothing asks for it, and udev does not change it."""
-    raw = bytearray(posix.urandom(6))
-    raw[0] = raw[0] & 0xFE | 0x02
-    return bytes(raw)
+def random_mac(raw: bytes = b"") -> bytes:
+    """Return a locally administered unicast MAC of six random bytes, or of the bytes `raw`. As it is known, nothing
+    asks for it, and udev does not change it."""
+    first, *rest = raw or posix.urandom(6)
+    return bytes((first & 0xFE | 0x02, *rest))
 
 
-def random_name() -> str:
-    """Return a name such as veth1a2b3c4d, in the form of the reference plugins."""
-    return f"veth{posix.urandom(4).hex()}"
+def random_name(raw: bytes = b"") -> str:
+    """Return a name such as veth1a2b3c4d of four random bytes, in the form of the reference plugins."""
+    return f"veth{(raw or posix.urandom(4)).hex()}"
 
 
 def add(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, master: int = 0, mac: bytes | None = None,
@@ -41,9 +41,9 @@ def add(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, master: int = 0, ma
     is sent from it: it sends nothing until its peer is up. Raises CniError if the pod has an interface of that name,
     NetlinkError for any other refusal.
     """
-    host_mac, inside_mac = random_mac(), mac or random_mac()
     for _ in range(NAME_TRIES):
-        name = random_name()
+        random = posix.urandom(16)          # one system call for the name and both MACs
+        name, host_mac, inside_mac = random_name(random[:4]), random_mac(random[4:10]), mac or random_mac(random[10:])
         batch = rtnl.new_veth(Batch(), name, req.ifname, pod.netns_fd, host_mac=host_mac, peer_mac=inside_mac,
                               mtu=mtu, master=master, what="failed to make veth pair")
         try:
