@@ -7,6 +7,7 @@ class Index:
     dirty: bool
     former_ns: int
     fresh: bool
+    plain: bool
     trouble: int
     def __init__(self, dirfd: int, boot: bytes) -> None: ...
     def close(self) -> None: ...

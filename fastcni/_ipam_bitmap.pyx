@@ -17,9 +17,9 @@ that mtime to two seconds ago and records it together with the resulting ctime. 
 mtime, because the clock is past it; this holds for file systems with a granularity of up to a second (ext4 with
 128-byte inodes). A program that sets the mtime back (tar, rsync, touch) changes the ctime. Opening compares both, the
 inode of the directory, and:
-- the checksums of the header and of all pages. sign() writes the pages, then sets the mtime, then writes the header.
-  A process that is killed while it writes pages leaves pages that do not match the header. One that is killed earlier
-  leaves the old file, which does not match the directory;
+- the checksums of the header and of all pages. sign() writes the pages, then sets the mtime, then writes the first
+  page with the header. A process that is killed while it writes leaves pages that do not match the header. One that
+  is killed earlier leaves the old file, which does not match the directory;
 - the boot id. Written data survives a killed process, but after a power failure the directory and the file can be from
   different moments. So a file from another boot answers no question. It tells only what was held in that boot:
   kit/ipam/former.py;
@@ -40,7 +40,7 @@ from libc.string cimport memcmp, memcpy, memset
 from posix.types cimport off_t
 from posix.unistd cimport close, ftruncate
 
-from fastcni._ipam_file cimport Found, is_local, open_index, read_pages, set_mtime, write_at, write_pages
+from fastcni._ipam_file cimport Found, is_local, open_index, read_pages, set_mtime, write_first, write_pages
 from fastcni._ipam_tables cimport (
     BOOT_ID_SIZE, LAYOUT, MAX_CAPACITY, MIN_BLOCKS, MIN_OWNERS, PAGE, Address, Block, Header, Owner, Tables,
     bit_of, count_held, crowded, find_block, find_owner, good_cap, header_sum, memory_for, mixed, point, put_all,
@@ -162,6 +162,7 @@ cdef class Index:
              hold() for each address
     former_ns  when the file was last written, if that was in another boot, in nanoseconds of the clock then; else 0
     trouble  the errno because of which the index has no file, or 0
+    plain    whether the directory is known to be no space of cluster-wide addresses; for sign()
     """
     cdef int dirfd
     cdef int fd                   # -1: in memory
@@ -171,6 +172,7 @@ cdef class Index:
     cdef bytes boot
     cdef readonly bint dirty      # something changed since sign()
     cdef readonly bint fresh
+    cdef public bint plain
     cdef readonly int trouble
     cdef readonly object former_ns
     cdef Header former            # if former_ns
@@ -186,6 +188,7 @@ cdef class Index:
         self.fd, self.trouble = found.fd, found.trouble
         self.dev, self.ino, self.length = found.file.st_dev, found.file.st_ino, found.file.st_size
         self.fresh = self.is_valid(&found) and self.load(&found.head)
+        self.plain = self.fresh and found.head.plain == 1
         self.former_ns = 0
         if not self.fresh:
             self.clear()
@@ -360,15 +363,13 @@ cdef class Index:
         if self.fd < 0 or self.boot == b"":
             return False
         memcpy(head.boot, PyBytes_AS_STRING(self.boot), BOOT_ID_SIZE)
+        head.plain = self.plain
         with nogil:
             refused = write_pages(self.fd, &self.t)
             if refused == 0 and self.length != <off_t> self.t.size and ftruncate(self.fd, self.t.size):
                 refused = errno
-            if refused == 0:
-                refused = set_mtime(self.dirfd, head)
-            if refused == 0:
-                head.header_sum = header_sum(head)
-                refused = write_at(self.fd, <char*> head, sizeof(Header), 0)
+            refused = refused or set_mtime(self.dirfd, head)
+            refused = refused or write_first(self.fd, &self.t)
         if refused:
             self.trouble = refused if refused > 0 else self.trouble
             return False

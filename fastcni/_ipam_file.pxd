@@ -11,7 +11,7 @@ from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 from posix.types cimport off_t
 from posix.unistd cimport close, pread, pwrite
 
-from fastcni._ipam_tables cimport PAGE, Header, Tables, sum_of_page
+from fastcni._ipam_tables cimport PAGE, Header, Tables, header_sum, sum_of_page
 
 cdef extern from "<fcntl.h>" nogil:
     enum: O_NOFOLLOW
@@ -90,27 +90,38 @@ cdef inline int write_at(int fd, const char* data, size_t size, off_t at) noexce
     return 0 if <size_t> written == size else ENOSPC
 
 
+cdef inline void sum_again(Tables* t, size_t page) noexcept nogil:
+    """Sum a touched page."""
+    cdef uint64_t sum = sum_of_page(t, page)
+    t.head.pages += sum - t.sums[page]
+    t.sums[page] = sum
+
+
 cdef inline int write_pages(int fd, Tables* t) noexcept nogil:
-    """Sum and write the touched pages, neighbours together. Return 0 or the errno. After an error no header matches."""
-    cdef size_t count = t.size // PAGE, page = 0, at, end
-    cdef uint64_t sum
+    """Sum the touched pages, and write all but the first, neighbours together. Return 0 or the errno. After an error no
+    header matches."""
+    cdef size_t count = t.size // PAGE, page = 1, at, end
     cdef int refused
+    if t.touched[0]:
+        sum_again(t, 0)
     while page < count:
         at = page * PAGE
         while page < count and t.touched[page]:
-            sum = sum_of_page(t, page)
-            t.head.pages += sum - t.sums[page]
-            t.sums[page] = sum
+            sum_again(t, page)
             page += 1
         end = page * PAGE
-        if at == 0:
-            at = sizeof(Header)
         if at < end:
             refused = write_at(fd, <char*> t.head + at, end - at, at)
             if refused:
                 return refused
         page += 1
     return 0
+
+
+cdef inline int write_first(int fd, Tables* t) noexcept nogil:
+    """Write the header, and with it what is behind it in the first page, if that was touched. Return 0 or the errno."""
+    t.head.header_sum = header_sum(t.head)
+    return write_at(fd, <char*> t.head, PAGE if t.touched[0] else sizeof(Header), 0)
 
 
 cdef inline int set_mtime(int dirfd, Header* head) noexcept nogil:

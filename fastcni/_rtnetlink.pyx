@@ -7,7 +7,7 @@ Compiled, since an ADD packs ten headers and reads four links.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy, memset
 
@@ -22,7 +22,20 @@ cdef extern from *:
     #include <linux/if_addr.h>
     #include <linux/if_link.h>
     #include <linux/rtnetlink.h>
+    #include <linux/sockios.h>
+    #include <string.h>
+    #include <sys/ioctl.h>
+
+    static int link_index(int sock, const char *name, size_t size)
+    {
+        struct ifreq asked = { .ifr_ifindex = 0 };
+        if (size >= IFNAMSIZ)
+            return 0;
+        memcpy(asked.ifr_name, name, size);
+        return ioctl(sock, SIOCGIFINDEX, &asked) ? 0 : asked.ifr_ifindex;
+    }
     """
+    int link_index(int sock, const char* name, size_t size)
     enum: IFF_UP
     enum: IFLA_ADDRESS, IFLA_IFALIAS, IFLA_IFNAME, IFLA_LINK, IFLA_LINKINFO, IFLA_LINK_NETNSID, IFLA_MASTER, IFLA_MTU
     enum: IFLA_OPERSTATE, IFLA_PROMISCUITY, IFLA_TXQLEN
@@ -159,3 +172,11 @@ cdef int read_info(Link link, Attributes* linkinfo) except -1:
             elif of_bridge.kind == IFLA_BR_VLAN_DEFAULT_PVID:
                 link.default_pvid = number(&of_bridge)
     return 0
+
+
+def index_of(int sock, str name not None):
+    """The index of a link in the network namespace of a socket of any kind, 0 if there is none. Source: netdevice(7),
+    SIOCGIFINDEX, which does not wait for the kernel's RTNL lock as RTM_GETLINK does."""
+    cdef Py_ssize_t size
+    cdef const char* text = PyUnicode_AsUTF8AndSize(name, &size)
+    return link_index(sock, text, size)

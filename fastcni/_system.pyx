@@ -29,7 +29,6 @@ cdef extern from *:
     #include <unistd.h>
     """
     enum: AT_EMPTY_PATH, AT_FDCWD, CLONE_NEWNET, O_TMPFILE, LOCK_EX, LOCK_NB, LOCK_UN, SIOCGSKNS
-    int dup3(int, int, int)
     int ioctl(int, unsigned long)
     bytes PyUnicode_EncodeFSDefault(str)
     int c_setns "setns"(int fd, int nstype)
@@ -99,17 +98,13 @@ def setns(int fd):
         PyErr_SetFromErrno(OSError)
 
 
-def reopen_namespace(int fd, int sock):
-    """Have `fd` refer to the network namespace of a socket, and not to a mount: umount(2) of a mount is refused (EBUSY)
-    while a descriptor that was opened by it is open. Raises OSError."""
-    cdef int own = ioctl(sock, SIOCGSKNS)
-    cdef int failed = 0
-    if own < 0:
+def namespace_of(int sock):
+    """A descriptor, closed on exec, of the network namespace of a socket. It belongs to no mount: umount(2) of a mount
+    is refused (EBUSY) while a descriptor that was opened by it is open. Raises OSError."""
+    cdef int fd = ioctl(sock, SIOCGSKNS)
+    if fd < 0:
         PyErr_SetFromErrno(OSError)
-    if dup3(own, fd, O_CLOEXEC) < 0:
-        failed = errno
-    unistd.close(own)
-    refuse(failed, None)
+    return fd
 
 
 def open_file(str path not None, int flags, int mode=0, *, int folder=AT_FDCWD):

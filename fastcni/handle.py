@@ -242,7 +242,7 @@ def check_other_netns(req: Request) -> None:
     if override == "1" or override.lower() == "true":
         return
     try:
-        same = netns.is_own(req.open_netns(), req.mode.home)
+        same = req.mode.is_home(req.open_netns())
     except CniError:
         return                          # missing, or no namespace: the plugin refuses it if it matters
     if same:

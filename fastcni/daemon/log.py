@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from datetime import UTC, datetime
 from time import monotonic
 
 import structlog
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 DESTINATIONS = ("stderr", "syslog", "journald")
 LEVELS = ("debug", "info", "warning", "error")
 MAX_NAMES = 3
+SAME_LEVEL = {"warn": "warning", "exception": "error"}      # methods of a logger that are no levels
 SPECIAL = frozenset(' "=\\')
 
 
@@ -44,8 +46,7 @@ def make(level: str, fmt: str, to: str = "stderr", receivers: Iterable[Processor
         render = journal_fields
     return structlog.wrap_logger(
         Journal() if to == "journald" else Syslog() if to == "syslog" else Lines(sys.stderr),
-        processors=[*receivers, structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"),
-                    structlog.processors.format_exc_info, render],
+        processors=[*receivers, stamp, render],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper()))).bind()
 
 
@@ -130,6 +131,14 @@ def few(names: Sequence[str]) -> str:
 def as_json(event: Mapping[str, Any], **_: object) -> str:
     """A line of JSON. Bytes that are not UTF-8, for instance in a container id, become question marks."""
     return to_utf8(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+
+
+def stamp(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A structlog processor: level, timestamp and exception, as three processors of structlog write them. These make
+    nine calls of functions for each line."""
+    event["level"] = SAME_LEVEL.get(method, method)
+    event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return structlog.processors.format_exc_info(logger, method, event) if "exc_info" in event else event
 
 
 def logfmt(_: object, __: str, event: MutableMapping[str, Any]) -> str:

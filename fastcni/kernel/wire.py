@@ -7,7 +7,7 @@ from _socket import AF_NETLINK, SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
 from errno import EINTR, ENOBUFS, ENOENT, ETIMEDOUT
 from time import perf_counter_ns
 
-from fastcni import _netlink, _system
+from fastcni import _netlink, _rtnetlink, _system
 from fastcni._netlink import Batch, read_ack, sort_replies
 from fastcni.kernel import uapi
 from fastcni.kernel.waiting import caller, check_caller, here, waiting
@@ -136,11 +136,14 @@ def receive(sock: Socket, milliseconds: int = ANSWER_MS, caller: int = -1) -> li
     return _netlink.receive(sock.fileno(), milliseconds, here.request.show, caller)
 
 
-def index_of(name: str) -> int:
-    """Return the index of the link `name` in the calling thread's namespace, 0 if there is none.
+def index_of(name: str, sock: Socket | None = None) -> int:
+    """Return the index of the link `name`, 0 if there is none, in the namespace of a socket; None: in that of the
+    calling thread.
 
     It uses the ioctl of netdevice(7), which does not wait for the kernel's RTNL lock as RTM_GETLINK does.
     """
+    if sock:
+        return _rtnetlink.index_of(sock.fileno(), name)
     try:
         return if_nametoindex(name)
     except OSError:

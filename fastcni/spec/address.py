@@ -36,14 +36,17 @@ def read_cidr(text: str) -> tuple[bytes, int]:
         if not length.isdigit() or not length.isascii():
             raise ValueError
         prefix = int(length)
+        if ":" not in ip:
+            packed = inet_pton(AF_INET, ip)
+            if prefix > 32:
+                raise ValueError
+            return packed, prefix
         packed = read_ip(ip)
-        if prefix > (128 if ":" in ip else 32):
+        if prefix > 128:
             raise ValueError
-    except (ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         raise ValueError(f"invalid CIDR address: {text}") from None
-    if ":" in ip and len(packed) == 4:
-        prefix = max(prefix - 96, 0)
-    return packed, prefix
+    return packed, prefix if len(packed) == 16 else max(prefix - 96, 0)
 
 
 def cidr_text(packed: bytes, prefix: int) -> str:

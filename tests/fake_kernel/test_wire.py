@@ -70,7 +70,7 @@ def test_attempt_returns_what_was_refused_in_the_order_of_the_replies():
     ([ack(3, EPERM)], ["three"]),
     ([ack(1, EPERM) + ack(2, EEXIST) + ack(3, EPERM)], ["one", "two", "three"])])
 def test_the_last_request_alone_is_acknowledged(answers, refused):
-    """The kernel sends errors of the others before it. An ADD read four acknowledgements for its addresses and routes."""
+    """The kernel sends errors of the others before it. An ADD read an acknowledgement for each address and route."""
     sock = Scripted(*answers)
     assert [e.what for e in wire.attempt(sock, three())[1]] == refused
     assert [flags & uapi.NLM_F_ACK for _, flags, *_ in messages(sock.sent[0])] == [0, 0, uapi.NLM_F_ACK]

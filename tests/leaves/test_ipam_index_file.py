@@ -107,7 +107,7 @@ def test_a_process_killed_while_it_signs_leaves_an_index_that_is_not_used(direct
     """The n-th call that changes something is not made and the process is killed: a half-written index is no index."""
     if not which("strace"):
         pytest.skip("needs strace: kills a process at a system call")
-    directory.filled(5000)                      # header, block and owner on three pages
+    directory.filled(5000)                      # header and block on the first page, owner on another one
     killed = 0
     for n in range(1, 10):
         (directory.path / "10.0.0.50").unlink(missing_ok=True)
@@ -128,7 +128,20 @@ def test_a_process_killed_while_it_signs_leaves_an_index_that_is_not_used(direct
         index = directory.open()
         assert not index.fresh
         index.close()
-    assert killed == {"pwrite64": 3, "utimensat": 1}[call] and directory.open().fresh
+    assert killed == {"pwrite64": 2, "utimensat": 1}[call] and directory.open().fresh
+
+
+def test_that_a_directory_is_plain_is_known_until_the_directory_changes(directory):
+    """So host-local need not look for the folder of a space of cluster-wide addresses at each request."""
+    index = directory.open()
+    assert not index.plain
+    index.plain = True
+    assert index.sign()
+    index.close()
+    assert directory.open().plain
+    (directory.path / ".cluster").mkdir()
+    index = directory.open()
+    assert not index.fresh and not index.plain
 
 
 def test_the_mtime_lies_in_the_past_and_is_the_directorys(directory):

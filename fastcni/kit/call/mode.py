@@ -80,6 +80,10 @@ class Mode:
         """A descriptor of the pod's namespace, which the request closes. Raises OSError, netns.NotNamespace."""
         return netns.open_path(path)
 
+    def is_home(self, fd: int) -> bool:
+        """Return whether `fd`, of open_netns(), is the namespace that the request comes from."""
+        return netns.is_own(fd, self.home)
+
     def find_plugin(self, name: str, folders: list[str], own: bool) -> str:
         """The path of a delegate. "": it is called as a function without a search of `folders`, which only a plugin of
         fastcni (`own`) can be. Raises CniError."""

@@ -18,16 +18,16 @@ class Pod:
 
     host      the socket in the caller's namespace
     inside    the socket in the pod's namespace; it is closed with the request
-    netns_fd  a descriptor of the pod's namespace
+    netns_fd  a descriptor of the pod's namespace; it may be another one after Request.leave_mount()
     home      a descriptor of the caller's namespace, None: the thread's own
 
     Raises CniError 8 if CNI_NETNS is not a network namespace.
     """
 
-    __slots__ = ("host", "inside", "netns_fd", "home")
+    __slots__ = ("host", "inside", "req", "home")
 
     def __init__(self, req: Request) -> None:
-        self.netns_fd, self.home = req.open_netns(), req.mode.home
+        self.req, self.home = req, req.mode.home
         self.host: Socket = req.mode.route
         try:
             with self.enter():
@@ -36,6 +36,10 @@ class Pod:
         except netns.NotNamespace:
             raise CniError(errors.INVALID_NETNS, f'failed to open netns "{req.netns}": a namespace of another kind, '
                            "not a network namespace") from None
+
+    @property
+    def netns_fd(self) -> int:
+        return self.req.open_netns()
 
     def enter(self) -> netns.inside:
         """Run the body of `with pod.enter():` in the pod's namespace."""

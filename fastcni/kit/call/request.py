@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posix
 
-from fastcni._system import close_file, reopen_namespace
+from fastcni._system import close_file, namespace_of
 from fastcni.kernel import netns
 from fastcni.spec import config, errors, json, version
 from fastcni.spec.config import Section
@@ -136,9 +136,13 @@ class Request:
         return found
 
     def open_netns(self) -> int:
-        """The descriptor of CNI_NETNS, opened once and closed with the request. Raises CniError 8."""
+        """The descriptor of CNI_NETNS, opened once and closed with the request or by leave_mount(). Raises CniError
+        8."""
         if "netns" not in self.fds:
             try:
+                if self.opened:                     # after leave_mount()
+                    self.fds["netns"] = namespace_of(self.opened[0].fileno())
+                    return self.fds["netns"]
                 self.fds["netns"] = self.mode.open_netns(self.netns)
             except netns.NotNamespace:
                 raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": unknown FS magic on '
@@ -151,7 +155,7 @@ class Request:
 
     def netns_gone(self) -> bool:
         """For DEL: return whether CNI_NETNS is empty, its path is missing, or only the empty mount point is left."""
-        if "netns" in self.fds:
+        if "netns" in self.fds or self.opened:
             return False
         if not self.netns:
             return True
@@ -168,15 +172,10 @@ class Request:
 
     def leave_mount(self) -> None:
         """Release the mount of CNI_NETNS before an ADD is answered. The caller may unmount it at once, and the kernel
-        refuses that (EBUSY) while a descriptor opened by this mount is open. A rollback can still use the namespace."""
+        refuses that (EBUSY) while a descriptor opened by this mount is open. A rollback can still use the namespace: a
+        socket in the pod keeps it, and open_netns() gets a descriptor of it from there."""
         if "netns" in self.fds:
-            if not self.opened:                     # no step went into the pod
-                close_file(self.fds.pop("netns"))
-                return
-            try:
-                reopen_namespace(self.fds["netns"], self.opened[0].fileno())
-            except OSError:
-                return                              # the rollback uses the one that is open
+            close_file(self.fds.pop("netns"))
 
     def close(self) -> None:
         """Close what was opened; a descriptor keeps a dead pod's namespace alive. May be called again."""

@@ -103,7 +103,9 @@ class Store:
     def _is_of_another_kind(self) -> bool:
         """Return whether this is a space of cluster-wide addresses. Its files have more lines than an owner: its own
         requests release what is of another boot, and write the index."""
-        return posix.access(SPACE_FOLDER, posix.F_OK, dir_fd=self.files.fd)
+        if not self.index.plain:
+            self.index.plain = not posix.access(SPACE_FOLDER, posix.F_OK, dir_fd=self.files.fd)
+        return not self.index.plain
 
     def _take_lock(self) -> None:
         if not waiting.lock(self.lock, waiting.LOCK_TIMEOUT_S):

@@ -16,6 +16,8 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
@@ -23,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Side:
-    """The host or the pod: its route socket, a descriptor of its namespace, and the details of the error for a name
-    that is taken there."""
+    """The host or the pod: its route socket, a function that gives a descriptor of its namespace, and the details of
+    the error for a name that is taken there."""
 
-    __slots__ = ("sock", "fd", "taken")
+    __slots__ = ("sock", "open", "taken")
 
-    def __init__(self, sock: Socket, fd: int, taken: str) -> None:
-        self.sock, self.fd, self.taken = sock, fd, taken
+    def __init__(self, sock: Socket, open_fd: Callable[[], int], taken: str) -> None:
+        self.sock, self.open, self.taken = sock, open_fd, taken
 
 
 def sides(req: Request, pod: Pod) -> tuple[Side, Side]:
@@ -37,9 +39,9 @@ def sides(req: Request, pod: Pod) -> tuple[Side, Side]:
     home = pod.home
     if home is None:
         home = req.fds["home"] = netns.open_own()
-    return (Side(pod.host, home, "the host has an interface of that name; the device stays in the pod, and DEL can be "
-                                 "repeated when the name is free"),
-            Side(pod.inside, pod.netns_fd, "the pod has an interface of that name; was it added before?"))
+    return (Side(pod.host, lambda: home, "the host has an interface of that name; the device stays in the pod, and DEL "
+                                         "can be repeated when the name is free"),
+            Side(pod.inside, req.open_netns, "the pod has an interface of that name; was it added before?"))
 
 
 def move_into_pod(req: Request, pod: Pod, undo: Undo, link: Link, name: str) -> Link:
@@ -113,11 +115,11 @@ def move(link: Link, here: Side, there: Side, name: str, alias: str) -> None:
     """Move a link to the other side, down, as `name` and with `alias`. If it raises NetlinkError, the link is where it
     was."""
     try:
-        wire.exchange(here.sock, rtnl.move_link(Batch(), link.index, there.fd, name, alias,
+        wire.exchange(here.sock, rtnl.move_link(Batch(), link.index, there.open(), name, alias,
                                                 what=f'failed to move link "{link.name}"'))
     except wire.NetlinkError:
         # Another program may have taken the name since check_free(): then the link has moved but not been renamed.
         strayed = find.link(there.sock, link.name) if not find.link(here.sock, link.name) else None
         if strayed:
-            wire.exchange(there.sock, rtnl.move_link(Batch(), strayed.index, here.fd, link.name, link.alias))
+            wire.exchange(there.sock, rtnl.move_link(Batch(), strayed.index, here.open(), link.name, link.alias))
         raise

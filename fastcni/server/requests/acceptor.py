@@ -81,8 +81,9 @@ class Acceptor:
 
     def wait(self, seconds: float | None) -> None:
         """Wait for the next event, for so many seconds at most (None: no limit), and handle it."""
-        limits = [limit for limit in (seconds, self._next_silence()) if limit is not None]
-        fd = await_event(self.events.fileno(), int(min(limits) * 1000) + 1 if limits else -1)
+        if self.silent and (silence := self._next_silence()) is not None:
+            seconds = silence if seconds is None else min(seconds, silence)
+        fd = await_event(self.events.fileno(), -1 if seconds is None else int(seconds * 1000) + 1)
         if fd in self.silent:
             conn, _ = self.silent.pop(fd)
             with self.order:

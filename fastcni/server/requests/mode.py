@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from os import stat
+from time import time_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 try:
@@ -11,7 +13,9 @@ except ImportError:             # a distribution without a package of it: Debian
     orjson = None               # type: ignore[assignment]
 
 from fastcni.kernel import netns, wire
+from fastcni.kit.call import search
 from fastcni.kit.call.mode import Mode, Pair
+from fastcni.server.bounded import forget_oldest
 from fastcni.spec import result as results
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
@@ -26,6 +30,10 @@ if TYPE_CHECKING:
     from fastcni.server.requests.workers import Answer
 
 T = TypeVar("T")
+FileState = tuple[int, ...]     # see state_of()
+
+MAX_OWN_FILES = 64
+SETTLED_NS = 2 * 10**9          # after so long, each change of a file gives it another time of change
 
 
 class WarmMode(Mode):
@@ -33,17 +41,21 @@ class WarmMode(Mode):
     for all its WarmModes. `background(fn, *args)` runs a function in another thread. `cluster` has the stores of
     cluster-wide addresses."""
 
-    __slots__ = ("facts", "deletes", "background", "cluster", "device", "decode_conf", "message", "answer")
+    __slots__ = ("facts", "deletes", "background", "cluster", "identity", "decode_conf", "message", "answer", "pod",
+                 "own_files")
 
     def __init__(self, home: int, facts: Facts, deletes: GroupedDeletes, background: Callable[..., None],
                  cluster: ClusterUpkeep) -> None:
         super().__init__(home)
         self.facts, self.deletes, self.background, self.cluster = facts, deletes, background, cluster
-        self.device, _ = netns.identity(home)           # nsfs: the device of every namespace
+        self.own_files: dict[str, FileState] = {}       # plugin files that are fastcni's, by their path
+        self.pod: tuple[int, int] | None = None         # the identity of the pod's namespace, once that is open
+        self.identity = netns.identity(home)            # with nsfs, the device of every namespace
 
     def begin(self, decode: Callable[[bytes], Section], message: Message, answer: Answer) -> None:
         """decode: for the configuration. message: has the pod's namespace. answer: gets an ADD's result."""
         self.decode_conf, self.message, self.answer = decode, message, answer
+        self.pod = None
 
     def forget_request(self) -> None:
         """After the request: idle modes keep neither its configuration nor its caller's connection."""
@@ -67,10 +79,34 @@ class WarmMode(Mode):
     def open_netns(self, path: str) -> int:
         """Return the descriptor that the launcher sent, if it is one of a network namespace."""
         fd = self.message.netns
-        if fd is None or netns.identity(fd)[0] != self.device:
-            return super().open_netns(path)
+        self.pod = netns.identity(fd) if fd is not None else None
+        if fd is None or self.pod is None or self.pod[0] != self.identity[0]:
+            fd = super().open_netns(path)
+            self.pod = netns.identity(fd)
+            return fd
         self.message.netns = None       # the request closes it
         return fd
+
+    def find_plugin(self, name: str, folders: list[str], own: bool) -> str:
+        """A plugin file that was read once, and found to be fastcni's, is not read again until it changes."""
+        first = f"{folders[0]}/{name}" if folders else ""
+        state = state_of(first) if own else None
+        if state and self.own_files.get(first) == state:
+            return ""
+        path = super().find_plugin(name, folders, own)
+        if not own or not search.is_own(path):
+            return path
+        if state and path == first and time_ns() - state[-1] > SETTLED_NS:
+            self.own_files[first] = state
+            forget_oldest(self.own_files, MAX_OWN_FILES)
+        return ""
+
+    def is_home(self, fd: int) -> bool:
+        return (self.pod or netns.identity(fd)) == self.identity
+
+    def pair_key(self, req: Request) -> tuple[tuple[int, int], str]:
+        fd = req.open_netns()
+        return self.pod or netns.identity(fd), req.ifname
 
     def defer(self, fn: Callable[..., object], *args: object) -> None:
         self.background(fn, *args)
@@ -90,18 +126,18 @@ class WarmMode(Mode):
 
     def keep_pair(self, req: Request, link: Link, result: dict[str, Any]) -> None:
         ips = [packed for packed, _ in results.ips_of(result)]
-        self.facts.keep_pair(pair_key(req), Pair(link.index, link.name, ips))
+        self.facts.keep_pair(self.pair_key(req), Pair(link.index, link.name, ips))
 
     def find_pair(self, req: Request) -> Pair | None:
         try:
-            return self.facts.pairs.get(pair_key(req))
+            return self.facts.pairs.get(self.pair_key(req))
         except CniError:                # the pod's namespace cannot be opened
             return None
 
     def take_pair(self, req: Request) -> Pair | None:
         """The host end's name is random: only the pair's host end can have both this name and this index."""
-        pair = self.facts.take_pair(pair_key(req))
-        return pair if pair and wire.index_of(pair.name) == pair.index else None
+        pair = self.facts.take_pair(self.pair_key(req))
+        return pair if pair and wire.index_of(pair.name, self.route) == pair.index else None
 
     def delete_links(self, *links: tuple[int, str]) -> None:
         self.deletes.delete(*links)
@@ -110,5 +146,11 @@ class WarmMode(Mode):
         """Do nothing: the server already knows of the DEL."""
 
 
-def pair_key(req: Request) -> tuple[tuple[int, int], str]:
-    return netns.identity(req.open_netns()), req.ifname
+def state_of(path: str) -> FileState | None:
+    """What changes when a file is written, replaced or gets other rights; None if it cannot be read. The last number is
+    the time of the last change, st_ctime_ns."""
+    try:
+        found = stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

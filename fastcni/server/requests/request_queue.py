@@ -76,6 +76,7 @@ class RequestQueue:
         self.workers, self.size, self.timeout_s, self.wake = workers, size, timeout_s, wake
         self.waiting, self.recording = 0, False
         self._lock, self._slots = Lock(), Slots(workers, busy)
+        self.min_threads = self._slots.min_threads      # are needed while no call hangs
         # Runnable calls.
         self._light: deque[Call] = deque()
         self._first: deque[Call] = deque()
@@ -106,8 +107,10 @@ class RequestQueue:
 
     def take(self) -> Running | None:
         """Take the call that runs next: a Running, for which done() has to follow. None if no call may run."""
+        if not self.waiting:
+            return None                 # the thread that puts a call takes one itself
         with self._lock:
-            call = self._choose() if self.waiting else None
+            call = self._choose()
             if call is None:
                 return None
             running = Running(self, call)
@@ -142,7 +145,9 @@ class RequestQueue:
 
     def expired(self) -> list[Call]:
         """Remove the calls that have waited for longer than the timeout, and return them."""
-        found = []
+        found: list[Call] = []
+        if not self._arrivals:
+            return found
         with self._lock:
             while self._arrivals and (self._arrivals[0].left or self._arrivals[0].waited > self.timeout_s):
                 call = self._arrivals.popleft()
@@ -206,11 +211,6 @@ class RequestQueue:
         with self._lock:
             return self._slots.stuck_in(kind, network)
 
-    @property
-    def min_threads(self) -> int:
-        """How many threads are needed while no call hangs."""
-        return self._slots.min_threads
-
     def wanted_threads(self) -> int:
         """How many threads are needed now."""
         with self._lock:
@@ -218,6 +218,8 @@ class RequestQueue:
 
     def next_deadline(self) -> float | None:
         """Seconds until the oldest call has waited too long, or a running one begins to hang; None if no call waits."""
+        if not self._arrivals:
+            return None
         with self._lock:
             oldest = next((call for call in self._arrivals if not call.left), None)
             if oldest is None:

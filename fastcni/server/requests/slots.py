@@ -82,14 +82,16 @@ class Slots:
 
     def __init__(self, workers: int, busy: int) -> None:
         self.workers, self.busy = workers, busy
+        self.min_threads = workers + RESERVED + 1       # one for each call that may run, and one that takes the next
         self.running: dict[Running, None] = {}  # first the call that has been longest in its place
         self.working = 0                # calls that do not wait
 
     def free(self) -> tuple[bool, bool]:
         """(whether any call may run, whether a light one may)."""
-        hanging = self._hanging()
-        left = self.workers + min(len(hanging), MAX_HANGING * self.workers) - len(self.running)
-        unannounced = sum(not each.kind for each in hanging)    # calls that hang outside of a wait
+        left, unannounced = self.workers - len(self.running), 0
+        if hanging := self._hanging():
+            left += min(len(hanging), MAX_HANGING * self.workers)
+            unannounced = sum(not each.kind for each in hanging)        # calls that hang outside of a wait
         return left > 0 and self.busy + unannounced > self.working, left > -RESERVED
 
     def begin(self, running: Running) -> None:
@@ -113,11 +115,6 @@ class Slots:
             return 0
         stuck = sum(each.kind == kind and each.call.network == network for each in self._longer_than(STUCK_S))
         return stuck if stuck >= max(1, self.workers // STUCK_SHARE) else 0
-
-    @property
-    def min_threads(self) -> int:
-        """One for each call that may run, and one that takes the next."""
-        return self.workers + RESERVED + 1
 
     def wanted_threads(self) -> int:
         """min_threads, and one for each call that hangs, as far as these are replaced."""

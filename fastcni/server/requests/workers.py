@@ -177,10 +177,10 @@ class Workers:
         queued, started = call.waited, monotonic()
         answer, outcome, error = Answer(conn, message), FAULT, ""
         waiting.here.request = running
-        begin_request(conn.fileno(), REQUEST_S - queued)
+        begin_request(conn.fd, REQUEST_S - queued)
         try:
             # The caller left before the server had read the request: see protocol.py
-            if _acceptor.is_closed(conn.fileno()):
+            if _acceptor.is_closed(conn.fd):
                 self._decode(call)              # the log names the network
                 self.log.warning("caller_gone", **fields(call), run=False)
                 outcome = CALLER_GONE

@@ -293,6 +293,7 @@ class Space(Store):
         super().__exit__(kind, error, trace)
 
     def _is_of_another_kind(self) -> bool:
+        self.index.plain = False        # host-local may have used the directory before
         return False
 
     def _begin_boot(self) -> None:

@@ -1,0 +1,55 @@
+"""The server reads a plugin file of CNI_PATH once, and again when the file has changed."""
+
+import os
+import shutil
+
+import pytest
+
+from fastcni.kernel import netns
+from fastcni.kit.call import search
+from fastcni.server.requests import mode as modes
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The paths that were read."""
+    found = []
+    read = search.read_file
+    monkeypatch.setattr(search, "read_file", lambda path, *more: found.append(path) or read(path, *more))
+    return found
+
+
+@pytest.fixture
+def find(tmp_path, plugins, reads):
+    """find(): what WarmMode.find_plugin() finds for host-local in a folder that has fastcni's file."""
+    shutil.copy(f"{plugins}/host-local", tmp_path)
+    home = netns.open_own()
+    mode = modes.WarmMode(home, None, None, None, None)
+    yield lambda: mode.find_plugin("host-local", [str(tmp_path), plugins], True)
+    os.close(home)
+
+
+def test_a_plugin_file_is_read_once(find, reads, monkeypatch):
+    monkeypatch.setattr(modes, "SETTLED_NS", -1)
+    assert find() == find() == find() == ""
+    assert len(reads) == 1
+
+
+def test_a_plugin_file_that_has_just_changed_is_read_again(find, reads, monkeypatch):
+    """Two changes at the same moment could leave the same time."""
+    monkeypatch.setattr(modes, "SETTLED_NS", 1 << 62)
+    assert find() == find() == ""
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize("replace", [True, False], ids=["replaced", "written"])
+def test_a_plugin_file_that_another_program_replaces_is_not_taken_for_fastcnis(find, tmp_path, monkeypatch, replace):
+    monkeypatch.setattr(modes, "SETTLED_NS", -1)
+    assert find() == ""
+    path = tmp_path / "host-local"
+    written = tmp_path / "new" if replace else path
+    written.write_bytes(b"#!/bin/sh\n")
+    written.rename(path)
+    assert find() == str(path)
+    path.unlink()
+    assert find() == ""         # the next folder has fastcni's
