@@ -7,6 +7,7 @@ link of the State, all is read and compared; for 1,000 nodes that takes some 20 
 
 from __future__ import annotations
 
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -33,13 +34,13 @@ RETRY_S = 1.0                   # after a refusal, or while the underlay is gone
 class Keeper:
     """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError.
 
-    wanted: the State. due: when to call attend() without an announcement, in monotonic seconds; None: not at all.
+    wanted: the State. due: when to call attend() without an announcement, in monotonic seconds; inf: not at all.
     """
 
     def __init__(self, log: Logger) -> None:
         self.log = log
         self.wanted = State()
-        self.due: float | None = None
+        self.due = inf
         self.indexes: dict[str, int] = {}           # of the links in the State
         self.names: set[str] = set()                # of these, and of those that carry them: some may not be there
         self.tables = Tables()                      # what the State wants
@@ -77,7 +78,7 @@ class Keeper:
         """Read the announcements, and restore what they say is lost. Raises OSError."""
         wire.drain(self.events, self._note, self._note_dropped)
         if not self.changed:
-            self.due = None
+            self.due = inf
         elif monotonic() < self.backoff.until:
             self.due = self.backoff.until
         else:
@@ -129,7 +130,7 @@ class Keeper:
         return wanted_tables(self.wanted, self.indexes)
 
     def _finish(self, refused: Sequence[OSError]) -> None:
-        self.due = None
+        self.due = inf
         for e in refused[:3]:
             self.log.error("entry_refused", error=str(e), more=max(len(refused) - 3, 0))
         if refused:

@@ -17,6 +17,7 @@ policy: in nftables each chain of a hook has to accept. There an operator has to
 
 from __future__ import annotations
 
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ class Masquerade:
         wire.set_buffer_size(self.events, EVENT_BYTES)
         self.suspect = False                                # rules of the table were deleted, or may have been
         self.backoff = Backoff()
-        self.due: float | None = None                       # when to call attend() without an announcement, monotonic
+        self.due = inf                                      # when to call attend() without an announcement, monotonic
 
     def fileno(self) -> int:
         """The descriptor to wait on for attend()."""
@@ -72,7 +73,7 @@ class Masquerade:
         cannot be read."""
         own = int(self.ask.getsockname()[0])                # the netlink port, which the socket has after set()
         wire.drain(self.events, self._note, self._note_dropped, own)
-        self.due = None
+        self.due = inf
         if not self.suspect or not self.pairs:
             return
         if monotonic() < self.backoff.until:

@@ -52,7 +52,7 @@ class Network:
     @property
     def due(self) -> float:
         """When to call attend() without an announcement, in monotonic seconds."""
-        return min(each.due or float("inf") for each in (self.keeper, self.masquerade))
+        return min(self.keeper.due, self.masquerade.due)
 
     def attend(self) -> None:
         """Read the kernel's announcements, and restore what they say is lost."""

@@ -34,7 +34,7 @@ class Kept:
         """As the agent's loop does."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not until():
-            if select.select([self.it], [], [], 0.01)[0] or (self.it.due and time.monotonic() >= self.it.due):
+            if select.select([self.it], [], [], 0.01)[0] or time.monotonic() >= self.it.due:
                 self.it.attend()
 
     def shown(self):

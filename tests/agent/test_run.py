@@ -19,7 +19,7 @@ class StubKeeper:
     """Takes the place of the Keeper and of the Masquerade: announces nothing."""
 
     def __init__(self):
-        self.due, self.wakeup = None, Wakeup()
+        self.due, self.wakeup = float("inf"), Wakeup()
         self.fileno = self.wakeup.fileno
 
     def attend(self):

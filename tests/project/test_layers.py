@@ -92,17 +92,26 @@ def test_every_module_has_its_row():
     assert {package_of(name) for name in MODULES} <= set(ROW_OF)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_from_below_or_its_own_package(name):
+def faults(names, wrong):
+    """{module: what wrong(module) yields}, of the modules for which it yields something. Each fault is a text."""
+    return {name: found for name in names if (found := [*wrong(name)])}
+
+
+def imports_above(name):
     own = package_of(name)
     for package, rest, node in own_imports(name):
         if (name, package) == ("kit/call/delegate", "plugins"):          # the marked exception: it asks the table
-            assert rest == "" and inside_a_function(TREES[name], node)
-            continue
-        if (name, package) == ("launcher/bootstrap", "dhcp"):           # `dhcp daemon`, which is no request
-            assert inside_a_function(TREES[name], node)
-            continue
-        assert package == own or ROW_OF[package] < ROW_OF[own], f"{name}.py:{node.lineno} imports {package}"
+            allowed = rest == "" and inside_a_function(TREES[name], node)
+        elif (name, package) == ("launcher/bootstrap", "dhcp"):         # `dhcp daemon`, which is no request
+            allowed = inside_a_function(TREES[name], node)
+        else:
+            allowed = package == own or ROW_OF[package] < ROW_OF[own]
+        if not allowed:
+            yield f"line {node.lineno} imports {package}"
+
+
+def test_a_module_imports_only_from_below_or_its_own_package():
+    assert faults(MODULES, imports_above) == {}
 
 
 def test_a_folder_of_kit_imports_only_folders_below_its_own():
@@ -171,58 +180,64 @@ def touches(tree):
             yield node.func.id
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) not in ENTRY_POINTS])
-def test_only_entry_points_use_process_globals(name):
+def test_only_entry_points_use_process_globals():
+    names = [name for name in MODULES if package_of(name) not in ENTRY_POINTS]
     # A pod learns from its variables where the API server is.
-    allowed = ["posix.environ"] if name == "clients/kubeconfig" else []
-    assert list(touches(TREES[name])) == allowed
+    assert faults(names, lambda name: touches(TREES[name])) == {"clients/kubeconfig": ["posix.environ"]}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_the_kernel_package_opens_sockets_and_changes_namespaces(name):
-    if package_of(name) == "kernel":
-        return
+def opens_sockets(name):
     for dotted, node in imports(TREES[name]):
-        where = f"{name}.py:{node.lineno} imports {dotted}"
         # spec/address.py has inet_pton and inet_ntop of _socket: text to bytes, nothing of the kernel's.
         # The server listens on a unix socket and sends to systemd's; so do its stand-in in bench and the agent. The
         # runtime asks the server. The self-test's pods send packets. The agent hands descriptors to the process that
         # reads files. None of them opens netlink sockets.
-        assert dotted.split(".")[0] != "socket" or name in SOCKETS, where
-        assert dotted.split(".")[0] != "_socket" or (name == "spec/address" and dotted in (
-            "_socket.inet_pton", "_socket.inet_ntop", "_socket.AF_INET", "_socket.AF_INET6")), where
-        assert not dotted.endswith("setns"), where
+        first = dotted.split(".")[0]
+        if ((first == "socket" and name not in SOCKETS) or dotted.endswith("setns")
+                or (first == "_socket" and (name != "spec/address" or dotted not in (
+                    "_socket.inet_pton", "_socket.inet_ntop", "_socket.AF_INET", "_socket.AF_INET6")))):
+            yield f"line {node.lineno} imports {dotted}"
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) in ONE_SHOT])
-def test_a_one_shot_plugin_imports_nothing_expensive_not_even_late(name):
+def test_only_the_kernel_package_opens_sockets_and_changes_namespaces():
+    assert faults([name for name in MODULES if package_of(name) != "kernel"], opens_sockets) == {}
+
+
+ONE_SHOT_MODULES = [name for name in MODULES if package_of(name) in ONE_SHOT]
+
+
+def expensive_imports(name):
     for dotted, node in imports(TREES[name]):
-        if (name, dotted) == ("kit/sysctls/allowlist", "re"):    # on a node that has such a list
-            assert inside_a_function(TREES[name], node)
-            continue
-        assert dotted.split(".")[0] not in FORBIDDEN | {"__future__", "hashlib", "struct", "tempfile", "shutil"}, (
-            f"{name}.py:{node.lineno} imports {dotted}")
+        if (name, dotted) == ("kit/sysctls/allowlist", "re") and inside_a_function(TREES[name], node):
+            continue                    # on a node that has such a list
+        if dotted.split(".")[0] in FORBIDDEN | {"__future__", "hashlib", "struct", "tempfile", "shutil"}:
+            yield f"line {node.lineno} imports {dotted}"
+
+
+def test_a_one_shot_plugin_imports_nothing_expensive_not_even_late():
+    assert faults(ONE_SHOT_MODULES, expensive_imports) == {}
 
 
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Expr)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) in ONE_SHOT])
-def test_importing_does_nothing(name):
-    """Definitions and constants, an import that may fail, and docstrings; no loops, no calls for what they do."""
+def done_by_importing(name):
     for node in TREES[name].body:
         if isinstance(node, ast.Try):
-            assert all(isinstance(step, ast.Import | ast.ImportFrom) for step in node.body), f"{name}.py:{node.lineno}"
-            continue
-        assert isinstance(node, DEFINITIONS), f"{name}.py:{node.lineno}"
-        if isinstance(node, ast.Expr):
-            assert isinstance(node.value, ast.Constant), f"{name}.py:{node.lineno}"
+            fine = all(isinstance(step, ast.Import | ast.ImportFrom) for step in node.body)
+        else:
+            fine = isinstance(node.value, ast.Constant) if isinstance(node, ast.Expr) else isinstance(node, DEFINITIONS)
+        if not fine:
+            yield f"line {node.lineno}"
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_a_module_opens_with_a_docstring(name):
-    docstring = ast.get_docstring(TREES[name])
-    assert docstring and docstring.strip()[0].isprintable()
+def test_importing_does_nothing():
+    """Definitions and constants, an import that may fail, and docstrings; no loops, no calls for what they do."""
+    assert faults(ONE_SHOT_MODULES, done_by_importing) == {}
+
+
+def test_a_module_opens_with_a_docstring():
+    assert [name for name, tree in TREES.items() if not (ast.get_docstring(tree) or "").strip()] == []
 
 
 def test_no_file_is_too_long():
