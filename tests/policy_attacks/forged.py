@@ -123,6 +123,47 @@ def poisoning(attacker, victim, peer):
     return found
 
 
+def poisoning_in_tags(attacker, victim, peer):
+    """The same within VLAN 0, and duplicate address detection for addresses of others."""
+    found = {}
+    for title, (each, *_) in poisoning(attacker, victim, peer).items():
+        for name, tags in (("802.1Q", [0]), ("802.1ad", [(frames.ETH_P_8021AD, 0)]), ("two tags", [0, 0])):
+            found[f"{title} in {name}"] = [each[:12] + b"".join(
+                struct.pack("!HH", *(tag if isinstance(tag, tuple) else (frames.ETH_P_8021Q, tag))) for tag in tags)
+                + each[12:]]
+    for title, six in (("the victim", victim.ip6), ("the peer", peer.ip6), ("the gateway", attacker.other(1)[1])):
+        found[f"duplicate address detection for {title}"] = [ipv6(
+            attacker.mac, "::", ALL_NODES, neighbour(frames.NEIGHBOUR_SOLICIT, six), GROUP6, hop_limit=255)]
+    return found
+
+
+def source_routes(attacker, victim, peer):
+    """By the peer to the victim, and by the gateway: source routes of IPv4, routing headers of IPv6.
+
+    A jailed pod may send to the peer's address, also to another pod's MAC: docs/policy-port.md says so.
+    """
+    via, (gateway4, gateway6) = attacker.via(victim), attacker.other(1)
+    allowed = peer.ip4 if attacker.name == "jailed" else ""
+    found = {}
+    for (kind, option), (name, hop4, _) in itertools.product(
+            (("loose", 131), ("strict", 137)), (("the peer", peer.ip4, peer.ip6), ("the gateway", gateway4, gateway6))):
+        for title, to, hop in (("", hop4, victim.ip4), (", at its end", victim.ip4, hop4)):
+            if to == allowed:
+                continue
+            pointer = 8 if title else 4
+            data = bytes((option, 7, pointer)) + frames.ip_bytes(hop) + bytes(1)
+            found[f"{kind} by {name}{title}"] = [ipv4(attacker.mac, attacker.ip4, to, udp(), via, options=data)]
+    for number, (name, hop4, hop6) in itertools.product(
+            (0, 2, 3, 4), (("the peer", peer.ip4, peer.ip6), ("the gateway", gateway4, gateway6))):
+        for title, left, to, hop in (("", 1, hop6, victim.ip6), (", at its end", 0, victim.ip6, hop6)):
+            if to == hop6 and hop4 == allowed:
+                continue
+            header = 43, bytes((2, number, left)) + bytes(4) + frames.ip_bytes(hop)
+            found[f"routing header {number} by {name}{title}"] = [ipv6(
+                attacker.mac, attacker.ip6, to, udp(), via, headers=[header])]
+    return found
+
+
 def routers(attacker, victim, peer):
     """Router advertisements and redirects."""
     source, found = link_local(attacker.mac), {}
