@@ -6,6 +6,7 @@
 # make test             all tests in four processes (WORKERS=0: in one); without root some are skipped with the reason
 # make test-vm          the tests for other kernel options, in a VM (ONLY="tests/real_kernel/test_x.py")
 # make test-toolchains  the launcher for aarch64 and by clang, plots, and the fast tests on other Pythons
+# make test-arm64       README's install and tests on Debian's arm64 kernel, emulated: hours; before a release (root)
 # make test-runtimes    containers of containerd, CRI and podman on a node of their own (root; installs these)
 # make test-cluster     cluster IPAM, dhcp and the agent with real servers: etcd and others (as root it installs these)
 # make test-observability  what operators look at: Prometheus, a terminal, a browser (as root it installs these)
@@ -24,7 +25,7 @@
 # make docs             docs as a site with search and the library's reference, in build/docs; a broken link is an error
 # make clean            remove all that was built
 .POSIX:
-.PHONY: setup demo demo-nodes test test-toolchains test-vm test-runtimes test-cluster test-observability \
+.PHONY: setup demo demo-nodes test test-toolchains test-vm test-arm64 test-runtimes test-cluster test-observability \
 	screenshots test-packages test-faults test-policy wheels deb release man docs check bench lint clean
 
 PYTHON = python3
@@ -70,6 +71,10 @@ test-vm: setup
 	@sh tests/setup-peer.sh
 	@sh tests/vm/fetch.sh $(BIN)/python
 	@sh tests/vm/boot.sh $(ONLY)
+
+test-arm64:
+	@sh tests/setup-peer.sh qemu-system-aarch64 debootstrap cpio depmod
+	@sh tests/arm64.sh $(ONLY)
 
 test-runtimes: setup
 	@sh tests/setup-peer.sh bridge iptables nft ip containerd runc podman busybox
@@ -149,6 +154,6 @@ lint: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes .toolchains .packages
+	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes .toolchains .packages .arm64
 	rm -f fastcni/*.so fastcni/*.c fastcni/launcher/*.elf fastcni/launcher/*.so fastcni/launcher/python_core.LICENSE $(BUILT) $(INSTALLED)
 	find fastcni tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -21,6 +21,8 @@ FREESTANDING = """-Os -g0 -std=c11 -ffreestanding -fno-pic -fno-pie -fno-stack-p
 ALONE = """-nostdlib -static -no-pie -fno-lto -Wl,--strip-all -Wl,--build-id=none -Wl,-z,noseparate-code
     -Wl,-z,norelro -Wl,-z,noexecstack -Wl,--gc-sections""".split()
 NO_UNWINDER = "-fno-asynchronous-unwind-tables -fno-unwind-tables".split()      # aarch64 needs the second
+# On aarch64 RELRO ends at a multiple of 64 KiB: 38 kB of padding, with which a plugin file is larger than 3 MB.
+UNPADDED = ["-Wl,-z,norelro"] if os.uname().machine == "aarch64" else []
 COMPACT = "-s -Wl,-z,noseparate-code -Wl,--build-id=none".split()       # fewer bytes and pages to load
 CORE = "fastcni/launcher/python_core.c"
 CORE_VERSIONS = (3, 11), (3, 12)        # Python 3.13 crashes if a codec is looked up before the main phase of its start
@@ -40,7 +42,7 @@ class build_all(build_ext):
         folder = ("." if self.inplace else self.build_lib) + "/fastcni/launcher"
         parts = [f"{self.build_temp}/fastcni/{name}.o" for name in PACKED]
         leaves = f"{folder}/{self.get_ext_filename('leaves')}"
-        self.compiler.link_shared_object(parts, leaves, extra_postargs=COMPACT)
+        self.compiler.link_shared_object(parts, leaves, extra_postargs=[*COMPACT, *UNPADDED])
         objects = self.compiler.compile([LAUNCHER], output_dir=self.build_temp, extra_postargs=FREESTANDING)
         self.compiler.link_executable(objects, "launcher.elf", output_dir=folder, extra_postargs=ALONE)
         self.link_core(folder, parts, leaves)

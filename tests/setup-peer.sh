@@ -24,12 +24,14 @@ package_of() {
         dockerd) echo docker.io ;;
         systemd-analyze) echo systemd ;;
         aarch64-linux-gnu-gcc) echo gcc-aarch64-linux-gnu ;;
+        qemu-system-aarch64) echo qemu-system-arm ;;
+        depmod) echo kmod ;;
         qemu-aarch64-static) echo qemu-user-static ;;
         clang) echo clang ;;
         debootstrap) echo debootstrap ;;
         dpkg-buildpackage) echo dpkg-dev ;;
         lintian) echo lintian ;;
-        containerd | podman | runc | patchelf | shellcheck | tmux | chromium | faketime) echo "$1" ;;
+        containerd | podman | runc | patchelf | cpio | shellcheck | tmux | chromium | faketime) echo "$1" ;;
         busybox) echo busybox-static ;;
         etcd) echo etcd-server ;;
         bird) echo bird2 ;;

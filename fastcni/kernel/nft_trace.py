@@ -19,6 +19,7 @@ NFT_MSG_TRACE = nft.NFNL_SUBSYS_NFTABLES << 8 | 17
 NFTA_TRACE_OIF, NFTA_TRACE_POLICY = 12, 16
 NFT_TRACETYPE_POLICY, NFT_TRACETYPE_RULE = 1, 3
 NFT_CONTINUE = 0xFFFFFFFF
+NF_VERDICT_MASK, NF_VERDICT_QBITS = 0xFF, 16            # linux/netfilter.h: NF_QUEUE_NR()
 
 
 class Trace:
@@ -53,3 +54,9 @@ class Trace:
     @property
     def drops(self) -> bool:
         return self.kind in (NFT_TRACETYPE_RULE, NFT_TRACETYPE_POLICY) and self.verdict == nft.NF_DROP
+
+    @property
+    def queue(self) -> int | None:
+        """The number of the queue of nfnetlink that gets the packet; None: no rule has put the packet into a queue."""
+        queued = self.kind == NFT_TRACETYPE_RULE and self.verdict & NF_VERDICT_MASK == nft.NF_QUEUE
+        return self.verdict >> NF_VERDICT_QBITS if queued else None

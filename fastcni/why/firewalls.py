@@ -11,7 +11,7 @@ from fastcni.kit.firewall import rulesets
 from fastcni.kit.firewall.iptables import USUAL_PATH
 from fastcni.node.attachments.iptables import comment_of, installed
 from fastcni.spec import address as addresses
-from fastcni.why import legacy, owners, tracer
+from fastcni.why import legacy, owners, queues, tracer
 from fastcni.why.ends import End
 from fastcni.why.path import Path
 from fastcni.why.records import Fault
@@ -54,9 +54,10 @@ def describe(path: Path, seen: Seen) -> Fault:
     where = f"table {family} {event.table}, chain {event.chain} of nftables"
     if rule.program != "nft":
         where = f"{rule.program}, table {event.table}, chain {event.chain}"
-    what = (f"{'the answer' if seen.reply else 'the packet'} is dropped by "
+    does, then = queues.sentence(event.queue, end)
+    what = (f"{'the answer' if seen.reply else 'the packet'} is {does} by "
             f"{'the policy' if event.kind == nft_trace.NFT_TRACETYPE_POLICY else 'a rule'} of chain {event.chain} "
-            f"({family} {event.table}){place_of(end, seen)}")
+            f"({family} {event.table}){place_of(end, seen)}{then}")
     fault = Fault(name, what, rule.text, f"{owner} ({where}{comment})")
     return replace(fault, do=remedy(path, seen, rule, owner, end))
 
@@ -204,8 +205,9 @@ def by_counters(path: Path, hook: str, *, reply: bool) -> Fault | None:
         seen = legacy_seen(table, chain, hook, reply)
         text = Text(f"-P {chain} DROP" if policy else line, found, "" if policy else removal(program, table, line),
                     tuple(chains), program)
-        return Fault(f"{hook} chains", f"{'the answer' if reply else 'the packet'} is dropped by "
-                     f"{'the policy' if policy else 'a rule'} of chain {chain} (table {table} of {program}): "
+        does, then = queues.sentence(legacy.queue_of(line), None)
+        return Fault(f"{hook} chains", f"{'the answer' if reply else 'the packet'} is {does} by "
+                     f"{'the policy' if policy else 'a rule'} of chain {chain} (table {table} of {program}){then}: "
                      "its counter grew", text.text, f"{owner} ({program}, table {table}, chain {chain}{comment})",
                      remedy(path, seen, text, owner, None))
     return None

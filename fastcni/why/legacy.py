@@ -21,7 +21,8 @@ Counters = dict[tuple[str, str], int]           # (table, line without its count
 NAMES = {False: "/proc/thread-self/net/ip_tables_names", True: "/proc/thread-self/net/ip6_tables_names"}
 PROGRAMS = {False: "iptables-legacy", True: "ip6tables-legacy"}
 LINE = re.compile(r"(?:\[(\d+):\d+\] )?(-A .*?|:\S+ \S+)(?: \[(\d+):\d+\])?$")
-DROPS = ("DROP", "REJECT")
+QUEUE = "NFQUEUE"
+DROPS = ("DROP", "REJECT", QUEUE)
 TIMEOUT_S = 2.0
 BUILT_IN = {"prerouting": "PREROUTING", "input": "INPUT", "forward": "FORWARD", "output": "OUTPUT",
             "postrouting": "POSTROUTING"}
@@ -97,6 +98,15 @@ def excludes(line: str, packet: Packet, chain: str) -> bool:
             return True
     known = {"-p": packet.protocol, "-i": packet.iif, "-o": packet.oif, "--dport": str(packet.port)}
     return any(option in options and value and not same(options[option], value) for option, value in known.items())
+
+
+def queue_of(line: str) -> int | None:
+    """Return the number of the queue that a rule puts packets into, None for another rule."""
+    words = shlex.split(line)
+    options = dict(pairwise(words))
+    if options.get("-j") != QUEUE:
+        return None
+    return int(options.get("--queue-num") or options.get("--queue-balance", "0").partition(":")[0])
 
 
 def same(pattern: str, value: str) -> bool:

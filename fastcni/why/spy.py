@@ -146,7 +146,13 @@ class Spy:
         reached = any(stage(it) >= DELIVERED for it in self.seen if not it.reply and self.is_own(it.event))
         drops = [it for it in reversed(self.seen) if it.event.drops and not it.arp and not self.is_own(it.event)]
         first = (it for it in drops if not it.reply and (it.where != ON_NODE or not reached))
-        return next(first, None) or next((it for it in drops if it.reply), None)
+        return next(first, None) or next((it for it in drops if it.reply), None) or self.queued()
+
+    def queued(self) -> Seen | None:
+        """Return the message that a rule put the packet, or its answer, into a queue, if the packet was not seen again.
+        """
+        last = {(it.where, it.event.id): it for it in self.seen}
+        return next((it for it in reversed(last.values()) if it.event.queue is not None), None)
 
     def is_own(self, event: Trace) -> bool:
         """Return whether a message is of one of the spy's own tables."""

@@ -1,0 +1,33 @@
+"""fastcni why: packets that a queue of netfilter or a filter of tc takes."""
+
+from why.conftest import Case, cases, check
+
+from fastcni.testing.namespaces import needs_root
+
+pytestmark = needs_root
+OUT = "pod-a 192.0.2.2:{port_x}"
+UNREAD = "queue 7", "no process reads this queue", "NFQUEUE"
+
+
+@cases(
+    Case("a queue of iptables-nft", OUT,
+         ["iptables-nft -A FORWARD -d 192.0.2.2 -m comment --comment ids -j NFQUEUE --queue-num 7"], "forward chains",
+         *UNREAD, 'comment "ids"', undo=["iptables-nft -F FORWARD"]),
+    Case("a queue of legacy iptables", OUT, ["iptables-legacy -A FORWARD -d 192.0.2.2 -j NFQUEUE --queue-num 7"],
+         "forward chains", *UNREAD, undo=["iptables-legacy -F FORWARD"]),
+    Case("a queue that takes the answer", OUT, ["iptables-nft -A FORWARD -s 192.0.2.2 -j NFQUEUE --queue-num 7"],
+         "forward chains", "the answer", *UNREAD, undo=["iptables-nft -F FORWARD"]),
+    Case("a queue in the pod", OUT, ["A: iptables-nft -A OUTPUT -p tcp -j NFQUEUE --queue-num 7"], "pod firewall",
+         *UNREAD, undo=["A: iptables-nft -F OUTPUT"]),
+)
+def test_a_queue_that_nobody_reads_is_named_and_mended(case, why, world, broken):
+    """It was "lost in the node's chains, and nothing that this command knows drops it"."""
+    check(case, why, world, broken)
+
+
+@cases(Case("at the host's end", "pod-a 192.0.2.2:{port_x}", [
+    "tc qdisc add dev {va} clsact",
+    "tc filter add dev {va} ingress protocol ip bpf direct-action bytecode '1,6 0 0 2'"],      # returns TC_ACT_SHOT
+    "tc", "{va}", "tc filter show dev {va} ingress", mends=False, undo=["tc qdisc del dev {va} clsact"]))
+def test_a_filter_of_tc_is_named(case, why, world, broken):
+    check(case, why, world, broken)
