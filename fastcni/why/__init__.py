@@ -13,6 +13,7 @@
     routes       hops on routes: the pod's, the node's, forwarding, rp_filter
     firewalls    the hop where a rule dropped the packet: the rule, its owner, what removes it
     legacy       the rules of legacy iptables, by their counters
+    queues       queues of nfnetlink, and the process that reads one
     owners       the program to which a table or chain belongs
     answers      hops behind the last firewall: masquerade, listening sockets, conntrack, MTU, the way back
     run          the table of hops and their order
