@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from fastcni.kit.ipam.cluster.claims import assert_block
 from fastcni.kit.ipam.cluster.contract import (
     ACTIVE,
     ALIVE,
@@ -164,7 +165,7 @@ class StoreContract:
         for use in (lambda: store.claim(back, [("s", CIDR)]), lambda: store.claim_single(back, single())):
             with pytest.raises(Taken):
                 use()
-        block = store.adopt(back, seen)
+        block = assert_block(store, back, "s", CIDR, seen)          # as a join does
         assert (block.node, block.epoch, block.state) == ("a", 2, ACTIVE)
         assert store.blocks() == [block] == store.claim(back, [("s", CIDR)])
 
