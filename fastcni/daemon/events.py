@@ -26,6 +26,8 @@ EVENTS = {
                             "Another program removed rules of iptables or firewalld; the server restored the pods'."),
     "pods_let_through": Event("warning", ("chain", "by", "attachments"),
                               "iptables began to filter; the server let the pods through there."),
+    "pods_dropped": Event("warning", ("what", "do"),
+                          "A chain or rule of another program drops packets of pods; do: the command."),
     "neighbours_restored": Event("warning", ("fdb", "neighbours"),
                                  "Another program removed neighbour entries of disableFlooding."),
     "restore_failed": Event("error", ("error",), "The kernel refused rules that the server restores; it tries again."),

@@ -104,10 +104,6 @@ class WarmMode(Mode):
     def is_home(self, fd: int) -> bool:
         return (self.pod or netns.identity(fd)) == self.identity
 
-    def pair_key(self, req: Request) -> tuple[tuple[int, int], str]:
-        fd = req.open_netns()
-        return self.pod or netns.identity(fd), req.ifname
-
     def defer(self, fn: Callable[..., object], *args: object) -> None:
         self.background(fn, *args)
 
@@ -126,17 +122,17 @@ class WarmMode(Mode):
 
     def keep_pair(self, req: Request, link: Link, result: dict[str, Any]) -> None:
         ips = [packed for packed, _ in results.ips_of(result)]
-        self.facts.keep_pair(self.pair_key(req), Pair(link.index, link.name, ips))
+        self.facts.keep_pair(pair_key(self, req), Pair(link.index, link.name, ips))
 
     def find_pair(self, req: Request) -> Pair | None:
         try:
-            return self.facts.pairs.get(self.pair_key(req))
+            return self.facts.pairs.get(pair_key(self, req))
         except CniError:                # the pod's namespace cannot be opened
             return None
 
     def take_pair(self, req: Request) -> Pair | None:
         """The host end's name is random: only the pair's host end can have both this name and this index."""
-        pair = self.facts.take_pair(self.pair_key(req))
+        pair = self.facts.take_pair(pair_key(self, req))
         return pair if pair and wire.index_of(pair.name, self.route) == pair.index else None
 
     def delete_links(self, *links: tuple[int, str]) -> None:
@@ -154,3 +150,9 @@ def state_of(path: str) -> FileState | None:
     except (OSError, ValueError):
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def pair_key(mode: WarmMode, req: Request) -> tuple[tuple[int, int], str]:
+    """The key of the request's veth pair in Facts.pairs: the identity of the pod's namespace, and the interface."""
+    fd = req.open_netns()
+    return mode.pod or netns.identity(fd), req.ifname
