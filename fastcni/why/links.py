@@ -263,12 +263,13 @@ def fdb(path: Path) -> Fault | None:
 
 
 def tc(path: Path) -> Fault | None:
-    """A packet that left the pod was not seen behind tc of the host's end."""
+    """A packet that passed the pod's chains was not seen behind tc of the host's end."""
     end = path.source
     if end.kind != POD or end.host is None or not path.spy or path.spy.crossed(end.host.name, "ingress"):
         return None
     if path.progress == START:
         return None
-    return Fault("tc", f"the packet left {end.name}, and did not arrive behind the filters of tc and XDP at "
-                 f"{end.host.name}", "tc filter or XDP program",
-                 do=f"see `tc filter show dev {end.host.name} ingress`, `ip -d link show {end.host.name}`")
+    return Fault("tc", f"the packet passed the chains of {end.name}, and did not arrive behind the filters of tc and "
+                 f"XDP at {end.ifname} there and at {end.host.name}", "tc filter or XDP program",
+                 do=f"see `{end.enter}tc filter show dev {end.ifname} egress`, `tc filter show dev {end.host.name} "
+                    f"ingress`, `ip -d link show {end.host.name}`")

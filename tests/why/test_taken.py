@@ -25,9 +25,14 @@ def test_a_queue_that_nobody_reads_is_named_and_mended(case, why, world, broken)
     check(case, why, world, broken)
 
 
-@cases(Case("at the host's end", "pod-a 192.0.2.2:{port_x}", [
-    "tc qdisc add dev {va} clsact",
-    "tc filter add dev {va} ingress protocol ip bpf direct-action bytecode '1,6 0 0 2'"],      # returns TC_ACT_SHOT
-    "tc", "{va}", "tc filter show dev {va} ingress", mends=False, undo=["tc qdisc del dev {va} clsact"]))
+DROP = "protocol ip bpf direct-action bytecode '1,6 0 0 2'"         # returns TC_ACT_SHOT
+
+
+@cases(
+    Case("at the host's end", OUT, ["tc qdisc add dev {va} clsact", f"tc filter add dev {{va}} ingress {DROP}"],
+         "tc", "{va}", "tc filter show dev {va} ingress", mends=False, undo=["tc qdisc del dev {va} clsact"]),
+    Case("in the pod", OUT, ["A: tc qdisc add dev eth0 clsact", f"A: tc filter add dev eth0 egress {DROP}"],
+         "tc", "eth0", "tc filter show dev eth0 egress", mends=False, undo=["A: tc qdisc del dev eth0 clsact"]),
+)
 def test_a_filter_of_tc_is_named(case, why, world, broken):
     check(case, why, world, broken)
