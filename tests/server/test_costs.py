@@ -1,0 +1,113 @@
+"""What a warm request costs, counted and never timed: a change that costs more exceeds a limit in the table.
+
+A request that waits, or meets another thread's work, counts more. So each figure is the least of several rounds, which
+a busy machine does not change.
+"""
+
+import sys
+import threading
+from threading import get_ident
+
+import pytest
+from real_kernel.portmap_chain import mapping
+
+from fastcni.server.records.history import History
+from fastcni.server.requests.workers import Workers
+from fastcni.testing.witnesses import eventually
+
+ROUNDS = 60
+GATEWAY = {"isGateway": True}
+CHAINED = [{"type": "portmap", "runtimeConfig": {"portMappings": [mapping()]}},
+           {"type": "firewall", "backend": "nftables"}]
+# {network: (keys of its first plugin, chained plugins)}
+NETWORKS = {"bridge": (GATEWAY, []), "bridge, ipMasq": ({**GATEWAY, "ipMasq": True}, []), "ptp": ({"type": "ptp"}, []),
+            "bridge, portmap, firewall": ({**GATEWAY, "ipMasq": True}, CHAINED)}
+# {(network, command): (Python functions that are called, from the queue to the log line; netlink datagrams that the
+# thread of the request sends and receives)}, of Python 3.11. The functions have four in reserve. If a change makes a
+# figure smaller, write the smaller one here.
+LIMITS = {
+    ("bridge", "ADD"): (343, 8), ("bridge", "DEL"): (221, 4),
+    ("bridge, ipMasq", "ADD"): (398, 10), ("bridge, ipMasq", "DEL"): (330, 13),
+    ("ptp", "ADD"): (309, 7), ("ptp", "DEL"): (222, 4),
+    ("bridge, portmap, firewall", "ADD"): (1143, 32), ("bridge, portmap, firewall", "DEL"): (1154, 37),
+}
+
+
+@pytest.fixture
+def least(node, pod, pod_netns, request):
+    """least(server, counts, limits): {command: the least count of a round}. A round is ADD and DEL of the pod. There
+    are ROUNDS at most, until no count is above its limit.
+
+    counts: gets the count of each request, in the order of the requests. limits: {command: count}. Another pod stays on
+    the network: when a bridge loses its last port, the server forgets what it knows of the bridge.
+    """
+    keys, more = NETWORKS[request.getfixturevalue("network")]
+    first = node.conf("10.22.0.0/24", routes=["0.0.0.0/0"], **keys)
+    chain = [first, *({"cniVersion": first["cniVersion"], "name": first["name"], **each} for each in more)]
+
+    def measured(server, counts, limits):
+        found = {}
+        server.ok("ADD", first, pod_netns())
+        for _ in range(ROUNDS):
+            assert eventually(lambda: counts)
+            counts.clear()
+            result = {}
+            for conf in chain:
+                result = {"prevResult": server.ok("ADD", {**conf, **result}, pod)}
+            for conf in reversed(chain):
+                server.ok("DEL", {**conf, **result}, pod)
+            assert eventually(lambda: len(counts) == 2 * len(chain)), counts
+            for command, part in (("ADD", counts[:len(chain)]), ("DEL", counts[len(chain):])):
+                found[command] = min(sum(part), found.get(command, sum(part)))
+            if all(found[command] <= limits[command] for command in limits):
+                break
+        return found
+
+    return measured
+
+
+def assert_within(found, limits):
+    assert not {command: (count, "limit", limits[command]) for command, count in found.items()
+                if count > limits[command]}
+
+
+class Calls:
+    """Counts the Python functions that are called in Workers._serve(), for each request. Comprehensions are left out:
+    since Python 3.12 they are no functions."""
+
+    def __init__(self):
+        self.requests, self.running = [], {}
+
+    def __call__(self, frame, event, _):
+        code = frame.f_code
+        if code is Workers._serve.__code__ and event in ("call", "return"):
+            if event == "call":
+                self.running[get_ident()] = 0
+            else:
+                self.requests.append(self.running.pop(get_ident()))
+        elif event == "call" and get_ident() in self.running and not code.co_name.startswith("<"):
+            self.running[get_ident()] += 1
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the limits are those of Python 3.11")
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_warm_request_calls_no_more_python_functions(local, least, network):
+    calls, limits = Calls(), {command: LIMITS[network, command][0] for command in ("ADD", "DEL")}
+    threading.setprofile(calls)
+    try:
+        server = local()
+    finally:
+        threading.setprofile(None)
+    server.acceptor.records.receivers.append(History().note)
+    server.queue.recording = True           # as in a server that keeps a history
+    assert_within(least(server, calls.requests, limits), limits)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_warm_request_exchanges_no_more_netlink_datagrams(local, least, network):
+    datagrams, limits = [], {command: LIMITS[network, command][1] for command in ("ADD", "DEL")}
+    server = local()
+    server.queue.recording = True
+    server.acceptor.records.receivers.append(lambda ended: datagrams.append(
+        sum(way in "<>" for _, way, _ in ended.phases.steps.entries)))
+    assert_within(least(server, datagrams, limits), limits)
