@@ -86,7 +86,8 @@ class Firewalld:
 
     def __enter__(self):
         self.folder.mkdir(exist_ok=True)
-        (self.folder / "firewalld.conf").write_text(f"DefaultZone=drop\nFirewallBackend={self.backend}\n")
+        (self.folder / "firewalld.conf").write_text(f"DefaultZone=drop\nFirewallBackend={self.backend}\n"
+                                                   "CleanupModulesOnExit=no\n")
         self.bus.__enter__()
         try:
             self.start()

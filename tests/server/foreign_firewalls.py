@@ -80,13 +80,14 @@ def docker(folder, kind="nft"):
     """A dockerd that switches on forwarding by itself, and then drops forwarded packets by policy."""
     set_sysctl("net/ipv4/ip_forward", "0")
     own = [where for where in ("/run", "/var/lib/docker", "/var/lib/containerd", "/etc/docker") if os.path.isdir(where)]
-    prepare = "".join(f"mount -t tmpfs none {where} && " for where in own)
+    prepare = "".join(f"mount -t tmpfs none {where} && " for where in own) + (LEGACY if kind == "legacy" else "")
+    iptables = PROGRAMS[kind][0]
     with open(Path(folder) / "dockerd.log", "wb") as log:
         process = subprocess.Popen(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", "sh",
              "-c", f"{prepare}exec dockerd --storage-driver vfs --group root"], stdout=log, stderr=log)
     try:
-        assert eventually(lambda: "-P FORWARD DROP" in run("iptables", "-S", "FORWARD") or process.poll(), 60)
+        assert eventually(lambda: "-P FORWARD DROP" in run(iptables, "-S", "FORWARD") or process.poll(), 60)
         assert process.poll() is None, (Path(folder) / "dockerd.log").read_text()[-2000:]
         yield lambda: None
     finally:
@@ -95,10 +96,15 @@ def docker(folder, kind="nft"):
 
 
 @contextlib.contextmanager
-def firewalld(folder, kind="nft", backend="iptables"):
+def firewalld(folder, kind="nft", backend="iptables", reload="--reload"):
     """firewalld, whose default zone drops."""
     with Firewalld(Path(folder), backend, LEGACY if kind == "legacy" else "") as daemon:
-        yield lambda: daemon.client("--reload")
+        yield lambda: daemon.client(reload)
+
+
+def firewalld_complete(folder, kind="nft"):
+    """A complete reload takes all rules away first, and ends known connections."""
+    return firewalld(folder, kind, reload="--complete-reload")
 
 
 def firewalld_nftables(folder, kind="nft"):
@@ -108,8 +114,9 @@ def firewalld_nftables(folder, kind="nft"):
 FIREWALLD = ("firewalld", "dbus-daemon")
 FIREWALLS = {"policy": (policy, ()), "kube-proxy": (kube_proxy, ()), "ufw": (ufw, ("ufw",)),
              "docker": (docker, ("dockerd", "containerd")), "firewalld": (firewalld, FIREWALLD),
+             "firewalld-complete-reload": (firewalld_complete, FIREWALLD),
              "firewalld-nftables": (firewalld_nftables, FIREWALLD)}
-# Debian's docker uses the kind that `iptables` is. firewalld with nftables uses neither kind.
+# firewalld with nftables uses neither kind.
 EACH = [pytest.param(which, kind, id=f"{name}-{kind}", marks=needs(*PROGRAMS[kind], *programs))
         for name, (which, programs) in FIREWALLS.items() for kind in PROGRAMS
-        if kind == "nft" or name not in ("docker", "firewalld-nftables")]
+        if kind == "nft" or name != "firewalld-nftables"]

@@ -13,7 +13,17 @@ from real_kernel.node import Inside, cid_of, elements, members, run, set_sysctl
 from real_kernel.portmap_chain import DUAL, EXTERNAL, NODE, POD, mapping
 from real_kernel.traffic import add_external, ask, listen
 from rich.console import Console
-from server.foreign_firewalls import EACH, LEGACY, PROGRAMS, docker, firewalld, firewalld_nftables, needs, ufw
+from server.foreign_firewalls import (
+    EACH,
+    LEGACY,
+    PROGRAMS,
+    docker,
+    firewalld,
+    firewalld_complete,
+    firewalld_nftables,
+    needs,
+    ufw,
+)
 from server.test_replaying import remember
 
 from fastcni.cli.text.inventory import print_list
@@ -28,7 +38,7 @@ from fastcni.runtime.cache import Cache
 from fastcni.runtime.restore import restore
 from fastcni.testing.witnesses import eventually
 
-FIREWALLDS = (firewalld, firewalld_nftables)
+FIREWALLDS = (firewalld, firewalld_complete, firewalld_nftables)
 FIREWALL = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall"}
 
 
