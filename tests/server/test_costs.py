@@ -1,7 +1,7 @@
 """What a warm request costs, counted and never timed: a change that costs more exceeds a limit in the table.
 
-A request that waits, or meets another thread's work, counts more. So each figure is the least of several rounds, which
-a busy machine does not change.
+A request that waits, or meets another thread's work, counts more: on a busy machine a DEL has called 16
+functions more. So a round is repeated until it is within the limits, ROUNDS times at most.
 """
 
 import sys
