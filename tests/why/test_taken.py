@@ -21,7 +21,7 @@ UNREAD = "queue 7", "no process reads this queue", "NFQUEUE"
          *UNREAD, undo=["A: iptables-nft -F OUTPUT"]),
 )
 def test_a_queue_that_nobody_reads_is_named_and_mended(case, why, world, broken):
-    """It was "lost in the node's chains, and nothing that this command knows drops it"."""
+    """The command said "lost in the node's chains, and nothing that this command knows drops it"."""
     check(case, why, world, broken)
 
 

@@ -79,12 +79,12 @@ class WarmMode(Mode):
     def open_netns(self, path: str) -> int:
         """Return the descriptor that the launcher sent, if it is one of a network namespace."""
         fd = self.message.netns
-        self.pod = netns.identity(fd) if fd is not None else None
-        if fd is None or self.pod is None or self.pod[0] != self.identity[0]:
+        if fd is not None and (identity := netns.identity(fd))[0] == self.identity[0]:
+            self.message.netns = None       # the request closes it
+        else:
             fd = super().open_netns(path)
-            self.pod = netns.identity(fd)
-            return fd
-        self.message.netns = None       # the request closes it
+            identity = netns.identity(fd)
+        self.pod = identity
         return fd
 
     def find_plugin(self, name: str, folders: list[str], own: bool) -> str:

@@ -62,15 +62,7 @@ def test_a_pod_whose_damaged_record_names_its_addresses_is_closed(running, node,
     text = file.read_text()
     file.write_text(damage(text))
     assert file.read_text() != text
-    asked = {(source, address, protocol, 80) for protocol in (TCP, UDP) for number in (0, 1)
-             for source, address in (("a", ADDRESSES["b"][number]), ("b", ADDRESSES["c"][number]))}
-    for _ in range(2):                                      # also after the next restart
-        running.start()
-        assert eventually(lambda: running.it.ready)
-        assert node.reached(asked, set()) == set()
-        (finding,) = findings(running)
-        assert "closed in both directions" in finding.why
-        running.stop()
+    asked = assert_closed(running, node)
     running.start()
     running.call("RESTORE", "b", "K8S_POD_NAME=b", runtimeConfig={"labels": {"app": "db"}})
     assert eventually(lambda: node.reached(asked, asked) == asked)
@@ -88,15 +80,7 @@ def test_a_pod_whose_record_names_nothing_is_closed_at_its_port(running, node, d
         file.unlink()
     else:
         file.write_text(damage)
-    asked = {(source, address, protocol, 80) for protocol in (TCP, UDP) for number in (0, 1)
-             for source, address in (("a", ADDRESSES["b"][number]), ("b", ADDRESSES["c"][number]))}
-    for _ in range(2):                                      # also after the next restart
-        running.start()
-        assert eventually(lambda: running.it.ready)
-        assert node.reached(asked, set()) == set()
-        (finding,) = findings(running)
-        assert "closed in both directions" in finding.why
-        running.stop()
+    asked = assert_closed(running, node)
     running.start()
     if end == "DEL":
         running.delete("b") if damage is not None else delete_without_record(running)
@@ -108,6 +92,20 @@ def test_a_pod_whose_record_names_nothing_is_closed_at_its_port(running, node, d
         running.call("RESTORE", "a", "K8S_POD_NAME=a", runtimeConfig={"labels": {"app": "web"}})
         assert node.reached(asked, set()) == set()
     assert len(findings(running)) == (end == "another pod's RESTORE")
+
+
+def assert_closed(running, node):        # noqa: F811
+    """Pod b is closed after two starts of the agent, which has ended then. Return what was asked from and to pod b."""
+    asked = {(source, address, protocol, 80) for protocol in (TCP, UDP) for number in (0, 1)
+             for source, address in (("a", ADDRESSES["b"][number]), ("b", ADDRESSES["c"][number]))}
+    for _ in range(2):
+        running.start()
+        assert eventually(lambda: running.it.ready)
+        assert node.reached(asked, set()) == set()
+        (finding,) = findings(running)
+        assert "closed in both directions" in finding.why
+        running.stop()
+    return asked
 
 
 def delete_without_record(running):        # noqa: F811
