@@ -8,5 +8,6 @@
     background         the threads for work that no answer waits for
     wakeup             how one thread wakes another
     backoff            how long a repeated action waits
+    stamp              what tells that a file has changed
     garbage            when Python's garbage collector runs
 """

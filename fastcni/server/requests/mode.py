@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from os import stat
 from time import time_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +11,7 @@ try:
 except ImportError:             # a distribution without a package of it: Debian 12
     orjson = None               # type: ignore[assignment]
 
+from fastcni.daemon.stamp import stamp
 from fastcni.kernel import netns, wire
 from fastcni.kit.call import search
 from fastcni.kit.call.mode import Mode, Pair
@@ -21,6 +21,7 @@ from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
+    from fastcni.daemon.stamp import Stamp
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Reply, Request
     from fastcni.server.cluster.upkeep import ClusterUpkeep
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from fastcni.server.requests.workers import Answer
 
 T = TypeVar("T")
-FileState = tuple[int, ...]     # see state_of()
 
 MAX_OWN_FILES = 64
 SETTLED_NS = 2 * 10**9          # after so long, each change of a file gives it another time of change
@@ -48,7 +48,7 @@ class WarmMode(Mode):
                  cluster: ClusterUpkeep) -> None:
         super().__init__(home)
         self.facts, self.deletes, self.background, self.cluster = facts, deletes, background, cluster
-        self.own_files: dict[str, FileState] = {}       # plugin files that are fastcni's, by their path
+        self.own_files: dict[str, Stamp] = {}       # plugin files that are fastcni's, by their path
         self.pod: tuple[int, int] | None = None         # the identity of the pod's namespace, once that is open
         self.identity = netns.identity(home)            # with nsfs, the device of every namespace
 
@@ -90,7 +90,7 @@ class WarmMode(Mode):
     def find_plugin(self, name: str, folders: list[str], own: bool) -> str:
         """A plugin file that was read once, and found to be fastcni's, is not read again until it changes."""
         first = f"{folders[0]}/{name}" if folders else ""
-        state = state_of(first) if own else None
+        state = stamp(first) if own else ()
         if state and self.own_files.get(first) == state:
             return ""
         path = super().find_plugin(name, folders, own)
@@ -140,16 +140,6 @@ class WarmMode(Mode):
 
     def announce_delete(self, req: Request) -> None:
         """Do nothing: the server already knows of the DEL."""
-
-
-def state_of(path: str) -> FileState | None:
-    """What changes when a file is written, replaced or gets other rights; None if it cannot be read. The last number is
-    the time of the last change, st_ctime_ns."""
-    try:
-        found = stat(path)
-    except (OSError, ValueError):
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def pair_key(mode: WarmMode, req: Request) -> tuple[tuple[int, int], str]:

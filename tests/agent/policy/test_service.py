@@ -16,7 +16,7 @@ from fastcni.agent.policy import service
 from fastcni.agent.policy.objects import Pod
 from fastcni.agent.policy.ruleset import BRIDGED, see_bridged_traffic
 from fastcni.agent.policy.service import Policies, Settings
-from fastcni.agent.policy.sources.files import stamp
+from fastcni.daemon.stamp import stamp
 from fastcni.kernel import conntrack, sysctl
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request

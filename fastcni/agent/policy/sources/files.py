@@ -14,6 +14,7 @@ from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import PolicyError
 from fastcni.agent.policy.sources.content import Content
 from fastcni.agent.policy.sources.reader import SMALL_BYTES, Reader, read_file
+from fastcni.daemon.stamp import stamp
 from fastcni.runtime.folder_changes import FolderChanges
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.sources.kept import Kept
     from fastcni.daemon.log import Logger
-
-    Stamp = tuple[int, ...]
+    from fastcni.daemon.stamp import Stamp
 
 ENDINGS = (".json", ".yaml", ".yml")
 RETRY_S = 1.0                   # while the folder is missing; another one takes its place without a notification
@@ -218,12 +218,3 @@ def identity(folder: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return it.st_dev, it.st_ino
-
-
-def stamp(path: str) -> Stamp:
-    """What differs after a change of a file; () if it cannot be asked for."""
-    try:
-        it = os.stat(path)
-    except OSError:
-        return ()
-    return it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns
