@@ -1,4 +1,4 @@
-"""Packed plugins have no annotations and no imports for them."""
+"""Packed plugins have no annotations, no imports for them, and of the source's places only the lines."""
 
 import ast
 
@@ -44,3 +44,9 @@ def test_annotations_and_what_is_for_type_checkers_are_removed():
 def test_imports_for_type_checkers_are_no_needs():
     sources = {"fastcni.a": TYPED.replace("from typing import Protocol", "import fastcni.b"), "fastcni.b": ""}
     assert needs_of(sources) == {"fastcni.a": [], "fastcni.b": []}
+
+
+def test_code_keeps_the_lines_of_the_source_and_no_columns():
+    found = list(compile(stripped(TYPED, "x"), "x", "exec").co_positions())
+    assert {line for line, *_ in found} >= {3, 8, 10, 12}
+    assert {tuple(columns) for _, _, *columns in found} == {(None, None)}
