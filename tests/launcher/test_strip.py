@@ -49,4 +49,4 @@ def test_imports_for_type_checkers_are_no_needs():
 def test_code_keeps_the_lines_of_the_source_and_no_columns():
     found = list(compile(stripped(TYPED, "x"), "x", "exec").co_positions())
     assert {line for line, *_ in found} >= {3, 8, 10, 12}
-    assert {tuple(columns) for _, _, *columns in found} == {(None, None)}
+    assert {tuple(columns) for _, _, *columns in found[1:]} == {(None, None)}      # the first is the module itself
