@@ -62,7 +62,7 @@ def print_all(known: Sequence[dict[str, Any]], console: Console) -> None:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
         table.add_column(title, min_width=12, no_wrap=True)
         table.add_column("what it does")
-        table.add_column("capabilities", min_width=12)
+        table.add_column("capabilities", min_width=12, overflow="fold")
         for it in known:
             if it.get("kind") == kind:
                 table.add_row(it["plugin"], Text(printable(it["about"] + source(it))), "\n".join(it["capabilities"]))

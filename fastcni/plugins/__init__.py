@@ -20,6 +20,8 @@ INTERFACE = {
     "ipvlan": "fastcni.plugins.ipvlan",
     "loopback": "fastcni.plugins.loopback",
     "macvlan": "fastcni.plugins.macvlan",
+    "multus": "fastcni.plugins.multus",
+    "multus-shim": "fastcni.plugins.multus",
     "ptp": "fastcni.plugins.ptp",
     "tap": "fastcni.plugins.tap",
     "vlan": "fastcni.plugins.vlan",

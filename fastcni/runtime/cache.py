@@ -6,7 +6,7 @@ file that cannot be read; DEL works without it (see cni).
 
 import os
 import tempfile
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,11 +14,11 @@ from typing import Any
 from fastcni._system import open_regular
 from fastcni.kit.call.files import make_folders
 from fastcni.runtime.records import Attachment, RuntimeConf
-from fastcni.spec import errors, json, result
+from fastcni.spec import cached_result, errors, json, result
+from fastcni.spec.cached_result import KIND
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
-KIND = "cniCacheV1"
 DEFAULT_DIR = "/var/lib/cni"
 MAX_FILE_BYTES = 16 << 20
 
@@ -48,21 +48,8 @@ class Cache:
     def write(self, network: str, config: bytes, rt: RuntimeConf, outcome: dict[str, Any] | None) -> None:
         """Write the file of an attachment. Raises OSError, and CniError as path()."""
         path = self.path(network, rt)
-        document: dict[str, Any] = {
-            "kind": KIND,
-            "containerId": rt.container_id,
-            "config": b64encode(config).decode(),
-            "ifName": rt.ifname,
-            "networkName": network,
-        }
-        if rt.netns:
-            document["netns"] = rt.netns
-        if rt.args:
-            document["cniArgs"] = [list(pair) for pair in rt.args]
-        if rt.capability_args:
-            document["capabilityArgs"] = sort_keys(rt.capability_args)
-        if outcome is not None:
-            document["result"] = sort_keys(json.read(result.encode(outcome, indent=0)))
+        document = cached_result.document(network, rt.container_id, rt.ifname, config, netns=rt.netns, args=rt.args,
+                                          capability_args=rt.capability_args, outcome=outcome)
         write_file(path, json.write(document))
 
     def read(self, network: str, rt: RuntimeConf) -> bytes | None:
@@ -212,15 +199,6 @@ def sandbox_of(interfaces: list[dict[str, str]], ifname: str) -> str:
 
 def is_pair(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)
-
-
-def sort_keys(value: Any) -> Any:
-    """The value as the Go library's generic maps print it."""
-    if isinstance(value, Mapping):
-        return {key: sort_keys(value[key]) for key in sorted(value)}
-    if isinstance(value, list | tuple):
-        return [sort_keys(entry) for entry in value]
-    return value
 
 
 def read_file(path: str) -> bytes:

@@ -47,6 +47,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
                    {"runtimeConfig": {"ipRanges": [[{"subnet": "10.2.0.0/24"}]]}}],
     "ipvlan": [{"ipam": {"type": "static"}, **DNS}],
     "macvlan": [DNS],
+    "multus": [{"delegates": [{"type": "loopback"}]}, {"delegates": [], "clusterNetwork": "/etc/cni/net.d"}],
     "policy": [{}, {"allowedAddressPairs": [{"ipAddress": "10.0.0.9"}]}],
     "portmap": [{}, {"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "tcp"}]}}],
     "ptp": [DNS],
@@ -57,6 +58,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "vrf": [{"vrfname": "blue"}],
 }
 EXAMPLES["whereabouts"] = EXAMPLES["cluster"]
+EXAMPLES["multus-shim"] = EXAMPLES["multus"]
 
 
 class TypeRecorder(KeyRecorder):

@@ -37,6 +37,12 @@ CASES = {
     "ipvlan": ({"master": "up0"}, [{"mode": "l4"}, {"ipam": {}}]),
     "loopback": ({}, []),
     "macvlan": ({"master": "up0"}, [{"mode": "none"}]),
+    "multus": ({"delegates": [
+        {"name": "first", "type": "bridge", "isGateway": True, "ipMasq": True, "ipam": IPAM},
+        {"name": "second", "plugins": [{"type": "ptp", "ipam": IPAM}, {"type": "tuning", "mtu": 1400}]}]},
+        [{"delegates": []}, {"delegates": [{"type": "multus-shim"}]}, {"delegates": [{"mtu": 5}]}, {"delegates": {}},
+         {"delegates": [{"type": "ptp", "ipam": IPAM}, {"type": "bandwidth", "ingressRate": 1}]}]),
+    "multus-shim": ({"delegates": [{"type": "ptp", "ipam": IPAM}]}, [{"delegates": [], "clusterNetwork": "/nowhere"}]),
     "policy": ({"runtimeConfig": {"labels": {"app": "web"}}},
                [{"runtimeConfig": {"labels": {"app": 5}}}, {"args": {"cni": {"labels": {}}}}]),
     "portmap": ({"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
@@ -90,10 +96,12 @@ class TestOwnPlugins(Conformance):
         node.add_link("down0", "")
         if self.plugin in ("flannel", "host-device", "tuning"):
             self.conf = {**CASES[self.case][0], "dataDir": str(self.runtime.data / self.plugin)}
-        if self.plugin == "chain":
+        if self.plugin in ("chain", "multus", "multus-shim"):
             self.conf, self.bad_confs = copy.deepcopy(CASES[self.case])
             for each in (self.conf, *self.bad_confs):
-                for nested in each["plugins"]:
+                each |= {"cniDir": str(self.runtime.data / "multus")} if self.plugin != "chain" else {}
+                networks = each.get("delegates", each.get("plugins"))
+                for nested in [plugin for network in networks for plugin in network.get("plugins", [network])]:
                     if nested.get("type") == "tuning":
                         nested["dataDir"] = str(self.runtime.data / "tuning")
                     if "ipam" in nested:

@@ -18,6 +18,7 @@ from fastcni.plugins import (
     ipvlan,
     loopback,
     macvlan,
+    multus,
     policy,
     portmap,
     ptp,
@@ -38,4 +39,4 @@ if TYPE_CHECKING:
 
 PLUGINS: tuple[Plugin, ...] = (
     bandwidth, bridge, chain, cluster, dhcp, dummy, firewall, flannel, host_device, host_local, ipvlan, loopback,
-    macvlan, policy, portmap, ptp, sbr, static, tap, tuning, vlan, vrf)
+    macvlan, multus, policy, portmap, ptp, sbr, static, tap, tuning, vlan, vrf)

@@ -42,6 +42,8 @@ REFUSED = {
     "ipvlan": ({"mode": "l4"}, 7, 'unknown ipvlan mode: "l4"'),
     "loopback": ({"prevResult": {"cniVersion": "9.9.9"}}, 6, "failed to parse prevResult"),
     "macvlan": ({"mode": "tunnel"}, 7, 'unknown macvlan mode: "tunnel"'),
+    "multus": ({"delegates": [{"type": "multus"}]}, 7, "delegates[0]: type multus inside itself"),
+    "multus-shim": ({"delegates": [], "clusterNetwork": ""}, 7, "neither `delegates` nor `clusterNetwork` names"),
     "policy": ({"agentSocketPath": 5}, 7, "agentSocketPath: expected a string"),
     "portmap": ({"conditionsV4": 7}, 7, "conditionsV4: expected a list, got number 7"),
     "ptp": ({"mtu": 3}, 7, "mtu: expected 68 or more"),
@@ -55,7 +57,7 @@ REFUSED = {
 }
 # Compared with nothing: the Go plugins of Debian, 1.1.1, do not have them. whereabouts is no part of these either, and
 # needs a Kubernetes cluster to run at all.
-NOT_IN_PEER = ("chain", "cluster", "dummy", "policy", "tap", "whereabouts")
+NOT_IN_PEER = ("chain", "cluster", "dummy", "multus", "multus-shim", "policy", "tap", "whereabouts")
 
 
 def read(kind, args="", **keys):

@@ -29,6 +29,11 @@ CLUSTER = {"ipam": {
     "sticky": "pod", "cool_down": 1, "block_size": 28, "node_slice_size": "/28", "exclude_gateway": True,
     "addresses": [{"address": "10.1.0.5/24", "gateway": "10.1.0.1"}], "kubernetes": {"kubeconfig": ""},
     "store": {"type": "local", "node_ttl": 60}}}
+MULTUS = {
+    "delegates": [{"name": "a", "type": "ptp", "ipam": {"type": "static", "addresses": [{"address": "10.22.0.9/24"}]}}],
+    "defaultNetworks": ["b"], "namespaceIsolation": True, "globalNamespaces": "x", "systemNamespaces": ["kube-system"],
+    "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {
+        "k8s.v1.cni.cncf.io/networks": "", "v1.multus-cni.io/default-network": ""}}}
 KEYS = {
     "bridge": {"bridge": "br0", "isGateway": True, "ipMasq": True, "ipspoofchk": True, "mtu": 1400,
                "vlanTrunk": [{"id": 5}]},
@@ -41,6 +46,7 @@ KEYS = {
          "ipam": {"type": "static", "addresses": [{"address": "10.22.0.9/24", "gateway": "10.22.0.1"}]}},
         {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}},
         {"type": "tuning", "mtu": 1400}]},
+    "multus": MULTUS, "multus-shim": MULTUS,
     "dhcp": {"ipam": {"type": "dhcp", "daemonSocketPath": "/nowhere/dhcp.sock", "priority": 5, "request": [{
         "option": "121", "skipDefault": True}], "provide": [{"option": "host-name", "value": "a", "fromArg": "K"}]}},
     "cluster": CLUSTER, "whereabouts": CLUSTER,
@@ -77,7 +83,7 @@ def documents(node, monkeypatch):
     subnet_file = node.subnet_file("10.22.0.0/24")
     made = {}
     for kind, keys in KEYS.items():
-        places = {"dataDir": f"{node.data_dir}/{kind}", "subnetFile": subnet_file}
+        places = {"dataDir": f"{node.data_dir}/{kind}", "subnetFile": subnet_file, "cniDir": f"{node.data_dir}/{kind}"}
         made[kind] = {**node.conf(type=kind, routes=["0.0.0.0/0"]), **COMMON, **places, **keys}
     return made
 

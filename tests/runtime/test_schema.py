@@ -104,6 +104,8 @@ def test_the_schemas_have_each_key_that_the_code_asks_for():
     asked = set()
     for part in ("plugins", "kit"):
         for path in (Path(fastcni.__file__).parent / part).rglob("*.py"):
+            if path.match("kit/networks/s*.py"):        # state and selection read files and annotations
+                continue
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ACCESSORS:
                     asked |= {arg.value for arg in node.args[:1]

@@ -115,6 +115,11 @@ CLUSTER = {"type": "cluster", **CLUSTER_RANGE, "ipRanges": [{**CLUSTER_RANGE, "r
 ETCD = {"type": "etcd", "endpoints": ["https://[::1]:2379"], "ca": "/run/x", "cert": "/run/x", "key": "/run/x",
         "username": "x", "password": "x", "password_file": "/run/x", "prefix": "/x", "node_ttl": 60, "dead_after": 600}
 DEVICE = {"ipam": HOST_LOCAL, "dns": DNS, "enabledad": True, "disableIPv6": False}
+MULTUS = {"defaultNetworks": [], "multusNamespace": "x", "systemNamespaces": ["x"], "namespaceIsolation": True,
+          "globalNamespaces": "x", "readinessindicatorfile": "/run/x", "cniDir": "/run/x", "confDir": "/run/x",
+          "binDir": "/run/x", "logFile": "/run/x", "logLevel": "debug", "logOptions": {}, "logToStderr": True,
+          "daemonSocketDir": "/run/x", "kubeconfig": "/run/x", "retryDeleteOnError": True,
+          "capabilities": {"io.kubernetes.cri.pod-annotations": True}}
 # {case: a configuration with every key of that plugin}
 COMPLETE = {
     "bandwidth": {"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000, "egressBurst": 800000,
@@ -147,6 +152,8 @@ COMPLETE = {
     "loopback": {},
     "macvlan": {**DEVICE, "master": "eth9", "mode": "vepa", "mtu": 1400, "mac": "02:00:00:00:00:01",
                 "linkInContainer": False, "bcqueuelen": 5},
+    "multus": MULTUS | {"delegates": [{"type": "acme", "anything": 5}]},
+    "multus-shim": MULTUS | {"clusterNetwork": "/etc/cni/net.d/10-mynet.conflist"},
     "policy": {"agentSocketPath": "/run/x", "capabilities": {"labels": True}, "dhcp": True,
                "allowedAddressPairs": [{"ipAddress": "10.0.0.9", "macAddress": "02:00:00:00:00:09"}],
                "allowedEtherTypes": ["0x8847"], "allowRouterAdvertisements": True,

@@ -205,6 +205,8 @@ class Mode:
         """Notify the servers that restore the namespace's firewall that a DEL begins. Call it before the DEL reads
         nftables."""
         self.deleting = req.name, req.container_id, req.ifname
+        if uapi.NETLINK_NETFILTER in self.sockets:      # of an earlier network of the pod
+            self._announce()
 
     def read_iptables(self, program: str, table: str, read: Callable[[], list[str]]) -> list[str]:
         """Return the lines of a table of iptables or ip6tables. read() reads them."""
@@ -225,8 +227,12 @@ class Mode:
         if protocol not in self.sockets:
             self.sockets[protocol] = wire.open_socket(protocol)
             if self.deleting and protocol == uapi.NETLINK_NETFILTER:
-                from fastcni.kernel import deletions
-                from fastcni.kit.call import names
-
-                deletions.announce(self.sockets[protocol], names.hashes(*self.deleting))
+                self._announce()
         return self.sockets[protocol]
+
+    def _announce(self) -> None:
+        from fastcni.kernel import deletions
+        from fastcni.kit.call import names
+
+        if self.deleting:
+            deletions.announce(self.sockets[uapi.NETLINK_NETFILTER], names.hashes(*self.deleting))

@@ -93,6 +93,15 @@ class Request:
             other._stdin, other.version = None, other.conf.values.get("cniVersion", "0.1.0")
         return other
 
+    def for_network(self, plugin: str, conf: Section, name: str, ifname: str, args: str, path: str) -> Request:
+        """The request of the same pod for another network: another attachment. The plugin is one of fastcni's."""
+        other = self.delegate(plugin, conf)
+        other.name, other.ifname, other.args, other.path = name, ifname, args, path
+        other.env = {**self.env, "CNI_CONTAINERID": self.container_id, "CNI_NETNS": self.netns, "CNI_IFNAME": ifname,
+                     "CNI_ARGS": args, "CNI_PATH": path}
+        other.found_own, other._hashes = True, ""
+        return other
+
     def warn(self, text: str) -> None:
         """Add a line for stderr. The answer stays the same."""
         self.warnings.append(text)

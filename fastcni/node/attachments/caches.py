@@ -8,9 +8,10 @@ from typing import Any
 
 from fastcni.node.attachments.records import CACHE, Cached, HostPort, Sighting
 from fastcni.plugins import chain
-from fastcni.runtime.cache import KIND, read_document, read_file
+from fastcni.runtime.cache import read_document, read_file
 from fastcni.spec import address, json
 from fastcni.spec import result as results
+from fastcni.spec.cached_result import KIND
 from fastcni.spec.errors import CniError
 
 

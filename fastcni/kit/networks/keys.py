@@ -1,0 +1,70 @@
+"""Read the keys of the multus plugin."""
+
+from __future__ import annotations
+
+from fastcni.kit.networks.network import Definition, define
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.spec.config import Section
+
+# Keys of Multus that have no effect here: fastcni has its own log, and no daemon of Multus
+IGNORED = ("logFile", "logLevel", "logOptions", "logToStderr", "daemonSocketDir", "retryDeleteOnError")
+CNI_DIR, CONF_DIR, BIN_DIR = "/var/lib/cni/multus", "/etc/cni/multus/net.d", "/opt/cni/bin"
+
+
+class Keys:
+    """The keys of one configuration.
+
+    delegates                   networks that are written in the configuration
+    cluster_network, defaults   networks by name or path, instead of `delegates`
+    namespace                   where the definitions of these are (multusNamespace)
+    isolation, shared           whether a pod may name networks of its own namespace and of those in `shared` only
+    ready_file                  the file that has to exist before an ADD
+    bin_dir                     "": the directories of CNI_PATH, then BIN_DIR
+    """
+
+    __slots__ = ("delegates", "cluster_network", "defaults", "namespace", "system_namespaces", "isolation", "shared",
+                 "ready_file", "cni_dir", "conf_dir", "bin_dir")
+    delegates: list[Definition]
+    cluster_network: str
+    defaults: list[str]
+    namespace: str
+    system_namespaces: list[str]
+    isolation: bool
+    shared: list[str]
+    ready_file: str
+    cni_dir: str
+    conf_dir: str
+    bin_dir: str
+
+
+def read_keys(conf: Section) -> Keys:
+    """Read all keys. Raises CniError 7."""
+    keys = Keys()
+    keys.cni_dir, keys.conf_dir = path(conf, "cniDir", CNI_DIR), path(conf, "confDir", CONF_DIR)
+    keys.bin_dir, keys.ready_file = path(conf, "binDir", ""), path(conf, "readinessindicatorfile", "")
+    keys.cluster_network, keys.defaults = conf.text("clusterNetwork"), conf.texts("defaultNetworks")
+    keys.namespace = conf.text("multusNamespace") or "kube-system"
+    keys.system_namespaces = conf.texts("systemNamespaces") or ["kube-system"]
+    keys.isolation = conf.flag("namespaceIsolation")
+    keys.shared = [name.strip() for name in (conf.text("globalNamespaces") or "default").split(",")]
+    conf.text("kubeconfig")         # see chosen.check_source()
+    for key in IGNORED:
+        conf.has(key)
+    keys.delegates = []
+    for index, document in enumerate(conf.items("delegates")):
+        where = f"delegates[{index}]"
+        keys.delegates.append(define(document, conf.text("name"), conf.text("cniVersion"), conf.path(where)))
+    if keys.delegates and keys.cluster_network:
+        conf.bad("clusterNetwork", "must not be beside `delegates`", "")
+    if not keys.delegates and not keys.cluster_network:
+        conf.bad("delegates", "neither `delegates` nor `clusterNetwork` names the pod's first network", "")
+    return keys
+
+
+def path(conf: Section, key: str, default: str) -> str:
+    found = conf.text(key) or default
+    if found and (not found.startswith("/") or "\0" in found):
+        return str(conf.bad(key, f"expected an absolute path, got {found!r}", default))
+    return found

@@ -1,0 +1,163 @@
+"""One network of a pod: its definition, which pods share, and what one pod asks of it."""
+
+from __future__ import annotations
+
+from fastcni.spec import config, errors, json
+from fastcni.spec.config import Section, shown
+from fastcni.spec.errors import CniError, NestedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.networks.selection import Selection
+
+RUNS_NETWORKS = ("multus", "multus-shim")       # types that cannot be inside themselves
+# The key of CNI_ARGS with networks in the short form, and the keys that are about the pod's first interface only
+OWN_ARG, FIRST_ONLY = "FASTCNI_NETWORKS", ("IP", "MAC", "GATEWAY")
+
+
+class Definition:
+    """A network's configuration.
+
+    title     "mynet"; "namespace/name" of one that a pod has selected
+    document  the configuration of a plugin or a list of plugins, with name and cniVersion
+    conf      the same as a configuration of the plugin chain
+    """
+
+    __slots__ = ("title", "document", "conf")
+
+    def __init__(self, title: str, document: dict[str, Any], conf: Section) -> None:
+        self.title, self.document, self.conf = title, document, conf
+
+    @property
+    def name(self) -> str:
+        name: str = self.conf.values["name"]
+        return name
+
+    @property
+    def raw(self) -> bytes:
+        return json.write(self.document)
+
+
+def define(document: Any, name: str, version: str, where: str, title: str = "") -> Definition:
+    """Make a Definition of a decoded configuration. name and version: if it has none. Raises CniError 7."""
+    if not isinstance(document, dict):
+        raise wrong(where, f"expected an object, got {shown(document)}")
+    keys = Section(document, where)
+    name, version = keys.text("name") or name, keys.text("cniVersion") or version
+    config.check_network_name(name)
+    document = {**document, "name": name, "cniVersion": version}
+    is_list = not keys.has("type")
+    plugins = keys.items("plugins") if is_list else [document]
+    if not plugins:
+        raise wrong(where, "neither `type` nor `plugins`")
+    for index, plugin in enumerate(plugins):
+        kind = Section(plugin).text("type") if isinstance(plugin, dict) else ""
+        place = f"{where}.plugins[{index}]" if is_list else where
+        if not kind:
+            raise wrong(place, "missing 'type'")
+        if kind in RUNS_NETWORKS:
+            raise wrong(place, f"type {kind} inside itself")
+    return Definition(title or name, document,
+                      Section({"name": name, "cniVersion": version, "type": "chain", "plugins": plugins}))
+
+
+def wrong(where: str, why: str) -> CniError:
+    return CniError(errors.INVALID_CONFIG, f"failed to load netconf: {where}: {why}")
+
+
+class Network:
+    """A pod's attachment to a network. The attributes after `ifname` are as in Selection.
+
+    given     keys of this request for the plugins: prevResult, cni.dev/valid-attachments
+    cni_args  CNI_ARGS of the ADD, for its DEL; None: those of the request
+    container_id, netns
+              of the ADD, "" if no result of it is kept
+    """
+
+    __slots__ = ("definition", "ifname", "capabilities", "gateways", "given", "cni_args", "container_id", "netns")
+
+    def __init__(self, definition: Definition, ifname: str, capabilities: dict[str, Any] | None = None,
+                 gateways: list[bytes] | None = None) -> None:
+        self.definition, self.ifname, self.gateways = definition, ifname, gateways
+        self.capabilities = capabilities or {}
+        self.given: dict[str, Any] = {}
+        self.cni_args: str | None = None
+        self.container_id = self.netns = ""
+
+    @property
+    def conf(self) -> Section:
+        """The configuration of the chain for this pod. Without capabilities, pods share what plugins read of it."""
+        shared = self.definition.conf
+        if self.capabilities:
+            return Section({**shared.values, "runtimeConfig": self.capabilities, **self.given})
+        return Section({**shared.values, **self.given}, common=shared) if self.given else shared
+
+    def request(self, req: Request, bin_dir: str, default_bin_dir: str) -> Request:
+        """The request for the plugins of this network. The directories are those of Keys.bin_dir and BIN_DIR."""
+        folders = [bin_dir, req.path] if bin_dir else [req.path, default_bin_dir]
+        args = self.cni_args if self.cni_args is not None else own_args(req.args, self.ifname == req.ifname)
+        return req.for_network("chain", self.conf, self.definition.name, self.ifname, args,
+                               ":".join(filter(None, folders)))
+
+
+def select(definition: Definition, selection: Selection, place: int) -> Network:
+    """The attachment that a pod asks for. place: in the pod's list of networks, from 0."""
+    if selection.cni_args:
+        definition = with_args(definition, selection.cni_args)
+    return Network(definition, selection.ifname or f"net{place}", selection.capabilities, selection.gateways)
+
+
+def with_args(definition: Definition, cni_args: dict[str, Any]) -> Definition:
+    """The definition with more members of `args.cni` in each plugin."""
+    def merged(plugin: dict[str, Any]) -> dict[str, Any]:
+        args = Section(plugin).section("args")
+        rest = {key: value for key, value in plugin.items() if key.lower() != "args"}
+        return {**rest, "args": {**args.values, "cni": {**args.section("cni").values, **cni_args}}}
+
+    document = definition.document
+    if Section(document).has("type"):
+        document = merged(document)
+    else:
+        rest = {key: value for key, value in document.items() if key.lower() != "plugins"}
+        document = {**rest, "plugins": [merged(plugin) for plugin in Section(document).items("plugins")]}
+    return define(document, definition.name, "", definition.title, definition.title)
+
+
+def own_args(args: str, first: bool) -> str:
+    """CNI_ARGS for the plugins of a network. They need not know all names, which Multus says as well."""
+    pairs = [pair for pair in args.split(";") if pair]
+    kept = [pair for pair in pairs if pair.partition("=")[0] not in ((OWN_ARG,) if first else (OWN_ARG, *FIRST_ONLY))]
+    if any(pair.startswith("IgnoreUnknown=") for pair in kept):
+        return ";".join(kept)
+    return ";".join(["IgnoreUnknown=true", *kept])
+
+
+class Failing:
+    """`with Failing(network, "add"):` an error names the network, and has the words and the code of its plugin."""
+
+    __slots__ = ("network", "doing")
+
+    def __init__(self, network: Network, doing: str) -> None:
+        self.network, self.doing = network, doing
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception | SystemExit):
+            raise NetworkError(self.network.definition.title, self.network.ifname, self.doing) from error
+
+
+class NetworkError(NestedError):
+    """A network of a pod failed: the error of its plugins is `__cause__`."""
+
+    def __init__(self, title: str, ifname: str, doing: str) -> None:
+        super().__init__("chain", 0, doing, False)
+        self.title, self.ifname = title, ifname
+
+    @property
+    def prefix(self) -> str:
+        return f'network "{self.title}" ({self.ifname}) failed ({self.doing}): '

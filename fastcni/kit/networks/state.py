@@ -1,0 +1,160 @@
+"""The files that Multus keeps of a pod's networks. Both programs read what the other has written.
+
+    <cniDir>/<container id>                                     which networks the pod has: a list, one object each
+    <cniDir>/results/<network>-<container id>-<interface>       libcni's file of each attachment, with its result
+
+The first is written before the first network is added, so a DEL knows all networks that an ADD may have added.
+"""
+
+from __future__ import annotations
+
+from binascii import Error as Base64Error
+from binascii import a2b_base64, b2a_base64
+
+from fastcni.kit.call import files
+from fastcni.kit.networks.network import Definition, Network, define
+from fastcni.spec import cached_result, config, json
+from fastcni.spec import result as results
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+
+MAX_BYTES = 16 << 20            # of a file, as runtime/cache.py reads them
+RESULTS = "results"
+DAMAGED = (CniError, json.JsonError, Base64Error, ValueError)       # errors of a file's content
+
+
+class State:
+    """The files of one container. Raises CniError 5 for a file that cannot be read, written or removed."""
+
+    def __init__(self, cni_dir: str, container_id: str) -> None:
+        self.cni_dir, self.container_id = cni_dir, container_id
+        self.path = f"{cni_dir}/{container_id}"
+
+    # Written by ADD
+
+    def write(self, networks: list[Network]) -> None:
+        files.write(self.path, json.write([element(network, place) for place, network in enumerate(networks)]))
+
+    def write_result(self, req: Request, network: Network, result: dict[str, Any]) -> None:
+        """Write libcni's file of an attachment. result: in the newest shape."""
+        definition = network.definition
+        shaped = results.to_version({"cniVersion": "1.1.0", **result}, definition.conf.values["cniVersion"])
+        args = network.cni_args or ""
+        document = cached_result.document(
+            definition.name, self.container_id, network.ifname, definition.raw, netns=req.netns,
+            args=[(name, value) for name, _, value in (pair.partition("=") for pair in args.split(";") if pair)],
+            capability_args=network.capabilities, outcome=shaped)
+        files.write(self.path_of_result(definition.name, network.ifname), json.write(document))
+
+    def path_of_result(self, name: str, ifname: str) -> str:
+        return f"{self.cni_dir}/{RESULTS}/{name}-{self.container_id}-{ifname}"
+
+    # Read by the other commands
+
+    def networks(self, ifname: str) -> tuple[list[Network], bool]:
+        """(the container's networks, whether the list is complete). ifname: of the pod's first network.
+
+        If the list of networks is lost or damaged, these are the networks of which a result is kept: each one that an
+        ADD has added completely.
+        """
+        content = files.read(self.path, MAX_BYTES)
+        if content is not None:
+            try:
+                return [self.from_element(it, place, ifname) for place, it in enumerate(elements(content))], True
+            except DAMAGED:
+                pass            # the caller is told by `complete`
+        return self.kept_results(), False
+
+    def kept_results(self) -> list[Network]:
+        return [it for it in kept_results(self.cni_dir, f"-{self.container_id}-")
+                if it.container_id == self.container_id]
+
+    def from_element(self, it: Section, place: int, ifname: str) -> Network:
+        """The network of an object of the list. Raises one of DAMAGED."""
+        document = json.read(a2b_base64(it.text("Bytes"), strict_mode=True))
+        keys = it.section("ConfList") if it.has("ConfList") and it.section("ConfList").has("plugins") else it.section(
+            "Conf")
+        title = it.text("Name")
+        definition = define(document, keys.text("name") or title.rpartition("/")[2], keys.text("cniVersion"), self.path,
+                            title)
+        ifname = it.text("ifnameRequest") or (f"net{place}" if place else ifname)
+        config.check_ifname(ifname)
+        kept = read_result(self.path_of_result(definition.name, ifname), definition)
+        return kept if kept and kept.container_id == self.container_id else Network(definition, ifname)
+
+    # Removed by DEL
+
+    def remove_result(self, network: Network) -> None:
+        files.remove(self.path_of_result(network.definition.name, network.ifname))
+
+    def remove(self) -> None:
+        files.remove(self.path)
+
+
+def kept_results(cni_dir: str, part: str = "-") -> list[Network]:
+    """The networks of all files of libcni whose name has `part` in it."""
+    folder = f"{cni_dir}/{RESULTS}"
+    found = [read_result(f"{folder}/{name}") for name in sorted(files.names(folder)) if part in name]
+    return [network for network in found if network is not None]
+
+
+def read_result(path: str, definition: Definition | None = None) -> Network | None:
+    """The network of a file of libcni, with its result as prevResult; None: the file does not exist or is damaged.
+
+    definition: instead of the one in the file. Raises CniError 5.
+    """
+    content = files.read(path, MAX_BYTES)
+    try:
+        document = json.read(content or b"null")
+        it = Section(document if isinstance(document, dict) else {}, path)
+        if it.text("kind") != cached_result.KIND:
+            return None
+        definition = definition or define(json.read(a2b_base64(it.text("config"), strict_mode=True)),
+                                          it.text("networkName"), "", path)
+        network = Network(definition, it.text("ifName"), it.section("capabilityArgs").values)
+        network.container_id, network.netns = it.text("containerId"), it.text("netns")
+        config.check_ifname(network.ifname)
+        config.check_container_id(network.container_id)
+        if it.has("cniArgs"):
+            network.cni_args = ";".join("=".join(pair) for pair in it.items("cniArgs"))
+        if it.has("result"):
+            shaped = results.to_version(results.create_any(it.raw("result")), definition.conf.values["cniVersion"])
+            network.given["prevResult"] = results.printed(shaped)
+    except (*DAMAGED, TypeError):
+        return None             # DEL works without it, by the list of networks
+    return network
+
+
+def elements(content: bytes) -> list[Section]:
+    """The objects of the list of networks. Raises one of DAMAGED, also for an empty list."""
+    holder = Section({"networks": json.read(content)})
+    found = holder.sections("networks")
+    if not found:
+        raise ValueError("no networks")
+    return found
+
+
+def element(network: Network, place: int) -> dict[str, Any]:
+    """The object of a network in the list, with the keys of Multus' types.DelegateNetConf."""
+    document, values = network.definition.document, network.definition.conf.values
+    names = {"cniVersion": values["cniVersion"], "name": network.definition.name}
+    is_list = not Section(document).has("type")
+    found: dict[str, Any] = {
+        "Conf": {**names, "type": ""} if is_list else {**names, "type": Section(document).text("type")},
+        "ConfList": {**names, "plugins": [{"type": Section(it).text("type")} for it in values["plugins"]]
+                     } if is_list else {},
+        "Name": network.definition.title}
+    if place:
+        found["ifnameRequest"] = network.ifname
+    for key, capability in (("macRequest", "mac"), ("infinibandGUIDRequest", "infinibandGUID"), ("ipRequest", "ips"),
+                            ("deviceID", "deviceID")):
+        if place and capability in network.capabilities:
+            found[key] = network.capabilities[capability]
+    return {**found, "IsFilterV4Gateway": False, "IsFilterV6Gateway": False,
+            "Bytes": b2a_base64(network.definition.raw, newline=False).decode()}

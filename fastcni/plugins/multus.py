@@ -1,0 +1,185 @@
+"""multus: connects a pod to several networks in one request: its first network, and those that its annotation names.
+
+    {"type": "multus", "delegates": [{"name": "a", "type": "bridge", ...}]}
+    {"type": "multus", "clusterNetwork": "/etc/cni/net.d/10-flannel.conflist", "confDir": "/etc/cni/multus/net.d"}
+
+The keys and the files are those of Multus, so it takes the place of its programs: `multus-shim` is another name of it.
+The plugins of each network run as a chain (plugins/chain.py).
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.call import delegate
+from fastcni.kit.call.conf import read_once
+from fastcni.kit.call.pod import Pod
+from fastcni.kit.call.undo import every
+from fastcni.kit.links import find
+from fastcni.kit.networks import default_routes, state
+from fastcni.kit.networks.chosen import networks_of, standing
+from fastcni.kit.networks.keys import BIN_DIR, Keys, read_keys
+from fastcni.kit.networks.network import OWN_ARG, Failing
+from fastcni.kit.networks.ready import exists, wait_until_ready
+from fastcni.spec import errors, version
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.networks.network import Network
+
+CAPABILITIES, ARGS = ("io.kubernetes.cri.pod-annotations",), (OWN_ARG,)
+VALID = "cni.dev/valid-attachments"
+
+
+class Conf:
+    """keys: of the configuration. networks: of the pod, for ADD. state: the pod's files."""
+
+    __slots__ = ("keys", "networks", "state")
+
+    def __init__(self, keys: Keys, networks: list[Network], kept: state.State) -> None:
+        self.keys, self.networks, self.state = keys, networks, kept
+
+
+def read(req: Request) -> Conf:
+    keys = read_once(req, read_keys)
+    networks: list[Network] = []
+    if req.command == "ADD":
+        networks = networks_of(req, keys)
+        check_names(networks)
+        default_routes.check(networks)
+        for network in networks:
+            for plugin in network.definition.conf.values["plugins"]:
+                delegate.check_version(network.definition.conf.values["cniVersion"], plugin.get("type", ""))
+    return Conf(keys, networks, state.State(keys.cni_dir, req.container_id))
+
+
+def check_names(networks: list[Network]) -> None:
+    """Raise CniError 7 if two networks would have one interface."""
+    names = [network.ifname for network in networks]
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise CniError(errors.INVALID_CONFIG, f'two networks of the pod have the interface "{twice[0]}"',
+                       f"the pod's interfaces are {', '.join(names)}")
+
+
+def sub_request(req: Request, conf: Conf, network: Network) -> Request:
+    return network.request(req, conf.keys.bin_dir, BIN_DIR)
+
+
+def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
+    """ADD in order: the first network is the pod's default, and its result is the result. If one fails, the rollback
+    removes all in reverse order."""
+    wait_until_ready(conf.keys.ready_file)
+    pod = Pod(req)
+    for network in conf.networks:
+        if find.link(pod.inside, network.ifname) is not None:
+            raise CniError(errors.INVALID_ENVIRONMENT, f'the pod has an interface "{network.ifname}" already')
+    undo(conf.state.remove)
+    conf.state.write(conf.networks)
+    added = []
+    for network in conf.networks:
+        sub = sub_request(req, conf, network)
+        network.cni_args = sub.args
+        with Failing(network, "add"):
+            result = delegate.add(sub, undo)
+            undo(conf.state.remove_result, network)
+            conf.state.write_result(req, network, result)
+        added.append((network, result))
+    if any(network.gateways is not None for network in conf.networks):
+        for place in default_routes.arrange(pod, added):
+            conf.state.write_result(req, *added[place])
+    return added[0][1]
+
+
+def attached(req: Request, conf: Conf) -> list[Network]:
+    """The pod's networks as its ADD has added them, for the other commands. For DEL: those that an ADD would add, too,
+    if the list of networks is lost. Raises CniError."""
+    networks, complete = conf.state.networks(req.ifname)
+    if complete or networks:
+        return networks
+    if req.command != "DEL":
+        raise CniError(errors.UNKNOWN_CONTAINER, f"{conf.state.path} has no networks of the container",
+                       "was the pod added with another cniDir?")
+    try:
+        return networks_of(req, conf.keys)
+    except CniError as e:
+        if exists(conf.state.path):
+            raise CniError(errors.IO_FAILURE, f"{conf.state.path} is damaged, and {e.msg}",
+                           "nothing says which networks the pod has; remove the file if they no longer exist") from None
+        req.warn(f"multus: {conf.state.cni_dir} does not know the container, and {e.msg}; nothing is deleted")
+        return []
+
+
+def delete(req: Request, conf: Conf) -> None:
+    """DEL in reverse order, each network also after another one has failed. The files stay until all are deleted."""
+    every(*((delete_network, req, conf, network) for network in reversed(attached(req, conf))))
+    conf.state.remove()
+
+
+def delete_network(req: Request, conf: Conf, network: Network) -> None:
+    with Failing(network, "delete"):
+        sub = sub_request(req, conf, network)
+        sub.mode.announce_delete(sub)
+        delegate.run(sub, "DEL")
+    conf.state.remove_result(network)
+
+
+def check(req: Request, conf: Conf) -> None:
+    for network in attached(req, conf):
+        spoken = network.definition.conf.values["cniVersion"]
+        if version.at_least(spoken, "0.4.0") and not network.definition.document.get("disableCheck"):
+            with Failing(network, "check"):
+                delegate.run(sub_request(req, conf, network), "CHECK")
+
+
+def restore(req: Request, conf: Conf) -> None:
+    """Restore what the networks' plugins have in the host's firewall."""
+    for network in attached(req, conf):
+        with Failing(network, "restore"):
+            delegate.restore(sub_request(req, conf, network))
+
+
+def gc(req: Request, conf: Conf) -> None:
+    """Delete the networks of containers that no longer exist, then let each network's plugins release what belongs to
+    no other container."""
+    valid = req.valid_attachments
+    kept = state.kept_results(conf.keys.cni_dir)
+    gone = gone_containers(kept, {container_id for container_id, _ in valid})
+    valid |= {(it.container_id, it.ifname) for it in kept if it.container_id not in gone}
+    given = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in sorted(valid)]
+    networks = {it.definition.name: it for it in [*kept, *standing(conf.keys, req.version, req.warn)]}
+    every(*((delete_container, req, conf, one) for one in sorted(gone)),
+          *((gc_network, req, conf, network, given) for network in networks.values()))
+
+
+def gone_containers(kept: list[Network], living: set[str]) -> set[str]:
+    """The containers that the runtime does not name, and of which no network namespace exists. Another runtime may have
+    containers in the same cniDir."""
+    known = {it.container_id for it in kept if not it.netns or exists(it.netns)}
+    return {it.container_id for it in kept} - known - living
+
+
+def delete_container(req: Request, conf: Conf, container_id: str) -> None:
+    """DEL of a container that no longer exists."""
+    gone = req.delegate(req.plugin)
+    gone.command, gone.container_id, gone.ifname = "DEL", container_id, "eth0"
+    delete(gone, Conf(conf.keys, [], state.State(conf.keys.cni_dir, container_id)))
+    req.release("networks", container_id)
+
+
+def gc_network(req: Request, conf: Conf, network: Network, given: list[dict[str, str]]) -> None:
+    network.given, network.capabilities = {VALID: given}, {}
+    with Failing(network, "gc"):
+        delegate.run(sub_request(req, conf, network), "GC")
+
+
+def status(req: Request, conf: Conf) -> None:
+    """STATUS of the networks that each pod gets. Raises CniError 50."""
+    if conf.keys.ready_file and not exists(conf.keys.ready_file):
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"readinessindicatorfile {conf.keys.ready_file} does not exist")
+    for network in standing(conf.keys, req.version):
+        with Failing(network, "status"):
+            delegate.status(sub_request(req, conf, network))

@@ -1,0 +1,41 @@
+"""The file that libcni keeps of an attachment, as a JSON document: NETWORK-CONTAINERID-IFNAME in `results`."""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+
+from fastcni.spec import json, result
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+KIND = "cniCacheV1"
+
+
+def document(network: str, container_id: str, ifname: str, config: bytes, *, netns: str,
+             args: Iterable[tuple[str, str]], capability_args: Mapping[str, Any],
+             outcome: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the document, its keys in libcni's order. config: the configuration's bytes. outcome: the result."""
+    found: dict[str, Any] = {"kind": KIND, "containerId": container_id,
+                             "config": b2a_base64(config, newline=False).decode(), "ifName": ifname,
+                             "networkName": network}
+    if netns:
+        found["netns"] = netns
+    if pairs := [list(pair) for pair in args]:
+        found["cniArgs"] = pairs
+    if capability_args:
+        found["capabilityArgs"] = sort_keys(capability_args)
+    if outcome is not None:
+        found["result"] = sort_keys(json.read(result.encode(outcome, indent=0)))
+    return found
+
+
+def sort_keys(value: Any) -> Any:
+    """The value as the Go library's generic maps print it."""
+    if hasattr(value, "keys"):          # any mapping: the import of collections.abc would cost a one-shot plugin time
+        return {key: sort_keys(value[key]) for key in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [sort_keys(entry) for entry in value]
+    return value
