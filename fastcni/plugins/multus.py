@@ -14,7 +14,7 @@ from fastcni.kit.call.conf import read_once
 from fastcni.kit.call.pod import Pod
 from fastcni.kit.call.undo import every
 from fastcni.kit.links import find
-from fastcni.kit.networks import default_routes, state
+from fastcni.kit.networks import state
 from fastcni.kit.networks.chosen import networks_of, standing
 from fastcni.kit.networks.keys import BIN_DIR, Keys, read_keys
 from fastcni.kit.networks.network import OWN_ARG, Failing
@@ -49,7 +49,10 @@ def read(req: Request) -> Conf:
     if req.command == "ADD":
         networks = networks_of(req, keys)
         check_names(networks)
-        default_routes.check(networks)
+        if any(network.gateways for network in networks):
+            from fastcni.kit.networks import default_routes
+
+            default_routes.check(networks)
         for network in networks:
             for plugin in network.definition.conf.values["plugins"]:
                 delegate.check_version(network.definition.conf.values["cniVersion"], plugin.get("type", ""))
@@ -89,6 +92,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
             conf.state.write_result(req, network, result)
         added.append((network, result))
     if any(network.gateways is not None for network in conf.networks):
+        from fastcni.kit.networks import default_routes
+
         for place in default_routes.arrange(pod, added):
             conf.state.write_result(req, *added[place])
     return added[0][1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from binascii import b2a_base64
-
 from fastcni.spec import json, result
 
 TYPE_CHECKING = False
@@ -19,7 +17,7 @@ def document(network: str, container_id: str, ifname: str, config: bytes, *, net
              outcome: dict[str, Any] | None) -> dict[str, Any]:
     """Return the document, its keys in libcni's order. config: the configuration's bytes. outcome: the result."""
     found: dict[str, Any] = {"kind": KIND, "containerId": container_id,
-                             "config": b2a_base64(config, newline=False).decode(), "ifName": ifname,
+                             "config": to_base64(config), "ifName": ifname,
                              "networkName": network}
     if netns:
         found["netns"] = netns
@@ -30,6 +28,19 @@ def document(network: str, container_id: str, ifname: str, config: bytes, *, net
     if outcome is not None:
         found["result"] = sort_keys(json.read(result.encode(outcome, indent=0)))
     return found
+
+
+def to_base64(data: bytes) -> str:
+    from binascii import b2a_base64     # of a shared object, which a plugin that needs no base64 does not load
+
+    return b2a_base64(data, newline=False).decode()
+
+
+def from_base64(text: str) -> bytes:
+    """Raises ValueError."""
+    from binascii import a2b_base64
+
+    return a2b_base64(text, strict_mode=True)
 
 
 def sort_keys(value: Any) -> Any:

@@ -8,13 +8,11 @@ The first is written before the first network is added, so a DEL knows all netwo
 
 from __future__ import annotations
 
-from binascii import Error as Base64Error
-from binascii import a2b_base64, b2a_base64
-
 from fastcni.kit.call import files
 from fastcni.kit.networks.network import Definition, Network, define
 from fastcni.spec import cached_result, config, json
 from fastcni.spec import result as results
+from fastcni.spec.cached_result import from_base64, to_base64
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 << 20            # of a file, as runtime/cache.py reads them
 RESULTS = "results"
-DAMAGED = (CniError, json.JsonError, Base64Error, ValueError)       # errors of a file's content
+DAMAGED = (CniError, json.JsonError, ValueError)       # errors of a file's content
 
 
 class State:
@@ -77,7 +75,7 @@ class State:
 
     def from_element(self, it: Section, place: int, ifname: str) -> Network:
         """The network of an object of the list. Raises one of DAMAGED."""
-        document = json.read(a2b_base64(it.text("Bytes"), strict_mode=True))
+        document = json.read(from_base64(it.text("Bytes")))
         keys = it.section("ConfList") if it.has("ConfList") and it.section("ConfList").has("plugins") else it.section(
             "Conf")
         title = it.text("Name")
@@ -115,7 +113,7 @@ def read_result(path: str, definition: Definition | None = None) -> Network | No
         it = Section(document if isinstance(document, dict) else {}, path)
         if it.text("kind") != cached_result.KIND:
             return None
-        definition = definition or define(json.read(a2b_base64(it.text("config"), strict_mode=True)),
+        definition = definition or define(json.read(from_base64(it.text("config"))),
                                           it.text("networkName"), "", path)
         network = Network(definition, it.text("ifName"), it.section("capabilityArgs").values)
         network.container_id, network.netns = it.text("containerId"), it.text("netns")
@@ -157,4 +155,4 @@ def element(network: Network, place: int) -> dict[str, Any]:
         if place and capability in network.capabilities:
             found[key] = network.capabilities[capability]
     return {**found, "IsFilterV4Gateway": False, "IsFilterV6Gateway": False,
-            "Bytes": b2a_base64(network.definition.raw, newline=False).decode()}
+            "Bytes": to_base64(network.definition.raw)}
