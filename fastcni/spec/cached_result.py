@@ -31,7 +31,7 @@ def document(network: str, container_id: str, ifname: str, config: bytes, *, net
 
 
 def to_base64(data: bytes) -> str:
-    from binascii import b2a_base64     # of a shared object, which a plugin that needs no base64 does not load
+    from binascii import b2a_base64  # of a shared object, which a plugin that needs no base64 does not load
 
     return b2a_base64(data, newline=False).decode()
 
