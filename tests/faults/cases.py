@@ -1,5 +1,8 @@
 """The configurations of the campaigns: each plugin, with the keys that give it the most steps."""
 
+import json
+from pathlib import Path
+
 from dhcp.stub_daemon import StubDaemon
 from real_kernel.node import run
 
@@ -52,6 +55,11 @@ PLUGINS = {                     # name: (subnets, keys, required kernel features
         **CLUSTER, "type": "whereabouts", "ipRanges": [{"range": "fd00:22::/120"}]}}),
     "chain": (DUAL, {"type": "chain", "bridge": None, "ipam": None, "plugins": [
         {"type": "bridge", "bridge": "br0"}, {"type": "portmap", "runtimeConfig": {"portMappings": [PORT_80]}}]}),
+    "multus": (DUAL, {"type": "multus", "bridge": None, "ipam": None, "delegates": [
+        {"name": "first", "type": "bridge", "bridge": "br0", "isDefaultGateway": True, "ipMasq": True},
+        {"name": "second", "plugins": [{"type": "ptp"}, {"type": "tuning", "mtu": 1400}]}],
+        "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {
+            "k8s.v1.cni.cncf.io/networks": '[{"name": "third", "default-route": []}]'}}}),
     "portmap": (DUAL, {"type": "portmap", "runtimeConfig": {"portMappings": [
         PORT_80,
         {"hostPort": 53, "containerPort": 53, "protocol": "udp", "hostIP": "127.0.0.1"}]}}),
@@ -104,8 +112,10 @@ class Case:
         if kind == "chain":
             first, *others = keys["plugins"]
             keys = {**keys, "plugins": [{**first, "ipam": node.host_local(*subnets)}, *others]}
+        if kind == "multus":
+            keys = {**keys, **multus(node, subnets, keys["delegates"])}
         self.chained = kind in CHAINED
-        self.makes_bridge = kind in ("bridge", "flannel", "chain")
+        self.makes_bridge = kind in ("bridge", "flannel", "chain", "multus")
         self.behind = node.conf(*subnets, isDefaultGateway=True) if self.chained else None
         if self.chained:
             self.conf = {"cniVersion": "1.1.0", "name": "net-a", "dataDir": f"{node.data_dir}/chained", **keys}
@@ -129,3 +139,18 @@ class Case:
         elif self.makes_bridge:
             for name in ("br0", "br0.100"):
                 run("ip", "link", "del", name, check=False)
+
+
+def multus(node, subnets, delegates):
+    """The keys of the multus plugin with places, and with addresses for each network's first plugin."""
+    folder = Path(f"{node.data_dir}-definitions")
+    folder.mkdir(exist_ok=True)
+    third = {"cniVersion": "1.1.0", "name": "third", "type": "ptp", "ipam": node.host_local("10.24.0.0/24", routes=[
+        {"dst": "0.0.0.0/0"}])}
+    (folder / "third.conf").write_text(json.dumps(third))
+    first, second = delegates
+    plugin, tuning = second["plugins"]
+    return {"cniDir": f"{node.data_dir}/kept", "confDir": str(folder), "delegates": [
+        {**first, "ipam": node.host_local(*subnets)},
+        {**second, "plugins": [{**plugin, "ipam": node.host_local("10.23.0.0/24")},
+                               {**tuning, "dataDir": f"{node.data_dir}/tuning"}]}]}
