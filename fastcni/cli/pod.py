@@ -68,7 +68,6 @@ def pod_command(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--spec", type=click.File("rb"), metavar="FILE",
               help="A Pod of Kubernetes as JSON (`kubectl get pod -o json`): names, host ports, bandwidth, DNS.")
 @click.option("--network", "networks", multiple=True, metavar="NAME[:IFNAME]", shell_complete=completion.networks,
-
               help="Attach this network instead of the default one; may be repeated.")
 @click.option("--publish", "-p", "ports", multiple=True, metavar="[HOSTIP:]PORT:PODPORT[/PROTOCOL]",
               help="A port of the node that leads to the pod; may be repeated.")
@@ -97,16 +96,19 @@ def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None,
 @pod_command
 def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> None:
     """Detach a pod from all its networks. It may be repeated. NETNS is needed only if no result is cached."""
+    is_known = bool(pods.attachments(container_id))
     done = pods.tear_down_pod(Pod(container_id, os.path.abspath(netns) if netns else ""))
-    if not as_json:
+    if as_json:
+        put_document({"containerID": container_id,
+                      "detached": [{"network": it.network, "ifname": it.ifname} for it in done]})
+    elif is_known:
         for it in done:
             click.echo(printable(f"{it.ifname} of {container_id} in network {it.network} is detached"))
         click.echo(printable(f"pod {container_id}: networks detached {len(done)}"))
-        if not done:
-            put_similar(pods, container_id)
     else:
-        put_document({"containerID": container_id,
-                      "detached": [{"network": it.network, "ifname": it.ifname} for it in done]})
+        asked = ", ".join(f"{it.network} {it.ifname}" for it in done) or "no network"
+        click.echo(printable(f"pod {container_id} has no cached result; DEL was sent all the same: {asked}"))
+        put_similar(pods, container_id)
 
 
 @pod.command(name="status")

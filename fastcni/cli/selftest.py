@@ -103,6 +103,8 @@ def put_check(check: Check) -> None:
     """Print one line, and for a failed check where it failed, what was seen and which command to run."""
     state = click.style("ok    ", fg="green") if check.ok else click.style("FAILED", fg="red", bold=True)
     click.echo(f"{state}  {printable(check.network):16}  {check.mode:8}  {check.name:16} {check.ms:8.1f} ms")
+    if check.ok and check.what:
+        click.echo(printable(f"        {check.what}"))
     if not check.ok:
         click.echo(printable(f"        at:  {check.hop}"))
         click.echo(printable(f"        why: {check.what}"))

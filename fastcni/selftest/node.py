@@ -45,19 +45,21 @@ def checks(cni: CNI, net: NetworkList, mode: str) -> Iterator[Check]:
         sock.close()
 
 
-def check(name: str, net: NetworkList, mode: str, function: Callable[[], object]) -> Check:
-    """Call the function of a check and return its Check."""
+def check(name: str, net: NetworkList, mode: str, function: Callable[[], str | None]) -> Check:
+    """Call the function of a check and return its Check. The function raises Failed or OSError, or returns why there
+    was nothing to test."""
     started = time.perf_counter()
+    fault: Failed | None = None
+    left_out = None
     try:
-        function()
-        fault = None
+        left_out = function()
     except Failed as e:
         fault = e
     except OSError as e:
         fault = Failed("this node", str(e))
     ms = round((time.perf_counter() - started) * 1e3, 2)
     if fault is None:
-        return Check(name, net.name, mode, True, ms)
+        return Check(name, net.name, mode, True, ms, what=left_out or "")
     return Check(name, net.name, mode, False, ms, fault.hop, str(fault), fault.command)
 
 

@@ -13,7 +13,8 @@ class Check:
 
     name: the check, such as "gateway" or "outside-ipv6". network: the network's name. mode: ONE_SHOT or WARM.
     ms: the check's duration in milliseconds. Of a failed check: hop: where it failed, such as "bridge cni0"; what: the
-    observation; command: a shell command that mends the fault or shows more. All three are "" if `ok` is true.
+    observation; command: a shell command that mends the fault or shows more. All three are "" if `ok` is true; only of
+    a check that does not fit the network, what says why it was left out.
     """
 
     name: str

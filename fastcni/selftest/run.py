@@ -25,6 +25,7 @@ POLICY_S = 0.3                  # for one attempt to connect
 RATE = 8_000_000                # bit/s of the bandwidth check
 BURST = 80_000                  # bits
 ALLOWED = 1.3                   # of the limit: what a TCP stream of BULK_S may exceed
+Probe = Callable[[], str | None]        # raises Failed or OSError, or returns why there is nothing to test
 BRIDGE_FILTER = "net.bridge.bridge-nf-call-iptables"
 NOT_REACHED = ("macvlan", "ipvlan")     # pods of these plugins do not reach their own node, by design
 
@@ -83,7 +84,7 @@ class Network:
         except Failed:                  # the check "del" has reported it, or "add" the reason
             return
 
-    def _check(self, name: str, function: Callable[[], object]) -> Check:
+    def _check(self, name: str, function: Probe) -> Check:
         return node.check(name, self.net, self.mode, function)
 
     def _add(self, pods: list[Pod]) -> None:
@@ -102,8 +103,8 @@ class Network:
 
     # -- the probes of packets -----------------------------------------------------------------------------------------
 
-    def _probes(self, one: Pod, two: Pod) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yield (name, function that raises Failed or OSError) of each address family that both pods have."""
+    def _probes(self, one: Pod, two: Pod) -> Iterator[tuple[str, Probe]]:
+        """Yield the names and probes of each address family that both pods have."""
         for family in sorted(one.texts.keys() & two.texts.keys()):
             suffix = "-ipv6" if family == 6 else ""
             yield f"pod{suffix}", partial(self._pod_to_pod, one, two, family)
@@ -115,22 +116,25 @@ class Network:
         for address in (one.result.get("dns") or {}).get("nameservers") or ():
             yield "dns", partial(self._dns, one, address)
 
-    def _probes_of_node(self, one: Pod, two: Pod, family: int, suffix: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    def _probes_of_node(self, one: Pod, two: Pod, family: int, suffix: str) -> Iterator[tuple[str, Probe]]:
         if gateway := one.gateways.get(family):
             yield f"gateway{suffix}", partial(self._gateway, one, gateway)
             if sockets.has_address(gateway):
                 yield f"host{suffix}", partial(self._to_host, one, gateway)
             yield f"host-to-pod{suffix}", partial(self._from_host, two, family)
-        if family in self.outside.host and gateway:
-            yield f"outside{suffix}", partial(self._to_outside, one, family)
-        if self.host_port and family in self.outside.node:
-            yield f"host-port{suffix}", partial(self._host_port, self.outside.namespace, "the outside host",
-                                                  family)
+        if family not in self.outside.host:
+            return
+        if not sockets.has_route(one.namespace, self.outside.host[family]):
+            yield f"outside{suffix}", lambda: "not tested, nor is host-port: the network gives its pods no route there"
+            return
+        yield f"outside{suffix}", partial(self._to_outside, one, family)
+        if self.host_port:
+            yield f"host-port{suffix}", partial(self._host_port, self.outside.namespace, "the outside host", family)
             if self._can_hairpin():
                 yield f"hairpin{suffix}", partial(self._host_port, two.namespace, "the pod itself", family)
 
     def _probes_of_peer(self, peer: Peer, pod: Pod, family: int,
-                        suffix: str) -> Iterator[tuple[str, Callable[[], None]]]:
+                        suffix: str) -> Iterator[tuple[str, Probe]]:
         """Yield the probes from a pod to another node, and to the addresses of that node in its pods' subnet."""
         ways = ("peer", "the way to the other node", peer.node), ("peer-pods", "the way to the pods there", peer.pods)
         for name, hop, addresses in ways:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import threading
@@ -191,5 +192,17 @@ def has_address(address: str) -> bool:
         try:
             sock.bind((address, 0))
         except OSError:
+            return False
+    return True
+
+
+def has_route(namespace: int, address: str) -> bool:
+    """Return whether the kernel of a namespace knows a way to an address; it sends nothing."""
+    with namespaces.call(namespace, lambda: socket.socket(family_of(address), socket.SOCK_DGRAM)) as sock:
+        try:
+            sock.connect((address, 1))
+        except OSError as e:
+            if e.errno != errno.ENETUNREACH:
+                raise
             return False
     return True
