@@ -96,15 +96,16 @@ def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None,
 @pod_command
 def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> None:
     """Detach a pod from all its networks. It may be repeated. NETNS is needed only if no result is cached."""
-    is_known = bool(pods.attachments(container_id))
+    known = {(it.network, it.ifname) for it in pods.attachments(container_id)}
     done = pods.tear_down_pod(Pod(container_id, os.path.abspath(netns) if netns else ""))
     if as_json:
         put_document({"containerID": container_id,
                       "detached": [{"network": it.network, "ifname": it.ifname} for it in done]})
-    elif is_known:
-        for it in done:
+    elif known:
+        told = [it for it in done if (it.network, it.ifname) in known]      # DEL goes to the default network, too
+        for it in told:
             click.echo(printable(f"{it.ifname} of {container_id} in network {it.network} is detached"))
-        click.echo(printable(f"pod {container_id}: networks detached {len(done)}"))
+        click.echo(printable(f"pod {container_id}: networks detached {len(told)}"))
     else:
         asked = ", ".join(f"{it.network} {it.ifname}" for it in done) or "no network"
         click.echo(printable(f"pod {container_id} has no cached result; DEL was sent all the same: {asked}"))

@@ -58,14 +58,17 @@ def trace(container: str, socket: str, past: bool, count: int | None, filters: S
     """
     chosen = Filter([*filters, *([f"container={container}"] if container else [])], slower)
     found = kept(socket or PATH, chosen, count or 0) if past else followed(socket or PATH, chosen, count or 0, netlink)
-    for request in found:
-        if as_json:
-            decode(request)
-            click.echo(json.dumps(request, ensure_ascii=False).encode("utf-8", "replace"))
-        else:
-            for text in story(request, netlink, with_input):
-                click.echo(printable(text))
-        sys.stdout.flush()
+    try:
+        for request in found:
+            if as_json:
+                decode(request)
+                click.echo(json.dumps(request, ensure_ascii=False).encode("utf-8", "replace"))
+            else:
+                for text in story(request, netlink, with_input):
+                    click.echo(printable(text))
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return                      # the usual end of following
 
 
 class Filter:

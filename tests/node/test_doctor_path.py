@@ -13,6 +13,8 @@ from node.conftest import LIST, diagnosed
 
 from fastcni.launcher.install import install
 from fastcni.node.checks import pods as checks_pods
+from fastcni.runtime import RuntimeConf
+from fastcni.runtime.pod_networks import LOOPBACK
 from fastcni.testing.namespaces import ip, needs_root, run
 from fastcni.testing.witnesses import eventually
 
@@ -95,6 +97,13 @@ def test_a_fault_of_the_path_is_one_finding_whose_command_mends_it(pods, doctor,
     assert set(found) <= {check, "forwarding"}
     for it in found.values():
         run("sh", "-c", it["do"])
+    assert doctor() == {}
+
+
+def test_the_loopback_interfaces_of_pods_are_no_duplicates(folders, pods, doctor):
+    """containerd and `fastcni pod up` attach lo: the doctor said that all pods of a node have the address 127.0.0.1."""
+    for number, name in enumerate(pods.names):
+        folders.cni.add(LOOPBACK, RuntimeConf(f"c{number}", f"/run/netns/{name}", "lo"))
     assert doctor() == {}
 
 

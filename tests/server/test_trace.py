@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 
@@ -149,6 +150,13 @@ def test_a_restarted_server_is_followed(follow, server, start, pod):
     start().ok("ADD", LOOPBACK, pod, cid="web-2", ifname="lo")
     found, text = following.printed("web-2")
     assert found and text.count("web-1") == 1
+
+
+def test_following_ends_by_sigint_without_an_error(follow):
+    following = follow()
+    assert following.told("Ctrl-C ends")
+    following.process.send_signal(signal.SIGINT)
+    assert following.process.wait(TIMEOUT_S) == 0 and "rror" not in following.err.read_text()
 
 
 def test_without_a_server_the_error_says_what_to_do(capfd, tmp_path):

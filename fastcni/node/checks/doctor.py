@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import fastcni
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
+from fastcni.node.attachments.records import LOOPBACK
 from fastcni.node.checks import cluster, conf, dhcp, kernel, networks, path, policy, state
 from fastcni.node.checks.conf import own_files
 from fastcni.node.checks.findings import ERROR, Finding, Node, plural, some
@@ -89,7 +90,7 @@ def facts_of(node: Node) -> Iterator[tuple[str, str]]:
     own = [f"{folder}: {plural(len(kinds), 'file')} of fastcni" for folder, kinds in own_files(node).items()]
     yield "plugins", "; ".join(own) or f"none of fastcni in {', '.join(node.plugin_dirs)}"
     yield "server", server_text(node.socket)
-    states = [it.state for it in node.inventory.attachments]
+    states = [it.state for it in node.inventory.attachments if it.ifname != LOOPBACK]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     yield "pods", plural(len(states), "attachment") + (f": {counts}" if counts else "")
 

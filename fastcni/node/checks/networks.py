@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from fastcni.node.attachments.drops import ROUTED
-from fastcni.node.attachments.records import RUNNING, NodeAttachment
+from fastcni.node.attachments.records import LOOPBACK, RUNNING, NodeAttachment
 from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, some
 from fastcni.node.checks.pods import in_namespace
 from fastcni.node.cluster.site import stores_of
@@ -24,7 +24,7 @@ def duplicate_addresses(node: Node) -> Iterator[Finding]:
     found: dict[str, list[NodeAttachment]] = defaultdict(list)
     real = {(it.namespace, it.name): it.addresses for it in node.seen.facts.interfaces}
     for it in node.inventory.attachments:
-        if it.state == RUNNING and it.netns:
+        if it.state == RUNNING and it.netns and it.ifname != LOOPBACK:
             for ip in {*it.addresses, *real.get((it.netns, it.ifname), ())}:
                 found[ip].append(it)
     for ip, owners in sorted(found.items()):
