@@ -18,6 +18,8 @@
 # make test-policy      attacks on network policies, and random clusters against an oracle; 20 minutes
 #                       (POLICY="--seconds 60 --seed 1": a minute each, with these choices; docs/reliability-tests.md)
 # make bench            figures and benchmarks/report (root; forty minutes, with BENCH=--quick a few)
+# make simulate         one real agent, and 100, 1,000 and 5,000 simulated nodes on etcd: what grows, and how (root)
+#                       (SIMULATE="--quick --json FILE": 50 and 200 nodes in less than 40 s; docs/scale.md)
 # make wheels           the source archive, and a tested wheel for each Python (PYTHONS=python3.11: for one)
 # make deb              the Debian packages, in dist
 # make release          all files of a release in dist, with components and checksums; the same bytes each time
@@ -26,7 +28,7 @@
 # make clean            remove all that was built
 .POSIX:
 .PHONY: setup demo demo-nodes test test-toolchains test-vm test-arm64 test-runtimes test-cluster test-observability \
-	screenshots test-packages test-faults test-policy wheels deb release man docs check bench lint clean
+	screenshots test-packages test-faults test-policy simulate wheels deb release man docs check bench lint clean
 
 PYTHON = python3
 VENV = .venv
@@ -116,6 +118,10 @@ test-policy: setup
 	@$(BIN)/python -c 'import kmock' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,test-kubernetes]'
 	PYTHONPATH=tests $(BIN)/python -m policy_attacks $(POLICY)
+
+simulate: setup
+	@sh tests/setup-peer.sh etcd ip
+	@PYTHONPATH=benchmarks $(BIN)/python -m simulate $(SIMULATE)
 
 wheels: setup
 	sh wheels/build.sh $(BIN)/python $(PYTHONS)

@@ -1,0 +1,131 @@
+"""What a node's agent asks of etcd, in the same order: agent/registries/etcd.py through the JSON gateway.
+
+tests/cluster/test_simulate.py compares these requests with those of the real registry.
+"""
+
+import asyncio
+import json
+import re
+
+from simulate.addresses import mac_of, public_of, subnet_of
+from simulate.wire import Connection, Streams, compose
+
+from fastcni.agent.contract import Node
+from fastcni.agent.registries import records
+from fastcni.agent.registries.etcd import KEEP_S, LEASE_S, PREFIX
+from fastcni.clients.etcd import MAX_OPERATIONS, below, encode, get, put, revision_is
+
+FOLDER = f"{PREFIX}/subnets/"
+FIRST, END = below(FOLDER)
+REVISION = re.compile(rb'"revision":"(\d+)"')
+HOST_HEADER = "etcd"
+
+
+def record_of(number):
+    """Return (key, value) of a node's record."""
+    node = Node("", {4: subnet_of(number)}, {4: public_of(number)}, "vxlan",
+                {4: {"VNI": 1, "VtepMAC": mac_of(number)}})
+    return FOLDER + records.key_of(node.subnets), records.value_of(node)
+
+
+class EtcdNodes:
+    """All simulated nodes. Each method's requests are those of one node, but for seed()."""
+
+    keep_s = KEEP_S
+
+    def __init__(self, host, port, traffic):
+        self.host, self.port, self.traffic = host, port, traffic
+        self.streams = Streams(traffic)
+        self.leases = {}                # {number: lease}
+        self.revision = 0
+
+    def connect(self):
+        return Connection(self.host, self.port, self.traffic)
+
+    async def seed(self, numbers):
+        """Write many records at once, each with a lease of its own, as if the nodes had joined long ago."""
+        connection = self.connect()
+        for at in range(0, len(numbers), MAX_OPERATIONS):
+            some = numbers[at:at + MAX_OPERATIONS]
+            for number in some:
+                self.leases[number] = await self._grant(connection)
+            puts = [put(*record_of(number), self.leases[number]) for number in some]
+            self._note(await connection.ask("POST", "/v3/kv/txn", {"compare": [], "success": puts, "failure": []}))
+        connection.close()
+
+    async def leave(self, number):
+        """The node is gone, and its lease has ended."""
+        connection = self.connect()
+        await connection.ask("POST", "/v3/lease/revoke", {"ID": self.leases.pop(number)})
+        connection.close()
+
+    async def join(self, number):
+        """A node without a record. Return the socket of its watch."""
+        connection = self.connect()
+        await self._read(connection, f"{PREFIX}/config")
+        await self._list(connection)
+        key, value = record_of(number)
+        self.leases[number] = lease = await self._grant(connection)
+        self.traffic.writes += 1
+        await connection.ask("POST", "/v3/kv/txn", {
+            "compare": [revision_is(key, 0)], "success": [put(key, value, lease)], "failure": []})
+        await self._list(connection)            # whether another record overlaps
+        return await self._follow(number, connection)
+
+    async def restart(self, number):
+        """The agent of a node with a record is started again. Return the socket of its watch."""
+        connection = self.connect()
+        await self._read(connection, f"{PREFIX}/config")
+        await self._list(connection)
+        await self._renew(connection, number)
+        return await self._follow(number, connection)
+
+    async def _follow(self, number, connection):
+        """What follows in two threads of the agent, and the second renewal when its network works."""
+        revision = await self._list(connection)
+        stream = await self.watch(number, revision)
+        for _ in range(2):
+            await self.renew(number, connection)
+        connection.close()
+        return stream
+
+    async def renew(self, number, connection):
+        """What a node asks each `keep_s`."""
+        await self._read(connection, record_of(number)[0])
+        await self._renew(connection, number)
+
+    async def watch(self, number, revision=0):
+        body = {"create_request": {"key": encode(FIRST), "range_end": encode(END),
+                                   "start_revision": (revision or self.revision) + 1, "progress_notify": True}}
+        request = compose("POST", "/v3/watch", body, HOST_HEADER)
+        return await self.streams.open(self.host, self.port, request)
+
+    async def _list(self, connection):
+        self.traffic.lists += 1
+        return self._note(await connection.ask("POST", "/v3/kv/range", {
+            "key": encode(FIRST), "range_end": encode(END)}))
+
+    async def _read(self, connection, key):
+        await connection.ask("POST", "/v3/kv/txn", {"compare": [], "success": [get(key)], "failure": []})
+
+    async def _grant(self, connection):
+        return int(json.loads(await connection.ask("POST", "/v3/lease/grant", {"TTL": LEASE_S}))["ID"])
+
+    async def _renew(self, connection, number):
+        await connection.ask("POST", "/v3/lease/keepalive", {"ID": self.leases[number]})
+
+    def _note(self, answer):
+        self.revision = int(REVISION.search(answer)[1])
+        return self.revision
+
+
+async def renew_for_ever(nodes, numbers):
+    """Let each of the nodes renew its record once in `keep_s`, one after the other. numbers(): those that there are."""
+    connection = nodes.connect()
+    while True:
+        for number in (known := numbers()):
+            await asyncio.sleep(nodes.keep_s / len(known))
+            if number in numbers():
+                await nodes.renew(number, connection)
+        if not known:
+            await asyncio.sleep(0.1)

@@ -1,0 +1,109 @@
+"""HTTP of the simulated nodes: kept connections for requests, and streams whose events are counted and dropped.
+
+A simulated node reads no records, because thousands of nodes share one process. So what the registry answers is only
+searched for what the next request needs.
+"""
+
+import asyncio
+import json
+import os
+import select
+import socket
+import threading
+
+CHUNK_BYTES = 1 << 16
+
+
+class Traffic:
+    """What all connections of this process have carried. bytes: of HTTP, both directions, but for what watches have
+    received, which another thread counts."""
+
+    def __init__(self):
+        self.requests = self.bytes = self.received = self.streams = self.lists = self.writes = 0
+
+
+class Connection:
+    """A kept connection to the registry. ssl: a context for https, or None."""
+
+    def __init__(self, host, port, traffic, headers="", ssl=None):
+        self.host, self.port, self.traffic, self.headers, self.ssl = host, port, traffic, headers, ssl
+        self.reader = self.writer = None
+
+    async def ask(self, method, path, body=None, content_type="application/json"):
+        """Return the body of the answer, as bytes. Raises RuntimeError for another status than 2xx."""
+        if self.writer is None:
+            self.reader, self.writer = await asyncio.open_connection(self.host, self.port, ssl=self.ssl)
+        request = compose(method, path, body, self.host, self.headers, content_type)
+        self.writer.write(request)
+        self.traffic.requests += 1
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        if lengths:
+            answer = await self.reader.readexactly(int(lengths[0].partition(b":")[2]))
+        else:
+            answer = await self._read_chunks()
+        self.traffic.bytes += len(request) + len(head) + len(answer)
+        if head.split(b" ", 2)[1][:1] != b"2":
+            raise RuntimeError(f"{method} {path}: {head.splitlines()[0]!r} {answer[:300]!r}")
+        return answer
+
+    async def _read_chunks(self):
+        parts = []
+        while size := int(await self.reader.readline(), 16):
+            parts.append(await self.reader.readexactly(size))
+            await self.reader.readline()
+        await self.reader.readline()
+        return b"".join(parts)
+
+    def close(self):
+        if self.writer:
+            self.writer.close()
+            self.reader = self.writer = None
+
+
+class Streams:
+    """All watches of this process. A thread reads what comes, counts the bytes, and drops them: asyncio would need more
+    processor time for each event."""
+
+    def __init__(self, traffic):
+        self.traffic, self.epoll, self.lost, self.lock = traffic, select.epoll(), "", threading.Lock()
+        self.thread = threading.Thread(target=self._drain, name="streams", daemon=True)
+        self.thread.start()
+
+    async def open(self, host, port, request):
+        """Return the socket of a watch, after the first bytes of its answer. Raises RuntimeError."""
+        loop, sock = asyncio.get_running_loop(), socket.socket()
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (host, port))
+        await loop.sock_sendall(sock, request)
+        answer = await loop.sock_recv(sock, CHUNK_BYTES)
+        if answer.split(b" ", 2)[1:2] != [b"200"]:
+            raise RuntimeError(f"the registry refuses a watch: {answer[:300]!r}")
+        self.traffic.bytes += len(request) + len(answer)
+        self.traffic.streams += 1
+        self.epoll.register(sock, select.EPOLLIN)
+        return sock
+
+    def close(self, sock):
+        with self.lock:                 # or the thread would read from the next socket with this number
+            self.epoll.unregister(sock)
+            sock.close()
+        self.traffic.streams -= 1
+
+    def _drain(self):
+        buffer = bytearray(CHUNK_BYTES)
+        while not self.lost:
+            self.epoll.poll()
+            with self.lock:
+                for fd, _ in self.epoll.poll(0):
+                    count = os.readv(fd, [buffer])
+                    self.traffic.received += count
+                    if not count:
+                        self.lost = "the registry has ended a watch"
+
+
+def compose(method, path, body, host, headers="", content_type="application/json"):
+    """Return a request of HTTP as bytes. body: a JSON value, or None."""
+    data = b"" if body is None else json.dumps(body).encode()
+    typed = f"Content-Type: {content_type}\r\nContent-Length: {len(data)}\r\n" if body is not None else ""
+    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{headers}{typed}\r\n".encode() + data

@@ -1,0 +1,284 @@
+"""One node with its agent and server, the registry, and the process of the simulated nodes: in one network namespace.
+
+    with World("etcd", 200, pods_per_s=30) as world:
+        world.nodes.call("replace", old=[3], new=[201])
+        world.routes.wait(lambda seen: 201 in seen, 10)
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from cluster_nodes import ENV, Etcd
+from simulate import addresses
+
+from fastcni.agent.registries.etcd import PREFIX
+from fastcni.agent.tables import route_key
+from fastcni.bench.sides import serve
+from fastcni.clients.etcd import Client, put
+from fastcni.kernel import rtnl, uapi, wire
+from fastcni.launcher.install import install
+from fastcni.testing.namespaces import Inside, ip
+
+NETWORK_CONF = json.dumps({"Network": str(addresses.NETWORK), "SubnetLen": 24, "Backend": {"Type": "vxlan"}})
+LINK = "eth0"
+HELD_PODS = 100                 # of the real node: each ADD is followed by the DEL of the pod that came so many before
+START_S = 60.0
+EVENT_BYTES = 32 << 20          # of the kernel's notifications
+BESIDE = Path(__file__).parents[1]
+
+
+class Failed(Exception):
+    """The simulation cannot go on. The text is for the operator."""
+
+
+class World:
+    """kind: "etcd" or "kubernetes". count: nodes, with the real one. pods_per_s: ADDs and DELs through the server."""
+
+    def __init__(self, kind, count, pods_per_s):
+        self.kind, self.count, self.pods_per_s = kind, count, pods_per_s
+        self.netns, self.pods = f"simulate-{os.getpid()}", None
+
+    def __enter__(self):
+        with contextlib.ExitStack() as opened:
+            self.folder = Path(tempfile.mkdtemp(prefix=f"fastcni-simulate-{os.getpid()}-", dir="/dev/shm"))
+            opened.callback(shutil.rmtree, self.folder)
+            opened.callback(remove_namespace, self.netns)
+            ip("netns", "add", self.netns)
+            opened.enter_context(Inside(self.netns))
+            ip("link", "set", "lo", "up")
+            ip("link", "add", LINK, "up", "type", "veth", "peer", "name", "wire0")
+            ip("link", "set", "wire0", "up")
+            ip("addr", "add", f"{addresses.AGENT}/{addresses.UNDERLAY.prefixlen}", "dev", LINK)
+            self.registry = opened.enter_context(REGISTRIES[self.kind](self.folder))
+            self.nodes = opened.enter_context(Nodes(self.registry))
+            self.routes = opened.enter_context(Routes())
+            if self.pods_per_s:
+                self.pods = opened.enter_context(Pods(self.registry.store, self.folder, self.pods_per_s))
+            self.opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *error):
+        return self.opened.__exit__(*error)
+
+    def start_agent(self):
+        """Start the real agent. Return when it has joined and has a route to each simulated node. Raises Failed."""
+        env = self.folder / "subnet.env"
+        self.agent = self.opened.enter_context(Process(
+            [sys.executable, "-m", "fastcni", "agent", *self.registry.agent_options, "--iface", LINK, "--subnet-file",
+             env, "--conflist", "", "--folder", self.folder / "agent"], self.folder / "agent.log"))
+        self.routes.wait(lambda seen: env.exists() and len(seen) >= self.count - 1, START_S, self.agent)
+
+
+class Process:
+    """A process that __exit__ ends. log: a file for its stderr."""
+
+    def __init__(self, words, log, **named):
+        self.log = Path(log)
+        with open(log, "ab") as file:
+            self.popen = subprocess.Popen([*map(str, words)], stderr=file, **{"stdout": subprocess.DEVNULL} | named)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.popen.send_signal(signal.SIGTERM)
+        try:
+            self.popen.wait(10)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            if pipe:
+                pipe.close()
+
+    def cpu_s(self):
+        """Seconds of processor time so far."""
+        return cpu_s(self.popen.pid)
+
+    def memory_mb(self):
+        return memory_mb(self.popen.pid)
+
+    def tail(self):
+        return self.log.read_text(errors="replace")[-500:]
+
+
+def remove_namespace(name):
+    """End all processes in a namespace, and remove it. An interrupt may have come before a process had its owner."""
+    for pid in map(int, ip("netns", "pids", name, check=False).split()):
+        if pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+    ip("netns", "del", name, check=False)
+
+
+def cpu_s(pid):
+    """Seconds of processor time of a process, as in /proc/PID/stat, but to the microsecond.
+
+    clock_getcpuclockid(3) makes the same clock id: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
+    """
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+def memory_mb(pid):
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0]) / 1e3
+
+
+class Nodes(Process):
+    """The process of the simulated nodes; nodes.py has the commands."""
+
+    def __init__(self, registry):
+        super().__init__([sys.executable, "-m", "simulate.nodes", *registry.nodes_options],
+                         registry.folder / "nodes.log", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                         env={**os.environ, "PYTHONPATH": str(BESIDE)})
+
+    def call(self, do, **words):
+        """Return the answer of a command. Raises Failed."""
+        try:
+            print(json.dumps({"do": do, **words}), file=self.popen.stdin, flush=True)
+            answer = self.popen.stdout.readline()
+        except OSError:
+            answer = ""
+        if not answer:
+            raise Failed(f"the process of the simulated nodes has ended: {self.tail()}")
+        return json.loads(answer)
+
+
+class Routes:
+    """When the kernel has announced a route to each simulated node's subnet, which the agent writes last. A packet to
+    that node can be sent from then on. seen: {number: monotonic time}; without the nodes whose route was deleted."""
+
+    def __enter__(self):
+        self.seen, self.lost, self.ended = {}, False, threading.Event()
+        self.sock = wire.open_socket(groups=[uapi.RTNLGRP_IPV4_ROUTE])
+        wire.set_buffer_size(self.sock, EVENT_BYTES)
+        self.sock.settimeout(0.2)
+        self.thread = threading.Thread(target=self._follow, name="routes")
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
+        self.sock.close()
+
+    def _follow(self):
+        while not self.ended.is_set():
+            try:
+                data = self.sock.recv(1 << 16)
+            except TimeoutError:
+                continue
+            except OSError:                     # ENOBUFS
+                self.lost = True
+                return
+            now = time.monotonic()
+            for kind, payload in messages(data):
+                self._note(kind, payload, now)
+
+    def _note(self, kind, payload, now):
+        route = rtnl.read_route(payload)
+        if route is None or len(route.dst) != 4 or route.prefix != 24 or route.table != uapi.RT_TABLE_MAIN:
+            return
+        number = addresses.number_of(route_key(payload, route)[0])
+        if kind == uapi.RTM_NEWROUTE:
+            self.seen.setdefault(number, now)
+        else:
+            self.seen.pop(number, None)
+
+    def wait(self, done, seconds, agent):
+        """Wait until done(seen). Raises Failed."""
+        limit = time.monotonic() + seconds
+        while not done(self.seen):
+            if self.lost or time.monotonic() > limit:
+                raise Failed(f"the agent has {len(self.seen)} routes after {seconds:.0f} s: {agent.tail()}")
+            time.sleep(0.005)
+
+
+def messages(data):
+    """Yield (type, payload) of the netlink messages in a datagram. Source: linux/netlink.h, struct nlmsghdr."""
+    at = 0
+    while at + 16 <= len(data):
+        size, kind = int.from_bytes(data[at:at + 4], sys.byteorder), int.from_bytes(data[at + 4:at + 6], sys.byteorder)
+        if kind in (uapi.RTM_NEWROUTE, uapi.RTM_DELROUTE):
+            yield kind, data[at + 16:at + size]
+        at += max(16, (size + 3) & ~3)
+
+
+class Pods:
+    """Pods that come and go on the real node: ADDs and DELs of cluster IPAM by plugin files, through a warm server."""
+
+    def __init__(self, store, folder, per_s):
+        self.folder, self.per_s, self.failure = folder / "server", per_s, ""
+        self.folder.mkdir()
+        ipam = {"type": "cluster", "store": store, "dataDir": f"{self.folder}/ipam", "node_name": "simulated",
+                "range": "172.16.0.0/12", "network_name": "simulated"}
+        self.stdin = json.dumps({"cniVersion": "1.1.0", "name": "simulated", "type": "cluster", "ipam": ipam}).encode()
+        self.ended = threading.Event()
+
+    def __enter__(self):
+        install(self.folder / "bin")
+        self.server = serve(str(self.folder)).__enter__()
+        self.thread = threading.Thread(target=self._churn, name="pods")
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self.ended.set()
+        self.thread.join()
+        self.server.__exit__(*error)
+
+    def _churn(self):
+        began = time.monotonic()
+        for number in itertools.count():
+            if self.ended.wait(max(0.0, began + number / self.per_s - time.monotonic())) or self.failure:
+                return
+            self._call("ADD", number)
+            if number >= HELD_PODS:
+                self._call("DEL", number - HELD_PODS)
+
+    def _call(self, command, number):
+        env = {**ENV, "CNI_COMMAND": command, "CNI_CONTAINERID": f"{number:064x}", "CNI_PATH": f"{self.folder}/bin",
+               "FASTCNI_SOCKET": self.server.sock, "PATH": os.environ["PATH"]}
+        done = subprocess.run([f"{self.folder}/bin/cluster"], input=self.stdin, env=env, capture_output=True,
+                              check=False)
+        if done.returncode:
+            self.failure = f"{command} of pod {number}: {done.stdout.decode()[-500:]}"
+
+
+class EtcdRegistry(Etcd):
+    """A real etcd of one member on loopback, its data in memory."""
+
+    def __init__(self, folder):
+        self.home = folder
+        super().__init__(folder=str(folder))
+
+    def __enter__(self):
+        super().__enter__()
+        self.folder = Path(self.folder)
+        with contextlib.closing(Client({"endpoints": [self.url]})) as client:
+            client.txn([], [put(f"{PREFIX}/config", NETWORK_CONF)])
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        self.store = self.conf
+        self.agent_options, self.nodes_options = ["--etcd", self.url], ["etcd", host, port]
+        return self
+
+    def cpu_s(self):
+        return cpu_s(self.process.pid)
+
+    def memory_mb(self):
+        return memory_mb(self.process.pid)
+
+
+REGISTRIES = {"etcd": EtcdRegistry}

@@ -1,0 +1,168 @@
+"""`make simulate`: its nodes ask what agents ask, it writes all figures, and nothing of it stays."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import structlog
+from simulate import etcd_nodes, wire
+from simulate.addresses import AGENT, NETWORK, subnet_of
+from simulate.etcd_nodes import EtcdNodes, record_of
+from simulate.wire import Traffic
+
+from fastcni.agent.contract import Node
+from fastcni.agent.registries import etcd as etcd_registry
+from fastcni.agent.registries import records
+from fastcni.clients.etcd import Client, put
+from fastcni.clients.http import Http
+from fastcni.testing import needs_root
+from fastcni.testing.witnesses import eventually
+
+ROOT = Path(__file__).parents[2]
+NUMBER = 7
+FIGURES = {"nodes", "registry_cpu_ms_per_s", "requests_per_s", "kilobytes_per_s", "join_p50_ms", "join_p99_ms",
+           "agent_mb", "agent_cpu_ms_per_s"}
+
+
+def asked(method, path, body):
+    """A request without what differs from one run to the next: leases and revisions."""
+    body = body if isinstance(body, dict) else json.loads(body)
+    return method, path, re.sub(r'"(lease|ID|start_revision)": "?\d+"?', r'"\1": 0', json.dumps(body, sort_keys=True))
+
+
+def requests_of_agent(endpoints, monkeypatch):
+    """What a registry of the agent asks when a node joins, and when its agent is started again."""
+    found = []
+    key, value = record_of(NUMBER)
+    me = records.read(key.removeprefix(etcd_nodes.FOLDER), value)
+    original = Http._ask
+
+    def ask(self, endpoint, deadline, method, path, body, headers, whole):
+        found.append(asked(method, path, body))
+        return original(self, endpoint, deadline, method, path, body, headers, whole)
+
+    monkeypatch.setattr(Http, "_ask", ask)
+    monkeypatch.setattr(etcd_registry.subnets, "choose_one", lambda family, former, taken: subnet_of(NUMBER))
+    lives = []
+    for _ in range(2):
+        stopped = threading.Event()
+        registry = etcd_registry.Etcd({"endpoints": endpoints}, structlog.get_logger(), stopped.wait)
+        joined = registry.join(registry.conf(), Node("", {}, me.public, me.backend, me.data))
+        watching = threading.Thread(target=registry.watch, args=(lambda nodes: None, stopped.is_set))
+        watching.start()
+        try:
+            assert eventually(lambda: found and found[-1][1].endswith("/watch"), 30)
+            registry.keep(joined)
+            registry.keep(joined)
+        finally:
+            stopped.set()
+            watching.join()
+            registry.close()
+        lives.append(list(found))
+        found.clear()
+    monkeypatch.undo()
+    return lives
+
+
+def requests_of_simulated(endpoint, monkeypatch):
+    """What a simulated node asks in the same two lives."""
+    found, lives = [], []
+    original = wire.compose
+
+    def compose(method, path, body, *words):
+        found.append(asked(method, path, body))
+        return original(method, path, body, *words)
+
+    monkeypatch.setattr(wire, "compose", compose)
+    monkeypatch.setattr(etcd_nodes, "compose", compose)
+
+    async def live():
+        host, _, port = endpoint.removeprefix("http://").partition(":")
+        nodes = EtcdNodes(host, port, Traffic())
+        for each in (nodes.join, nodes.restart):
+            nodes.streams.close(await each(NUMBER))
+            lives.append(list(found))
+            found.clear()
+
+    asyncio.run(live())
+    monkeypatch.undo()
+    return lives
+
+
+def test_a_simulated_node_asks_etcd_what_an_agent_asks(etcd_alone, monkeypatch):
+    with_conf = Client(etcd_alone.conf())
+    with_conf.txn([], [put(f"{etcd_registry.PREFIX}/config", json.dumps({"Network": str(NETWORK), "SubnetLen": 24}))])
+    wanted = requests_of_agent(etcd_alone.endpoints, monkeypatch)
+    for key in etcd_alone.keys(etcd_nodes.FOLDER):
+        with_conf.txn([], [etcd_registry.etcd_client.delete(key)])
+    with_conf.close()
+    assert requests_of_simulated(etcd_alone.endpoints[0], monkeypatch) == wanted
+
+
+def simulate(*words):
+    return subprocess.Popen([sys.executable, "-m", "simulate", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")})
+
+
+def left_of(pid):
+    """Namespaces and folders of a simulation."""
+    return [*Path("/run/netns").glob(f"simulate-{pid}"), *Path("/dev/shm").glob(f"fastcni-simulate-{pid}-*")]
+
+
+@needs_root
+def test_a_simulation_writes_all_figures_and_how_each_grows(tmp_path):
+    """It takes some 25 s: three clusters, each with its times of idleness and of churn."""
+    file = tmp_path / "figures.json"
+    running = simulate("--quick", "--nodes", "6", "12", "--json", str(file))
+    shown, errors = running.communicate(timeout=170)
+    assert running.returncode == 0, errors
+    document = json.loads(file.read_text())
+    assert [row["nodes"] for row in document["rows"]] == [6, 12]
+    for row in document["rows"]:
+        assert row.keys() == FIGURES
+        assert all(value > 0 for value in row.values()), row
+        assert row["join_p50_ms"] <= row["join_p99_ms"]
+    for figure in FIGURES - {"nodes"}:
+        assert re.search(rf"^{figure}: (flat|linear|quadratic)\b", shown, re.MULTILINE), shown
+    assert not left_of(running.pid)
+
+
+@needs_root
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_simulation_that_is_interrupted_leaves_nothing(number):
+    running = simulate("--quick", "--nodes", "6")
+    try:
+        assert eventually(lambda: len(left_of(running.pid)) == 2, 60)
+        assert eventually(lambda: agents_beside(running.pid), 60)
+        running.send_signal(number)
+        _, errors = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.wait()
+    assert "interrupted" in errors
+    assert running.returncode == 1
+    assert not left_of(running.pid)
+    assert not agents_beside(running.pid)
+
+
+def agents_beside(pid):
+    """Processes that name the simulation's folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if f"fastcni-simulate-{pid}-".encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:                 # it has ended meanwhile
+            continue
+    return found
+
+
+def test_the_node_of_the_agent_has_an_address_that_no_simulated_node_has():
+    assert AGENT not in {etcd_nodes.public_of(number) for number in range(60_000)}
