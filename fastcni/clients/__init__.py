@@ -1,6 +1,7 @@
 """Clients of remote services, for whom requests and daemons ask. None of them knows CNI.
 
     away              the errors of a service that does not answer
+    ovsdb             the database of Open vSwitch
     http              HTTP with JSON in both directions: endpoints, TLS, deadlines
     http_pools        the connections of http
     etcd              etcd's JSON gateway

@@ -1,8 +1,8 @@
-"""Connections to a daemon's unix socket. Every wait has a limit, and ends when the request's caller leaves."""
+"""Connections to a daemon's socket. Every wait has a limit, and ends when the request's caller leaves."""
 
 from __future__ import annotations
 
-from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, socket
+from _socket import AF_INET, AF_INET6, AF_UNIX, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, socket
 from errno import EAFNOSUPPORT, EAGAIN, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, ETIMEDOUT
 
 from fastcni.kernel import waiting
@@ -14,26 +14,30 @@ RECEIVE_BYTES = 1 << 16
 
 
 class Stream(socket):
-    """A connected unix stream. deadline: monotonic seconds at which send() and receive() give up. kind: of its waits,
+    """A connected stream. deadline: monotonic seconds at which send() and receive() give up. kind: of its waits,
     see waiting."""
 
     __slots__ = ("deadline", "kind")
 
-    def __init__(self, path: str, seconds: float, kind: str) -> None:
-        """Connect. Raises OSError: no daemon listens there, or too many wait for it."""
-        super().__init__(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK)
+    def __init__(self, address: str | tuple[str, int], seconds: float, kind: str) -> None:
+        """Connect to the path of a unix socket, or by TCP to (IP address, port).
+
+        Raises OSError: no daemon listens there, or too many wait for it.
+        """
+        family = AF_UNIX if isinstance(address, str) else AF_INET6 if ":" in address[0] else AF_INET
+        super().__init__(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK)
         self.deadline, self.kind = waiting.monotonic() + seconds, kind
         try:
-            if not waiting.until(lambda: self._connect(path), min(seconds, CONNECT_TIMEOUT_S), kind):
+            if not waiting.until(lambda: self._connect(address), min(seconds, CONNECT_TIMEOUT_S), kind):
                 raise OSError(EAGAIN, "too many connections wait for the daemon")
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, path: str) -> bool:
+    def _connect(self, address: str | tuple[str, int]) -> bool:
         try:
-            self.connect(path)
-        except BlockingIOError:         # its backlog is full
+            self.connect(address)
+        except BlockingIOError:         # its backlog is full, or TCP waits for the peer
             return False
         return True
 

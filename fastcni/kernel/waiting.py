@@ -34,6 +34,7 @@ IPAM, DELEGATE = "ipam", "delegate"     # phases of a request, beside PROGRAM, s
 STORE = "store"                 # for an answer of a store of cluster-wide addresses: a few seconds at most
 DHCP = "dhcp daemon"            # for a lease
 AGENT = "policy agent"          # for network policies: until it knows the pod
+OVSDB = "ovsdb"                 # for Open vSwitch: its database answers, its daemon has set up a port
 
 
 class CallerGone(Exception):

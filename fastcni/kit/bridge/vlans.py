@@ -8,6 +8,7 @@ from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit.bridge import bridges
 from fastcni.kit.call.conf import MAX_VID
+from fastcni.kit.call.trunk import invalid, read_trunk
 from fastcni.kit.links import change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -55,10 +56,6 @@ class Vlans:
         return CniError(errors.UNSUPPORTED_FIELD, f"{key}: {e}", "the kernel lacks CONFIG_BRIDGE_VLAN_FILTERING")
 
 
-def invalid(text: str) -> CniError:
-    return CniError(errors.INVALID_CONFIG, text)
-
-
 def read(keys: Section) -> Vlans:
     """Read the three keys. Raises CniError 7."""
     found = Vlans()
@@ -69,25 +66,6 @@ def read(keys: Section) -> Vlans:
     found.trunk = None
     if keys.has("vlanTrunk"):
         found.trunk = sorted({vid for item in keys.sections("vlanTrunk") for vid in read_trunk(item)})
-    return found
-
-
-def read_trunk(item: Section) -> set[int]:
-    """Return the VIDs of one entry of vlanTrunk: minID to maxID, and id. Raises CniError 7."""
-    found: set[int] = set()
-    if item.has("minID") != item.has("maxID"):
-        missing = "maxID" if item.has("minID") else "minID"
-        raise invalid(f"minID and maxID should be configured simultaneously, {missing} is missing")
-    for key, name in (("minID", "trunk minID"), ("maxID", "trunk maxID"), ("id", "trunk id")):
-        if item.has(key) and not 1 <= item.integer(key) <= MAX_VID:
-            raise invalid(f"incorrect {name} parameter: {item.integer(key)}")
-    if item.has("minID"):
-        first, last = item.integer("minID"), item.integer("maxID")
-        if first > last:
-            raise invalid(f"minID is greater than maxID in trunk parameter: {first} > {last}")
-        found.update(range(first, last + 1))
-    if item.has("id"):
-        found.add(item.integer("id"))
     return found
 
 

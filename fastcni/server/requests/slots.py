@@ -28,7 +28,7 @@ MAX_HANGING = 4                 # times the workers
 RESERVED = 1                    # workers for light requests, beside all others
 SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits that one-shot would have, too
 # All other waits are short, or the kernel's
-BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS, waiting.DHCP, waiting.AGENT)
+BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS, waiting.DHCP, waiting.AGENT, waiting.OVSDB)
 
 
 class Running(waiting.Request):

@@ -1,0 +1,178 @@
+"""OVSDB, the database of Open vSwitch, by JSON-RPC on one connection (RFC 7047). No schema is fetched.
+
+The maintained package `ovs` copies tables, for which it needs the schema. Its import takes ten times as long as this
+module's: CONTRIBUTING.md has the figures.
+"""
+
+from __future__ import annotations
+
+from errno import ETIMEDOUT
+
+from fastcni.clients.away import Away
+from fastcni.kernel import streams, waiting
+from fastcni.spec import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Operation = dict[str, Any]
+    Row = dict[str, Any]
+
+DATABASE = "Open_vSwitch"
+VSWITCHD_LOCK = "ovs_vswitchd"      # the lock that ovs-vswitchd holds while it runs, bridge_init() of vswitchd/bridge.c
+DEFAULT_ADDRESS = "unix:/var/run/openvswitch/db.sock"
+MAX_ANSWER_BYTES = 64 << 20         # of one message: 100,000 ports take some 30 MB
+
+
+class Refused(Exception):
+    """The database refused a transaction, of which nothing holds. The text is the database's."""
+
+
+class Ovsdb:
+    """One connection. Close it by `with` or close().
+
+    address: "unix:PATH", "tcp:IP:PORT", or a path. seconds: the limit of all methods together. Each method raises Away,
+    whose text names the address, CallerGone and, if the answers of a database make no sense, Refused.
+    """
+
+    def __init__(self, address: str, seconds: float) -> None:
+        self.address, self.received, self.asked = address, b"", 0
+        self.answers: dict[int, Any] = {}           # of requests that are not waited for yet
+        self.updates: list[dict[str, Any]] = []     # what monitor() asked for and next_update() has not returned
+        try:
+            self.stream = streams.Stream(socket_address(address), waiting.limit(seconds), waiting.OVSDB)
+        except OSError as e:
+            raise self.away(e) from None
+
+    def __enter__(self) -> Ovsdb:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.stream.close()
+
+    def transact(self, *operations: Operation) -> list[Any]:
+        """Return the result of each operation, in order. Raises Refused: none of them holds."""
+        return self.transacted(self.ask("transact", [DATABASE, *operations]), operations)
+
+    def transacted(self, number: int, operations: tuple[Operation, ...]) -> list[Any]:
+        """As transact(), for a request that was sent."""
+        results = self.answer(number)
+        # An operation that fails ends the list; an error of the whole transaction, as of a constraint, is one more
+        for i, result in enumerate(results):
+            if result and "error" in result:
+                where = f"{operations[i]['op']} {operations[i].get('table', '')}: " if i < len(operations) else ""
+                raise Refused(f"{where}{result['error']}: {result.get('details', '')}".rstrip(": "))
+        return results
+
+    def vswitchd_runs(self) -> bool:
+        """Return whether ovs-vswitchd is connected: it holds a lock of the database. Nothing is written.
+
+        A lock that is free for that moment is returned with the same message, before a starting vswitchd asks for it.
+        """
+        locked = self.ask("lock", [VSWITCHD_LOCK], more=("unlock", [VSWITCHD_LOCK]))
+        self.answer(locked + 1)
+        return not self.answer(locked)["locked"]
+
+    def monitor(self, table: str, columns: list[str], where: list[list[Any]], *,
+                after: tuple[Operation, ...] = ()) -> list[Any]:
+        """Return the results of the transaction `after`, which is sent in the same message. From then on next_update()
+        returns the rows that match `where`, first as they are."""
+        number = self.ask("transact", [DATABASE, *after],
+                          more=("monitor_cond", [DATABASE, None, {table: [{"columns": columns, "where": where}]}]))
+        results = self.transacted(number, after)
+        self.updates.insert(0, self.answer(number + 1))
+        return results
+
+    def next_update(self, table: str) -> Row | None:
+        """Return the columns of a row that are new or have changed; None if a row was deleted."""
+        while True:
+            while self.updates:
+                rows = self.updates.pop(0).get(table, {})
+                for change in rows.values():
+                    kind, row = next(iter(change.items()))          # "initial", "insert", "modify" or "delete"
+                    return None if kind == "delete" else row
+            self.receive()
+
+    def ask(self, method: str, parameters: list[Any], *, more: tuple[str, list[Any]] | None = None) -> int:
+        """Send a request, and in the same message the request `more`, whose number is the next one. Return the number
+        of the first."""
+        data = b""
+        for each, its in ((method, parameters), *([more] if more else ())):
+            data += json.write({"method": each, "params": its, "id": self.asked})
+            self.asked += 1
+        self.send(data)
+        return self.asked - (2 if more else 1)
+
+    def answer(self, number: int) -> Any:
+        while number not in self.answers:
+            self.receive()
+        message = self.answers.pop(number)
+        if message.get("error"):
+            raise Refused(json.write(message["error"]).decode())
+        return message["result"]
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.stream.send_all(data)
+        except OSError as e:
+            raise self.away(e) from None
+
+    def receive(self) -> None:
+        """Take in the next message."""
+        # The messages have nothing between them. One that is not complete seldom ends in a brace.
+        while not self.received.endswith(b"}") or (message := self.take()) is None:
+            try:
+                data = self.stream.receive()
+            except OSError as e:
+                raise self.away(e) from None
+            if not data:
+                raise Away(f"OVSDB at {self.address} has closed the connection")
+            self.received += data
+            if len(self.received) > MAX_ANSWER_BYTES:
+                raise Refused(f"OVSDB at {self.address} sends more than {MAX_ANSWER_BYTES} bytes")
+        if message.get("method") == "echo":         # a server asks by TCP after five idle seconds
+            self.send(json.write({"id": message["id"], "result": message["params"], "error": None}))
+        elif message.get("method") == "update2":
+            self.updates.append(message["params"][1])
+        elif message.get("id") is not None:
+            self.answers[message["id"]] = message
+
+    def take(self) -> Any:
+        """Return the first message of what was received; None if it is not complete."""
+        text = self.received.decode("utf-8", "replace")
+        try:
+            message, end = json.scan(text)
+        except (StopIteration, ValueError):
+            return None
+        self.received = text[end:].lstrip().encode()
+        return message
+
+    def away(self, error: OSError) -> Away:
+        why = ("does not answer" if error.errno == ETIMEDOUT
+               else f"cannot be reached: {error.strerror or error} (errno {error.errno})")
+        return Away(f"OVSDB at {self.address} {why}")
+
+
+def socket_address(address: str) -> str | tuple[str, int]:
+    """Return the address of a socket for an address of OVSDB. Raises ValueError for one that is none."""
+    kind, _, rest = address.partition(":")
+    if kind == "tcp":
+        host, _, port = rest.rpartition(":")
+        return host.strip("[]"), int(port)
+    if kind in ("ssl", "ptcp", "punix", "pssl"):
+        raise ValueError(f"{kind}: is not supported, but unix:PATH and tcp:IP:PORT")
+    return rest if kind == "unix" else address
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a set as it travels: ["set", [...]], or its only member alone."""
+    return value[1] if isinstance(value, list) and value[:1] == ["set"] else [value]
+
+
+def as_dict(value: Any) -> dict[str, str]:
+    """Return a map as it travels: ["map", [[key, value], ...]]."""
+    return dict(value[1])

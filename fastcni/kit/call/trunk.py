@@ -1,0 +1,34 @@
+"""One entry of a list of VLANs, as in bridge's vlanTrunk and ovs's trunk: {"minID": 1, "maxID": 10} or {"id": 42}."""
+
+from __future__ import annotations
+
+from fastcni.kit.call.conf import MAX_VID
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.spec.config import Section
+
+
+def read_trunk(item: Section, low: int = 1) -> set[int]:
+    """Return the VIDs of one entry: minID to maxID, and id. `low` is the least one. Raises CniError 7."""
+    found: set[int] = set()
+    if item.has("minID") != item.has("maxID"):
+        missing = "maxID" if item.has("minID") else "minID"
+        raise invalid(f"minID and maxID should be configured simultaneously, {missing} is missing")
+    for key, name in (("minID", "trunk minID"), ("maxID", "trunk maxID"), ("id", "trunk id")):
+        if item.has(key) and not low <= item.integer(key) <= MAX_VID:
+            raise invalid(f"incorrect {name} parameter: {item.integer(key)}")
+    if item.has("minID"):
+        first, last = item.integer("minID"), item.integer("maxID")
+        if first > last:
+            raise invalid(f"minID is greater than maxID in trunk parameter: {first} > {last}")
+        found.update(range(first, last + 1))
+    if item.has("id"):
+        found.add(item.integer("id"))
+    return found
+
+
+def invalid(text: str) -> CniError:
+    return CniError(errors.INVALID_CONFIG, text)
