@@ -1,12 +1,13 @@
 #!/bin/sh
 # Check the programs that the tests use: the Go plugins, iptables, ipset, nft, ip, conntrack, iperf3, strace, ping,
-# systemd's tools, firewalld, ufw, dockerd.
+# systemd's tools, firewalld, ufw, dockerd, Open vSwitch.
 # As root on Debian or Ubuntu, install missing ones. Else print them, and tests that need them are skipped.
-# firewalld and dockerd are not installed if systemd runs: it would start them, and they would change the machine's own
-# firewall.
+# firewalld, dockerd and Open vSwitch are not installed if systemd runs: it would start them, and they would change the
+# machine's own firewall or links.
 #   setup-peer.sh [COMMAND...]     by default all
 set -eu
-[ $# -gt 0 ] || set -- bridge iptables ipset nft ip conntrack ping iperf3 strace systemd-analyze firewalld ufw dockerd
+[ $# -gt 0 ] || set -- bridge iptables ipset nft ip conntrack ping iperf3 strace systemd-analyze firewalld ufw dockerd \
+    ovs-vswitchd
 
 package_of() {
     case $1 in
@@ -22,6 +23,7 @@ package_of() {
         firewalld) echo firewalld ;;
         ufw) echo ufw ;;
         dockerd) echo docker.io ;;
+        ovs-vswitchd) echo openvswitch-switch ;;
         systemd-analyze) echo systemd ;;
         aarch64-linux-gnu-gcc) echo gcc-aarch64-linux-gnu ;;
         qemu-system-aarch64) echo qemu-system-arm ;;
@@ -50,7 +52,7 @@ for name in "$@"; do
     if [ "$name" = bridge ]; then there=${PEER:-/usr/lib/cni}/bridge; else there=$name; fi  # iproute2 has a bridge too
     command -v "$there" > /dev/null && continue
     case $name in
-        firewalld | dockerd)
+        firewalld | dockerd | ovs-vswitchd)
             if [ -d /run/systemd/system ]; then
                 echo "no $name: tests that need it are skipped; it is not installed because systemd would start it" >&2
                 continue

@@ -22,6 +22,7 @@ INTERFACE = {
     "macvlan": "fastcni.plugins.macvlan",
     "multus": "fastcni.plugins.multus",
     "multus-shim": "fastcni.plugins.multus",
+    "ovs": "fastcni.plugins.ovs",
     "ptp": "fastcni.plugins.ptp",
     "tap": "fastcni.plugins.tap",
     "vlan": "fastcni.plugins.vlan",

@@ -48,6 +48,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "ipvlan": [{"ipam": {"type": "static"}, **DNS}],
     "macvlan": [DNS],
     "multus": [{"delegates": [{"type": "loopback"}]}, {"delegates": [], "clusterNetwork": "/etc/cni/net.d"}],
+    "ovs": [{"bridge": "br0", **DNS}, {"trunk": [{"minID": 1, "maxID": 2, "id": 3}]}],
     "policy": [{}, {"allowedAddressPairs": [{"ipAddress": "10.0.0.9"}]}],
     "portmap": [{}, {"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "tcp"}]}}],
     "ptp": [DNS],

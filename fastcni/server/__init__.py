@@ -14,6 +14,7 @@
     idle         the exit after a time without requests
     detached     what a server leaves behind that a plugin file has started
     former_boot  addresses of pods from before a reboot
+    stale_ports  ports of Open vSwitch whose pod is gone
     cpu_latency  the latency request: processors stay out of deep idle states while requests come
     latest       the latest value of a slow function
     bounded      dicts of a limited size

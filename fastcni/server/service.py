@@ -33,6 +33,7 @@ from fastcni.server.requests.hosts import Hosts
 from fastcni.server.requests.request_queue import RequestQueue
 from fastcni.server.requests.workers import Workers, environment, preload, preload_third_party
 from fastcni.server.restoring.restorer import Restoring
+from fastcni.server.stale_ports import remove_stale_ports
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -251,6 +252,7 @@ class Server:
         for part in self.parts:
             part.start()
         self.background(release_addresses, self.logger)
+        self.background(remove_stale_ports, self.logger)
         self.background(self.cluster.learn)
         self.background(self.report_unseen)
 

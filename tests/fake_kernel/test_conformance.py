@@ -5,6 +5,7 @@ import copy
 import pytest
 from agent.policy.stub_agent import StubAgent
 from dhcp.stub_daemon import StubDaemon
+from fake_kernel.stub_ovsdb import StubOvsdb
 
 from fastcni import plugins
 from fastcni.dhcp import links
@@ -43,6 +44,7 @@ CASES = {
         [{"delegates": []}, {"delegates": [{"type": "multus-shim"}]}, {"delegates": [{"mtu": 5}]}, {"delegates": {}},
          {"delegates": [{"type": "ptp", "ipam": IPAM}, {"type": "bandwidth", "ingressRate": 1}]}]),
     "multus-shim": ({"delegates": [{"type": "ptp", "ipam": IPAM}]}, [{"delegates": [], "clusterNetwork": "/nowhere"}]),
+    "ovs": ({"bridge": "br0", "vlan": 100}, [{"vlan": 4095}, {"trunk": [{"minID": 9, "maxID": 8}]}, {"bridge": ""}]),
     "policy": ({"runtimeConfig": {"labels": {"app": "web"}}},
                [{"runtimeConfig": {"labels": {"app": 5}}}, {"args": {"cni": {"labels": {}}}}]),
     "portmap": ({"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}},
@@ -73,7 +75,12 @@ def case(request):
 
 @pytest.fixture
 def daemon(case, fake_runtime, monkeypatch):
-    """What the plugins dhcp and policy ask: a daemon that takes any path for the pod's namespace, and an agent."""
+    """What the plugins dhcp, ovs and policy ask: a daemon that takes any path for the pod's namespace, OVSDB, an agent.
+    """
+    if case == "ovs":
+        with StubOvsdb("br0") as ovsdb:
+            yield ovsdb
+        return
     if case == "policy":
         with StubAgent(str(fake_runtime.folder / "policy.sock"), lambda: fake_runtime.data) as agent:
             yield agent
@@ -90,6 +97,9 @@ class TestOwnPlugins(Conformance):
     def prepare(self, node):
         if self.plugin == "dhcp":
             self.conf = {"ipam": {"daemonSocketPath": self.daemon.path, **CASES[self.case][0]["ipam"]}}
+        if self.plugin == "ovs":
+            self.conf = {"socket_file": self.daemon.path, "dataDir": str(self.runtime.data / "ovs"),
+                         **CASES[self.case][0]}
         if self.plugin == "policy":
             self.conf = {"agentSocketPath": self.daemon.path, **CASES[self.case][0]}
         node.add_link("up0", "", flags=uapi.IFF_UP)

@@ -25,6 +25,8 @@ PAIRS = {
     "one bridge": (bridge("a", "10.1.0.0/16"), bridge("a", "10.2.0.0/16"), "have one bridge, a"),
     "the default bridge": (kind("bridge", "10.1.0.0/16"), kind("bridge", "10.2.0.0/16"), "have one bridge, cni0"),
     "one bridge and one subnet": (bridge("a", "10.1.0.0/16"), bridge("a", "10.1.0.0/16"), "have one subnet"),
+    "one subnet in two VLANs of ovs": (kind("ovs", "10.1.0.0/16", vlan=5), kind("ovs", "10.1.0.0/16", vlan=6), ""),
+    "one subnet in one VLAN of ovs": (kind("ovs", "10.1.0.0/16", vlan=5), kind("ovs", "10.1.0.0/16", vlan=5), "have one subnet"),
     "one subnet of ptp and bridge": (kind("ptp", "10.1.0.0/16"), bridge("a", "10.1.0.0/16"), "have one subnet"),
     "one master and one subnet": (kind("macvlan", "10.1.0.0/16", master="e0"), kind("macvlan", "10.1.0.0/16", master="e0"),
                                   "have one subnet"),

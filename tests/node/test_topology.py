@@ -32,6 +32,8 @@ BY_NAME = {it.name: it for it in LINKS.values()}
     ([], [{"type": "macvlan", "master": "eth0"}], Parent("eth0", "macvlan")),
     ([], [{"type": "ipvlan"}], Parent("link of the default route", "ipvlan")),
     ([], [{"type": "ptp"}], Parent(ROUTES, ROUTED)),
+    ([], [{"type": "ovs", "bridge": "br1"}], Parent("br1", "ovs")),
+    ([], [{"type": "ovs"}], Parent("br-int", "ovs")),
     ([], [{"type": "other"}, "damaged"], Parent(UNKNOWN, NONE)),
     ([], [], Parent(UNKNOWN, NONE))])
 def test_a_pod_has_a_parent(links, plugins, expected):

@@ -19,6 +19,7 @@ from fastcni.plugins import (
     loopback,
     macvlan,
     multus,
+    ovs,
     policy,
     portmap,
     ptp,
@@ -39,4 +40,4 @@ if TYPE_CHECKING:
 
 PLUGINS: tuple[Plugin, ...] = (
     bandwidth, bridge, chain, cluster, dhcp, dummy, firewall, flannel, host_device, host_local, ipvlan, loopback,
-    macvlan, multus, policy, portmap, ptp, sbr, static, tap, tuning, vlan, vrf)
+    macvlan, multus, ovs, policy, portmap, ptp, sbr, static, tap, tuning, vlan, vrf)

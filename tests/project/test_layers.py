@@ -36,7 +36,7 @@ KIT_ROWS = [
     {"ipam", "sysctls"},
     {"links"},
     {"firewall", "shaping", "dhcp"},
-    {"bridge", "networks"},
+    {"bridge", "networks", "ovs"},
 ]
 KIT_ROW_OF = {folder: number for number, folders in enumerate(KIT_ROWS) for folder in folders}
 ROW_OF = {package: number for number, packages in enumerate(ROWS) for package in packages}

@@ -44,6 +44,7 @@ REFUSED = {
     "macvlan": ({"mode": "tunnel"}, 7, 'unknown macvlan mode: "tunnel"'),
     "multus": ({"delegates": [{"type": "multus"}]}, 7, "delegates[0]: type multus inside itself"),
     "multus-shim": ({"delegates": [], "clusterNetwork": ""}, 7, "neither `delegates` nor `clusterNetwork` names"),
+    "ovs": ({"vlan": 4095}, 7, "vlan: expected an integer from 0 up to 4094"),
     "policy": ({"agentSocketPath": 5}, 7, "agentSocketPath: expected a string"),
     "portmap": ({"conditionsV4": 7}, 7, "conditionsV4: expected a list, got number 7"),
     "ptp": ({"mtu": 3}, 7, "mtu: expected 68 or more"),
@@ -57,7 +58,7 @@ REFUSED = {
 }
 # Compared with nothing: the Go plugins of Debian, 1.1.1, do not have them. whereabouts is no part of these either, and
 # needs a Kubernetes cluster to run at all.
-NOT_IN_PEER = ("chain", "cluster", "dummy", "multus", "multus-shim", "policy", "tap", "whereabouts")
+NOT_IN_PEER = ("chain", "cluster", "dummy", "multus", "multus-shim", "ovs", "policy", "tap", "whereabouts")
 
 
 def read(kind, args="", **keys):

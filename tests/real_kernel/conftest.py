@@ -5,6 +5,7 @@ import os
 import pytest
 from real_kernel.firewalld import Firewalld
 from real_kernel.node import Node
+from real_kernel.openvswitch import Switch
 from real_kernel.traffic import add_external
 
 
@@ -44,3 +45,26 @@ def neighbor(node, pod_netns):
 def external(host_netns, pod_netns):
     """A network namespace outside the node, behind its link up0, without routes to the pods."""
     return add_external(pod_netns)
+
+
+@pytest.fixture
+def switch(host_netns):
+    """A running Open vSwitch in the host's namespace, with the bridge br0."""
+    with Switch("br0") as switch:
+        yield switch
+
+
+@pytest.fixture
+def ovs_conf(node, switch, tmp_path):
+    """Return a function that makes configurations of ovs, of layer 3 with `subnets`."""
+    def make(*subnets, **keys):
+        more = {} if subnets else {"ipam": None}
+        return node.conf(*subnets, **{"type": "ovs", "bridge": "br0", "socket_file": switch.address,
+                                      "dataDir": str(tmp_path / "cache"), **more, **keys})
+    return make
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Return a function that lists the files which the ovs plugin keeps."""
+    return lambda: [path.name for path in (tmp_path / "cache").glob("*")]

@@ -5,10 +5,10 @@
      "attachments": [{"parent": "cni0", "containerID": "8e4f2a1b3c4d", "network": "mynet", ...}],
      "omitted": 0, "unseen": ["nftables: Operation not permitted"], "tookMs": 12.5}
 
-links: of the host, that have an address and lead to no pod. parents: bridges; the links under macvlan, ipvlan and vlan;
-one of kind "routed" for pods to which the node has routes; one of kind "none" for pods whose parent is not known. up is
-null if the link does not exist. attachments: as `fastcni list --json` has them, without "seen". unseen: what could not
-be read.
+links: of the host, that have an address and lead to no pod. parents: bridges, also of Open vSwitch; the links under
+macvlan, ipvlan and vlan; one of kind "routed" for pods to which the node has routes; one of kind "none" for pods whose
+parent is not known. up is null if the link does not exist. attachments: as `fastcni list --json` has them, without
+"seen". unseen: what could not be read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from fastcni.kernel import wire
 from fastcni.kernel.rtnl import Link
+from fastcni.kit.ovs.ovs_conf import OVN_BRIDGE
 from fastcni.node import confs
 from fastcni.node.attachments import documents
 from fastcni.node.attachments.inventory import Places, look
@@ -29,7 +30,7 @@ from fastcni.node.attachments.namespaces import addresses
 from fastcni.node.attachments.records import LOOPBACK, NodeAttachment
 
 MAX_ATTACHMENTS = 2000          # of one picture
-BRIDGE, ROUTED, NONE = "bridge", "routed", "none"       # kinds beside those of links
+BRIDGE, OVS, ROUTED, NONE = "bridge", "ovs", "routed", "none"       # kinds beside those of links
 ROUTES, UNKNOWN = "routes", "not known"                  # names of what is no link
 ON_A_LINK = ("macvlan", "ipvlan", "vlan")       # plugins whose key "master" names a link of the host
 
@@ -95,13 +96,16 @@ def addresses_of(links: list[Link]) -> Iterator[tuple[str, list[str]]]:
 def parent_of(it: NodeAttachment, links: Mapping[int, Link], by_name: Mapping[str, Link],
               configured: Mapping[str, Any]) -> Parent:
     """The parent of an attachment: what the kernel shows, else what its configuration names."""
+    config = it.cached.config if it.cached and it.cached.config else configured.get(it.network, {})
+    for plugin in plugins_in(config):
+        if plugin.get("type") == OVS:               # the kernel shows the datapath as master, or none
+            return Parent(str(plugin.get("bridge") or OVN_BRIDGE), OVS)
     own = [by_name[name] for name in it.links if name in by_name and by_name[name].kind != "ifb"]
     for link in own:
         if master := links.get(link.master):
             return Parent(master.name, master.kind or BRIDGE)
     if own:
         return Parent(ROUTES, ROUTED)
-    config = it.cached.config if it.cached and it.cached.config else configured.get(it.network, {})
     for plugin in plugins_in(config):
         kind = plugin.get("type")
         if kind == BRIDGE:

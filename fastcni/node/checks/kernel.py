@@ -21,7 +21,7 @@ NETLINKS = {uapi.NETLINK_ROUTE: ("rtnetlink", "links, addresses and routes", "CO
 # {CNI type: modules that it needs}
 MODULES = {"bridge": ("bridge", "veth"), "ptp": ("veth",), "macvlan": ("macvlan",), "ipvlan": ("ipvlan",),
            "vlan": ("8021q",), "dummy": ("dummy",), "vrf": ("vrf",), "tap": ("tun",), "bandwidth": ("ifb", "sch_tbf"),
-           "portmap": ("nf_tables", "nft_nat"), "firewall": ("nf_tables",)}
+           "ovs": ("veth",), "portmap": ("nf_tables", "nft_nat"), "firewall": ("nf_tables",)}
 FIREWALLD = "nftables inet firewalld"       # in the name of a rule
 BRIDGES = {"bridge", "flannel"}     # CNI types whose pods are at ports of a bridge
 MAX_BRIDGE_PORTS = 1 << 10      # BR_MAX_PORTS, net/bridge/br_private.h

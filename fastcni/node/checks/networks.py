@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
+from fastcni.kit.ovs.ovs_conf import OVN_BRIDGE
 from fastcni.node.attachments.drops import ROUTED
 from fastcni.node.attachments.records import LOOPBACK, RUNNING, NodeAttachment
 from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, some
@@ -68,6 +69,9 @@ def place_of(net: NetworkList) -> Place | None:
         if plugin.type == "bridge":
             where = plugin.type, values.get("bridge") or "cni0", values.get("vlan") or 0
             return Place(net, where, bool(values.get("isGateway") or values.get("isDefaultGateway")))
+        if plugin.type == "ovs":
+            segment = values.get("bridge") or OVN_BRIDGE, values.get("vlan") or 0, values.get("vxlanID")
+            return Place(net, (plugin.type, *segment), False)
         if plugin.type in ("macvlan", "ipvlan", "vlan"):
             return Place(net, (plugin.type, values.get("master"), vlan_of(plugin)), False)
         if plugin.type == "ptp":

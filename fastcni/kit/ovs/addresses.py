@@ -1,0 +1,70 @@
+"""A pod's addresses behind its port, and the MAC that follows from them."""
+
+from __future__ import annotations
+
+from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kit.call import ipam
+from fastcni.kit.call.conf import check_families
+from fastcni.kit.links import configure
+from fastcni.spec import address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni._netlink import Batch
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.pod import Pod
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.ovs.ovs_conf import OvsConf
+
+MAC_PREFIX = b"\x0a\x58"        # as ovs-cni and ovn-kubernetes: the rest is the address
+
+
+def add(req: Request, conf: OvsConf, undo: Undo) -> dict[str, Any]:
+    """Return what IPAM gives, for the second of the result's interfaces."""
+    result = ipam.add_addresses(req, undo, interface=1)
+    check_families(conf.ipv6, result)
+    return result
+
+
+def mac_of(result: dict[str, Any]) -> bytes | None:
+    """Return the MAC of a pod with these addresses, None without an IPv4 address: then it is random."""
+    for ip in result.get("ips", ()):
+        packed, _ = address.read_cidr(ip["address"])
+        if len(packed) == 4:
+            return MAC_PREFIX + packed
+    return None
+
+
+def complete_checksums(req: Request, pod: Pod, inside: Link) -> None:
+    """Have the pod's kernel compute checksums. The userspace datapath takes packets from a veth as they are: without
+    this it forwards UDP and TCP with checksums that no receiver accepts."""
+    from fastcni.kernel.devices import offloads
+
+    with pod.enter():
+        sock = wire.open_socket(uapi.NETLINK_GENERIC)
+    try:
+        if not offloads.complete_checksums(sock, inside.index):
+            req.warn(f"this kernel cannot switch off {offloads.CHECKSUM} by netlink: `ethtool -K {inside.name} tx off` "
+                     "in the pod, or UDP and TCP do not pass the userspace datapath")
+    finally:
+        sock.close()
+
+
+def set_up(pod: Pod, inside: Link, conf: OvsConf) -> None:
+    """Set the pod's link up, without addresses: only then is the port up."""
+    configure.pod_link(pod, inside, {}, ipv6=conf.ipv6, dad=conf.enable_dad if conf.layer3 else None)
+
+
+def configure_link(pod: Pod, inside: Link, conf: OvsConf, result: dict[str, Any]) -> None:
+    """Give the link, which is up, addresses and routes, and announce the addresses.
+
+    With arp_notify the kernel announces addresses when a link comes up, or when its MAC is set, also to the same.
+    """
+    def announce(batch: Batch) -> None:
+        rtnl.set_link(batch, inside.index, address=inside.address, what=f'failed to announce "{inside.name}"')
+
+    configure.pod_link(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad, arp_notify=True,
+                       ndisc_notify=conf.ipv6, then=announce)

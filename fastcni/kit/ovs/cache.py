@@ -1,0 +1,72 @@
+"""The files in which ovs-cni keeps what it was called with. Its DEL does nothing without them.
+
+/var/lib/cni/ovs-cni/cache/CONTAINER-IFNAME is {"Netconf": {...}, "OrigIfName": "", ...}. fastcni writes the same, with
+one more member, and reads where the port is: the network may name another socket by now.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.call import files
+from fastcni.spec import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.ovs.ovs_conf import OvsConf
+
+ATTACHMENT = "fastcni"          # the member that ovs-cni does not have: {"containerID", "ifname"}
+
+
+def path(folder: str, container_id: str, ifname: str) -> str:
+    return f"{folder}/{container_id}-{ifname}"
+
+
+def write(req: Request, conf: OvsConf, bridge: str) -> None:
+    """Write the file of the request's attachment. Raises CniError 5."""
+    net_conf = {key: value for key, value in req.conf.common.values.items() if key != "prevResult"}
+    net_conf |= {"bridge": bridge, "socket_file": conf.socket_file}
+    content = {"Netconf": net_conf, "OrigIfName": "", "UserspaceMode": False, "VdpaType": "",
+               ATTACHMENT: {"containerID": req.container_id, "ifname": req.ifname}}
+    files.write(path(conf.folder, req.container_id, req.ifname), json.write(content))
+
+
+def read(req: Request, conf: OvsConf) -> dict[str, Any] | None:
+    """Return Netconf of the attachment's file, {} if it cannot be read; None if there is no file."""
+    return parsed(files.read(path(conf.folder, req.container_id, req.ifname)), "Netconf")
+
+
+def parsed(content: bytes | None, member: str) -> dict[str, Any] | None:
+    if content is None:
+        return None
+    try:
+        found = json.read(content)[member]
+    except (json.JsonError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def remove(req: Request, conf: OvsConf) -> None:
+    delete(conf.folder, req.container_id, req.ifname)
+
+
+def delete(folder: str, container_id: str, ifname: str) -> None:
+    files.remove(path(folder, container_id, ifname))
+
+
+def attachments(folder: str, network: str) -> Iterator[tuple[str, str]]:
+    """Yield (container id, ifname) of fastcni's files of a network."""
+    for name in files.names(folder):
+        content = files.read(f"{folder}/{name}")
+        if (parsed(content, "Netconf") or {}).get("name") == network:
+            owner = parsed(content, ATTACHMENT) or {}
+            if name == f"{owner.get('containerID')}-{owner.get('ifname')}":
+                yield owner["containerID"], owner["ifname"]
+
+
+def addresses(folder: str) -> set[str]:
+    """Return where OVSDB is, for all files."""
+    found = [parsed(files.read(f"{folder}/{name}"), "Netconf") or {} for name in files.names(folder)]
+    return {it["socket_file"] for it in found if it.get("socket_file") and isinstance(it["socket_file"], str)}

@@ -1,0 +1,39 @@
+"""The connection of one request to OVSDB, with errors for the runtime."""
+
+from __future__ import annotations
+
+from fastcni.clients.away import Away
+from fastcni.clients.ovsdb import Ovsdb, Refused
+from fastcni.kernel import waiting
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+# Of one connection. An ADD has two, and one more for its rollback: 9 s with a database that stops to answer
+TIMEOUT_S = 3.0
+HINT = "is ovsdb-server running? `systemctl status openvswitch-switch`, or `ovsdb-client list-dbs ADDRESS`"
+NO_VSWITCHD = "is ovs-vswitchd running? `systemctl status openvswitch-switch`"
+
+
+class Database:
+    """`with Database(address) as db:` db is an Ovsdb. Its errors become CniErrors, with the code `away` if the database
+    does not answer."""
+
+    __slots__ = ("address", "away", "seconds", "db")
+
+    def __init__(self, address: str, seconds: float = TIMEOUT_S, away: int = errors.TRY_AGAIN_LATER) -> None:
+        self.address, self.seconds, self.away = address, seconds, away
+
+    def __enter__(self) -> Ovsdb:
+        waiting.admit(waiting.OVSDB)
+        try:
+            self.db = Ovsdb(self.address, self.seconds)
+        except Away as e:
+            raise CniError(self.away, str(e), HINT) from None
+        return self.db
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.db.close()
+        if isinstance(error, Away):
+            raise CniError(self.away, str(error), HINT) from None
+        if isinstance(error, Refused):
+            raise CniError(errors.INTERNAL, f"OVSDB at {self.address}: {error}") from None

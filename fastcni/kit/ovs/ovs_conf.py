@@ -1,0 +1,181 @@
+"""The keys of the ovs plugin, those of ovs-cni's file ovs.conf, and what the caller asks for one pod."""
+
+from __future__ import annotations
+
+from fastcni.clients.ovsdb import DEFAULT_ADDRESS, socket_address
+from fastcni.kit.call import files, ipam
+from fastcni.kit.call.conf import (
+    ENDINGS,
+    MAX_VID,
+    keys_of,
+    read_ethernet,
+    read_ipv6,
+    read_mtu,
+    read_own_dns,
+    read_runtime_mac,
+)
+from fastcni.kit.call.trunk import read_trunk
+from fastcni.spec import errors, json
+from fastcni.spec.config import Section, read_args
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+
+# ovs.conf of ovs-cni: the first that exists counts, after the one that configuration_path names
+FILES = ("/etc/kubernetes/cni/net.d/ovs.d/ovs.conf", "/etc/cni/net.d/ovs.d/ovs.conf")
+CACHE_FOLDER = "/var/lib/cni/ovs-cni/cache"
+OVN_BRIDGE = "br-int"           # OVN's, where the network names no bridge
+MAX_OFPORT = 65279              # OpenFlow reserves the numbers above
+MAX_VNI = (1 << 24) - 1
+RETRIES, INTERVAL_MS = 5, 600   # ovs-cni's
+MAX_LINK_S = 60.0
+POD_ARGS = ("mac", "ovnport", "k8s_pod_uid")
+
+
+class OvsConf:
+    """The keys of one network. For DEL, GC and STATUS some are not needed; bridge may be "".
+
+    socket_file     where OVSDB is: "unix:PATH", "tcp:IP:PORT", a path, or "" for the usual socket
+    path            configuration_path
+    vlan            the VLAN of the port's untagged frames, None: a trunk
+    trunk           the sorted VLANs of tagged frames, []: all
+    vxlan           vxlanID, the key of the bridge's tunnels whose VLAN the port shares; None without it
+    ofport, kind    ofport_request (0: any), interface_type
+    retries, interval_ms
+                    how long ADD waits for the port, as ovs-cni counts it; 0: not given
+    """
+
+    __slots__ = ("bridge", "vlan", "trunk", "vxlan", "mtu", "ofport", "kind", "socket_file", "path",
+                 "retries", "interval_ms", "folder", "layer3", "dns", "ipv6", "enable_dad")
+
+    bridge: str
+    vlan: int | None
+    trunk: list[int]
+    vxlan: int | None
+    mtu: int                    # 0: the kernel's
+    ofport: int
+    kind: str
+    socket_file: str
+    path: str
+    retries: int
+    interval_ms: int
+    folder: str                 # of the cache's files
+    layer3: bool                # there is IPAM
+    dns: dict[str, Any] | None  # of the result, None: what IPAM says
+    ipv6: bool                  # the pod's link has IPv6
+    enable_dad: bool
+
+    @property
+    def address(self) -> str:
+        """Where OVSDB is."""
+        return self.socket_file or DEFAULT_ADDRESS
+
+    @property
+    def link_timeout_s(self) -> float:
+        """How long ADD waits until ovs-vswitchd has set the port up."""
+        return min((self.retries or RETRIES) * (self.interval_ms or INTERVAL_MS) / 1000, MAX_LINK_S)
+
+
+FROM_FILE = ("bridge", "vlan", "trunk", "mtu", "ofport", "kind", "socket_file", "retries", "interval_ms")
+
+
+def read(req: Request) -> OvsConf:
+    """Return the network's keys, with those of ovs.conf that it does not have. Raises CniError."""
+    ending = req.command in ENDINGS
+    own = read_ending(keys_of(req)) if ending else req.conf.once(read_keys)
+    path, found = read_file(own.path)
+    if found is None:
+        return own
+    try:
+        other = (read_ending if ending else read_keys)(Section(found))
+    except CniError as e:
+        raise CniError(e.code, f"{path}: {e.msg}", e.details) from None
+    merged = OvsConf()
+    for name in OvsConf.__slots__:
+        if hasattr(own, name):
+            value = getattr(own, name)
+            empty = value is None or (value in ("", 0, []) and name != "vlan")
+            setattr(merged, name, getattr(other, name) if name in FROM_FILE and empty else value)
+    return merged
+
+
+def read_ending(keys: Section) -> OvsConf:
+    """Return what DEL and GC need. Where OVSDB is must be right: without it a DEL would leave the port."""
+    conf = OvsConf()
+    conf.layer3 = bool(ipam.read_type(keys))
+    conf.socket_file, conf.path = read_socket_file(keys.strict), keys.strict.text("configuration_path")
+    conf.folder = keys.strict.text("dataDir") or CACHE_FOLDER
+    return conf
+
+
+def read_keys(keys: Section) -> OvsConf:
+    conf = read_ending(keys)
+    if keys.text("deviceID"):
+        raise CniError(errors.UNSUPPORTED_FIELD, "deviceID: hardware offload is not supported",
+                       "ovs makes veth pairs; ovs-cni can use virtual functions")
+    conf.bridge, conf.mtu = keys.text("bridge"), read_mtu(keys)
+    conf.vlan = keys.integer("vlan", None, low=0, high=MAX_VID)
+    # As in ovs-cni 0 can be in a trunk: frames without a tag
+    conf.trunk = sorted({vid for item in keys.sections("trunk") for vid in read_trunk(item, low=0)})
+    conf.vxlan = keys.integer("vxlanID", None, low=0, high=MAX_VNI)
+    if conf.vxlan is not None and (conf.trunk or conf.vlan is not None):
+        raise CniError(errors.INVALID_CONFIG, "cannot use vxlanID with vlan and trunk",
+                       "with vxlanID the pod has the VLAN of the bridge's tunnels")
+    conf.ofport = keys.integer("ofport_request", low=0, high=MAX_OFPORT)
+    conf.kind = keys.text("interface_type")
+    conf.retries = keys.integer("link_state_check_retries", low=0, high=1 << 31)
+    conf.interval_ms = keys.integer("link_state_check_interval", low=0, high=1 << 31)
+    conf.dns, conf.ipv6, conf.enable_dad = read_own_dns(keys), read_ipv6(keys), keys.flag("enabledad")
+    return conf
+
+
+def read_socket_file(keys: Section) -> str:
+    """Return socket_file, "" without it. Raises CniError 7."""
+    text: str = keys.text("socket_file")
+    try:
+        socket_address(text)
+    except ValueError as e:
+        raise keys.wrong("socket_file", str(e)) from None
+    return text
+
+
+def read_file(path: str) -> tuple[str, dict[str, Any] | None]:
+    """Return (path, object) of the first ovs.conf that exists; None for the object: there is none. Raises CniError."""
+    for name in (path, *FILES) if path else FILES:
+        content = files.read(name)
+        if content is None:
+            continue
+        try:
+            found = json.read(content)
+        except json.JsonError as e:
+            raise CniError(errors.DECODING_FAILURE, f"parse ovs config file {name}: {e}") from None
+        if not isinstance(found, dict):
+            raise CniError(errors.DECODING_FAILURE, f"parse ovs config file {name}: not an object")
+        return name, found
+    return "", None
+
+
+class PodArgs:
+    """What the caller asks for one pod: its MAC, OVN's name of its port ("": none), and its UID."""
+
+    __slots__ = ("mac", "ovn_port", "pod_uid")
+
+    def __init__(self, req: Request) -> None:
+        """Read args.cni and CNI_ARGS. Names count in any case, as in ovs-cni. Raises CniError 4 and 7."""
+        names = {pair.partition("=")[0] for pair in req.args.split(";")}
+        known = {name for name in names if name.lower() in POD_ARGS}
+        given = {name.lower(): value for name, value in read_args(req.args, known).items()}
+        text = req.conf.once(read_runtime_mac) or given.get("mac", "")
+        self.mac = read_ethernet(text) if text else None
+        self.ovn_port = req.conf.once(read_ovn_port) or given.get("ovnport", "")
+        self.pod_uid = given.get("k8s_pod_uid", "")
+
+
+def read_ovn_port(keys: Section) -> str:
+    """args.cni.ovnPort, else ""."""
+    found: str = keys.section("args").section("cni").text("ovnPort")
+    return found

@@ -1,0 +1,206 @@
+"""A pod's port on a bridge of Open vSwitch: added, awaited, found, compared, removed.
+
+A port is a row of table Port with one row of table Interface, which has the name of the pod's host end. ovs-cni writes
+to which pod it belongs into external_ids of the Port; fastcni adds the container and the network.
+"""
+
+from __future__ import annotations
+
+from fastcni.clients.away import Away
+from fastcni.clients.ovsdb import Refused, as_dict, as_list
+from fastcni.kernel import waiting
+from fastcni.kit.ovs.database import NO_VSWITCHD, Database
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.clients.ovsdb import Operation, Ovsdb, Row
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.ovs.ovs_conf import OvsConf, PodArgs
+
+OWNER = "ovs-cni.network.kubevirt.io"           # of ovs-cni, and so of fastcni: each deletes what the other added
+CONTAINER, NETWORK = "fastcni-container", "fastcni-network"
+USERSPACE = "netdev"            # datapath_type of a bridge whose packets ovs-vswitchd itself forwards
+COLUMNS = ["_uuid", "name", "external_ids"]
+
+
+def select(table: str, where: list[list[Any]], *columns: str) -> Operation:
+    return {"op": "select", "table": table, "where": where, "columns": [*columns]}
+
+
+def has_ids(**ids: str) -> list[list[Any]]:
+    """Return the condition that external_ids has all of `ids`."""
+    return [["external_ids", "includes", ["map", [[key, value] for key, value in ids.items()]]]]
+
+
+# -- before ADD -----------------------------------------------------------------------------------------------
+
+def find_bridge(address: str, bridge: str, code: int = errors.TRY_AGAIN_LATER) -> str:
+    """Check that OVSDB and ovs-vswitchd run, and that there is the bridge; "" stands for any. Return its datapath_type.
+
+    Raises CniError with `code`.
+    """
+    with Database(address, away=code) as db:
+        if not db.vswitchd_runs():
+            raise CniError(code, f"ovs-vswitchd is not connected to OVSDB at {address}", NO_VSWITCHD)
+        (found,) = db.transact(select("Bridge", [["name", "==", bridge]] if bridge else [], "datapath_type"))
+    if bridge and not found["rows"]:
+        raise CniError(code, f"failed to find bridge {bridge}",
+                       f"OVSDB at {address} has none of that name; `ovs-vsctl add-br {bridge}` makes it")
+    return found["rows"][0]["datapath_type"] if bridge else ""
+
+
+def tunnel_vlan(address: str, bridge: str, key: int) -> int | None:
+    """Return the VLAN of the bridge's tunnels whose options:key is `key`, None if they have none. Raises CniError 11
+    if the bridge has no such tunnel."""
+    with Database(address) as db:
+        tunnels, bridges = db.transact(
+            select("Interface", [["options", "includes", ["map", [["key", str(key)]]]]], "_uuid"),
+            select("Bridge", [["name", "==", bridge]], "ports"))
+        found = db.transact(*(select("Port", [["interfaces", "includes", row["_uuid"]]], "_uuid", "tag")
+                              for row in tunnels["rows"]))
+    mine = [port for row in bridges["rows"] for port in as_list(row["ports"])]
+    tags = {tag_of(row) for result in found for row in result["rows"] if row["_uuid"] in mine}
+    if len(tags) == 1:
+        return tags.pop()
+    why = f"its tunnels of that key are in different VLANs: {tags}" if tags else "it has no tunnel of that key"
+    raise CniError(errors.TRY_AGAIN_LATER, f"vxlanID {key}: bridge {bridge}: {why}",
+                   f"make one for each other node: `ovs-vsctl add-port {bridge} NAME tag=VLAN -- set interface NAME "
+                   f"type=vxlan options:key={key} options:remote_ip=IP`")
+
+
+def tag_of(port: Row) -> int | None:
+    found: int | None = next(iter(as_list(port["tag"])), None)
+    return found
+
+
+# -- ADD ------------------------------------------------------------------------------------------------------
+
+def add(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: str, vlan: int | None) -> None:
+    """Add the port `name` in one transaction, and wait until ovs-vswitchd has set it up.
+
+    Raises CniError 11 if it does not within the network's link_state_check_retries times link_state_check_interval.
+    """
+    with Database(conf.address) as db:
+        try:
+            db.monitor("Interface", ["ofport", "link_state", "error"], [["name", "==", name]],
+                       after=operations(req, conf, args, bridge, name, vlan))
+        except Refused as e:
+            raise CniError(errors.INTERNAL, f"failed to add port {name} to bridge {bridge}: {e}",
+                           "a wait that timed out says that the bridge was deleted meanwhile") from None
+        db.stream.deadline = waiting.monotonic() + conf.link_timeout_s
+        try:
+            await_port(db, bridge, name)
+        except Away:
+            raise CniError(errors.TRY_AGAIN_LATER, f"port {name} of bridge {bridge} is not up after "
+                           f"{conf.link_timeout_s:g} s (OVSDB at {conf.address})",
+                           f"{NO_VSWITCHD} link_state_check_retries and link_state_check_interval give it more time"
+                           ) from None
+
+
+def operations(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: str,
+               vlan: int | None) -> tuple[Operation, ...]:
+    """Return the transaction: it fails if there is no such bridge, or if another bridge has a port of that name."""
+    here = [["name", "==", bridge]]
+    interface: Row = {"name": name}
+    port: Row = {"name": name, "interfaces": ["named-uuid", "interface"], "vlan_mode": "trunk",
+                 "external_ids": ["map", [*external_ids(req, args).items()]]}
+    if conf.trunk:
+        port["trunks"] = ["set", conf.trunk]
+    elif vlan is not None:
+        port |= {"vlan_mode": "access", "tag": vlan}
+    if conf.kind:
+        interface["type"] = conf.kind
+    if conf.ofport:
+        interface["ofport_request"] = conf.ofport
+    if args.ovn_port:
+        interface["external_ids"] = ["map", [["iface-id", args.ovn_port]]]
+    return (
+        {"op": "wait", "table": "Bridge", "timeout": 0, "where": here, "columns": ["name"], "until": "==",
+         "rows": [{"name": bridge}]},
+        {"op": "insert", "table": "Interface", "row": interface, "uuid-name": "interface"},
+        {"op": "insert", "table": "Port", "row": port, "uuid-name": "port"},
+        {"op": "mutate", "table": "Bridge", "where": here, "mutations": [["ports", "insert", ["named-uuid", "port"]]]})
+
+
+def external_ids(req: Request, args: PodArgs) -> dict[str, str]:
+    """Return external_ids of the Port: those of ovs-cni, and fastcni's two."""
+    return {"owner": OWNER, "contNetns": req.netns, "contIface": req.ifname, "contPodUid": args.pod_uid,
+            CONTAINER: req.container_id, NETWORK: req.name}
+
+
+def await_port(db: Ovsdb, bridge: str, name: str) -> None:
+    """Wait until ovs-vswitchd has given the port a number and reports its link up. Raises Away, CniError."""
+    state: Row = {}
+    while state.get("link_state") != "up" or not numbered(state):
+        changed = db.next_update("Interface")
+        if changed is None:
+            raise CniError(errors.TRY_AGAIN_LATER, f"port {name} has left bridge {bridge}",
+                           "another program has deleted the port or the bridge")
+        state |= changed
+        if failed := error_of(state):
+            raise CniError(errors.INTERNAL, f"ovs-vswitchd cannot use port {name} of bridge {bridge}: {failed}")
+
+
+def numbered(state: Row) -> bool:
+    return isinstance(state.get("ofport"), int) and state["ofport"] > 0
+
+
+def error_of(state: Row) -> str:
+    """Return why ovs-vswitchd could not set up an Interface, "" if it could or has not tried yet."""
+    error: str = next(iter(as_list(state.get("error", ["set", []]))), "")
+    return error or ("no OpenFlow port number" if state.get("ofport") == -1 else "")
+
+
+# -- DEL ------------------------------------------------------------------------------------------------------
+
+def find(db: Ovsdb, req: Request) -> list[Row]:
+    """Return the ports of the request's attachment: those that fastcni added, and those of ovs-cni in CNI_NETNS."""
+    ours = has_ids(owner=OWNER, contIface=req.ifname, **{CONTAINER: req.container_id})
+    theirs = has_ids(owner=OWNER, contIface=req.ifname, contNetns=req.netns)
+    first, second = db.transact(select("Port", ours, *COLUMNS), select("Port", theirs, *COLUMNS))
+    # A path of a namespace can be another container's by now
+    more = [row for row in second["rows"] if req.netns and CONTAINER not in as_dict(row["external_ids"])]
+    return [*first["rows"], *more]
+
+
+def remove(db: Ovsdb, rows: list[Row]) -> None:
+    """Remove ports from whatever bridge has them. The database deletes rows that nothing refers to."""
+    if rows:
+        db.transact(*({"op": "mutate", "table": "Bridge", "where": [["ports", "includes", row["_uuid"]]],
+                       "mutations": [["ports", "delete", row["_uuid"]]]} for row in rows))
+
+
+def forget(req: Request, address: str) -> None:
+    """Remove the attachment's ports; success if there are none."""
+    with Database(address) as db:
+        remove(db, find(db, req))
+
+
+# -- CHECK ----------------------------------------------------------------------------------------------------
+
+def check(req: Request, conf: OvsConf, bridge: str, name: str, vlan: int | None) -> None:
+    """Compare the port with the network's keys. Raises CniError."""
+    from fastcni.kit.links import checks
+
+    with Database(conf.address) as db:
+        ports, interfaces, bridges = db.transact(
+            select("Port", [["name", "==", name]], "_uuid", "vlan_mode", "tag", "trunks"),
+            select("Interface", [["name", "==", name]], "ofport", "link_state", "error"),
+            select("Bridge", [["name", "==", bridge]], "ports"))
+        runs = db.vswitchd_runs()
+    port, state = next(iter(ports["rows"]), None), next(iter(interfaces["rows"]), None)
+    if port is None or state is None or not any(port["_uuid"] in as_list(row["ports"]) for row in bridges["rows"]):
+        raise checks.wrong(f"Error: bridge {bridge} has no port {name}")
+    if not runs:
+        raise checks.wrong(f"Error: ovs-vswitchd is not connected to OVSDB at {conf.address}", NO_VSWITCHD)
+    if failed := error_of(state):
+        raise checks.wrong(f"Error: interface {name} is in error state", failed)
+    checks.same(f"port {name} link state", state["link_state"], "up")
+    checks.same(f"port {name} vlan mode", port["vlan_mode"], "access" if vlan is not None and not conf.trunk
+                else "trunk")
+    checks.same(f"port {name} vlan tag", tag_of(port), None if conf.trunk else vlan)
+    checks.same(f"port {name} trunks", sorted(as_list(port["trunks"])), conf.trunk)

@@ -1,0 +1,119 @@
+"""ovs: a veth pair whose host end is a port of an Open vSwitch bridge, in a VLAN, a trunk or the segment of a tunnel.
+
+The keys, external_ids and files are ovs-cni's: either plugin deletes what the other added. docs/plugin-ovs.md has what
+differs.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.call import ipam
+from fastcni.kit.call.conf import ENDINGS
+from fastcni.kit.call.pod import Pod, interface
+from fastcni.kit.call.undo import every
+from fastcni.kit.links import remove, veth
+from fastcni.kit.ovs import addresses, cache, ovs_conf, ports
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.ovs.ovs_conf import OvsConf, PodArgs
+
+    Keys = tuple[OvsConf, PodArgs]
+
+CAPABILITIES, ARGS = ("mac",), ("MAC",)
+
+
+def read(req: Request) -> Keys | OvsConf:
+    conf = ovs_conf.read(req)
+    if req.command in ENDINGS:
+        return conf
+    args = ovs_conf.PodArgs(req)            # for every command, so that a bad MAC is refused
+    if not (conf.bridge or args.ovn_port) and req.command != "STATUS":
+        raise CniError(errors.INVALID_CONFIG, "failed to get bridge name", "the key bridge has it")
+    return conf, args
+
+
+def add(req: Request, keys: Keys, undo: Undo) -> dict[str, Any]:
+    conf, args = keys
+    bridge = conf.bridge or ovs_conf.OVN_BRIDGE
+    datapath = ports.find_bridge(conf.address, bridge)      # before anything is made
+    vlan = vlan_of(conf, bridge)
+    pod = Pod(req)
+    late = conf.layer3 and ipam.needs_link(req)             # dhcp asks through the port
+    result = addresses.add(req, conf, undo) if conf.layer3 and not late else {}
+    # The host end has no IPv6: a port of a switch has no addresses
+    host, inside = veth.add(req, pod, undo, mtu=conf.mtu, mac=args.mac or addresses.mac_of(result), ipv6=False)
+    if datapath == ports.USERSPACE:
+        addresses.complete_checksums(req, pod, inside)
+    addresses.set_up(pod, inside, conf)
+    undo(delete_port, req, conf)
+    cache.write(req, conf, bridge)
+    ports.add(req, conf, args, bridge, host.name, vlan)
+    if late:
+        result = addresses.add(req, conf, undo)
+    if conf.layer3:
+        addresses.configure_link(pod, inside, conf, result)
+    result["interfaces"] = [entry | ({"mtu": conf.mtu} if conf.mtu else {})
+                            for entry in (interface(host), interface(inside, req.netns))]
+    if conf.dns is not None:
+        result["dns"] = conf.dns
+    req.mode.keep_pair(req, host, result)
+    return result
+
+
+def vlan_of(conf: OvsConf, bridge: str) -> int | None:
+    return conf.vlan if conf.vxlan is None else ports.tunnel_vlan(conf.address, bridge, conf.vxlan)
+
+
+def delete(req: Request, conf: OvsConf) -> None:
+    # The port first: ovs-vswitchd would try to use a link that is gone. Then the link, before its address is released.
+    steps = ipam.prepare_delete(req) if conf.layer3 else []
+    every((delete_port, req, conf), (remove.pod_link, req), *steps)
+
+
+def delete_port(req: Request, conf: OvsConf) -> None:
+    """Remove the port and its file. Without a file there was no port: success, also if OVSDB does not answer."""
+    known = cache.read(req, conf)
+    if (known or {}).get("deviceID"):
+        raise CniError(errors.UNSUPPORTED_FIELD, f"{req.ifname} is a virtual function that ovs-cni attached",
+                       "ovs-cni's DEL gives it back")
+    try:
+        ports.forget(req, (known or {}).get("socket_file") or conf.address)
+    except CniError as e:
+        if known is not None or e.code != errors.TRY_AGAIN_LATER:
+            raise
+        req.warn(f"{e.msg}; there is no {cache.path(conf.folder, req.container_id, req.ifname)}, so no port either")
+    cache.remove(req, conf)
+
+
+def check(req: Request, keys: Keys) -> None:
+    from fastcni.kit.links import checks, find
+
+    conf, _ = keys
+    if conf.layer3:
+        ipam.check(req)
+    previous, pod = checks.prev_result(req), Pod(req)
+    inside = checks.veth_in_pod(req, pod, previous)
+    host = find.link(pod.host, index=inside.peer)
+    if host is None or host.peer != inside.index:
+        raise checks.wrong(f"Error: Host Interface of {inside.name} not found")
+    bridge = conf.bridge or ovs_conf.OVN_BRIDGE
+    ports.check(req, conf, bridge, host.name, vlan_of(conf, bridge))
+    checks.addresses_and_routes(pod, inside, previous)
+
+
+def gc(req: Request, conf: OvsConf) -> None:
+    from fastcni.kit.ovs import collect
+
+    every((collect.gc, req, conf), *([(ipam.gc, req)] if conf.layer3 else []))
+
+
+def status(req: Request, keys: Keys) -> None:
+    conf, _ = keys
+    steps = [(ipam.status, req)] if conf.layer3 else []
+    every(*steps, (ports.find_bridge, conf.address, conf.bridge, errors.PLUGIN_NOT_AVAILABLE))

@@ -1,0 +1,42 @@
+"""At the server's start: remove ports of Open vSwitch whose pod is gone, of fastcni and of ovs-cni.
+
+They are looked for in the database of the usual socket, and in those that the files of pods name.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fastcni.clients import ovsdb
+from fastcni.daemon.log import few
+from fastcni.kernel import wire
+from fastcni.kit.ovs import cache, collect
+from fastcni.kit.ovs.database import Database
+from fastcni.kit.ovs.ovs_conf import CACHE_FOLDER
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.daemon.log import Logger
+
+
+def remove_stale_ports(log: Logger, folder: str = CACHE_FOLDER, usual: str = ovsdb.DEFAULT_ADDRESS) -> None:
+    for address in sorted(({usual} if listens(usual) else set()) | cache.addresses(folder)):
+        sock = wire.open_socket()
+        try:
+            with Database(address) as db:
+                gone = collect.remove_stale(db, sock)
+        except (CniError, OSError, ValueError) as e:
+            log.warning("ovs_ports_unread", address=address, error=str(e))
+            continue
+        finally:
+            sock.close()
+        if gone:
+            log.info("ovs_ports_removed", address=address, number=len(gone), ports=few([row["name"] for row in gone]),
+                     owners=few([" ".join(collect.attachment_of(row)).strip() for row in gone]))
+
+
+def listens(address: str) -> bool:
+    """Return whether a unix socket exists: most nodes have no Open vSwitch."""
+    path = ovsdb.socket_address(address)
+    return isinstance(path, str) and os.path.exists(path)

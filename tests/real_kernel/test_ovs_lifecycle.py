@@ -1,0 +1,200 @@
+"""ovs on a real Open vSwitch: DEL, GC, and what a switch that ends or stops does to requests."""
+
+import contextlib
+import json
+
+import pytest
+from dhcp.clock import Log
+from real_kernel.node import Inside, eventually, links, run, source_seen
+from real_kernel.openvswitch import assert_nothing_is_left, host_of, needs_ovs
+
+from fastcni.kit.ovs import ports
+from fastcni.server.stale_ports import remove_stale_ports
+
+pytestmark = needs_ovs
+
+# -- DEL, GC -----------------------------------------------------------------------------------------------------
+
+def end_namespace(pod):
+    run("ip", "netns", "del", pod)
+
+
+@pytest.mark.parametrize("how", ["namespace", "link", "no CNI_NETNS"])
+def test_del_works_if_namespace_or_link_is_gone_and_twice(node, switch, ovs_conf, kept, pod_netns, how):
+    pod = pod_netns()
+    conf = ovs_conf("10.22.0.0/24")
+    name = host_of(node.add(conf, pod))
+    env = {"CNI_NETNS": ""} if how == "no CNI_NETNS" else {}
+    if how == "link":
+        run("ip", "link", "del", name)
+    else:
+        end_namespace(pod)
+        assert eventually(lambda: name not in links())
+    for _ in range(2):
+        node.delete(conf, pod, env=env)
+    assert_nothing_is_left(node, switch, kept)
+
+
+def added_by_ovs_cni(node, switch, tmp_path, conf, pod):
+    """Make an attachment as ovs-cni leaves it: neither external_ids nor its file have what fastcni adds."""
+    name = host_of(node.add(conf, pod))
+    for key in ("fastcni-container", "fastcni-network"):
+        switch.vsctl("remove", "port", name, "external_ids", key)
+    file = tmp_path / "cache" / f"c-{pod}-eth0"
+    content = json.loads(file.read_text())
+    del content["fastcni"]
+    file.write_text(json.dumps(content))
+    return name
+
+
+def test_del_removes_what_ovs_cni_has_added(node, switch, ovs_conf, kept, pod, tmp_path):
+    conf = ovs_conf("10.22.0.0/24")
+    added_by_ovs_cni(node, switch, tmp_path, conf, pod)
+    node.delete(conf, pod)
+    assert_nothing_is_left(node, switch, kept, pod)
+
+
+def test_del_asks_the_database_of_the_add(node, switch, ovs_conf, kept, pod):
+    node.add(ovs_conf("10.22.0.0/24"), pod)
+    node.delete(ovs_conf("10.22.0.0/24", socket_file="/nowhere/db.sock"), pod)
+    assert_nothing_is_left(node, switch, kept, pod)
+
+
+def test_del_leaves_the_port_of_another_container_at_the_same_path(node, switch, ovs_conf, pod):
+    conf = ovs_conf()
+    name = host_of(node.add(conf, pod))
+    end_namespace(pod)              # or the DEL would delete the link
+    node.delete(conf, pod, cid="another")
+    assert switch.ports("br0") == [name]
+
+
+def test_gc_removes_stale_and_invalid_ports_and_none_of_others(node, switch, ovs_conf, kept, pod_netns, tmp_path):
+    valid, invalid, dead, old, other = (pod_netns() for _ in range(5))
+    conf = ovs_conf("10.22.0.0/24")
+    living = host_of(node.add(conf, valid))
+    node.add(conf, invalid)
+    gone = {host_of(node.add(conf, dead)), added_by_ovs_cni(node, switch, tmp_path, conf, old)}
+    foreign = host_of(node.add({**conf, "name": "net-b"}, other))
+    for pod in (dead, old):
+        end_namespace(pod)
+    assert eventually(lambda: not gone & set(links()))
+    run("ip", "link", "add", "mine0", "type", "bridge")
+    switch.vsctl("add-port", "br0", "mine0")
+    switch.vsctl("add-port", "br0", "mine1")                # there is no such link
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": f"c-{valid}", "ifname": "eth0"}]})
+    assert sorted(switch.ports("br0")) == sorted([living, foreign, "mine0", "mine1"])
+    assert "eth0" not in links(invalid)
+    assert sorted(kept()) == sorted([f"c-{valid}-eth0", f"c-{old}-eth0", f"c-{other}-eth0"])
+
+
+def test_gc_in_a_namespace_without_the_switch_takes_no_port_for_stale(node, switch, ovs_conf, pod_netns):
+    pod, elsewhere = pod_netns(), pod_netns()
+    conf = ovs_conf("10.22.0.0/24")
+    name = host_of(node.add(conf, pod))
+    with Inside(elsewhere):
+        node.ok("GC", {**conf, "cni.dev/valid-attachments": []})
+    assert switch.ports("br0") == [name]
+
+
+# -- OVSDB and ovs-vswitchd that end or stop ----------------------------------------------------------------------
+
+@contextlib.contextmanager
+def without(switch, what, how):
+    """The program `what` is stopped by SIGSTOP or killed, and runs again at the end."""
+    if how == "frozen":
+        switch.freeze(what)
+    else:
+        switch.stop(what)
+    try:
+        yield
+    finally:
+        if how == "frozen":
+            switch.thaw(what)
+        elif what == "ovsdb-server":
+            switch.start_ovsdb()
+        else:
+            switch.start_vswitchd()
+
+
+@pytest.mark.parametrize("what, how", [("ovsdb-server", "frozen"), ("ovsdb-server", "killed"),
+                                       ("ovs-vswitchd", "frozen"), ("ovs-vswitchd", "killed")])
+def test_add_without_the_switch_is_code_11_and_leaves_nothing(node, switch, ovs_conf, kept, pod, what, how):
+    """It takes 3 s with a frozen program, of the 10 that the limit is."""
+    conf = ovs_conf("10.22.0.0/24")
+    with without(switch, what, how):
+        error = node.refused("ADD", conf, pod)
+        assert (error["code"], switch.address in error["msg"]) == (11, True), error
+        assert "eth0" not in links(pod)
+        assert (node.held(), kept()) == ({}, [])
+        if how == "killed":
+            assert node.refused("STATUS", conf)["code"] == 50
+            node.delete(conf, pod)
+    assert_nothing_is_left(node, switch, kept, pod)
+    assert eventually(lambda: node.call("STATUS", conf).status == 0)
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_del_without_ovsdb_is_code_11_until_it_is_back(node, switch, ovs_conf, kept, pod, how):
+    conf = ovs_conf("10.22.0.0/24")
+    node.add(conf, pod)
+    with without(switch, "ovsdb-server", how):
+        error = node.refused("DEL", conf, pod)
+        assert (error["code"], switch.address in error["msg"]) == (11, True)
+        assert len(kept()) == 1
+        if how == "killed":
+            assert node.refused("GC", {**conf, "cni.dev/valid-attachments": []})["code"] == 11
+    node.delete(conf, pod)
+    assert_nothing_is_left(node, switch, kept, pod)
+
+
+def test_del_works_without_vswitchd_and_ports_come_back_with_it(node, switch, ovs_conf, kept, pod_netns):
+    first, second, third = (pod_netns() for _ in range(3))
+    conf = ovs_conf("10.22.0.0/24")
+    for pod in (first, second, third):
+        node.add(conf, pod)
+    with without(switch, "ovs-vswitchd", "killed"):
+        node.delete(conf, third)
+    assert len(switch.ports("br0")) == 2
+    assert source_seen(first, second, "10.22.0.3", wait=20) == "10.22.0.2"
+
+
+def test_no_port_is_left_if_ovsdb_stops_in_the_middle_of_an_add(node, switch, ovs_conf, kept, pod, monkeypatch):
+    """The database stops after it was asked whether it lives, and processes the transaction when it goes on."""
+    operations = ports.operations
+    conf = ovs_conf("10.22.0.0/24")
+
+    def stop_then(*args):
+        switch.freeze("ovsdb-server")
+        return operations(*args)
+
+    monkeypatch.setattr(ports, "operations", stop_then)
+    assert node.refused("ADD", conf, pod)["code"] == 11
+    switch.thaw("ovsdb-server")
+    assert kept() == [f"c-{pod}-eth0"]                  # so a DEL does not succeed before the database answers
+    assert eventually(lambda: len(switch.ports("br0")) == 1)
+    node.delete(conf, pod)
+    assert_nothing_is_left(node, switch, kept, pod)
+
+
+# -- warm --------------------------------------------------------------------------------------------------------
+
+def test_a_server_adds_and_deletes_as_one_shot_does(node, switch, ovs_conf, kept, pod_netns, warm):
+    pods = [pod_netns() for _ in range(3)]
+    conf = ovs_conf("10.22.0.0/24", vlan=100)
+    for pod in pods:
+        result = node.add(conf, pod, mode=warm)
+        node.check(conf, pod, result, mode=warm)
+    assert source_seen(pods[0], pods[1], "10.22.0.3") == "10.22.0.2"
+    for pod in pods:
+        node.delete(conf, pod, mode=warm)
+    assert_nothing_is_left(node, switch, kept)
+
+
+def test_the_server_removes_stale_ports_at_its_start(node, switch, ovs_conf, pod_netns, tmp_path):
+    dead, living = pod_netns(), pod_netns()
+    conf = ovs_conf("10.22.0.0/24")
+    gone, stays = host_of(node.add(conf, dead)), host_of(node.add(conf, living))
+    end_namespace(dead)
+    assert eventually(lambda: gone not in links())
+    remove_stale_ports(Log(), str(tmp_path / "cache"), usual="unix:/nowhere/db.sock")
+    assert switch.ports("br0") == [stays]
