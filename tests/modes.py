@@ -8,6 +8,7 @@ from fastcni.kernel import netns, waiting
 from fastcni.kit.call.mode import Mode
 from fastcni.server.cluster.pods import blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
+from fastcni.server.networks.sources import NetworkSources
 from fastcni.server.requests.facts import Facts
 from fastcni.server.requests.grouped_deletes import GroupedDeletes
 from fastcni.server.requests.mode import WarmMode
@@ -21,7 +22,8 @@ class WarmInProcess(WarmMode):
     def __init__(self):
         home = netns.open_own()
         cluster = ClusterUpkeep(home, logging.getLogger("test"), blind())
-        super().__init__(home, Facts(), GroupedDeletes(in_thread), in_thread, cluster)
+        networks = NetworkSources(home, cluster.log)
+        super().__init__(home, Facts(), GroupedDeletes(in_thread), in_thread, cluster, networks)
 
     def find_plugin(self, name, folders, own):
         return "" if own else super().find_plugin(name, folders, own)

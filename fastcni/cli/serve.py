@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -125,6 +125,12 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
         joined = state.used(address_dirs.cluster_dirs(values), [])
         return [*found, *(keys for keys in joined if place_of(keys) not in places)]
 
+    def networks() -> Iterable[Any]:
+        """The configurations in the configuration directory."""
+        from fastcni.node import confs  # imported here, after the server is ready
+
+        return confs.values_of(confs.networks(confs.read_quietly(DEFAULT_CONF_DIR, [])))
+
     def count() -> "Counted":
         from fastcni.node.activity.pools import count  # imported here, at the first scrape
 
@@ -173,7 +179,7 @@ def serve(path: str, workers: int, queue_size: int, queue_timeout_s: float, uids
             workers=workers, queue_size=queue_size, queue_timeout_s=queue_timeout_s, uids={0, os.geteuid(), *uids},
             latency_request_s=latency_request_s, level=log_level, fmt=log_format, log_to=log_to or "stderr",
             idle_exit_s=idle_exit_min * 60, replay=lambda deleted_at: restore(cache, deleted_at=deleted_at),
-            drops=drops, pods=pods, configured=configured, beside=beside, parts=parts,
+            drops=drops, pods=pods, configured=configured, networks=networks, beside=beside, parts=parts,
             collectors=[*collectors, *(flow_collectors(parts) if where else ())],
             receivers=[it.receive for it in collectors], metrics=where, count=count, http=page,
             make_status=make_status, make_topology=make_topology, history=history, otlp=otlp,

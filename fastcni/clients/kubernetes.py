@@ -90,10 +90,10 @@ class Api:
         Conflict, Missing, Away."""
         return self._expect("PATCH", f"{path}?{MANAGER}", changes, MERGE_PATCH)
 
-    def patch_by_keys(self, path: str, changes: Object) -> Object:
+    def patch_by_keys(self, path: str, changes: Object, timeout_s: float = 0.0) -> Object:
         """Change an object of Kubernetes itself by a strategic merge patch: of a list like status.conditions only the
-        entries with the given keys. Raises Conflict, Missing, Away."""
-        return self._expect("PATCH", f"{path}?{MANAGER}", changes, STRATEGIC_PATCH)
+        entries with the given keys. timeout_s: of the request; 0.0: the usual one. Raises Conflict, Missing, Away."""
+        return self._expect("PATCH", f"{path}?{MANAGER}", changes, STRATEGIC_PATCH, timeout_s)
 
     def delete(self, path: str, uid: str, revision: str) -> None:
         """Remove an object if it has this uid and resourceVersion. Raises Conflict, Missing, Away."""
@@ -141,10 +141,12 @@ class Api:
             if revision >= self.revision or started > self._revision_at:
                 self.revision, self._revision_at = revision, time.monotonic()
 
-    def watch(self, path: str, revision: str, stop: Callable[[], bool]) -> Iterator[tuple[str, Object]]:
+    def watch(self, path: str, revision: str, stop: Callable[[], bool],
+              selector: str = "") -> Iterator[tuple[str, Object]]:
         """(type, object) of each change since a revision, until stop() is true or the server ends the watch. A BOOKMARK
-        has only a new revision. Raises Expired, Away."""
+        has only a new revision. selector: as for list_all(). Raises Expired, Away."""
         query = f"watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds={WATCH_S}"
+        query = f"{query}&{selector}" if selector else query
         for repeated in (False, True):
             session = self._open()
             with session[1].stream("GET", f"{path}?{query}", stop=stop, idle=WATCH_S + WATCH_GRACE_S) as stream:
@@ -171,19 +173,20 @@ class Api:
 
     # -- one request ----------------------------------------------------------------------------------
 
-    def _expect(self, method: str, path: str, body: Object | None = None,
-                headers: dict[str, str] | None = None) -> Object:
+    def _expect(self, method: str, path: str, body: Object | None = None, headers: dict[str, str] | None = None,
+                timeout_s: float = 0.0) -> Object:
         data = None if body is None else json.write(body)
         headers = ({"Content-Type": "application/json"} if body is not None else {}) | (headers or {})
         waits = iter(BUSY_WAITS_S)
         repeated = False
         while True:
             session = self._open()
-            answer = session[1].request(method, path, data, headers={"Accept": "application/json"} | headers)
+            answer = session[1].request(method, path, data, headers={"Accept": "application/json"} | headers,
+                                        timeout=timeout_s)
             if answer.status == UNAUTHORIZED and not repeated:
                 repeated = True
                 self._renew(session)
-            elif answer.status == BUSY and (pause := next(waits, None)):
+            elif answer.status == BUSY and not timeout_s and (pause := next(waits, None)):
                 waiting.readable(-1, pause, waiting.STORE)
             else:
                 return self._read(method, path, answer)

@@ -64,16 +64,17 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
 
 
 def follow(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bool],
-           listed: Callable[[str], object]) -> None:
-    """Watch one kind. What the server does not know any more is listed again."""
+           listed: Callable[[str], object], selector: str = "") -> None:
+    """Watch one kind. What the server does not know any more is listed again. selector: a query, which chooses
+    objects."""
     known: dict[Key, Object] = {}
     while not stop():
-        revision = list_again(api, plural, path, known, tell)
+        revision = list_again(api, plural, path, known, tell, selector)
         listed(plural)
         try:
             while not stop():
                 started = monotonic()
-                for kind, document in api.watch(path, revision, stop):
+                for kind, document in api.watch(path, revision, stop, selector):
                     revision = document["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
                         note(plural, document, kind == "DELETED", known, tell)
@@ -96,9 +97,9 @@ def named(document: Object) -> Object:
     return {"metadata": {key: value for key, value in document["metadata"].items() if key in ("namespace", "name")}}
 
 
-def list_again(api: Api, plural: str, path: str, known: dict[Key, Object], tell: Tell) -> str:
+def list_again(api: Api, plural: str, path: str, known: dict[Key, Object], tell: Tell, selector: str = "") -> str:
     """Tell all there is, and what is gone since the last time. Return the revision to watch from."""
-    documents, revision = api.list_with_revision(path)
+    documents, revision = api.list_with_revision(path, selector)
     there = {key_of(it) for it in documents}
     for key in known.keys() - there:
         note(plural, known[key], True, known, tell)

@@ -15,48 +15,57 @@ from fastcni.kit.call.pod import Pod
 from fastcni.kit.call.undo import every
 from fastcni.kit.links import find
 from fastcni.kit.networks import state
-from fastcni.kit.networks.chosen import networks_of, standing
+from fastcni.kit.networks.chosen import Asked, definitions_of, networks_of, objects_of, standing
 from fastcni.kit.networks.keys import BIN_DIR, Keys, read_keys
-from fastcni.kit.networks.network import OWN_ARG, Failing
+from fastcni.kit.networks.network import OWN_ARG, Failing, Network
 from fastcni.kit.networks.ready import exists, wait_until_ready
 from fastcni.spec import errors, version
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.networks.network import Network
 
 CAPABILITIES, ARGS = ("io.kubernetes.cri.pod-annotations",), (OWN_ARG,)
 VALID = "cni.dev/valid-attachments"
 
 
 class Conf:
-    """keys: of the configuration. networks: of the pod, for ADD. state: the pod's files."""
+    """keys: of the configuration. asked, networks: of the pod, for ADD. state: the pod's files."""
 
-    __slots__ = ("keys", "networks", "state")
+    __slots__ = ("keys", "asked", "networks", "state")
 
-    def __init__(self, keys: Keys, networks: list[Network], kept: state.State) -> None:
-        self.keys, self.networks, self.state = keys, networks, kept
+    def __init__(self, keys: Keys, kept: state.State) -> None:
+        self.keys, self.state = keys, kept
+        self.asked: Asked | None = None
+        self.networks: list[Network] = []
 
 
 def read(req: Request) -> Conf:
     keys = read_once(req, read_keys)
-    networks: list[Network] = []
+    conf = Conf(keys, state.State(keys.cni_dir, req.container_id))
     if req.command == "ADD":
-        networks = networks_of(req, keys)
-        check_names(networks)
-        if any(network.gateways for network in networks):
+        choose_networks(req, conf)
+        check_names(conf.networks)
+        if any(network.gateways for network in conf.networks):
             from fastcni.kit.networks import default_routes
 
-            default_routes.check(networks)
-        for network in networks:
+            default_routes.check(conf.networks)
+        for network in conf.networks:
             for plugin in network.definition.conf.values["plugins"]:
                 delegate.check_version(network.definition.conf.values["cniVersion"], plugin.get("type", ""))
-    return Conf(keys, networks, state.State(keys.cni_dir, req.container_id))
+    return conf
+
+
+def choose_networks(req: Request, conf: Conf) -> None:
+    """Set the networks that an ADD adds. Raises CniError 7 and 11."""
+    known = definitions_of(req, conf.keys)
+    conf.asked = Asked(req, known.objects)
+    conf.networks = networks_of(req, conf.keys, conf.asked, known)
 
 
 def check_names(networks: list[Network]) -> None:
@@ -96,7 +105,22 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
         for place in default_routes.arrange(pod, added):
             conf.state.write_result(req, *added[place])
+    write_status(req, conf, added)
     return added[0][1]
+
+
+def write_status(req: Request, conf: Conf, added: Sequence[tuple[Network, dict[str, Any]]]) -> None:
+    """Write the pod's annotation network-status, if there is an API server. A failure is a warning."""
+    objects, asked = objects_of(req, conf.keys), conf.asked
+    if not objects or not asked or not asked.name or asked.namespace in conf.keys.system_namespaces:
+        return
+    from fastcni.clients.away import Away
+    from fastcni.kit.networks import network_status
+
+    try:
+        objects.write_status(asked.namespace, asked.name, asked.uid, network_status.text_of(added))
+    except Away as e:
+        req.warn(f"multus: the annotation network-status of pod {asked.namespace}/{asked.name} is not written: {e}")
 
 
 def attached(req: Request, conf: Conf) -> list[Network]:
@@ -109,13 +133,15 @@ def attached(req: Request, conf: Conf) -> list[Network]:
         raise CniError(errors.UNKNOWN_CONTAINER, f"{conf.state.path} has no networks of the container",
                        "was the pod added with another cniDir?")
     try:
-        return networks_of(req, conf.keys)
+        choose_networks(req, conf)
+        return conf.networks
     except CniError as e:
         if exists(conf.state.path):
             raise CniError(errors.IO_FAILURE, f"{conf.state.path} is damaged, and {e.msg}",
                            "nothing says which networks the pod has; remove the file if they no longer exist") from None
-        req.warn(f"multus: {conf.state.cni_dir} does not know the container, and {e.msg}; nothing is deleted")
-        return []
+        req.warn(f"multus: {conf.state.cni_dir} does not know the container, and {e.msg}; only the networks that the "
+                 "configuration has are deleted")
+        return [Network(it, f"net{place}" if place else req.ifname) for place, it in enumerate(conf.keys.delegates)]
 
 
 def delete(req: Request, conf: Conf) -> None:
@@ -155,7 +181,7 @@ def gc(req: Request, conf: Conf) -> None:
     gone = gone_containers(kept, {container_id for container_id, _ in valid})
     valid |= {(it.container_id, it.ifname) for it in kept if it.container_id not in gone}
     given = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in sorted(valid)]
-    networks = {it.definition.name: it for it in [*kept, *standing(conf.keys, req.version, req.warn)]}
+    networks = {it.definition.name: it for it in [*kept, *standing(req, conf.keys, req.warn)]}
     every(*((delete_container, req, conf, one) for one in sorted(gone)),
           *((gc_network, req, conf, network, given) for network in networks.values()))
 
@@ -171,7 +197,7 @@ def delete_container(req: Request, conf: Conf, container_id: str) -> None:
     """DEL of a container that no longer exists."""
     gone = req.delegate(req.plugin)
     gone.command, gone.container_id, gone.ifname = "DEL", container_id, "eth0"
-    delete(gone, Conf(conf.keys, [], state.State(conf.keys.cni_dir, container_id)))
+    delete(gone, Conf(conf.keys, state.State(conf.keys.cni_dir, container_id)))
     req.release("networks", container_id)
 
 
@@ -185,6 +211,6 @@ def status(req: Request, conf: Conf) -> None:
     """STATUS of the networks that each pod gets. Raises CniError 50."""
     if conf.keys.ready_file and not exists(conf.keys.ready_file):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"readinessindicatorfile {conf.keys.ready_file} does not exist")
-    for network in standing(conf.keys, req.version):
+    for network in standing(req, conf.keys):
         with Failing(network, "status"):
             delegate.status(sub_request(req, conf, network))

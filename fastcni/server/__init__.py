@@ -5,6 +5,7 @@
     restoring    restores firewall state that another program flushed
     records      the record of a request that has ended, and the last requests
     cluster      cluster-wide addresses between requests
+    networks     pods and definitions of networks from the Kubernetes API
     metrics      metrics for Prometheus
     otel         traces for OpenTelemetry
     web          HTTP: the status page, and the site that metrics answer on

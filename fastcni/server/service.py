@@ -23,6 +23,7 @@ from fastcni.server.former_boot import release_addresses
 from fastcni.server.idle import IdleExit
 from fastcni.server.metrics.pool_watch import PoolWatch
 from fastcni.server.metrics.pools import Counted
+from fastcni.server.networks.sources import NetworkSources
 from fastcni.server.periodic import TIDY_S, Upkeep, Watchdog, watchdog_seconds
 from fastcni.server.records import history
 from fastcni.server.records.history import History
@@ -77,9 +78,10 @@ class Options:
     """workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
     uids: user ids whose requests are served. latency_request_s: see LatencyRequest. level, fmt: of the log. log_to: one
     of log.DESTINATIONS. replay, drops: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured:
-    see ClusterUpkeep. beside: each makes one Beside, given the log. collectors: of their metrics. receivers: get each
-    line of the log, as its fields. metrics: where they are scraped, see web.address.read(); None: nowhere. count:
-    counts addresses and attachments. http: where the status page is, as metrics. make_status, make_topology: see
+    see ClusterUpkeep. networks: see NetworkSources. beside: each makes one Beside, given the log. collectors: of their
+    metrics. receivers: get each line of the log, as its fields. metrics: where they are scraped, see
+    web.address.read(); None: nowhere. count: counts addresses and attachments. http: where the status page is, as
+    metrics. make_status, make_topology: see
     StatusPage. history: requests that are kept, see history.py; 0: none. otlp: the URL of a collector of traces; "":
     none. kubernetes_events: the path of a kubeconfig, or "in-cluster"; "": no Kubernetes Events. parts: more of them.
     """
@@ -98,6 +100,7 @@ class Options:
     tidy_s: float = TIDY_S
     pods: Pods | None = None
     configured: Callable[[], Iterable[Keys]] = tuple
+    networks: Callable[[], Iterable[Any]] = tuple
     beside: Sequence[Callable[[Logger], Beside]] = ()
     parts: Sequence[Part] = ()
     collectors: Sequence[Collector] = ()
@@ -207,7 +210,8 @@ class Server:
         self.queue = RequestQueue(options.workers, busy, size=options.queue_size, timeout_s=options.queue_timeout_s,
                                   wake=wakeup.wake)
         self.cluster = ClusterUpkeep(home, logger, options.pods or blind(), options.configured)
-        self.hosts = Hosts(home, self.background, self.restoring, self.cluster)
+        self.networks = NetworkSources(home, logger, options.networks)
+        self.hosts = Hosts(home, self.background, self.restoring, self.cluster, self.networks)
         self.acceptor = Acceptor(listen.sock, self.queue, wakeup, frozenset(options.uids),
                                  LatencyRequest(options.latency_request_s, logger), logger)
         self.described: dict[str, Callable[[], Any]] = {}       # by key of the status document: what parts add
@@ -236,6 +240,8 @@ class Server:
     def describe(self) -> dict[str, Any]:
         """Return the status document, with what parts add."""
         found = status.document(self.started, self.queue, self.restoring, self.cluster)
+        if networks := self.networks.describe():
+            found["networks"] = networks
         return found | {key: describe() for key, describe in self.described.items()}
 
     def start(self) -> None:
@@ -254,6 +260,7 @@ class Server:
         self.background(release_addresses, self.logger)
         self.background(remove_stale_ports, self.logger)
         self.background(self.cluster.learn)
+        self.background(self.networks.learn)
         self.background(self.report_unseen)
 
     def report_unseen(self) -> None:
@@ -269,6 +276,7 @@ class Server:
         for part in self.parts:
             part.start()
         self.cluster.keep()
+        self.background(self.networks.keep)
         self.pool_watch.poll()
         _ipam_bitmap.forget()
 
@@ -291,6 +299,7 @@ class Server:
         self.acceptor.close()
         self.restoring.stop()
         self.cluster.stop()
+        self.networks.stop()
         self.hosts.close()
         self.logger.info("server_stopped")
         return 0

@@ -4,6 +4,7 @@ import os
 
 import pytest
 from real_kernel.firewalld import Firewalld
+from real_kernel.networks import NETWORKS, define, multus, network
 from real_kernel.node import Node
 from real_kernel.openvswitch import Switch
 from real_kernel.traffic import add_external
@@ -68,3 +69,15 @@ def ovs_conf(node, switch, tmp_path):
 def kept(tmp_path):
     """Return a function that lists the files which the ovs plugin keeps."""
     return lambda: [path.name for path in (tmp_path / "cache").glob("*")]
+
+
+@pytest.fixture
+def abc(node):
+    return [network(node, letter) for letter in "abc"]
+
+
+@pytest.fixture
+def selecting(node, abc):
+    """selecting(annotation): a configuration whose pods have the network a, and select of files b and c."""
+    define(node, *abc[1:])
+    return lambda text="", **keys: multus(node, abc[0], annotations={NETWORKS: text} if text else {}, **keys)

@@ -1,70 +1,10 @@
-"""multus: the pod's networks, their order and files; selection, rollback, DEL without its files, GC, STATUS."""
+"""multus: the pod's networks and their order; selection, default routes, capabilities, rollback."""
 
-import base64
 import json
-from pathlib import Path
 
 import pytest
+from real_kernel.networks import FIRST, NETWORKS, conf_dir, define, elements, held, kept, multus, network
 from real_kernel.node import addresses, cid_of, links, routes, run
-
-NETWORKS = "k8s.v1.cni.cncf.io/networks"
-FIRST = "v1.multus-cni.io/default-network"
-
-
-def network(node, letter, **keys):
-    """A network on the bridge br-LETTER with the subnet 10.1.LETTER.0/24."""
-    number = ord(letter) - ord("a") + 1
-    return {"cniVersion": "1.1.0", "name": letter, "type": "bridge", "bridge": f"br-{letter}",
-            "ipam": node.host_local(f"10.1.{number}.0/24"), **keys}
-
-
-def multus(node, *delegates, annotations=None, capabilities=None, **keys):
-    """A configuration of multus. annotations: of the pod, as containerd gives them."""
-    runtime = {"io.kubernetes.cri.pod-annotations": annotations} if annotations is not None else {}
-    return {"cniVersion": "1.1.0", "name": "multus-cni-network", "type": "multus", "binDir": "/nowhere",
-            "cniDir": f"{node.data_dir}/multus", "confDir": str(conf_dir(node)),
-            **({"delegates": list(delegates)} if delegates else {}),
-            "runtimeConfig": {**runtime, **(capabilities or {})}, **keys}
-
-
-def conf_dir(node):
-    return Path(node.data_dir).with_name("definitions")
-
-
-def define(node, *confs, namespace=""):
-    """Write definitions to files."""
-    folder = conf_dir(node) / namespace
-    folder.mkdir(parents=True, exist_ok=True)
-    for conf in confs:
-        (folder / f"{conf['name']}.{'conf' if 'type' in conf else 'conflist'}").write_text(json.dumps(conf))
-
-
-def elements(node, pod):
-    """The objects of the pod's file of networks."""
-    return json.loads(Path(node.data_dir, "multus", cid_of(pod)).read_text())
-
-
-def kept(node):
-    """The names of all files of multus."""
-    root = Path(node.data_dir, "multus")
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
-
-
-def held(node, *letters):
-    return [len(node.held(letter)) for letter in letters]
-
-
-@pytest.fixture
-def abc(node):
-    return [network(node, letter) for letter in "abc"]
-
-
-@pytest.fixture
-def selecting(node, abc):
-    """selecting(annotation): a configuration whose pods have the network a, and select of files b and c."""
-    define(node, *abc[1:])
-    return lambda text="", **keys: multus(node, abc[0], annotations={NETWORKS: text} if text else {}, **keys)
-
 
 # -- the networks of the configuration ------------------------------------------------------------------
 
@@ -225,12 +165,14 @@ def test_a_bad_selection_is_refused_before_anything_is_added(node, pod, selectin
     assert node.left()["links"] == before["links"][:1]
 
 
-@pytest.mark.parametrize("keys", [{"kubeconfig": "/nowhere"}, {"type": "multus-shim"}])
-def test_a_pod_whose_annotations_are_unknown_is_refused(node, pod, abc, keys):
+@pytest.mark.parametrize("keys, code, why", [
+    ({"kubeconfig": "/nowhere"}, 11, "pod default/web: kubernetes: read the kubeconfig /nowhere: "),
+    ({"type": "multus-shim"}, 7, "the runtime has not passed the pod's annotations")])
+def test_a_pod_whose_annotations_are_unknown_is_refused(node, pod, abc, keys, code, why):
     """Else it would silently get its first network alone."""
     conf, env = multus(node, abc[0], **keys), {"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=web"}
     error = node.refused("ADD", conf, pod, env=env)
-    assert (error["code"], "has not passed the pod's annotations" in error["msg"]) == (7, True)
+    assert (error["code"], error["msg"].startswith(why)) == (code, True), error
     node.add({**conf, "runtimeConfig": {"io.kubernetes.cri.pod-annotations": {}}}, pod, env=env)
 
 
@@ -318,128 +260,3 @@ def test_a_program_gets_the_variables_of_its_network(node, pod, abc, tmp_path):
     assert (found["CNI_IFNAME"], found["CNI_ARGS"]) == ("net1", "IgnoreUnknown=true;K8S_POD_NAME=web")
     assert found["CNI_PATH"].split(":")[0] == str(tmp_path)
     assert addresses("eth0", pod) == ["10.1.1.7/24"]
-
-
-# -- the files ----------------------------------------------------------------------------------------------
-
-def test_the_files_are_those_of_multus(node, pod, selecting):
-    node.add(selecting("b@foo0"), pod)
-    first, second = elements(node, pod)
-    assert (first["Name"], first["Conf"]["name"], first["Conf"]["type"]) == ("a", "a", "bridge")
-    assert json.loads(base64.b64decode(first["Bytes"]))["bridge"] == "br-a"
-    assert (second["Name"], second["ifnameRequest"]) == ("default/b", "foo0")
-    cached = json.loads(Path(node.data_dir, "multus", "results", f"b-{cid_of(pod)}-foo0").read_text())
-    assert (cached["kind"], cached["networkName"], cached["ifName"]) == ("cniCacheV1", "b", "foo0")
-    assert cached["result"]["ips"][0]["address"] == "10.1.2.2/24"
-
-
-def test_a_pod_of_multus_is_deleted(node, pod, abc):
-    """The files are as Multus 4 writes them: "Conf" of a single plugin in full, "Bytes" as the definition has them."""
-    conf = multus(node, abc[0])
-    node.add(conf, pod)
-    node.add(abc[1], pod, ifname="net1")
-    empty = {"cniVersion": "", "name": "", "ipam": {}, "dns": {}}
-    written = [{"Conf": {**empty, "name": it["name"], "type": "bridge"}, "ConfList": {"cniVersion": "", "name": "",
-                                                                                     "plugins": None},
-                "Name": title, "IsFilterV4Gateway": False, "IsFilterV6Gateway": False,
-                "Bytes": base64.b64encode(json.dumps(it).encode()).decode()}
-               for it, title in ((abc[0], "a"), (abc[1], "default/b"))]
-    Path(node.data_dir, "multus", cid_of(pod)).write_text(json.dumps(written))
-    node.delete(conf, pod)
-    assert (list(links(pod)), held(node, *"ab"), kept(node)) == (["lo"], [0, 0], [])
-
-
-def test_a_definition_that_is_edited_or_removed_does_not_change_del(node, pod, selecting, abc):
-    node.add(selecting("b,c"), pod)
-    define(node, {**abc[1], "ipam": node.host_local("10.9.9.0/24", dataDir="/nowhere")})
-    (conf_dir(node) / "c.conf").unlink()
-    node.delete(selecting("b,c"), pod)
-    assert (list(links(pod)), held(node, *"abc")) == (["lo"], [0, 0, 0])
-
-
-@pytest.mark.parametrize("content", [b"", b"[", b"[]", b"{}", b'[{"Bytes": "%%"}]', None])
-def test_a_lost_or_damaged_list_of_networks_leaves_nothing(node, pod, selecting, content):
-    conf = selecting("b,c@foo0")
-    node.add(conf, pod)
-    path = Path(node.data_dir, "multus", cid_of(pod))
-    path.unlink() if content is None else path.write_bytes(content)
-    node.delete(multus(node, clusterNetwork="lost"), pod)       # no definition helps
-    assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
-
-
-def test_del_without_files_deletes_what_the_configuration_names(node, pod, abc):
-    conf = multus(node, *abc)
-    node.add(conf, pod)
-    run("rm", "-r", f"{node.data_dir}/multus")
-    node.delete(conf, pod)
-    assert (list(links(pod)), held(node, *"abc")) == (["lo"], [0, 0, 0])
-
-
-def test_a_damaged_list_is_an_error_if_nothing_else_names_the_networks(node, pod):
-    path = Path(node.data_dir, "multus", cid_of(pod))
-    path.parent.mkdir(parents=True)
-    path.write_text("[")
-    error = node.refused("DEL", multus(node, clusterNetwork="lost"), pod)
-    assert (error["code"], "is damaged" in error["msg"]) == (5, True)
-
-
-def test_the_namespace_is_gone_and_del_frees_the_addresses(node, pod_netns, abc):
-    conf, pod = multus(node, *abc), pod_netns()
-    node.add(conf, pod)
-    run("ip", "netns", "del", pod)
-    node.delete(conf, pod)
-    assert (held(node, *"abc"), kept(node)) == ([0, 0, 0], [])
-
-
-# -- CHECK, GC, STATUS -----------------------------------------------------------------------------------------
-
-def test_check_notices_a_missing_second_interface(node, pod, abc):
-    define(node, abc[0])
-    conf = multus(node, clusterNetwork="a", annotations={NETWORKS: "default/b"})
-    define(node, abc[1])
-    result = node.add(conf, pod)
-    node.check(conf, pod, result)
-    run("ip", "-n", pod, "link", "del", "net1")
-    assert 'network "default/b" (net1) failed (check)' in node.check_refused(conf, pod, result)
-
-
-def test_gc_keeps_all_networks_of_living_pods_and_deletes_those_of_dead_ones(node, pod_netns, selecting):
-    conf = selecting("b")
-    living, other, dead = pod_netns(), pod_netns(), pod_netns()
-    for pod in (living, other, dead):
-        node.add(conf, pod)
-    run("ip", "netns", "del", dead)
-    valid = [{"containerID": cid_of(living), "ifname": "eth0"}]
-    node.ok("GC", {**conf, "cni.dev/valid-attachments": valid})
-    assert held(node, *"ab") == [2, 2]              # `other` may be another runtime's: its namespace exists
-    assert [name for name in kept(node) if cid_of(dead) in name] == []
-    assert list(links(living)) == ["lo", "eth0", "net1"]
-
-
-def test_gc_deletes_addresses_that_no_container_has(node, pod, abc):
-    conf = multus(node, *abc)
-    Path(node.data_dir, "b").mkdir(parents=True)
-    Path(node.data_dir, "b", "10.1.2.50").write_text("lost\r\nnet1")
-    node.add(conf, pod)
-    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(pod), "ifname": "eth0"}]})
-    assert list(node.held("b")) == ["10.1.2.2"]
-
-
-def test_status_asks_each_network(node, abc):
-    node.ok("STATUS", multus(node, *abc))
-    error = node.refused("STATUS", multus(node, abc[0], {**abc[1], "type": "macvlan", "master": "lost0"}))
-    assert error["code"] == 50
-    assert 'network "b"' in error["msg"]
-    assert node.refused("STATUS", multus(node, clusterNetwork="lost"))["code"] == 50
-
-
-def test_an_add_waits_for_the_readiness_file_and_del_does_not(node, pod, abc, tmp_path, monkeypatch):
-    monkeypatch.setattr("fastcni.kit.networks.ready.READY_TIMEOUT_S", 0.2)
-    conf = multus(node, abc[0], readinessindicatorfile=str(tmp_path / "ready"))
-    assert node.refused("ADD", conf, pod)["code"] == 11
-    assert node.refused("STATUS", conf)["code"] == 50
-    node.delete(conf, pod)
-    (tmp_path / "ready").touch()
-    node.add(conf, pod)
-
-

@@ -14,6 +14,7 @@ from fastcni.kernel import netns
 from fastcni.server.cluster.pods import blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.cpu_latency import LatencyRequest
+from fastcni.server.networks.sources import NetworkSources
 from fastcni.server.requests.acceptor import Acceptor
 from fastcni.server.requests.configurations import Configurations
 from fastcni.server.requests.hosts import Hosts
@@ -44,7 +45,8 @@ class Local(Server):
         preload()
         self.restoring = Restoring(logger)
         self.cluster = ClusterUpkeep(home, logger, blind())
-        self.hosts = Hosts(home, background, self.restoring, self.cluster)
+        self.networks = NetworkSources(home, logger, node="node-1")
+        self.hosts = Hosts(home, background, self.restoring, self.cluster, self.networks)
         self.queue = RequestQueue(self.size, busy, timeout_s=queue_timeout_s, wake=wakeup.wake)
         self.acceptor = Acceptor(self.listening.sock, self.queue, wakeup, frozenset({os.geteuid()}),
                                  LatencyRequest(0, logger), logger)
@@ -62,6 +64,7 @@ class Local(Server):
             self.acceptor.close()
             self.restoring.stop()
             self.cluster.stop()
+            self.networks.stop()
             self.hosts.close()
         with suppress(OSError):
             self.file.close()

@@ -24,7 +24,7 @@ def find(tmp_path, plugins, reads):
     """find(): what WarmMode.find_plugin() finds for host-local in a folder that has fastcni's file."""
     shutil.copy(f"{plugins}/host-local", tmp_path)
     home = netns.open_own()
-    mode = modes.WarmMode(home, None, None, None, None)
+    mode = modes.WarmMode(home, None, None, None, None, None)
     yield lambda: mode.find_plugin("host-local", [str(tmp_path), plugins], True)
     os.close(home)
 

@@ -22,6 +22,7 @@ from fastcni.kit.call import names
 from fastcni.kit.call.mode import Mode
 from fastcni.server.cluster.pods import blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
+from fastcni.server.networks.sources import NetworkSources
 from fastcni.server.requests import hosts
 from fastcni.server.restoring import restorer
 from fastcni.server.restoring.table_mirror import TableMirror
@@ -361,7 +362,8 @@ def test_a_released_namespace_is_no_longer_watched(node, monkeypatch, pod_netns)
     monkeypatch.setattr(restorer, "GATHER_S", 0.0)
     guard = restorer.Restoring(logging.getLogger("test"))
     home = netns.open_own()
-    node_hosts = hosts.Hosts(home, lambda fn, *args: fn(*args), guard, ClusterUpkeep(home, guard.log, blind()))
+    node_hosts = hosts.Hosts(home, lambda fn, *args: fn(*args), guard, ClusterUpkeep(home, guard.log, blind()),
+                             NetworkSources(home, guard.log))
     guard.start()
     try:
         with Inside(None):

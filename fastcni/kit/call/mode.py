@@ -157,6 +157,11 @@ class Mode:
         store: T = self.stores[key]
         return store
 
+    def network_objects(self, key: Hashable, open_objects: Callable[[], T]) -> T:
+        """Return the source of pods and of definitions of networks, see kit/networks/api_objects.py. A server watches
+        what is there. The mode closes it."""
+        return self.cluster_store(key, open_objects)
+
     def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
         """Note that the request has given or released these addresses, packed, of a space. A server looks after its
         blocks, see server/cluster/upkeep.py. keys: the configuration's, see kit/ipam/cluster/conf.py."""

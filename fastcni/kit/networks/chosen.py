@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcni.kit.networks import definitions
+from fastcni.kit.networks.definitions import Definitions
 from fastcni.kit.networks.network import OWN_ARG, Network, select
 from fastcni.kit.networks.selection import DEFAULT_NETWORK, NETWORKS, read_networks
 from fastcni.spec import errors
@@ -11,81 +11,133 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
     from typing import Any
 
     from fastcni.kit.call.request import Request
+    from fastcni.kit.networks.api_objects import ApiObjects, Pod
     from fastcni.kit.networks.keys import Keys
     from fastcni.kit.networks.network import Definition
     from fastcni.kit.networks.selection import Selection
 
 SHIM = "multus-shim"            # its daemon asks the Kubernetes API, without a kubeconfig
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"       # the capability of containerd, CRI-O and fastcni's runtime
+SOURCE = "kubernetes.io/config.source"          # of a pod's annotations: "api", or another value for a static pod
 
 
 class Asked:
-    """What a request says of its pod: namespace, and the texts of the two annotations, "" for none."""
+    """What a request says of its pod.
 
-    __slots__ = ("namespace", "networks", "default")
+    namespace, name     "default" and "" if the runtime does not give them
+    uid                 of the pod as the API has it, "" if it is unknown
+    networks, default   the texts of the two annotations, "" for none
+    """
 
-    def __init__(self, req: Request) -> None:
+    __slots__ = ("namespace", "name", "uid", "networks", "default")
+
+    def __init__(self, req: Request, objects: ApiObjects | None) -> None:
         args = dict(pair.partition("=")[::2] for pair in req.args.split(";"))
-        self.namespace = args.get("K8S_POD_NAMESPACE", "") or "default"
-        given = req.conf.section("runtimeConfig").raw(ANNOTATIONS, {})
-        if not isinstance(given, dict):
-            raise req.conf.wrong(f"runtimeConfig.{ANNOTATIONS}", f"expected an object, got {shown(given)}")
-        if ANNOTATIONS not in req.conf.section("runtimeConfig").values and args.get("K8S_POD_NAME"):
-            check_source(req)
-        annotations = Section(given, "annotations")
+        self.namespace, self.name = args.get("K8S_POD_NAMESPACE", "") or "default", args.get("K8S_POD_NAME", "")
+        self.uid = args.get("K8S_POD_UID", "")
+        annotations = Section(self._annotations(req, objects), "annotations")
         self.networks = annotations.text(NETWORKS) or args.get(OWN_ARG, "")
         self.default = annotations.text(DEFAULT_NETWORK)
 
+    def _annotations(self, req: Request, objects: ApiObjects | None) -> dict[str, Any]:
+        """The pod's annotations, of the first that has them: the request, the Kubernetes API."""
+        runtime = req.conf.section("runtimeConfig")
+        if runtime.has(ANNOTATIONS):
+            given = runtime.raw(ANNOTATIONS)
+            if not isinstance(given, dict):
+                raise req.conf.wrong(f"runtimeConfig.{ANNOTATIONS}", f"expected an object, got {shown(given)}")
+            if given.get(SOURCE, "api") != "api":
+                self.uid = ""
+            return given
+        if not self.name:
+            return {}
+        if objects:
+            pod = pod_of(objects, self.namespace, self.name, self.uid, req.conf.text("kubeconfig"))
+            self.uid = pod.uid
+            return pod.annotations
+        if req.plugin == SHIM:          # else the pod would silently get only its first network
+            raise CniError(errors.INVALID_CONFIG, "the runtime has not passed the pod's annotations", HOW)
+        return {}
 
-def check_source(req: Request) -> None:
-    """Raise CniError 7 for a configuration whose pods' annotations Multus would read from the Kubernetes API: without
-    the annotations a pod would get only its first network."""
-    if req.conf.text("kubeconfig") or req.plugin == SHIM:
-        raise CniError(errors.INVALID_CONFIG, "the runtime has not passed the pod's annotations",
-                       f'write "capabilities": {{"{ANNOTATIONS}": true}} into the configuration; fastcni does not read '
-                       "pods from the Kubernetes API")
+
+HOW = f'write "capabilities": {{"{ANNOTATIONS}": true}} or "kubeconfig" into the configuration'
 
 
-def networks_of(req: Request, keys: Keys) -> list[Network]:
-    """The networks of a pod, the first one first. Raises CniError 7, before anything is added."""
-    asked = Asked(req)
-    found = first_networks(req, keys, asked)
+def pod_of(objects: ApiObjects, namespace: str, name: str, uid: str, kubeconfig: str) -> Pod:
+    """Return a pod of the API. Raises CniError 11 if it is unknown, or is another one of that name."""
+    from fastcni.clients.away import Away
+
+    try:
+        pod = objects.pod(namespace, name, uid)
+    except Away as e:
+        raise CniError(errors.TRY_AGAIN_LATER, f"pod {namespace}/{name}: {e}",
+                       f"which networks the pod has is unknown; kubeconfig {kubeconfig}") from None
+    if pod is None:
+        raise CniError(errors.TRY_AGAIN_LATER, f"the Kubernetes API has no pod {namespace}/{name}",
+                       f"kubeconfig {kubeconfig}")
+    if not pod.is_of(uid):
+        raise CniError(errors.TRY_AGAIN_LATER, f'pod {namespace}/{name} has the uid "{pod.uid}" in the Kubernetes API, '
+                       f'and "{uid}" in the request', "the pod was deleted, and another one has its name")
+    return pod
+
+
+def objects_of(req: Request, keys: Keys) -> ApiObjects | None:
+    """The Kubernetes API of the configuration, None for a configuration without a kubeconfig."""
+    return req.mode.network_objects(*source_of(keys)) if keys.kubeconfig else None
+
+
+def source_of(keys: Keys) -> tuple[Hashable, Callable[[], ApiObjects]]:
+    """The arguments of Mode.network_objects()."""
+    def open_objects() -> ApiObjects:
+        from fastcni.kit.networks.api_objects import ApiObjects
+        from fastcni.kit.networks.copies import Copies
+
+        return ApiObjects(keys.kubeconfig, Copies(keys.cni_dir))
+
+    return ("networks", keys.kubeconfig, keys.cni_dir), open_objects
+
+
+def definitions_of(req: Request, keys: Keys) -> Definitions:
+    return Definitions(keys, objects_of(req, keys), req.version, req.warn)
+
+
+def networks_of(req: Request, keys: Keys, asked: Asked, known: Definitions) -> list[Network]:
+    """The networks of a pod, the first one first. Raises CniError 7 and 11, before anything is added."""
+    found = first_networks(req, keys, asked, known)
     for selection in read_networks(asked.networks, asked.namespace):
         check_isolation(keys, selection, asked.namespace)
-        definition = definitions.by_name(keys, selection.namespace, selection.name, req.version)
-        found.append(select(definition, selection, len(found)))
+        found.append(select(known.by_name(selection.namespace, selection.name), selection, len(found)))
     return found
 
 
-def first_networks(req: Request, keys: Keys, asked: Asked) -> list[Network]:
+def first_networks(req: Request, keys: Keys, asked: Asked, known: Definitions) -> list[Network]:
     """The networks that the configuration gives to the pod."""
-    found = standing_definitions(keys, req.version, asked.namespace not in keys.system_namespaces)
+    found = standing_definitions(keys, known, asked.namespace not in keys.system_namespaces)
     if asked.default:
         selected = read_networks(asked.default, keys.namespace)
         if len(selected) != 1:
             raise CniError(errors.INVALID_CONFIG, f"pod annotation {DEFAULT_NETWORK}: expected one network, got "
                            f"{len(selected)}")
-        found[:1] = [definitions.by_name(keys, selected[0].namespace, selected[0].name, req.version)]
+        found[:1] = [known.by_name(selected[0].namespace, selected[0].name)]
     return [Network(definition, f"net{place}") if place else Network(definition, req.ifname, of_runtime(req))
             for place, definition in enumerate(found)]
 
 
-def standing_definitions(keys: Keys, version: str, with_defaults: bool = True) -> list[Definition]:
-    """The networks of each pod. with_defaults: also those of `defaultNetworks`. Raises CniError 7."""
+def standing_definitions(keys: Keys, known: Definitions, with_defaults: bool = True) -> list[Definition]:
+    """The networks of each pod. with_defaults: also those of `defaultNetworks`. Raises CniError 7 and 11."""
     if not keys.cluster_network:
         return list(keys.delegates)
-    names = [keys.cluster_network, *(keys.defaults if with_defaults else ())]
-    return [definitions.of_cluster(keys, name, version) for name in names]
+    return [known.of_cluster(name) for name in (keys.cluster_network, *(keys.defaults if with_defaults else ()))]
 
 
-def standing(keys: Keys, version: str, warn: Callable[[str], object] | None = None) -> list[Network]:
+def standing(req: Request, keys: Keys, warn: Callable[[str], object] | None = None) -> list[Network]:
     """The networks of each pod, for GC and STATUS. warn: called instead of raising. Raises CniError 50."""
     try:
-        return [Network(it, "") for it in standing_definitions(keys, version)]
+        return [Network(it, "") for it in standing_definitions(keys, definitions_of(req, keys))]
     except CniError as e:
         if warn is None:
             raise CniError(errors.PLUGIN_NOT_AVAILABLE, e.msg, e.details) from None

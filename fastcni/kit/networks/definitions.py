@@ -1,4 +1,5 @@
-"""Find the configuration of a network that a pod or the multus plugin's configuration names, in files.
+"""Find the configuration of a network that a pod or the multus plugin's configuration names: in the Kubernetes API, if
+there is a kubeconfig, then in files.
 
     /etc/cni/multus/net.d/storage/mynet.conf    a network of the namespace "storage", by the `name` in the file
     /etc/cni/multus/net.d/mynet.conflist        a network of every namespace
@@ -9,49 +10,93 @@ from __future__ import annotations
 import posix
 
 from fastcni.kit.call import files
-from fastcni.kit.networks.network import Definition, define
+from fastcni.kit.networks.network import define
+from fastcni.kit.networks.selection import is_label
 from fastcni.spec import errors, json
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
+    from fastcni.kit.networks.api_objects import ApiObjects
+    from fastcni.kit.networks.copies import Stored
     from fastcni.kit.networks.keys import Keys
+    from fastcni.kit.networks.network import Definition
 
 ENDINGS = (".conf", ".conflist", ".json")
 S_IFMT, S_IFDIR = 0o170000, 0o040000        # stat(2)
 OF_DAEMON = "/host"             # where the daemon of Multus sees the host's files
 
 
-def by_name(keys: Keys, namespace: str, name: str, version: str) -> Definition:
-    """The network `namespace/name` in confDir. Raises CniError 7 if no file has that name."""
-    broken: list[str] = []
-    for folder in (f"{keys.conf_dir}/{namespace}", keys.conf_dir):
-        for path, document in configurations(folder, broken):
-            if document.get("name") == name:
-                return define(document, name, version, path, f"{namespace}/{name}")
-    raise CniError(errors.INVALID_CONFIG, f'no network "{namespace}/{name}"', f"no file in {keys.conf_dir}/{namespace} "
-                   f'or {keys.conf_dir} has the name "{name}"' + "".join(f"; {text}" for text in broken))
+class Definitions:
+    """Where the networks of a request are looked up.
 
+    objects: the Kubernetes API, which is asked before the files; None: there is none. version: the cniVersion of a
+    definition without one. warn: called for a definition that is a copy.
+    """
 
-def of_cluster(keys: Keys, name: str, version: str) -> Definition:
-    """The network that `clusterNetwork` or `defaultNetworks` names: by its name, or by the path of a file or of a
-    directory, whose first file it is. Raises CniError 7."""
-    if not name.startswith("/"):
-        return by_name(keys, keys.namespace, name, version)
-    broken: list[str] = []
-    for place in (name, name.removeprefix(OF_DAEMON)):
-        kind = kind_of(place)
-        if kind is None:
-            continue
-        found = configurations(place, broken) if kind == S_IFDIR else read(place, broken)
-        for path, document in found:
-            return define(document, "", version, path)
-    raise CniError(errors.INVALID_CONFIG, f'no network in "{name}"', "; ".join(broken) or
-                   "no such file, or a directory without *.conf, *.conflist and *.json")
+    def __init__(self, keys: Keys, objects: ApiObjects | None, version: str, warn: Callable[[str], object]) -> None:
+        self.keys, self.objects, self.version, self.warn = keys, objects, version, warn
+
+    def by_name(self, namespace: str, name: str) -> Definition:
+        """Return the network `namespace/name`. Raises CniError 7 if it does not exist, 11 if the API server does not
+        answer and there is no copy."""
+        title, stored = f"{namespace}/{name}", self._stored(namespace, name)
+        if stored and stored.config.strip():
+            return self._of_api(stored, name, title)
+        broken: list[str] = []
+        for folder in (f"{self.keys.conf_dir}/{namespace}", self.keys.conf_dir):
+            for path, document in configurations(folder, broken):
+                if document.get("name") == name:
+                    return define(document, name, self.version, path, title)
+        api = "the Kubernetes API has none, and " if self.objects and not stored else ""
+        raise CniError(errors.INVALID_CONFIG, f'no network "{title}"', f"{api}no file in {self.keys.conf_dir}/"
+                       f'{namespace} or {self.keys.conf_dir} has the name "{name}"'
+                       + "".join(f"; {text}" for text in broken))
+
+    def _stored(self, namespace: str, name: str) -> Stored | None:
+        """Return what the Kubernetes API has, None if it has no such definition. Raises CniError 11."""
+        if not (self.objects and is_label(namespace) and is_label(name)):
+            return None
+        from fastcni.clients.away import Away
+
+        try:
+            return self.objects.definition(namespace, name)
+        except Away as e:
+            raise CniError(errors.TRY_AGAIN_LATER, f'network "{namespace}/{name}": {e}',
+                           f"its definition is at the API server of the kubeconfig {self.keys.kubeconfig}") from None
+
+    def _of_api(self, stored: Stored, name: str, title: str) -> Definition:
+        where = f"NetworkAttachmentDefinition {title}"
+        try:
+            document = json.read(stored.config.encode("utf-8", "replace"))
+        except json.JsonError as e:
+            raise CniError(errors.INVALID_CONFIG, f"failed to load netconf: {where}: {e}") from None
+        found = define(document, name, self.version, where, title)
+        if stored.stale:
+            found.stale = stored.stale
+            self.warn(f"multus: network {title} is the last seen copy of its definition: {stored.stale}")
+        return found
+
+    def of_cluster(self, name: str) -> Definition:
+        """Return the network that `clusterNetwork` or `defaultNetworks` names: by its name, or by the path of a file or
+        of a directory, whose first file it is. Raises CniError 7, and 11 as by_name()."""
+        if not name.startswith("/"):
+            namespace, _, rest = name.rpartition("/")
+            return self.by_name(namespace or self.keys.namespace, rest)
+        broken: list[str] = []
+        for place in (name, name.removeprefix(OF_DAEMON)):
+            kind = kind_of(place)
+            if kind is None:
+                continue
+            found = configurations(place, broken) if kind == S_IFDIR else read(place, broken)
+            for path, document in found:
+                return define(document, "", self.version, path)
+        raise CniError(errors.INVALID_CONFIG, f'no network in "{name}"', "; ".join(broken) or
+                       "no such file, or a directory without *.conf, *.conflist and *.json")
 
 
 def kind_of(path: str) -> int | None:

@@ -22,10 +22,11 @@ class Keys:
     isolation, shared           whether a pod may name networks of its own namespace and of those in `shared` only
     ready_file                  the file that has to exist before an ADD
     bin_dir                     "": the directories of CNI_PATH, then BIN_DIR
+    kubeconfig                  of the API server with pods and definitions, "" for none
     """
 
     __slots__ = ("delegates", "cluster_network", "defaults", "namespace", "system_namespaces", "isolation", "shared",
-                 "ready_file", "cni_dir", "conf_dir", "bin_dir")
+                 "ready_file", "cni_dir", "conf_dir", "bin_dir", "kubeconfig")
     delegates: list[Definition]
     cluster_network: str
     defaults: list[str]
@@ -37,6 +38,7 @@ class Keys:
     cni_dir: str
     conf_dir: str
     bin_dir: str
+    kubeconfig: str
 
 
 def read_keys(conf: Section) -> Keys:
@@ -49,7 +51,7 @@ def read_keys(conf: Section) -> Keys:
     keys.system_namespaces = conf.texts("systemNamespaces") or ["kube-system"]
     keys.isolation = conf.flag("namespaceIsolation")
     keys.shared = [name.strip() for name in (conf.text("globalNamespaces") or "default").split(",")]
-    conf.text("kubeconfig")         # see chosen.check_source()
+    keys.kubeconfig = path(conf, "kubeconfig", "")
     for key in IGNORED:
         conf.has(key)
     keys.delegates = []

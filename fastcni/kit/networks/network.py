@@ -24,12 +24,13 @@ class Definition:
     title     "mynet"; "namespace/name" of one that a pod has selected
     document  the configuration of a plugin or a list of plugins, with name and cniVersion
     conf      the same as a configuration of the plugin chain
+    stale     why this is the last seen copy of a definition; "": it is no copy
     """
 
-    __slots__ = ("title", "document", "conf")
+    __slots__ = ("title", "document", "conf", "stale")
 
     def __init__(self, title: str, document: dict[str, Any], conf: Section) -> None:
-        self.title, self.document, self.conf = title, document, conf
+        self.title, self.document, self.conf, self.stale = title, document, conf, ""
 
     @property
     def name(self) -> str:
@@ -123,7 +124,9 @@ def with_args(definition: Definition, cni_args: dict[str, Any]) -> Definition:
     else:
         rest = {key: value for key, value in document.items() if key.lower() != "plugins"}
         document = {**rest, "plugins": [merged(plugin) for plugin in Section(document).items("plugins")]}
-    return define(document, definition.name, "", definition.title, definition.title)
+    found = define(document, definition.name, "", definition.title, definition.title)
+    found.stale = definition.stale
+    return found
 
 
 def own_args(args: str, first: bool) -> str:
@@ -148,16 +151,17 @@ class Failing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception | SystemExit):
-            raise NetworkError(self.network.definition.title, self.network.ifname, self.doing) from error
+            raise NetworkError(self.network, self.doing) from error
 
 
 class NetworkError(NestedError):
     """A network of a pod failed: the error of its plugins is `__cause__`."""
 
-    def __init__(self, title: str, ifname: str, doing: str) -> None:
+    def __init__(self, network: Network, doing: str) -> None:
         super().__init__("chain", 0, doing, False)
-        self.title, self.ifname = title, ifname
+        self.definition, self.ifname = network.definition, network.ifname
 
     @property
     def prefix(self) -> str:
-        return f'network "{self.title}" ({self.ifname}) failed ({self.doing}): '
+        stale = f"; its definition is the last seen one: {self.definition.stale}" if self.definition.stale else ""
+        return f'network "{self.definition.title}" ({self.ifname}) failed ({self.doing}{stale}): '

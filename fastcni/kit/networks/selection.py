@@ -113,10 +113,15 @@ def read_address(element: Section, key: str, text: str) -> bytes:
         raise element.wrong(key, f"invalid IP address: {shown(text)}") from None
 
 
+def is_label(text: str) -> bool:
+    """Return whether the text can be the name of an object in Kubernetes (RFC 1123), and of a file."""
+    return (0 < len(text) <= MAX_LABEL and LABEL_CHARACTERS.issuperset(text) and text[0].isalnum()
+            and text[-1].isalnum())
+
+
 def check_label(text: str, what: str) -> None:
-    """Raise CniError 7 unless the text can be the name of an object in Kubernetes (RFC 1123), and of a directory."""
-    if not (0 < len(text) <= MAX_LABEL and LABEL_CHARACTERS.issuperset(text) and text[0].isalnum()
-            and text[-1].isalnum()):
+    """Raise CniError 7 unless is_label()."""
+    if not is_label(text):
         raise wrong(f"{what} {shown(text)} must consist of lower case letters, digits, - and .")
 
 

@@ -20,6 +20,7 @@ from fastcni.server.requests.mode import WarmMode
 
 if TYPE_CHECKING:
     from fastcni.server.cluster.upkeep import ClusterUpkeep
+    from fastcni.server.networks.sources import NetworkSources
     from fastcni.server.restoring.restorer import Restoring
 
 KEEP_S = 10.0                   # since the last request
@@ -54,11 +55,13 @@ class Namespace:
 class Hosts:
     """`with hosts.visit(fd) as mode:` has the thread in the namespace `fd`, with a WarmMode of it.
 
-    home: a descriptor of the server's own namespace, in which the calling thread is; close() closes it. cluster: for
-    the modes."""
+    home: a descriptor of the server's own namespace, in which the calling thread is; close() closes it. cluster,
+    networks: for the modes."""
 
-    def __init__(self, home: int, defer: Callable[..., None], restoring: Restoring, cluster: ClusterUpkeep) -> None:
-        self.home, self.defer, self.restoring, self.cluster, self.lock = home, defer, restoring, cluster, Lock()
+    def __init__(self, home: int, defer: Callable[..., None], restoring: Restoring, cluster: ClusterUpkeep,
+                 networks: NetworkSources) -> None:
+        self.home, self.defer, self.restoring, self.lock = home, defer, restoring, Lock()
+        self.cluster, self.networks = cluster, networks
         own = Namespace(self.home, True, defer, restoring)
         self.known = {netns.identity(self.home): own}
         self.closed_deletes = [0, 0]    # the numbers of link_deletes() of closed namespaces
@@ -132,7 +135,7 @@ class Visit:
         return self.mode
 
     def _new_mode(self, it: Namespace) -> WarmMode:
-        return WarmMode(it.fd, it.facts, it.deletes, self.hosts.defer, self.hosts.cluster)
+        return WarmMode(it.fd, it.facts, it.deletes, self.hosts.defer, self.hosts.cluster, self.hosts.networks)
 
     def _namespace(self, key: tuple[int, int]) -> Namespace:
         with self.hosts.lock:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.request import Reply, Request
     from fastcni.server.cluster.upkeep import ClusterUpkeep
+    from fastcni.server.networks.sources import NetworkSources
     from fastcni.server.requests.facts import Facts
     from fastcni.server.requests.grouped_deletes import GroupedDeletes
     from fastcni.server.requests.protocol import Message
@@ -39,15 +40,16 @@ SETTLED_NS = 2 * 10**9          # after so long, each change of a file gives it 
 class WarmMode(Mode):
     """For one request at a time, after begin(); its sockets stay open. `facts` and `deletes` belong to the namespace,
     for all its WarmModes. `background(fn, *args)` runs a function in another thread. `cluster` has the stores of
-    cluster-wide addresses."""
+    cluster-wide addresses, `networks` the pods and the definitions of networks."""
 
-    __slots__ = ("facts", "deletes", "background", "cluster", "identity", "decode_conf", "message", "answer", "pod",
-                 "own_files")
+    __slots__ = ("facts", "deletes", "background", "cluster", "networks", "identity", "decode_conf", "message",
+                 "answer", "pod", "own_files")
 
     def __init__(self, home: int, facts: Facts, deletes: GroupedDeletes, background: Callable[..., None],
-                 cluster: ClusterUpkeep) -> None:
+                 cluster: ClusterUpkeep, networks: NetworkSources) -> None:
         super().__init__(home)
-        self.facts, self.deletes, self.background, self.cluster = facts, deletes, background, cluster
+        self.facts, self.deletes, self.background = facts, deletes, background
+        self.cluster, self.networks = cluster, networks
         self.own_files: dict[str, Stamp] = {}       # plugin files that are fastcni's, by their path
         self.pod: tuple[int, int] | None = None         # the identity of the pod's namespace, once that is open
         self.identity = netns.identity(home)            # with nsfs, the device of every namespace
@@ -113,6 +115,10 @@ class WarmMode(Mode):
     def cluster_store(self, key: Hashable, open_store: Callable[[], Any]) -> Any:
         """The store stays open for all requests."""
         return self.cluster.store(key, open_store)
+
+    def network_objects(self, key: Hashable, open_objects: Callable[[], Any]) -> Any:
+        """The watches go on for all requests."""
+        return self.networks.objects(key, open_objects)
 
     def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
         self.cluster.note(keys, addresses)

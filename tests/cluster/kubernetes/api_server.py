@@ -49,7 +49,7 @@ EVENT = {"group": "events.k8s.io", "names": {"kind": "Event", "plural": "events"
                 "count": {"type": "integer", "minimum": 2},
                 "lastObservedTime": {"type": "string", "pattern": r"\.\d{6}Z$"}}}}}}}]}
 CORE = {"nodes": "", "namespaces": "", "pods": "", "leases": "coordination.k8s.io",
-        "networkpolicies": "networking.k8s.io"}
+        "networkpolicies": "networking.k8s.io", "network-attachment-definitions": "k8s.cni.cncf.io"}
 KINDS = {resource(group, "v1", plural) for plural, group in CORE.items()}        # that a server has without any object
 
 
@@ -109,7 +109,7 @@ class ApiServer(kmock.KubernetesEmulator):
         self.asked.add((verb, group, what))
         if self.rules is not None and not any(
                 verb in rule["verbs"] and group in rule["apiGroups"] and what in rule["resources"]
-                and namespace == rule.get("namespace")
+                and rule.get("namespace") in (namespace, "*")
                 and ("resourceNames" not in rule or name in rule["resourceNames"]) for rule in self.rules):
             raise KubernetesError(status=403, reason="Forbidden", message=f"cannot {verb} {what}")
 
@@ -247,6 +247,8 @@ class ApiServer(kmock.KubernetesEmulator):
         if request.subresource != "status" or request.params.get("fieldManager") != "fastcni":
             raise KubernetesError(status=400, reason="BadRequest", message="only the status, with a fieldManager")
         before, patch = self._found(request), copy.deepcopy(request.data)
+        if patch.get("metadata", {}).get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
+            raise conflict(request, "Precondition failed: UID in precondition")
         conditions = {it["type"]: it for it in before.get("status", {}).get("conditions", [])}
         for it in patch.get("status", {}).get("conditions", []):
             conditions[it["type"]] = conditions.get(it["type"], {}) | it
@@ -254,7 +256,8 @@ class ApiServer(kmock.KubernetesEmulator):
         new = merged(before, patch)
         if conditions:
             new["status"]["conditions"] = list(conditions.values())
-        return before if new == before else self._store((request.resource, None, request.name), new, "MODIFIED")
+        key = request.resource, request.namespace, request.name
+        return before if new == before else self._store(key, new, "MODIFIED")
 
     async def _serve_delete(self, request):
         self._check_kind(request)
@@ -333,6 +336,9 @@ def strict(schema):
 def matches(request, body):
     labels = body["metadata"].get("labels", {})
     chosen = filter(None, request.params.get("labelSelector", "").split(","))
+    field, _, value = request.params.get("fieldSelector", "").partition("=")
+    if field and (field != "spec.nodeName" or body.get("spec", {}).get("nodeName") != value):
+        return False
     return all(labels.get(it.partition("=")[0]) == it.partition("=")[2] for it in chosen)
 
 

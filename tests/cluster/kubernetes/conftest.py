@@ -4,6 +4,7 @@ applied and nothing of value in it."""
 import os
 
 import pytest
+from server.conftest import local, node, plugins, pod, root, start  # noqa: F401 - the fixtures
 
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, KINDS

@@ -1,0 +1,111 @@
+"""Read pods and NetworkAttachmentDefinitions from the Kubernetes API, and write which networks a pod has.
+
+Each call here is one request. A server has both kinds of objects from a watch (server/networks/watched.py), and asks
+only for those that the watch lacks.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from fastcni.clients.away import Away
+from fastcni.clients.kubernetes import Conflict, Missing, NoSuchKind, open_api
+from fastcni.kit.networks.copies import Copies, Stored
+from fastcni.kit.networks.selection import DEFAULT_NETWORK, NETWORKS, is_label
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Object = dict[str, Any]
+
+GROUP = "/apis/k8s.cni.cncf.io/v1"
+DEFINITIONS, PODS = f"{GROUP}/network-attachment-definitions", "/api/v1/pods"
+STATUS = "k8s.v1.cni.cncf.io/network-status"
+RESOURCE = "k8s.v1.cni.cncf.io/resourceName"        # an annotation of a definition
+MIRROR = "kubernetes.io/config.mirror"              # an annotation of the API's copy of a static pod
+STATUS_TIMEOUT_S = 0.5                              # how long an ADD waits until its pod's status is written
+RETRY_S = 5.0                                       # after a failure, for which the API server is not asked
+
+
+class Pod:
+    """What fastcni reads of a pod. annotations: of NETWORKS and DEFAULT_NETWORK those that exist. mirror: the pod is
+    the copy of a static pod, whose uid the kubelet gives to the runtime instead."""
+
+    __slots__ = ("uid", "annotations", "mirror")
+
+    def __init__(self, document: Object) -> None:
+        metadata = document["metadata"]
+        found = metadata.get("annotations") or {}
+        self.uid: str = metadata.get("uid") or ""
+        self.annotations: dict[str, str] = {key: found[key] for key in (NETWORKS, DEFAULT_NETWORK) if found.get(key)}
+        self.mirror = MIRROR in found
+
+    def is_of(self, uid: str) -> bool:
+        """Return whether it is the pod that the runtime means. uid: of the runtime, "" if it gives none."""
+        return not uid or uid == self.uid or self.mirror
+
+
+def read_definition(document: Object) -> Stored:
+    """Return what fastcni reads of a NetworkAttachmentDefinition."""
+    config = (document.get("spec") or {}).get("config")
+    resource = (document["metadata"].get("annotations") or {}).get(RESOURCE)
+    return Stored(config if isinstance(config, str) else "", resource if isinstance(resource, str) else "")
+
+
+class ApiObjects:
+    """The API server of a kubeconfig. copies: where definitions are kept for times when it does not answer.
+
+    Methods raise Away if it does not answer.
+    """
+
+    def __init__(self, kubeconfig: str, copies: Copies) -> None:
+        self.api, self.copies = open_api(kubeconfig), copies
+        self.why, self.retry_at = "", 0.0           # of the last failure
+
+    def close(self) -> None:
+        self.api.close()
+
+    def pod(self, namespace: str, name: str, uid: str) -> Pod | None:
+        """Return a pod, None if it does not exist. uid: of the runtime; the answer may be of a pod with another uid."""
+        document = self.api.get(path_of_pod(namespace, name))
+        return Pod(document) if document else None
+
+    def definition(self, namespace: str, name: str) -> Stored | None:
+        """Return a definition, None if it does not exist. If the API server does not answer: the copy, with `stale`."""
+        if monotonic() >= self.retry_at:
+            try:
+                document = self._get_definition(namespace, name)
+                self.why = ""
+                return self.copies.keep(namespace, name, read_definition(document) if document else None)
+            except Away as e:
+                self.why, self.retry_at = str(e), monotonic() + RETRY_S
+        found = self.copies.read(namespace, name)
+        if found is None:
+            raise Away(f"{self.why}; {self.copies.path(namespace, name)} has no copy of it")
+        found.stale = self.why
+        return found
+
+    def _get_definition(self, namespace: str, name: str) -> Object | None:
+        try:
+            return self.api.get(f"{GROUP}/namespaces/{namespace}/network-attachment-definitions/{name}")
+        except NoSuchKind:              # the cluster uses no definitions
+            return None
+
+    def write_status(self, namespace: str, name: str, uid: str, text: str, timeout_s: float = STATUS_TIMEOUT_S) -> None:
+        """Write the annotation STATUS of a pod, by one request. uid: the pod must have it; "": any. A pod that no
+        longer exists needs none."""
+        changes: Object = {"metadata": {"annotations": {STATUS: text}}}
+        if uid:
+            changes["metadata"]["uid"] = uid
+        try:
+            self.api.patch_by_keys(f"{path_of_pod(namespace, name)}/status", changes, timeout_s)
+        except (Missing, Conflict):
+            return
+
+
+def path_of_pod(namespace: str, name: str) -> str:
+    """Raises Away for texts that no pod has as its name."""
+    if not (is_label(namespace) and is_label(name)):
+        raise Away(f"no pod can have the name {namespace}/{name}")
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"

@@ -1,0 +1,75 @@
+"""Keep the definitions of the Kubernetes API on disk, as they were last seen, for times when it does not answer.
+
+    <cniDir>/definitions/<namespace>/<name>     {"config": ..., "resource": ...}
+"""
+
+from __future__ import annotations
+
+import posix
+from _thread import get_ident
+
+from fastcni.kit.call import files
+from fastcni.kit.networks.selection import is_label
+from fastcni.spec import json
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_BYTES = 4 << 20             # of a copy; etcd holds 1.5 MiB of an object by default, and JSON escapes make it longer
+
+
+class Stored:
+    """A definition of the API. config: its text, "" for none. resource: of a device plugin, "" for none. stale: why it
+    is a copy; "": the API server has it."""
+
+    __slots__ = ("config", "resource", "stale")
+
+    def __init__(self, config: str, resource: str = "") -> None:
+        self.config, self.resource, self.stale = config, resource, ""
+
+
+class Copies:
+    """The copies of one cniDir. A copy that cannot be written or read does not exist: nothing depends on it while the
+    API server answers."""
+
+    def __init__(self, cni_dir: str) -> None:
+        self.folder = f"{cni_dir}/definitions"
+
+    def path(self, namespace: str, name: str) -> str:
+        return f"{self.folder}/{namespace}/{name}"
+
+    def keep(self, namespace: str, name: str, found: Stored | None) -> Stored | None:
+        """Write the copy of a definition, or remove it for None. Return `found`."""
+        path = self.path(namespace, name)
+        if not (is_label(namespace) and is_label(name)):
+            return found
+        try:
+            if found is None:
+                files.remove(path)
+                return found
+            content = json.write({"config": found.config, "resource": found.resource})
+            if files.read(path, MAX_BYTES) != content:
+                new = f"{self.folder}/.new-{posix.getpid()}-{get_ident()}"
+                files.write(new, content)
+                files.make_folders(f"{self.folder}/{namespace}", 0o700)
+                posix.rename(new, path)
+        except (CniError, OSError):     # for instance a full disk
+            return found
+        return found
+
+    def read(self, namespace: str, name: str) -> Stored | None:
+        if not (is_label(namespace) and is_label(name)):
+            return None
+        try:
+            document = json.read(files.read(self.path(namespace, name), MAX_BYTES) or b"null")
+            return Stored(document["config"], document["resource"])
+        except (CniError, json.JsonError, TypeError, KeyError):     # absent or damaged
+            return None
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """(namespace, name) of each copy."""
+        for namespace in files.names(self.folder):
+            if is_label(namespace):
+                yield from ((namespace, name) for name in files.names(f"{self.folder}/{namespace}"))

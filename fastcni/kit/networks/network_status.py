@@ -1,0 +1,39 @@
+"""Write which networks a pod has into its annotation k8s.v1.cni.cncf.io/network-status.
+
+Source: Network Plumbing Working Group, Kubernetes Network Custom Resource Definition De-facto Standard 1.3, 4.2.
+"""
+
+from __future__ import annotations
+
+from fastcni.spec import address, json
+from fastcni.spec import result as results
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from fastcni.kit.networks.network import Network
+
+
+def text_of(added: Iterable[tuple[Network, dict[str, Any]]]) -> str:
+    """Return the annotation's text: a list, one object for each network. added: (network, result), the first first."""
+    return json.write([element(network, result, place == 0) for place, (network, result) in enumerate(added)]).decode()
+
+
+def element(network: Network, result: dict[str, Any], first: bool) -> dict[str, Any]:
+    shaped = results.printed(results.to_version({"cniVersion": "1.1.0", **result}, "1.1.0"))
+    inside = [it for it in shaped.get("interfaces", ()) if it.get("sandbox")]
+    link = next((it for it in inside if it["name"] == network.ifname), inside[-1] if inside else {})
+    found: dict[str, Any] = {"name": network.definition.name if first else network.definition.title}
+    if link:
+        found["interface"] = link["name"]
+    if ips := [it["address"].partition("/")[0] for it in shaped.get("ips", ())]:
+        found["ips"] = ips
+    found |= {key: link[key] for key in ("mac", "mtu") if link.get(key)}
+    if first:
+        found["default"] = True
+    found["dns"] = shaped.get("dns") or {}
+    if network.gateways:
+        found["gateway"] = [address.ip_text(gateway) for gateway in network.gateways]
+    return found

@@ -1,0 +1,6 @@
+"""What the server has of the Kubernetes API for pods with several networks.
+
+    watch      the thread that watches one kind of objects
+    watched    pods of this node and definitions of networks, from two watches
+    sources    these of each API server that configurations name
+"""

@@ -1,0 +1,76 @@
+"""The API servers from which networks of pods come, one for each kubeconfig and cniDir of configurations."""
+
+from __future__ import annotations
+
+import os
+from threading import Lock
+
+from fastcni.kit.networks import chosen
+from fastcni.kit.networks.keys import read_keys
+from fastcni.kit.networks.network import RUNS_NETWORKS
+from fastcni.server.networks.watched import WatchedObjects
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+    from typing import Any
+
+    from fastcni.daemon.log import Logger
+    from fastcni.kit.networks.api_objects import ApiObjects
+
+
+class NetworkSources:
+    """home: a descriptor of the server's network namespace. configured(): the configurations of plugins of this node,
+    decoded: their watches start with the server, so that the first pod waits for no list."""
+
+    def __init__(self, home: int, log: Logger, configured: Callable[[], Iterable[Any]] = tuple, node: str = "") -> None:
+        self.home, self.log, self.configured, self.lock = home, log, configured, Lock()
+        self.node = node or os.environ.get("NODE_NAME") or os.uname().nodename.lower()
+        self.sources: dict[Hashable, WatchedObjects] = {}
+        self.stopping = False
+
+    def objects(self, key: Hashable, open_objects: Callable[[], ApiObjects]) -> Any:
+        """The source of a configuration, opened once for all requests."""
+        with self.lock:
+            if key not in self.sources:
+                self.sources[key] = WatchedObjects(open_objects(), self.node, self.log, self.home)
+                if not self.stopping:
+                    self.sources[key].start()
+            return self.sources[key]
+
+    def learn(self) -> None:
+        """Start the watches of the configurations that exist now."""
+        try:
+            for values in self.configured():
+                if isinstance(values, dict) and values.get("type") in RUNS_NETWORKS:
+                    self._learn(Section(values))
+        except Exception:
+            self.log.exception("server_fault")
+
+    def _learn(self, conf: Section) -> None:
+        try:
+            keys = read_keys(conf)
+            if keys.kubeconfig:
+                source = self.objects(*chosen.source_of(keys))
+                if not conf.section("capabilities").has(chosen.ANNOTATIONS):
+                    source.watch_pods()
+        except CniError:                # requests say what is wrong
+            return
+
+    def keep(self) -> None:
+        """Start threads that could not be started, and write statuses that could not be written."""
+        for source in list(self.sources.values()):
+            if not self.stopping:
+                source.start()
+                source.keep()
+
+    def stop(self) -> None:
+        self.stopping = True
+        for source in list(self.sources.values()):
+            source.close()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """A part of the status document: one entry for each source."""
+        return [source.describe() for source in list(self.sources.values())]

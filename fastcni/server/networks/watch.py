@@ -1,0 +1,108 @@
+"""Watch one kind of objects of the Kubernetes API in a thread."""
+
+from __future__ import annotations
+
+from threading import Event, Thread
+from typing import Generic, TypeVar
+
+from fastcni.clients.away import Away
+from fastcni.clients.kubernetes_watch import follow, key_of
+from fastcni.daemon.background import start_thread
+from fastcni.kernel import netns
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from fastcni.clients.kubernetes import Api
+    from fastcni.clients.kubernetes_watch import Key
+    from fastcni.daemon.log import Logger
+
+T = TypeVar("T")
+
+RETRY_S = 1.0                   # after a watch has ended with an error
+STOP_S = 1.0                    # how long stop() waits for the thread
+
+
+class Watch(Generic[T]):
+    """path: of the kind in the API. selector: a query that chooses objects, "" for all. reduce(document): what is kept
+    of an object. changed(key, kept): called in the thread, with None for an object that no longer exists. complete():
+    called in the thread after each list. home: a descriptor of the server's network namespace.
+
+    found: {(namespace, name): what is kept}. why: why the watch has no connection, "" if it has one. listed: `found`
+    has been complete once.
+    """
+
+    def __init__(self, api: Api, path: str, reduce: Callable[[dict[str, Any]], T], log: Logger, home: int, *,
+                 selector: str = "", changed: Callable[[Key, T | None], object] = lambda key, kept: None,
+                 complete: Callable[[], object] = lambda: None) -> None:
+        self.api, self.path, self.selector, self.reduce = api, path, selector, reduce
+        self.changed, self.complete = changed, complete
+        self.log, self.home, self.stopping = log, home, Event()
+        self.found: dict[Key, T] = {}
+        self.why, self.listed = "", False
+        self._listed_keys: set[Key] = set()             # by this connection
+        self.thread: Thread | None = None
+
+    @property
+    def current(self) -> bool:
+        """Whether `found` is what the API server has, as far as this process knows."""
+        return self.listed and not self.why
+
+    def start(self) -> None:
+        """Start the thread unless it runs. Call it from time to time: a thread cannot always be started."""
+        if self.stopping.is_set() or (self.thread and self.thread.is_alive()):
+            return
+        thread = Thread(target=self._run, name=f"watch-{self.path.rpartition('/')[2]}", daemon=True)
+        self.thread = thread if start_thread(thread, self.log) else None
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+    def join(self) -> None:
+        if self.thread:
+            self.thread.join(STOP_S)
+
+    def _run(self) -> None:
+        try:
+            netns.ensure(self.home)
+        except netns.Lost as e:
+            self.log.warning("no_thread", thread=f"watch of {self.path}", why=str(e))
+            return
+        while not self.stopping.is_set():
+            self._listed_keys = set()
+            try:
+                follow(self.api, self.path, self.path, self._tell, self.stopping.is_set, self._list_ended,
+                       self.selector)
+            except Away as e:
+                if not self.why:
+                    self.log.warning("networks_watch_lost", path=self.path, why=str(e))
+                self.why = str(e)
+            except Exception:
+                self.log.exception("server_fault")
+                self.why = "a fault of fastcni, see the log"
+            self.stopping.wait(RETRY_S)
+
+    def _tell(self, path: str, document: dict[str, Any], gone: bool) -> None:
+        key = key_of(document)
+        if gone:
+            self._drop(key)
+            return
+        self._listed_keys.add(key)
+        self.found[key] = kept = self.reduce(document)
+        self.changed(key, kept)
+
+    def _drop(self, key: Key) -> None:
+        self._listed_keys.discard(key)
+        self.found.pop(key, None)
+        self.changed(key, None)
+
+    def _list_ended(self, path: str) -> None:
+        """Objects that were removed while there was no connection are in no event: the list does not have them."""
+        for key in self.found.keys() - self._listed_keys:
+            self._drop(key)
+        self.complete()
+        if self.why:
+            self.log.info("networks_watch_restored", path=self.path)
+        self.why, self.listed = "", True

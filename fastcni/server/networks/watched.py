@@ -1,0 +1,137 @@
+"""Pods of this node and definitions of networks, as watches of the Kubernetes API have last seen them."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+from fastcni.clients.away import Away
+from fastcni.kernel import waiting
+from fastcni.kit.networks.api_objects import DEFINITIONS, PODS, STATUS_TIMEOUT_S, ApiObjects, Pod, read_definition
+from fastcni.server.networks.watch import Watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.clients.kubernetes_watch import Key
+    from fastcni.daemon.log import Logger
+    from fastcni.kit.networks.copies import Stored
+
+FIRST_LIST_S = 2.0              # how long a request waits for the first list
+SEEN_S = 1.0                    # how long a request waits until the watch has its pod: kubelets are often faster
+MAX_UNWRITTEN = 4096            # statuses that wait for the API server; a node has some hundred pods
+WRITE_TIMEOUT_S = 5.0           # of a status that no ADD waits for
+
+
+class WatchedObjects:
+    """ApiObjects, which ask the API server only for what the watches do not have. Any thread may call the methods.
+
+    The watch of definitions starts with start(), that of pods with the first request that asks for a pod, or with
+    watch_pods(): runtimes pass the annotations of most pods with the request.
+    """
+
+    def __init__(self, objects: ApiObjects, node: str, log: Logger, home: int) -> None:
+        self.objects, self.lock, self.writing = objects, Lock(), Lock()
+        self.definitions: Watch[Stored] = Watch(objects.api, DEFINITIONS, read_definition, log, home,
+                                                changed=lambda key, found: objects.copies.keep(*key, found),
+                                                complete=self._remove_copies)
+        self.pods: Watch[Pod] = Watch(objects.api, PODS, Pod, log, home,
+                                      selector=f"fieldSelector=spec.nodeName%3D{node}")
+        self.pods_wanted = False
+        self.unwritten: dict[Key, tuple[str, str]] = {}         # (uid, status) of pods
+
+    # For requests
+
+    def pod(self, namespace: str, name: str, uid: str) -> Pod | None:
+        """See ApiObjects."""
+        if not self.pods_wanted:
+            self.watch_pods()
+        self._await_list(self.pods)
+        key = namespace, name
+
+        def seen() -> bool:
+            return (pod := self.pods.found.get(key)) is not None and pod.is_of(uid)
+
+        if seen() if not self.pods.current else waiting.until(seen, SEEN_S, waiting.STORE):
+            return self.pods.found.get(key)
+        return self.objects.pod(namespace, name, uid)
+
+    def definition(self, namespace: str, name: str) -> Stored | None:
+        """See ApiObjects."""
+        self._await_list(self.definitions)
+        if self.definitions.current and (found := self.definitions.found.get((namespace, name))):
+            return found
+        return self.objects.definition(namespace, name)
+
+    def write_status(self, namespace: str, name: str, uid: str, text: str) -> None:
+        """Write a pod's status now, for STATUS_TIMEOUT_S at most. If that fails, keep() writes it later, and the ADD
+        goes on."""
+        key = namespace, name
+        with self.lock:
+            self.unwritten.pop(key, None)
+        try:
+            if self.away:
+                raise Away(self.away)
+            self.objects.write_status(namespace, name, uid, text, STATUS_TIMEOUT_S)
+        except Away:
+            with self.lock:
+                if len(self.unwritten) < MAX_UNWRITTEN:
+                    self.unwritten[key] = uid, text
+            raise
+
+    def _await_list(self, watch: Watch[Any]) -> None:
+        if not watch.listed and not watch.why:
+            waiting.until(lambda: watch.listed or watch.why, FIRST_LIST_S, waiting.STORE)
+
+    # For the server
+
+    @property
+    def away(self) -> str:
+        """Why the API server does not answer, "" if it does."""
+        return self.definitions.why
+
+    def start(self) -> None:
+        """Start the threads that do not run."""
+        self.definitions.start()
+        if self.pods_wanted:
+            self.pods.start()
+
+    def watch_pods(self) -> None:
+        self.pods_wanted = True
+        self.pods.start()
+
+    def _remove_copies(self) -> None:
+        """Remove the copies of definitions that the list does not have: they were removed before the server started."""
+        for key in list(self.objects.copies.names()):
+            if key not in self.definitions.found:
+                self.objects.copies.keep(*key, None)
+
+    def keep(self) -> None:
+        """Write the statuses that could not be written before, until one fails."""
+        if self.unwritten and self.writing.acquire(blocking=False):
+            try:
+                self._write_later()
+            finally:
+                self.writing.release()
+
+    def _write_later(self) -> None:
+        for key, (uid, text) in list(self.unwritten.items()):
+            try:
+                self.objects.write_status(*key, uid, text, WRITE_TIMEOUT_S)
+            except Away:
+                return
+            with self.lock:
+                if self.unwritten.get(key) == (uid, text):      # no later ADD has another one
+                    del self.unwritten[key]
+
+    def close(self) -> None:
+        for watch in (self.definitions, self.pods):
+            watch.stop()
+        self.objects.close()
+        for watch in (self.definitions, self.pods):
+            watch.join()
+
+    def describe(self) -> dict[str, Any]:
+        found = {"definitions": len(self.definitions.found), "pods": len(self.pods.found),
+                 "statusesUnwritten": len(self.unwritten)}
+        return found | ({"why": self.away} if self.away else {})

@@ -1,0 +1,412 @@
+"""multus with pods and definitions from the Kubernetes API: what it asks, what it writes, and when the API is gone."""
+
+import contextlib
+import json
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from cluster.kubernetes.api_server import documents, kubeconfig
+from cluster.proxy import Proxy
+from real_kernel.networks import FIRST, NETWORKS, define, elements, held, kept, multus, network
+from real_kernel.node import addresses, links
+
+from fastcni.clients.away import Away
+from fastcni.kit.networks.api_objects import ApiObjects
+from fastcni.kit.networks.copies import Copies, Stored
+from fastcni.testing.witnesses import eventually
+
+DEFINITIONS, STATUS = "network-attachment-definitions", "k8s.v1.cni.cncf.io/network-status"
+NODE = "node-1"                 # of Local
+
+
+class Cluster(Proxy):
+    """The API server of the mock, behind a proxy that can be gone or frozen. kubeconfig: a path."""
+
+    def __init__(self, mock, folder):
+        super().__init__(int(mock.url.rpartition(":")[2]))
+        self.mock, self.kubeconfig = mock, folder / "kubeconfig"
+        self.away, self.thawed = False, threading.Event()
+        self.thawed.set()
+
+    def __enter__(self):
+        super().__enter__()
+        self.kubeconfig.write_text(kubeconfig(self.endpoint))
+        return self
+
+    def request(self, data):
+        self.thawed.wait(60)
+        return self.away
+
+    def go(self):
+        """No request is answered from now on, and no watch goes on."""
+        self.away = True
+        for each in self.open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def come_back(self):
+        self.away = False
+
+    def define(self, conf, namespace="shop", **metadata):
+        """Create or change a NetworkAttachmentDefinition. conf: None: without a configuration."""
+        text = conf if isinstance(conf, str) else json.dumps(conf) if conf else None
+        name = metadata.pop("name", "") or conf["name"]
+        self.mock.do(lambda api: api.put(f"{DEFINITIONS}.k8s.cni.cncf.io", {
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": {"name": name, "namespace": namespace, **metadata}, "spec": {"config": text} if text else {}},
+            namespace))
+
+    def undefine(self, name, namespace="shop"):
+        self.mock.do(lambda api: api.drop(f"{DEFINITIONS}.k8s.cni.cncf.io", name, namespace))
+
+    def create_pod(self, name="web", uid="uid-1", on=NODE, **annotations):
+        self.mock.do(lambda api: api.put("pods", {
+            "apiVersion": "v1", "kind": "Pod", "spec": {"nodeName": on}, "status": {},
+            "metadata": {"name": name, "namespace": "shop", "uid": uid, "annotations": annotations}}, "shop"))
+
+    def status(self, name="web"):
+        """The networks of the pod's status, None without it."""
+        def find(api):
+            return next(it for key, it in api.stored.items() if (key[0].plural, key[2]) == ("pods", name))
+
+        text = self.mock.do(find)["metadata"]["annotations"].get(STATUS)
+        return json.loads(text) if text else None
+
+    def log(self):
+        """The requests since the last call, without watches and lists."""
+        def take(api):
+            found = [(method, path) for method, path in api.log if "?watch" not in path and "limit=" not in path]
+            api.log.clear()
+            return found
+
+        return self.mock.do(take)
+
+
+def args(uid="uid-1", name="web"):
+    return {"CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID={uid}"}
+
+
+PATCH = [("PATCH", "/api/v1/namespaces/shop/pods/web/status?fieldManager=fastcni")]
+
+
+@pytest.fixture
+def cluster(node, mock, tmp_path):
+    with Cluster(mock, tmp_path) as found:
+        yield found
+        found.thawed.set()
+
+
+@pytest.fixture
+def conf(node, cluster):
+    """conf(annotations, **keys): a configuration whose first network is a. Definitions of b and c are in the API."""
+    for letter in "bc":
+        cluster.define(network(node, letter))
+    return lambda annotations=None, **keys: multus(node, network(node, "a"), annotations=annotations,
+                                                   **{"kubeconfig": str(cluster.kubeconfig), **keys})
+
+
+@pytest.fixture
+def warm(cluster, local):
+    """A server in this process. Its node is NODE. It ends before the API server."""
+    return local()
+
+
+def ready(warm, conf):
+    """Start the watches of a configuration, as the server does for those in files, and wait for their lists."""
+    warm.networks.configured = lambda: [conf]
+    warm.networks.learn()
+    source = next(iter(warm.networks.sources.values()))
+    assert eventually(lambda: source.definitions.current and (source.pods.current or not source.pods_wanted))
+    return source
+
+
+# -- one-shot -------------------------------------------------------------------------------------------------------
+
+def test_the_api_names_a_pods_networks_and_gets_their_status(node, pod, cluster, conf):
+    cluster.create_pod(**{NETWORKS: "b@foo0,c"})
+    result = node.add(conf(), pod, env=args())
+    assert [it["address"] for it in result["ips"]] == ["10.1.1.2/24"]
+    assert list(links(pod)) == ["lo", "eth0", "foo0", "net2"]
+    assert [(it["name"], it["interface"], it["ips"], it.get("default")) for it in cluster.status()] == [
+        ("a", "eth0", ["10.1.1.2"], True), ("shop/b", "foo0", ["10.1.2.2"], None),
+        ("shop/c", "net2", ["10.1.3.2"], None)]
+    assert [it["mac"] for it in cluster.status()] == [links(pod)[it]["address"] for it in ("eth0", "foo0", "net2")]
+    assert [method for method, _ in cluster.log()] == ["GET", "GET", "GET", "PATCH"]
+    cluster.go()
+    node.delete(conf(), pod, env=args())
+    assert (held(node, *"abc"), list(links(pod))) == ([0, 0, 0], ["lo"])
+
+
+def test_a_pod_that_names_no_network_needs_no_api(node, pod, cluster, conf):
+    cluster.go()
+    reply = node.call("ADD", conf({}), pod, env=args())
+    assert reply.status == 0
+    assert b"network-status of pod shop/web is not written" in reply.stderr
+
+
+def test_the_manifest_gives_the_rights_that_the_server_needs(pod, cluster, conf, warm):
+    rules = documents("networks.yaml")[0]["rules"]
+    cluster.mock.do(lambda api: setattr(api, "rules", [{**rule, "namespace": "*"} for rule in rules]))
+    cluster.create_pod(**{NETWORKS: "b"})
+    ready(warm, conf())
+    warm.ok("ADD", conf(), pod, env=args())
+    assert len(cluster.status()) == 2
+    asked = {(verb, what) for verb, _, what in cluster.mock.do(lambda api: set(api.asked))}
+    asked |= {("get", DEFINITIONS), ("get", "pods")}        # of one-shot requests
+    assert asked == {(verb, what) for rule in rules for what in rule["resources"] for verb in rule["verbs"]}
+
+
+def test_status_is_not_written_for_system_namespaces(node, pod, cluster, conf):
+    node.add(conf({}, systemNamespaces=["shop"]), pod, env=args())
+    assert cluster.log() == []
+
+
+@pytest.mark.parametrize("given", [{}, {"io.kubernetes.cri.pod-annotations": {NETWORKS: "c"}}])
+def test_annotations_of_the_request_are_used_before_those_of_the_api(node, pod, cluster, conf, given):
+    cluster.create_pod(**{NETWORKS: "b"})
+    node.add(conf() | {"runtimeConfig": given}, pod, env=args())
+    assert addresses("net1", pod) == ["10.1.3.2/24" if given else "10.1.2.2/24"]
+
+
+@pytest.mark.parametrize("uid, annotations, code", [
+    ("uid-1", {}, 0), ("uid-2", {}, 11), ("uid-2", {"kubernetes.io/config.mirror": "uid-2"}, 0)])
+def test_a_pod_with_another_uid_is_refused_but_for_static_pods(node, pod, cluster, conf,
+                                                               uid, annotations, code):
+    cluster.create_pod(**{NETWORKS: "b", **annotations})
+    if code:
+        error = node.refused("ADD", conf(), pod, env=args(uid))
+        assert (error["code"], 'has the uid "uid-1"' in error["msg"]) == (11, True)
+        assert (list(links(pod)), kept(node)) == (["lo"], [])
+    else:
+        node.add(conf(), pod, env=args(uid))
+        assert len(cluster.status()) == 2
+    node.delete(conf(), pod, env=args(uid))
+    assert held(node, *"ab") == [0, 0]
+
+
+def test_a_pod_that_the_api_does_not_know_is_refused(node, pod, cluster, conf):
+    error = node.refused("ADD", conf(), pod, env=args())
+    assert (error["code"], error["msg"]) == (11, "the Kubernetes API has no pod shop/web")
+    assert kept(node) == []
+    node.delete(conf(), pod, env=args())
+
+
+def test_the_status_of_another_pod_of_that_name_is_not_written(node, pod, cluster, conf):
+    cluster.create_pod(uid="uid-2")
+    assert node.call("ADD", conf({NETWORKS: "b"}), pod, env=args("uid-1")).status == 0
+    assert cluster.log()[-1:] == PATCH
+    assert cluster.status() is None
+
+
+def test_a_definition_without_a_configuration_is_in_a_file(node, pod, cluster, conf):
+    define(node, network(node, "c") | {"name": "d"})
+    cluster.define(None, name="d")
+    cluster.define({key: value for key, value in network(node, "b").items() if key != "name"}, name="e")
+    node.add(conf({NETWORKS: "d,e"}), pod, env=args())
+    assert [it["Name"] for it in elements(node, pod)] == ["a", "shop/d", "shop/e"]
+    assert held(node, "d", "e") == [1, 1]
+
+
+def test_clusternetwork_is_in_the_api_then_in_files(node, pod_netns, cluster, conf):
+    define(node, network(node, "c") | {"name": "x"})
+    for number in (3, 2):
+        pod = pod_netns()
+        conf_ = conf({}, clusterNetwork="x")
+        del conf_["delegates"]
+        assert node.add(conf_, pod, env=args())["ips"][0]["address"].startswith(f"10.1.{number}.")
+        cluster.define(network(node, "b") | {"name": "x"}, "kube-system")
+
+
+def test_the_first_network_by_annotation_is_in_the_api(node, pod, cluster, conf):
+    cluster.define(network(node, "c"), "kube-system")
+    cluster.create_pod()
+    result = node.add(conf({FIRST: "c"}), pod, env=args())
+    assert result["ips"][0]["address"] == "10.1.3.2/24"
+    assert [(it["name"], it["default"]) for it in cluster.status()] == [("c", True)]
+
+
+@pytest.mark.parametrize("text, why", [("{", "NetworkAttachmentDefinition shop/b: "), ("[]", "expected an object"),
+                                       ('{"type": "multus", "name": "b"}', "inside itself")])
+def test_a_bad_definition_is_refused_before_anything_is_added(node, pod, cluster, conf, text, why):
+    cluster.define(text, name="b")
+    before = node.left(pod)
+    error = node.refused("ADD", conf({NETWORKS: "c,b"}), pod, env=args())
+    assert (error["code"], why in error["msg"]) == (7, True), error
+    assert node.left(pod)["links"] == before["links"]
+
+
+# -- the API is gone --------------------------------------------------------------------------------------------------
+
+def test_definitions_are_the_last_seen_ones_when_the_api_is_gone(node, pod_netns, cluster, conf):
+    first, second = pod_netns(), pod_netns()
+    node.add(conf({NETWORKS: "b"}), first, env=args())
+    cluster.go()
+    reply = node.call("ADD", conf({NETWORKS: "b"}), second, env=args())
+    assert (reply.status, addresses("net1", second)) == (0, ["10.1.2.3/24"])
+    assert b"network shop/b is the last seen copy of its definition: kubernetes at http://127.0.0.1:" in reply.stderr
+    error = node.refused("ADD", conf({NETWORKS: "c"}), pod_netns(), env=args())
+    assert error["code"] == 11
+    assert 'network "shop/c": kubernetes at http://127.0.0.1:' in error["msg"]
+    assert "/multus/definitions/shop/c has no copy" in error["msg"]
+    for each in (first, second):
+        node.delete(conf({NETWORKS: "b"}), each, env=args())
+    assert held(node, *"ab") == [0, 0]
+
+
+def test_an_error_of_a_network_says_that_its_definition_is_an_old_one(node, pod_netns, cluster, conf):
+    cluster.define(network(node, "b", type="macvlan", master="lost0"))
+    node.refused("ADD", conf({NETWORKS: "b"}), pod_netns(), env=args())
+    cluster.go()
+    error = node.refused("ADD", conf({NETWORKS: "b"}), pod_netns(), env=args())
+    assert error["msg"].startswith('network "shop/b" (net1) failed (add; its definition is the last seen one: kubern')
+
+
+def test_a_removed_definition_leaves_no_copy(node, pod_netns, cluster, conf):
+    node.add(conf({NETWORKS: "b"}), pod_netns(), env=args())
+    cluster.undefine("b")
+    error = node.refused("ADD", conf({NETWORKS: "b"}), pod_netns(), env=args())
+    assert (error["code"], error["msg"]) == (7, 'no network "shop/b"')
+    assert "the Kubernetes API has none" in error["details"]
+    cluster.go()
+    assert node.refused("ADD", conf({NETWORKS: "b"}), pod_netns(), env=args())["code"] == 11
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"config": "{}"}'])
+def test_a_damaged_copy_is_none(tmp_path, content):
+    copies = Copies(str(tmp_path))
+    copies.keep("shop", "b", Stored("{}"))
+    Path(copies.path("shop", "b")).write_bytes(content)
+    assert copies.read("shop", "b") is None
+    with pytest.raises(Away, match="has no copy of it"):
+        ApiObjects("/nowhere", copies).definition("shop", "b")
+
+
+def test_a_copy_that_cannot_be_written_fails_no_request(node, pod, cluster, conf):
+    folder = Path(node.data_dir, "multus", "definitions")
+    folder.parent.mkdir(parents=True)
+    folder.write_text("")
+    node.add(conf({NETWORKS: "b"}), pod, env=args())
+    assert addresses("net1", pod) == ["10.1.2.2/24"]
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+def test_a_warm_add_asks_the_api_only_to_write_the_status(node, pod_netns, cluster, conf, warm):
+    cluster.create_pod(**{NETWORKS: "b,c"})
+    cluster.create_pod("elsewhere", on="node-2")
+    for given in (None, {NETWORKS: "b,c"}):
+        source = ready(warm, conf())
+        cluster.log()
+        pod = pod_netns()
+        warm.ok("ADD", conf(given), pod, env=args())
+        assert cluster.log() == PATCH
+        assert [it["interface"] for it in cluster.status()] == ["eth0", "net1", "net2"]
+        warm.ok("DEL", conf(given), pod, env=args())
+        assert cluster.log() == []
+    assert [*source.pods.found] == [("shop", "web")]
+
+
+def test_the_server_watches_no_pods_for_annotations_that_come_with_requests(warm, cluster, conf):
+    source = ready(warm, conf() | {"capabilities": {"io.kubernetes.cri.pod-annotations": True}})
+    assert (source.pods_wanted, len(source.definitions.found)) == (False, 2)
+
+
+def test_the_server_asks_for_what_the_watch_does_not_have(node, pod, cluster, conf, warm, monkeypatch):
+    monkeypatch.setattr("fastcni.server.networks.watched.SEEN_S", 0.1)
+    ready(warm, conf())
+    cluster.create_pod(on="", **{NETWORKS: "b"})            # as if the watch were late
+    warm.ok("ADD", conf(), pod, env=args())
+    assert addresses("net1", pod) == ["10.1.2.2/24"]
+
+
+def test_changes_of_definitions_are_seen(node, pod_netns, cluster, conf, warm):
+    source = ready(warm, conf())
+    old = pod_netns()
+    warm.ok("ADD", conf({NETWORKS: "b"}), old, env=args())
+    cluster.define(network(node, "c") | {"name": "b"})
+    cluster.undefine("c")
+    assert eventually(lambda: ("shop", "c") not in source.definitions.found
+                      and "br-c" in source.definitions.found["shop", "b"].config)
+    new = pod_netns()
+    warm.ok("ADD", conf({NETWORKS: "b"}), new, env=args())
+    assert (addresses("net1", old), addresses("net1", new)) == (["10.1.2.2/24"], ["10.1.3.2/24"])
+    assert warm.refused("ADD", conf({NETWORKS: "c"}), pod_netns(), env=args())["code"] == 7
+    for each in (old, new):
+        warm.ok("DEL", conf({NETWORKS: "b"}), each, env=args())
+        assert list(links(each)) == ["lo"]
+    assert held(node, *"ab") == [0, 0]
+
+
+def test_the_server_goes_on_with_what_it_has_seen(node, pod_netns, cluster, conf, warm):
+    """A definition that is removed meanwhile is missed in the next list."""
+    cluster.create_pod(**{NETWORKS: "b"})
+    source = ready(warm, conf())
+    cluster.go()
+    assert eventually(lambda: source.away)
+    pods = pod_netns(), pod_netns()
+    warm.ok("ADD", conf(), pods[0], env=args())
+    assert addresses("net1", pods[0]) == ["10.1.2.2/24"]
+    assert source.describe()["statusesUnwritten"] == 1
+    cluster.undefine("c")
+    cluster.come_back()
+    assert eventually(lambda: not source.away)
+    source.keep()
+    assert (len(cluster.status()), source.describe()["statusesUnwritten"]) == (2, 0)
+    assert [*source.definitions.found] == [("shop", "b")]
+    assert not Path(node.data_dir, "multus", "definitions", "shop", "c").exists()
+    assert warm.lines("networks_watch_lost")
+    assert eventually(lambda: warm.lines("networks_watch_restored"))
+
+
+def test_a_hanging_api_holds_up_no_add(node, pod, cluster, conf, warm):
+    """The status is written when the API server answers again."""
+    cluster.create_pod()
+    source = ready(warm, conf() | {"capabilities": {"io.kubernetes.cri.pod-annotations": True}})
+    cluster.thawed.clear()
+    warm.ok("ADD", conf({NETWORKS: "b"}), pod, env=args())
+    assert source.describe()["statusesUnwritten"] == 1
+    cluster.thawed.set()
+
+    def written():
+        source.keep()
+        return cluster.status()
+
+    assert len(eventually(written)) == 2
+
+
+def test_a_server_that_starts_without_the_api_has_the_copies(node, pod, cluster, conf, warm):
+    node.add(conf({NETWORKS: "b"}), pod, env=args())
+    node.delete(conf({NETWORKS: "b"}), pod, env=args())
+    cluster.go()
+    warm.ok("ADD", conf({NETWORKS: "b"}), pod, env=args())
+    assert addresses("net1", pod)[0].startswith("10.1.2.")
+
+
+def test_copies_of_definitions_that_no_longer_exist_go_with_the_first_list(node, cluster, conf, warm):
+    copies = Copies(f"{node.data_dir}/multus")
+    copies.keep("shop", "gone", Stored("{}"))
+    ready(warm, conf())
+    assert eventually(lambda: sorted(copies.names()) == [("shop", "b"), ("shop", "c")])
+
+
+def test_a_killed_server_leaves_definitions_to_one_shot_requests(node, pod_netns, cluster, conf, start,
+                                                                 tmp_path):
+    server = start(env={"NODE_NAME": NODE})
+    first, second = pod_netns(), pod_netns()
+    server.ok("ADD", conf({NETWORKS: "b,c"}), first, env=args())
+    server.process.kill()
+    server.process.wait()
+    cluster.go()
+    node.add(conf({NETWORKS: "b,c"}), second, env=args())
+    for each in (first, second):
+        node.delete(conf({NETWORKS: "b,c"}), each, env=args())
+        assert list(links(each)) == ["lo"]
+    assert (held(node, *"abc"), [name for name in kept(node) if not name.startswith("definitions")]) == ([0, 0, 0], [])
+
+
+def test_networks_by_names_that_no_pod_can_have(node, pod, cluster, conf):
+    error = node.refused("ADD", conf(), pod, env={"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=../x"})
+    assert (error["code"], "no pod can have the name default/../x" in error["msg"]) == (11, True)
+    assert list(links(pod)) == ["lo"]
