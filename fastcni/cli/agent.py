@@ -14,6 +14,8 @@ import click
 from click.core import ParameterSource
 
 from fastcni.cli.options.addresses import http_address
+from fastcni.cli.options.logging import NAMES as LOG_OPTIONS
+from fastcni.cli.options.logging import log_options
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from fastcni.agent.metrics import AgentCollector
     from fastcni.agent.policy.service import Settings as PolicySettings
     from fastcni.agent.run import Agent, Options
+    from fastcni.daemon.log import LogOptions
 
 
 @click.command()
@@ -75,14 +78,12 @@ if TYPE_CHECKING:
               "/var/lib/fastcni/agent/policies; with another --folder, policies.kept there]")
 @click.option("--bgp", "bgp_file", default="", metavar="FILE",
               help="Announce this node's subnets by BGP through BIRD 2 or FRR; the file names the routers.")
-@click.option("--metrics", default="", envvar="FASTCNI_AGENT_METRICS", show_envvar=True, metavar="ADDRESS",
+@click.option("--metrics", default="", callback=http_address, envvar="FASTCNI_AGENT_METRICS", show_envvar=True,
+              metavar="ADDRESS",
               help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
 @click.option("--leave", is_flag=True, help="Take this node out of the network: remove its record, links and rules.")
-@click.option("--log-to", default="stderr", show_default=True, type=click.Choice(["stderr", "syslog", "journald"]))
-@click.option("--log-level", default="info", show_default=True,
-              type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(["logfmt", "json"]))
-def agent(metrics: str, leave: bool, log_to: str, log_level: str, log_format: str, **network: Any) -> None:
+@log_options
+def agent(metrics: str | tuple[str, int] | None, leave: bool, log: LogOptions, **network: Any) -> None:
     """Give this node a subnet and join it to the others.
 
     It does what flanneld does. The agent writes the routes to other nodes' pods and keeps them so, and
@@ -96,9 +97,9 @@ def agent(metrics: str, leave: bool, log_to: str, log_level: str, log_format: st
 
     options = read_options(**network)
     page = MetricsPage(metrics) if metrics else None
-    log = logs.make(log_level, log_format, log_to, [page.collector.receive] if page else [])
-    notifier = Notifier(os.environ, log)
-    it = Agent(options, log, lambda: notifier.notify("READY=1"))
+    logger = logs.make(*log, [page.collector.receive] if page else [])
+    notifier = Notifier(os.environ, logger)
+    it = Agent(options, logger, lambda: notifier.notify("READY=1"))
     try:
         if leave:
             it.leave()
@@ -147,7 +148,7 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
                    policy_settings(policies, kubernetes or "", name, folder, policies_kept) if policies else None)
 
 
-NOT_BESIDE = ("metrics", "leave", "log_to", "log_level", "log_format")          # options that the server has itself
+NOT_BESIDE = ("metrics", "leave", *LOG_OPTIONS)          # options that the server has itself
 
 
 def read_beside(text: str) -> Options:
@@ -179,16 +180,16 @@ def make_beside(text: str, collectors: Sequence[AgentCollector]) -> Callable[[An
 
 
 class MetricsPage:
-    """The page /metrics at an address. Raises click.BadParameter for a bad address, CniError without the client."""
+    """The page /metrics at an address. Raises CniError without the client."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, where: str | tuple[str, int]) -> None:
         try:
             from fastcni.agent.metrics import AgentCollector
             from fastcni.server.metrics import registry
         except ImportError as e:
             raise CniError(errors.INVALID_CONFIG, f"--metrics needs the Python package prometheus_client ({e})",
                            "install fastcni[metrics], or Debian's python3-prometheus-client") from e
-        self.where, self.collector = http_address(text, "--metrics"), AgentCollector()
+        self.where, self.collector = where, AgentCollector()
         self.path, self.page = registry.PATH, registry.make_page(self.collector)
 
     @contextmanager
@@ -197,7 +198,6 @@ class MetricsPage:
         from fastcni.daemon.listening import ListenError
         from fastcni.server.web.site import Site
 
-        assert self.where
         self.collector.agent = agent
         site = Site(self.where, agent.log)
         site.pages[self.path] = self.page

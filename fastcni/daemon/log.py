@@ -8,6 +8,7 @@ import os
 import sys
 from datetime import UTC, datetime
 from time import monotonic
+from typing import NamedTuple
 
 import structlog
 
@@ -31,16 +32,22 @@ if TYPE_CHECKING:
         def error(self, event: str, **fields: Any) -> object: ...
         def exception(self, event: str, **fields: Any) -> object: ...
 
-DESTINATIONS = ("stderr", "syslog", "journald")
-LEVELS = ("debug", "info", "warning", "error")
 MAX_NAMES = 3
 SAME_LEVEL = {"warn": "warning", "exception": "error"}      # methods of a logger that are no levels
 SPECIAL = frozenset(' "=\\')
 
 
-def make(level: str, fmt: str, to: str = "stderr", receivers: Iterable[Processor] = ()) -> Logger:
-    """Return a logger: log.info(event, key=value, ...). level is one of LEVELS, fmt "logfmt" or "json", to one of
-    DESTINATIONS. journald takes fields, not lines: fmt does not matter. receivers: get each line as its fields."""
+class LogOptions(NamedTuple):
+    """The first arguments of make()."""
+
+    level: str = "info"         # debug, info, warning or error
+    fmt: str = "logfmt"         # or json
+    to: str = ""                # stderr; or syslog, journald
+
+
+def make(level: str, fmt: str, to: str = "", receivers: Iterable[Processor] = ()) -> Logger:
+    """Return a logger: log.info(event, key=value, ...). level, fmt, to: as in LogOptions. journald takes fields, not
+    lines: fmt does not matter. receivers: get each line as its fields."""
     render: Any = logfmt if fmt == "logfmt" else structlog.processors.JSONRenderer(serializer=as_json)
     if to == "journald":
         render = journal_fields

@@ -5,6 +5,7 @@
     cluster         cluster-wide addresses: the store, its blocks and holders, repair
     activity        what a server does: figures, requests and their messages as text
     own             fastcni's own state on the node, and its removal
+    served          what the server asks about its node
     confs           the files of a configuration directory
     ranges          the ranges of host-local that configurations name
     pod_policies    the network policies that hold for an address

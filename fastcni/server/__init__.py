@@ -9,6 +9,7 @@
     metrics      metrics for Prometheus
     otel         traces for OpenTelemetry
     web          HTTP: the status page, and the site that metrics answer on
+    node_view    what the server asks about its node
     control      control requests, and how to send them
     status       the control request of `fastcni doctor`
     periodic     the heartbeat, systemd's watchdog, and other work that is due from time to time

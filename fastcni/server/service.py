@@ -6,7 +6,7 @@ import faulthandler
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 from fastcni import _ipam_bitmap
@@ -16,14 +16,13 @@ from fastcni.daemon.systemd_notify import Notifier
 from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import netns
 from fastcni.server import control, status
-from fastcni.server.cluster.pods import Pods, blind
 from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
 from fastcni.server.former_boot import release_addresses
 from fastcni.server.idle import IdleExit
 from fastcni.server.metrics.pool_watch import PoolWatch
-from fastcni.server.metrics.pools import Counted
 from fastcni.server.networks.sources import NetworkSources
+from fastcni.server.node_view import NodeView
 from fastcni.server.periodic import TIDY_S, Upkeep, Watchdog, watchdog_seconds
 from fastcni.server.records import history
 from fastcni.server.records.history import History
@@ -39,7 +38,7 @@ from fastcni.spec import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any, Protocol
 
     from prometheus_client.registry import Collector
@@ -47,10 +46,6 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.kubernetes_events import KubernetesEvents
     from fastcni.daemon.log import Logger
-    from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.server.restoring.drop_watch import Drops
-    from fastcni.server.restoring.replay import Run
-    from fastcni.server.web.status_page import Ask, Document
 
     class Beside(Protocol):
         """A part that runs in a thread beside the requests: the dhcp daemon, the node agent."""
@@ -75,44 +70,26 @@ SWITCH_INTERVAL_S = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """workers: requests that run at once. queue_size: requests that may wait. queue_timeout_s: how long each may wait.
-    uids: user ids whose requests are served. latency_request_s: see LatencyRequest. level, fmt: of the log. log_to: one
-    of log.DESTINATIONS. replay, drops: see Restoring. idle_exit_s: see IdleExit. tidy_s: see Upkeep. pods, configured:
-    see ClusterUpkeep. networks: see NetworkSources. beside: each makes one Beside, given the log. collectors: of their
-    metrics. receivers: get each line of the log, as its fields. metrics: where they are scraped, see
-    web.address.read(); None: nowhere. count: counts addresses and attachments. http: where the status page is, as
-    metrics. make_status, make_topology: see
-    StatusPage. history: requests that are kept, see history.py; 0: none. otlp: the URL of a collector of traces; "":
-    none. kubernetes_events: the path of a kubeconfig, or "in-cluster"; "": no Kubernetes Events. parts: more of them.
-    """
+    """What `fastcni serve` can be told. A field that has an option of the command has its name and its text there."""
 
     workers: int = 32
     queue_size: int = 1024
     queue_timeout_s: float = 60.0
-    uids: Collection[int] = (0,)
-    latency_request_s: float = DEFAULT_S
-    level: str = "info"
-    fmt: str = "logfmt"
-    log_to: str = "stderr"
-    replay: Run | None = None
-    drops: Drops | None = None
-    idle_exit_s: float = 0.0
-    tidy_s: float = TIDY_S
-    pods: Pods | None = None
-    configured: Callable[[], Iterable[Keys]] = tuple
-    networks: Callable[[], Iterable[Any]] = tuple
-    beside: Sequence[Callable[[Logger], Beside]] = ()
-    parts: Sequence[Part] = ()
-    collectors: Sequence[Collector] = ()
-    receivers: Sequence[Processor] = ()
-    metrics: str | tuple[str, int] | None = None
-    count: Callable[[], Counted] = Counted
-    http: str | tuple[str, int] | None = None
-    make_status: Callable[[Callable[[], Document], Ask | None], Callable[[], Document]] = lambda *_: dict
-    make_topology: Callable[[], Document] = dict
-    history: int = history.DEFAULT_SIZE
-    otlp: str = ""
-    kubernetes_events: str = ""
+    uids: Collection[int] = (0,)                        # user ids whose requests are served
+    latency_request_s: float = DEFAULT_S                # see LatencyRequest
+    idle_exit_s: float = 0.0                            # see IdleExit
+    tidy_s: float = TIDY_S                              # see Upkeep
+    metrics: str | tuple[str, int] | None = None        # where metrics are scraped, see web/address.py; None: nowhere
+    http: str | tuple[str, int] | None = None           # where the status page is
+    history: int = history.DEFAULT_SIZE                 # requests that are kept, see history.py; 0: none
+    otlp: str = ""                                      # the URL of a collector of traces; "": none
+    kubernetes_events: str = ""                         # a kubeconfig's path, or "in-cluster"; "": no Kubernetes Events
+    log: log.LogOptions = field(default_factory=log.LogOptions)
+    receivers: Sequence[Processor] = ()                 # get each line of the log, as its fields
+    node: NodeView = field(default_factory=NodeView)
+    beside: Sequence[Callable[[Logger], Beside]] = ()   # each makes one Beside
+    parts: Sequence[Part] = ()                          # more of them
+    collectors: Sequence[Collector] = ()                # of the metrics of `beside` and `parts`
 
 
 def serve(path: str = listening.PATH, options: Options | None = None) -> int:
@@ -125,7 +102,7 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     # Threads inherit the mask; this thread waits for the signals below
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     events = kubernetes_events(options)
-    logger = log.make(options.level, options.fmt, options.log_to, [*(it.receive for it in events), *options.receivers])
+    logger = log.make(*options.log, [*(it.receive for it in events), *options.receivers])
     listen = listening.listen(path, open_to_all=not set(options.uids) <= {0, os.geteuid()})
     try:
         beside = [make(logger) for make in options.beside]
@@ -171,11 +148,11 @@ def make_pages(options: Options, logger: log.Logger) -> list[Part]:
     if options.metrics:
         from fastcni.server.metrics.service import Metrics
 
-        parts.append(Metrics(sites[options.metrics], options.count, logger, options.collectors))
+        parts.append(Metrics(sites[options.metrics], options.node.count, logger, options.collectors))
     if options.http:
         from fastcni.server.web.status_page import StatusPage
 
-        parts.append(StatusPage(sites[options.http], options.make_status, options.make_topology, logger))
+        parts.append(StatusPage(sites[options.http], options.node.make_status, options.node.topology, logger))
     try:
         for site in sites.values():                 # the last step: a socket needs a stop
             site.listen()
@@ -206,18 +183,18 @@ class Server:
         busy = len(os.sched_getaffinity(0)) + 1
         home, wakeup = netns.open_own(), Wakeup()
         self.background = Background(MAX_BACKGROUND_THREADS, home)
-        self.restoring = Restoring(logger, options.replay, options.drops)
+        self.restoring = Restoring(logger, options.node.replay, options.node.drops)
         self.queue = RequestQueue(options.workers, busy, size=options.queue_size, timeout_s=options.queue_timeout_s,
                                   wake=wakeup.wake)
-        self.cluster = ClusterUpkeep(home, logger, options.pods or blind(), options.configured)
-        self.networks = NetworkSources(home, logger, options.networks)
+        self.cluster = ClusterUpkeep(home, logger, options.node.pods, options.node.configured)
+        self.networks = NetworkSources(home, logger, options.node.networks)
         self.hosts = Hosts(home, self.background, self.restoring, self.cluster, self.networks)
         self.acceptor = Acceptor(listen.sock, self.queue, wakeup, frozenset(options.uids),
                                  LatencyRequest(options.latency_request_s, logger), logger)
         self.described: dict[str, Callable[[], Any]] = {}       # by key of the status document: what parts add
         self.answer_control(options.history)
         self.acceptor.records.receivers.append(RetriedDeletes(logger).note)
-        self.pool_watch = PoolWatch(options.count, self.background, logger)
+        self.pool_watch = PoolWatch(options.node.count, self.background, logger)
         self.pool = Workers(self.queue, self.acceptor, self.hosts, self.background, Configurations(), environment(),
                             logger)
         self.notify = Notifier(os.environ, logger).notify

@@ -139,7 +139,7 @@ def refusal(words, alone):
     try:
         if command is None:
             return "there is no such command"
-        command.make_context("fastcni", words)
+        command.make_context("fastcni", ["/run/it.sock" if word == "ADDRESS" else word for word in words])
     except click.UsageError as e:
         incomplete = isinstance(command, click.Group) or isinstance(e, click.MissingParameter)
         return "" if incomplete and not alone else e.format_message()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-def http_address(text: str, option: str) -> str | tuple[str, int] | None:
+def http_address(_: click.Context, option: click.Parameter, text: str) -> str | tuple[str, int] | None:
     """Read the address of --http or --metrics; None if it is empty. Raises click.BadParameter."""
     if not text:
         return None
@@ -14,10 +14,10 @@ def http_address(text: str, option: str) -> str | tuple[str, int] | None:
     try:
         return address.read(text)
     except address.AddressError as e:
-        raise click.BadParameter(str(e), param_hint=option) from e
+        raise click.BadParameter(str(e), param=option) from e
 
 
-def otlp_url(text: str) -> str:
+def otlp_url(_: click.Context, option: click.Parameter, text: str) -> str:
     """Check the URL of --otlp, which may be empty. Raises click.BadParameter."""
     if not text:
         return ""
@@ -26,4 +26,4 @@ def otlp_url(text: str) -> str:
     try:
         return traces.read_url(text)
     except traces.UrlError as e:
-        raise click.BadParameter(str(e), param_hint="--otlp") from e
+        raise click.BadParameter(str(e), param=option) from e

@@ -1,0 +1,36 @@
+"""The options of a daemon's log: --log-to, --log-level and --log-format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+DESTINATIONS = ("stderr", "syslog", "journald")
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("logfmt", "json")
+
+OPTIONS = (
+    click.option("--log-to", default=None, type=click.Choice(DESTINATIONS),
+                 help="Where to log; syslog is /dev/log, journald gets fields.  [default: stderr]"),
+    click.option("--log-level", default="info", show_default=True, type=click.Choice(LEVELS),
+                 help="info: the server logs a line for each request."),
+    click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(FORMATS)),
+)
+NAMES = ("log_to", "log_level", "log_format")
+
+
+def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add OPTIONS to a command. Its function gets one LogOptions as `log`, whose `to` is "" if --log-to is not given.
+    """
+    @wraps(function)
+    def command(log_to: str | None, log_level: str, log_format: str, **rest: Any) -> Any:
+        from fastcni.daemon.log import LogOptions
+
+        return function(log=LogOptions(log_level, log_format, log_to or ""), **rest)
+
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
