@@ -37,7 +37,7 @@ WORKERS = 4
 PYTHONS = python3.11 python3.12 python3.13 python3.14
 BUILT = $(VENV)/.built-by-make
 INSTALLED = $(VENV)/.installed-by-make
-BUILT_FROM = pyproject.toml setup.py fastcni/*.p[xy][dxi] fastcni/launcher/*.[ch]
+BUILT_FROM = pyproject.toml setup.py fastcni/*.p[xy][dxi] fastcni/launcher/*.[ch] fastcni/kernel/bpf/*.c
 
 setup: $(BUILT)
 

@@ -2,12 +2,17 @@
 
 import hashlib
 import os
+import struct
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from glob import glob
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 from setuptools.errors import CCompilerError
 
 FAST = ["_acceptor", "_ipam_bitmap", "_netlink", "_rtnetlink"]
@@ -29,6 +34,66 @@ CORE_VERSIONS = (3, 11), (3, 12)        # Python 3.13 crashes if a codec is look
 CORE_FLAGS = "-O2 -g0 -fno-pie".split()
 CORE_LINK = """-no-pie -s -Wl,--export-dynamic -Wl,--gc-sections -Wl,--build-id=none
     -Wl,--wrap=_Py_Deepfreeze_Init""".split()
+
+REDIRECT, PROGRAMS = "fastcni/kernel/bpf/redirect.bpf.c", "fastcni/kernel/bpf/redirect_programs.py"
+CLANG_FLAGS = "-target bpf -mcpu=v2 -O2 -g0 -std=gnu11 -ffreestanding -Wall -Werror".split()
+SHT_SYMTAB, SHT_REL = 2, 9              # elf.h
+
+
+def write_programs(announce):
+    """Write PROGRAMS from REDIRECT, if there is clang. Else a module of a source archive stays; a checkout gets one
+    without programs, and fastcni has no datapath "ebpf" then."""
+    found = {}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            made = f"{folder}/redirect.o"
+            subprocess.run([os.environ.get("CLANG", "clang"), *CLANG_FLAGS, "-c", REDIRECT, "-o", made], check=True)
+            with open(made, "rb") as file:
+                found = read_programs(file.read())
+    except (OSError, subprocess.CalledProcessError) as error:
+        if os.path.exists(PROGRAMS):
+            return
+        announce(f"{PROGRAMS} has no programs, so fastcni has no datapath ebpf: {error}", 4)
+    lines = [f'"""The programs of {os.path.basename(REDIRECT)}, as setup.py and clang made them."""\n',
+             f'DIGEST = "{hashlib.sha256(repr(found).encode()).hexdigest()[:8] if found else ""}"',
+             "PROGRAMS: dict[str, tuple[bytes, tuple[tuple[int, str], ...]]] = {",
+             *(f"    {name!r}: {program!r}," for name, program in found.items()), "}\n"]
+    with open(PROGRAMS, "w", encoding="ascii") as file:
+        file.write("\n".join(lines))
+
+
+def read_programs(elf):
+    """Return {name: (instructions, ((index of an instruction that loads a map, the map's name), ...))} of clang's
+    object: a program is a section tc/NAME, and the only relocations are those of maps. Source: elf.h."""
+
+    def text(table, at):
+        start = table[4] + at
+        return elf[start:elf.index(b"\0", start)].decode()
+
+    first, (count, names) = struct.unpack_from("<Q", elf, 40)[0], struct.unpack_from("<HH", elf, 60)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", elf, first + 64 * number) for number in range(count)]
+    symbols = next(section for section in sections if section[1] == SHT_SYMTAB)
+    maps = {}
+    for section in sections:
+        if section[1] == SHT_REL:
+            for offset, info in struct.iter_unpack("<QQ", elf[section[4]:section[4] + section[5]]):
+                name = struct.unpack_from("<I", elf, symbols[4] + 24 * (info >> 32))[0]
+                maps.setdefault(section[7], []).append((offset // 8, text(sections[symbols[6]], name)))
+    return {name.removeprefix("tc/"): (elf[section[4]:section[4] + section[5]], tuple(maps.get(number, ())))
+            for number, section in enumerate(sections)
+            if (name := text(sections[names], section[0])).startswith("tc/")}
+
+
+class with_programs(build_py):
+    def run(self):
+        write_programs(self.announce)
+        super().run()
+
+
+class sdist_with_programs(sdist):
+    def run(self):
+        write_programs(self.announce)
+        super().run()
 
 
 class build_all(build_ext):
@@ -85,10 +150,11 @@ def leaf(name):
     return Extension(
         f"fastcni.{name}",
         [f"fastcni/{name}.pyx"],
-        depends=[*glob("fastcni/*.p[xy][dx]"), LAUNCHER, CORE, *HEADERS],
+        depends=[*glob("fastcni/*.p[xy][dx]"), LAUNCHER, CORE, *HEADERS, REDIRECT],
         extra_compile_args=[speed, "-g0", "-fvisibility=hidden", *NO_UNWINDER],
         extra_link_args=COMPACT,
     )
 
 
-setup(ext_modules=[leaf(name) for name in (*FAST, *SMALL)], cmdclass={"build_ext": build_all})
+setup(ext_modules=[leaf(name) for name in (*FAST, *SMALL)],
+      cmdclass={"build_ext": build_all, "build_py": with_programs, "sdist": sdist_with_programs})

@@ -6,6 +6,7 @@ Calls that do not block keep Python's lock. A thread that releases it for a micr
 finds the lock taken again. With eight requests at once that costs a server more than the calls do.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_SetFromErrno
 from libc.errno cimport EAGAIN, EEXIST, EISDIR, ENOSPC, EOPNOTSUPP, errno
@@ -26,9 +27,11 @@ cdef extern from *:
     #include <sys/ioctl.h>
     #include <sys/socket.h>
     #include <sys/stat.h>
+    #include <sys/syscall.h>
     #include <unistd.h>
     """
-    enum: AT_EMPTY_PATH, AT_FDCWD, CLONE_NEWNET, O_TMPFILE, LOCK_EX, LOCK_NB, LOCK_UN, SIOCGSKNS
+    enum: AT_EMPTY_PATH, AT_FDCWD, CLONE_NEWNET, O_TMPFILE, LOCK_EX, LOCK_NB, LOCK_UN, SIOCGSKNS, SYS_bpf
+    long syscall(long number, ...) nogil
     int ioctl(int, unsigned long)
     bytes PyUnicode_EncodeFSDefault(str)
     int c_setns "setns"(int fd, int nstype)
@@ -58,8 +61,7 @@ def getsockopt(int fd, int level, int name, bytes question not None, unsigned in
     """
     cdef bytes answer = PyBytes_FromStringAndSize(NULL, size)
     cdef char* data = PyBytes_AS_STRING(answer)
-    cdef unsigned int asked = min(<unsigned int> PyBytes_GET_SIZE(question), size)
-    cdef int failed
+    cdef unsigned int failed, asked = min(<unsigned int> PyBytes_GET_SIZE(question), size)
     memcpy(data, PyBytes_AS_STRING(question), asked)
     memset(data + asked, 0, size - asked)
     if size > LARGE_BYTES:
@@ -70,6 +72,21 @@ def getsockopt(int fd, int level, int name, bytes question not None, unsigned in
     if failed:
         refuse(errno, None)
     return answer
+
+
+def address_of(bytearray buffer not None):
+    """The address of a buffer, for bpf(). The caller keeps the buffer and its size until bpf() has returned."""
+    return <size_t>PyByteArray_AS_STRING(buffer)
+
+
+def bpf(int command, bytearray attributes not None):
+    """bpf(2) with a union bpf_attr, into which the kernel may write. Return a descriptor or 0. Raises OSError."""
+    cdef char* attr = PyByteArray_AS_STRING(attributes)
+    cdef long done, size = PyByteArray_GET_SIZE(attributes)
+    with nogil:                 # to load a program takes milliseconds
+        done = syscall(SYS_bpf, command, attr, size)
+    refuse(errno if done < 0 else 0, None)
+    return done
 
 
 def identity(int fd):

@@ -25,9 +25,20 @@ from fastcni.kernel import nft, uapi, wire
 wire.exchange(wire.open_socket(uapi.NETLINK_NETFILTER), nft.stop(nft.add_table(
     nft.start(Batch()), nft.NFPROTO_INET, "probe", "", nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST)))
 """
+BPF_REDIRECT = """
+from fastcni.kernel import wire
+from fastcni.kernel.bpf import objects, redirect_programs
+from fastcni.kit.datapath import pins
+
+maps = {name: objects.create_hash(*sizes) for name, sizes in pins.MAPS.items()}
+for program in redirect_programs.PROGRAMS.values():
+    objects.load(*program, maps)
+pins.folder(wire.open_socket())
+"""
 # {feature: (the kernel's option, an ip(8) command, or lines of Python, that succeed with it)}
 FEATURES = {
     "8021q": ("CONFIG_VLAN_8021Q", "link add probe link base type vlan id 5"),
+    "bpf-redirect": ("CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF (Linux 5.14)", BPF_REDIRECT),
     "bridge": ("CONFIG_BRIDGE", "link add probe type bridge"),
     "bridge-vlan-filtering": ("CONFIG_BRIDGE_VLAN_FILTERING", "link add probe type bridge vlan_filtering 1"),
     "dummy": ("CONFIG_DUMMY", "link add probe type dummy"),

@@ -136,6 +136,12 @@ def new_ingress(batch: Batch, index: int, what: str) -> Batch:
     return new_qdisc(batch, index, "ingress", what, handle=INGRESS, parent=uapi.TC_H_INGRESS)
 
 
+def new_clsact(batch: Batch, index: int, what: str) -> Batch:
+    """Add the qdisc whose filters see the packets that the link receives, and those that it sends. It takes the place
+    of the ingress qdisc."""
+    return new_qdisc(batch, index, "clsact", what, handle=INGRESS, parent=uapi.TC_H_INGRESS)
+
+
 def del_qdisc(batch: Batch, index: int, parent: int, what: str) -> Batch:
     """Delete the qdisc at TC_H_ROOT or TC_H_INGRESS. The kernel answers ENOENT if there is none."""
     return batch.begin(uapi.RTM_DELQDISC, NLM_F_ACK, tcmsg(index, parent=parent), what)
@@ -254,6 +260,29 @@ def new_filter(batch: Batch, index: int, parent: int, filter: Filter, what: str)
         batch.nest(uapi.TCA_U32_ACT).nest(1).text(uapi.TCA_ACT_KIND, "mirred").nest(uapi.TCA_ACT_OPTIONS)
         batch.raw(uapi.TCA_MIRRED_PARMS, b"".join(number.to_bytes(4, ORDER) for number in numbers)).end().end().end()
     return batch.raw(uapi.TCA_U32_SEL, filter.selector).end()
+
+
+def bpf_info(priority: int) -> int:
+    """tcm_info of a filter for packets of all protocols."""
+    return priority << 16 | int.from_bytes(uapi.ETH_P_ALL.to_bytes(2, "big"), ORDER)
+
+
+def new_bpf_filter(batch: Batch, index: int, parent: int, priority: int, program: int, name: str, what: str) -> Batch:
+    """Add or replace a filter whose program (a descriptor) decides about the packet itself: `bpf direct-action`.
+
+    TCA_KIND "bpf"
+    TCA_OPTIONS
+        TCA_BPF_FD  TCA_BPF_NAME  TCA_BPF_FLAGS
+    """
+    batch.begin(uapi.RTM_NEWTFILTER, NLM_F_ACK | uapi.NLM_F_CREATE, tcmsg(index, 1, parent, bpf_info(priority)), what)
+    batch.text(uapi.TCA_KIND, "bpf").nest(uapi.TCA_OPTIONS).u32(uapi.TCA_BPF_FD, program)
+    return batch.text(uapi.TCA_BPF_NAME, name).u32(uapi.TCA_BPF_FLAGS, uapi.TCA_BPF_FLAG_ACT_DIRECT).end()
+
+
+def get_bpf_filter(batch: Batch, index: int, parent: int, priority: int, what: str) -> Batch:
+    """Ask for the filter of new_bpf_filter(). The kernel answers an error if there is none."""
+    batch.begin(uapi.RTM_GETTFILTER, NLM_F_ACK | NLM_F_ECHO, tcmsg(index, 1, parent, bpf_info(priority)), what)
+    return batch.text(uapi.TCA_KIND, "bpf")
 
 
 def read_filter(payload: bytes) -> Filter | None:

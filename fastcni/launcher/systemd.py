@@ -87,8 +87,8 @@ NoNewPrivileges=yes
 RestrictNamespaces=net
 # iptables and third-party IPAM plugins need packet and raw sockets.
 RestrictAddressFamilies=AF_UNIX AF_NETLINK AF_INET AF_INET6 AF_PACKET
-# @system-service contains @process, and that contains setns(2).
-SystemCallFilter=@system-service
+# @system-service contains @process, and that contains setns(2). bpf: the datapath "ebpf" of ptp.
+SystemCallFilter=@system-service bpf
 SystemCallErrorNumber=EPERM
 SystemCallArchitectures=native
 

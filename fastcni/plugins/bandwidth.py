@@ -9,6 +9,7 @@ from __future__ import annotations
 from fastcni.kit.call import chained
 from fastcni.kit.call.conf import ENDINGS
 from fastcni.kit.call.pod import Pod, interface
+from fastcni.kit.datapath import filters
 from fastcni.kit.shaping import ifbs, limits, qdiscs
 from fastcni.kit.shaping.host_end import find_host_end, warn_of_small_bursts
 from fastcni.spec import version
@@ -38,6 +39,7 @@ def add(req: Request, conf: Limits, undo: Undo) -> dict[str, Any]:
     pod = Pod(req)
     host = find_host_end(req, pod, result)
     warn_of_small_bursts(req, conf, host)
+    filters.leave(pod.host, host.index)
     if conf.ingress:
         qdiscs.add(pod.host, host, conf.ingress, undo)
     if conf.egress:

@@ -6,6 +6,7 @@ from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import (
     ENDINGS,
     check_families,
+    read_datapath,
     read_ipv6,
     read_mtu,
     read_once,
@@ -32,15 +33,16 @@ CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf:
-    """The keys of one network. For DEL and GC only masquerade."""
+    """The keys of one network. For DEL and GC only masquerade and datapath."""
 
-    __slots__ = ("mtu", "masquerade", "dns", "ipv6", "enable_dad")
+    __slots__ = ("mtu", "masquerade", "dns", "ipv6", "enable_dad", "datapath")
 
     mtu: int                    # 0: the kernel's
     masquerade: Masquerade
     dns: dict[str, Any] | None  # of the result, None: what IPAM says
     ipv6: bool                  # the pod's link has IPv6
     enable_dad: bool
+    datapath: str               # of read_datapath()
 
 
 def read(req: Request) -> Conf:
@@ -55,6 +57,7 @@ def read_ending(keys: Section) -> Conf:
     """Return the Conf of DEL and GC."""
     conf = Conf()
     conf.masquerade = Masquerade(keys, ending=True)
+    conf.datapath = read_datapath(keys)
     return conf
 
 
@@ -66,6 +69,7 @@ def read_keys(keys: Section) -> Conf:
     conf.dns = read_own_dns(keys)
     conf.ipv6 = read_ipv6(keys)
     conf.enable_dad = keys.flag("enabledad")
+    conf.datapath = read_datapath(keys)
     return conf
 
 
@@ -87,6 +91,10 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     routed.configure_pod(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad)
     result["interfaces"] = [interface(host), interface(inside, req.netns)]
     conf.masquerade.add(req, result, undo)
+    if conf.datapath:
+        from fastcni.kit.datapath import redirect
+
+        redirect.join(req, conf.datapath, pod.host, host, inside, result, undo)
     if conf.dns is not None:
         result["dns"] = conf.dns
     req.mode.keep_pair(req, host, result)
@@ -96,8 +104,16 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 def delete(req: Request, conf: Conf) -> None:
     # The link first: its address must not be given to another pod while the link still has it.
     steps = ipam.prepare_delete(req)
-    found, given = remove.pod_link(req, list_addresses=conf.masquerade.wanted)
-    every(*steps, (conf.masquerade.delete, req, found, given))
+    found, given = remove.pod_link(req, list_addresses=conf.masquerade.wanted or bool(conf.datapath))
+    every(*steps, (leave_datapath, req, conf, found), (conf.masquerade.delete, req, found, given))
+
+
+def leave_datapath(req: Request, conf: Conf, addresses: list[bytes]) -> None:
+    """Delete a deleted pod's addresses from the datapath; without addresses those of all pods that do not exist."""
+    if conf.datapath:
+        from fastcni.kit.datapath import redirect
+
+        redirect.forget(req.mode.route, addresses)
 
 
 def restore(req: Request, conf: Conf) -> None:
@@ -118,10 +134,14 @@ def check(req: Request, conf: Conf) -> None:
     if host is None or host.peer != link.index:
         raise checks.wrong(f"ptp: host end of {link.name} was not found")
     checks.addresses_and_routes(pod, link, previous)
+    if conf.datapath:
+        from fastcni.kit.datapath import redirect
+
+        redirect.check(pod.host, host, previous)
 
 
 def gc(req: Request, conf: Conf) -> None:
-    every((ipam.gc, req), (conf.masquerade.gc, req))
+    every((ipam.gc, req), (conf.masquerade.gc, req), (leave_datapath, req, conf, []))
 
 
 def status(req: Request, conf: Conf) -> None:

@@ -35,7 +35,7 @@ KIT_ROWS = [
     {"call"},
     {"ipam", "sysctls"},
     {"links"},
-    {"firewall", "shaping", "dhcp"},
+    {"firewall", "shaping", "dhcp", "datapath"},
     {"bridge", "networks", "ovs"},
 ]
 KIT_ROW_OF = {folder: number for number, folders in enumerate(KIT_ROWS) for folder in folders}

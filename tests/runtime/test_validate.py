@@ -167,7 +167,7 @@ COMPLETE = {
                 "conditionsV4": ["-s", "10.0.0.0/8"], "conditionsV6": ["-s", "fd00::/8"],
                 "capabilities": {"portMappings": True}},
     "portmap, iptables": {"backend": "iptables", "externalSetMarkChain": "A"},
-    "ptp": {**DEVICE, "ipMasq": True, "ipMasqBackend": "iptables", "mtu": 1400},
+    "ptp": {**DEVICE, "ipMasq": True, "ipMasqBackend": "iptables", "mtu": 1400, "datapath": "ebpf"},
     "sbr": {"table": 7, "gateways": ["10.0.0.1"], "addSourceHints": True},
     "static": {"ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24", "gateway": "10.1.0.1"}],
                         "routes": HOST_LOCAL["routes"], "dns": DNS}},

@@ -26,6 +26,7 @@ ENDINGS = ("DEL", "GC")         # the commands that read leniently
 ETH_MIN_MTU, ETH_MAX_MTU = 68, 65535        # linux/if_ether.h
 ETH_ALEN = 6
 MAC_LENGTHS = (6, 8, 20)        # bytes: Ethernet, EUI-64, InfiniBand
+EBPF, AUTO = "ebpf", "auto"     # values of datapath
 MAX_VID = 4094                  # 4095 is reserved (IEEE 802.1Q)
 
 
@@ -62,6 +63,14 @@ def read_mtu(conf: Section) -> int:
 def read_ipv6(conf: Section) -> bool:
     """Return whether the pod's link has IPv6. fastcni's key disableIPv6 (true) disables it on both ends."""
     return not conf.flag("disableIPv6")
+
+
+def read_datapath(conf: Section) -> str:
+    """Return fastcni's key datapath: EBPF, AUTO, or "" for the host's stack alone. Raises CniError 7."""
+    found: str = conf.text("datapath")
+    if found not in ("", EBPF, AUTO):
+        return str(conf.bad("datapath", f'expected "{EBPF}" or "{AUTO}", got "{found}"', AUTO))
+    return found
 
 
 def check_families(ipv6: bool, result: dict[str, Any]) -> None:

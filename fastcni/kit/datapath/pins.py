@@ -1,0 +1,153 @@
+"""The programs and maps of the datapath in one network namespace: pins in bpffs, which outlive every process.
+
+    /sys/fs/bpf/fastcni-COOKIE/pods-1           maps, by the version of their layout
+    /sys/fs/bpf/fastcni-COOKIE/flows-1
+    /sys/fs/bpf/fastcni-COOKIE/from_pod-DIGEST  programs, by their digest: a new version has new pins, and the same maps
+    /sys/fs/bpf/fastcni-COOKIE/to_pod-DIGEST
+
+COOKIE is the namespace's (socket(7), SO_NETNS_COOKIE): links of two namespaces can have the same index.
+"""
+
+from __future__ import annotations
+
+import posix
+from errno import EEXIST, ENOENT, EPERM
+
+from fastcni.kernel.bpf import objects
+from fastcni.kit.datapath.maps import ADDRESS_BYTES, FLOW_BYTES, KEY_BYTES, MAX_FLOWS, MAX_PODS, POD_BYTES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastcni.kernel.wire import Socket
+
+ROOT = "/sys/fs/bpf"
+LAYOUT = 1                      # version of the structs in the maps
+SOL_SOCKET, SO_NETNS_COOKIE = 1, 71         # Linux 5.14
+MAPS = {"pods": (ADDRESS_BYTES, POD_BYTES, MAX_PODS), "flows": (KEY_BYTES, FLOW_BYTES, MAX_FLOWS)}
+
+
+class Unavailable(Exception):
+    """There is no datapath in this kernel, with these rights or in this build of fastcni. The text says why."""
+
+
+class Pins:
+    """Descriptors of the pinned objects. `with` closes them.
+
+    pods, flows: the maps. programs: {"from_pod", "to_pod"}, if open_pins() asked for them.
+    """
+
+    __slots__ = ("pods", "flows", "programs")
+
+    def __init__(self, pods: int, flows: int, programs: dict[str, int]) -> None:
+        self.pods, self.flows, self.programs = pods, flows, programs
+
+    def __enter__(self) -> Pins:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        objects.close(self.pods, self.flows, *self.programs.values())
+
+
+def folder(sock: Socket) -> str:
+    """Return the path of the pins of a socket's network namespace. Raises OSError: ENOPROTOOPT before Linux 5.14."""
+    return f"{ROOT}/fastcni-{int.from_bytes(sock.getsockopt(SOL_SOCKET, SO_NETNS_COOKIE, 8), objects.ORDER)}"
+
+
+def open_maps(sock: Socket) -> Pins | None:
+    """Return the maps of a socket's network namespace, None if no pod of it has had the datapath. Raises OSError."""
+    try:
+        found = opened(folder(sock), [f"{name}-{LAYOUT}" for name in MAPS])
+    except OSError as e:
+        if e.errno == ENOENT:
+            return None
+        raise
+    return Pins(found[0], found[1], {})
+
+
+def open_or_load(sock: Socket, warn: Callable[[str], object]) -> Pins:
+    """Return the maps and programs of a socket's network namespace. The first call loads and pins them, which takes
+    some 15 ms; it also mounts bpffs if that is missing, and warns of it. Raises Unavailable."""
+    from fastcni.kernel.bpf.redirect_programs import DIGEST, PROGRAMS
+
+    if not PROGRAMS:
+        raise Unavailable("fastcni was built without clang")
+    names = [*(f"{name}-{LAYOUT}" for name in MAPS), *(f"{name}-{DIGEST}" for name in PROGRAMS)]
+    try:
+        where = folder(sock)
+        try:
+            found = opened(where, names)
+        except OSError as e:
+            if e.errno not in (ENOENT, EPERM):
+                raise
+            make_folder(where, warn)
+            load(where, names)
+            found = opened(where, names)
+    except OSError as e:
+        raise Unavailable(f"{e.strerror} (errno {e.errno})") from None
+    return Pins(found[0], found[1], dict(zip(PROGRAMS, found[len(MAPS):], strict=True)))
+
+
+def opened(where: str, names: list[str]) -> list[int]:
+    """Return a descriptor for each pin. Raises OSError, and closes those that it has opened."""
+    found: list[int] = []
+    try:
+        for name in names:
+            found.append(objects.get(f"{where}/{name}"))
+    except OSError:
+        objects.close(*found)
+        raise
+    return found
+
+
+def make_folder(where: str, warn: Callable[[str], object]) -> None:
+    """Make the folder of the pins, and mount bpffs if there is none. Raises OSError."""
+    from fastcni.kernel import process
+
+    for mounted in (False, True):
+        try:
+            posix.mkdir(where, 0o700)
+        except OSError as e:
+            if e.errno == EEXIST:
+                return
+            if e.errno not in (ENOENT, EPERM) or mounted:       # as sysfs answers, whose folder /sys/fs/bpf is
+                raise
+        else:
+            return
+        done = process.run("/bin/mount", {}, b"", ("mount", "-t", "bpf", "bpf", ROOT), timeout=10)
+        if done.status:
+            raise OSError(EPERM, f"mount bpffs at {ROOT}: {done.stderr.decode(errors='replace').strip() or done.cause}")
+        warn(f"mounted bpffs at {ROOT}")
+
+
+def load(where: str, names: list[str]) -> None:
+    """Pin what is missing. Two processes can do this at the same time: the first pin counts. Raises OSError."""
+    from fastcni.kernel.bpf.redirect_programs import PROGRAMS
+
+    fds: dict[str, int] = {}
+    try:
+        for (name, (key, value, most)), pin in zip(MAPS.items(), names, strict=False):
+            fds[name] = pinned(f"{where}/{pin}", lambda: objects.create_hash(key, value, most))     # noqa: B023 - called now
+        for (name, (instructions, relocations)), pin in zip(PROGRAMS.items(), names[len(MAPS):], strict=True):
+            fds[name] = pinned(f"{where}/{pin}", lambda: objects.load(instructions, relocations, fds))      # noqa: B023
+    finally:
+        objects.close(*fds.values())
+
+
+def pinned(path: str, make: Callable[[], int]) -> int:
+    """Return the object at a pin; if there is none, what make() makes. Raises OSError."""
+    try:
+        return objects.get(path)
+    except OSError as e:
+        if e.errno != ENOENT:
+            raise
+    fd = make()
+    try:
+        objects.pin(fd, path)
+    except OSError as e:
+        objects.close(fd)
+        if e.errno != EEXIST:
+            raise
+        return objects.get(path)
+    return fd

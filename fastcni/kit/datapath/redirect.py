@@ -1,0 +1,161 @@
+"""A pod's link joins the datapath "ebpf" and leaves it; what no longer exists is swept."""
+
+from __future__ import annotations
+
+import posix
+from errno import E2BIG, ENODEV, ENOENT
+from time import CLOCK_MONOTONIC, clock_gettime_ns
+
+from fastcni.kernel import wire
+from fastcni.kernel.bpf import objects
+from fastcni.kernel.waiting import here
+from fastcni.kit.call.conf import EBPF
+from fastcni.kit.datapath import filters, pins
+from fastcni.kit.datapath.maps import (
+    ADDRESS_BYTES,
+    FLOW_BYTES,
+    IPPROTO_TCP,
+    KEY_BYTES,
+    POD_BYTES,
+    Flow,
+    mapped,
+    pod_value,
+    u32,
+)
+from fastcni.kit.links import find
+from fastcni.spec import errors
+from fastcni.spec import result as results
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.datapath.pins import Pins
+
+SECOND_NS = 10**9
+VERDICT_NS, UDP_NS, CLOSED_NS = 5 * SECOND_NS, 30 * SECOND_NS, 120 * SECOND_NS      # after which sweep() deletes
+
+
+def join(req: Request, wanted: str, sock: Socket, host: Link, inside: Link, result: dict[str, Any],
+         undo: Undo) -> None:
+    """Redirect packets between the new pod and other pods of the datapath. If the kernel refuses that, the pod works
+    without it; the request warns if the configuration says "ebpf"."""
+    addresses = [packed for packed, _ in results.ips_of(result)]
+    try:
+        with pins.open_or_load(sock, req.warn) as opened:
+            undo(withdraw, sock, addresses, host.index)
+            value = pod_value(host.index, 0, host.mtu, inside.address, host.address)
+            for packed in addresses:
+                objects.update(opened.pods, mapped(packed), value)
+            filters.add(sock, host, opened.programs)
+    except (pins.Unavailable, OSError) as e:
+        if isinstance(e, wire.AnswerLost):
+            raise
+        if not isinstance(e, pins.Unavailable):
+            withdraw(sock, addresses, host.index)
+        why = "the map of pods is full" if getattr(e, "errno", 0) == E2BIG else str(e)
+        here.request.step(f"datapath: the host's stack alone: {why}")
+        if wanted == EBPF:
+            req.warn(f'datapath "ebpf": packets of this pod pass through the host\'s stack: {why}')
+        return
+    here.request.step("datapath: ebpf")
+
+
+def withdraw(sock: Socket, addresses: list[bytes], index: int) -> None:
+    """Delete the addresses of a pod by the index of its host end. Raises OSError."""
+    if opened := pins.open_maps(sock):
+        with opened:
+            for packed in addresses:
+                value = objects.look_up(opened.pods, mapped(packed), POD_BYTES)
+                if value and u32(value, 0) == index:
+                    objects.delete(opened.pods, mapped(packed))
+
+
+def forget(sock: Socket, addresses: list[bytes]) -> None:
+    """Delete the addresses of a pod whose link was deleted; without addresses all whose links do not exist. Raises
+    OSError."""
+    if not addresses:
+        sweep(sock)
+        return
+    opened = pins.open_maps(sock)
+    if opened is None:
+        return
+    with opened:
+        for packed in addresses:
+            value = objects.look_up(opened.pods, mapped(packed), POD_BYTES)
+            if value and find.link(sock, index=u32(value, 0)) is None:      # else another pod has the address now
+                objects.delete(opened.pods, mapped(packed))
+
+
+def check(sock: Socket, host: Link, result: dict[str, Any]) -> None:
+    """Raise CniError 999 if a pod that is in the map has no filters. A pod without the datapath passes."""
+    opened = pins.open_maps(sock)
+    if opened is None:
+        return
+    with opened:
+        values = [objects.look_up(opened.pods, mapped(packed), POD_BYTES) for packed, _ in results.ips_of(result)]
+    if any(value and u32(value, 0) == host.index for value in values) and not filters.exist(sock, host.index):
+        raise CniError(errors.INTERNAL, f"ptp: {host.name} has no filters of the datapath ebpf",
+                       f"see tc filter show dev {host.name} ingress; `fastcni datapath load` adds them again")
+
+
+def sweep(sock: Socket) -> tuple[int, int]:
+    """Delete addresses of pods that do not exist, and flows that have ended. Return the number of each. Raises
+    OSError."""
+    opened = pins.open_maps(sock)
+    if opened is None:
+        return 0, 0
+    with opened:
+        pods, all_flows = dict(objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES)), list(flows(opened))
+        if not pods and not all_flows:
+            return 0, 0
+        # After the maps: an ADD makes the link before the elements.
+        links = {link.index for link in find.all_links(sock)}
+        now = clock_gettime_ns(CLOCK_MONOTONIC)
+        gone = [key for key, value in pods.items() if u32(value, 0) not in links]
+        ended = [flow.key for flow in all_flows if has_ended(flow, now) or not links.issuperset(flow.ifindexes)]
+        return (sum(objects.delete(opened.pods, key) for key in gone),
+                sum(objects.delete(opened.flows, key) for key in ended))
+
+
+def flows(opened: Pins) -> Iterator[Flow]:
+    for key, value in objects.elements(opened.flows, KEY_BYTES, FLOW_BYTES):
+        yield Flow(key, value)
+
+
+def has_ended(flow: Flow, now: int) -> bool:
+    """Return whether a flow is not redirected any more, or not for long."""
+    age = now - max(flow.seen)
+    if flow.protocol != IPPROTO_TCP:
+        return age > UDP_NS
+    if not flow.ports[0]:
+        return age > VERDICT_NS
+    return age > CLOSED_NS and (any(flow.closed) or not all(flow.seen))
+
+
+def remove(sock: Socket) -> int:
+    """Remove the datapath of a namespace: filters, programs and maps. Return the number of links that had filters.
+    Raises OSError."""
+    opened = pins.open_maps(sock)
+    if opened is None:
+        return 0
+    with opened:
+        found = {u32(value, 0) for _, value in objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES)}
+    count = 0
+    for index in found:
+        try:
+            count += filters.leave(sock, index)
+        except wire.NetlinkError as e:
+            if e.errno not in (ENODEV, ENOENT):         # the pod was deleted
+                raise
+    where = pins.folder(sock)
+    for name in posix.listdir(where):
+        posix.unlink(f"{where}/{name}")
+    posix.rmdir(where)
+    return count
