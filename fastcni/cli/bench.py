@@ -59,8 +59,8 @@ def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequenc
     deleted in the last ten seconds. The exit status is then 75 (try again later).
 
     \b
-        fastcni bench --quick --html bench.html         # then open bench.html
-        fastcni bench --only bridge --part latency      # one plugin, one at a time
+        fastcni bench --quick --html bench.html      # then open bench.html
+        fastcni bench --only bridge --part latency   # one plugin, one at a time
     """
     from rich.console import Console
 

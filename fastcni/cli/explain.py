@@ -24,7 +24,7 @@ def explain(places: Places, as_json: bool, what: str) -> None:
 
     \b
     fastcni explain 10.88.0.2         an address
-    fastcni explain 8080/tcp          a port of the node; also 8080, 192.0.2.1:8080
+    fastcni explain 8080/tcp          a port of the node; or 8080, 192.0.2.1:8080
     fastcni explain veth1a2b3c4d      a link
     fastcni explain CNI-DN-0266adf... a chain of iptables or nftables, or a set
     fastcni explain 8e4f2a            a container id, or its beginning

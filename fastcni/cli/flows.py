@@ -51,9 +51,9 @@ def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str,
     No rule is left when it ends, in whatever way.
 
     \b
-    fastcni flows --follow --drops              what is dropped now
-    fastcni flows --follow --pod shop/web       what this pod does
-    fastcni flows --last 20                     the newest that the server has kept
+    fastcni flows --follow --drops         what is dropped now
+    fastcni flows --follow --pod shop/web  what this pod does
+    fastcni flows --last 20                the newest that the server has kept
     """
     chosen = Chosen(drops, pod)
     if follow:

@@ -76,8 +76,8 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
     """Say whether a connection is allowed, and by which rule.
 
     \b
-    fastcni policy test shop/web shop/db 5432       two pods; without a namespace: of `default`
-    fastcni policy test 192.0.2.7 shop/web http     an address; a name of a port of the pod
+    fastcni policy test shop/web shop/db 5432    two pods (web: of `default`)
+    fastcni policy test 192.0.2.7 shop/web http  an address; a port by its name
     fastcni policy test shop/web 10.96.0.10 53/udp
 
     The answer is what this node's kernel does, compared with the policies. For pods of other nodes, and on a machine
@@ -87,7 +87,8 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
     Exit status:
       0   allowed
       1   denied
-      2   no answer: an argument is wrong, or the kernel or the policies cannot be read
+      2   no answer: an argument is wrong, or the kernel or the policies cannot
+          be read
       3   the kernel does something else than the policies say
 
     Traffic between a pod and its own node is always allowed, except that no pod may send packets of the node's tunnels.

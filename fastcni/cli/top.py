@@ -46,7 +46,8 @@ def top(socket: str, conf_dir: str, cache_dir: str, chosen: str, interval: float
 
     \b
     rates, median (p50) and 99th percentile (p99) of the time in each phase,
-    the queue, errors by code, networks, how full the pools of addresses are, slowest requests
+    the queue, errors by code, networks, how full the pools of addresses are,
+    slowest requests
 
     Keys: s sorts, / filters, space freezes, q quits, ? explains. If stdout is no terminal, it prints one frame and
     ends.

@@ -50,11 +50,11 @@ def trace(container: str, socket: str, past: bool, count: int | None, filters: S
     and the rollback. Requests that plugins run without the server, one-shot, are not here: the log has them.
 
     \b
-    fastcni trace                               all requests from now on
-    fastcni trace --past 5f0c9e1d               what happened to this container
-    fastcni trace --past --filter code=failed   what failed, and why
-    fastcni trace --past --slower 20            where the time of slow ones went
-    fastcni trace --netlink -n 1                the next request, with its netlink messages
+    fastcni trace                              all requests from now on
+    fastcni trace --past 5f0c9e1d              what happened to this container
+    fastcni trace --past --filter code=failed  what failed, and why
+    fastcni trace --past --slower 20           where the time of slow ones went
+    fastcni trace --netlink -n 1               the next one's netlink messages
     """
     chosen = Filter([*filters, *([f"container={container}"] if container else [])], slower)
     found = kept(socket or PATH, chosen, count or 0) if past else followed(socket or PATH, chosen, count or 0, netlink)
