@@ -1,0 +1,181 @@
+"""A pod with three networks (bridge, macvlan, bridge; host-local): one warm call of multus beside three warm calls.
+
+    .venv/bin/python benchmarks/bench_networks.py                           # as root; half a minute
+    .venv/bin/python benchmarks/bench_networks.py --multus PATH             # beside thin Multus with the Go plugins
+
+Each round runs every implementation in turn, an ADD and a DEL. Then --pods pods are added at once, and deleted. Prints
+medians and their ratios to multus. The pods are in one host namespace, files are in /dev/shm.
+
+`make test` runs it once, with small numbers, and asserts no time.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from fastcni.kernel import netns
+from fastcni.launcher.install import install
+from fastcni.testing.namespaces import run
+from fastcni.testing.witnesses import eventually
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
+GO = "/usr/lib/cni"
+IFNAMES = ("eth0", "net1", "net2")
+SECOND = {"type": "macvlan", "master": "up0"}       # of the three networks
+WARM_UP = 3
+
+
+class Implementation:
+    """How to run the three networks of a pod. folder: of the plugin files. confs: what is called, in turn. socket: of
+    the server, "" for none."""
+
+    def __init__(self, name, folder, confs, socket=""):
+        self.name, self.folder, self.confs, self.socket = name, folder, confs, socket
+
+    def start(self, command, conf, ifname, pod):
+        env = {"CNI_COMMAND": command, "CNI_CONTAINERID": f"c-{pod}", "CNI_NETNS": f"/run/netns/{pod}",
+               "CNI_IFNAME": ifname, "CNI_PATH": self.folder, "PATH": os.environ["PATH"],
+               "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_INFRA_CONTAINER_ID=c",
+               "FASTCNI_SOCKET": self.socket}
+        process = subprocess.Popen([conf.get("program") or f"{self.folder}/{conf['type']}"], env=env,
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process.stdin.write(json.dumps({key: value for key, value in conf.items() if key != "program"}).encode())
+        process.stdin.close()
+        return process
+
+    def call(self, command, pods):
+        """Run the command for all pods at once; each pod's calls run in turn."""
+        calls = list(zip(self.confs, IFNAMES, strict=False))
+        for conf, ifname in calls if command == "ADD" else reversed(calls):
+            processes = [self.start(command, conf, ifname, pod) for pod in pods]
+            for process in processes:
+                out = process.stdout.read()
+                process.stdout.close()
+                assert process.wait() == 0, (self.name, command, out)
+
+
+def networks(folder, subnet):
+    """Return three networks. folder: of host-local. subnet: the second byte of addresses."""
+    def network(number, **keys):
+        ipam = {"type": "host-local", "dataDir": str(folder), "subnet": f"10.{subnet}.{number}.0/24"}
+        return {"cniVersion": "1.0.0", "name": f"net-{subnet}-{number}", "ipam": ipam, **keys}
+
+    return [network(1, type="bridge", bridge=f"br{subnet}-1"), network(2, **SECOND),
+            network(3, type="bridge", bridge=f"br{subnet}-3")]
+
+
+def implementations(folder, own, socket, multus):
+    """multus: the path of Multus' program, "" for none."""
+    def conf(subnet, **keys):
+        return {"cniVersion": "1.0.0", "name": "multus", "type": "multus", "cniDir": f"{folder}/multus-{subnet}",
+                "delegates": networks(folder, subnet), **keys}
+
+    found = [Implementation("multus, warm", own, [conf(11)], socket),
+             Implementation("three calls, warm", own, networks(folder, 12), socket)]
+    if os.path.exists(f"{GO}/macvlan"):
+        found.append(Implementation("three calls, Go plugins", GO, networks(folder, 13)))
+        if multus:
+            found.append(Implementation("thin Multus, Go plugins", GO, [
+                conf(14, binDir=GO, logToStderr=False, program=multus)]))
+    return found
+
+
+@contextmanager
+def server(own, folder):
+    path = f"{folder}/fastcni.sock"
+    with open(f"{folder}/log", "w") as log:
+        process = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", path], stderr=log)
+    try:
+        assert eventually(lambda: os.path.exists(path)), Path(folder, "log").read_text()
+        yield path
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def took_ms(one, command, pods):
+    started = time.perf_counter()
+    one.call(command, pods)
+    return (time.perf_counter() - started) * 1e3
+
+
+def measure(folder, pods, rounds, multus):
+    """Return {(implementation, "ADD" or "DEL", pods at once): milliseconds of each round}. The thread is in the host's
+    namespace."""
+    run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "ext0")
+    for name in ("lo", "up0", "ext0"):
+        run("ip", "link", "set", name, "up")
+    own = Path(folder, "bin")
+    install(own)
+    found = {}
+    with server(own, folder) as socket:
+        for at_once, times in ((pods[:1], rounds), (pods, max(1, rounds // 10))):
+            for number in range(times + WARM_UP):
+                for one in implementations(folder, str(own), socket, multus):
+                    for command in ("ADD", "DEL"):
+                        ms = took_ms(one, command, at_once)
+                        if number >= WARM_UP:
+                            found.setdefault((one.name, command, len(at_once)), []).append(ms)
+    return found
+
+
+def table(found):
+    """The lines of the table."""
+    yield f"{'':26}{'pods':>6}{'ADD ms':>9}{'ratio':>8}{'DEL ms':>9}{'ratio':>8}"
+    medians = {key: statistics.median(values) for key, values in found.items()}
+    first = next(iter(found))[0]
+    for name, pods in dict.fromkeys((name, pods) for name, _, pods in found):
+        row = f"{name:26}{pods:6}"
+        for command in ("ADD", "DEL"):
+            median = medians[name, command, pods]
+            row += f"{median:9.2f}{median / medians[first, command, pods]:8.2f}"
+        yield row
+
+
+@contextmanager
+def spaces(count):
+    """A host's namespace, in which the thread is, and so many names of pods' namespaces."""
+    names = [f"networks-{os.getpid()}-{number}" for number in range(count + 1)]
+    with ExitStack() as closing:
+        for name in names:
+            run("ip", "netns", "add", name)
+            closing.callback(run, "ip", "netns", "del", name)
+        fd = netns.open_path(f"/run/netns/{names[0]}")
+        closing.callback(os.close, fd)
+        closing.enter_context(netns.inside(fd))
+        yield names[1:]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--pods", type=int, default=30, help="pods that come and go at once")
+    parser.add_argument("--multus", default="", help="the path of Multus' thin program")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="networks-", dir="/dev/shm") as folder, spaces(options.pods) as pods:
+        print(f"load {os.getloadavg()[0]:.1f}")
+        print(*table(measure(folder, pods, options.rounds, options.multus)), f"load {os.getloadavg()[0]:.1f}", sep="\n")
+
+
+def test_each_implementation_runs(tmp_path, monkeypatch):
+    """The kernel may lack macvlan."""
+    monkeypatch.setattr(sys.modules[__name__], "SECOND", {"type": "ptp"})
+    monkeypatch.setattr(sys.modules[__name__], "WARM_UP", 0)
+    with spaces(2) as pods:
+        found = measure(tmp_path, pods, 1, "")
+    assert {(command, count) for _, command, count in found} == {("ADD", 1), ("DEL", 1), ("ADD", 2), ("DEL", 2)}
+    assert len([*table(found)]) == 1 + len(found) // 2
+
+
+if __name__ == "__main__":
+    main()
