@@ -12,7 +12,7 @@ from types import CodeType
 
 import fastcni
 from fastcni.clients.site_packages import NEEDED
-from fastcni.launcher.strip import stripped
+from fastcni.launcher.strip import stripped, without_columns
 
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
 ROWS = ("spec", "kernel", "clients", "kit", "plugins")  # the packages below handle.py
@@ -132,7 +132,7 @@ def bootstrap() -> CodeType:
 def compiled(source: bytes, name: str) -> CodeType:
     """Compiled without docstrings, assertions and annotations: a third less to read at each start. A process that packs
     again has it already."""
-    return compile(stripped(source, name), name, "exec", dont_inherit=True, optimize=2)
+    return without_columns(compile(stripped(source, name), name, "exec", dont_inherit=True, optimize=2))
 
 
 def leaves() -> bytes:

@@ -1,9 +1,16 @@
 """Packed plugins have no annotations, no imports for them, and of the source's places only the lines."""
 
 import ast
+import textwrap
+import traceback
+from pathlib import Path
+from types import CodeType
 
+import pytest
+
+from fastcni.launcher import pack
 from fastcni.launcher.needs import needs_of
-from fastcni.launcher.strip import stripped
+from fastcni.launcher.strip import stripped, without_columns
 
 TYPED = '''
 from __future__ import annotations
@@ -46,7 +53,23 @@ def test_imports_for_type_checkers_are_no_needs():
     assert needs_of(sources) == {"fastcni.a": [], "fastcni.b": []}
 
 
+def codes_of(code):
+    yield code
+    for it in code.co_consts:
+        if isinstance(it, CodeType):
+            yield from codes_of(it)
+
+
 def test_code_keeps_the_lines_of_the_source_and_no_columns():
-    found = list(compile(stripped(TYPED, "x"), "x", "exec").co_positions())
-    assert {line for line, *_ in found} >= {3, 8, 10, 12}
-    assert {tuple(columns) for _, _, *columns in found[1:]} == {(None, None)}      # the first is the module itself
+    for path in [*Path(pack.HERE).glob("*.py"), *Path(textwrap.__file__).parent.glob("t*.py")]:
+        code = compile(path.read_bytes(), path.name, "exec")
+        for before, after in zip(codes_of(code), codes_of(without_columns(code)), strict=True):
+            assert [line for line, *_ in after.co_positions()] == [line for line, *_ in before.co_positions()]
+            assert {tuple(columns) for _, _, *columns in after.co_positions()} == {(None, None)}
+
+
+def test_a_traceback_names_the_line():
+    text = "\n" * 5000 + "def fail():\n\n    return [\n        1 / 0]\n\nfail()"
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(without_columns(compile(text, "x", "exec")))
+    assert [it.lineno for it in traceback.extract_tb(caught.tb)][1:] == [5006, 5004]
