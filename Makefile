@@ -17,6 +17,9 @@
 #                       (FAULTS="--seconds 60": a minute each; FAULTS=kills: one of them; docs/reliability-tests.md)
 # make test-policy      attacks on network policies, and random clusters against an oracle; 20 minutes
 #                       (POLICY="--seconds 60 --seed 1": a minute each, with these choices; docs/reliability-tests.md)
+# make test-mutants     changes of the code that no test notices (root; MUTANTS="--seconds 600 --only agent/policy";
+#                       docs/reliability-mutants.md)
+# make tests-of         the tests that run a file (FILE=fastcni/spec/version.py)
 # make bench            figures and benchmarks/report (root; forty minutes, with BENCH=--quick a few)
 # make simulate         one real agent, and 100, 1,000 and 5,000 simulated nodes on etcd: what grows, and how (root)
 #                       (SIMULATE="--quick --json FILE": 50 and 200 nodes in less than 40 s; docs/scale.md)
@@ -28,7 +31,8 @@
 # make clean            remove all that was built
 .POSIX:
 .PHONY: setup demo demo-nodes test test-toolchains test-vm test-arm64 test-runtimes test-cluster test-observability \
-	screenshots test-packages test-faults test-policy simulate wheels deb release man docs check bench lint clean
+	screenshots test-packages test-faults test-policy test-mutants tests-of simulate wheels deb release man docs check bench \
+	lint clean
 
 PYTHON = python3
 VENV = .venv
@@ -123,6 +127,18 @@ simulate: setup
 	@sh tests/setup-peer.sh etcd ip
 	@PYTHONPATH=benchmarks $(BIN)/python -m simulate $(SIMULATE)
 
+test-mutants: setup
+	@sh tests/setup-peer.sh
+	@$(BIN)/python -c 'import coverage, cosmic_ray' 2> /dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,test-mutants]'
+	PYTHONPATH=tests $(BIN)/python -m mutants $(MUTANTS)
+
+tests-of: setup
+	@sh tests/setup-peer.sh
+	@$(BIN)/python -c 'import coverage' 2> /dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,test-mutants]'
+	PYTHONPATH=tests $(BIN)/python -m mutants.covering $(FILE)
+
 wheels: setup
 	sh wheels/build.sh $(BIN)/python $(PYTHONS)
 
@@ -160,6 +176,6 @@ lint: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes .toolchains .packages .arm64
+	rm -rf build dist wheelhouse fastcni.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks .lanes .toolchains .packages .arm64 .covering
 	rm -f fastcni/*.so fastcni/*.c fastcni/launcher/*.elf fastcni/launcher/*.so fastcni/launcher/python_core.LICENSE $(BUILT) $(INSTALLED)
 	find fastcni tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,93 @@
+"""`python -m mutants`: change fastcni's code line by line, and print the changes that no test notices.
+
+    make test-mutants                                                               all mutants: many hours
+    make test-mutants MUTANTS="--seconds 600 --seed 1 --only agent/policy"          a sample of one directory
+    make test-mutants MUTANTS=--promises                                            docs/reliability-promises.md
+
+Each mutant runs the tests that ran its line when `.covering/` was recorded (mutants/covering.py), those of a longer
+duration last, and no more than `--tests-seconds` of them. The copy of the checkout that is changed is `.covering/tree`.
+Status 1: a promise's test does not notice the mutant of its promise.
+"""
+
+import argparse
+import collections
+import os
+import random
+import sys
+import time
+
+from mutants import covering, mutations, promises, tree
+
+TARGETS = ("agent/policy", "kit/ipam/cluster", "server", "launcher")
+OUTCOMES = ("killed", "survived", "timed out", "no test")
+
+
+def sample(only, seed):
+    """Yield (module, source, operator, occurrence) of all mutants below `only`, in the order of the seed."""
+    found = []
+    for module in covering.modules():
+        if any(module.startswith(f"fastcni/{target}") for target in only):
+            source = (covering.ROOT / module).read_text()
+            found += [(module, source, *position) for position in mutations.positions(source)]
+    random.Random(seed).shuffle(found)
+    return found
+
+
+def judged(mutant, recorded, checkout, seconds):
+    """Return a mutant's outcome, one of OUTCOMES."""
+    names = recorded.tests_of(mutant.module, mutant.lines())
+    chosen, total = [], 0.0
+    for name in sorted(names, key=recorded.seconds.get):
+        total += recorded.seconds[name]
+        if chosen and total > seconds:
+            break
+        chosen.append(name)
+    if not chosen:
+        return "no test"
+    status = checkout.run(mutant.module, mutant.text, chosen, 20 + 5 * min(total, seconds))
+    return "timed out" if status is None else "survived" if status == 0 else "killed"
+
+
+def campaign(options):
+    """Judge mutants until the time is over. Print each survivor, then a table of the modules."""
+    rows, until = collections.defaultdict(collections.Counter), time.monotonic() + options.seconds
+    recorded, checkout = covering.Covering(), tree.Tree()
+    for module, source, name, occurrence in sample(options.only or TARGETS, options.seed):
+        if time.monotonic() > until:
+            break
+        if (mutant := mutations.make(module, source, name, occurrence)) is None:
+            continue
+        outcome = judged(mutant, recorded, checkout, options.tests_seconds)
+        rows[module][outcome] += 1
+        if outcome in ("survived", "timed out"):
+            print(f"\n{outcome}: {module}:{mutant.line} {name}\n{mutant.diff()}", flush=True)
+    print(f"\n| module | mutants | {' | '.join(OUTCOMES)} |\n|---|{'--:|' * (1 + len(OUTCOMES))}")
+    for module, row in [*sorted(rows.items()), ("all", sum(rows.values(), collections.Counter()))]:
+        print(f"| {module} | {row.total()} | {' | '.join(str(row[outcome]) for outcome in OUTCOMES)} |")
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m mutants", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="repeat the choices of another run")
+    parser.add_argument("--only", action="append", help=f"modules below this path; else {', '.join(TARGETS)}")
+    parser.add_argument("--tests-seconds", type=float, default=20, help="tests of a mutant, by their recorded duration")
+    parser.add_argument("--promises", action="store_true", help="run each promise's test against a mutant of it")
+    options = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("needs root: each mutant runs in its own namespaces")
+    if options.promises:
+        return promises.campaign(options.only)
+    if not covering.STATE.exists():
+        sys.exit("no test is recorded yet: make tests-of FILE=fastcni/spec/version.py")
+    if files := covering.outdated("tests"):
+        print(f"{len(files)} test files are new or have changed since the tests were recorded: "
+              f"`make tests-of` records them", flush=True)
+    print(f"seed {options.seed}", flush=True)
+    return campaign(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Run the tests that docs/reliability-promises.md names, each against a mutant of its promise.
+
+A test that a promise names has to fail when fastcni breaks the promise. PROMISES breaks each promise by one small
+edit. tests/project/test_promises.py checks, without running a mutant, that the page still names the test and that the
+module still has the text.
+"""
+
+import time
+from dataclasses import dataclass
+
+from mutants import tree
+
+SECONDS = 240                   # for a test of a promise; the slowest takes some 30 s on an idle machine
+
+
+@dataclass(frozen=True)
+class Promise:
+    """test: its name on the page, below tests/. module: below fastcni/. text: what the module has once. broken: what
+    takes its place."""
+
+    test: str
+    module: str
+    text: str
+    broken: str
+
+    @property
+    def path(self):
+        return f"fastcni/{self.module}"
+
+    def mutant(self):
+        """Return the module's source with the promise broken. Raises ValueError if the text is not there once."""
+        source = (tree.ROOT / self.path).read_text()
+        if source.count(self.text) != 1 or self.text == self.broken:
+            raise ValueError(f"{self.path} has {source.count(self.text)} times {self.text!r}")
+        return source.replace(self.text, self.broken)
+
+
+PROMISES = [
+    Promise("fake_kernel/test_plugins.py::test_an_add_with_any_refused_request_leaves_nothing", "kit/call/undo.py",
+            "in reversed(self.steps):", "in ():"),
+    Promise("server/test_waits.py::test_an_add_whose_answer_cannot_be_delivered_is_rolled_back",
+            "server/requests/workers.py",
+            "            self.unsent = True\n            raise\n",
+            "            self.unsent = True\n            return\n"),
+    Promise("project/test_launcher.py::test_an_add_whose_result_cannot_be_written_is_rolled_back",
+            "launcher/one_shot.py", 'raise OSError(error.errno, error.strerror, "stdout") from None', "del error"),
+    Promise("real_kernel/test_lost_answers.py::test_an_add_whose_answer_cannot_be_read_leaves_nothing",
+            "kit/call/undo.py", " and not isinstance(error, AnswerLost)", ""),
+    Promise("fake_kernel/test_plugins.py::test_the_next_del_completes_a_del_with_a_refused_request",
+            "plugins/bridge.py", "if conf.layer3:\n        steps.append",
+            "if conf.layer3 and found:\n        steps.append"),
+    Promise("real_kernel/test_lenient_del.py::test_del_fails_for_no_bad_value", "kit/call/conf.py",
+            'ENDINGS = ("DEL", "GC")', "ENDINGS = ()"),
+    Promise("server/test_request_queue.py::test_a_network_with_a_quarter_of_the_workers_stuck_gets_no_more",
+            "server/requests/slots.py", "return stuck if stuck >=", "return 0 if stuck >="),
+    Promise("server/test_waits.py::test_hanging_programs_delay_no_other_network", "server/requests/slots.py",
+            "left += min(len(hanging), MAX_HANGING * self.workers)", "left += 0"),
+    Promise("server/test_waits.py::test_a_held_lock_of_one_network_delays_no_other", "server/requests/slots.py",
+            "left += min(len(hanging), MAX_HANGING * self.workers)", "left += 0"),
+    Promise("server/test_request_queue.py::test_one_light_request_runs_beside_those_that_the_workers_run",
+            "server/requests/slots.py", "left > -RESERVED", "left > 0"),
+    Promise("server/test_waits.py::test_a_del_is_answered_while_adds_keep_coming", "server/requests/request_queue.py",
+            "OVERTAKEN_S = 1.0", "OVERTAKEN_S = 1e9"),
+    Promise("server/test_waits.py::test_a_caller_that_leaves_ends_its_program_and_frees_its_attachment",
+            "kernel/waiting.py", "return -1 if here.rolling_back else here.request.caller", "return -1"),
+    Promise("server/test_namespaces.py::test_a_declined_request_leaves_no_descriptor_of_the_pods_namespace",
+            "server/requests/workers.py", "            message.close()\n", ""),
+    Promise("server/test_namespaces.py::test_a_namespace_can_be_unmounted_as_soon_as_its_add_is_answered",
+            "handle.py", "            req.leave_mount()\n", ""),
+    Promise("server/test_workers.py::test_fewer_threads_than_wanted_are_a_warning_and_started_later",
+            "server/requests/workers.py",
+            "self._start_one():\n            continue\n\n    def stop", "False:\n            continue\n\n    def stop"),
+    Promise("server/test_log.py::test_a_caller_cannot_flood_the_log", "daemon/log.py",
+            "if now < self.next:", "if False:"),
+    Promise("server/test_stopped.py::test_a_continued_server_abandons_the_request_it_was_working_on",
+            "server/requests/workers.py", "begin_request(conn.fd, REQUEST_S - queued)", "begin_request(-1, 1e9)"),
+    Promise("server/test_replaying.py::test_a_replay_in_another_namespace_installs_nothing_there",
+            "runtime/restore.py", "return HERE if is_linked(pod, mode) and has_host_link(it, mode) else ELSEWHERE, why",
+            "return HERE, why"),
+    Promise("runtime/test_cli.py::test_gc_deletes_the_dead_and_keeps_the_living", "kernel/presence.py",
+            'return ALIVE, f"{path} exists"', 'return GONE, f"{path} exists"'),
+    Promise("agent/test_keeper.py::test_what_another_program_removes_is_back", "agent/keeper.py",
+            "(kind == uapi.RTM_DELROUTE or wanted != route_value(payload, it))", "wanted != route_value(payload, it)"),
+    Promise("agent/policy/test_service.py::test_a_pod_is_protected_when_its_add_answers", "agent/policy/engine.py",
+            "        self.compiler.expect(it)\n", ""),
+    Promise("agent/policy/test_cut.py::test_a_restricted_pod_is_closed_until_its_rules_are_written",
+            "agent/policy/engine.py", "            self.rules.drop(elements)\n", "            pass\n"),
+    Promise("agent/policy/test_cut.py::test_a_tightened_policy_cuts_what_it_no_longer_allows_and_nothing_else",
+            "agent/policy/engine.py", "            cut.delete(self.rules.sock, found)\n", ""),
+    Promise("agent/policy/test_cut.py::test_a_tightened_policy_cuts_what_it_no_longer_allows_and_nothing_else",
+            "agent/policy/cut.py", "if not decide.allows(flow)]", "]"),
+    Promise("agent/policy/test_kernel.py::test_random_policies", "agent/policy/compile.py",
+            "                for key in members:\n", "                for key in ():\n"),
+    Promise("agent/policy/test_in_kernel.py::test_the_kernels_table_decides_as_the_policies_do",
+            "agent/policy/in_kernel.py",
+            "return Decision(outcome.code == nft.NF_ACCEPT", "return Decision(outcome.code != nft.NF_ACCEPT"),
+    Promise("agent/policy/test_service.py::test_policies_stay_while_their_folder_is_away",
+            "agent/policy/sources/files.py", "            return set()\n        self._missing",
+            "            there = set()\n        self._missing"),
+    Promise("agent/policy/test_kept.py::test_a_file_that_was_broken_while_the_agent_was_down_opens_no_pod",
+            "agent/policy/sources/kept.py", "if json.loads(head) != self._head(body):", "if True:"),
+    Promise("agent/policy/test_owned_tables.py::test_an_older_kernel_lets_others_change_the_table_and_that_is_undone",
+            "agent/policy/service.py", "self.stale = self.stale or nft.as_text",
+            "self.stale = self.stale or '' == nft.as_text"),
+    Promise("agent/policy/test_attached.py::test_the_labels_of_the_latest_add_of_a_name_count",
+            "agent/policy/attached.py", "there[-1].labels", "there[0].labels"),
+    Promise("agent/test_masquerade.py::test_a_rule_that_another_program_replaces_is_written_again",
+            "agent/masquerade.py", "self.suspect = self.suspect or (", "self.suspect = self.suspect and ("),
+    Promise("cluster_ipam/test_away.py::"
+            "test_no_address_is_given_while_the_configuration_names_another_store_that_is_away",
+            "kit/ipam/cluster/claims.py", "if other or not known:", "if not known:"),
+    Promise("cluster_ipam/test_away.py::"
+            "test_the_blocks_of_a_former_store_are_claimed_in_the_next_one_before_they_are_given",
+            "kit/ipam/cluster/allocate.py", "    if other_store(space):\n", "    if False:\n"),
+    Promise("server/test_restoring.py::test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing",
+            "runtime/restore.py", "return bool(moment) and ", "return False and "),
+]
+
+
+def campaign(only):
+    """Run each promise's test, first with fastcni as it is, then with the promise broken. Return the status."""
+    checkout, wrong = tree.Tree(), 0
+    for promise in PROMISES:
+        if only and not any(part in promise.test for part in only):
+            continue
+        began, name = time.monotonic(), f"tests/{promise.test}"
+        source = (tree.ROOT / promise.path).read_text()
+        whole = checkout.run(promise.path, source, [name], SECONDS)
+        broken = checkout.run(promise.path, promise.mutant(), [name], SECONDS) if whole == 0 else None
+        verdict = ("fails with the promise broken" if whole == 0 and broken in (1, 2) else
+                   "HOLDS NOTHING: it passes with the promise broken" if whole == 0 and broken == 0 else
+                   f"did not run: status {whole}, broken {broken}")
+        wrong += not verdict.startswith("fails")
+        print(f"{promise.test} ({promise.module}): {verdict}, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{wrong} tests do not hold their promise")
+    return int(wrong > 0)

@@ -1,0 +1,71 @@
+"""A copy of the checkout, in which one module at a time is a mutant, and the tests that run there."""
+
+import importlib
+import os
+import pathlib
+import shutil
+import sys
+
+import pytest
+from mutants import box
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".covering"
+TREE = CACHE / "tree"
+COPIED = ("benchmarks", "docs", "examples", "fastcni", "packaging", "tests", "pyproject.toml", "setup.py", "README.md",
+          "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
+ASIDE_NS = 10**10               # a mutant's file is that much older than the original: no bytecode of it is taken
+
+
+class Chosen:
+    """A pytest plugin that keeps the tests with these names. A name without parameters is that of all its cases."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def pytest_collection_modifyitems(self, items):
+        items[:] = [item for item in items if {item.nodeid, item.nodeid.split("[")[0]} & self.names]
+
+
+class Tree:
+    """The copy. It is made anew each time; compiled files come with it."""
+
+    def __init__(self):
+        shutil.rmtree(TREE, ignore_errors=True)
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, TREE / name)
+            elif source.exists():
+                shutil.copy2(source, TREE / name)
+
+    def run(self, module, text, names, seconds):
+        """Return pytest's status of the named tests with this text in the module's place, or None after `seconds`."""
+        path = TREE / module
+        original, times = path.read_bytes(), path.stat()
+        try:
+            path.write_text(text)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns - ASIDE_NS))
+            return box.boxed(lambda: _tests(names), seconds)
+        finally:
+            path.write_bytes(original)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def _tests(names):
+    """In the box: run the named tests, up to the first that fails. Return pytest's status."""
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(quiet, number)
+    os.chdir(TREE)
+    os.environ |= {"PYTHONPATH": f"{TREE}:{TREE}/tests", "PYTHONDONTWRITEBYTECODE": "1"}
+    os.environ.pop("PYTEST_DEBUG_TEMPROOT", None)
+    sys.dont_write_bytecode = True
+    ours = ("", str(ROOT), str(ROOT / "tests"))
+    sys.path[:] = [str(TREE), str(TREE / "tests"), *(path for path in sys.path if path not in ours)]
+    for name in [name for name in sys.modules if name.split(".")[0] == "fastcni"]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    files = sorted({name.split("::")[0] for name in names})
+    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--benchmark-disable", *files],
+                           plugins=[Chosen(set(names))]))
