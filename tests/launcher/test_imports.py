@@ -56,7 +56,7 @@ def start(request, prepared):
     def run(text):
         text = prepared(text)
         if request.param == "zipapp":
-            done = subprocess.run([INTERPRETER, "-I", "-S", "-c", text], capture_output=True, timeout=60, check=False)
+            done = subprocess.run([INTERPRETER, "-I", "-S", "-c", text], capture_output=True, timeout=600, check=False)
         else:
             done = started(text, argv0=CORE if request.param == "python_core" else INTERPRETER)
         return done.stdout.decode(), done.stderr.decode()
