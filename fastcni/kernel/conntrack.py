@@ -12,24 +12,30 @@ from __future__ import annotations
 from fastcni._netlink import attributes
 from fastcni.kernel import wire
 from fastcni.kernel.nft import IPS_DST_NAT, ORDER, nfgenmsg
-from fastcni.kernel.uapi import AF_INET, AF_INET6, NLM_F_ACK
+from fastcni.kernel.uapi import AF_INET, AF_INET6, NLM_F_ACK, NLM_F_CREATE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from fastcni._netlink import Batch
     from fastcni.kernel.wire import Socket
 
 NFNLGRP_CONNTRACK_NEW = 1      # linux/netfilter/nfnetlink.h: a socket in this group gets each new connection
-IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x101, 0x102         # subsystem 1, NFNL_SUBSYS_CTNETLINK
+# subsystem 1, NFNL_SUBSYS_CTNETLINK
+IPCTNL_MSG_CT_NEW, IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x100, 0x101, 0x102
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_ID, CTA_ZONE, CTA_FILTER, CTA_STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_IP_SRC, CTA_IP_DST = {AF_INET: 1, AF_INET6: 3}, {AF_INET: 2, AF_INET6: 4}      # CTA_IP_V4_SRC and so on
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
 CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS = 1, 2
+CTA_PROTOINFO, CTA_PROTOINFO_TCP, CTA_TIMEOUT = 4, 1, 7
+CTA_PROTOINFO_TCP_STATE, CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, CTA_PROTOINFO_TCP_FLAGS_REPLY = 1, 4, 5
+TCP_CONNTRACK_ESTABLISHED, IP_CT_TCP_FLAG_BE_LIBERAL = 3, 8
+IPPROTO_TCP, ESTABLISHED_S = 6, 5 * 24 * 3600           # net.netfilter.nf_conntrack_tcp_timeout_established
 ADDRESS_BYTES = {AF_INET: 4, AF_INET6: 16}
 IPS_SRC_NAT = 1 << 4
+IPS_SEEN_REPLY, IPS_ASSURED, IPS_CONFIRMED = 1 << 1, 1 << 2, 1 << 3
 # net/netfilter/nf_internals.h: CTA_FILTER_F_*
 BY_SOURCE, BY_PROTOCOL, BY_DESTINATION_PORT = 1 << 0, 1 << 3, 1 << 5
 
@@ -153,3 +159,22 @@ def delete(batch: Batch, flow: Flow) -> Batch:
         if value:
             batch.raw(kind, value)
     return batch
+
+
+def put_established(batch: Batch, ends: Sequence[bytes], ports: Sequence[int]) -> Batch:
+    """Add an established TCP connection from the first end to the second, or make an existing entry one.
+
+    conntrack has not seen its sequence numbers, so it is liberal about them: it checks the window of no packet.
+    """
+    family = AF_INET if len(ends[0]) == 4 else AF_INET6
+    batch.begin(IPCTNL_MSG_CT_NEW, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), "put a connection into conntrack")
+    for kind, source, destination in ((CTA_TUPLE_ORIG, 0, 1), (CTA_TUPLE_REPLY, 1, 0)):
+        batch.nest(kind).nest(CTA_TUPLE_IP)
+        batch.raw(CTA_IP_SRC[family], ends[source]).raw(CTA_IP_DST[family], ends[destination]).end()
+        batch.nest(CTA_TUPLE_PROTO).u8(CTA_PROTO_NUM, IPPROTO_TCP).be16(CTA_PROTO_SRC_PORT, ports[source])
+        batch.be16(CTA_PROTO_DST_PORT, ports[destination]).end().end()
+    batch.be32(CTA_STATUS, IPS_SEEN_REPLY | IPS_ASSURED | IPS_CONFIRMED).be32(CTA_TIMEOUT, ESTABLISHED_S)
+    batch.nest(CTA_PROTOINFO).nest(CTA_PROTOINFO_TCP).u8(CTA_PROTOINFO_TCP_STATE, TCP_CONNTRACK_ESTABLISHED)
+    for kind in (CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, CTA_PROTOINFO_TCP_FLAGS_REPLY):
+        batch.raw(kind, bytes((IP_CT_TCP_FLAG_BE_LIBERAL, IP_CT_TCP_FLAG_BE_LIBERAL)))      # flags, mask
+    return batch.end().end()

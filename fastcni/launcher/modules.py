@@ -18,7 +18,7 @@ PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
 ROWS = ("spec", "kernel", "clients", "kit", "plugins")  # the packages below handle.py
 # Of these, what only the server, the agent, commands and type checkers import
 NOT_PACKED = ("kernel/devices/vxlan.py", "kernel/devices/wireguard.py", "kernel/nft_trace.py",
-              "kit/firewall/contract.py", "kit/ipam/cluster/stores/whereabouts_pools.py",
+              "kit/datapath/restrict.py", "kit/firewall/contract.py", "kit/ipam/cluster/stores/whereabouts_pools.py",
               "kit/ipam/cluster/upkeep.py")
 # Of `dhcp daemon`, which takes the rest from the standard library; no plugin imports them
 DAEMON_FOLDER, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py")

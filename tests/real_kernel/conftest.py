@@ -3,11 +3,14 @@
 import os
 
 import pytest
+from real_kernel.datapath_pods import COUNTER, Udp
 from real_kernel.firewalld import Firewalld
 from real_kernel.networks import NETWORKS, define, multus, network
-from real_kernel.node import Node
+from real_kernel.node import Inside, Node, run, set_sysctl
 from real_kernel.openvswitch import Switch
 from real_kernel.traffic import add_external
+
+from fastcni.kit.datapath import pins
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +84,39 @@ def selecting(node, abc):
     """selecting(annotation): a configuration whose pods have the network a, and select of files b and c."""
     define(node, *abc[1:])
     return lambda text="", **keys: multus(node, abc[0], annotations={NETWORKS: text} if text else {}, **keys)
+
+
+@pytest.fixture
+def bpffs(tmp_path, monkeypatch):
+    """A bpffs of this test in the place of /sys/fs/bpf."""
+    folder = tmp_path / "bpf"
+    folder.mkdir()
+    run("mount", "-t", "bpf", "bpf", folder)
+    monkeypatch.setattr(pins, "ROOT", str(folder))
+    try:
+        yield folder
+    finally:
+        run("umount", "-l", folder)
+
+
+@pytest.fixture
+def datapath_conf(node, bpffs):
+    """ptp with the datapath ebpf; no duplicate address detection delays the pods' IPv6."""
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+    return node.conf("10.22.0.0/24", "fd00:22::/64", type="ptp", routes=["0.0.0.0/0", "::/0"], datapath="ebpf")
+
+
+@pytest.fixture
+def datapath_pods(node, datapath_conf, pod_netns):
+    """Two pods with addresses .2 and .3, and ::2 and ::3. Their links are up, and their neighbours known; the host's
+    packets are counted from now on."""
+    pods = pod_netns(), pod_netns()
+    for pod in pods:
+        with Inside(pod):
+            set_sysctl("net/ipv6/conf/default/accept_dad", "0")
+        node.add(datapath_conf, pod)
+    for address in ("10.22.0.3", "fd00:22::3"):
+        with Udp(*pods, address, 4999) as udp:
+            udp.there()
+    run("nft", COUNTER)
+    return pods

@@ -10,8 +10,12 @@ from real_kernel.node import Inside, eventually, run
 
 from fastcni.kernel import wire
 from fastcni.kernel.bpf import objects
+from fastcni.kernel.bpf.redirect_programs import PROGRAMS
 from fastcni.kit.datapath import maps, pins, redirect
 
+marks = [pytest.mark.needs("bpf-redirect"),
+         pytest.mark.skipif(not PROGRAMS, reason="fastcni was built without clang: there is no datapath")]
+DUAL = ("10.22.0.0/24", "fd00:22::/64")
 COUNTER = "table inet seen { chain forward { type filter hook forward priority 0; counter; }; }"
 WAIT_S = 10
 

@@ -10,68 +10,25 @@ import subprocess
 import sys
 
 import pytest
-from real_kernel.datapath_pods import COUNTER, WAIT_S, Tcp, Udp, forwarded, kernel_flows, pods_in_map
-from real_kernel.node import Inside, eventually, links, run, set_sysctl
+from real_kernel.datapath_pods import WAIT_S, Tcp, Udp, forwarded, kernel_flows, marks, pods_in_map
+from real_kernel.node import Inside, eventually, links, run
 
 from fastcni.kernel import wire
 from fastcni.kernel.bpf import objects
-from fastcni.kernel.bpf.redirect_programs import PROGRAMS
 from fastcni.kit.datapath import filters, maps, pins, redirect
 
-pytestmark = [pytest.mark.needs("bpf-redirect"),
-              pytest.mark.skipif(not PROGRAMS, reason="fastcni was built without clang: there is no datapath")]
-DUAL = ("10.22.0.0/24", "fd00:22::/64")
+pytestmark = marks
 IP_RECVTTL = 12                 # linux/in.h
 
 
-@pytest.fixture(autouse=True)
-def bpffs(tmp_path, monkeypatch, root):
-    """A bpffs of this test in the place of /sys/fs/bpf."""
-    folder = tmp_path / "bpf"
-    folder.mkdir()
-    run("mount", "-t", "bpf", "bpf", folder)
-    monkeypatch.setattr(pins, "ROOT", str(folder))
-    try:
-        yield folder
-    finally:
-        run("umount", "-l", folder)
-
-
-@pytest.fixture
-def conf(node):
-    return node.conf(*DUAL, type="ptp", routes=["0.0.0.0/0", "::/0"], datapath="ebpf")
-
-
-@pytest.fixture
-def pair(node, conf, pod_netns):
-    """Two pods with addresses .2 and .3, and ::2 and ::3."""
-    pods = pod_netns(), pod_netns()
-    set_sysctl("net/ipv6/conf/default/accept_dad", "0")
-    for pod in pods:
-        with Inside(pod):
-            set_sysctl("net/ipv6/conf/default/accept_dad", "0")
-        node.add(conf, pod)
-    return pods
-
-
-@pytest.fixture
-def ready(pair):
-    """As `pair`, whose links are up and whose neighbours are known; the host's packets are counted from now on."""
-    for address in ("10.22.0.3", "fd00:22::3"):
-        with Udp(*pair, address, 4999) as udp:
-            udp.there()
-    run("nft", COUNTER)
-    return pair
-
-
-def host_end(node, pod, conf):
+def host_end(node, pod, datapath_conf):
     """The name of the pod's host end, by the route to its address."""
     return run("ip", "-o", "route", "get", "10.22.0.3").split(" dev ")[1].split()[0]
 
 
 @pytest.mark.parametrize("address", ["10.22.0.3", "fd00:22::3"])
-def test_the_host_sees_the_first_datagram_of_each_direction_only(ready, address):
-    with Udp(*ready, address) as udp:
+def test_the_host_sees_the_first_datagram_of_each_direction_only(datapath_pods, address):
+    with Udp(*datapath_pods, address) as udp:
         udp.there_and_back(51)
         assert forwarded() == 2
         flow = next(flow for flow in kernel_flows() if flow.ports[1] == 5000)
@@ -84,16 +41,16 @@ def flow_header(address):
 
 
 @pytest.mark.parametrize("address", ["10.22.0.3", "fd00:22::3"])
-def test_the_host_sees_the_handshake_of_a_connection_only(ready, address):
-    with Tcp(*ready, address) as tcp:
+def test_the_host_sees_the_handshake_of_a_connection_only(datapath_pods, address):
+    with Tcp(*datapath_pods, address) as tcp:
         tcp.there_and_back(20, size=300_000)
         assert forwarded() == 2
 
 
-def test_the_next_connection_to_a_port_is_redirected_from_its_first_packet_on(ready):
+def test_the_next_connection_to_a_port_is_redirected_from_its_first_packet_on(datapath_pods):
     def connect():
         before = forwarded()
-        with Tcp(*ready, "10.22.0.3", 81) as tcp:
+        with Tcp(*datapath_pods, "10.22.0.3", 81) as tcp:
             tcp.there_and_back()
         return forwarded() - before
 
@@ -101,13 +58,13 @@ def test_the_next_connection_to_a_port_is_redirected_from_its_first_packet_on(re
     assert eventually(lambda: connect() == 0)       # within a second after one that the host has seen
 
 
-def test_a_closed_and_a_reset_connection_leave_no_flow(ready):
-    with Tcp(*ready, "10.22.0.3") as tcp:
+def test_a_closed_and_a_reset_connection_leave_no_flow(datapath_pods):
+    with Tcp(*datapath_pods, "10.22.0.3") as tcp:
         tcp.there_and_back()
         assert [flow for flow in kernel_flows() if flow.protocol == maps.IPPROTO_TCP]
         tcp.client.close()
         assert tcp.server.recv(1) == b""
-    with Tcp(*ready, "10.22.0.3") as tcp:
+    with Tcp(*datapath_pods, "10.22.0.3") as tcp:
         tcp.there_and_back()
         tcp.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     assert eventually(lambda: not [flow for flow in kernel_flows() if flow.protocol == maps.IPPROTO_TCP])
@@ -116,9 +73,9 @@ def test_a_closed_and_a_reset_connection_leave_no_flow(ready):
 @pytest.mark.parametrize(("address", "level", "option", "kind"), [
     ("10.22.0.3", socket.IPPROTO_IP, IP_RECVTTL, socket.IP_TTL),
     ("fd00:22::3", socket.IPPROTO_IPV6, socket.IPV6_RECVHOPLIMIT, socket.IPV6_HOPLIMIT)], ids=["IPv4", "IPv6"])
-def test_a_redirected_packet_has_passed_a_router(ready, address, level, option, kind):
+def test_a_redirected_packet_has_passed_a_router(datapath_pods, address, level, option, kind):
     """Its TTL is one less, and its checksum is right: the receiver takes it."""
-    with Udp(*ready, address) as udp:
+    with Udp(*datapath_pods, address) as udp:
         udp.server.setsockopt(level, option, 1)
         udp.there_and_back()
         before = forwarded()
@@ -129,11 +86,11 @@ def test_a_redirected_packet_has_passed_a_router(ready, address, level, option, 
 
 
 @pytest.mark.parametrize("protocol", ["udp", "tcp"])
-def test_a_service_answers_with_its_own_address(ready, protocol):
+def test_a_service_answers_with_its_own_address(datapath_pods, protocol):
     """A service's DNAT is undone by the host only: its pods' answers are not redirected."""
     run("nft", "table ip service { chain pre { type nat hook prerouting priority -100; "
         f"ip daddr 10.96.0.1 {protocol} dport 53 dnat to 10.22.0.3:5353; }}; }}")
-    one, two = ready
+    one, two = datapath_pods
     if protocol == "udp":
         with Inside(two):
             server = socket.socket(type=socket.SOCK_DGRAM)
@@ -167,28 +124,28 @@ def test_a_service_answers_with_its_own_address(ready, protocol):
     assert not [flow for flow in kernel_flows() if 5353 in flow.ports]
 
 
-def test_a_masqueraded_flow_stays_masqueraded(ready):
+def test_a_masqueraded_flow_stays_masqueraded(datapath_pods):
     run("nft", "table ip nat { chain post { type nat hook postrouting priority 100; udp dport 7000 masquerade; }; }")
-    with Udp(*ready, "10.22.0.3", 7000) as udp:
+    with Udp(*datapath_pods, "10.22.0.3", 7000) as udp:
         for _ in range(5):
             assert udp.there()[0] == "10.22.0.1"
     assert not [flow for flow in kernel_flows() if 7000 in flow.ports]
 
 
-def test_what_the_host_drops_is_not_redirected(ready):
+def test_what_the_host_drops_is_not_redirected(datapath_pods):
     run("nft", "add rule inet seen forward udp dport 7001 drop")
-    with Udp(*ready, "10.22.0.3", 7001) as udp:
+    with Udp(*datapath_pods, "10.22.0.3", 7001) as udp:
         udp.client.send(b"1")
         udp.client.send(b"2")
         assert not select.select([udp.server], [], [], 0.3)[0]
     assert not [flow for flow in kernel_flows() if 7001 in flow.ports]
 
 
-def test_a_forged_source_is_not_redirected(ready, node, conf, pod_netns):
+def test_a_forged_source_is_not_redirected(datapath_pods, node, datapath_conf, pod_netns):
     """A pod that takes another pod's address makes no flow in that pod's name."""
     third = pod_netns()
-    node.add(conf, third)
-    one, two = ready
+    node.add(datapath_conf, third)
+    one, two = datapath_pods
     run("ip", "-n", one, "addr", "add", "10.22.0.4/32", "dev", "lo")
     with Inside(two):
         server = socket.socket(type=socket.SOCK_DGRAM)
@@ -203,10 +160,10 @@ def test_a_forged_source_is_not_redirected(ready, node, conf, pod_netns):
     assert not [flow for flow in kernel_flows() if 5001 in flow.ports]
 
 
-def test_packets_to_a_pod_with_a_smaller_mtu_pass_through_the_host(node, conf, pod_netns):
+def test_packets_to_a_pod_with_a_smaller_mtu_pass_through_the_host(node, datapath_conf, pod_netns):
     one, two = pod_netns(), pod_netns()
-    node.add(conf, one)
-    node.add({**conf, "mtu": 1300}, two)
+    node.add(datapath_conf, one)
+    node.add({**datapath_conf, "mtu": 1300}, two)
     with Udp(one, two, "10.22.0.3") as udp:
         udp.there()
         udp.there_and_back(3)
@@ -219,23 +176,23 @@ def test_packets_to_a_pod_with_a_smaller_mtu_pass_through_the_host(node, conf, p
                 udp.client.send(bytes(1400))
 
 
-def test_bandwidth_takes_a_pod_out_of_the_datapath(node, ready, conf):
+def test_bandwidth_takes_a_pod_out_of_the_datapath(node, datapath_pods, datapath_conf):
     """A redirected packet passes no qdisc of the host end, so the limits would not hold."""
-    two = ready[1]
-    name = host_end(node, two, conf)
+    two = datapath_pods[1]
+    name = host_end(node, two, datapath_conf)
     index = links()[name]["ifindex"]
     with contextlib.closing(wire.open_socket()) as sock:
         assert filters.exist(sock, index)
         assert filters.leave(sock, index) and not filters.leave(sock, index)
         assert not filters.exist(sock, index)
-    with Udp(*ready, "10.22.0.3", 5002) as udp:
+    with Udp(*datapath_pods, "10.22.0.3", 5002) as udp:
         udp.there_and_back(5)
     assert not [flow for flow in kernel_flows() if 5002 in flow.ports]
 
 
 @pytest.mark.needs("ifb")
-def test_limits_of_bandwidth_are_added_to_a_pod_of_the_datapath(node, conf, pod):
-    result = node.add(conf, pod)
+def test_limits_of_bandwidth_are_added_to_a_pod_of_the_datapath(node, datapath_conf, pod):
+    result = node.add(datapath_conf, pod)
     limits = {"cniVersion": "1.0.0", "name": "net", "type": "bandwidth", "ingressRate": 8_000_000,
               "ingressBurst": 8_000_000, "egressRate": 8_000_000, "egressBurst": 8_000_000, "prevResult": result}
     node.add(limits, pod)
@@ -243,25 +200,25 @@ def test_limits_of_bandwidth_are_added_to_a_pod_of_the_datapath(node, conf, pod)
     assert "qdisc tbf" in found and "qdisc ingress" in found and "clsact" not in found
 
 
-def test_del_forgets_the_pods_addresses_and_nobody_elses(ready, node, conf):
-    one, two = ready
+def test_del_forgets_the_pods_addresses_and_nobody_elses(datapath_pods, node, datapath_conf):
+    one, two = datapath_pods
     assert len(pods_in_map()) == 4
-    node.delete(conf, one)
+    node.delete(datapath_conf, one)
     assert set(pods_in_map()) == {socket.inet_aton("10.22.0.3"), socket.inet_pton(socket.AF_INET6, "fd00:22::3")}
-    node.delete(conf, two)
+    node.delete(datapath_conf, two)
     assert pods_in_map() == {}
 
 
-def test_del_of_a_pod_whose_namespace_is_gone_forgets_its_addresses(node, conf, pod):
-    name = node.add(conf, pod)["interfaces"][0]["name"]
+def test_del_of_a_pod_whose_namespace_is_gone_forgets_its_addresses(node, datapath_conf, pod):
+    name = node.add(datapath_conf, pod)["interfaces"][0]["name"]
     run("ip", "netns", "del", pod)
     assert eventually(lambda: name not in links())
     assert len(pods_in_map()) == 2
-    node.delete(conf, pod)
+    node.delete(datapath_conf, pod)
     assert pods_in_map() == {}
 
 
-def test_an_add_that_fails_leaves_no_address(node, pod):
+def test_an_add_that_fails_leaves_no_address(node, pod, bpffs):
     conf = node.conf(type="ptp", datapath="ebpf", routes=["0.0.0.0/0"], ipMasq=True, ipMasqBackend="iptables")
     before = node.left(pod)
     error = node.refused("ADD", conf, pod, env={"PATH": "/nowhere"})
@@ -269,36 +226,36 @@ def test_an_add_that_fails_leaves_no_address(node, pod):
     assert pods_in_map() == {} and node.left(pod) == before
 
 
-def test_check_finds_a_link_without_its_filters(node, conf, pod):
-    result = node.add(conf, pod)
-    node.check(conf, pod, result)
+def test_check_finds_a_link_without_its_filters(node, datapath_conf, pod):
+    result = node.add(datapath_conf, pod)
+    node.check(datapath_conf, pod, result)
     run("tc", "qdisc", "del", "dev", result["interfaces"][0]["name"], "clsact")
-    assert "has no filters of the datapath" in node.check_refused(conf, pod, result)
+    assert "has no filters of the datapath" in node.check_refused(datapath_conf, pod, result)
 
 
 @pytest.mark.parametrize(("value", "warnings"), [("ebpf", 1), ("auto", 0)])
-def test_a_kernel_that_refuses_leaves_a_working_pod(node, conf, pod_netns, monkeypatch, value, warnings):
+def test_a_kernel_that_refuses_leaves_a_working_pod(node, datapath_conf, pod_netns, monkeypatch, value, warnings):
     def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(objects, "load", refuse)
     one, two = pod_netns(), pod_netns()
-    conf = {**conf, "datapath": value}
+    datapath_conf["datapath"] = value
     for pod in (one, two):
-        reply = node.call("ADD", conf, pod)
+        reply = node.call("ADD", datapath_conf, pod)
         assert reply.status == 0
         assert [b"Operation not permitted" in line for line in reply.stderr.splitlines()] == [True] * warnings
     with Udp(one, two, "10.22.0.3") as udp:
         udp.there()
-    node.check(conf, two, json.loads(reply.stdout))
-    node.delete(conf, one)
+    node.check(datapath_conf, two, json.loads(reply.stdout))
+    node.delete(datapath_conf, one)
 
 
-def test_a_pod_for_which_the_map_has_no_room_works_without_the_datapath(node, conf, pod_netns, monkeypatch):
+def test_a_pod_for_which_the_map_has_no_room_works_without_the_datapath(node, datapath_conf, pod_netns, monkeypatch):
     monkeypatch.setitem(pins.MAPS, "pods", (maps.ADDRESS_BYTES, maps.POD_BYTES, 3))
     one, two = pod_netns(), pod_netns()
-    node.add(conf, one)
-    reply = node.call("ADD", conf, two)
+    node.add(datapath_conf, one)
+    reply = node.call("ADD", datapath_conf, two)
     assert reply.status == 0 and b"the map of pods is full" in reply.stderr
     assert len(pods_in_map()) == 2              # one of its addresses would have fitted
     with Udp(one, two, "10.22.0.3") as udp:
@@ -307,11 +264,11 @@ def test_a_pod_for_which_the_map_has_no_room_works_without_the_datapath(node, co
         assert kernel_flows() == []
 
 
-def test_flows_for_which_the_map_has_no_room_pass_through_the_host(node, conf, pod_netns, monkeypatch):
+def test_flows_for_which_the_map_has_no_room_pass_through_the_host(node, datapath_conf, pod_netns, monkeypatch):
     monkeypatch.setitem(pins.MAPS, "flows", (maps.KEY_BYTES, maps.FLOW_BYTES, 1))
     one, two = pod_netns(), pod_netns()
-    node.add(conf, one)
-    node.add(conf, two)
+    node.add(datapath_conf, one)
+    node.add(datapath_conf, two)
     with Udp(one, two, "10.22.0.3") as udp:
         udp.there()
         udp.there_and_back(5)
@@ -320,8 +277,8 @@ def test_flows_for_which_the_map_has_no_room_pass_through_the_host(node, conf, p
         assert [flow.ports[1] for flow in kernel_flows()] == [5000]
 
 
-def test_sweep_deletes_what_has_ended_and_keeps_what_goes_on(ready, monkeypatch):
-    with Tcp(*ready, "10.22.0.3") as tcp, Udp(*ready, "10.22.0.3") as udp:
+def test_sweep_deletes_what_has_ended_and_keeps_what_goes_on(datapath_pods, monkeypatch):
+    with Tcp(*datapath_pods, "10.22.0.3") as tcp, Udp(*datapath_pods, "10.22.0.3") as udp:
         tcp.there_and_back()
         udp.there_and_back()
         with contextlib.closing(wire.open_socket()) as sock:
@@ -341,8 +298,8 @@ def test_sweep_deletes_what_has_ended_and_keeps_what_goes_on(ready, monkeypatch)
             assert kernel_flows() == []
 
 
-def test_removal_leaves_links_that_pass_packets_through_the_host(ready, bpffs):
-    with Udp(*ready, "10.22.0.3") as udp:
+def test_removal_leaves_links_that_pass_packets_through_the_host(datapath_pods, bpffs):
+    with Udp(*datapath_pods, "10.22.0.3") as udp:
         udp.there_and_back()
         with contextlib.closing(wire.open_socket()) as sock:
             assert redirect.remove(sock) == 2

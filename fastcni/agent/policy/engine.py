@@ -22,6 +22,7 @@ from fastcni.agent.policy.ports import LATER, VERSIONS
 from fastcni.agent.policy.ruleset import Ruleset
 from fastcni.agent.policy.state import IN, MAPS
 from fastcni.kernel.wire import NetlinkError
+from fastcni.kit.datapath import restrict
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.attached import AttachedCompiler, Attachment
@@ -59,7 +60,10 @@ class Engine:
         force until then."""
         self._begun, self._loaded = True, False
         self.compiler.take()
-        self.rules.load(self.compiler.state)
+        try:
+            restrict.restrict(self.rules.sock, cut.isolated(self.compiler.state))
+        finally:
+            self.rules.load(self.compiler.state)
         self._loaded, self._dropped, self._changed = True, {}, True
         self.suspects = cut.isolated(self.compiler.state)
 
@@ -119,6 +123,8 @@ class Engine:
         """
         self._changed = True
         self._added.update(it.addresses)
+        if self.compiler.restricted(it):
+            restrict.restrict_more(self.rules.sock, it.addresses)
         closed = self._loaded and not self.compiler.knows(it) and self._close(it)
         self.compiler.expect(it)
         if not closed:
@@ -151,8 +157,10 @@ class Engine:
             change.removed.setdefault(name, []).extend([key for key in keys if key not in there])
         self._loaded = False            # also after other errors, because take() gives a change only once
         try:
+            if MAPS & (change.added.keys() | change.removed.keys()):
+                restrict.restrict(self.rules.sock, cut.isolated(self.compiler.state))
             self.rules.write(change)
-        except NetlinkError:
+        except OSError:                 # load() raises it, if it is no conflict with another program
             return None
         self._loaded, self._dropped = True, {}
         return change
