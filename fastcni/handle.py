@@ -92,7 +92,7 @@ def restore(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> li
 
 def load(plugin: str) -> ModuleType:
     """The module of a plugin type. Raises CniError 7."""
-    if plugin not in plugins.TABLE:
+    if plugin not in plugins.TABLE and plugin not in plugins.OTHER:
         raise CniError(errors.INVALID_CONFIG, f'unknown plugin type "{plugin}"',
                        f"fastcni has {', '.join(sorted(plugins.TABLE))}")
     return plugins.load(plugin)
@@ -126,7 +126,7 @@ def _as_cni_error(e: BaseException, plugin: str) -> CniError:
     elif isinstance(e, NetlinkError) and e.kernel_text:
         details = f"the kernel says: {e.kernel_text}"
     elif not isinstance(e, OSError):
-        owner = "fastcni" if plugin in plugins.BUILT_IN else f'the plugin "{plugin}"'
+        owner = "fastcni" if plugin in plugins.BUILT_IN or plugin in plugins.OTHER else f'the plugin "{plugin}"'
         details = f"{type(e).__name__}: this is a fault of {owner}"
     text = str(e) or type(e).__name__
     if isinstance(e, OSError) and e.strerror and not isinstance(e, NetlinkError):

@@ -26,6 +26,8 @@ AUTOSTART_IDLE_MIN = 60.0
 @click.option("--interpreter", default=None, metavar="PATH", help="The Python that runs the plugins [this one].")
 @click.option("--plugin", "types", multiple=True, metavar="TYPE", shell_complete=completion.plugin_types,
               help="Write only this plugin; may be repeated [all plugins].")
+@click.option("--netavark-dir", default=None, metavar="DIR", help="Also write podman's network driver DIR/fastcni, "
+              "for podman 4.4 and later.")
 @click.option("--systemd", is_flag=True, help="Also write the units of the server, and those that repeat this "
               "command when the interpreter changes.")
 @click.option("--unit-dir", default=None, metavar="DIR", help="The directory for these [/etc/systemd/system].")
@@ -36,8 +38,9 @@ AUTOSTART_IDLE_MIN = 60.0
                    "[default: 60 with --autostart, else 0].")
 @click.option("--dry-run", is_flag=True, help="Show what would be written and replaced. Write nothing.")
 @json_option
-def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd: bool, unit_dir: str | None,
-            dhcp: bool, autostart: bool, idle_exit_min: float | None, dry_run: bool, as_json: bool) -> None:
+def install(bin_dir: str, interpreter: str | None, types: Sequence[str], netavark_dir: str | None, systemd: bool,
+            unit_dir: str | None, dhcp: bool, autostart: bool, idle_exit_min: float | None, dry_run: bool,
+            as_json: bool) -> None:
     """Write fastcni's plugins to a directory.
 
     Each file replaces the old one in one step, also while that runs. Files that are not fastcni's are kept in
@@ -65,7 +68,8 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], systemd
         if idle_exit_min:
             command += ["--idle-exit", f"{idle_exit_min:g}"]
         server = [*command, "--detached"] if autostart else []
-        done = install_plugins(bin_dir, interpreter, types or None, server=server, dry_run=dry_run)
+        done = install_plugins(bin_dir, interpreter, types or None, server=server, dry_run=dry_run,
+                               netavark_dir=netavark_dir or "")
         written = units.install_units(unit_dir or units.UNIT_DIR, command, done, types,
                                       dhcp=dhcp, dry_run=dry_run) if systemd else []
     except InstallError as e:
@@ -84,6 +88,8 @@ def lines(done: "Installed", written: Sequence[str], dry_run: bool) -> list[str]
     verb = "would write" if dry_run else "wrote"
     found = [*wrapped(f"{verb} {plural(len(done.plugins), 'plugin')} to {done.bin_dir}: ", done.plugins),
              f"they run {done.interpreter}"]
+    if done.netavark_dir:
+        found += wrapped(f"{verb} podman's network driver fastcni to {done.netavark_dir}", ())
     before = {name: program for name, program in done.plugins.items() if program}
     if before:
         found.append("would replace:" if dry_run else "replaced:")
@@ -127,7 +133,7 @@ def document(done: "Installed", written: Sequence[str], dry_run: bool) -> dict[s
             "plugins": [{"name": name, "path": os.path.join(done.bin_dir, name),
                          "replaced": program_document(program), "kept": name in done.kept}
                         for name, program in done.plugins.items()],
-            "units": list(written), "server": list(done.server)}
+            "units": list(written), "server": list(done.server), "netavarkDir": done.netavark_dir}
 
 
 def program_document(program: "Program | None") -> dict[str, Any] | None:

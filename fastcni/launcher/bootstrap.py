@@ -23,7 +23,7 @@ EXHAUSTED = 12, 23, 24  # ENOMEM, ENFILE, EMFILE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import CodeType, ModuleType
     from typing import Any
 
@@ -230,7 +230,7 @@ def main(name: str, fd: int, contents: tuple[Index, bytes, str, Packed, Parts]) 
         index, late, extensions, packed, parts = contents
         finder = Finder(fd, index, late, extensions)
         sys.meta_path.insert(2, finder)  # after the finders of built-in and frozen modules
-        preload(packed + finder.read(parts.get(name, ())), finder)
+        preload(packed + finder.read(parts.get("chain" if name == "netavark" else name, ())), finder)
         posix.set_inheritable(fd, False)  # not before: until then python_core.c may execute the interpreter
         words = daemon_words(sys.argv) if name == "dhcp" else []
         status = run_daemon(words[1:]) if words else answer(name)
@@ -274,9 +274,15 @@ def answer(name: str) -> int:
         what = f"error reading from stdin: {error.strerror}"
         write(1, error_document(IO_FAILURE, what, "stdin has to be the network configuration"))
         return 1
+    run: Callable[..., Reply] = handle
+    write_result: Callable[[int, bytes], None] = write
+    if name == "netavark":              # podman's protocol
+        from fastcni.launcher import netavark
+
+        env, stdin, run, write_result = netavark.begin(env, stdin, write)
     log = env.get("FASTCNI_LOG") and log_entry(name, env, stdin)
-    mode = OneShotMode(write)
-    reply = handle(name, env, stdin, mode)
+    mode = OneShotMode(write_result)
+    reply = run(name, env, stdin, mode)
     write(2, reply.stderr)
     try:
         status = mode.delivered.status if mode.delivered else print_answer(reply)
@@ -362,7 +368,9 @@ def report_failure(name: str, error: BaseException) -> int:
     if getattr(error, "errno", 0) in EXHAUSTED or str(error).endswith(posix.strerror(24)):
         code = TRY_AGAIN_LATER
     try:
-        write(1, error_document(code, f"{name}: {type(error).__name__}: {error}", f"in {place(error)}"))
+        what = f"{name}: {type(error).__name__}: {error}"
+        document = error_document(code, what, f"in {place(error)}")
+        write(1, f'{{"error": "{escape(what)}"}}'.encode("utf-8", "replace") if name == "netavark" else document)
     except BaseException:
         pass  # stdout is closed
     return 1

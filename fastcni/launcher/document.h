@@ -132,6 +132,8 @@ static void leave(int status)
 
 /* ---- the error document ---- */
 
+static int for_netavark;                /* the document is {"error": "..."}, see netavark.h */
+
 static int is_exhaustion(long error)   /* the request may succeed later; spec/errors.py has the same list */
 {
     return error == ENOMEM || error == ENFILE || error == EMFILE;
@@ -143,9 +145,13 @@ static void begin_error(int code, const char *tried, const char *what, long erro
     filled = 0;
     if (is_exhaustion(error))
         code = TRY_AGAIN_LATER;
-    put("{\n    \"code\": ");
-    put_number(code);
-    put(",\n    \"msg\": \"");
+    if (for_netavark)
+        put("{\"error\": \"");
+    else {
+        put("{\n    \"code\": ");
+        put_number(code);
+        put(",\n    \"msg\": \"");
+    }
     put(tried);
     put_quoted(what, FIELD);
     if (error) {
@@ -156,13 +162,13 @@ static void begin_error(int code, const char *tried, const char *what, long erro
         put_number(error);
         put(")");
     }
-    put("\",\n    \"details\": \"");
+    put(for_netavark ? "; " : "\",\n    \"details\": \"");
 }
 
 __attribute__((noreturn))
 static void end_error(void)             /* print the document and exit */
 {
-    put("\"\n}");
+    put(for_netavark ? "\"}" : "\"\n}");
     write_all(1, page, filled);
     leave(1);
 }

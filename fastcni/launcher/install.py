@@ -26,6 +26,7 @@ from fastcni.plugins import BUILT_IN
 from fastcni.third_party import ThirdParty
 
 StrPath = str | PathLike[str]
+NETAVARK = "fastcni"            # the name of podman's network driver
 
 PROBE = """
 import sys, os, _imp, _frozen_importlib_external as e
@@ -42,7 +43,7 @@ class Installed:
     """The outcome of an install, or of its dry run.
 
     interpreter: the Python that runs the plugins. plugins: {CNI type: the program that it replaces, None for a new
-    name}. kept: the names whose replaced program is kept for uninstall. server: see install_plugins().
+    name}. kept: the names whose replaced program is kept for uninstall. server, netavark_dir: see install_plugins().
     """
 
     bin_dir: str
@@ -50,6 +51,7 @@ class Installed:
     plugins: dict[str, Program | None]
     kept: list[str]
     server: Sequence[str] = ()
+    netavark_dir: str = ""
 
     @property
     def paths(self) -> list[str]:
@@ -63,7 +65,7 @@ def install(bin_dir: StrPath, interpreter: str | None = None, names: Iterable[st
 
 def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Iterable[str] | None = None, *,
                     server: Sequence[str] = (), dry_run: bool = False, core: str | None = None,
-                    core_path: str = "") -> Installed:
+                    core_path: str = "", netavark_dir: StrPath = "") -> Installed:
     """Write the plugin files. With dry_run, write nothing.
 
     bin_dir: made if it is not there. interpreter: the Python that is to run the plugins, of the same version
@@ -73,7 +75,7 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
     by rename(2): each name is a complete plugin at any moment. Files that are not fastcni's are kept. server: the
     command line with which a plugin that finds no server starts one, see autostart.h; by default none. core: the path
     of python_core.elf, "" for none; by default that of this package, if it is of the interpreter's build.
-    core_path: see pack.pack().
+    core_path: see pack.pack(). netavark_dir: also write the file NETAVARK there, podman's network driver.
 
     Raises InstallError, before anything is written if one of the plugins cannot be packed.
     """
@@ -93,26 +95,39 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
     except (PackError, OSError) as error:
         raise InstallError(str(error)) from error
     bin_dir = os.path.abspath(bin_dir)
+    driver_dir = os.path.abspath(netavark_dir) if netavark_dir else ""
+    check_netavark(driver_dir)
     try:
         if dry_run:
-            return plan(bin_dir, interpreter, wanted, server)
+            return plan(bin_dir, interpreter, wanted, server, driver_dir)
         make_folders(bin_dir, 0o755)
         with replaced.locked(bin_dir):
-            planned = plan(bin_dir, interpreter, wanted, server)
+            planned = plan(bin_dir, interpreter, wanted, server, driver_dir)
             write_files(planned, image)
-            return planned
+        if driver_dir:
+            make_folders(driver_dir, 0o755)
+            files.replace(driver_dir, [NETAVARK], plugin_files(image))
+        return planned
     except OSError as error:
         raise InstallError(f"install into {bin_dir}: {error}") from error
 
 
-def plan(bin_dir: str, interpreter: str, names: list[str], server: Sequence[str]) -> Installed:
+def check_netavark(folder: str) -> None:
+    """Raise InstallError if podman's network driver NETAVARK in `folder` is another program."""
+    path = os.path.join(folder, NETAVARK)
+    program = identify(path) if folder else None
+    if program and not program.is_own:
+        raise InstallError(f"{path} is {program}, and not fastcni's; nothing was written")
+
+
+def plan(bin_dir: str, interpreter: str, names: list[str], server: Sequence[str], netavark_dir: str = "") -> Installed:
     """Return what an install would do. Raises InstallError for a folder in the place of a plugin, OSError."""
     found = {name: identify(os.path.join(bin_dir, name)) for name in names}
     for name in names:
         if os.path.isdir(os.path.join(bin_dir, name)) and not os.path.islink(os.path.join(bin_dir, name)):
             raise InstallError(f"install into {bin_dir}: {name} is a folder; nothing was written")
     return Installed(bin_dir, interpreter, found,
-                     [name for name, program in found.items() if program and not program.is_own], server)
+                     [name for name, program in found.items() if program and not program.is_own], server, netavark_dir)
 
 
 def write_files(planned: Installed, image: bytes) -> None:

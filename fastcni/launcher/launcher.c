@@ -11,7 +11,8 @@
  * asked for it, see one_shot_count.h. If both modes fail, it prints one CNI error document to stdout and exits with
  * status 1.
  *
- * `dhcp daemon ...` is no request: it goes to Python, with its arguments behind FD.
+ * `dhcp daemon ...` is no request: it goes to Python, with its arguments behind FD. `setup NETNS`, `teardown NETNS` and
+ * others are requests of podman, see netavark.h.
  *
  * Freestanding: no libc, no allocation, only raw system calls and static buffers. Python gets the arguments, streams,
  * signals and environment unchanged. If stdin was read for a server, Python gets it as a memory file. See elf(5),
@@ -91,6 +92,7 @@ static long connect_to(const char *path)
 #include "autostart.h"
 #include "one_shot_count.h"
 #include "programs.h"
+#include "netavark.h"
 
 static int add_environment(const char *text, char **environment)    /* text: the plugin's name; 0: it does not fit */
 {
@@ -235,6 +237,7 @@ static char warm(const char *name, const char *path, char **environment)
     const char *command = value_of("CNI_COMMAND=", environment, ""), *netns = value_of("CNI_NETNS=", environment, "");
     const char *what = "was lost while it worked on this ADD";
     long server, size, fd;
+    int late = 0;
 
     if (!*command || !*path || *value_of("FASTCNI_WIRE=", environment, ""))    /* FASTCNI_WIRE prints one-shot only */
         return 0;
@@ -265,7 +268,7 @@ static char warm(const char *name, const char *path, char **environment)
     case UNTOUCHED:
         return UNREAD;
     case LATE:
-        what = "has not answered this ADD in time";
+        what = "has not answered this ADD in time", late = 1;
         break;
     case ANSWERED:
         size = receive(server);
@@ -277,7 +280,9 @@ static char warm(const char *name, const char *path, char **environment)
         if (size > 0)
             print(size - HEAD_BYTES);
     }
-    if (is(command, "ADD"))             /* read and not answered; the other commands can be repeated */
+    /* Read and not answered. The other commands can be repeated, and a lost setup of podman, which first deletes what
+     * an earlier one has left. A late one may still be running. */
+    if (is(command, "ADD") && (late || !for_netavark))
         fail(TRY_AGAIN_LATER, "the fastcni server ", what, 0,
              "the runtime's DEL removes the rest of this ADD; the log of `fastcni serve` may have the reason");
     return LOST;
@@ -395,7 +400,7 @@ static void one_shot(const char *path, const char *name, char **more, char **env
 __attribute__((used, noreturn))
 void begin(long *stack)
 {
-    char **arguments = (char **)(stack + 1), **environment = arguments + *stack + 1, **end = environment;
+    char **arguments = (char **)(stack + 1), **environment = arguments + *stack + 1, **end = environment, **of_netavark;
     const char *path = *stack > 0 ? arguments[0] : "", *name, *path_of_server;
     long *auxiliary;
     char why;
@@ -409,6 +414,8 @@ void begin(long *stack)
     name = basename_of(path);
     if (*stack > 1 && is(name, "dhcp") && is(arguments[1], "daemon"))
         one_shot(path, name, arguments + 1, environment);
+    if (*stack > 1 && (of_netavark = environment_of_netavark(arguments, environment)))
+        name = "netavark", environment = of_netavark;
     path_of_server = value_of("FASTCNI_SOCKET=", environment, usual_path);
     if ((why = warm(name, path_of_server, environment)))
         count_one_shot(path_of_server, why);
@@ -418,5 +425,5 @@ void begin(long *stack)
     if (is(value_of("CNI_COMMAND=", environment, ""), "VERSION"))
         answer_version(name);
 
-    one_shot(path, name, arguments + *stack, environment);
+    one_shot(path, name, end, environment);
 }

@@ -22,7 +22,8 @@ NOT_PACKED = ("kernel/devices/vxlan.py", "kernel/devices/wireguard.py", "kernel/
               "kit/ipam/cluster/upkeep.py")
 # Of `dhcp daemon`, which takes the rest from the standard library; no plugin imports them
 DAEMON_FOLDER, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py")
-SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/one_shot.py")
+SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/netavark.py",
+          "launcher/one_shot.py")
 ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # what bootstrap.py calls
 LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_rtnetlink", "_run_token", "_system")     # all in leaves.so
 # Of Python, for python_core.elf: texts that are not valid UTF-8 need them, before the standard library is found

@@ -203,6 +203,7 @@ def reinstall(plugins: Installed, unit_dir: str, names: Sequence[str],
               server: Sequence[str | os.PathLike[str]], dhcp: bool = False) -> dict[str, str]:
     """Return the texts of the units that repeat an install when its interpreter changes. Raises InstallError."""
     words = ["--bin-dir", plugins.bin_dir, "--systemd", "--unit-dir", unit_dir]
+    words += ["--netavark-dir", plugins.netavark_dir] if plugins.netavark_dir else []
     if "--idle-exit" in server:
         words += ["--idle-exit", os.fspath(server[server.index("--idle-exit") + 1])]
     for name in names:

@@ -46,6 +46,8 @@ CHAINED = {
 KINDS = {"interface": INTERFACE, "ipam": IPAM, "chained": CHAINED}
 BUILT_IN = INTERFACE | IPAM | CHAINED
 TABLE = dict(BUILT_IN)          # third_party.register() and launcher/modules.py add the plugins of other distributions
+# They run the requests of other protocols: no CNI types, so no configuration can name them
+OTHER = {"netavark": "fastcni.plugins.netavark"}
 # The functions that a plugin module has to have, see fastcni.plugin.Plugin
 REQUIRED = ("read", "add", "delete", "check")
 
@@ -53,10 +55,11 @@ REQUIRED = ("read", "add", "delete", "check")
 def load(kind: str) -> ModuleType:
     """The module of a plugin type; only this one is imported. fastcni.plugin.Plugin says what is in it.
 
-    Raises KeyError for an unknown type, CniError 50 for a plugin of another distribution that cannot be used.
+    kind may also be a name of OTHER. Raises KeyError for an unknown type, CniError 50 for a plugin of another
+    distribution that cannot be used.
     """
-    name = TABLE[kind]
-    if kind not in BUILT_IN:
+    name = OTHER.get(kind) or TABLE[kind]
+    if kind not in BUILT_IN and kind not in OTHER:
         return load_third_party(kind, name)
     __import__(name)                    # waits if another thread is importing it
     return sys.modules[name]

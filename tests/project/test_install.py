@@ -12,7 +12,9 @@ import pytest
 from project.plugin_file import ADD, INTERPRETER, REFUSAL, run, write_executable
 
 from fastcni.launcher import pack
-from fastcni.launcher.install import InstallError, checked_interpreter, install
+from fastcni.launcher.identify import identify
+from fastcni.launcher.install import InstallError, checked_interpreter, install, install_plugins
+from fastcni.launcher.uninstall import uninstall_plugins
 from fastcni.plugins import TABLE
 
 
@@ -120,3 +122,17 @@ def test_interpreter_of_another_build_is_refused(tmp_path):
 def test_path_too_long_for_the_launcher_is_refused():
     with pytest.raises(pack.PackError, match="longer than the launcher's 1023 bytes"):
         pack.pack("/x" * 512)
+
+
+def test_podmans_network_driver_is_written_beside_the_plugins_and_replaces_no_other_program(tmp_path):
+    done = install_plugins(tmp_path / "bin", names=["loopback"], netavark_dir=tmp_path / "netavark")
+    driver = tmp_path / "netavark" / "fastcni"
+    assert (done.netavark_dir, done.paths) == (str(driver.parent), [str(tmp_path / "bin" / "loopback")])
+    assert identify(str(driver)).is_own and stat.S_IMODE(driver.stat().st_mode) == 0o755
+    answer = subprocess.run([driver, "info"], capture_output=True, timeout=60, check=True, env={"FASTCNI_SOCKET": ""})
+    assert json.loads(answer.stdout)["api_version"] == "1.0.0"
+    assert uninstall_plugins(driver.parent).removed == ["fastcni"]
+    write_executable(driver, b"#!/bin/sh")
+    with pytest.raises(InstallError, match="and not fastcni's; nothing was written"):
+        install_plugins(tmp_path / "new", names=["loopback"], netavark_dir=driver.parent)
+    assert driver.read_bytes() == b"#!/bin/sh" and not (tmp_path / "new").exists()

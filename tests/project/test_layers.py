@@ -37,6 +37,7 @@ KIT_ROWS = [
     {"links"},
     {"firewall", "shaping", "dhcp", "datapath"},
     {"bridge", "networks", "ovs"},
+    {"podman"},
 ]
 KIT_ROW_OF = {folder: number for number, folders in enumerate(KIT_ROWS) for folder in folders}
 ROW_OF = {package: number for number, packages in enumerate(ROWS) for package in packages}

@@ -20,8 +20,10 @@ def open_files():
 @pytest.fixture
 def pair(collector_off):
     sock, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with sock, peer:
-        yield sock, peer
+    conn = protocol.Connection(sock.detach())
+    with peer:
+        yield conn, peer
+    conn.close()
 
 
 def sent(pair, data, *paths, fds=()):
@@ -54,6 +56,12 @@ def test_a_request_has_the_documented_bytes(pair):
 def test_an_answer_has_the_documented_bytes(pair):
     protocol.answer(pair[0], 1, b"out", b"err")
     assert pair[1].recv(100) == b"fcni" + bytes((2, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0)) + b"errout"
+
+
+def test_an_answer_has_the_form_of_the_callers_protocol(pair):
+    pair[0].shown = lambda status, stdout: b"%d %b" % (status, stdout)
+    protocol.answer(pair[0], 1, b"out", b"err")
+    assert pair[1].recv(100)[HEAD.size:] == b"err1 out"
 
 
 def test_a_long_answer_is_sent_in_a_memory_file(pair):

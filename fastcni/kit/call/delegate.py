@@ -107,7 +107,7 @@ def _find(req: Request) -> tuple[ModuleType | None, str]:
     from fastcni import plugins  # the one marked exception to the layers: the kit reads the table of plugins
 
     own = req.plugin in plugins.TABLE
-    if own and req.found_own:
+    if own and (req.found_own or req.prefers_own):
         return plugins.load(req.plugin), ""
     path = req.mode.find_plugin(req.plugin, req.path.split(":") if req.path else [], own)
     if own and (not path or search.is_own(path)):

@@ -53,6 +53,8 @@ class Request:
     links         links (index, name) of the host to be deleted, see delete_links(); None: they are deleted at once
     released      for GC: what was released, see release()
     found_own     whether the caller has found that the plugin in CNI_PATH is fastcni's
+    caller_listens  whether the caller itself listens on the host ports of portMappings, so that no other process can
+    prefers_own   whether delegates with a name of fastcni's are fastcni's, whatever is in CNI_PATH
     """
 
     def __init__(self, mode: Mode, *, plugin: str = "", command: str = "", container_id: str = "", netns: str = "",
@@ -71,7 +73,7 @@ class Request:
         self.warnings: list[str] = []
         self.links: list[tuple[int, str]] | None = None
         self.released: list[dict[str, str]] = []
-        self.found_own = False
+        self.found_own = self.prefers_own = self.caller_listens = False
         self._hashes = ""
 
     @property

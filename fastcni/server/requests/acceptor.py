@@ -25,7 +25,7 @@ from fastcni.server.records.ended import Records
 from fastcni.server.requests import protocol
 from fastcni.server.requests.protocol import Connection
 from fastcni.server.requests.request_queue import LIGHT_COMMANDS, Call
-from fastcni.spec import errors
+from fastcni.spec import errors, netavark
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -194,7 +194,7 @@ class Acceptor:
             message.close()
             answer_control(conn, message.env)
             return
-        why = reason_to_decline(message)
+        why = as_cni(conn, message) or reason_to_decline(message)
         if why:
             self.log.info("request_declined", pid=conn.pid, why=why)
             message.close()
@@ -235,9 +235,25 @@ def key_of(message: Message) -> tuple[str, str] | None:
     return message.env.get("CNI_CONTAINERID", ""), message.env.get("CNI_IFNAME", "")
 
 
+def as_cni(conn: Connection, message: Message) -> str:
+    """Make a request of netavark's protocol one of CNI. Return why it has to go one-shot, "" if it need not."""
+    if message.plugin != netavark.NAME:
+        return ""
+    conn.shown = netavark.answer
+    if message.env.get("CNI_COMMAND") == "VERSION":
+        return ""
+    if len(message.stdin) > netavark.MAX_BYTES:
+        return f"{len(message.stdin)} bytes of podman's JSON"
+    try:
+        message.env, message.stdin = netavark.as_cni(message.env, message.stdin)
+    except CniError as e:
+        return str(e)
+    return ""
+
+
 def reason_to_decline(message: Message) -> str:
     """Return why a request has to go one-shot; "" if the server can run it."""
-    if message.plugin not in plugins.TABLE:
+    if message.plugin not in plugins.TABLE and message.plugin not in plugins.OTHER:
         return f"no plugin {message.plugin!r}"
     command = message.env.get("CNI_COMMAND")
     if not command:

@@ -27,11 +27,15 @@ import array
 import os
 import socket
 import struct
+from typing import TYPE_CHECKING
 
 from fastcni import _acceptor
 from fastcni._system import close_file
 from fastcni.kit.call import server_messages
 from fastcni.kit.call.server_messages import DECLINED, MAGIC, NETNS, VERSION, request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["DECLINED", "HEAD", "MAGIC", "NETNS", "VERSION", "Connection", "Declined", "Lost", "Message", "accept",
            "answer", "read", "read_environment", "receive", "request"]
@@ -84,13 +88,15 @@ class Message:
 class Connection:
     """A caller's connection. It is closed once, at the latest with the last reference to it.
 
-    uid, pid: the caller's; pid is 0 in a pid namespace that the server cannot see.
+    uid, pid: the caller's; pid is 0 in a pid namespace that the server cannot see. shown(status, stdout): the answer in
+    the caller's protocol, None for CNI's.
     """
 
-    __slots__ = ("fd", "uid", "pid")
+    __slots__ = ("fd", "uid", "pid", "shown")
 
     def __init__(self, fd: int, uid: int = 0, pid: int = 0) -> None:
         self.fd, self.uid, self.pid = fd, uid, pid
+        self.shown: Callable[[int, bytes], bytes] | None = None
 
     def fileno(self) -> int:
         return self.fd
@@ -162,6 +168,8 @@ def read_environment(block: bytes) -> tuple[str, dict[str, str]]:
 
 def answer(conn: Connection, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
     """Send the answer. Raises OSError: EPIPE if the caller has left, EAGAIN if it does not read."""
+    if conn.shown:
+        stdout = conn.shown(status, stdout)
     head = HEAD.pack(MAGIC, VERSION, status, len(stderr))
     if len(stdout) + len(stderr) <= MAX_ANSWER:
         _acceptor.send_message(conn.fileno(), head + stderr + stdout)

@@ -142,7 +142,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> None:
     undo(backend.delete, req, conf)
     backend.add(req, conf)
     flows.after_add(req, conf)
-    port_mappings.warn_of_processes(req, conf.mappings, conf.pod)
+    if not req.caller_listens:
+        port_mappings.warn_of_processes(req, conf.mappings, conf.pod)
 
 
 def restore(req: Request, conf: Conf) -> None:

@@ -1,0 +1,75 @@
+"""The file of an attachment that podman has set up, as libcni's runtimes keep it.
+
+`fastcni list`, `explain` and `restore` and the server read it. It is written before anything is made, and once more
+with the result. So a setup that finds such a file knows that an earlier one of the same attachment was never torn down.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.call import files
+from fastcni.kit.podman.network import Attachment
+from fastcni.spec import cached_result, json, version
+from fastcni.spec import result as results
+from fastcni.spec.cached_result import from_base64
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+
+FOLDER = "/var/lib/cni/results"
+MAX_BYTES = 16 << 20
+
+
+def path(req: Request, name: str) -> str:
+    return f"{FOLDER}/{name}-{req.container_id}-{req.ifname}"
+
+
+def write(req: Request, made: Attachment, result: dict[str, Any] | None = None) -> None:
+    """Write the file. result: in the newest shape, None: before the ADD. Raises CniError 5."""
+    outcome = None
+    if result is not None:
+        outcome = results.to_version({"cniVersion": version.CURRENT, **result}, made.document.get("cniVersion", ""))
+    document = cached_result.document(made.name, req.container_id, req.ifname, json.write(made.document),
+                                      netns=req.netns, args=(), capability_args=made.capability_args, outcome=outcome)
+    files.write(path(req, made.name), json.write(document))
+
+
+def read(req: Request, name: str) -> Attachment | None:
+    """Return what an earlier setup has recorded; None: nothing, or the file is damaged. Raises CniError 5."""
+    found = read_file(path(req, name))
+    return found if found and found.name == name else None
+
+
+def read_file(path: str) -> Attachment | None:
+    content = files.read(path, MAX_BYTES)
+    try:
+        keys = Section(json.read(content or b"{}"))
+        document = json.read(from_base64(keys.text("config")) or b"{}")
+        if type(document.get("name")) is not str or not Section(document).sections("plugins"):
+            return None
+        found = Attachment(document, keys.section("capabilityArgs").values, keys.text("netns"))
+        if keys.has("result"):
+            found.outcome = results.to_version(results.create_any(keys.raw("result")), document.get("cniVersion", ""))
+    except (CniError, ValueError, AttributeError):
+        return None
+    return found
+
+
+def families_of_ports(req: Request, name: str) -> set[int]:
+    """Return the lengths of the container's addresses to which its ports lead by another network. Raises CniError 5."""
+    found: set[int] = set()
+    for file in files.names(FOLDER):
+        if f"-{req.container_id}-" in file and f"{FOLDER}/{file}" != path(req, name):
+            other = read_file(f"{FOLDER}/{file}")
+            if other and other.outcome and "portMappings" in other.capability_args:
+                newest = results.to_version(other.outcome, version.CURRENT)
+                found |= {len(packed) for packed, _ in results.ips_of(newest)}
+    return found
+
+
+def remove(req: Request, name: str) -> None:
+    files.remove(path(req, name))

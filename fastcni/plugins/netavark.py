@@ -1,0 +1,89 @@
+"""netavark: networks of podman 4.4 and later, which calls the file `fastcni` by netavark's plugin protocol.
+
+    {"type": "netavark", "name": "podman-net", "setup": {"container_id": ..., "network": {...}, ...}}
+
+"setup" is podman's JSON. It becomes a network list, whose plugins run as one request. The attachment is recorded as
+libcni's runtimes do. netavark does not call teardown after a setup that failed or was lost: so each step has its
+rollback, and a setup first deletes what an earlier one of the same attachment has left.
+"""
+
+from __future__ import annotations
+
+from fastcni.kernel import netns
+from fastcni.kit.call import delegate
+from fastcni.kit.podman import record
+from fastcni.kit.podman.network import attachment
+from fastcni.spec import result as results
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.podman.network import Attachment
+
+
+def read(req: Request) -> Attachment | None:
+    """The attachment that podman asks for. For DEL the one that was recorded; None: there is nothing to delete."""
+    setup = req.conf.section("setup")
+    if req.command != "DEL":
+        return attachment(setup)
+    if kept := record.read(req, req.name):
+        return kept
+    try:
+        return attachment(setup)
+    except CniError as e:               # a setup would have failed, too, or the list has been removed since
+        req.warn(f"nothing is deleted: {e}")
+        return None
+
+
+def sub_request(req: Request, made: Attachment) -> Request:
+    """The request for all plugins of the list."""
+    plugins = Section(made.document).sections("plugins")
+    declared = {name: on for plugin in plugins for name, on in plugin.section("capabilities").values.items() if on}
+    values = {**made.document, "type": "chain", "capabilities": declared, "runtimeConfig": made.capability_args}
+    if made.outcome is not None:
+        values["prevResult"] = results.printed(made.outcome)
+    found = req.for_network("chain", Section(values), made.name, req.ifname, "", req.path)
+    found.prefers_own = found.caller_listens = True
+    return found
+
+
+def add(req: Request, conf: Attachment, undo: Undo) -> dict[str, Any]:
+    if left := record.read(req, conf.name):
+        delete_left(req, left)
+    if conf.capability_args.get("portMappings"):        # netavark gives a container's ports to each of its networks
+        conf.leave_ports(record.families_of_ports(req, conf.name))
+    undo(record.remove, req, conf.name)
+    record.write(req, conf)
+    result = delegate.add(sub_request(req, conf), undo)
+    record.write(req, conf, result)
+    return result
+
+
+def delete_left(req: Request, left: Attachment) -> None:
+    """Delete what an earlier setup has made, which has no teardown: in its own namespace, if that still exists."""
+    found = sub_request(req, left)
+    found.netns, found.fds, found.opened, found.command = left.netns, {}, [], "DEL"
+    try:
+        found.fds["netns"] = netns.open_path(left.netns)
+    except (OSError, ValueError):
+        found.netns = ""                # it is gone, or never was
+    try:
+        found.mode.announce_delete(found)
+        delegate.run(found, "DEL")
+    finally:
+        found.close()
+
+
+def delete(req: Request, conf: Attachment | None) -> None:
+    if conf:
+        delegate.run(sub_request(req, conf), "DEL")
+        record.remove(req, conf.name)
+
+
+def check(req: Request, conf: Attachment) -> None:
+    """netavark's protocol has no CHECK."""
