@@ -83,7 +83,7 @@ test-arm64:
 	@sh tests/arm64.sh $(ONLY)
 
 test-runtimes: setup
-	@sh tests/setup-peer.sh bridge iptables nft ip containerd runc podman busybox
+	@sh tests/setup-peer.sh bridge iptables nft ip containerd runc podman busybox debootstrap
 	@$(BIN)/python -c 'import grpc_tools' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,test-runtimes]'
 	LANE=runtimes $(BIN)/python -m pytest $(RERUNS) tests/runtimes

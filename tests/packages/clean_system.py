@@ -21,15 +21,17 @@ ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 PIP_SETTINGS = ("PIP_CERT", "PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT")
 
 
-def base(suite):
-    """Return the folder of a minimal system. It is made by debootstrap, once, and never changed."""
-    there = BASES / suite
+def base(suite, name="", *packages):
+    """Return the folder `name` (by default the suite's) of a minimal system with `packages`. It is made by debootstrap,
+    once, and never changed."""
+    there = BASES / (name or suite)
     if not there.exists():
-        new = BASES / f"{suite}.new"
+        new = there.with_suffix(".new")
         if new.exists():
             shutil.rmtree(new)          # debootstrap was interrupted; it unmounts what it mounts
         BASES.mkdir(exist_ok=True)
-        call("unshare", "-m", "debootstrap", "--variant=minbase", "--include=ca-certificates", suite, new, MIRROR)
+        included = ",".join(("ca-certificates", *packages))
+        call("unshare", "-m", "debootstrap", "--variant=minbase", f"--include={included}", suite, new, MIRROR)
         new.rename(there)
     return there
 

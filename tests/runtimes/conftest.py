@@ -10,7 +10,8 @@ from runtimes.containerd import Containerd
 from runtimes.world import World
 
 PROGRAMS = {"containerd": "containerd", "ctr": "containerd", "runc": "runc", "podman": "podman",
-            "busybox": "busybox-static", "nft": "nftables", "tc": "iproute2", "unshare": "util-linux"}
+            "busybox": "busybox-static", "nft": "nftables", "tc": "iproute2", "unshare": "util-linux",
+            "debootstrap": "debootstrap"}
 
 
 def pytest_collection_modifyitems(items):

@@ -1,7 +1,8 @@
 """PID 1 of a test node: gives the node its own folders, then reaps processes until its standard input ends.
 
-    unshare --net --mount --pid --fork --mount-proc --kill-child python init.py
+    unshare --net --mount --pid --fork --mount-proc --kill-child python init.py [BASE UPPER FOLDER...]
 
+With BASE, the node's root is that system, and UPPER gets what is written there; FOLDERs are the machine's.
 It prints "ready" when the folders are there. When it ends, the kernel ends every process of the node and removes its
 mounts, so that nothing of a runtime stays on the machine.
 """
@@ -21,8 +22,8 @@ OWN = ("/run", "/dev/shm", "/etc/cni", "/etc/containerd", "/etc/containers", "/o
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def mount(source, target, kind="", flags=0):
-    if libc.mount(*(os.fsencode(word) for word in (source, target, kind)), flags, None):
+def mount(source, target, kind="", flags=0, data=""):
+    if libc.mount(*(os.fsencode(word) for word in (source, target, kind)), flags, os.fsencode(data) or None):
         raise OSError(ctypes.get_errno(), f"mount {source} at {target}")
 
 
@@ -58,6 +59,19 @@ def unmount_below(paths):
             libc.umount2(os.fsencode(path), MNT_DETACH)
 
 
+def enter_system(base, upper, folders):
+    """Change the root to an overlay above the system `base`."""
+    root = f"{upper}/root"
+    for name in ("upper", "work", "root"):
+        os.mkdir(f"{upper}/{name}")
+    mount("overlay", root, "overlay", data=f"lowerdir={base},upperdir={upper}/upper,workdir={upper}/work")
+    mount("none", f"{root}/proc", "proc")
+    for folder in ("/dev", "/sys", *folders):
+        os.makedirs(root + folder, exist_ok=True) if os.path.isdir(folder) else open(root + folder, "a").close()
+        mount(folder, root + folder, flags=MS_BIND | MS_REC)
+    os.chroot(root)
+
+
 def own_sysfs():
     """/sys of the node's network namespace, with the machine's cgroups."""
     cgroups = os.open("/sys/fs/cgroup", os.O_PATH)
@@ -84,6 +98,9 @@ def reap():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        enter_system(sys.argv[1], sys.argv[2], sys.argv[3:])
+    os.chdir("/")
     own_sysfs()
     unmount_below(OWN)
     for folder in OWN:

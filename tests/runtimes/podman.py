@@ -1,4 +1,4 @@
-"""podman with CNI on a node of tests: its configuration, the test image, containers."""
+"""podman on a node of tests: its configuration, the test image, containers."""
 
 import contextlib
 import json
@@ -30,13 +30,14 @@ FILES = {
 
 
 class Podman:
-    """`Podman(world)` sets podman up by the commands of the page, and loads the image."""
+    """`Podman(world)` sets podman up, for CNI by the commands of the page, and loads the image."""
 
-    def __init__(self, world):
+    def __init__(self, world, cni=True):
         self.world = world
         for path, text in FILES.items():
             world.path(path).write_text(text)
-        world.shell(page.commands("podman")[0])
+        if cni:
+            world.shell(page.commands("podman")[0])
         archive = world.folder / "image.tar"
         image.write_archive(archive)
         self("load", "-q", "-i", archive)

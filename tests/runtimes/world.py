@@ -6,6 +6,8 @@
         world.path("/run/netns")                # the node's folder, for this process
         world.left()                            # what pods could have left
 
+With World(folder, system) the node's root is that system, unchanged, and programs are of the system.
+
 Nothing of the machine is changed: see init.py for the folders. A second namespace, "outside", is linked to the node:
 OUTSIDE is its address, and the node's is ADDRESS.
 """
@@ -67,8 +69,8 @@ class Daemon:
 
 
 class World:
-    def __init__(self, folder):
-        self.folder = Path(folder)
+    def __init__(self, folder, system=None):
+        self.folder, self.system = Path(folder), system
         self.env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
                     "FASTCNI_LOG": LOG, "CONTAINERD_SNAPSHOTTER": "native"}
         for name in ("FASTCNI_SOCKET", "CNI_PATH", "NETCONFPATH"):
@@ -77,7 +79,9 @@ class World:
 
     def __enter__(self):
         self.cgroups_before = runtime_cgroups()
-        self.init = subprocess.Popen([*UNSHARE, sys.executable, Path(__file__).with_name("init.py")],
+        (self.folder / "system").mkdir()
+        own = [self.system, self.folder / "system", ROOT, self.folder, *of_python()] if self.system else []
+        self.init = subprocess.Popen([*UNSHARE, sys.executable, Path(__file__).with_name("init.py"), *own],
                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             assert self.init.stdout.readline() == b"ready\n", "the node's namespaces cannot be made"
@@ -108,7 +112,8 @@ class World:
 
     def command(self, *words):
         """Return the command line that runs a program on the node."""
-        return ["nsenter", "-t", str(self.pid), "-n", "-m", "-p", "--wd=/", "--", *(str(word) for word in words)]
+        return ["nsenter", "-t", str(self.pid), "-n", "-m", "-p", "--root", "--wd", "--",
+                *(str(word) for word in words)]
 
     def run(self, *words, check=True, stdin="", limit=ANSWER_S, **env):
         """Run a program on the node; return its output. Raise AssertionError with all output if it fails."""
@@ -187,6 +192,14 @@ class World:
             return not found
         eventually_slow(none)
         return "\n".join(found)
+
+
+def of_python():
+    """Return the folders and files of this Python that another system needs."""
+    if sys.base_prefix != "/usr":
+        return [sys.base_prefix]
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return [f"/usr/bin/{name}", f"/usr/lib/{name}", "/usr/lib/python3"]
 
 
 def differences(key, before, now):
