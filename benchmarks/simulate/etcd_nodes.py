@@ -69,20 +69,21 @@ class EtcdNodes:
         self.traffic.writes += 1
         await connection.ask("POST", "/v3/kv/txn", {
             "compare": [revision_is(key, 0)], "success": [put(key, value, lease)], "failure": []})
-        await self._list(connection)            # whether another record overlaps
-        return await self._follow(number, connection)
+        revision = await self._list(connection)         # whether another record overlaps
+        return await self._follow(number, connection, revision)
 
     async def restart(self, number):
         """The agent of a node with a record is started again. Return the socket of its watch."""
         connection = self.connect()
         await self._read(connection, f"{PREFIX}/config")
-        await self._list(connection)
-        await self._renew(connection, number)
-        return await self._follow(number, connection)
-
-    async def _follow(self, number, connection):
-        """What follows in two threads of the agent, and the second renewal when its network works."""
         revision = await self._list(connection)
+        await self._renew(connection, number)
+        return await self._follow(number, connection, revision)
+
+    async def _follow(self, number, connection, revision):
+        """What follows in two threads of the agent, and the second renewal when its network works.
+
+        revision: of the last list."""
         stream = await self.watch(number, revision)
         for _ in range(2):
             await self.renew(number, connection)

@@ -10,6 +10,7 @@ A record without a lease is a reservation, made by an operator: it stays without
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -18,9 +19,10 @@ from fastcni.agent import conf as confs
 from fastcni.agent import subnets
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
 from fastcni.agent.registries import records
+from fastcni.agent.registries.etcd_view import View
 from fastcni.clients import etcd as etcd_client
 from fastcni.clients.away import Away
-from fastcni.clients.etcd import Client, Refused, put, read_pair, revision_is
+from fastcni.clients.etcd import Client, Refused, put, revision_is
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -38,6 +40,9 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0       # before a lost watch is opened agai
 MADE_HERE = ("VtepMAC", "PublicKey")        # of a node's data
 CONTEST_S = 5.0
 MAX_SHOWN = 200                 # characters of a record in messages
+# All nodes may have to list again at the same time. Each waits for a random time, so that one processor of
+# etcd can answer all of them: 16 us for each record of each list.
+LIST_S_OF_A_RECORD, MAX_SPREAD_S = 16e-6, 60.0
 IDLE_S = 1500.0                 # etcd tells its progress each 10 minutes
 
 
@@ -50,7 +55,9 @@ class Etcd:
         self.client, self.log, self.wait = Client(settings), log, wait
         self.prefix = settings.get("prefix", PREFIX).rstrip("/")
         self.folder = f"{self.prefix}/subnets/"
-        self.unreadable: set[str] = set()
+        self.unreadable: set[str] = set()       # keys of records that were logged
+        self.listed: View | None = None         # from the last list, until watch() takes it
+        self.watched = False
         # of this node's record: its lease (0: none, None: not known), and the revision that created its key
         self.lease: int | None = None
         self.created = 0
@@ -69,7 +76,7 @@ class Etcd:
 
     def join(self, conf: NetworkConf, me: Node) -> Node:
         for _ in range(TRIES):
-            pairs, _ = self.client.read_range(*etcd_client.below(self.folder))
+            pairs = self._list()
             taken = self._read_subnets(pairs)
             own = self._find_own(conf, me, pairs, taken)
             if own is None:
@@ -85,6 +92,13 @@ class Etcd:
                     self._tell_restored(own)
                 return joined
         raise SubnetLost(f"no subnet after {TRIES} tries: each time another program changed the record or was faster")
+
+    def _list(self) -> list[Pair]:
+        """All records. The first watch goes on where the last list before it ends, so that a start lists once."""
+        pairs, revision = self.client.read_range(*etcd_client.below(self.folder))
+        if not self.watched:
+            self.listed = View(self.folder, pairs, revision)
+        return pairs
 
     def _find_own(self, conf: NetworkConf, me: Node, pairs: Collection[Pair],
                   taken: Mapping[str, Mapping[int, Prefix]]) -> Pair | None:
@@ -122,7 +136,7 @@ class Etcd:
     def _is_alone(self, me: Node) -> bool:
         """Whether no other record overlaps. Keys of both families differ if one of the two subnets does, so that two
         nodes may have written one each; both look here, and the later one yields."""
-        pairs, _ = self.client.read_range(*etcd_client.below(self.folder))
+        pairs = self._list()
         taken, key = self._read_subnets(pairs), self.folder + me.name
         mine = next((pair for pair in pairs if pair.key == key), None)
         if mine is None:
@@ -178,59 +192,57 @@ class Etcd:
     # -- the others ----------------------------------------------------------------------------------------------------
 
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
-        pause = FIRST_PAUSE_S
+        def show(view: View) -> None:
+            changed(view.nodes(self.log, self.unreadable))
+
+        pause, view = FIRST_PAUSE_S, self.listed
+        self.watched, self.listed = True, None
+        if view:
+            show(view)
         while not stop():
             opened = monotonic()
             try:
-                self._follow(changed, stop)
+                if view is None:
+                    view = View(self.folder, *self.client.read_range(*etcd_client.below(self.folder)))
+                    show(view)
+                if not self._follow(view, show, stop):
+                    view = None
             except Away as e:
                 self.log.warning("registry_away", error=str(e), retry_in=pause)
             if monotonic() - opened > MAX_PAUSE_S:
                 pause = FIRST_PAUSE_S
             if not stop():
-                self.wait(pause)
+                self.wait(random.uniform(0.5, 1.5) * pause)
                 pause = min(2 * pause, MAX_PAUSE_S)
 
-    def _follow(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
-        """List, then follow the changes, until stop() or until the watch has to begin anew. Raises Away."""
-        first, end = etcd_client.below(self.folder)
-        pairs, revision = self.client.read_range(first, end)
-        known = {pair.key: pair for pair in pairs}
-        changed(self._read(known.values()))
+    def _follow(self, view: View, show: Callable[[View], object], stop: Callable[[], bool]) -> bool:
+        """Follow the changes after a view, until stop() or until another endpoint should be asked. Return False if all
+        has to be listed again. Raises Away."""
         endpoint, http = "", self.client.http
 
         def leave() -> bool:        # requests have left the endpoint of the watch: it may be silent because it hangs
             return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
 
-        with self.client.watch(first, end, revision + 1, leave, IDLE_S) as stream:
+        if not self._goes_on(view):
+            self.wait(random.uniform(0.0, min(LIST_S_OF_A_RECORD * len(view) ** 2, MAX_SPREAD_S)))
+            return False
+        view.watched = True
+        with self.client.watch(*etcd_client.below(self.folder), view.revision + 1, leave, IDLE_S) as stream:
             endpoint = stream.endpoint
             for document in stream:
                 result = document.get("result", {})
                 if not result or result.get("canceled") or result.get("compact_revision"):
                     self.client.token = None    # its age may be why
-                    return
-                if not (events := result.get("events", ())):
-                    continue
-                for event in events:
-                    pair = read_pair(event["kv"])
-                    if event.get("type") == "DELETE":
-                        known.pop(pair.key, None)
-                    else:
-                        known[pair.key] = pair
-                changed(self._read(known.values()))
+                    return False
+                if events := result.get("events", ()):
+                    view.update(events)
+                    show(view)
+        return True
 
-    def _read(self, pairs: Collection[Pair]) -> list[Node]:
-        """The Nodes of records. One that cannot be read is logged once, and left out."""
-        found = []
-        for pair in pairs:
-            try:
-                found.append(records.read(pair.key.removeprefix(self.folder), pair.value))
-                self.unreadable.discard(pair.key)
-            except ValueError as e:
-                if pair.key not in self.unreadable:
-                    self.log.warning("record_unreadable", key=pair.key, error=str(e))
-                self.unreadable.add(pair.key)
-        return found
+    def _goes_on(self, view: View) -> bool:
+        """Whether a watch reports all that has changed since the view. If etcd was restored from a backup, revisions
+        count other changes: then the last change that was seen is not the last one of its key."""
+        return not view.watched or bool(view.last and self.client.txn([revision_is(*view.last)], []).done)
 
     def _parse(self, pair: Pair) -> Node | None:
         """The Node of a record; None if it cannot be read."""

@@ -1,76 +1,15 @@
-"""etcd as the registry, on a real one: subnets are taken once, a lost one is never overwritten, changes are seen."""
+"""etcd as the registry, on a real one: subnets are taken once, a lost one is never overwritten."""
 
 import json
 import threading
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 
 import pytest
-import structlog
-from cluster.etcd import Etcd
+from cluster.agent.etcd_network import CONF, PREFIX, Registry, node
 
 from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, SubnetLost
-from fastcni.agent.registries import open_registry
-from fastcni.clients.away import Away
-from fastcni.clients.etcd import Client, delete, put
-from fastcni.testing.witnesses import eventually
 
-CONF = {"Network": "10.244.0.0/16"}
 BOTH = {**CONF, "EnableIPv6": True, "IPv6Network": "fd00:10::/48"}
-PREFIX = "/test/network"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with Etcd() as etcd:
-        yield etcd
-
-
-class Registry:
-    """Registries of one network in etcd, and etcd's own view of it."""
-
-    def __init__(self, etcd, prefix):
-        self.etcd, self.prefix = etcd, prefix
-        self.client, self.log, self.opened, self.stopped = Client(etcd.conf()), [], [], threading.Event()
-
-    def configure(self, document):
-        self.put("config", json.dumps(document))
-
-    def put(self, key, value, lease=0):
-        self.client.txn([], [put(f"{self.prefix}/{key}", value, lease)])
-
-    def keys(self):
-        pairs, _ = self.client.read_range(f"{self.prefix}/subnets/", f"{self.prefix}/subnets0")
-        return {pair.key.rpartition("/")[2]: pair for pair in pairs}
-
-    def delete(self, key):
-        self.client.txn([], [delete(f"{self.prefix}/subnets/{key}")])
-
-    def open(self):
-        log = structlog.wrap_logger(None, processors=[self._note])
-        self.opened.append(open_registry("etcd", self.etcd.conf(prefix=self.prefix), log, self.stopped.wait))
-        return self.opened[-1]
-
-    def _note(self, logger, method, event):
-        self.log.append(event)
-        raise structlog.DropEvent
-
-    def close(self):
-        self.stopped.set()
-        for each in [*self.opened, self.client]:
-            each.close()
-
-
-@pytest.fixture
-def network(server, request):
-    found = Registry(server, f"{PREFIX}/{request.node.name}")
-    found.configure(CONF)
-    yield found
-    found.close()
-
-
-def node(number, former=None, **data):
-    return Node("", {4: ip_network(former)} if former else {}, {4: ip_address(f"192.0.2.{number}")}, "vxlan",
-                {4: {"VNI": 1, **data}})
 
 
 def test_without_a_configuration_the_error_names_the_key(server):
@@ -314,48 +253,3 @@ def test_a_node_that_leaves_has_no_record(network):
     third = two.join(two.conf(), node(3, str(joined.subnets[4])))
     one.leave(joined)                   # another node has it now
     assert {*network.keys()} == {other.name, third.name}
-
-
-def test_the_watch_sees_nodes_come_change_and_go(network):
-    one, two, stop, seen = network.open(), network.open(), threading.Event(), []
-    thread = threading.Thread(target=one.watch, args=(lambda nodes: seen.append({it.name: it for it in nodes}),
-                                                      stop.is_set))
-    thread.start()
-    assert eventually(lambda: seen == [{}])
-    first = two.join(two.conf(), node(1, VtepMAC="02:00:00:00:00:01"))
-    assert eventually(lambda: seen[-1] == {first.name: first})
-    changed = two.join(two.conf(), node(1, VtepMAC="02:00:00:00:00:02"))
-    assert eventually(lambda: seen[-1] == {changed.name: changed})
-    network.put("subnets/nonsense", "{")
-    network.put("subnets/10.244.200.0-24", '{"PublicIP":"192.0.2.9","BackendType":"vxlan"}')
-    assert eventually(lambda: len(seen[-1]) == 2)
-    assert [event["key"] for event in network.log] == [f"{network.prefix}/subnets/nonsense"]
-    two.leave(changed)
-    assert eventually(lambda: list(seen[-1]) == ["10.244.200.0-24"])
-    stop.set()
-    thread.join(30)
-    assert not thread.is_alive()
-
-
-def test_the_watch_survives_a_compaction_and_a_restart(request):
-    with Etcd() as etcd:
-        network = Registry(etcd, f"{PREFIX}/restart")
-        network.configure(CONF)
-        one, stop, seen = network.open(), threading.Event(), []
-        thread = threading.Thread(target=one.watch, args=(lambda nodes: seen.append(len(nodes)), stop.is_set))
-        thread.start()
-        assert eventually(lambda: seen == [0])
-        etcd.members[0].kill()
-        with pytest.raises(Away):
-            network.open().conf()
-        etcd.members[0].restart()
-        etcd.await_health()
-        for number in range(1, 4):
-            one.join(one.conf(), node(number))
-        revision = network.client.read_range("a", "b")[1]
-        network.client.call("/kv/compaction", {"revision": revision})
-        assert eventually(lambda: seen[-1] == 3)
-        assert "registry_away" in {event["event"] for event in network.log}
-        stop.set()
-        thread.join(30)
-        network.close()

@@ -1,0 +1,19 @@
+"""A network in etcd for one test."""
+
+import pytest
+from cluster.agent.etcd_network import CONF, PREFIX, Registry
+from cluster.etcd import Etcd
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Etcd() as etcd:
+        yield etcd
+
+
+@pytest.fixture
+def network(server, request):
+    found = Registry(server, f"{PREFIX}/{request.node.name}")
+    found.configure(CONF)
+    yield found
+    found.close()
