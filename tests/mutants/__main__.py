@@ -4,8 +4,9 @@
     make test-mutants MUTANTS="--seconds 600 --seed 1 --only agent/policy"          a sample of one directory
     make test-mutants MUTANTS=--promises                                            docs/reliability-promises.md
 
-Each mutant runs the tests that ran its line when `.covering/` was recorded (mutants/covering.py), those of a longer
-duration last, and no more than `--tests-seconds` of them. The copy of the checkout that is changed is `.covering/tree`.
+Each mutant runs the tests that ran its line when `.covering/` was recorded (mutants/covering.py), no more than
+`--tests-seconds` of them: some of each test file, the short ones first. The copy of the checkout that is changed is
+`.covering/tree`.
 Status 1: a promise's test does not notice the mutant of its promise.
 """
 
@@ -33,19 +34,32 @@ def sample(only, seed):
     return found
 
 
-def judged(mutant, recorded, checkout, seconds):
-    """Return a mutant's outcome, one of OUTCOMES."""
-    names = recorded.tests_of(mutant.module, mutant.lines())
-    chosen, total = [], 0.0
+def choose(names, recorded, seconds):
+    """Return some of these tests, which take `seconds` together: the shortest test of each file, the next one of each,
+    and so on. Tests of one file often check the same thing, and many lines run in hundreds of tests."""
+    ranks, seen = {}, collections.Counter()
     for name in sorted(names, key=recorded.seconds.get):
+        ranks[name] = seen[file := name.split("::")[0]], recorded.seconds[name]
+        seen[file] += 1
+    chosen, total = [], 0.0
+    for name in sorted(names, key=ranks.get):
         total += recorded.seconds[name]
         if chosen and total > seconds:
             break
         chosen.append(name)
+    return chosen
+
+
+def judged(mutant, recorded, checkout, seconds):
+    """Return a mutant's outcome, one of OUTCOMES, and how many of its tests were run."""
+    names = recorded.tests_of(mutant.module, mutant.lines())
+    chosen = choose(names, recorded, seconds)
     if not chosen:
-        return "no test"
-    status = checkout.run(mutant.module, mutant.text, chosen, 20 + 5 * min(total, seconds))
-    return "timed out" if status is None else "survived" if status == 0 else "killed"
+        return "no test", ""
+    limit = 20 + 5 * sum(map(recorded.seconds.get, chosen))
+    status = checkout.run(mutant.module, mutant.text, chosen, limit)
+    outcome = "timed out" if status is None else "survived" if status == 0 else "killed"
+    return outcome, f"{len(chosen)} of {len(names)} tests"
 
 
 def campaign(options):
@@ -57,10 +71,10 @@ def campaign(options):
             break
         if (mutant := mutations.make(module, source, name, occurrence)) is None:
             continue
-        outcome = judged(mutant, recorded, checkout, options.tests_seconds)
+        outcome, tests = judged(mutant, recorded, checkout, options.tests_seconds)
         rows[module][outcome] += 1
         if outcome in ("survived", "timed out"):
-            print(f"\n{outcome}: {module}:{mutant.line} {name}\n{mutant.diff()}", flush=True)
+            print(f"\n{outcome} ({tests}): {module}:{mutant.line} {name}\n{mutant.diff()}", flush=True)
     print(f"\n| module | mutants | {' | '.join(OUTCOMES)} |\n|---|{'--:|' * (1 + len(OUTCOMES))}")
     for module, row in [*sorted(rows.items()), ("all", sum(rows.values(), collections.Counter()))]:
         print(f"| {module} | {row.total()} | {' | '.join(str(row[outcome]) for outcome in OUTCOMES)} |")

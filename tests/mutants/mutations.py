@@ -1,7 +1,7 @@
 """Make the mutants of a module: cosmic-ray's operators, and one that removes a call whose value nobody uses.
 
 Left out are operators whose mutants tests cannot tell apart or always kill (`==` as `is`, `+` as `**`), and mutants of
-annotations: no code runs them.
+annotations and of their imports: no code runs them.
 """
 
 import ast
@@ -84,7 +84,10 @@ def make(module, source, name, occurrence):
         same = text is None or _code(text) == _code(source)
     except SyntaxError:
         return None
-    return None if same else Mutant(module, source, text)
+    if same:
+        return None
+    mutant = Mutant(module, source, text)
+    return None if "TYPE_CHECKING" in mutant.before[mutant.line - 1] else mutant
 
 
 def _code(source):

@@ -142,6 +142,19 @@ def test_without_policies_there_is_nothing_to_write():
     assert compile_all(Cluster()) == State()
 
 
+def test_the_groups_of_policies_that_are_gone_are_forgotten():
+    """Else an agent whose policies change for months needs ever more memory and time for each pod."""
+    it = Compiler()
+    it.put_pod(make_pod("pod1", "10.0.0.1", labels={"app": "a"}))
+    peer = [{"from": [{"podSelector": {"matchLabels": {"app": "a"}}}]}]
+    for name in ("p", "q"):
+        it.put_policy(policy(name, ingress=peer))
+    it.delete_policy("default/p")
+    assert it._groups.of("default/pod1")
+    it.delete_policy("default/q")
+    assert not it._groups.of("default/pod1") and not it._groups._uses
+
+
 @pytest.mark.parametrize("expression, labels, member", [
     ({"operator": "NotIn", "values": ["a"]}, {"app": "b"}, True), ({"operator": "NotIn", "values": ["a"]}, {}, True),
     ({"operator": "NotIn", "values": ["a"]}, {"app": "a"}, False), ({"operator": "Exists"}, {"app": "b"}, True),

@@ -31,10 +31,10 @@ class FakeApi:
                         POLICIES: [policy("p"), policy("p", namespace="other")]}
         self.events = {path: queue.Queue() for path in self.objects}
 
-    def list_with_revision(self, path):
+    def list_with_revision(self, path, selector=""):
         return self.objects[path], "1"
 
-    def watch(self, path, revision, stop):
+    def watch(self, path, revision, stop, selector=""):
         while not stop():
             try:
                 event = self.events[path].get(timeout=0.02)
@@ -139,3 +139,23 @@ def test_what_went_while_the_api_server_was_away_is_deleted(source):
     source.api.events[POLICIES].put(None)
     wait(source, lambda: list(source.content.compiler.cluster.policies) == ["other/q"])
     assert not source.content.compiler.state.elements["in4"]
+
+
+class Reports:
+    """Events in the place of those that go to the API server."""
+
+    def __init__(self):
+        self.sent = []
+
+    def report(self, kind, metadata, text):
+        self.sent.append((kind, metadata["name"], text.rpartition(", got ")[2]))
+
+    def close(self):
+        pass
+
+
+def test_each_error_of_an_object_becomes_one_event(source):
+    source.events = Reports()
+    for operator in ("Foo", "Foo", "Bar"):          # the second one comes with each list after a lost connection
+        source.put(POLICIES, policy("q", {"podSelector": {"matchExpressions": [{"key": "app", "operator": operator}]}}))
+    assert source.events.sent == [("NetworkPolicy", "q", "'Foo'"), ("NetworkPolicy", "q", "'Bar'")]

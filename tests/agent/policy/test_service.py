@@ -362,12 +362,12 @@ class Api:
         self.more = threading.Event()
         self.objects, self.listed = [], threading.Event()
 
-    def list_with_revision(self, path):
+    def list_with_revision(self, path, selector=""):
         self.listed.wait(20)
         return ([WEB_ONLY | {"metadata": {"name": "web-only", "resourceVersion": "1"}}]
                 if path.endswith("networkpolicies") else []), "1"
 
-    def watch(self, path, revision, stop):
+    def watch(self, path, revision, stop, selector=""):
         if path.endswith("pods"):
             while not stop() and not self.more.wait(0.02):
                 pass

@@ -238,7 +238,7 @@ def test_the_documents_of_nodes_are_not_kept(registry):
 
     one, lists = registry(), []
 
-    def list_with_revision(path):
+    def list_with_revision(path, selector=""):
         found = Nodes([node_object(1, **{"kube-subnet-manager": "true"})])
         lists.append(weakref.ref(found))
         return found, "1"
