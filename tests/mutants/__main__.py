@@ -5,8 +5,8 @@
     make test-mutants MUTANTS=--promises                                            docs/reliability-promises.md
 
 Each mutant runs the tests that ran its line when `.covering/` was recorded (mutants/covering.py), no more than
-`--tests-seconds` of them: some of each test file, the short ones first. The copy of the checkout that is changed is
-`.covering/tree`.
+`--tests-seconds` of them: some of each test file, the short ones first. The changed copy of the checkout is
+below `.covering/`.
 Status 1: a promise's test does not notice the mutant of its promise.
 """
 

@@ -1,17 +1,18 @@
 """A copy of the checkout, in which one module at a time is a mutant, and the tests that run there."""
 
+import atexit
 import importlib
 import os
 import pathlib
 import shutil
 import sys
+import tempfile
 
 import pytest
 from mutants import box
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".covering"
-TREE = CACHE / "tree"
 COPIED = ("benchmarks", "docs", "examples", "fastcni", "packaging", "tests", "pyproject.toml", "setup.py", "README.md",
           "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
 ASIDE_NS = 10**10               # a mutant's file is that much older than the original: no bytecode of it is taken
@@ -28,41 +29,43 @@ class Chosen:
 
 
 class Tree:
-    """The copy. It is made anew each time; compiled files come with it."""
+    """The copy, with the compiled files, until this process ends."""
 
     def __init__(self):
-        shutil.rmtree(TREE, ignore_errors=True)
+        CACHE.mkdir(exist_ok=True)
+        self.root = pathlib.Path(tempfile.mkdtemp(prefix="tree-", dir=CACHE))
+        atexit.register(shutil.rmtree, self.root, ignore_errors=True)
         for name in COPIED:
             source = ROOT / name
             if source.is_dir():
-                shutil.copytree(source, TREE / name)
+                shutil.copytree(source, self.root / name)
             elif source.exists():
-                shutil.copy2(source, TREE / name)
+                shutil.copy2(source, self.root / name)
 
     def run(self, module, text, names, seconds):
         """Return pytest's status of the named tests with this text in the module's place, or None after `seconds`."""
-        path = TREE / module
+        path = self.root / module
         original, times = path.read_bytes(), path.stat()
         try:
             path.write_text(text)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns - ASIDE_NS))
-            return box.boxed(lambda: _tests(names), seconds)
+            return box.boxed(lambda: _tests(self.root, names), seconds)
         finally:
             path.write_bytes(original)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def _tests(names):
+def _tests(root, names):
     """In the box: run the named tests, up to the first that fails. Return pytest's status."""
     quiet = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(quiet, number)
-    os.chdir(TREE)
-    os.environ |= {"PYTHONPATH": f"{TREE}:{TREE}/tests", "PYTHONDONTWRITEBYTECODE": "1"}
+    os.chdir(root)
+    os.environ |= {"PYTHONPATH": f"{root}:{root}/tests", "PYTHONDONTWRITEBYTECODE": "1"}
     os.environ.pop("PYTEST_DEBUG_TEMPROOT", None)
     sys.dont_write_bytecode = True
     ours = ("", str(ROOT), str(ROOT / "tests"))
-    sys.path[:] = [str(TREE), str(TREE / "tests"), *(path for path in sys.path if path not in ours)]
+    sys.path[:] = [str(root), str(root / "tests"), *(path for path in sys.path if path not in ours)]
     for name in [name for name in sys.modules if name.split(".")[0] == "fastcni"]:
         del sys.modules[name]
     importlib.invalidate_caches()
