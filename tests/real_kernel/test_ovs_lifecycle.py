@@ -2,16 +2,20 @@
 
 import contextlib
 import json
+import os
+import subprocess
 
 import pytest
 from dhcp.clock import Log
-from real_kernel.node import Inside, eventually, links, run, source_seen
+from real_kernel.node import Inside, cid_of, eventually, links, run, source_seen
 from real_kernel.openvswitch import assert_nothing_is_left, host_of, needs_ovs
 
 from fastcni.kit.ovs import ports
+from fastcni.launcher.install import install
 from fastcni.server.stale_ports import remove_stale_ports
 
 pytestmark = needs_ovs
+DUAL = ("10.22.0.0/24", "fd00:22::/64")
 
 # -- DEL, GC -----------------------------------------------------------------------------------------------------
 
@@ -176,7 +180,7 @@ def test_no_port_is_left_if_ovsdb_stops_in_the_middle_of_an_add(node, switch, ov
     assert_nothing_is_left(node, switch, kept, pod)
 
 
-# -- warm --------------------------------------------------------------------------------------------------------
+# -- modes -------------------------------------------------------------------------------------------------------
 
 def test_a_server_adds_and_deletes_as_one_shot_does(node, switch, ovs_conf, kept, pod_netns, warm):
     pods = [pod_netns() for _ in range(3)]
@@ -198,3 +202,26 @@ def test_the_server_removes_stale_ports_at_its_start(node, switch, ovs_conf, pod
     assert eventually(lambda: gone not in links())
     remove_stale_ports(Log(), str(tmp_path / "cache"), usual="unix:/nowhere/db.sock")
     assert switch.ports("br0") == [stays]
+
+
+def test_the_plugin_file_adds_checks_and_deletes_by_itself(node, switch, ovs_conf, kept, pod, tmp_path):
+    """It has the modules that only the userspace datapath needs, too."""
+    install(tmp_path / "bin", names=["host-local", "ovs"])
+    conf = ovs_conf(*DUAL, vlan=100)
+
+    def call(command, conf):
+        program = tmp_path / "bin" / "ovs"
+        env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid_of(pod), "CNI_NETNS": f"/run/netns/{pod}",
+               "CNI_IFNAME": "eth0", "CNI_PATH": str(program.parent), "PATH": os.environ["PATH"], "FASTCNI_SOCKET": ""}
+        done = subprocess.run([program], input=json.dumps(conf).encode(), env=env, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b""), done.stdout
+        return json.loads(done.stdout or "null")
+
+    result = call("ADD", conf)
+    assert switch.ports("br0") == [host_of(result)]
+    call("CHECK", {**conf, "prevResult": result})
+    call("STATUS", conf)
+    call("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(pod), "ifname": "eth0"}]})
+    assert switch.ports("br0") == [host_of(result)]
+    call("DEL", conf)
+    assert_nothing_is_left(node, switch, kept, pod)
