@@ -35,6 +35,11 @@ for program in redirect_programs.PROGRAMS.values():
     objects.load(*program, maps)
 pins.folder(wire.open_socket())
 """
+OVS_DATAPATH = """
+from fastcni.kernel import genl, uapi, wire
+
+raise SystemExit(not genl.family_id(wire.open_socket(uapi.NETLINK_GENERIC), "ovs_datapath"))
+"""
 # {feature: (the kernel's option, an ip(8) command, or lines of Python, that succeed with it)}
 FEATURES = {
     "8021q": ("CONFIG_VLAN_8021Q", "link add probe link base type vlan id 5"),
@@ -47,6 +52,7 @@ FEATURES = {
     "ipvlan": ("CONFIG_IPVLAN", "link add probe link base type ipvlan mode l2"),
     "macvlan": ("CONFIG_MACVLAN", "link add probe link base type macvlan mode bridge"),
     "nft-owned-tables": ("Linux 6.9 (NFT_TABLE_F_PERSIST)", NFT_OWNED_TABLE),
+    "openvswitch": ("CONFIG_OPENVSWITCH", OVS_DATAPATH),
     "tun": ("CONFIG_TUN", "tuntap add probe mode tap"),
     "vrf": ("CONFIG_NET_VRF", "link add probe type vrf table 5"),
     "wireguard": ("CONFIG_WIREGUARD", "link add probe type wireguard"),
@@ -58,6 +64,7 @@ ALLOWED = {
     "no package index": "The test builds a wheel in a new environment, for which an offline machine has no setuptools.",
     "needs firewalld": "If systemd runs, installing firewalld would start it and change the machine's firewall. "
                        "tests/setup-peer.sh does not install it then.",
+    "needs Open vSwitch": "The same holds for Open vSwitch.",
     "systemd-analyze is too old": "Before systemd 250 it cannot check a unit that is not installed.",
     "SELinux is on here": "The test is for a node without SELinux; another test has the same key with SELinux.",
     "no /dev/cpu_dma_latency": "Containers have no such device. Another test covers them.",

@@ -4,7 +4,7 @@
         switch.vsctl("list-br")
         switch.address          # the key socket_file
 
-The bridges are of the userspace datapath: it needs no kernel module.
+By default the bridges are of the userspace datapath, which needs no kernel module.
 """
 
 import json
@@ -26,10 +26,10 @@ needs_ovs = pytest.mark.skipif(not all(shutil.which(name, path=PATH) for name in
 
 
 class Switch:
-    """A running Open vSwitch with the bridges `names`."""
+    """A running Open vSwitch with the bridges `names`. datapath: "netdev", or "system" for that of the kernel."""
 
-    def __init__(self, *names):
-        self.names = names
+    def __init__(self, *names, datapath="netdev"):
+        self.names, self.datapath = names, datapath
         self.folder = tempfile.mkdtemp(prefix="fcni-ovs-")      # short: a socket's path has 107 bytes at most
         self.socket, self.database = f"{self.folder}/db.sock", f"{self.folder}/conf.db"
         self.address = f"unix:{self.socket}"
@@ -65,7 +65,7 @@ class Switch:
         assert eventually(lambda: os.path.exists(self.socket)), self.log("ovsdb-server")
 
     def start_vswitchd(self):
-        self.start("ovs-vswitchd", self.address, "--disable-system")
+        self.start("ovs-vswitchd", self.address, *(["--disable-system"] if self.datapath == "netdev" else []))
 
     def stop(self, name, how=signal.SIGKILL):
         process = self.processes.pop(name, None)
@@ -94,7 +94,7 @@ class Switch:
         return self.run("ovs-vsctl", f"--db={self.address}", "--timeout=20", *args)
 
     def add_bridge(self, name):
-        self.vsctl("add-br", name, "--", "set", "Bridge", name, "datapath_type=netdev")
+        self.vsctl("add-br", name, "--", "set", "Bridge", name, f"datapath_type={self.datapath}")
         assert eventually(lambda: name in links())
 
     def ports(self, bridge):
