@@ -11,6 +11,7 @@ from errno import ETIMEDOUT
 from fastcni.clients.away import Away
 from fastcni.kernel import streams, waiting
 from fastcni.spec import json
+from fastcni.spec.address import ip_text, read_ip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 DATABASE = "Open_vSwitch"
 VSWITCHD_LOCK = "ovs_vswitchd"      # the lock that ovs-vswitchd holds while it runs, bridge_init() of vswitchd/bridge.c
 DEFAULT_ADDRESS = "unix:/var/run/openvswitch/db.sock"
-MAX_ANSWER_BYTES = 64 << 20         # of one message: 100,000 ports take some 30 MB
+MAX_ANSWER_BYTES = 16 << 20         # of one message: many times the ports of a node
 
 
 class Refused(Exception):
@@ -33,7 +34,8 @@ class Ovsdb:
     """One connection. Close it by `with` or close().
 
     address: "unix:PATH", "tcp:IP:PORT", or a path. seconds: the limit of all methods together. Each method raises Away,
-    whose text names the address, CallerGone and, if the answers of a database make no sense, Refused.
+    whose text names the address, CallerGone and, if no database answers there, Refused. The constructor raises
+    ValueError for an address that is none.
     """
 
     def __init__(self, address: str, seconds: float) -> None:
@@ -134,6 +136,8 @@ class Ovsdb:
             self.received += data
             if len(self.received) > MAX_ANSWER_BYTES:
                 raise Refused(f"OVSDB at {self.address} sends more than {MAX_ANSWER_BYTES} bytes")
+        if not isinstance(message, dict):
+            raise Refused(f"{self.address} is no OVSDB: it sends {json.write(message)[:40]!r}")
         if message.get("method") == "echo":         # a server asks by TCP after five idle seconds
             self.send(json.write({"id": message["id"], "result": message["params"], "error": None}))
         elif message.get("method") == "update2":
@@ -160,9 +164,11 @@ class Ovsdb:
 def socket_address(address: str) -> str | tuple[str, int]:
     """Return the address of a socket for an address of OVSDB. Raises ValueError for one that is none."""
     kind, _, rest = address.partition(":")
+    if "\0" in address:
+        raise ValueError("a NUL in an address")
     if kind == "tcp":
         host, _, port = rest.rpartition(":")
-        return host.strip("[]"), int(port)
+        return ip_text(read_ip(host.strip("[]"))), int(port)        # no name: a resolver has no limit of time
     if kind in ("ssl", "ptcp", "punix", "pssl"):
         raise ValueError(f"{kind}: is not supported, but unix:PATH and tcp:IP:PORT")
     return rest if kind == "unix" else address

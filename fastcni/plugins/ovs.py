@@ -71,6 +71,9 @@ def vlan_of(conf: OvsConf, bridge: str) -> int | None:
 
 
 def delete(req: Request, conf: OvsConf) -> None:
+    if (cache.read(req, conf) or {}).get("deviceID"):
+        raise CniError(errors.UNSUPPORTED_FIELD, f"{req.ifname} is a virtual function that ovs-cni attached",
+                       "ovs-cni's DEL gives it back")
     # The port first: ovs-vswitchd would try to use a link that is gone. Then the link, before its address is released.
     steps = ipam.prepare_delete(req) if conf.layer3 else []
     every((delete_port, req, conf), (remove.pod_link, req), *steps)
@@ -79,11 +82,8 @@ def delete(req: Request, conf: OvsConf) -> None:
 def delete_port(req: Request, conf: OvsConf) -> None:
     """Remove the port and its file. Without a file there was no port: success, also if OVSDB does not answer."""
     known = cache.read(req, conf)
-    if (known or {}).get("deviceID"):
-        raise CniError(errors.UNSUPPORTED_FIELD, f"{req.ifname} is a virtual function that ovs-cni attached",
-                       "ovs-cni's DEL gives it back")
     try:
-        ports.forget(req, (known or {}).get("socket_file") or conf.address)
+        ports.forget(req, cache.address_in(known) or conf.address)
     except CniError as e:
         if known is not None or e.code != errors.TRY_AGAIN_LATER:
             raise

@@ -20,6 +20,7 @@ from fastcni.kit import policies
 from fastcni.kit.call import chained
 from fastcni.kit.call.conf import ENDINGS, keys_of, read_ethernet
 from fastcni.kit.dhcp import dhcp_conf, lease_path
+from fastcni.kit.ovs import cache as ovs_cache
 from fastcni.spec import address, errors, version
 from fastcni.spec.config import read_args, shown
 from fastcni.spec.errors import CniError
@@ -169,6 +170,9 @@ def about(req: Request, conf: Conf, previous: dict[str, Any]) -> dict[str, Any]:
                  if chained.in_pod(previous, ip, req.ifname)]
     if not addresses:
         raise CniError(errors.INVALID_CONFIG, f"prevResult has no address of {req.ifname}")
+    if posix.access(ovs_cache.path(ovs_cache.FOLDER, req.container_id, req.ifname), posix.F_OK):
+        raise CniError(errors.INVALID_CONFIG, "the pod is a port of Open vSwitch: policies cannot hold for it",
+                       "pods on one bridge reach each other without passing a hook of nftables")
     name = conf.args.get("K8S_POD_NAME") or req.container_id
     interfaces = previous.get("interfaces", ())
     links = [each["name"] for each in interfaces if not each.get("sandbox")]

@@ -12,7 +12,6 @@ from fastcni.daemon.log import few
 from fastcni.kernel import wire
 from fastcni.kit.ovs import cache, collect
 from fastcni.kit.ovs.database import Database
-from fastcni.kit.ovs.ovs_conf import CACHE_FOLDER
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 
-def remove_stale_ports(log: Logger, folder: str = CACHE_FOLDER, usual: str = ovsdb.DEFAULT_ADDRESS) -> None:
+def remove_stale_ports(log: Logger, folder: str = cache.FOLDER, usual: str = ovsdb.DEFAULT_ADDRESS) -> None:
     for address in sorted(({usual} if listens(usual) else set()) | cache.addresses(folder)):
         sock = wire.open_socket()
         try:

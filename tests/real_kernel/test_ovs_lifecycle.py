@@ -58,6 +58,41 @@ def test_del_removes_what_ovs_cni_has_added(node, switch, ovs_conf, kept, pod, t
     assert_nothing_is_left(node, switch, kept, pod)
 
 
+@pytest.mark.parametrize("content", ["", "[]", '{"Netconf": 5}', '{"Netconf": {"socket_file": 5, "deviceID": 0}}'])
+def test_del_with_a_damaged_file_asks_where_the_network_says(node, switch, ovs_conf, kept, pod, tmp_path, content):
+    conf = ovs_conf("10.22.0.0/24")
+    node.add(conf, pod)
+    (tmp_path / "cache" / f"c-{pod}-eth0").write_text(content)
+    node.delete(conf, pod)
+    assert_nothing_is_left(node, switch, kept, pod)
+
+
+def test_del_of_a_pod_of_ovs_cni_that_fastcni_cannot_delete_says_so(node, switch, ovs_conf, kept, pod, tmp_path):
+    """Its database is reached by TLS, or it has a virtual function. Nothing of it is deleted."""
+    conf = ovs_conf("10.22.0.0/24")
+    name = host_of(node.add(conf, pod))
+    file = tmp_path / "cache" / f"c-{pod}-eth0"
+    original = file.read_text()
+    file.write_text(json.dumps({"Netconf": {**json.loads(original)["Netconf"], "deviceID": "0000:00:1f.6"}}))
+    assert node.refused("DEL", conf, pod)["code"] == 2
+    assert (switch.ports("br0"), "eth0" in links(pod), len(node.held())) == ([name], True, 1)
+    file.write_text(original.replace(switch.address, "ssl:192.0.2.1:6640"))
+    assert node.refused("DEL", conf, pod)["code"] == 7
+    file.write_text(original)
+    node.delete(conf, pod)
+    assert_nothing_is_left(node, switch, kept, pod)
+
+
+def test_a_policy_for_a_port_of_the_switch_is_refused(node, switch, ovs_conf, pod, tmp_path, monkeypatch):
+    """Pods on one bridge reach each other past nftables: a policy would not hold."""
+    monkeypatch.setattr("fastcni.kit.ovs.cache.FOLDER", str(tmp_path / "cache"))
+    result = node.add(ovs_conf("10.22.0.0/24", dataDir=None), pod)
+    conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "policy", "agentSocketPath": "/nowhere/policy.sock"}
+    error = node.refused("ADD", {**conf, "prevResult": result}, pod)
+    assert (error["code"], error["msg"]) == (7, "the pod is a port of Open vSwitch: policies cannot hold for it")
+    node.delete(conf, pod)
+
+
 def test_del_asks_the_database_of_the_add(node, switch, ovs_conf, kept, pod):
     node.add(ovs_conf("10.22.0.0/24"), pod)
     node.delete(ovs_conf("10.22.0.0/24", socket_file="/nowhere/db.sock"), pod)

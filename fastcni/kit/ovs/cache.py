@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ovs.ovs_conf import OvsConf
 
+FOLDER = "/var/lib/cni/ovs-cni/cache"
 ATTACHMENT = "fastcni"          # the member that ovs-cni does not have: {"containerID", "ifname"}
 
 
@@ -68,5 +69,11 @@ def attachments(folder: str, network: str) -> Iterator[tuple[str, str]]:
 
 def addresses(folder: str) -> set[str]:
     """Return where OVSDB is, for all files."""
-    found = [parsed(files.read(f"{folder}/{name}"), "Netconf") or {} for name in files.names(folder)]
-    return {it["socket_file"] for it in found if it.get("socket_file") and isinstance(it["socket_file"], str)}
+    return {address for name in files.names(folder)
+            if (address := address_in(parsed(files.read(f"{folder}/{name}"), "Netconf")))}
+
+
+def address_in(net_conf: dict[str, Any] | None) -> str:
+    """Return where OVSDB is for a pod, by Netconf of its file; "": where its network says."""
+    found = (net_conf or {}).get("socket_file")
+    return found if isinstance(found, str) else ""

@@ -29,6 +29,8 @@ class Database:
             self.db = Ovsdb(self.address, self.seconds)
         except Away as e:
             raise CniError(self.away, str(e), HINT) from None
+        except ValueError as e:         # of a pod's file; the network's socket_file was checked
+            raise CniError(errors.INVALID_CONFIG, f"OVSDB at {self.address}: {e}") from None
         return self.db
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

@@ -15,6 +15,7 @@ from fastcni.kit.call.conf import (
     read_runtime_mac,
 )
 from fastcni.kit.call.trunk import read_trunk
+from fastcni.kit.ovs import cache
 from fastcni.spec import errors, json
 from fastcni.spec.config import Section, read_args
 from fastcni.spec.errors import CniError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 # ovs.conf of ovs-cni: the first that exists counts, after the one that configuration_path names
 FILES = ("/etc/kubernetes/cni/net.d/ovs.d/ovs.conf", "/etc/cni/net.d/ovs.d/ovs.conf")
-CACHE_FOLDER = "/var/lib/cni/ovs-cni/cache"
 OVN_BRIDGE = "br-int"           # OVN's, where the network names no bridge
 MAX_OFPORT = 65279              # OpenFlow reserves the numbers above
 MAX_VNI = (1 << 24) - 1
@@ -108,7 +108,7 @@ def read_ending(keys: Section) -> OvsConf:
     conf = OvsConf()
     conf.layer3 = bool(ipam.read_type(keys))
     conf.socket_file, conf.path = read_socket_file(keys.strict), keys.strict.text("configuration_path")
-    conf.folder = keys.strict.text("dataDir") or CACHE_FOLDER
+    conf.folder = keys.strict.text("dataDir") or cache.FOLDER
     return conf
 
 
