@@ -17,6 +17,7 @@
     detached     what a server leaves behind that a plugin file has started
     former_boot  addresses of pods from before a reboot
     stale_ports  ports of Open vSwitch whose pod is gone
+    datapath     flows of the datapath ebpf that have ended are deleted
     cpu_latency  the latency request: processors stay out of deep idle states while requests come
     latest       the latest value of a slow function
     bounded      dicts of a limited size

@@ -18,6 +18,7 @@ from fastcni.kernel import netns
 from fastcni.server import control, status
 from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
+from fastcni.server.datapath import DatapathSweep
 from fastcni.server.former_boot import release_addresses
 from fastcni.server.idle import IdleExit
 from fastcni.server.metrics.pool_watch import PoolWatch
@@ -194,6 +195,7 @@ class Server:
         self.described: dict[str, Callable[[], Any]] = {}       # by key of the status document: what parts add
         self.answer_control(options.history)
         self.acceptor.records.receivers.append(RetriedDeletes(logger).note)
+        self.datapath = DatapathSweep(self.background, logger)
         self.pool_watch = PoolWatch(options.node.count, self.background, logger)
         self.pool = Workers(self.queue, self.acceptor, self.hosts, self.background, Configurations(), environment(),
                             logger)
@@ -255,6 +257,7 @@ class Server:
         self.cluster.keep()
         self.background(self.networks.keep)
         self.pool_watch.poll()
+        self.datapath.poll()
         _ipam_bitmap.forget()
 
     def stop(self) -> int:

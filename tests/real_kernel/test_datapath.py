@@ -3,26 +3,33 @@
 import contextlib
 import json
 import os
+import re
 import select
 import socket
 import struct
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from real_kernel.datapath_pods import WAIT_S, Tcp, Udp, forwarded, kernel_flows, marks, pods_in_map
 from real_kernel.node import Inside, eventually, links, run
 
+from fastcni.cli.datapath import datapath as datapath_command
 from fastcni.kernel import wire
 from fastcni.kernel.bpf import objects
+from fastcni.kernel.bpf.redirect_programs import DIGEST
 from fastcni.kit.datapath import filters, maps, pins, redirect
+from fastcni.node.own import datapath as own
+from fastcni.server.datapath import SWEEP_S, DatapathSweep
 
 pytestmark = marks
 IP_RECVTTL = 12                 # linux/in.h
 
 
-def host_end(node, pod, datapath_conf):
-    """The name of the pod's host end, by the route to its address."""
+def host_end():
+    """The name of the second pod's host end, by the route to its address."""
     return run("ip", "-o", "route", "get", "10.22.0.3").split(" dev ")[1].split()[0]
 
 
@@ -178,8 +185,7 @@ def test_packets_to_a_pod_with_a_smaller_mtu_pass_through_the_host(node, datapat
 
 def test_bandwidth_takes_a_pod_out_of_the_datapath(node, datapath_pods, datapath_conf):
     """A redirected packet passes no qdisc of the host end, so the limits would not hold."""
-    two = datapath_pods[1]
-    name = host_end(node, two, datapath_conf)
+    name = host_end()
     index = links()[name]["ifindex"]
     with contextlib.closing(wire.open_socket()) as sock:
         assert filters.exist(sock, index)
@@ -299,15 +305,94 @@ def test_sweep_deletes_what_has_ended_and_keeps_what_goes_on(datapath_pods, monk
 
 
 def test_removal_leaves_links_that_pass_packets_through_the_host(datapath_pods, bpffs):
-    with Udp(*datapath_pods, "10.22.0.3") as udp:
-        udp.there_and_back()
+    run("nft", "table inet strict { chain forward { type filter hook forward priority 1; ct state invalid drop; "
+        "ct state established accept; ip saddr 10.22.0.3 drop; ip6 saddr fd00:22::3 drop; }; }")
+    with Tcp(*datapath_pods, "10.22.0.3") as tcp, Tcp(*datapath_pods, "fd00:22::3") as other:
+        for each in (tcp, other):
+            each.there_and_back()
         with contextlib.closing(wire.open_socket()) as sock:
-            assert redirect.remove(sock) == 2
-            assert redirect.remove(sock) == 0
+            links, flows = own.remove(sock)
+            assert links == 2 and flows >= 2
+            assert own.remove(sock) == (0, 0) and own.pinned(sock) == []
         assert not [name for name in os.listdir(bpffs) if name.startswith("fastcni")]
         before = forwarded()
-        udp.there_and_back()
-        assert forwarded() == before + 2
+        for each in (tcp, other):
+            each.server.sendall(b"the server speaks first")
+            assert each.client.recv(100) == b"the server speaks first"
+            each.there_and_back(3, size=100_000)
+        assert forwarded() > before
+
+
+def test_programs_are_replaced_while_flows_run(datapath_pods, bpffs):
+    """An earlier version's programs have other pins; those are removed."""
+    with Tcp(*datapath_pods, "10.22.0.3") as tcp, contextlib.closing(wire.open_socket()) as sock:
+        tcp.there_and_back()
+        where = pins.folder(sock)
+        for name in filters.PARENTS:
+            os.rename(f"{where}/{name}-{DIGEST}", f"{where}/{name}-former")
+        name = host_end()
+        run("tc", "qdisc", "del", "dev", name, "clsact")            # another program's doing
+        before = program_ids()
+        assert own.load(sock, pytest.fail) == 2
+        assert not {*program_ids().values()} & {*before.values()}
+        assert sorted(os.listdir(where)) == sorted([f"from_pod-{DIGEST}", f"to_pod-{DIGEST}", "pods-1", "flows-1"])
+        forwarded_before = forwarded()
+        tcp.there_and_back(5)
+        assert forwarded() == forwarded_before
+
+
+def program_ids():
+    """{(link, direction): [ids of the programs of cls_bpf]}."""
+    return {(name, way): tuple(re.findall(r" id (\d+)", run("tc", "filter", "show", "dev", name, way)))
+            for name in links() if name.startswith("veth") for way in ("ingress", "egress")
+            if " id " in run("tc", "filter", "show", "dev", name, way)}
+
+
+def test_the_command_shows_flows_and_removes_the_datapath(datapath_pods):
+    with Udp(*datapath_pods, "10.22.0.3", 5003) as udp:
+        udp.there_and_back(11)
+        found = json.loads(command("status", "--json"))
+        [flow] = [flow for flow in found["flows"] if flow["ports"][1] == 5003]
+        assert flow["ends"] == ["10.22.0.2", "10.22.0.3"] and flow["packets"] == [10, 10]
+        assert found["pods"] == ["10.22.0.2", "10.22.0.3", "fd00:22::2", "fd00:22::3"]
+        text = command("status")
+        assert "pods: 4 of 16384 addresses, 0 restricted by policies" in text
+        assert "> 10.22.0.3 5003: 10 and 10 packets" in text
+        assert command("load") == "the links of 2 pods have the programs of this version\n"
+        assert command("unload").startswith("removed from the links of 2 pods")
+        assert command("status") == "no pod of this node has had the datapath ebpf\n"
+        udp.there_and_back(3)
+
+
+def command(*words):
+    done = CliRunner().invoke(datapath_command, words)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_server_sweeps_every_30_seconds(datapath_pods, monkeypatch):
+    swept = []
+    monkeypatch.setattr(redirect, "sweep", swept.append)
+    sweep = DatapathSweep(lambda function: function(), pytest.fail)
+    for _ in range(3):
+        sweep.poll()
+    assert len(swept) == 1
+    sweep.due -= SWEEP_S
+    sweep.poll()
+    assert len(swept) == 2
+
+
+def test_the_server_logs_once_why_it_cannot_sweep(monkeypatch):
+    def refuse(_):
+        raise PermissionError(1, "Operation not permitted")
+
+    logged = []
+    monkeypatch.setattr(redirect, "sweep", refuse)
+    logger = SimpleNamespace(warning=lambda event, **fields: logged.append((event, fields)))
+    sweep = DatapathSweep(lambda function: function(), logger)
+    sweep.sweep()
+    sweep.sweep()
+    assert logged == [("datapath_unswept", {"error": "[Errno 1] Operation not permitted"})]
 
 
 MOUNT = """

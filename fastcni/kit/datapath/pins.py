@@ -11,7 +11,7 @@ COOKIE is the namespace's (socket(7), SO_NETNS_COOKIE): links of two namespaces 
 from __future__ import annotations
 
 import posix
-from errno import EEXIST, ENOENT, EPERM
+from errno import EEXIST, ENOENT, ENOPROTOOPT, EPERM
 
 from fastcni.kernel.bpf import objects
 from fastcni.kit.datapath.maps import ADDRESS_BYTES, FLOW_BYTES, KEY_BYTES, MAX_FLOWS, MAX_PODS, POD_BYTES
@@ -60,7 +60,7 @@ def open_maps(sock: Socket) -> Pins | None:
     try:
         found = opened(folder(sock), [f"{name}-{LAYOUT}" for name in MAPS])
     except OSError as e:
-        if e.errno == ENOENT:
+        if e.errno in (ENOENT, ENOPROTOOPT):
             return None
         raise
     return Pins(found[0], found[1], {})

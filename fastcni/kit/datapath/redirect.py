@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import posix
-from errno import E2BIG, ENODEV, ENOENT
+from errno import E2BIG
 from time import CLOCK_MONOTONIC, clock_gettime_ns
 
 from fastcni.kernel import wire
@@ -137,25 +136,3 @@ def has_ended(flow: Flow, now: int) -> bool:
     if not flow.ports[0]:
         return age > VERDICT_NS
     return age > CLOSED_NS and (any(flow.closed) or not all(flow.seen))
-
-
-def remove(sock: Socket) -> int:
-    """Remove the datapath of a namespace: filters, programs and maps. Return the number of links that had filters.
-    Raises OSError."""
-    opened = pins.open_maps(sock)
-    if opened is None:
-        return 0
-    with opened:
-        found = {u32(value, 0) for _, value in objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES)}
-    count = 0
-    for index in found:
-        try:
-            count += filters.leave(sock, index)
-        except wire.NetlinkError as e:
-            if e.errno not in (ENODEV, ENOENT):         # the pod was deleted
-                raise
-    where = pins.folder(sock)
-    for name in posix.listdir(where):
-        posix.unlink(f"{where}/{name}")
-    posix.rmdir(where)
-    return count

@@ -57,6 +57,12 @@ def restrict_more(sock: Socket, addresses: Collection[bytes]) -> None:
                     objects.update(opened.pods, mapped(packed), with_flags(value, RESTRICTED))
 
 
+def restrict_all(opened: Pins) -> None:
+    """Restrict all pods, so that no flow begins to be redirected. Raises OSError."""
+    for key, value in list(objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES)):
+        objects.update(opened.pods, key, with_flags(value, RESTRICTED))
+
+
 def hand_back(sock: Socket, opened: Pins, addresses: frozenset[bytes] | None = None) -> int:
     """End the redirect of flows from or to these addresses, None: of all flows. Connections go on through the host's
     stack. Return the number of flows. Raises OSError.

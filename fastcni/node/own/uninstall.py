@@ -21,6 +21,7 @@ from fastcni.node.attachments.inventory import Places
 from fastcni.node.attachments.records import RUNNING, UNKNOWN, NodeAttachment
 from fastcni.node.checks.findings import plural, some
 from fastcni.node.cluster import state as cluster_state
+from fastcni.node.own import datapath as own_datapath
 from fastcni.node.own import files as own_files
 from fastcni.node.own import state as own_state
 from fastcni.node.own import tables as own_tables
@@ -148,16 +149,24 @@ def remove_state(places: Places, dry_run: bool = False, missing: Collection[str]
         if dry_run:
             families = [] if done.needed else own_state.own_tables(mode)
             done.removed = [*(f"nftables table {nft.FAMILIES[each]} {own_state.TABLE}"
-                              for each in families), *free]
+                              for each in families), *free, *own_datapath.pinned(mode.route)]
             return done
         own_state.release(mode, {it.hashes for it in found.dead})
         if not done.needed:
             done.removed, why = own_tables.remove_all(mode)
             done.kept += why
-        done.removed += own_files.remove(free)
+        done.removed += [*own_files.remove(free), *remove_datapath(mode)]
         return done
     finally:
         mode.close()
+
+
+def remove_datapath(mode: SharedMode) -> list[str]:
+    """Remove the datapath ebpf; connections of running pods go on through the host's stack. Return what was removed."""
+    found = own_datapath.pinned(mode.route)
+    if found:
+        own_datapath.remove(mode.route)
+    return found
 
 
 def sort_leases(done: State) -> list[str]:

@@ -1,0 +1,207 @@
+"""What a packet between two pods costs: by the datapath ebpf, by the host's stack, and by links of other kinds.
+
+    .venv/bin/python benchmarks/bench_datapath.py               # as root; some two minutes
+
+One thread sends and receives on one CPU, and its CPU time counts: the kernel handles each packet within the sender's
+call. The variants take turns, and each figure is a median. The node tracks connections, as every node with ipMasq or
+services does. The policies select other pods, so they restrict no flow that is measured.
+
+`make test` runs it once, with small numbers, and asserts no time.
+"""
+
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+import policy_packets
+import pytest
+from bench_cluster_ipam import Table
+from policy_packets import Connections, Pods, inside, new_netns
+
+from fastcni.agent.policy.attached import AttachedCompiler
+from fastcni.agent.policy.engine import Engine
+from fastcni.agent.policy.objects import read_policy
+from fastcni.kernel import sysctl, wire
+from fastcni.kernel.bpf import objects
+from fastcni.kernel.bpf.redirect_programs import PROGRAMS
+from fastcni.kit.datapath import filters, pins
+from fastcni.kit.datapath.maps import mapped, pod_value
+from fastcni.kit.links import find
+from fastcni.spec.address import read_ip
+
+BARE, MACVLAN = ("10.3.0.1", "10.3.0.2"), ("10.4.0.1", "10.4.0.2")
+BRIDGED = "net/bridge/bridge-nf-call-iptables"
+STREAM_BYTES, CHUNK_BYTES = 4 << 20, 64 << 10
+TRACKED = "table ip nat { chain post { type nat hook postrouting priority 100; oifname none masquerade; }; }"
+CASES = (*policy_packets.CASES, "TCP stream, 1 MB")
+# {variant: (kind of link, BPF, br_netfilter)}
+VARIANTS = {"bare veth": ("bare", False, False), "ptp with ebpf": ("ptp", True, False), "ptp": ("ptp", False, False),
+            "bridge": ("bridge", False, False), "bridge, br_netfilter": ("bridge", False, True),
+            "macvlan": ("macvlan", False, False)}
+POLICED = ("ptp with ebpf", "ptp", "bridge, br_netfilter")
+
+
+class Measured(Connections):
+    """As Connections, in CPU time of this thread, and with a stream."""
+
+    def measure(self, case):
+        if case != CASES[-1]:
+            return super().measure(case)
+        began = time.thread_time()
+        self.stream()
+        return (time.thread_time() - began) / STREAM_BYTES * 1e6 * (1 << 20)
+
+    def stream(self):
+        """Send STREAM_BYTES over one connection, and receive each chunk before the next one."""
+        with self.pods.socket(self.source, socket.SOCK_STREAM) as client:
+            client.connect((self.destination, 80))
+            server, _ = self.listener.accept()
+            with server:
+                for _ in range(STREAM_BYTES // CHUNK_BYTES):
+                    client.sendall(bytes(CHUNK_BYTES))
+                    left = CHUNK_BYTES
+                    while left:
+                        left -= len(server.recv(left))
+
+
+class ThreadTime:
+    """In the place of policy_packets' clock."""
+
+    perf_counter = staticmethod(time.thread_time)
+
+
+def bare_pods(pods, kind, addresses, *links):
+    """Add two pods between whose links there is no host's stack. links: arguments of `ip link add`, with {0} and {1}
+    for the pods' namespaces."""
+    policy_packets.PODS[kind] = addresses
+    spaces = [new_netns(), new_netns()]
+    for line in links:
+        words = line.format(*(f"/proc/{os.getpid()}/fd/{space}" for space in spaces)).split()
+        subprocess.run(["ip", "link", "add", *words], check=True)
+    for address, space in zip(addresses, spaces, strict=True):
+        pods.spaces[address] = space
+        with inside(space):
+            lines = "link set lo up\nlink set eth0 up\n" + f"addr add {address}/24 dev eth0"
+            subprocess.run(["ip", "-batch", "-"], input=lines, text=True, check=True)
+
+
+class Redirect:
+    """The datapath at the host ends of ptp's pods, which are not made by the plugin here."""
+
+    def __init__(self, pods):
+        self.pods, self.sock = pods, wire.open_socket()
+
+    def on(self):
+        with pins.open_or_load(self.sock, print) as opened:
+            for number, address in enumerate(self.pods.spaces):
+                if address in policy_packets.PODS["ptp"]:
+                    host = find.link(self.sock, self.pods.port(address))
+                    objects.update(opened.pods, mapped(read_ip(address)), pod_value(
+                        host.index, 0, host.mtu, bytes((2, 0, 0, 0, 0, number)), host.address))
+                    filters.add(self.sock, host, opened.programs)
+
+    def off(self):
+        for address in policy_packets.PODS["ptp"]:
+            filters.leave(self.sock, find.link(self.sock, self.pods.port(address)).index)
+
+
+def policies(pods, count):
+    """The agent's table with policies that select other pods; a function that removes it."""
+    engine = Engine(AttachedCompiler())
+    engine.compiler.put_namespace("default", {})
+    for kind in ("ptp", "bridge"):
+        for each in pods.attachments(kind):
+            engine.compiler.attach(each)
+    for number in range(count):
+        engine.compiler.put_policy(read_policy({"metadata": {"name": f"other-{number}"}, "spec": {
+            "podSelector": {"matchLabels": {"app": f"other-{number}"}}, "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": {}}], "ports": [{"port": 80}]}]}}))
+    engine.load()
+
+    def remove():
+        engine.rules.remove()
+        engine.close()
+
+    return remove
+
+
+def rounds_of(connections, redirect, variants, rounds):
+    """{(variant, case): median us of CPU time}."""
+    found = {}
+    for number in range(rounds):
+        for name in sorted(variants, reverse=bool(number % 2)):
+            kind, ebpf, bridged = VARIANTS[name]
+            sysctl.write(BRIDGED, str(int(bridged)))
+            if ebpf:
+                redirect.on()
+            for case in CASES:
+                connections[kind].warm()
+                connections[kind].warm()
+                found.setdefault((name, case), []).append(connections[kind].measure(case))
+            if ebpf:
+                redirect.off()
+    return {key: statistics.median(values) for key, values in found.items()}
+
+
+def measure(table, rounds, counts):
+    """Add a row for each case and variant: us of CPU, and relative to a bare veth pair."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    policy_packets.time = ThreadTime
+    pods = Pods()
+    subprocess.run(["nft", TRACKED], check=True)
+    bare_pods(pods, "bare", BARE, "eth0 netns {0} type veth peer eth0 netns {1}")
+    variants = dict(VARIANTS)
+    try:
+        subprocess.run(["ip", "link", "add", "parent0", "type", "veth", "peer", "parent1"], check=True)
+        for name in ("parent0", "parent1"):
+            subprocess.run(["ip", "link", "set", name, "up"], check=True)
+        bare_pods(pods, "macvlan", MACVLAN, *(f"link parent0 name eth0 netns {{{number}}} type macvlan mode bridge"
+                                              for number in (0, 1)))
+    except subprocess.CalledProcessError:
+        print("macvlan: not measured, this kernel has no CONFIG_MACVLAN")
+        del variants["macvlan"]
+    connections = {kind: Measured(pods, kind) for kind in {kind for kind, *_ in variants.values()}}
+    redirect = Redirect(pods)
+    for count in counts:
+        remove = policies(pods, count) if count else None
+        found = rounds_of(connections, redirect, [name for name in variants if not count or name in POLICED
+                                                  or name == "bare veth"], rounds)
+        if remove:
+            remove()
+        for case in CASES:
+            for name in variants:
+                if (name, case) in found:
+                    us, bare = found[name, case], found["bare veth", case]
+                    table.add(f"{count} policies, {case}, {name}", f"{us:.2f} us, {us / bare:.2f}x")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--policies", type=int, action="append", metavar="N", help="default: 0, 1 and 500")
+    parser.add_argument("--inside", action="store_true", help="do not make namespaces, but use those of the process")
+    options = parser.parse_args()
+    if not PROGRAMS:
+        raise SystemExit("fastcni was built without clang: there is no datapath")
+    if not options.inside:              # network and bpffs of its own, which end with the process
+        os.execvp("unshare", ["unshare", "--net", "--mount", sys.executable, *sys.argv, "--inside"])
+    subprocess.run(["mount", "-t", "bpf", "bpf", pins.ROOT], check=True)
+    table = Table()
+    measure(table, options.rounds, options.policies or (0, 1, 500))
+    print(table)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
+@pytest.mark.skipif(not PROGRAMS, reason="fastcni was built without clang: there is no datapath")
+def test_the_benchmark_runs():
+    command = [sys.executable, __file__, "--rounds", "1", "--policies", "0", "--policies", "1"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert "ptp with ebpf" in done.stdout, done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Sweep the datapath ebpf of the server's node: flows that have ended, and addresses of pods that no longer exist."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.kernel import wire
+from fastcni.kit.datapath import redirect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastcni.daemon.log import Logger
+
+SWEEP_S = 30.0
+
+
+class DatapathSweep:
+    """background(fn, *args): runs fn in a thread of the server's network namespace."""
+
+    def __init__(self, background: Callable[..., object], logger: Logger) -> None:
+        self.background, self.logger = background, logger
+        self.due, self.failed = 0.0, ""
+
+    def poll(self) -> None:
+        """Begin a sweep if one is due; never waits."""
+        if monotonic() >= self.due:
+            self.due = monotonic() + SWEEP_S
+            self.background(self.sweep)
+
+    def sweep(self) -> None:
+        """Sweep. An error is logged once, until another one comes."""
+        try:
+            sock = wire.open_socket()
+            try:
+                redirect.sweep(sock)
+            finally:
+                sock.close()
+        except OSError as e:
+            if str(e) != self.failed:
+                self.failed = str(e)
+                self.logger.warning("datapath_unswept", error=self.failed)
