@@ -163,12 +163,13 @@ check: setup
 		--ignore tests/launcher/test_deadlines.py --ignore tests/leaves/test_store_refusals.py
 
 bench: setup
-	@sh tests/setup-peer.sh bridge iptables nft ip etcd
+	@sh tests/setup-peer.sh bridge iptables nft ip etcd ovs-vswitchd
 	@$(BIN)/python -c 'import matplotlib' 2> /dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,plots]'
 	$(BIN)/fastcni bench --report benchmarks/report $(BENCH)
 	$(BIN)/python benchmarks/bench_cluster_ipam.py
 	$(BIN)/python -m pytest --benchmark-only benchmarks
+	$(BIN)/python -m pytest -s benchmarks/bench_ovs.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ Prints medians, asserts no time. Needs root and Debian's openvswitch-switch; the
 its own, with the userspace datapath. OVS_CNI: the directory of a built ovs-cni, whose plugin file is named ovs, and
 which finds host-local in PEER.
 
-    .venv/bin/python -m pytest -s --benchmark-only benchmarks/bench_ovs.py
+    .venv/bin/python -m pytest -s benchmarks/bench_ovs.py
 """
 
 import json
