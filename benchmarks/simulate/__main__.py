@@ -10,6 +10,7 @@ rack of 40 nodes fails and 40 others join, and then up to 200 agents are started
 import argparse
 import json
 import os
+import resource
 import shutil
 import signal
 import statistics
@@ -52,6 +53,7 @@ def main():
     for program in ("etcd", "ip"):
         if not shutil.which(program):
             sys.exit(f"simulate needs {program}: apt-get install etcd-server iproute2")
+    allow_descriptors(counts[-1] + 1000)        # a socket of each node's watch
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     try:
@@ -60,6 +62,15 @@ def main():
         sys.exit(f"simulate: {e}")
     except KeyboardInterrupt:
         sys.exit("simulate: interrupted; all is removed")
+
+
+def allow_descriptors(wanted):
+    """Raise the limit of open files, for this process and those that it starts, to what so many nodes need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        sys.exit(f"simulate: {wanted} open files are needed, and the limit is {hard}: ulimit -n {wanted}")
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def interrupt(*_):
