@@ -75,9 +75,12 @@ def pod_command(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--egress", default="", metavar="RATE", help="Limit of the traffic from the pod.")
 @click.option("--ip", "ips", multiple=True, metavar="ADDRESS", help="Ask for this address; may be repeated.")
 @click.option("--mac", default="", metavar="MAC", help="Ask for this MAC address.")
+@click.option("--annotation", "annotations", multiple=True, metavar="KEY=VALUE",
+              help="An annotation of the pod, such as k8s.v1.cni.cncf.io/networks=storage; may be repeated.")
 @pod_command
 def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None, networks: Sequence[str],
-       ports: Sequence[str], ingress: str, egress: str, ips: Sequence[str], mac: str, as_json: bool) -> None:
+       ports: Sequence[str], ingress: str, egress: str, ips: Sequence[str], mac: str,
+       annotations: Sequence[str], as_json: bool) -> None:
     """Attach NETNS to the networks of a pod and print its interfaces. After a failure all is undone."""
     netns = os.path.abspath(netns)
     wanted = read_spec(spec, container_id, netns) if spec else Pod(container_id, netns)
@@ -85,6 +88,7 @@ def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None,
     wanted = replace(
         wanted, networks=[read_network(text) for text in networks], ips=ips, mac=mac,
         host_ports=[*wanted.host_ports, *map(read_port, ports)],
+        annotations={**wanted.annotations, **dict(map(read_annotation, annotations))},
         bandwidth=Bandwidth(*rates) if any(rates) else wanted.bandwidth)
     require_port_mappings(pods, wanted)
     put_status(pods.set_up_pod(wanted), as_json)
@@ -170,6 +174,14 @@ def require_port_mappings(pods: PodNetworks, pod: Pod) -> None:
 def read_network(text: str) -> PodNetwork:
     name, _, ifname = text.partition(":")
     return PodNetwork(name, ifname)
+
+
+def read_annotation(text: str) -> tuple[str, str]:
+    """The key and the value of an --annotation option. Raises CniError."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"--annotation: {json.quote(text)}: expected KEY=VALUE")
+    return key, value
 
 
 def read_port(text: str) -> HostPort:

@@ -6,6 +6,8 @@ import pytest
 from real_kernel.networks import FIRST, NETWORKS, conf_dir, define, elements, held, kept, multus, network
 from real_kernel.node import addresses, cid_of, links, routes, run
 
+from fastcni.kit.networks.devices import Devices
+
 # -- the networks of the configuration ------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", ["multus", "multus-shim"])
@@ -222,6 +224,60 @@ def test_the_runtimes_capabilities_are_for_the_first_network(node, pod, abc):
     node.add(multus(node, {**abc[0], **able}, annotations={NETWORKS: "b"},
                     capabilities={"mac": "02:00:00:00:00:05"}), pod)
     assert links(pod)["eth0"]["address"] == "02:00:00:00:00:05" != links(pod)["net1"]["address"]
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    """Install the plugin acme of another project, and return its folder. asked(): its configuration of an ADD."""
+    (tmp_path / "acme").write_text(f'#!/bin/sh\ncat > {tmp_path}/$CNI_IFNAME\necho \'{{"cniVersion": "1.1.0"}}\'\n')
+    (tmp_path / "acme").chmod(0o755)
+    return tmp_path
+
+
+def asked(recorder, ifname):
+    return json.loads((recorder / ifname).read_text())
+
+
+def test_port_mappings_and_bandwidth_are_for_the_network_that_asks_for_them(node, pod, recorder):
+    able = {"cniVersion": "1.1.0", "type": "acme", "capabilities": {"portMappings": True, "bandwidth": True}}
+    define(node, {**able, "name": "b"}, {**able, "name": "c"})
+    first, second = [{"hostPort": 80, "containerPort": 80}], [{"hostPort": 81, "containerPort": 81}]
+    rates = {"ingressRate": 8000, "ingressBurst": 8000}
+    chosen = [{"name": "b", "portMappings": second, "bandwidth": rates}, {"name": "c"}]
+    node.add(multus(node, {**able, "name": "a"}, binDir=str(recorder), annotations={NETWORKS: json.dumps(chosen)},
+                    capabilities={"portMappings": first}), pod)
+    assert [asked(recorder, name).get("runtimeConfig") for name in ("eth0", "net1", "net2")] == [
+        {"portMappings": first}, {"portMappings": second, "bandwidth": rates}, None]
+
+
+def test_addresses_of_a_further_network_are_unique_in_the_cluster(node, pod, abc):
+    ipam = {"type": "whereabouts", "range": "10.1.2.0/24", "dataDir": f"{node.data_dir}/b", "node_name": "a",
+            "store": {"type": "local", "path": f"{node.data_dir}-store"}}
+    define(node, {**abc[1], "ipam": ipam})
+    conf = multus(node, abc[0], annotations={NETWORKS: "b,b"})
+    node.check(conf, pod, node.add(conf, pod))
+    assert len({*addresses("net1", pod), *addresses("net2", pod)}) == 2
+    node.delete(conf, pod)
+    assert (list(links(pod)), kept(node)) == (["lo"], [])
+
+
+@pytest.mark.parametrize("ids", [{"-1": ["0000:00:02.0"], "1": ["0000:00:01.0"]}, ["0000:00:02.0", "0000:00:01.0"]])
+def test_each_network_of_a_resource_gets_a_device_in_sorted_order(tmp_path, monkeypatch, ids):
+    def entry(uid, resource, devices):
+        return {"PodUID": uid, "ContainerName": "c", "ResourceName": resource, "DeviceIDs": devices, "AllocResp": ""}
+
+    path, warnings = tmp_path / "checkpoint", []
+    monkeypatch.setattr("fastcni.kit.networks.devices.CHECKPOINT", str(path))
+    path.write_text(json.dumps({"Data": {"PodDeviceEntries": [
+        entry("uid-2", "a/x", {"0": ["0000:00:00.0"]}), entry("uid-1", "a/x", ids),
+        entry("uid-1", "a/y", {"0": ["0000:00:03.0"]})], "RegisteredDevices": {}}, "Checksum": 1}))
+    devices = Devices("uid-1", warnings.append)
+    assert [devices.take(name) for name in ("a/x", "a/y", "a/x")] == ["0000:00:01.0", "0000:00:03.0", "0000:00:02.0"]
+    assert warnings == []
+    assert (devices.take("a/x"), devices.take("a/z"), len(warnings)) == ("", "", 2)
+    for content in ("", "[]", '{"Data": {"PodDeviceEntries": [{"PodUID": "uid-1"}]}}'):
+        path.write_text(content)
+        assert Devices("uid-1", warnings.append).take("a/x") == ""
 
 
 # -- a network fails ---------------------------------------------------------------------------------------

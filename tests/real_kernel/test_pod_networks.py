@@ -91,11 +91,27 @@ def test_the_command_sets_up_a_pod_of_kubernetes_and_tears_it_down(node, pod_net
 
 @pytest.mark.parametrize("args, text", [
     (("-p", "80"), "expected [HOSTIP:]PORT:PODPORT[/PROTOCOL]"), (("--ingress", "fast"), "is not a quantity"),
-    (("--network", "three"), 'no net configuration with name "three"')])
+    (("--network", "three"), 'no net configuration with name "three"'), (("--annotation", "a"), "expected KEY=VALUE")])
 def test_the_command_refuses_what_it_cannot_read(node, pod_netns, fastcni, args, text):
     status, error = fastcni("up", "ctr", f"/run/netns/{pod_netns()}", *args)
     assert status == 1 and text in error["msg"]
     assert veths() == []
+
+
+def test_annotations_choose_networks_of_multus(node, pod_netns, net_d, fastcni, tmp_path):
+    definitions = tmp_path / "definitions"
+    definitions.mkdir()
+    (net_d / "20-two.conflist").rename(definitions / "two.conflist")
+    (net_d / "00-multus.conf").write_text(json.dumps({
+        "cniVersion": "1.0.0", "name": "all", "type": "multus", "clusterNetwork": str(net_d / "10-one.conflist"),
+        "confDir": str(definitions), "cniDir": str(tmp_path / "multus"),
+        "capabilities": {"io.kubernetes.cri.pod-annotations": True}}))
+    pod = pod_netns()
+    status, document = fastcni("up", "ctr", f"/run/netns/{pod}", "--annotation", "k8s.v1.cni.cncf.io/networks=two@b0")
+    assert (status, document["ips"]) == (0, ["10.1.0.2"])
+    assert (addresses("eth0", pod), addresses("b0", pod)) == (["10.1.0.2/24"], ["10.2.0.2/24"])
+    assert fastcni("down", "ctr")[0] == 0
+    assert (veths(), list(links(pod))) == ([], ["lo"])
 
 
 def test_a_host_port_that_no_plugin_of_the_network_maps_is_an_error(node, pod_netns, fastcni):

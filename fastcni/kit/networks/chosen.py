@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastcni.kit.networks.definitions import Definitions
-from fastcni.kit.networks.network import OWN_ARG, Network, select
+from fastcni.kit.networks.network import OWN_ARG, Network, select, with_device
 from fastcni.kit.networks.selection import DEFAULT_NETWORK, NETWORKS, read_networks
 from fastcni.spec import errors
 from fastcni.spec.config import Section, shown
@@ -30,15 +30,16 @@ class Asked:
 
     namespace, name     "default" and "" if the runtime does not give them
     uid                 of the pod as the API has it, "" if it is unknown
+    kubelet_uid         of the pod as the kubelet has it: of a static pod it differs
     networks, default   the texts of the two annotations, "" for none
     """
 
-    __slots__ = ("namespace", "name", "uid", "networks", "default")
+    __slots__ = ("namespace", "name", "uid", "kubelet_uid", "networks", "default")
 
     def __init__(self, req: Request, objects: ApiObjects | None) -> None:
         args = dict(pair.partition("=")[::2] for pair in req.args.split(";"))
         self.namespace, self.name = args.get("K8S_POD_NAMESPACE", "") or "default", args.get("K8S_POD_NAME", "")
-        self.uid = args.get("K8S_POD_UID", "")
+        self.uid = self.kubelet_uid = args.get("K8S_POD_UID", "")
         annotations = Section(self._annotations(req, objects), "annotations")
         self.networks = annotations.text(NETWORKS) or args.get(OWN_ARG, "")
         self.default = annotations.text(DEFAULT_NETWORK)
@@ -111,7 +112,19 @@ def networks_of(req: Request, keys: Keys, asked: Asked, known: Definitions) -> l
     for selection in read_networks(asked.networks, asked.namespace):
         check_isolation(keys, selection, asked.namespace)
         found.append(select(known.by_name(selection.namespace, selection.name), selection, len(found)))
+    if any(network.definition.resource for network in found):
+        give_devices(req, asked.kubelet_uid, found)
     return found
+
+
+def give_devices(req: Request, uid: str, networks: list[Network]) -> None:
+    """Write a device of the pod into the definition of each network that needs one."""
+    from fastcni.kit.networks.devices import Devices
+
+    devices = Devices(uid, req.warn)
+    for network in networks:
+        if network.definition.resource and (device := devices.take(network.definition.resource)):
+            network.definition = with_device(network.definition, device)
 
 
 def first_networks(req: Request, keys: Keys, asked: Asked, known: Definitions) -> list[Network]:

@@ -51,7 +51,9 @@ class Definitions:
         for folder in (f"{self.keys.conf_dir}/{namespace}", self.keys.conf_dir):
             for path, document in configurations(folder, broken):
                 if document.get("name") == name:
-                    return define(document, name, self.version, path, title)
+                    found = define(document, name, self.version, path, title)
+                    found.resource = stored.resource if stored else ""
+                    return found
         api = "the Kubernetes API has none, and " if self.objects and not stored else ""
         raise CniError(errors.INVALID_CONFIG, f'no network "{title}"', f"{api}no file in {self.keys.conf_dir}/"
                        f'{namespace} or {self.keys.conf_dir} has the name "{name}"'
@@ -76,6 +78,7 @@ class Definitions:
         except json.JsonError as e:
             raise CniError(errors.INVALID_CONFIG, f"failed to load netconf: {where}: {e}") from None
         found = define(document, name, self.version, where, title)
+        found.resource = stored.resource
         if stored.stale:
             found.stale = stored.stale
             self.warn(f"multus: network {title} is the last seen copy of its definition: {stored.stale}")

@@ -8,6 +8,7 @@ from fastcni.spec.errors import CniError, NestedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from fastcni.kit.call.request import Request
@@ -25,12 +26,14 @@ class Definition:
     document  the configuration of a plugin or a list of plugins, with name and cniVersion
     conf      the same as a configuration of the plugin chain
     stale     why this is the last seen copy of a definition; "": it is no copy
+    resource  of which the network needs a device, see devices.py; "" for none
     """
 
-    __slots__ = ("title", "document", "conf", "stale")
+    __slots__ = ("title", "document", "conf", "stale", "resource")
 
     def __init__(self, title: str, document: dict[str, Any], conf: Section) -> None:
-        self.title, self.document, self.conf, self.stale = title, document, conf, ""
+        self.title, self.document, self.conf = title, document, conf
+        self.stale = self.resource = ""
 
     @property
     def name(self) -> str:
@@ -115,18 +118,33 @@ def with_args(definition: Definition, cni_args: dict[str, Any]) -> Definition:
     """The definition with more members of `args.cni` in each plugin."""
     def merged(plugin: dict[str, Any]) -> dict[str, Any]:
         args = Section(plugin).section("args")
-        rest = {key: value for key, value in plugin.items() if key.lower() != "args"}
-        return {**rest, "args": {**args.values, "cni": {**args.section("cni").values, **cni_args}}}
+        return without(plugin, "args") | {"args": {**args.values, "cni": {**args.section("cni").values, **cni_args}}}
 
+    return with_plugins(definition, merged)
+
+
+def with_device(definition: Definition, device: str) -> Definition:
+    """The definition with a device in each plugin, under both keys that plugins know."""
+    return with_plugins(definition, lambda plugin: without(plugin, "deviceid", "pcibusid") | {
+        "deviceID": device, "pciBusID": device})
+
+
+def with_plugins(definition: Definition, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Definition:
+    """The definition with each plugin changed."""
     document = definition.document
     if Section(document).has("type"):
-        document = merged(document)
+        document = change(document)
     else:
-        rest = {key: value for key, value in document.items() if key.lower() != "plugins"}
-        document = {**rest, "plugins": [merged(plugin) for plugin in Section(document).items("plugins")]}
+        document = without(document, "plugins") | {
+            "plugins": [change(plugin) for plugin in Section(document).items("plugins")]}
     found = define(document, definition.name, "", definition.title, definition.title)
-    found.stale = definition.stale
+    found.stale, found.resource = definition.stale, definition.resource
     return found
+
+
+def without(document: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The document without some keys, in lower case: Go matches keys in any case."""
+    return {key: value for key, value in document.items() if key.lower() not in keys}
 
 
 def own_args(args: str, first: bool) -> str:

@@ -13,7 +13,7 @@ from real_kernel.networks import FIRST, NETWORKS, define, elements, held, kept, 
 from real_kernel.node import addresses, links
 
 from fastcni.clients.away import Away
-from fastcni.kit.networks.api_objects import ApiObjects
+from fastcni.kit.networks.api_objects import MIRROR, RESOURCE, ApiObjects
 from fastcni.kit.networks.copies import Copies, Stored
 from fastcni.testing.witnesses import eventually
 
@@ -207,6 +207,24 @@ def test_a_definition_without_a_configuration_is_in_a_file(node, pod, cluster, c
     node.add(conf({NETWORKS: "d,e"}), pod, env=args())
     assert [it["Name"] for it in elements(node, pod)] == ["a", "shop/d", "shop/e"]
     assert held(node, "d", "e") == [1, 1]
+
+
+def test_networks_that_name_a_resource_get_the_pods_devices(node, pod, cluster, conf, tmp_path, monkeypatch):
+    """Of a static pod, the kubelet's uid counts. DEL has the devices from the pod's files."""
+    monkeypatch.setattr("fastcni.kit.networks.devices.CHECKPOINT", str(tmp_path / "checkpoint"))
+    (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [
+        {"PodUID": "uid-2", "ResourceName": "a/x", "DeviceIDs": {"-1": ["dev2", "dev1"]}}]}}))
+    (tmp_path / "acme").write_text(f'#!/bin/sh\ncat > {tmp_path}/$CNI_COMMAND-$CNI_IFNAME\n'
+                                   'echo \'{"cniVersion": "1.1.0"}\'\n')
+    (tmp_path / "acme").chmod(0o755)
+    cluster.define({"cniVersion": "1.1.0", "name": "x", "type": "acme"}, annotations={RESOURCE: "a/x"})
+    cluster.create_pod(**{NETWORKS: "x,b,x", MIRROR: "uid-2"})
+    made = conf(binDir=str(tmp_path))
+    node.add(made, pod, env=args("uid-2"))
+    node.delete(made, pod, env=args("uid-2"))
+    for command in ("ADD", "DEL"):
+        found = [json.loads((tmp_path / f"{command}-{name}").read_text()) for name in ("net1", "net3")]
+        assert [(it["deviceID"], it["pciBusID"]) for it in found] == [("dev1", "dev1"), ("dev2", "dev2")]
 
 
 def test_clusternetwork_is_in_the_api_then_in_files(node, pod_netns, cluster, conf):

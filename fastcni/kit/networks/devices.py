@@ -1,0 +1,54 @@
+"""Find the devices that the kubelet has given to a pod, for networks whose definition names a resource.
+
+A device plugin offers resources such as intel.com/sriov. The kubelet's device manager keeps which devices a pod has in
+CHECKPOINT, before it asks the runtime for the pod.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.call import files
+from fastcni.spec import json
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+MAX_BYTES = 16 << 20
+
+
+class Devices:
+    """The devices of one pod, of which each goes to one network. uid: of the pod, as the kubelet knows it."""
+
+    def __init__(self, uid: str, warn: Callable[[str], object]) -> None:
+        self.uid, self.warn = uid, warn
+        self.left: dict[str, list[str]] | None = None       # by resource; None: not read so far
+
+    def take(self, resource: str) -> str:
+        """Return the next device of a resource, in sorted order; "" and a warning if there is none."""
+        if self.left is None:
+            self.left = {name: sorted(devices) for name, devices in self._read().items()}
+        found = self.left.get(resource)
+        if not found:
+            self.warn(f"multus: {CHECKPOINT} has no further device of {resource} for the pod {self.uid or '(no uid)'}")
+            return ""
+        return found.pop(0)
+
+    def _read(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        try:
+            document = json.read(files.read(CHECKPOINT, MAX_BYTES) or b"{}")
+            for entry in document.get("Data", {}).get("PodDeviceEntries") or ():
+                if self.uid and entry["PodUID"] == self.uid:
+                    found.setdefault(entry["ResourceName"], set()).update(ids_of(entry["DeviceIDs"]))
+        except (CniError, json.JsonError, AttributeError, TypeError, KeyError) as e:
+            self.warn(f"multus: {CHECKPOINT} cannot be read: {e!r}")
+        return found
+
+
+def ids_of(value: Any) -> Iterator[str]:
+    """The ids of an entry: lists by NUMA node, or one list, as kubelets before 1.20 write them."""
+    for ids in value.values() if isinstance(value, dict) else [value]:
+        yield from (it for it in ids or () if isinstance(it, str))
