@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from agent.policy.stub_agent import StubAgent
 from real_kernel.networks import FIRST, NETWORKS, conf_dir, define, elements, held, kept, multus, network
 from real_kernel.node import addresses, cid_of, links, routes, run
 
@@ -259,6 +260,20 @@ def test_addresses_of_a_further_network_are_unique_in_the_cluster(node, pod, abc
     assert len({*addresses("net1", pod), *addresses("net2", pod)}) == 2
     node.delete(conf, pod)
     assert (list(links(pod)), kept(node)) == (["lo"], [])
+
+
+def test_a_further_network_has_its_own_protection_by_policies(node, pod, abc, tmp_path):
+    """The agent is asked for each interface whose list has `policy`, and knows its addresses."""
+    plugins = [{key: value for key, value in abc[1].items() if key not in ("name", "cniVersion")},
+               {"type": "policy", "agentSocketPath": str(tmp_path / "agent.sock")}]
+    define(node, {"cniVersion": "1.1.0", "name": "b", "plugins": plugins})
+    conf = multus(node, abc[0], annotations={NETWORKS: "b"})
+    with StubAgent(str(tmp_path / "agent.sock"), lambda: tmp_path) as agent:
+        node.add(conf, pod, env={"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web"})
+        about = next(it for it in agent.asked if it["do"] == "protect")
+        assert (about["id"], about["pod"], about["addresses"]) == (["b", cid_of(pod), "net1"], "shop/web", ["10.1.2.2"])
+        node.delete(conf, pod)
+    assert agent.asked[-1] == {"do": "forget", "id": ["b", cid_of(pod), "net1"]}
 
 
 @pytest.mark.parametrize("ids", [{"-1": ["0000:00:02.0"], "1": ["0000:00:01.0"]}, ["0000:00:02.0", "0000:00:01.0"]])

@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+NEW = ".new-"                   # begins the name of a copy that is not complete
 MAX_BYTES = 4 << 20             # of a copy; etcd holds 1.5 MiB of an object by default, and JSON escapes make it longer
 
 
@@ -51,7 +52,7 @@ class Copies:
                 return found
             content = json.write({"config": found.config, "resource": found.resource})
             if files.read(path, MAX_BYTES) != content:
-                new = f"{self.folder}/.new-{posix.getpid()}-{get_ident()}"
+                new = f"{self.folder}/{NEW}{posix.getpid()}-{get_ident()}"
                 files.write(new, content)
                 files.make_folders(f"{self.folder}/{namespace}", 0o700)
                 posix.rename(new, path)
@@ -67,6 +68,12 @@ class Copies:
             return Stored(document["config"], document["resource"])
         except (CniError, json.JsonError, TypeError, KeyError):     # absent or damaged
             return None
+
+    def remove_incomplete(self) -> None:
+        """Remove what a killed process has left. A process that writes just now writes its copy the next time."""
+        for name in files.names(self.folder):
+            if name.startswith(NEW):
+                files.remove(f"{self.folder}/{name}")
 
     def names(self) -> Iterator[tuple[str, str]]:
         """(namespace, name) of each copy."""

@@ -8,6 +8,7 @@ from fastcni.clients.away import Away
 from fastcni.kernel import waiting
 from fastcni.kit.networks.api_objects import DEFINITIONS, PODS, STATUS_TIMEOUT_S, ApiObjects, Pod, read_definition
 from fastcni.server.networks.watch import Watch
+from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class WatchedObjects:
     """
 
     def __init__(self, objects: ApiObjects, node: str, log: Logger, home: int) -> None:
-        self.objects, self.lock, self.writing = objects, Lock(), Lock()
+        self.objects, self.log, self.lock, self.writing = objects, log, Lock(), Lock()
         self.definitions: Watch[Stored] = Watch(objects.api, DEFINITIONS, read_definition, log, home,
                                                 changed=lambda key, found: objects.copies.keep(*key, found),
                                                 complete=self._remove_copies)
@@ -102,9 +103,14 @@ class WatchedObjects:
 
     def _remove_copies(self) -> None:
         """Remove the copies of definitions that the list does not have: they were removed before the server started."""
-        for key in list(self.objects.copies.names()):
-            if key not in self.definitions.found:
-                self.objects.copies.keep(*key, None)
+        copies = self.objects.copies
+        try:
+            copies.remove_incomplete()
+            for key in list(copies.names()):
+                if key not in self.definitions.found:
+                    copies.keep(*key, None)
+        except CniError as e:           # for instance a file in the place of the directory
+            self.log.warning("networks_copies_unreadable", error=e.msg)
 
     def keep(self) -> None:
         """Write the statuses that could not be written before, until one fails."""

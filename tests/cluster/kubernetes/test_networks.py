@@ -405,8 +405,22 @@ def test_a_server_that_starts_without_the_api_has_the_copies(node, pod, cluster,
 def test_copies_of_definitions_that_no_longer_exist_go_with_the_first_list(node, cluster, conf, warm):
     copies = Copies(f"{node.data_dir}/multus")
     copies.keep("shop", "gone", Stored("{}"))
+    Path(copies.folder, ".new-1-2").touch()
     ready(warm, conf())
     assert eventually(lambda: sorted(copies.names()) == [("shop", "b"), ("shop", "c")])
+    assert not Path(copies.folder, ".new-1-2").exists()
+
+
+def test_a_server_that_cannot_keep_copies_goes_on(node, pod, cluster, conf, warm):
+    """A file in the place of the directory ended the watch each second."""
+    folder = Path(node.data_dir, "multus", "definitions")
+    folder.parent.mkdir(parents=True)
+    folder.write_text("")
+    ready(warm, conf())
+    warm.ok("ADD", conf({NETWORKS: "b"}), pod, env=args())
+    assert (addresses("net1", pod), cluster.log()[-1:]) == (["10.1.2.2/24"], PATCH)
+    assert eventually(lambda: warm.lines("networks_copies_unreadable"))
+    assert not warm.lines("server_fault")
 
 
 def test_a_killed_server_leaves_definitions_to_one_shot_requests(node, pod_netns, cluster, conf, start,
