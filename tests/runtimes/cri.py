@@ -1,5 +1,6 @@
 """A client of the Container Runtime Interface, in the part of kubelet: pods and their containers."""
 
+import json
 import re
 import uuid
 
@@ -32,6 +33,12 @@ class Cri:
             return bool(self.conditions())
         except grpc.RpcError:
             return False
+
+    def network(self):
+        """Return the name of the network of pods, as the runtime has read it."""
+        info = self.stub.Status(messages.StatusRequest(verbose=True), timeout=LIMIT_S).info
+        networks = (json.loads(info["cniconfig"]) or {}).get("Networks") or ()
+        return next((it["Config"]["Name"] for it in networks if it["IFName"] == "eth0"), "")
 
     def conditions(self):
         """Return {"RuntimeReady", "NetworkReady": (is it so, message)}."""

@@ -54,6 +54,38 @@ def test_bandwidth_annotations_become_qdiscs(world, cri):
         assert [it["dev"][:4] for it in found if it["kind"] == "ingress"] == ["veth"]
 
 
+@pytest.fixture
+def multus(world, cri):
+    """The first configuration is one of multus with the network that the node had before. Pods can select `storage`."""
+    conf = {"cniVersion": "1.0.0", "name": "all", "type": "multus", "clusterNetwork": CONFLIST, "capabilities": {
+        "io.kubernetes.cri.pod-annotations": True, "portMappings": True, "bandwidth": True}}
+    storage = {"cniVersion": "1.0.0", "name": "storage", "type": "ptp", "ipam": {
+        "type": "host-local", "subnet": "10.86.0.0/24"}}
+    first = world.path("/etc/cni/net.d/00-multus.conf")
+    world.shell("mkdir -p /etc/cni/multus/net.d/tests")
+    world.path("/etc/cni/multus/net.d/tests/storage.conf").write_text(json.dumps(storage))
+    new = first.with_name("new")
+    new.write_text(json.dumps(conf))
+    before = cri.network()
+    new.rename(first)
+    assert eventually_slow(lambda: cri.network() == "all")
+    yield
+    first.unlink()
+    assert eventually_slow(lambda: cri.network() == before)
+    world.shell("rm -r /etc/cni/multus")
+
+
+def test_an_annotation_of_a_pod_selects_a_second_network(world, cri, multus):
+    mine = set(world.left()["netns"])
+    with nothing_left(world), Pod(cri, "two", {8086: 80}, {"k8s.v1.cni.cncf.io/networks": "storage@stor0"}) as pod:
+        (netns,) = set(world.left()["netns"]) - mine
+        pod.start(*WEB)
+        assert eventually_slow(lambda: answers(world, 8086))
+        found = {it["ifname"]: it["addr_info"] for it in json.loads(world.run("ip", "-n", netns, "-j", "-4", "addr"))}
+        assert pod.addresses()[0] == found["eth0"][0]["local"]
+        assert found["stor0"][0]["local"].startswith("10.86.0.")
+
+
 def test_twenty_pods_eight_at_once(world, cri):
     def run(number):
         with Pod(cri, f"many-{number}", {9000 + number: 80}) as pod:
