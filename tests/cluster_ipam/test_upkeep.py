@@ -7,7 +7,7 @@ import pytest
 from cluster_ipam.node import Node, pod
 
 from fastcni.clients.away import Away
-from fastcni.kit.ipam.cluster import conf, upkeep
+from fastcni.kit.ipam.cluster import claims, conf, upkeep
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, Single
 from fastcni.kit.ipam.cluster.grid import block_of
 from fastcni.kit.ipam.cluster.stores import open_store
@@ -174,3 +174,17 @@ def test_another_nodes_pod_gets_a_fixed_address_when_the_server_answers(a, b, st
     finally:
         ended.set()
         server.join()
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_block_that_only_the_store_has_is_the_nodes_own_unless_the_store_was_restored(a, store, restored):
+    """A claim whose process was killed before it recorded the block; or a block of a backup, which another node may
+    have had since."""
+    a.add(NET, "c1")
+    keys, cidr = keys_of(a), "10.0.0.128/28"
+    (me,) = store.nodes()
+    store.claim(me, [(keys.space, cidr)])
+    claims.rejoin(store, keys, a.warnings.append, suspect=restored)
+    own = {one.cidr for one in upkeep.own_blocks(keys, a.warnings.append)}
+    assert own == {block.cidr for block in store.blocks(node="a")}
+    assert (cidr in own) != restored

@@ -86,6 +86,25 @@ def test_a_rule_that_drops_is_a_suspicion_once_and_one_that_accepts_is_none(lega
     assert legacy.suspected == [True]
 
 
+def test_a_table_filter_that_another_program_makes_is_noticed_and_another_table_is_not(host_netns):
+    home, iptables = netns.open_own(), IptablesWatch()
+    try:
+        watch, now = LegacyWatch(home, iptables, lambda: None), time.monotonic()
+
+        def began(seconds):
+            watch.attend(now + seconds, pods=True, recorded={4: 0, 16: 0}, deleted_since=lambda _: 0)
+            return iptables.take_began()
+
+        assert began(0.0) == ""
+        run("iptables-legacy", "-t", "nat", "-P", "POSTROUTING", "ACCEPT")
+        assert began(2 * POLL_S) == ""
+        run("iptables-legacy", "-P", "FORWARD", "DROP")
+        assert began(4 * POLL_S) == "legacy ip filter FORWARD"
+        assert began(6 * POLL_S) == ""
+    finally:
+        os.close(home)
+
+
 def masqueraded(*numbers):
     """Add chains of pods and their jumps in table nat, as ipMasq does."""
     for number in numbers:
