@@ -209,6 +209,14 @@ def test_a_released_address_is_given_last(a, clock):
     assert len(store_of(a).blocks()) == 1
 
 
+def test_a_gateway_in_a_block_is_not_given_as_an_address_that_no_pod_has_had(a):
+    """The search for the address that was released longest ago must end before the gateway, which was never given."""
+    ipam = {"range": "10.0.0.0/24", "gateway": "10.0.0.7",
+            "exclude": ["10.0.0.16/28", "10.0.0.32/27", "10.0.0.64/26", "10.0.0.128/25"]}
+    given = {a.add(ipam, f"c{i}")[0] for i in range(14)}
+    assert given == {f"10.0.0.{number}" for number in (*range(1, 7), *range(8, 16))}
+
+
 def test_an_address_that_cools_down_waits_while_another_is_free(a):
     first = [a.add(NET, f"c{i}")[0] for i in range(3)]
     a.delete(NET, "c0")

@@ -72,6 +72,15 @@ def test_idle_blocks_are_given_back_but_two(a, b, store):
     fill(a, 40)                             # their places in the table of released addresses are used again
 
 
+def test_idle_blocks_of_each_family_are_given_back(a, store):
+    dual = {"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/120"}]}
+    a.add(dual, "p")
+    a.delete(dual, "p")
+    gone = upkeep.give_back_idle(store, keys_of(a, dual), print, 0, spare=0)
+    assert sorted(":" in cidr for cidr in gone) == [False, True]
+    assert store.blocks() == []
+
+
 def test_a_block_with_a_pod_is_not_given_back(a, store):
     fill(a, 1)
     assert upkeep.give_back_idle(store, keys_of(a), print, 0, spare=0) == []

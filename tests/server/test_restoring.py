@@ -376,3 +376,17 @@ def test_a_released_namespace_is_no_longer_watched(node, monkeypatch, pod_netns)
     finally:
         guard.stop()
         node_hosts.close()
+
+
+def test_the_thread_sleeps_again_after_a_wake_up(monkeypatch):
+    guard, rounds = restorer.Restoring(Log()), []
+    next_due = guard._next_due
+    monkeypatch.setattr(guard, "_next_due", lambda: rounds.append(True) or next_due())
+    guard.start()
+    try:
+        guard.wakeup.wake()
+        assert eventually(lambda: len(rounds) == 2)
+        time.sleep(10 * restorer.GATHER_S)
+        assert len(rounds) == 2
+    finally:
+        guard.stop()
