@@ -79,8 +79,6 @@ PROMISES = [
             "return HERE, why"),
     Promise("runtime/test_cli.py::test_gc_deletes_the_dead_and_keeps_the_living", "kernel/presence.py",
             'return ALIVE, f"{path} exists"', 'return GONE, f"{path} exists"'),
-    Promise("agent/test_keeper.py::test_what_another_program_removes_is_back", "agent/keeper.py",
-            "(kind == uapi.RTM_DELROUTE or wanted != route_value(payload, it))", "wanted != route_value(payload, it)"),
     Promise("agent/policy/test_service.py::test_a_pod_is_protected_when_its_add_answers", "agent/policy/engine.py",
             "        self.compiler.expect(it)\n", ""),
     Promise("agent/policy/test_cut.py::test_a_restricted_pod_is_closed_until_its_rules_are_written",
@@ -112,8 +110,6 @@ PROMISES = [
     Promise("cluster_ipam/test_away.py::"
             "test_the_blocks_of_a_former_store_are_claimed_in_the_next_one_before_they_are_given",
             "kit/ipam/cluster/allocate.py", "    if other_store(space):\n", "    if False:\n"),
-    Promise("server/test_restoring.py::test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing",
-            "runtime/restore.py", "return bool(moment) and ", "return False and "),
 ]
 
 

@@ -390,3 +390,10 @@ def test_the_thread_sleeps_again_after_a_wake_up(monkeypatch):
         assert len(rounds) == 2
     finally:
         guard.stop()
+
+
+def test_what_is_overdue_is_not_waited_for():
+    """epoll takes a negative time for no limit."""
+    guard = restorer.Restoring(Log())
+    guard.watches[-1] = namedtuple("Due", "due")(time.monotonic() - 0.5)
+    assert guard._next_due() == 0.0
