@@ -95,7 +95,9 @@ def run(options, counts):
             found.append(measured)
             print(line(measured.row), flush=True)
     print_restarts(found)
-    kinds = {name: kind_of(name, found, alone) for name in FIGURES}
+    kinds = {name: kind_of(name, found, alone) for name in FIGURES} if len(found) > 1 else {}
+    if not kinds:
+        print("growth: not known; it needs two numbers of nodes")
     if options.json:
         Path(options.json).write_text(json.dumps({
             "rows": [asdict(each.row) for each in found], "growth": kinds, "registry": options.registry,
