@@ -329,7 +329,7 @@ def test_a_server_that_is_killed_during_a_setup_costs_nothing_and_leaves_nothing
     installed("setup", path, stdin=stdin)       # the tables exist from here on
     installed("teardown", path, stdin=stdin)
     before = node.left(pod)
-    strace = ["strace", "-f", "-o", tmp_path / "trace", "-e", "trace=sendto", "-e",
+    strace = ["strace", "-D", "-f", "-o", tmp_path / "trace", "-e", "trace=sendto", "-e",
               "inject=sendto:signal=SIGKILL:when=%d+"]
     outcomes = set()
     for step in (8, 16):
