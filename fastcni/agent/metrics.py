@@ -26,6 +26,7 @@ GAUGES = {
 }
 POLICY_GAUGES = {
     "policies": "Network policies in force",
+    "cluster_policies": "Cluster network policies in force",
     "protected_pods": "Pods that ADDs have told of",
     "cut_connections": "Connections that a change of policies has ended",
     "unreadable_documents": "Documents of policies, pods and namespaces that cannot be read; the log has the reason",

@@ -53,7 +53,7 @@ class Question(click.Command):
 def policy() -> None:
     """Show what network policies allow.
 
-    The policies are those of networking.k8s.io/v1.
+    The policies are those of networking.k8s.io/v1, and ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2.
     """
 
 
@@ -91,7 +91,8 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
           be read
       3   the kernel does something else than the policies say
 
-    Traffic between a pod and its own node is always allowed, except that no pod may send packets of the node's tunnels.
+    NetworkPolicies always allow traffic between a pod and its own node. What a pod sends there can be denied by cluster
+    policies, and no pod may send packets of the node's tunnels.
     """
     from fastcni.agent.policy.asked import DIFFERS
 
@@ -132,7 +133,7 @@ def answers(sources: Sources, source: str, destination: str, port: str) -> list[
 
 def read_sources(folder: str, kubernetes: str | None, agent_folder: str, node_name: str) -> Sources:
     """Read the kernel's tables, the policies, and the pods that ADDs told the agent of. Raises CniError."""
-    from fastcni.agent.policy import asked, attached
+    from fastcni.agent.policy import asked, attached, own_addresses
 
     try:
         tables = asked.read_tables(agent_folder)
@@ -156,7 +157,7 @@ def read_sources(folder: str, kubernetes: str | None, agent_folder: str, node_na
         return (kubernetes is None or packed in own            # an agent with files writes rules for all pods
                 or any(pod.node == node for pod in it.cluster.pods_at(packed)))
 
-    return asked.Sources(it.cluster, unread, tables, local)
+    return asked.Sources(it.cluster, unread, tables, local, () if tables is None else own_addresses.node_addresses())
 
 
 def read_files(folder: str) -> Cluster:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from errno import EINVAL, EOPNOTSUPP, EPROTONOSUPPORT
 from typing import TYPE_CHECKING
 
+from fastcni.agent.policy.state import TIER_CHAINS
 from fastcni.flows import packets, table
 from fastcni.flows.connections import Connections
 from fastcni.flows.isolation import Isolation
@@ -92,14 +93,15 @@ class Collector:
     def _dropped(self, it: Drop) -> Flow:
         names = ""
         if it.by == POLICY:
-            names = self.policies.restricting(it.family, it.base, it.packet.source, it.packet.destination)
+            names = (self.policies.of_rule(it.chain, it.handle) if it.chain.startswith(TIER_CHAINS) else "") or (
+                self.policies.restricting(it.family, it.base, it.packet.source, it.packet.destination))
         return self._flow(it.packet, DROPPED, it.by, names, it.where)
 
     def _connections(self) -> Iterator[Flow]:
         for payload in self.connections.read():
             if payload[0] in conntrack.CTA_IP_SRC and any(map(self.pods.at, conntrack.read_ends(payload))):
                 packet = packets.of_connection(conntrack.read(payload))
-                allowing = [self.policies.allowing(*rule) for rule in self.traces.allowing(packet)]
+                allowing = [self.policies.of_rule(*rule) for rule in self.traces.allowing(packet)]
                 names = ", ".join(dict.fromkeys(filter(None, allowing)))
                 yield self._flow(packet, ALLOWED, POLICY if names else "", names)
 

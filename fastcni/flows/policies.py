@@ -1,4 +1,4 @@
-"""Which policies decide: the comments of the rules that accept, and the agent's answer for a pod that they restrict."""
+"""Which policies decide: the comments of their rules, and the agent's answer for a pod that they restrict."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class Policies:
         packed = source if direction == EGRESS else destination
         return self._kept((packed, direction), lambda: self._ask(packed, direction.lower()))
 
-    def allowing(self, chain: str, rule: int) -> str:
-        """Return the policy of a rule that accepts."""
+    def of_rule(self, chain: str, rule: int) -> str:
+        """Return the policy of a rule that accepts; of a cluster policy "no-guests ingress[0] (name of the rule)", also
+        if the rule drops."""
         return self._kept((chain, rule), lambda: self._read(chain, rule))
 
     def _ask(self, packed: bytes, direction: str) -> str:
@@ -57,7 +58,8 @@ class Policies:
         except wire.NetlinkError:
             return ""                       # the policy has gone since
         comments = dict(nft_rules.read_rule(payload) for _, payload in rules)
-        return comments.get(rule, "").partition(" ")[0]     # "shop/web ingress[0]"
+        name, _, _ = (comment := comments.get(rule, "")).partition(" ")         # "shop/web ingress[0]"
+        return name if "/" in name else comment
 
     def _kept(self, key: Hashable, find: Callable[[], str]) -> str:
         now = monotonic()

@@ -29,13 +29,14 @@ ISOLATING_CHAINS = (iptables.STAGE_1, iptables.STAGE_2)
 
 
 class Drop(NamedTuple):
-    """A packet that a chain drops. base: the base chain that led to it."""
+    """A packet that a chain drops. base: the base chain that led to it. handle: of the rule."""
 
     packet: Packet
     family: int
     table: str
     chain: str
     base: str
+    handle: int = 0
 
     @property
     def by(self) -> str:
@@ -89,7 +90,7 @@ class Traces:
             return None
         if it.verdict == nft.NF_DROP:
             del self.followed[it.id]
-            return Drop(followed.packet, it.family, it.table, it.chain, followed.base)
+            return Drop(followed.packet, it.family, it.table, it.chain, followed.base, it.handle)
         if it.verdict == nft.NF_ACCEPT and it.handle and it.family == FAMILY and it.table == TABLE:
             self._allow(followed, it)
         return None

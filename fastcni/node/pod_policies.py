@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastcni.kit import policies
 from fastcni.runtime.parse import flattened
@@ -27,12 +27,20 @@ def texts_on(networks: Iterable[NetworkList], ip: str) -> Iterator[str]:
     for path in sockets(networks):
         try:
             for pod in policies.ask(path, {"do": "explain", "address": ip})["pods"]:
-                yield f"{ip} is of pod {pod['pod']}: {'; '.join(text(it, pod[it]) for it in DIRECTIONS)}"
+                yield f"{ip} is of pod {pod['pod']}: {'; '.join(text(it, pod) for it in DIRECTIONS)}"
         except policies.Away as e:
             yield f"network policies on {ip} are not known: the agent at {path}: {e}"
         except CniError as e:
             yield f"network policies on {ip} are not known: {e.msg}"
 
 
-def text(direction: str, names: list[str]) -> str:
-    return f"{direction} only as {', '.join(names)} allows" if names else f"no policy restricts {direction}"
+def text(direction: str, pod: dict[str, Any]) -> str:
+    """Say which policies decide on a direction, in their order. pod: of the answer to `explain`; agents of earlier
+    versions have no tiers."""
+    names, admin, baseline = (pod[direction], *(pod.get(tier, {}).get(direction, ()) for tier in ("admin", "baseline")))
+    parts = [f"first as the cluster policies {', '.join(admin)} say"] if admin else []
+    if names:
+        parts.append(f"only as {', '.join(names)} allows")
+    elif baseline:
+        parts.append(f"as the cluster policies {', '.join(baseline)} of tier Baseline say")
+    return f"{direction} {', then '.join(parts)}" if parts else f"no policy restricts {direction}"

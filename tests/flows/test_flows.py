@@ -26,7 +26,7 @@ ROUTES = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
 GATEWAYS = ("10.71.0.1", "fd00:71::1")
 TCP, UDP = socket.SOCK_STREAM, socket.SOCK_DGRAM
 WAIT_S = 20
-# web may reach db at port 80; nobody reaches db else, and nobody vault
+# web may reach db at port 80; nobody reaches db else, and nobody vault. vault does not reach port 99 of web
 POLICIES = """
 {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "db", "namespace": "shop"},
  "spec": {"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"],
@@ -34,6 +34,14 @@ POLICIES = """
 ---
 {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "closed", "namespace": "shop"},
  "spec": {"podSelector": {"matchLabels": {"app": "vault"}}, "policyTypes": ["Ingress"], "ingress": []}}
+---
+{"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy", "metadata": {"name": "admin"},
+ "spec": {"tier": "Admin", "priority": 1,
+          "subject": {"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "web"}}}},
+          "ingress": [{"name": "no vault", "action": "Deny",
+                       "protocols": [{"tcp": {"destinationPort": {"number": 99}}}],
+                       "from": [{"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "vault"}}}}]
+                       }]}}
 """
 
 
@@ -170,7 +178,8 @@ def test_policies_are_named_with_their_pods_and_verdicts(node, pod_netns):
                 web, db, vault = (node.addresses[name][number] for name in pods)
                 first = sockets.enter_context(send(pods["web"], db, 80))
                 for source, address, port, kind in (("web", db, 81, TCP), ("web", vault, 80, TCP),
-                                                    ("vault", db, 53, UDP), ("vault", web, 90, TCP)):
+                                                    ("vault", db, 53, UDP), ("vault", web, 90, TCP),
+                                                    ("vault", web, 99, TCP)):
                     sockets.enter_context(send(pods[source], address, port, kind))
                 assert following.to(db, 80) == {
                     "verdict": "allowed", "by": "policy", "policy": "shop/db", "protocol": "tcp", "chain": "",
@@ -181,6 +190,8 @@ def test_policies_are_named_with_their_pods_and_verdicts(node, pod_netns):
                                                           "shop/vault")
                 assert short(following.to(db, 53)) == ("dropped", "policy", "shop/db", "udp", "shop/vault", "shop/db")
                 assert short(following.to(web, 90)) == ("allowed", "", "", "tcp", "shop/vault", "shop/web")
+                assert short(following.to(web, 99)) == ("dropped", "policy", "admin ingress[0] (no vault)", "tcp",
+                                                        "shop/vault", "shop/web")
 
 
 def test_isolated_ports_and_firewalls_are_named(node, pod_netns):

@@ -17,7 +17,7 @@ from fastcni.agent.policy.evaluate import Cluster, evaluate
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from fastcni.agent.policy.attached import Attachment
     from fastcni.agent.policy.evaluate import Connection, Reason
@@ -32,12 +32,13 @@ VERDICTS = {ALLOWED: "allowed", DENIED: "denied", UNKNOWN: "unknown", DIFFERS: "
 class Sources:
     """What is known. cluster: of the policies. unread: why they could not be read, "" if they were. tables: the
     kernel's, None if no agent with policies has run on this machine. local: whether an address is of a pod whose
-    policies this node's kernel has to enforce."""
+    policies this node's kernel has to enforce. own: this node's addresses."""
 
     cluster: Cluster
     unread: str
     tables: list[Table] | None
     local: Callable[[bytes], bool]
+    own: Collection[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +85,15 @@ class Answer:
 
 
 def answer(sources: Sources, it: Connection) -> Answer:
-    """Decide on a connection that is not from or to the pod's own node; that one is always allowed.
-    Raises OSError."""
-    said = evaluate(sources.cluster, it)
+    """Decide on a connection that is not from the pod's own node; that one is always allowed. Raises OSError."""
+    to_node = it.destination in sources.own and sources.local(it.source)
+    said = evaluate(sources.cluster, it, to_node)
     policies = {EGRESS: said.egress, INGRESS: said.ingress}
     ends = {EGRESS: it.source, INGRESS: it.destination}
     decided = {name: bool(sources.unread) or sources.local(packed) for name, packed in ends.items()}
     kernel = {}
     if sources.tables is not None and any(decided.values()):
-        kernel = in_kernel.decide(sources.tables, it, bypass.why(sources.tables, it))
+        kernel = in_kernel.decide(sources.tables, it, "" if to_node else bypass.why(sources.tables, it), to_node)
     directions = {name: Direction(not sources.unread, policies[name], kernel.get(name) if decided[name] else None)
                   for name in ends}
     return Answer(it, directions, {name: one for name, one in kernel.items() if name not in ends})

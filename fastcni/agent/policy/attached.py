@@ -18,7 +18,7 @@ from fastcni._system import read_file, write_file
 from fastcni.agent.policy import ports, salvage
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import Pod
-from fastcni.agent.policy.state import IN, MAPS, OUT, PREFIXES, VERSIONS
+from fastcni.agent.policy.state import IN, MAPS, OUT, PREFIXES, TO_NODE, VERSIONS
 from fastcni.spec import address
 
 if TYPE_CHECKING:
@@ -110,9 +110,11 @@ class AttachedCompiler(Compiler):
             self.replaced += self.attach(it)
 
     def restricted(self, it: Attachment) -> list[str]:
-        """Return the directions in which policies restrict the pod of an attachment: "in", "out"."""
+        """Return the directions in which policies restrict the pod of an attachment: "in", "out"; and "node" if they
+        restrict what the pod sends to its own node."""
         namespace, _, name = it.pod.partition("/")
-        return [PREFIXES[direction] for direction in self.directions_of(Pod(namespace, name, it.labels))]
+        pod = Pod(namespace, name, it.labels)
+        return [PREFIXES[direction] for direction in self.directions_of(pod)] + [TO_NODE] * self.reaches_nodes(pod)
 
     def knows(self, it: Attachment) -> bool:
         """Return whether the attachment, or a restricted pod with one of its addresses, was recorded before."""
@@ -207,9 +209,9 @@ class AttachedCompiler(Compiler):
 
     def _lead(self, map_name: str, packed: bytes, direction: str, names: tuple[str, ...]) -> None:
         """A port whose pod becomes restricted, or is no longer, has other elements."""
-        before = packed in self.state.elements[map_name]
+        before = packed in self.state.elements.get(map_name, ())
         super()._lead(map_name, packed, direction, names)
-        if before != (packed in self.state.elements[map_name]):
+        if before != (packed in self.state.elements.get(map_name, ())):
             for key in self._local.get(packed, ()):
                 for id in self._of.get(key, ()):
                     if id in self._written:             # attach() writes those of a new one, once

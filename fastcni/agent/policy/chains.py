@@ -1,4 +1,5 @@
-"""The chain of a policy in one direction, and the sets that it uses."""
+"""The rules of a policy in one direction, and the sets that they use. A NetworkPolicy has a chain of its own; the rules
+of cluster policies are in the chain of their tier, because Pass leaves it."""
 
 from __future__ import annotations
 
@@ -6,35 +7,60 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import ranges
+from fastcni.agent.policy.cluster_policies import ACCEPT as ALLOW
+from fastcni.agent.policy.cluster_policies import DENY, PASS, ClusterPolicy, OrderedRule
 from fastcni.agent.policy.evaluate import rule_name
-from fastcni.agent.policy.objects import Block, Group
-from fastcni.agent.policy.state import LENGTHS, PREFIXES, VERSIONS, Chain, Line, Set, short_hash
+from fastcni.agent.policy.objects import Block, Group, Nodes
+from fastcni.agent.policy.state import (
+    ACCEPT,
+    DROP,
+    LENGTHS,
+    PREFIXES,
+    RETURN,
+    VERSIONS,
+    Chain,
+    Line,
+    Set,
+    short_hash,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fastcni.agent.policy.objects import Policy, Rule
+    from fastcni.agent.policy.objects import Policy, Rule, Selector
+
+VERDICTS = {ALLOW: ACCEPT, DENY: DROP, PASS: RETURN}
 
 
 class Compiled:
-    """name, chain. sets: blocks and ports that it uses, by name. groups, named: of peers and named ports, by the name
-    of their set; a named port is (name, protocol)."""
+    """name: of the chain of a NetworkPolicy. sets: blocks and ports that it uses, by name. groups, nodes, named: of
+    peers and named ports, by the name of their set; a named port is (name, protocol)."""
 
-    __slots__ = ("chain", "groups", "name", "named", "sets")
+    __slots__ = ("chain", "groups", "name", "named", "nodes", "policy", "sets")
 
-    def __init__(self, policy: Policy, direction: str) -> None:
+    def __init__(self, policy: Policy | ClusterPolicy, direction: str) -> None:
+        self.policy = policy
         self.sets: dict[str, Set] = {}
         self.groups: dict[str, Group] = {}
+        self.nodes: dict[str, Selector] = {}
         self.named: dict[str, tuple[str, int]] = {}
         self.name = f"{PREFIXES[direction]}-{short_hash(policy.key)}"
         self.chain = Chain(direction, tuple(
             line for number, rule in enumerate(policy.rules(direction) or ())
             for line in self._lines(rule, rule_name(policy, direction, number))))
 
+    @property
+    def cluster_policy(self) -> ClusterPolicy | None:
+        return self.policy if isinstance(self.policy, ClusterPolicy) else None
+
     def _lines(self, rule: Rule, comment: str) -> Iterator[Line]:
+        if isinstance(rule, OrderedRule) and rule.void:
+            return
+        verdict = VERDICTS[rule.action] if isinstance(rule, OrderedRule) else ACCEPT
         for length, peer in self._peers(rule):
             for of_ports in self._ports(rule, length):
-                yield Line(peer=peer, comment=comment, **{"length": length, **of_ports})    # type: ignore[arg-type]
+                yield Line(peer=peer, comment=comment, verdict=verdict,
+                           **{"length": length, **of_ports})    # type: ignore[arg-type]
 
     def _peers(self, rule: Rule) -> Iterator[tuple[int, str]]:
         """(length of addresses or 0, set or "")"""
@@ -46,6 +72,10 @@ class Compiled:
                 if isinstance(peer, Group):
                     name = group_set(peer, length)
                     self.groups[name] = peer
+                    yield length, name
+                elif isinstance(peer, Nodes):
+                    name = f"k{VERSIONS[length]}-{short_hash(peer.labels.identity())}"
+                    self.nodes[name] = peer.labels
                     yield length, name
             if found := ranges.of_blocks(blocks, length):
                 yield length, self._constant(f"b{VERSIONS[length]}", Set("block", length, found))

@@ -15,14 +15,18 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.chains import Compiled, group_set, named_set
+from fastcni.agent.policy.cluster_policies import ADMIN, BASELINE, ClusterPolicy
 from fastcni.agent.policy.evaluate import Cluster
 from fastcni.agent.policy.groups import Groups
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.state import (
     LINK,
     LINK_LOCAL,
+    NODE_MAPS,
     PORT_SETS,
     PREFIXES,
+    TIER_CHAINS,
+    TO_NODE,
     VERSIONS,
     Chain,
     Journal,
@@ -33,14 +37,15 @@ from fastcni.agent.policy.state import (
 from fastcni.kernel.nft_elements import concat, service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from fastcni.agent.policy.objects import Group, Pod, Policy
+    from fastcni.agent.policy.objects import Group, Node, Pod, Policy, Selector
     from fastcni.agent.policy.state import Change
 
     Element = tuple[str, bytes]                 # (set, key)
 
 DIRECTIONS = (INGRESS, EGRESS)
+LEADING = (*((PREFIXES[direction], direction) for direction in DIRECTIONS), (TO_NODE, EGRESS))     # maps
 
 
 class Compiler:
@@ -58,6 +63,9 @@ class Compiler:
         self._used: Counter[str] = Counter()                        # how many chains use a set, or elements a chain
         self._held: dict[str, Counter[bytes]] = {name: Counter() for name in PORT_SETS}     # by set: holders of a key
         self._local: dict[bytes, set[str]] = {}                     # keys of this node's pods, by address
+        self._nodes: dict[str, Selector] = {}                       # of the sets of nodes' addresses, by name
+        self._tiers: dict[str, tuple[str, ...]] = {}                # keys of the policies of a tier's chain, in order
+        self._reaching: set[str] = set()                            # keys of the policies that reach nodes
 
     def take(self) -> Change:
         """The Change since the last take()."""
@@ -67,6 +75,8 @@ class Compiler:
         """Add or replace all that is in `cluster`."""
         for name, labels in cluster.namespaces.items():
             self.put_namespace(name, labels)
+        for node in cluster.nodes.values():
+            self.put_node(node.name, node)
         for pod in cluster.pods.values():
             self.put_pod(pod)
         for policy in cluster.policies.values():
@@ -96,6 +106,24 @@ class Compiler:
             self.cluster.namespaces[name] = dict(labels)
         for pod in pods:
             self._replace(None, pod)
+
+    def put_node(self, name: str, node: Node | None) -> None:
+        """Add a node or change its labels and addresses; None: it is gone."""
+        old = self.cluster.nodes.pop(name, None)
+        if node:
+            self.cluster.nodes[name] = node
+        if old != node:
+            for key, selector in self._nodes.items():
+                had, has = (set(elements_of_node(key, selector, each)) for each in (old, node))
+                for element in has - had:
+                    self._hold(element)
+                for element in had - has:
+                    self._release(element)
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether a policy depends on nodes."""
+        return bool(self._nodes)
 
     def _replace(self, old: Pod | None, new: Pod | None) -> None:
         had = self._elements_of(old, self._groups.of(old.key)) if old else set()
@@ -155,8 +183,8 @@ class Compiler:
             keys = frozenset(self._local.get(packed, ()))
             if keys not in known:
                 known[keys] = self._chains_of(keys)
-            for direction, names in zip(DIRECTIONS, known[keys], strict=True):
-                self._lead(f"{PREFIXES[direction]}{VERSIONS[len(packed)]}", packed, direction, names)
+            for (name, direction), names in zip(LEADING, known[keys], strict=True):
+                self._lead(f"{name}{VERSIONS[len(packed)]}", packed, direction, names)
             isolated = any(known[keys])
             key = concat(packed, packed)
             name = f"self{VERSIONS[len(packed)]}"
@@ -165,6 +193,9 @@ class Compiler:
         any_isolated = any(self.state.elements[f"self{version}"] for version in VERSIONS.values())
         if any_isolated != bool(self.state.elements[LINK]):
             self._journal.put(LINK, LINK_LOCAL, "" if any_isolated else None)
+        if not any(self.state.elements.get(name) for name in NODE_MAPS):
+            for name in NODE_MAPS & self.state.sets.keys():
+                self._journal.put_set(name, None)
 
     def directions_of(self, pod: Pod) -> list[str]:
         """Return the directions in which policies restrict a pod that was not put."""
@@ -172,26 +203,74 @@ class Compiler:
         return [direction for direction in DIRECTIONS
                 if any((policy, direction) in self._compiled for policy in selecting)]
 
+    def reaches_nodes(self, pod: Pod) -> bool:
+        """Return whether a policy restricts what a pod that was not put sends to its own node."""
+        return bool(self._reaching) and any(policy in self._reaching for group in self._groups.matching(pod)
+                                            for policy in self._selecting.get(group, ()))
+
     def _chains_of(self, keys: Iterable[str]) -> list[tuple[str, ...]]:
-        """The names of the chains of the policies that select one of these pods, for each direction."""
+        """The names of the chains of the policies that select one of these pods: for each direction, and for what the
+        pods send to their own node."""
         selecting = {policy for key in keys for group in self._groups.of(key)
                      for policy in self._selecting.get(group, ())}
-        return [tuple(sorted([compiled.name for policy in selecting
-                              if (compiled := self._compiled.get((policy, direction)))])) for direction in DIRECTIONS]
+        found = []
+        for direction in DIRECTIONS:
+            compiled = [one for policy in selecting if (one := self._compiled.get((policy, direction)))]
+            ordered = [policy for one in compiled if (policy := one.cluster_policy)]
+            namespaced = tuple(sorted([one.name for one in compiled if not one.cluster_policy]))
+            admin = self._tier(direction, [one for one in ordered if one.tier == ADMIN])
+            baseline = () if namespaced else self._tier(direction, [one for one in ordered if one.tier == BASELINE])
+            found.append((*admin, *namespaced, *baseline))
+        return [*found, (*admin, *baseline) if selecting & self._reaching else ()]
+
+    def _tier(self, direction: str, policies: list[ClusterPolicy]) -> tuple[str, ...]:
+        """The chain of these policies of one tier, if there are any. The caller leads an address to it."""
+        if not policies:
+            return ()
+        keys = tuple(policy.key for policy in sorted(policies, key=lambda policy: policy.order))
+        name = f"{policies[0].tier.lower()}-{PREFIXES[direction]}-{short_hash(*keys)}"
+        self._tiers.setdefault(name, keys)
+        return (name,)
+
+    def _tier_chain(self, name: str, direction: str) -> Chain:
+        """All rules of the tier's policies: the rule that matches first decides."""
+        return Chain(direction, tuple(line for key in self._tiers[name]
+                                      for line in self._compiled[key, direction].chain.lines))
 
     def _lead(self, map_name: str, packed: bytes, direction: str, names: tuple[str, ...]) -> None:
-        """Let an address lead to the chain of these policies; to none without any."""
-        old = self.state.elements[map_name].get(packed)
+        """Let an address lead to the chain that jumps to these; to none without any."""
+        old = self.state.elements.get(map_name, {}).get(packed)
         new = all_of(direction, names) if names else None
         if old == new:
             return
         if new:
+            for name in NODE_MAPS if map_name in NODE_MAPS and map_name not in self.state.sets else ():
+                self._journal.put_set(name, Set("map", 4 if name.endswith("4") else 16))
             self._used[new] += 1
             if self._used[new] == 1:
-                self._journal.put_chain(new, Chain(direction, jumps=names))
+                self._use_chain(new, direction, names)
         self._journal.put(map_name, packed, new)
         if old:
-            self._unuse(old, self._journal.put_chain)
+            self._unuse(old, self._forget_chain)
+
+    def _use_chain(self, new: str, direction: str, names: tuple[str, ...]) -> None:
+        """Put a chain that jumps to these, and those of tiers."""
+        for name in names:
+            if name in self._tiers:
+                self._used[name] += 1
+                if self._used[name] == 1:
+                    self._journal.put_chain(name, self._tier_chain(name, direction))
+        self._journal.put_chain(new, Chain(direction, jumps=names, closed=not names[-1].startswith(TIER_CHAINS)))
+
+    def _forget_chain(self, name: str, _: None) -> None:
+        for each in self.state.chains[name].jumps:
+            if each in self._tiers:
+                self._unuse(each, self._forget_tier)
+        self._journal.put_chain(name, None)
+
+    def _forget_tier(self, name: str, _: None) -> None:
+        del self._tiers[name]
+        self._journal.put_chain(name, None)
 
     def _unuse(self, name: str, put: Callable[[str, None], None]) -> None:
         self._used[name] -= 1
@@ -201,7 +280,7 @@ class Compiler:
 
     # -- policies -----------------------------------------------------------------------------------------------------
 
-    def put_policy(self, policy: Policy) -> None:
+    def put_policy(self, policy: Policy | ClusterPolicy) -> None:
         """Add a policy, or replace it."""
         old = self.cluster.policies.get(policy.key)
         if old != policy:
@@ -211,12 +290,15 @@ class Compiler:
         if old := self.cluster.policies.get(key):
             self._replace_policy(old, None)
 
-    def _replace_policy(self, old: Policy | None, new: Policy | None) -> None:
+    def _replace_policy(self, old: Policy | ClusterPolicy | None, new: Policy | ClusterPolicy | None) -> None:
         """What the new one shares with the old one stays, because it is in use before the old one is released."""
         key = (new or old).key                  # type: ignore[union-attr]
         stale = self._select(old, key, False)
         former = [self._compiled.pop((key, direction), None) for direction in DIRECTIONS]
         self.cluster.policies.pop(key, None)
+        self._reaching.discard(key)
+        if isinstance(new, ClusterPolicy) and new.reaches_nodes:
+            self._reaching.add(key)
         if new:
             self.cluster.policies[key] = new
             for direction in DIRECTIONS:
@@ -224,11 +306,13 @@ class Compiler:
                     self._compiled[key, direction] = compiled = Compiled(new, direction)
                     self._use(compiled)
         self._isolate(stale | self._select(new, key, True))
+        for name in [name for name, keys in self._tiers.items() if key in keys]:
+            self._journal.put_chain(name, self._tier_chain(name, self.state.chains[name].direction))
         for direction, past in zip(DIRECTIONS, former, strict=True):
             if past:
                 self._forget(past, (key, direction) not in self._compiled)
 
-    def _select(self, policy: Policy | None, key: str, there: bool) -> set[bytes]:
+    def _select(self, policy: Policy | ClusterPolicy | None, key: str, there: bool) -> set[bytes]:
         """Note that a policy selects its pods, or no longer does. Return the addresses of this node's among them."""
         if policy is None:
             return set()
@@ -254,6 +338,12 @@ class Compiler:
                     for packed in self.cluster.pods[key].addresses:
                         if len(packed) == length:
                             self._hold((name, packed))
+        for name, selector in it.nodes.items():
+            self._nodes[name] = selector
+            if self._add_set(name, Set("group", 4 if name.startswith("k4") else 16)):
+                for node in self.cluster.nodes.values():
+                    for element in set(elements_of_node(name, selector, node)):
+                        self._hold(element)
         for name, port in it.named.items():
             length = 4 if name.startswith("n4") else 16
             if self._add_set(name, Set("named", length)):
@@ -262,7 +352,8 @@ class Compiler:
                         for packed in pod.addresses:
                             if len(packed) == length:
                                 self._hold((name, concat(packed, service(number))))
-        self._journal.put_chain(it.name, it.chain)
+        if not it.cluster_policy:
+            self._journal.put_chain(it.name, it.chain)
 
     def _add_set(self, name: str, it: Set) -> bool:
         """Note one more use of a set. Return whether it is new."""
@@ -275,10 +366,11 @@ class Compiler:
     def _forget(self, past: Compiled, with_chain: bool) -> None:
         if with_chain:
             self._journal.put_chain(past.name, None)
-        for name in (*past.sets, *past.groups, *past.named):
+        for name in (*past.sets, *past.groups, *past.nodes, *past.named):
             self._unuse(name, self._journal.put_set)
             if name not in self.state.sets:
                 self._held.pop(name, None)
+                self._nodes.pop(name, None)
         for group in past.groups.values():
             self._groups.release(group)
 
@@ -287,6 +379,12 @@ class Compiler:
 def all_of(direction: str, names: tuple[str, ...]) -> str:
     """The name of the chain that jumps to these."""
     return f"all-{PREFIXES[direction]}-{short_hash(*names)}"
+
+
+def elements_of_node(name: str, selector: Selector, node: Node | None) -> Iterator[Element]:
+    """The elements of a node in a set of nodes' addresses."""
+    if node and selector.matches(node.labels):
+        yield from ((name, packed) for packed in node.addresses if len(packed) == (4 if name.startswith("k4") else 16))
 
 
 def compile_all(cluster: Cluster, node: str = "") -> State:

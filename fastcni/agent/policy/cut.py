@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.agent.policy import interpret
 from fastcni.agent.policy.evaluate import Connection
+from fastcni.agent.policy.own_addresses import node_addresses
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.rules import CUT, CUT_ANY, IPPROTO_TCP
-from fastcni.agent.policy.state import MAPS, PORT_SETS, VERSIONS
+from fastcni.agent.policy.state import MAPS, NODE_MAPS, PERMANENT, PORT_SETS, TIER_CHAINS, VERDICT_MAPS, VERSIONS
 from fastcni.daemon.wakeup import Wakeup
-from fastcni.kernel import conntrack, rtnl, uapi, wire
+from fastcni.kernel import conntrack, uapi, wire
 from fastcni.kernel.nft_elements import concat, protocol, read_service, service, split
 from fastcni.kernel.nft_rules import IPPROTO_ICMPV6
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from fastcni.kernel.conntrack import Flow
     from fastcni.kernel.wire import Socket
 
-FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
 MAX_DELETED = 128               # flows in one send
 IPPROTO_ICMP, IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE = 1, 17, 33, 132, 136
 ANSWERED_ONLY = {IPPROTO_ICMP, IPPROTO_TCP, IPPROTO_ICMPV6}
@@ -92,19 +92,30 @@ class Listing:
 
 def suspects(state: State, change: Change) -> set[bytes]:
     """The addresses whose connections a Change may forbid: of pods that lead to other chains, of peers and named ports
-    that are gone, and of pods whose policies have other rules. `state`: after the change."""
+    that are gone, of those that a rule denies now, and of pods whose policies have other rules. `state`: after the
+    change."""
     found: set[bytes] = set()
-    for name in MAPS & change.added.keys():
+    for name in VERDICT_MAPS & change.added.keys():
         found.update(change.added[name])
-    for name, keys in change.removed.items():
-        if name not in MAPS and name not in PORT_SETS:
+    changed_sets = [(name, keys) for name, keys in change.removed.items() if name in state.sets]
+    if denied := change.added.keys() - VERDICT_MAPS - PORT_SETS.keys() - PERMANENT:
+        ordered = ordered_sets(state)
+        changed_sets += [(name, change.added[name]) for name in denied if name in ordered]      # type: ignore[misc]
+    for name, keys in changed_sets:
+        if name not in VERDICT_MAPS and name not in PORT_SETS:
             length = state.sets[name].length
             found.update(key[:length] for key in keys)
     if changed := change.chains.keys() - change.new_chains:
-        for name in MAPS:
-            found.update(packed for packed, chain in state.elements[name].items()
+        for name in VERDICT_MAPS:
+            found.update(packed for packed, chain in state.elements.get(name, {}).items()
                          if changed.intersection(state.chains[chain].jumps))
     return found
+
+
+def ordered_sets(state: State) -> set[str]:
+    """The sets that rules of cluster policies use: an element more may deny."""
+    return {name for chain, it in state.chains.items() if chain.startswith(TIER_CHAINS)
+            for line in it.lines for name in line.sets()}
 
 
 def isolated(state: State) -> set[bytes]:
@@ -113,12 +124,13 @@ def isolated(state: State) -> set[bytes]:
 
 
 def forbidden(flows: Iterable[Flow], state: State) -> list[Flow]:
-    """Those of the flows that a State does not allow. Raises OSError."""
+    """Those of the flows that a State does not allow. What comes from the node itself is always allowed. Raises
+    OSError."""
     decide = Decider(state)
     found = [flow for flow in flows if not decide.allows(flow)]
-    if found:
-        own = node_addresses()
-        found = [flow for flow in found if flow.source not in own and flow.replier not in own]
+    if found and not decide.own:
+        decide.own = node_addresses()
+        found = [flow for flow in found if not decide.allows(flow)]
     return found
 
 
@@ -134,10 +146,14 @@ def delete(sock: Socket, flows: Sequence[Flow]) -> None:
 
 
 class Decider:
-    """Whether a State allows connections. Many have the same ends, such as requests to a name server."""
+    """Whether a State allows connections. Many have the same ends, such as requests to a name server.
+
+    own: the node's addresses, empty if they were not read so far. Raises OSError.
+    """
 
     def __init__(self, state: State) -> None:
         self._state, self._known = state, dict[Connection, bool]()
+        self.own = restricted_node(state)
 
     def allows(self, flow: Flow) -> bool:
         """By the addresses after translation of the destination, and before that of the source."""
@@ -145,6 +161,10 @@ class Decider:
             Connection(flow.source, flow.replier, flow.protocol, flow.replier_port))
 
     def decide(self, it: Connection) -> bool:
+        if it.source in self.own:
+            return True
+        if it.destination in self.own:
+            return interpret.allows_to_node(self._state, it)
         found = self._known.get(it)
         if found is None:
             found = self._known[it] = interpret.allows(self._state, it)
@@ -153,19 +173,19 @@ class Decider:
 
 # -- answers that are dropped ------------------------------------------------------------------------------------------
 
-def answers(flows: Iterable[Flow], by_ports: bool = True) -> dict[str, list[bytes]]:
+def answers(flows: Iterable[Flow], by_ports: bool = True, own: Collection[bytes] = ()) -> dict[str, list[bytes]]:
     """Return the answers on flows that conntrack would take for first packets: {set: keys}, see rules.py.
 
-    It takes no answer on TCP for one at isolated pods (midstream), and no answer on ICMP anywhere. by_ports: else one
-    key stands for all flows of a protocol between two addresses.
+    It takes no answer on TCP for one at isolated pods (midstream), but those of the node itself, and no answer on ICMP
+    anywhere. by_ports: else one key stands for all flows of a protocol between two addresses. own: see Decider.
     """
     found: dict[str, list[bytes]] = {}
     for flow in flows:
-        if flow.protocol in ANSWERED_ONLY:
+        if flow.protocol in ANSWERED_ONLY and not (flow.protocol == IPPROTO_TCP and flow.replier in own):
             continue
         ends = flow.replier, flow.source, protocol(flow.protocol)
         version = VERSIONS[len(flow.source)]
-        if by_ports and flow.protocol in WITH_PORTS and flow.source_port:
+        if by_ports and (flow.protocol in WITH_PORTS or flow.protocol == IPPROTO_TCP) and flow.source_port:
             name, key = CUT, concat(*ends, service(flow.replier_port), service(flow.source_port))
         else:
             name, key = CUT_ANY, concat(*ends)
@@ -187,11 +207,6 @@ def allowed_again(dropped: Mapping[str, list[bytes]], state: State, added: Colle
     return found
 
 
-def node_addresses() -> set[bytes]:
-    """All addresses of the calling thread's namespace: traffic between a pod and its own node is always allowed."""
-    sock = wire.open_socket()
-    try:
-        return {rtnl.read_address(payload).packed for family in FAMILIES for _, payload in wire.dump(
-            sock, uapi.RTM_GETADDR, rtnl.ifaddrmsg(family, 0, 0), "list addresses")}
-    finally:
-        sock.close()
+def restricted_node(state: State) -> Collection[bytes]:
+    """The node's addresses, if policies restrict what pods send there; else none. Raises OSError."""
+    return node_addresses() if NODE_MAPS & state.sets.keys() else ()

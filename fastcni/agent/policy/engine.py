@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from fastcni.agent.policy import cut, ports
 from fastcni.agent.policy.ports import LATER, VERSIONS
 from fastcni.agent.policy.ruleset import Ruleset
-from fastcni.agent.policy.state import IN, MAPS
+from fastcni.agent.policy.state import IN, MAPS, VERDICT_MAPS
 from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.datapath import restrict
 
@@ -88,14 +88,15 @@ class Engine:
         """End the connections that begin_cut() looks for. Waits until they are known. Return how many."""
         try:
             found = cut.forbidden(self.flows.take(), self.compiler.state)
-            if answers := cut.answers(found):
+            own = cut.restricted_node(self.compiler.state) if found else ()
+            if answers := cut.answers(found, own=own):
                 self._answers = True
                 try:
                     self.rules.drop_answers(answers)
                 except NetlinkError as e:
                     if e.errno != ENFILE:           # the kernel has no more than 65,535 elements in such a set
                         raise
-                    self.rules.drop_answers(cut.answers(found, by_ports=False))
+                    self.rules.drop_answers(cut.answers(found, by_ports=False, own=own))
             cut.delete(self.rules.sock, found)
         except OSError:
             self.suspects |= self._looked_at
@@ -153,7 +154,7 @@ class Engine:
             return None
         change = self.compiler.take()
         for name, keys in self._dropped.items():
-            there = () if name in MAPS else self.compiler.state.elements[name]
+            there = () if name in VERDICT_MAPS else self.compiler.state.elements[name]
             change.removed.setdefault(name, []).extend([key for key in keys if key not in there])
         self._loaded = False            # also after other errors, because take() gives a change only once
         try:

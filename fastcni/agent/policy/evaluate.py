@@ -8,21 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.objects import EGRESS, INGRESS, Block, Group
+from fastcni.agent.policy.cluster_policies import ACCEPT, PASS, TIERS, ClusterPolicy, OrderedRule
+from fastcni.agent.policy.objects import EGRESS, INGRESS, Block, Nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fastcni.agent.policy.objects import Pod, Policy, Port, Rule
+    from fastcni.agent.policy.objects import Node, Peer, Pod, Policy, Port, Rule
+
+QUOTE = '"'                     # ends a comment in what nft prints
 
 
 @dataclass(slots=True)
 class Cluster:
-    """All that policies depend on. pods, policies: by "namespace/name". namespaces: {name: labels}."""
+    """All that policies depend on. pods, policies: by "namespace/name", cluster policies by "name". namespaces: {name:
+    labels}. nodes: by name."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
     namespaces: dict[str, dict[str, str]] = field(default_factory=dict)
-    policies: dict[str, Policy] = field(default_factory=dict)
+    policies: dict[str, Policy | ClusterPolicy] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)
 
     def pods_at(self, packed: bytes) -> list[Pod]:
         """The pods with an address: one, or two while the former one's record is still there."""
@@ -42,18 +47,23 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why one direction is allowed or denied. rule: "shop/web ingress[0]", of the rule that allows; "" without one.
-    isolating: the policies that select the pod in this direction."""
+    """Why one direction is allowed or denied. rule: "shop/web ingress[0]", of the rule that allows, or of the rule of a
+    cluster policy that decides; "" without one. isolating: the policies that select the pod in this direction. own: the
+    destination is the pod's own node."""
 
     allowed: bool
     rule: str = ""
     isolating: tuple[str, ...] = ()
+    own: bool = False
 
     def __str__(self) -> str:
         if self.rule:
-            return f"allowed by {self.rule}"
+            return f"{'allowed' if self.allowed else 'denied'} by {self.rule}"
+        if self.own:
+            return "allowed: the destination is the pod's own node"
         if self.allowed:
-            return "allowed: no policy selects the pod"
+            return (f"allowed: no rule of {', '.join(self.isolating)} denies it" if self.isolating else
+                    "allowed: no policy selects the pod")
         return f"denied: no rule of {', '.join(self.isolating)} allows it"
 
 
@@ -70,20 +80,32 @@ class Verdict:
         return all(reason is None or reason.allowed for reason in (self.egress, self.ingress))
 
 
-def evaluate(cluster: Cluster, it: Connection) -> Verdict:
-    """Decide on a connection that is not from or to the pod's own node; that one is always allowed."""
+def evaluate(cluster: Cluster, it: Connection, to_node: bool = False) -> Verdict:
+    """Decide on a connection. to_node: the destination is the pod's own node. What comes from the pod's own node is
+    always allowed, and is not asked here."""
     if it.source == it.destination:
         return Verdict(None, None)
+    if to_node:
+        return Verdict(one_direction(cluster, it, EGRESS, True), None)
     return Verdict(one_direction(cluster, it, EGRESS), one_direction(cluster, it, INGRESS))
 
 
-def one_direction(cluster: Cluster, it: Connection, direction: str) -> Reason | None:
+def one_direction(cluster: Cluster, it: Connection, direction: str, to_node: bool = False) -> Reason | None:
+    """Ask tier Admin, then the NetworkPolicies, then tier Baseline."""
     pods = cluster.pods_at(it.source if direction == EGRESS else it.destination)
     if not pods:
         return None
-    isolating = selecting(cluster, pods, direction)
-    if not isolating:
-        return Reason(True)
+    admin, baseline = (in_tier(cluster, pods, direction, tier) for tier in TIERS)
+    if decided := by_tier(cluster, admin, it, direction):
+        return decided
+    if isolating := selecting(cluster, pods, direction):
+        return Reason(True, own=True) if to_node else by_policies(cluster, isolating, it, direction)
+    return by_tier(cluster, baseline, it, direction) or Reason(
+        True, isolating=tuple(policy.key for policy in (*admin, *baseline)), own=to_node)
+
+
+def by_policies(cluster: Cluster, isolating: Iterable[Policy], it: Connection, direction: str) -> Reason:
+    """What the NetworkPolicies of a pod decide."""
     for policy in isolating:
         for number, rule in enumerate(policy.rules(direction) or ()):
             if allows(cluster, rule, it, direction):
@@ -91,14 +113,39 @@ def one_direction(cluster: Cluster, it: Connection, direction: str) -> Reason | 
     return Reason(False, isolating=tuple(policy.key for policy in isolating))
 
 
+def by_tier(cluster: Cluster, policies: Iterable[ClusterPolicy], it: Connection, direction: str) -> Reason | None:
+    """What the cluster policies of a tier decide, in their order; None: nothing."""
+    for policy in policies:
+        for number, rule in enumerate(policy.rules(direction) or ()):
+            if not rule.void and allows(cluster, rule, it, direction):
+                return None if rule.action == PASS else Reason(rule.action == ACCEPT,
+                                                               rule_name(policy, direction, number))
+    return None
+
+
 def selecting(cluster: Cluster, pods: Iterable[Pod], direction: str) -> list[Policy]:
-    """The policies that restrict one of the pods in a direction."""
-    return [policy for _, policy in sorted(cluster.policies.items()) if policy.rules(direction) is not None
-            and any(policy.pods.matches(pod, cluster.namespaces) for pod in pods)]
+    """The NetworkPolicies that restrict one of the pods in a direction."""
+    return [policy for _, policy in sorted(cluster.policies.items())
+            if not isinstance(policy, ClusterPolicy) and selects(cluster, policy, pods, direction)]
 
 
-def rule_name(policy: Policy, direction: str, number: int) -> str:
-    return f"{policy.key} {direction.lower()}[{number}]"
+def in_tier(cluster: Cluster, pods: Iterable[Pod], direction: str, tier: str) -> list[ClusterPolicy]:
+    """The cluster policies of a tier with rules of a direction for one of the pods, in their order."""
+    return sorted([policy for policy in cluster.policies.values() if isinstance(policy, ClusterPolicy)
+                   and policy.tier == tier and selects(cluster, policy, pods, direction)],
+                  key=lambda policy: policy.order)
+
+
+def selects(cluster: Cluster, policy: Policy | ClusterPolicy, pods: Iterable[Pod], direction: str) -> bool:
+    return policy.rules(direction) is not None and any(policy.pods.matches(pod, cluster.namespaces) for pod in pods)
+
+
+def rule_name(policy: Policy | ClusterPolicy, direction: str, number: int) -> str:
+    """ "shop/web ingress[0]", or of a cluster policy "no-guests ingress[0] (name of the rule)"."""
+    text, rule = f"{policy.key} {direction.lower()}[{number}]", (policy.rules(direction) or ())[number]
+    if not isinstance(rule, OrderedRule) or not rule.name:
+        return text
+    return f"{text} ({''.join(each if each.isprintable() and each != QUOTE else '?' for each in rule.name)})"
 
 
 def allows(cluster: Cluster, rule: Rule, it: Connection, direction: str) -> bool:
@@ -107,9 +154,11 @@ def allows(cluster: Cluster, rule: Rule, it: Connection, direction: str) -> bool
         not rule.ports or any(is_port(one, it, cluster.pods_at(it.destination)) for one in rule.ports))
 
 
-def is_peer(cluster: Cluster, peer: Group | Block, packed: bytes) -> bool:
+def is_peer(cluster: Cluster, peer: Peer, packed: bytes) -> bool:
     if isinstance(peer, Block):
         return peer.matches(packed)
+    if isinstance(peer, Nodes):
+        return any(packed in node.addresses and peer.labels.matches(node.labels) for node in cluster.nodes.values())
     return any(peer.matches(pod, cluster.namespaces) for pod in cluster.pods_at(packed))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fastcni.agent.policy import nft_read, nft_walk, port_rules
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.ports import BRIDGED, MACS, ROUTED
-from fastcni.agent.policy.rules import EGRESS_CHAIN, INGRESS_CHAIN
+from fastcni.agent.policy.rules import EGRESS_CHAIN, INGRESS_CHAIN, TO_NODE_CHAIN
 from fastcni.agent.policy.ruleset import FAMILY, TABLE
 from fastcni.kernel import nft, nft_rules, uapi, wire
 from fastcni.kernel.uapi import IFNAMSIZ
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.nft_read import Table
     from fastcni.agent.policy.nft_walk import Outcome
 
-DIRECTIONS = {EGRESS_CHAIN: EGRESS, INGRESS_CHAIN: INGRESS}
+DIRECTIONS = {EGRESS_CHAIN: EGRESS, INGRESS_CHAIN: INGRESS, TO_NODE_CHAIN: EGRESS}
 OF_PORTS = {(nft.NFPROTO_BRIDGE, port_rules.ADDRESSES): EGRESS, (FAMILY, port_rules.SOURCE): EGRESS,
             (nft.NFPROTO_BRIDGE, port_rules.ARRIVING): INGRESS}
-HOOKS = tuple((FAMILY, hook) for hook in (nft.NF_INET_PRE_ROUTING, nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING))
+HOOKS = tuple((FAMILY, hook) for hook in (nft.NF_INET_PRE_ROUTING, nft.NF_INET_LOCAL_IN, nft.NF_INET_FORWARD,
+                                          nft.NF_INET_POST_ROUTING))
+FORWARDED = (nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING)     # what is for the node itself does not pass these
 ETHER_TYPES = {4: 0x0800, 16: 0x86DD}           # by length of an address
 IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP = 6, 17, 132
 ETH_ALEN = 6
@@ -73,9 +75,9 @@ def read() -> list[Table]:
         return nft_read.read_tables(sock, lambda family, name: name.startswith(TABLE))
 
 
-def decide(tables: Iterable[Table], it: Connection, bypass: str = "") -> dict[str, Decision]:
+def decide(tables: Iterable[Table], it: Connection, bypass: str = "", to_node: bool = False) -> dict[str, Decision]:
     """Return what each base chain decides, each as if the others let the packet through. bypass: why no chain of
-    the family inet sees it, "" if they see it.
+    the family inet sees it, "" if they see it. to_node: a pod sends the packet to its own node.
 
     Keys: "Egress" and "Ingress", which are always there; for another base chain "inet fastcni-policy-guard forward".
     The chain of a pod's port belongs to the direction: its decision is returned unless it lets the packet through.
@@ -86,7 +88,7 @@ def decide(tables: Iterable[Table], it: Connection, bypass: str = "") -> dict[st
         packet = first_packet(it, ports)
         passed = Decision(True, bypass) if bypass and table.family == FAMILY else None
         for name, chain in table.chains.items():
-            if chain.hook is None:
+            if chain.hook is None or (table.family == FAMILY and passes_by(chain.hook, to_node)):
                 continue
             direction = OF_PORTS.get((table.family, name)) if table.name == TABLE else None
             if direction is None:
@@ -95,12 +97,19 @@ def decide(tables: Iterable[Table], it: Connection, bypass: str = "") -> dict[st
             elif own or all((ports.source, ports.destination)):         # a bridge forwards from port to port
                 at_ports[direction] = passed or follow(table, name, packet)
         if own:
-            for name, direction in DIRECTIONS.items():
+            for name, direction in () if to_node else DIRECTIONS.items():
                 found.setdefault(direction, Decision(True, f"table {table} has no chain {name} with a hook"))
+    absent = "no policy restricts what pods send to this node" if to_node else (
+        f"there is no table {nft.FAMILIES[FAMILY]} {TABLE}")
     for direction in DIRECTIONS.values():
-        found.setdefault(direction, Decision(True, f"there is no table {nft.FAMILIES[FAMILY]} {TABLE}"))
+        found.setdefault(direction, Decision(True, absent))
     return found | {direction: one for direction, one in at_ports.items()
                     if not one.allowed and found[direction].allowed}
+
+
+def passes_by(hook: int, to_node: bool) -> bool:
+    """Whether a packet does not come to a hook."""
+    return hook == nft.NF_INET_LOCAL_OUT or (hook in FORWARDED if to_node else hook == nft.NF_INET_LOCAL_IN)
 
 
 def follow(table: Table, name: str, packet: nft_walk.Packet) -> Decision:
@@ -118,7 +127,7 @@ def text(table: Table, base: str, it: Outcome) -> str:
     """Say by what an Outcome was decided."""
     where = f"chain {it.chain}" if it.chain == base else f"chain {it.chain}, to which chain {base} leads,"
     if it.code != nft.NF_ACCEPT:
-        return f"{where} drops the packet"
+        return f"denied by {it.comment}" if it.comment else f"{where} drops the packet"
     if it.comment:
         return f"allowed by {it.comment}"
     for name, key in reversed(it.missed):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from operator import and_
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.state import IN, LINK, LINK_LOCAL_MASK, OUT, VERSIONS
+from fastcni.agent.policy.state import ACCEPT, IN, LINK, LINK_LOCAL_MASK, OUT, RETURN, TO_NODE, VERSIONS
 from fastcni.kernel.nft_elements import concat, service
 
 if TYPE_CHECKING:
@@ -25,10 +25,21 @@ def allows(state: State, it: Connection) -> bool:
             and passes(state, state.elements[f"{IN}{version}"].get(it.destination), it.source, it))
 
 
+def allows_to_node(state: State, it: Connection) -> bool:
+    """Whether the first packet from a pod to its own node is accepted."""
+    return passes(state, state.elements.get(f"{TO_NODE}{VERSIONS[len(it.source)]}", {}).get(it.source),
+                  it.destination, it)
+
+
 def passes(state: State, chain: str | None, peer: bytes, it: Connection) -> bool:
-    """Whether one of the policies that a chain jumps to lets the connection through; without a chain always."""
-    return chain is None or any(fits(state, line, peer, it) for policy in state.chains[chain].jumps
-                                for line in state.chains[policy].lines)
+    """Whether the chains that a chain jumps to let the connection through; without a chain always."""
+    if chain is None:
+        return True
+    for jump in state.chains[chain].jumps:
+        verdict = next((line.verdict for line in state.chains[jump].lines if fits(state, line, peer, it)), RETURN)
+        if verdict != RETURN:
+            return verdict == ACCEPT
+    return not state.chains[chain].closed
 
 
 def fits(state: State, line: Line, peer: bytes, it: Connection) -> bool:

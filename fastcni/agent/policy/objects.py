@@ -28,6 +28,7 @@ MAX_ERROR = 800                 # characters
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
 DIRECTIONS = INGRESS, EGRESS = "Ingress", "Egress"
 API_VERSION = "networking.k8s.io/v1"
+CLUSTER_SCOPED = ("Namespace", "Node", "ClusterNetworkPolicy")          # kinds without a namespace
 # Of selectors and ports, as the API server validates them: k8s.io/apimachinery/pkg/util/validation
 LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 DNS_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
@@ -117,6 +118,16 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Nodes:
+    """Nodes by a selector."""
+
+    labels: Selector
+
+
+Peer = Group | Block | Nodes
+
+
+@dataclass(frozen=True, slots=True)
 class Port:
     """Ports of a protocol (IPPROTO_*): `first` to `last`, or those that pods give the name `name`."""
 
@@ -130,7 +141,7 @@ class Port:
 class Rule:
     """Without peers: from or to anywhere. Without ports: all of them, and all other protocols."""
 
-    peers: tuple[Group | Block, ...] = ()
+    peers: tuple[Peer, ...] = ()
     ports: tuple[Port, ...] = ()
 
 
@@ -172,6 +183,15 @@ class Pod:
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """addresses: packed."""
+
+    name: str
+    labels: Mapping[str, str]
+    addresses: tuple[bytes, ...] = ()
 
 
 def within(packed: bytes, network: bytes, prefix: int) -> bool:
@@ -239,7 +259,7 @@ def open_document(kind: str, document: Any) -> tuple[Reader, Reader, str, str]:
     for key, text in (("name", name), ("namespace", namespace)):
         if not is_name(text):
             metadata.wrong(f"{reprlib.repr(text)} is no name", key)
-    it.what = metadata.what = f"{kind} {name if kind == 'Namespace' else f'{namespace}/{name}'}"
+    it.what = metadata.what = f"{kind} {name if kind in CLUSTER_SCOPED else f'{namespace}/{name}'}"
     return it, metadata, name, namespace
 
 

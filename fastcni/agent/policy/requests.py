@@ -10,7 +10,8 @@
 
     {}                                      it is done
     {"released": ["10.244.1.5", ...]}       of collect
-    {"pods": [{"pod": "shop/web", "ingress": ["shop/web-only"], "egress": []}]}     of explain: names of policies
+    {"pods": [{"pod": "shop/web", "ingress": ["shop/web-only"], "egress": [],       of explain: names of policies
+               "admin": {"ingress": [], "egress": ["no-guests"]}, "baseline": {"ingress": [], "egress": []}}]}
     {"unreadable": ["..."], "more": 0}      of status: the first errors of documents, and how many more there are
     {"error": "...", "again": true}         it is not; again: it may be later
 """

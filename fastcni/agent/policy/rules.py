@@ -39,8 +39,37 @@
     chain all-in-... { jump in-...; jump in-...; drop }              (pods with the same policies share it)
     chain in-... { ip saddr @g4-... tcp dport 80 accept comment "shop/web ingress[0]" }
 
-and the same of IPv6. port_rules.py has the chains that check what a pod's port sends, and those of ICMP errors. Of what
-passes these chains, the hook `forward` alone is needed: traffic between a pod and its own node is always allowed.
+and the same of IPv6. Where cluster policies apply to a pod, it has one of
+
+    chain all-in-... { jump admin-in-...; jump in-...; drop }
+    chain all-in-... { jump admin-in-...; jump baseline-in-... }     (no NetworkPolicy selects the pod)
+    chain admin-in-... {
+        ip saddr @g4-... tcp dport 80 accept comment "allow-web ingress[0] (metrics)"
+        ip saddr @g4-... return                                     (Pass: the rest of the tier does not count)
+        ip saddr @g4-... drop
+    }
+
+While cluster policies restrict what pods send to addresses of nodes, there are
+
+    chain to-node {
+        type filter hook input priority filter; policy accept;
+        ct state established accept
+        ip6 hoplimit 255 icmpv6 jump on-link
+        ip6 saddr & ffc0:: == fe80:: iifname @links goto reports
+        ip6 saddr & ffc0:: == fe80:: ether saddr @pod-macs goto reports
+        ct state related jump errors
+        udp sport 68 udp dport 67 ip saddr @dhcp4 accept
+        ip saddr vmap @node4
+    }
+    chain from-node {
+        type filter hook output priority filter; policy accept;
+        ct state established accept
+        ip saddr . ip daddr . meta l4proto . th sport . th dport @cut4 update @cut4 { ... } drop
+        ip saddr . ip daddr . meta l4proto @cut-any4 update @cut-any4 { ... } drop
+    }
+
+port_rules.py has the chains that check what a pod's port sends, and those of ICMP errors. NetworkPolicies need the hook
+`forward` alone: to them, traffic between a pod and its own node is always allowed.
 
 A packet that `egress` accepts comes to `ingress`. If one chain of the hook did both, each rule of egress would lead to
 all chains of ingress. Older kernels follow each of these ways in the check below: with 500 policies, one ADD took 17 s
@@ -70,13 +99,28 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import port_rules
 from fastcni.agent.policy.objects import INGRESS
-from fastcni.agent.policy.state import IN, LENGTHS, LINK, LINK_LOCAL_MASK, OUT, VERSIONS
+from fastcni.agent.policy.ports import POD_MACS, ROUTED
+from fastcni.agent.policy.state import (
+    ACCEPT,
+    DROP,
+    IN,
+    LENGTHS,
+    LINK,
+    LINK_LOCAL,
+    LINK_LOCAL_MASK,
+    OUT,
+    RETURN,
+    TO_NODE,
+    VERSIONS,
+)
 from fastcni.kernel import nft, nft_rules
 from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, service
 from fastcni.kernel.nft_rules import (
     DADDRS,
+    ETHER_SADDR,
     IPPROTO_ICMPV6,
     NFT_CMP_NEQ,
+    NFT_META_IIFNAME,
     NFT_META_L4PROTO,
     NFT_REG32_00,
     SADDRS,
@@ -90,6 +134,7 @@ from fastcni.kernel.nft_rules import (
     go_to,
     in_set,
     jump,
+    leave,
     mask,
     meta,
     payload,
@@ -108,6 +153,9 @@ if TYPE_CHECKING:
 
 EGRESS_CHAIN, INGRESS_CHAIN, MIDSTREAM, REPORTS = "egress", "ingress", "midstream", "reports"
 BASE_CHAINS = {EGRESS_CHAIN: nft.NF_IP_PRI_FILTER, INGRESS_CHAIN: nft.NF_IP_PRI_FILTER + 1}     # priorities
+TO_NODE_CHAIN, FROM_NODE_CHAIN = "to-node", "from-node"
+NODE_CHAINS = {TO_NODE_CHAIN: nft.NF_INET_LOCAL_IN, FROM_NODE_CHAIN: nft.NF_INET_LOCAL_OUT}     # hooks
+VERDICTS = {ACCEPT: accept, DROP: drop, RETURN: leave}
 CUT, CUT_ANY = "cut", "cut-any"         # without the version: sets of answers by ports; of protocols without ports
 CUT_MS = 120_000                # as conntrack keeps a UDP connection: net.netfilter.nf_conntrack_udp_timeout_stream
 SET_ID = 1                      # the kernel finds sets by their names
@@ -159,11 +207,35 @@ def permanent_rules() -> Iterator[tuple[str, Rule]]:
         yield INGRESS_CHAIN, (*nft_rules.daddr(length), verdict_of(f"{IN}{VERSIONS[length]}", SET_ID))
 
 
+def node_rules() -> Iterator[tuple[str, Rule]]:
+    """(chain, rule) of the chains of the hooks input and output. Each process of a pod may send from its link-local
+    address, which is in no map: it would pass what the rules deny to the pod's other addresses."""
+    known = (*nft_rules.established(), accept())
+    from_link = (*nft_rules.saddr(16), mask(LINK_LOCAL_MASK), compare(LINK_LOCAL))
+    yield TO_NODE_CHAIN, known
+    yield TO_NODE_CHAIN, port_rules.to_neighbours()
+    yield TO_NODE_CHAIN, (*from_link, meta(NFT_META_IIFNAME), in_set(ROUTED.ports, SET_ID), go_to(REPORTS))
+    yield TO_NODE_CHAIN, (*from_link, payload(ETHER_SADDR), in_set(POD_MACS, SET_ID), go_to(REPORTS))
+    yield TO_NODE_CHAIN, (*nft_rules.related(), jump(port_rules.ERRORS))
+    for rule in port_rules.egress_rules():
+        yield TO_NODE_CHAIN, rule
+    yield FROM_NODE_CHAIN, known
+    for length in LENGTHS:
+        yield TO_NODE_CHAIN, (*nft_rules.saddr(length), verdict_of(f"{TO_NODE}{VERSIONS[length]}", SET_ID))
+        for prefix in (CUT, CUT_ANY):
+            yield FROM_NODE_CHAIN, answers(length, prefix)
+
+
 def guard_rules(length: int, name: str) -> Iterator[Rule]:
     """ct state new ip saddr @<name> drop, and of the destination"""
     for address in (nft_rules.saddr(length), nft_rules.daddr(length)):
         yield (nft_rules.ct(nft_rules.NFT_CT_STATE), mask(NEW), compare(bytes(4), NFT_CMP_NEQ), *address,
                in_set(name, SET_ID), drop())
+
+
+def node_guard_rule(length: int, name: str) -> Rule:
+    """ct state new ip saddr @<name> drop"""
+    return next(iter(guard_rules(length, name)))
 
 
 def pair(length: int, first: Field, second: Field) -> Rule:
@@ -194,10 +266,10 @@ def rules_of(chain: Chain) -> Iterator[tuple[Rule, str]]:
     """(rule, comment) of a chain of policies."""
     for name in chain.jumps:
         yield (jump(name),), ""
-    if chain.jumps:
+    if chain.jumps and chain.closed:
         yield (drop(),), ""
     for line in chain.lines:
-        yield (*conditions(line, chain.direction), accept()), line.comment
+        yield (*conditions(line, chain.direction), VERDICTS[line.verdict]()), line.comment
 
 
 def conditions(line: Line, direction: str) -> Rule:

@@ -18,7 +18,7 @@ from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.ports import BRIDGED as BRIDGED_PORTS
 from fastcni.agent.policy.ports import ON_BRIDGES, ROUTED
-from fastcni.agent.policy.state import MAPS, PERMANENT, PORT_SETS, State, difference
+from fastcni.agent.policy.state import NODE_MAPS, PERMANENT, PORT_SETS, VERDICT_MAPS, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import (
     ADDRESS_TYPES,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Answers = Mapping[str, list[bytes]]     # by set: keys
 
 FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
-GUARD, GUARD_CHAIN = "fastcni-policy-guard", "forward"          # while the table is replaced
+GUARD, GUARD_CHAIN, GUARD_INPUT = "fastcni-policy-guard", "forward", "input"           # while the table is replaced
 BRIDGE_FAMILY = nft.NFPROTO_BRIDGE                              # of another table with the same name
 TABLES = ((FAMILY, GUARD), (FAMILY, TABLE), (BRIDGE_FAMILY, TABLE))
 COMMENT = "fastcni: network policies of pods"
@@ -133,6 +133,8 @@ class Ruleset:
                     requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
                 for rule in rules.guard_rules(length, name):
                     requests.add(nft_rules.add_rule, FAMILY, GUARD, GUARD_CHAIN, *rule)
+        if state.sets.keys() >= NODE_MAPS:
+            guard_node(requests, state)
         requests.commit(self.sock)
 
     def write(self, change: Change) -> None:
@@ -161,7 +163,7 @@ class Ruleset:
         requests, last = Transaction(), len(elements) - 1
         for at, (name, key) in enumerate(elements):
             before, after = template(name, len(key))
-            requests.add(nft_elements.add_from_template, before + key + after, exclusive=name in MAPS,
+            requests.add(nft_elements.add_from_template, before + key + after, exclusive=name in VERDICT_MAPS,
                          acknowledged=at == last)
         if any(name == ROUTED.ports for name, _ in elements):
             self._complete(requests, {ROUTED.ports: {}})
@@ -285,6 +287,26 @@ def set_up(requests: Requests, state: State) -> None:
         add_tunnels(requests)
 
 
+def guard_node(requests: Requests, state: State) -> None:
+    """Drop the first packets from pods to their own node, where policies restrict these."""
+    requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_INPUT, kind="filter", hook=nft.NF_INET_LOCAL_IN,
+                 priority=nft.NF_IP_PRI_FILTER)
+    for name in sorted(NODE_MAPS):
+        length = state.sets[name].length
+        requests.add(nft_elements.add_set, FAMILY, GUARD, name, (ADDRESS_TYPES[length],), set_id=rules.SET_ID)
+        for some in parts((key, None) for key in state.elements[name]):
+            requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
+        requests.add(nft_rules.add_rule, FAMILY, GUARD, GUARD_INPUT, *rules.node_guard_rule(length, name))
+
+
+def add_node_chains(requests: Requests) -> None:
+    """Judge what pods send to their own node by the maps NODE_MAPS."""
+    for name, hook in rules.NODE_CHAINS.items():
+        requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind="filter", hook=hook, priority=nft.NF_IP_PRI_FILTER)
+    for name, rule in rules.node_rules():
+        requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule)
+
+
 def add_source(requests: Requests) -> None:
     """Check what links send that are no ports of bridges."""
     base = port_rules.SOURCE_CHAIN
@@ -313,6 +335,8 @@ def prepare(requests: Requests, change: Change) -> None:
     """Write new sets and chains, to which nothing leads yet."""
     for name, one in change.sets.items():
         add_set(requests, name, one)
+    if change.sets.keys() >= NODE_MAPS:
+        add_node_chains(requests)
     for name in change.new_chains:
         requests.add(nft.add_chain, FAMILY, TABLE, name)
     for name in change.new_chains:
@@ -334,9 +358,10 @@ def fill(requests: Requests, change: Change) -> None:
     for name, elements in change.added.items():
         for items in parts(elements.items()):
             add_elements(requests, name, items)
-    for name in change.gone_chains:
+    gone = (*change.gone_chains, *(rules.NODE_CHAINS if NODE_MAPS & {*change.gone_sets} else ()))
+    for name in gone:
         requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
-    for name in change.gone_chains:
+    for name in gone:
         requests.add(nft.del_chain, FAMILY, TABLE, name)
     for name in change.gone_sets:
         requests.add(nft_elements.del_set, FAMILY, TABLE, name)
@@ -364,7 +389,8 @@ def family_of(name: str) -> int:
 @cache
 def template(name: str, size: int) -> tuple[bytes, bytes]:
     """Return the bytes before and behind the key, which has `size` bytes, in a message for Ruleset.drop()."""
-    return nft_elements.element_template(family_of(name), TABLE, name, size, nft.NF_DROP if name in MAPS else None)
+    value = nft.NF_DROP if name in VERDICT_MAPS else None
+    return nft_elements.element_template(family_of(name), TABLE, name, size, value)
 
 
 def add_rules(requests: Requests, name: str, chain: Chain) -> None:

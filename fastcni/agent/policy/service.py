@@ -22,8 +22,9 @@ from fastcni._netlink import attributes
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import attached, ports, salvage, tunnels
 from fastcni.agent.policy.attached import AttachedCompiler
+from fastcni.agent.policy.cluster_policies import TIERS
 from fastcni.agent.policy.engine import Engine
-from fastcni.agent.policy.evaluate import selecting
+from fastcni.agent.policy.evaluate import in_tier, selecting
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.requests import Requests
 from fastcni.agent.policy.ruleset import (
@@ -197,8 +198,10 @@ class Policies:
     def figures(self) -> dict[str, int]:
         """For metrics.py."""
         policies = [key for key in list(self.compiler.cluster.policies) if not key.endswith(SUFFIX)]
-        return {"policies": len(policies), "protected_pods": len(self.compiler.attachments),
-                "cut_connections": self.cut, "unreadable_documents": sum(map(len, self.errors.values()))}
+        namespaced = sum("/" in key for key in policies)
+        return {"policies": namespaced, "cluster_policies": len(policies) - namespaced,
+                "protected_pods": len(self.compiler.attachments), "cut_connections": self.cut,
+                "unreadable_documents": sum(map(len, self.errors.values()))}
 
     # -- the kernel ----------------------------------------------------------------------------------------------------
 
@@ -407,10 +410,13 @@ class Policies:
         return {"released": [f"policies of {container} {ifname}" for _, container, ifname in gone]}
 
     def _explain(self, request: Asked, _: float) -> Answer:
-        cluster = self.compiler.cluster
+        cluster, directions = self.compiler.cluster, (INGRESS, EGRESS)
         return {"pods": [{"pod": pod.key} | {
             direction.lower(): [policy.key for policy in selecting(cluster, [pod], direction)]
-            for direction in (INGRESS, EGRESS)} for pod in cluster.pods_at(address.read_ip(request["address"]))]}
+            for direction in directions} | {
+            tier.lower(): {direction.lower(): [policy.key for policy in in_tier(cluster, [pod], direction, tier)]
+                           for direction in directions} for tier in TIERS}
+            for pod in cluster.pods_at(address.read_ip(request["address"]))]}
 
     def _status(self) -> Answer:
         if self.ready:

@@ -1,8 +1,10 @@
 """The wanted nftables state of the policies as data: sets, verdict maps and chains; and the change between two of them.
 
-Names: in4, in6, out4, out6 (maps: local pod's address -> chain), self4, self6 and link6 are always there. Others end
-with the hash of what they stand for: g4-... (pods of a group), n4-... (pods with a named port), b4-... (blocks),
-p-... (ports); in-..., out-... (chain of a policy), all-in-..., all-out-... (chain of a set of policies).
+Names: in4, in6, out4, out6 (maps: local pod's address -> chain), self4, self6 and link6 are always there. node4 and
+node6 (the same, for what a pod sends to its own node) are there while they have elements. Others end with the hash of
+what they stand for: g4-... (pods of a group), k4-... (nodes), n4-... (pods with a named port), b4-... (blocks), p-...
+(ports); in-..., out-... (chain of a policy), admin-in-..., baseline-out-... (chain of all cluster policies of a tier
+that apply to a pod), all-in-..., all-out-... (chain of all that applies to a pod).
 """
 
 from __future__ import annotations
@@ -25,6 +27,11 @@ IN, OUT = "in", "out"
 PREFIXES = {INGRESS: IN, EGRESS: OUT}
 LINK, LINK_LOCAL, LINK_LOCAL_MASK = "link6", b"\xfe\x80" + bytes(14), b"\xff\xc0" + bytes(14)         # fe80::/10
 MAPS = {f"{name}{version}" for name in (IN, OUT) for version in VERSIONS.values()}
+TO_NODE = "node"
+NODE_MAPS = {f"{TO_NODE}{version}" for version in VERSIONS.values()}
+VERDICT_MAPS = MAPS | NODE_MAPS
+TIER_CHAINS = ("admin-", "baseline-")           # begin the names of chains of cluster policies
+ACCEPT, DROP, RETURN = "accept", "drop", "return"           # verdicts
 PERMANENT = {LINK, *MAPS, *(f"self{version}" for version in VERSIONS.values()), *PORT_SETS}
 
 
@@ -40,7 +47,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One rule of a policy's chain: what it compares; then it accepts.
+    """One rule of a policy's chain: what it compares, and the verdict.
 
     length: of addresses, 0: any family. peer: set with the peer's address, "": anywhere. protocol: 0: any.
     first, last: of the destination port, 0 and 0: any. ports: set of ports. named: set of destination . port.
@@ -54,6 +61,7 @@ class Line:
     ports: str = ""
     named: str = ""
     comment: str = ""
+    verdict: str = ACCEPT
 
     def sets(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.peer, self.ports, self.named)))
@@ -61,11 +69,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Of a policy: lines. Of a set of policies: jumps to their chains; then it drops."""
+    """Of a policy, or of a tier: lines. Of all that applies to a pod: jumps to these chains; then it drops if `closed`,
+    because a NetworkPolicy is among them."""
 
     direction: str
     lines: tuple[Line, ...] = ()
     jumps: tuple[str, ...] = ()
+    closed: bool = True
 
 
 def permanent_sets() -> dict[str, Set]:
@@ -176,8 +186,8 @@ class Journal:
                 if old_chain is None:
                     it.new_chains.add(name)
         for name, old in self._elements.items():
-            if name in state.sets:
-                elements = state.elements[name]
+            if name in state.sets or name in NODE_MAPS:         # elements of maps hold the chains that go
+                elements = state.elements.get(name, {})
                 note_elements(it, name, old, {key: elements.get(key) for key in old})
         self._sets, self._chains, self._elements = {}, {}, {}
         return it

@@ -2,8 +2,9 @@
 
 from hypothesis import strategies as st
 
+from fastcni.agent.policy.cluster_policies import read_cluster_policy
 from fastcni.agent.policy.evaluate import Connection
-from fastcni.agent.policy.objects import PROTOCOLS, Pod, read_policy
+from fastcni.agent.policy.objects import PROTOCOLS, Node, Pod, read_policy
 from fastcni.spec.address import read_ip
 
 
@@ -43,6 +44,37 @@ POLICIES = st.builds(
     st.fixed_dictionaries({"podSelector": SELECTORS}, optional={
         "ingress": rules("from"), "egress": rules("to"),
         "policyTypes": st.lists(st.sampled_from(["Ingress", "Egress"]), unique=True)}))
+BY_NAMESPACES = st.fixed_dictionaries({"namespaces": SELECTORS})
+BY_PODS = st.fixed_dictionaries({"pods": st.fixed_dictionaries({
+    "namespaceSelector": SELECTORS, "podSelector": SELECTORS})})
+CLUSTER_PEERS = st.one_of(BY_NAMESPACES, BY_PODS, BY_NAMESPACES, BY_PODS, st.just({"later": {}}))
+EGRESS_PEERS = st.one_of(
+    CLUSTER_PEERS, st.fixed_dictionaries({"nodes": SELECTORS}), st.just({"domainNames": ["example.test"]}),
+    st.fixed_dictionaries({"networks": st.lists(st.sampled_from(["0.0.0.0/0", "10.0.0.0/30", "10.0.0.5/32", "fd00::/126"
+                                                                 ]), min_size=1, max_size=2)}))
+PROTOCOL = st.sampled_from([
+    {"tcp": {"destinationPort": {"number": 80}}}, {"tcp": {"destinationPort": {"range": {"start": 80, "end": 81}}}},
+    {"udp": {"destinationPort": {"number": 80}}}, {"sctp": {"destinationPort": {"range": {"start": 1, "end": 90}}}}])
+
+
+def ordered_rules(key, peers):
+    plain = st.fixed_dictionaries({"action": st.sampled_from(["Accept", "Deny", "Pass"]),
+                                   key: st.lists(peers, min_size=1, max_size=2)},
+                                  optional={"name": st.just("name"),
+                                            "protocols": st.lists(PROTOCOL, min_size=1, max_size=2)})
+    named = st.fixed_dictionaries({"action": st.sampled_from(["Accept", "Deny"]),
+                                   key: st.lists(CLUSTER_PEERS, min_size=1, max_size=1),
+                                   "protocols": st.just([{"destinationNamedPort": "http"}])})
+    return st.lists(st.one_of(plain, named), max_size=3)
+
+
+CLUSTER_POLICIES = st.builds(
+    lambda name, spec: read_cluster_policy({"metadata": {"name": name}, "spec": spec}),
+    st.sampled_from(["c", "d", "e"]),
+    st.fixed_dictionaries({
+        "tier": st.sampled_from(["Admin", "Baseline"]), "priority": st.sampled_from([0, 5, 1000]),
+        "subject": st.one_of(BY_NAMESPACES, BY_PODS)},
+        optional={"ingress": ordered_rules("from", CLUSTER_PEERS), "egress": ordered_rules("to", EGRESS_PEERS)}))
 ADDRESSES = [f"10.0.0.{number}" for number in range(1, 6)] + [f"fd00::{number}" for number in range(1, 6)]
 PODS = st.builds(
     lambda number, twin, namespace, labels, port, node: Pod(
@@ -50,6 +82,9 @@ PODS = st.builds(
         {("http", 6): port} if port else {}),
     st.integers(1, 4), st.integers(1, 5), st.sampled_from(NAMESPACES), LABELS, st.sampled_from([0, 80, 81]),
     st.sampled_from(["here", "here", "there"]))
+NODES = st.builds(lambda name, labels, numbers: (name, Node(name, labels, tuple(
+    read_ip(address) for number in numbers for address in (f"10.0.0.{number}", f"fd00::{number}")))),
+    st.sampled_from(["here", "there"]), LABELS, st.lists(st.integers(4, 5), max_size=2, unique=True))
 SPACES = st.sampled_from([(name, labels) for name in NAMESPACES for labels in (
     {}, {"app": "a"}, {"tier": "b"}, {"kubernetes.io/metadata.name": name})])
 

@@ -1,7 +1,7 @@
 """The wanted state decides as the policies do, and is the same by changes as at once."""
 
 import pytest
-from agent.policy.clusters import PODS, POLICIES, SPACES, connections, make_pod
+from agent.policy.clusters import CLUSTER_POLICIES, NODES, PODS, POLICIES, SPACES, connections, make_pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +16,15 @@ from fastcni.spec.address import ip_text
 CHANGES = st.lists(st.one_of(
     st.tuples(st.just("put_pod"), PODS.map(lambda pod: (pod,))),
     st.tuples(st.just("put_policy"), POLICIES.map(lambda policy: (policy,))),
+    st.tuples(st.just("put_policy"), CLUSTER_POLICIES.map(lambda policy: (policy,))),
+    st.tuples(st.just("put_policy"), CLUSTER_POLICIES.map(lambda policy: (policy,))),
+    st.tuples(st.just("put_node"), NODES),
+    st.tuples(st.just("put_node"), st.tuples(st.sampled_from(["here", "there"]), st.none())),
     st.tuples(st.just("put_namespace"), SPACES),
     st.tuples(st.just("put_namespace"), st.tuples(st.sampled_from(["one", "two"]), st.none())),
     st.tuples(st.just("delete_pod"), st.sampled_from(["one/pod1", "two/pod2", "one/pod3"]).map(lambda key: (key,))),
-    st.tuples(st.just("delete_policy"), st.sampled_from(["one/p", "two/p", "one/q"]).map(lambda key: (key,)))),
+    st.tuples(st.just("delete_policy"),
+              st.sampled_from(["one/p", "two/p", "one/q", "c", "d"]).map(lambda key: (key,)))),
     min_size=1, max_size=12)
 
 
@@ -52,6 +57,9 @@ def test_the_state_decides_as_the_policies_do(changes):
         getattr(it, name)(*arguments)
     for connection in connections():
         assert interpret.allows(it.state, connection) == evaluate(it.cluster, connection).allowed, connection
+        if connection.source != connection.destination:
+            assert interpret.allows_to_node(it.state, connection) == evaluate(
+                it.cluster, connection, True).allowed, connection
 
 
 @settings(max_examples=60)

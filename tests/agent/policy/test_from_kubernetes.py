@@ -9,9 +9,17 @@ import time
 import pytest
 
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.sources.kubernetes import NAMESPACES, PODS, POLICIES, Kubernetes
+from fastcni.agent.policy.sources.kubernetes import (
+    CLUSTER_GROUP,
+    CLUSTER_POLICIES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    POLICIES,
+    Kubernetes,
+)
 from fastcni.clients.away import Away
-from fastcni.clients.kubernetes import Expired
+from fastcni.clients.kubernetes import Expired, NoSuchKind
 from fastcni.clients.kubernetes_watch import watch_all
 from fastcni.spec.address import read_ip
 from fastcni.testing.witnesses import eventually
@@ -25,13 +33,30 @@ def policy(name, spec=None, namespace="shop"):
             "spec": {"podSelector": {}} if spec is None else spec}
 
 
+def cluster_policy(name, *peers):
+    return {"metadata": {"name": name, "resourceVersion": "1"}, "spec": {
+        "tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "egress": [{"action": "Deny", "to": [*peers]}]}}
+
+
 class FakeApi:
+    served = False                  # whether the CRD of cluster policies is there
+
     def __init__(self):
         self.objects = {PODS: [POD], NAMESPACES: [{"metadata": {"name": "shop", "resourceVersion": "1"}}],
-                        POLICIES: [policy("p"), policy("p", namespace="other")]}
+                        POLICIES: [policy("p"), policy("p", namespace="other")], CLUSTER_POLICIES: [],
+                        NODES: [{"metadata": {"name": "here", "resourceVersion": "1"},
+                                 "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}]}
+        self.listed = []
         self.events = {path: queue.Queue() for path in self.objects}
 
+    def get(self, path):
+        assert path == CLUSTER_GROUP
+        if not self.served:
+            raise NoSuchKind("404")
+        return {"resources": [{"name": "clusternetworkpolicies"}, {"name": "clusternetworkpolicies/status"}]}
+
     def list_with_revision(self, path, selector=""):
+        self.listed.append(path)
         return self.objects[path], "1"
 
     def watch(self, path, revision, stop, selector=""):
@@ -52,7 +77,8 @@ class FakeApi:
 
 @pytest.fixture
 def source(monkeypatch):
-    monkeypatch.setattr("fastcni.agent.policy.sources.kubernetes.RETRY_S", 0.05)
+    for name in ("RETRY_S", "ABSENT_S", "CONFIRM_S"):
+        monkeypatch.setattr(f"fastcni.agent.policy.sources.kubernetes.{name}", 0.05)
     it = Kubernetes(FakeApi(), Compiler())
     it.start()
     wait(it, lambda: it.complete)
@@ -159,3 +185,59 @@ def test_each_error_of_an_object_becomes_one_event(source):
     for operator in ("Foo", "Foo", "Bar"):          # the second one comes with each list after a lost connection
         source.put(POLICIES, policy("q", {"podSelector": {"matchExpressions": [{"key": "app", "operator": operator}]}}))
     assert source.events.sent == [("NetworkPolicy", "q", "'Foo'"), ("NetworkPolicy", "q", "'Bar'")]
+
+
+def test_without_the_crd_there_are_no_cluster_policies_and_nobody_asks_for_them(source):
+    assert source.complete and not source.away
+    assert CLUSTER_POLICIES not in source.api.listed and NODES not in source.api.listed
+
+
+def test_cluster_policies_are_watched_when_the_crd_comes_and_go_with_it(source):
+    source.api.objects[CLUSTER_POLICIES] = [cluster_policy("c", {"namespaces": {}})]
+    source.api.served = True
+    policies = source.content.compiler.cluster.policies
+    wait(source, lambda: "c" in policies)
+    assert NODES not in source.api.listed
+    source.api.served = False
+    source.api.events[CLUSTER_POLICIES].put(None)
+    wait(source, lambda: "c" not in policies)
+    assert "shop/p" in policies
+
+
+def test_policies_stay_if_the_crd_is_missing_for_a_moment_only(source):
+    """An API server that is being started does not know all CRDs."""
+    source.api.objects[CLUSTER_POLICIES] = [cluster_policy("c", {"namespaces": {}})]
+    source.api.served = True
+    policies = source.content.compiler.cluster.policies
+    wait(source, lambda: "c" in policies)
+    answers, asked = iter((False, True)), source.is_served
+    source.is_served = lambda: next(answers, None) or asked()
+    source.api.events[CLUSTER_POLICIES].put(None)
+    source.api.objects[CLUSTER_POLICIES] = [cluster_policy("c", {"namespaces": {}}), cluster_policy("d", {"nodes": {}})]
+    gone = []
+    wait(source, lambda: gone.append("c" not in policies) or "d" in policies)
+    assert not any(gone)
+
+
+def test_nodes_are_watched_while_a_policy_names_nodes(source):
+    source.api.objects[CLUSTER_POLICIES] = [cluster_policy("c", {"nodes": {}})]
+    source.api.served = True
+    it = source.content.compiler
+    wait(source, lambda: it.cluster.nodes)
+    name = next(name for name in it.state.sets if name.startswith("k4-"))
+    assert list(it.state.elements[name]) == [read_ip("192.0.2.1")]
+    source.api.events[NODES].put(("MODIFIED", {"metadata": {"name": "here", "resourceVersion": "2"}, "status": {
+        "addresses": [{"type": "InternalIP", "address": "192.0.2.2"}, {"type": "Hostname", "address": "here"}]}}))
+    wait(source, lambda: list(it.state.elements[name]) == [read_ip("192.0.2.2")])
+    source.api.events[CLUSTER_POLICIES].put(("DELETED", cluster_policy("c")))
+    wait(source, lambda: not it.names_nodes and not source._nodes.is_set())
+
+
+def test_a_peer_that_is_not_known_is_told_and_the_rule_is_closed(source):
+    source.api.objects[CLUSTER_POLICIES] = [cluster_policy("c", {"domainNames": ["example.test"]})]
+    source.api.served = True
+    wait(source, lambda: source.errors)
+    (text,) = source.errors[f"{CLUSTER_POLICIES} c"]
+    assert text == ("ClusterNetworkPolicy c: spec.egress[0].to[0]: peers by 'domainNames' are not known "
+                    "here; the rule denies everything")
+    assert source.content.compiler.state.elements["node4"]

@@ -222,7 +222,8 @@ def test_where_no_agent_has_run_the_answer_is_that_of_the_policies_and_says_so(r
 def as_nobody(running, *more):                                  # noqa: F811
     """Run the command as an ordinary user, who can read the folder of policies."""
     code = ("import os, sys; from fastcni.cli.entry_point import run; import fastcni.cli.policy, "
-            "fastcni.agent.policy.asked, fastcni.agent.policy.sources.files; import json, yaml; "
+            "fastcni.agent.policy.asked, fastcni.agent.policy.own_addresses, fastcni.agent.policy.sources.files; "
+            "import json, yaml; "
             "os.setgid(65534); os.setuid(65534); sys.exit(run(sys.argv[1:]))")
     for path in (running.folder, *running.folder.iterdir()):
         path.chmod(0o755)

@@ -16,6 +16,7 @@ from fastcni.agent.policy import service
 from fastcni.agent.policy.objects import Pod
 from fastcni.agent.policy.ruleset import BRIDGED, see_bridged_traffic
 from fastcni.agent.policy.service import Policies, Settings
+from fastcni.clients.kubernetes import NoSuchKind
 from fastcni.daemon.stamp import stamp
 from fastcni.kernel import conntrack, sysctl
 from fastcni.kit.call.mode import Mode
@@ -361,6 +362,9 @@ class Api:
     def __init__(self):
         self.more = threading.Event()
         self.objects, self.listed = [], threading.Event()
+
+    def get(self, path):
+        raise NoSuchKind("404")
 
     def list_with_revision(self, path, selector=""):
         self.listed.wait(20)

@@ -21,6 +21,7 @@ def test_each_forbidden_connection_has_an_end_that_is_suspected(before, changes)
     for name, arguments in before:
         getattr(it, name)(*arguments)
     allowed = [one for one in connections() if interpret.allows(it.state, one)]
+    allowed_to_node = [one for one in connections() if interpret.allows_to_node(it.state, one)]
     it.take()
     suspects = set()
     for number, (name, arguments) in enumerate(changes):
@@ -28,6 +29,8 @@ def test_each_forbidden_connection_has_an_end_that_is_suspected(before, changes)
         if number % 3 != 1:
             suspects |= cut.suspects(it.state, it.take())
     suspects |= cut.suspects(it.state, it.take())
+    for one in allowed_to_node:
+        assert interpret.allows_to_node(it.state, one) or suspects & {one.source, one.destination}, one
     for one in allowed:
         assert interpret.allows(it.state, one) or suspects & {one.source, one.destination}, one
 

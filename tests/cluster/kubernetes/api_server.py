@@ -51,6 +51,7 @@ EVENT = {"group": "events.k8s.io", "names": {"kind": "Event", "plural": "events"
 CORE = {"nodes": "", "namespaces": "", "pods": "", "leases": "coordination.k8s.io",
         "networkpolicies": "networking.k8s.io", "network-attachment-definitions": "k8s.cni.cncf.io"}
 KINDS = {resource(group, "v1", plural) for plural, group in CORE.items()}        # that a server has without any object
+CLUSTER_POLICIES = resource("policy.networking.k8s.io", "v1alpha2", "clusternetworkpolicies")
 
 
 parsing = kmock._internal.parsing
@@ -86,6 +87,7 @@ class ApiServer(kmock.KubernetesEmulator):
             strict(crd["versions"][0]["schema"]["openAPIV3Schema"]), format_checker=FORMATS)
             for plural, crd in self.crds.items()}
         self.stored = {}                    # {(resource, namespace, name): object}
+        self.served = set(KINDS)            # resources that there are without any object
 
     async def _handle(self, request):
         self.log.append((request.method.value, request.url.path_qs))
@@ -95,12 +97,22 @@ class ApiServer(kmock.KubernetesEmulator):
         if request.url.path == "/api/v1/namespaces/kube-system":        # which kmock takes for a list
             self._authorize(request, "get", "", "namespaces", None, "kube-system")
             return web.json_response(self._there(resource("", "v1", "namespaces"), None, "kube-system"))
+        if found := re.fullmatch(r"/apis/([^/]+)/([^/]+)", request.url.path):
+            return self._discovered(*found.groups())
         if request.resource and request.action:
             verb = {"FETCH": "get", "UPDATE": "patch"}.get(request.action.value, request.action.value.lower())
             what = "/".join(filter(None, (request.resource.plural, request.subresource)))
             self._authorize(request, verb, request.resource.group, what, request.namespace, request.name)
         del self._requests[:-1]             # each one is compared with all of them
         return await kmock.RawHandler._handle(self, request)      # not kmock's own changes of its objects
+
+    def _discovered(self, group, version):
+        names = {kind.plural for kind in self.served | {kind for kind, _, _ in self.stored}
+                 if (kind.group, kind.version) == (group, version)}
+        if not names:
+            raise KubernetesError(status=404, reason="NotFound", message="the server could not find the resource")
+        return web.json_response({"kind": "APIResourceList", "groupVersion": f"{group}/{version}",
+                                  "resources": [{"name": name} for name in sorted(names)]})
 
     def _authorize(self, request, verb, group, what, namespace, name):
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -178,7 +190,7 @@ class ApiServer(kmock.KubernetesEmulator):
         crd = self.crds.get(request.resource.plural)
         if crd and request.resource.group == crd["group"]:
             return crd
-        if request.resource in KINDS or request.resource in {kind for kind, _, _ in self.stored}:
+        if request.resource in self.served or request.resource in {kind for kind, _, _ in self.stored}:
             return None
         raise KubernetesError(status=404, reason="NotFound", message="the server could not find the requested resource")
 

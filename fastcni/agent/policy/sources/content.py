@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.objects import Pod, Policy
-from fastcni.agent.policy.sources.documents import NAMESPACE, POD, POLICY, read_entry
+from fastcni.agent.policy.cluster_policies import ClusterPolicy
+from fastcni.agent.policy.objects import Node, Pod, Policy
+from fastcni.agent.policy.sources.documents import CLUSTER_POLICY, NAMESPACE, NODE, POD, POLICY, read_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -31,7 +32,8 @@ class Place:
 
 
 class Content:
-    """places: what counts of each place. errors: {place: texts} of documents that cannot be read.
+    """places: what counts of each place. errors: {place: texts} of documents that cannot be read. notes: the same of
+    documents that can be read, and have a part that this version does not know.
 
     While a place has errors, nothing that it said before goes: a document counts as it was last read. One that was
     never read, or of which it is not known what it selects, closes pods (unreadable.py).
@@ -42,6 +44,7 @@ class Content:
         self.compiler, self.changed = compiler, changed
         self.places: dict[str, Place] = {}
         self.errors: dict[str, list[str]] = {}
+        self.notes: dict[str, list[str]] = {}
         self._records: dict[Id, dict[str, Record]] = {}         # by document and place: the last place counts
 
     def replace(self, place: str, documents: Collection[tuple[str, bytes]], broken: Collection[tuple[str, str]] = (),
@@ -74,6 +77,9 @@ class Content:
         self.errors.pop(place, None)
         if errors:
             self.errors[place] = errors
+        self.notes.pop(place, None)
+        if notes := [note for entry in entries.values() for note in entry.notes]:
+            self.notes[place] = notes
         self.places.pop(place, None)
         if entries:
             self.places[place] = new
@@ -83,13 +89,16 @@ class Content:
     def _put(self, id: Id) -> None:
         records, (kind, key), compiler = self._records[id], id, self.compiler
         record = records[max(records)] if records else None
-        if kind == NAMESPACE:
-            assert not isinstance(record, Pod | Policy)
-            compiler.put_namespace(key, record)
-        elif isinstance(record, Pod):
+        if isinstance(record, Pod):
             compiler.put_pod(record)
-        elif isinstance(record, Policy):
+        elif isinstance(record, Policy | ClusterPolicy):
             compiler.put_policy(record)
+        elif isinstance(record, Node):
+            compiler.put_node(key, record)
+        elif kind == NAMESPACE:
+            compiler.put_namespace(key, record)
+        elif kind == NODE:
+            compiler.put_node(key, None)
         else:
             (compiler.delete_pod if kind == POD else compiler.delete_policy)(key)
         if not records:
@@ -100,7 +109,7 @@ def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> None
     """Add to the entries of a place with errors those that it had before, unless new ones replace them. Entries that
     close pods are added if a policy may be among the documents that cannot be told apart."""
     good = records_of(entry for entry in entries.values() if not entry.error)
-    unsure = unparsed or any(entry.kind == POLICY and not entry.records for entry in entries.values())
+    unsure = unparsed or any(entry.kind in (POLICY, CLUSTER_POLICY) and not entry.records for entry in entries.values())
     for line, entry in old.entries.items():
         if unsure if entry.error else not entry.records.keys() <= good.keys():
             entries.setdefault(line, entry)

@@ -11,18 +11,20 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from fastcni.agent.policy.objects import Pod, PolicyError, read_namespace, read_pod, read_policy
+from fastcni.agent.policy import cluster_policies
+from fastcni.agent.policy.cluster_policies import ClusterPolicy, read_cluster_policy, read_node
+from fastcni.agent.policy.objects import Node, Pod, PolicyError, read_namespace, read_pod, read_policy
 from fastcni.agent.policy.sources import unreadable
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.objects import Policy
 
-    Id = tuple[str, str]                        # kind, "shop/web" or the name of a namespace
-    Record = Pod | Policy | dict[str, str]      # of a Namespace: its labels
+    Id = tuple[str, str]                        # kind, "shop/web" or a name without a namespace
+    Record = Pod | Policy | ClusterPolicy | Node | dict[str, str]       # of a Namespace: its labels
 
-POD, NAMESPACE, POLICY = "Pod", "Namespace", "NetworkPolicy"
-KINDS = {kind.lower(): kind for kind in (POD, NAMESPACE, POLICY)}
-GROUP = "networking.k8s.io/"
+POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY = "Pod", "Namespace", "NetworkPolicy", "Node", "ClusterNetworkPolicy"
+KINDS = {kind.lower(): kind for kind in (POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY)}
+GROUPS = {POLICY: "networking.k8s.io/", CLUSTER_POLICY: cluster_policies.GROUP}
 PORTS = [{"ports": True, "restartPolicy": True}]
 # The keys that are read. Others, the most of a pod, are dropped before a document is passed on or kept
 KEYS: dict[str, Any] = {
@@ -30,31 +32,36 @@ KEYS: dict[str, Any] = {
           "spec": {"nodeName": True, "hostNetwork": True, "containers": PORTS, "initContainers": PORTS},
           "status": {"phase": True, "podIP": True, "podIPs": True}},
     NAMESPACE: {"metadata": {"name": True, "labels": True}},
-    POLICY: {"apiVersion": True, "metadata": {"name": True, "namespace": True, "uid": True}, "spec": True}}
+    POLICY: {"apiVersion": True, "metadata": {"name": True, "namespace": True, "uid": True}, "spec": True},
+    CLUSTER_POLICY: {"apiVersion": True, "metadata": {"name": True, "uid": True}, "spec": True},
+    NODE: {"metadata": {"name": True, "labels": True}, "status": {"addresses": True}}}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """kind: of the document. records: of one that can be read, its own. error: why it cannot be read, else "". Then the
-    records close its pods; without any, it is not known which pods it is about."""
+    records close its pods; without any, it is not known which pods it is about. notes: what this version does not know
+    of a document that can be read."""
 
     kind: str
     records: dict[Id, Record]
     error: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def reduced(document: dict[str, Any]) -> dict[str, Any] | None:
     """A document with the keys that are read only; None for one of another kind."""
     kind = KINDS.get(str(document.get("kind")).lower())
-    if kind is None or (kind == POLICY and is_foreign(document)):
+    if kind is None or is_foreign(kind, document):
         return None
     return {"kind": document["kind"], **only(document, KEYS[kind])}
 
 
-def is_foreign(document: dict[str, Any]) -> bool:
-    """Whether a NetworkPolicy is that of another program, such as Calico."""
+def is_foreign(kind: str, document: dict[str, Any]) -> bool:
+    """Whether a policy is that of another program, such as Calico or Antrea."""
     version = document.get("apiVersion")
-    return isinstance(version, str) and "." in version.partition("/")[0] and not version.startswith(GROUP)
+    return kind in GROUPS and isinstance(version, str) and "." in version.partition("/")[0] and (
+        not version.startswith(GROUPS[kind]))
 
 
 def only(value: Any, keys: Any) -> Any:
@@ -76,11 +83,13 @@ def read_entry(line: bytes) -> Entry:
     document = json.loads(line)
     kind = KINDS[document["kind"].lower()]
     try:
-        return Entry(kind, dict([read_record(kind, document)]))
+        id, record = read_record(kind, document)
+        return Entry(kind, {id: record}, notes=tuple(record.notes()) if isinstance(record, ClusterPolicy) else ())
     except PolicyError as e:
         unnamed = f"unnamed-{blake2b(line, digest_size=4).hexdigest()}"
         closed = unreadable.close(kind, document, unnamed)
-        return Entry(kind, {(POD if isinstance(each, Pod) else POLICY, each.key): each for each in closed}, str(e))
+        return Entry(kind, {(POD if isinstance(each, Pod) else kind if kind == CLUSTER_POLICY else POLICY,
+                             each.key): each for each in closed}, str(e))
 
 
 def read_record(kind: str, document: dict[str, Any]) -> tuple[Id, Record]:
@@ -88,5 +97,9 @@ def read_record(kind: str, document: dict[str, Any]) -> tuple[Id, Record]:
     if kind == NAMESPACE:
         name, labels = read_namespace(document)
         return (kind, name), labels
-    record: Pod | Policy = read_pod(document) if kind == POD else read_policy(document)
+    if kind == NODE:
+        node = read_node(document)
+        return (kind, node.name), node
+    record: Pod | Policy | ClusterPolicy = (read_pod if kind == POD else read_policy if kind == POLICY else
+                                            read_cluster_policy)(document)
     return (kind, record.key), record

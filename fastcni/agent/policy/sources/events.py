@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 PATH = "/apis/events.k8s.io/v1/namespaces/{namespace}/events"
 CONTROLLER = "fastcni.dev/agent"
-VERSIONS = {"NetworkPolicy": "networking.k8s.io/v1"}            # of other kinds: v1
+VERSIONS = {"NetworkPolicy": "networking.k8s.io/v1",
+            "ClusterNetworkPolicy": "policy.networking.k8s.io/v1alpha2"}        # of other kinds: v1
 MAX_WAITING = 256
 RETRY_S = 60.0                  # after a failure
 MAX_OBJECT_NAME = 200           # characters of it in the name of an Event, which has 253 at most

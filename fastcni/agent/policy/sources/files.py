@@ -120,7 +120,10 @@ class Files:
 
     @property
     def errors(self) -> dict[str, list[str]]:
-        found = {path: [f"{path}: {text}" for text in texts] for path, texts in self.content.errors.items()}
+        found: dict[str, list[str]] = {}
+        for said in (self.content.errors, self.content.notes):
+            for path, texts in said.items():
+                found.setdefault(path, []).extend(f"{path}: {text}" for text in texts)
         if away := self.away:
             effect = "the policies stay as they were" if self.complete else "no pod is added"
             found[self.folder] = [f"{away}; {effect}"]

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.sources.content import Content
     from fastcni.daemon.log import Logger
 
-FORMAT = 1                      # raised when documents are written or read in another way
+FORMAT = 2                      # raised when documents are written or read in another way
+FORMER = 1                      # is read too: it has no ClusterNetworkPolicy and no Node
 MAX_BYTES = 64 << 20
 HEAD_BYTES = 1 << 16
 SHARE = 10                      # one part of this of the time may pass in writing
@@ -49,7 +50,7 @@ class Kept:
             with open(self.path, "rb", opener=open_own) as file:
                 head, _, body = file.read(MAX_BYTES + HEAD_BYTES).partition(b"\n")
             self.mounted = b'"mounted"' in head
-            if json.loads(head) != self._head(body):
+            if json.loads(head) not in (self._head(body), {**self._head(body), "format": FORMER}):
                 raise ValueError("the file is damaged, or of another source or version")
             found: dict[str, list[bytes]] = {}
             for line in body.split(b"\n")[:-1]:

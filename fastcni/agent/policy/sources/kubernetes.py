@@ -1,4 +1,7 @@
-"""Pods, namespaces and policies from the Kubernetes API. Threads list and watch; the agent's thread applies."""
+"""Pods, namespaces and policies from the Kubernetes API. Threads list and watch; the agent's thread applies.
+
+Objects of ClusterNetworkPolicy are watched if the API server has their CRD, and nodes while a policy names nodes.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,17 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from fastcni.agent.policy.cluster_policies import API_VERSION
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.sources.content import Content
-from fastcni.agent.policy.sources.documents import NAMESPACE, POD, POLICY, encode, reduced
+from fastcni.agent.policy.sources.documents import CLUSTER_POLICY, NAMESPACE, NODE, POD, POLICY, encode, reduced
 from fastcni.clients.away import Away
+from fastcni.clients.kubernetes import NoSuchKind
 from fastcni.clients.kubernetes_watch import key_of, watch_all
 from fastcni.daemon.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.sources.events import UnreadableEvents
@@ -25,10 +30,15 @@ if TYPE_CHECKING:
 
     Event = tuple[str, Any, bool]               # (path, object or keys of a list, whether the object is gone)
 
-PODS, NAMESPACES = "/api/v1/pods", "/api/v1/namespaces"
+PODS, NAMESPACES, NODES = "/api/v1/pods", "/api/v1/namespaces", "/api/v1/nodes"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
-PATHS = {NAMESPACES: NAMESPACE, PODS: POD, POLICIES: POLICY}
+CLUSTER_GROUP = f"/apis/{API_VERSION}"
+CLUSTER_POLICIES = f"{CLUSTER_GROUP}/clusternetworkpolicies"
+PATHS = {NAMESPACES: NAMESPACE, PODS: POD, POLICIES: POLICY, CLUSTER_POLICIES: CLUSTER_POLICY, NODES: NODE}
+ALWAYS = (NAMESPACES, PODS, POLICIES)
 RETRY_S = 1.0                   # after the API server was unavailable
+ABSENT_S = 30.0                 # between two questions for the CRD of cluster policies
+CONFIRM_S = 5.0                 # until the CRD of policies that the agent has is asked for again
 STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
 
 
@@ -36,7 +46,8 @@ class Kubernetes:
     """Keeps a Compiler as the API says; see Content for objects that cannot be read. start() starts the threads, and
     attend() applies what they have read.
 
-    complete: each kind has been listed, so the first table can be written. Until then the Compiler has what an agent
+    complete: each kind has been listed, so the first table can be written; an API server without the CRD of cluster
+    policies has none. Until then the Compiler has what an agent
     before this one has `kept`; without that, `former` is False. errors: {path and key: texts}. away: why the API server
     cannot be asked, "" if it can. due: see Files.
     """
@@ -48,7 +59,9 @@ class Kubernetes:
         self.api, self.kept, self.events = api, kept, events
         self.content = Content(compiler, kept.changed if kept else None)
         self.due = float("inf")
-        self.away = ""
+        self._away: dict[str, str] = {}         # by the first path of a watch
+        self._complete = False
+        self._nodes = threading.Event()         # nodes are to be watched
         self._fault: BaseException | None = None
         self._listed: set[str] = set()
         self._events: deque[Event] = deque()
@@ -56,7 +69,8 @@ class Kubernetes:
         self._own: dict[str, set[str]] = {path: set() for path in PATHS}        # keys that were put
         self._wakeup = Wakeup()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="policies", daemon=True)
+        self._threads = [threading.Thread(target=self._run, args=(follow,), name="policies", daemon=True)
+                         for follow in (self._follow, self._follow_cluster_policies, self._follow_nodes)]
         former = kept.read() if kept else None
         self.former = former is not None
         for place, lines in (former or {}).items():
@@ -67,7 +81,13 @@ class Kubernetes:
 
     @property
     def complete(self) -> bool:
-        return self._listed == PATHS.keys()
+        self._complete = self._complete or (self._listed.issuperset((*ALWAYS, CLUSTER_POLICIES)) and (
+            NODES in self._listed or not self.content.compiler.names_nodes))
+        return self._complete
+
+    @property
+    def away(self) -> str:
+        return next(filter(None, list(self._away.values())), "")
 
     @property
     def busy(self) -> bool:
@@ -76,23 +96,27 @@ class Kubernetes:
 
     @property
     def errors(self) -> dict[str, list[str]]:
-        return self.content.errors
+        return {place: [*self.content.errors.get(place, ()), *self.content.notes.get(place, ())]
+                for place in self.content.errors.keys() | self.content.notes.keys()}
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         if self.events:
             self.events.start()
 
     def close(self) -> None:
         """End the threads. An answer that they wait for ends with the connection."""
         self._stop.set()
+        self._nodes.set()
         if self.kept:
             self.kept.close()
         if self.events:
             self.events.close()
         self.api.close()
-        self._thread.join(RETRY_S)
-        if not self._thread.is_alive():         # else it may still use the descriptor
+        for thread in self._threads:
+            thread.join(RETRY_S)
+        if not any(thread.is_alive() for thread in self._threads):      # else one may still use the descriptor
             self._wakeup.close()
 
     def fileno(self) -> int:
@@ -101,22 +125,53 @@ class Kubernetes:
 
     # -- in the threads -----------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, follow: Callable[[], None]) -> None:
         """A fault ends the agent: with policies that no longer change it would do harm."""
         try:
-            self._follow()
+            while not self._stop.is_set():
+                follow()
+                self._stop.wait(RETRY_S)
         except BaseException as e:
             self._fault = e
             self._wakeup.wake()
 
     def _follow(self) -> None:
-        while not self._stop.is_set():
-            self._seen = {path: set() for path in PATHS}
-            try:
-                watch_all(self.api, tuple(PATHS), self._tell, self._stop.is_set, self._list_ended)
-            except Away as e:
-                self.away = str(e)
-            self._stop.wait(RETRY_S)
+        self._watch(ALWAYS, self._stop.is_set)
+
+    def _follow_cluster_policies(self) -> None:
+        """Watch the cluster policies if their CRD is there. Without it there are none; if there were some before, the
+        API server is asked twice, because one that is being started does not know all CRDs."""
+        try:
+            if self.is_served() or (self._own[CLUSTER_POLICIES] and not self._stop.wait(CONFIRM_S)
+                                     and self.is_served()):
+                self._watch((CLUSTER_POLICIES,), self._stop.is_set)
+            else:
+                self._add((CLUSTER_POLICIES, frozenset(), False))
+                self._away.pop(CLUSTER_POLICIES, None)
+                self._stop.wait(ABSENT_S)
+        except Away as e:
+            self._away[CLUSTER_POLICIES] = str(e)
+
+    def is_served(self) -> bool:
+        """Whether the API server has the kind of cluster policies. Raises Away. Any account may ask, as the list may
+        not."""
+        try:
+            found = self.api.get(CLUSTER_GROUP) or {}
+        except NoSuchKind:
+            return False
+        return any(CLUSTER_POLICIES.endswith(f"/{each.get('name')}") for each in found.get("resources") or ())
+
+    def _follow_nodes(self) -> None:
+        self._nodes.wait()
+        self._watch((NODES,), lambda: self._stop.is_set() or not self._nodes.is_set())
+
+    def _watch(self, paths: tuple[str, ...], stop: Callable[[], bool]) -> None:
+        for path in paths:
+            self._seen[path] = set()
+        try:
+            watch_all(self.api, paths, self._tell, stop, self._list_ended)
+        except Away as e:
+            self._away[paths[0]] = str(e)
 
     def _tell(self, path: str, document: dict[str, Any], gone: bool) -> None:
         (self._seen[path].discard if gone else self._seen[path].add)(name_of(document))
@@ -124,7 +179,7 @@ class Kubernetes:
 
     def _list_ended(self, path: str) -> None:
         """Objects that went while the API server was away are in no event: those that the list does not have."""
-        self.away = ""
+        self._away.pop(path if path not in ALWAYS else ALWAYS[0], None)
         self._add((path, frozenset(self._seen[path]), False))
 
     def _add(self, event: Event) -> None:
@@ -151,6 +206,10 @@ class Kubernetes:
                 self.delete(path, name_of(it))
             else:
                 self.put(path, it)
+        if self.content.compiler.names_nodes:
+            self._nodes.set()
+        elif not self._stop.is_set():
+            self._nodes.clear()
         self.due = 0.0 if self._events else float("inf")
         if self.kept and self.complete:
             self.kept.follow(self.content)
@@ -180,7 +239,9 @@ class Kubernetes:
 def read_cluster(api: Api) -> Cluster:
     """All that the API has now. Objects that cannot be read are as in Kubernetes. Raises Away."""
     source = Kubernetes(api, Compiler())
-    for path in PATHS:
+    for path in (*ALWAYS, *((CLUSTER_POLICIES,) if source.is_served() else ()), NODES):
+        if path == NODES and not source.content.compiler.names_nodes:
+            continue
         for document in api.list_with_revision(path)[0]:
             source.put(path, document)
     return source.content.compiler.cluster
@@ -192,5 +253,5 @@ def place_of(path: str, key: str) -> str:
 
 
 def name_of(document: dict[str, Any]) -> str:
-    """ "shop/web", of a namespace only its name."""
+    """ "shop/web"; only the name without a namespace."""
     return "/".join(filter(None, key_of(document)))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fastcni.agent.policy import cluster_policies
+from fastcni.agent.policy.cluster_policies import ClusterPolicy, OrderedRule
 from fastcni.agent.policy.objects import (
     DIRECTIONS,
     EGRESS,
@@ -36,12 +38,15 @@ LABEL = "fastcni.dev/unreadable"                # of a pod whose own labels are 
 SUFFIX = " (unreadable)"                        # of the name of a policy that stands in for another one
 
 
-def close(kind: str, document: dict[str, Any], unnamed: str) -> list[Pod | Policy]:
+def close(kind: str, document: dict[str, Any], unnamed: str) -> list[Pod | Policy | ClusterPolicy]:
     """The records that close the pods of a document of this kind; none if its namespace cannot be read. unnamed: a
     name for a policy without one."""
     metadata = {} if document.get("metadata") is None else document["metadata"]
     if not isinstance(metadata, dict):
         return []
+    if kind == "ClusterNetworkPolicy":
+        name = metadata.get("name")
+        return [closed_cluster_policy(name if is_name(name) else "", document.get("spec"), unnamed)]
     namespace, name = metadata.get("namespace") or "default", metadata.get("name")
     if not is_name(namespace):
         return []
@@ -61,6 +66,22 @@ def closed_policy(namespace: str, name: str, spec: Any, unnamed: str) -> Policy:
                   () if INGRESS in directions else None, () if EGRESS in directions else None)
 
 
+def closed_cluster_policy(name: str, spec: Any, unnamed: str) -> ClusterPolicy:
+    """A policy that denies everything to the pods of `spec`, in the directions that have rules, at its place in its
+    tier. What cannot be read counts as the strictest value: all pods, both directions, tier Admin, priority 0. See
+    closed_policy() for the name."""
+    known = [attempt(lambda read=read: read(Reader("", spec))) for read in (        # type: ignore[misc]
+        cluster_policies.read_tier, cluster_policies.read_priority, cluster_policies.read_subject)]
+    tier, priority, pods = known
+    if not name or None in known:
+        name = f"{name or unnamed}{SUFFIX}"
+    denied = (OrderedRule(action=cluster_policies.DENY),)
+    named = isinstance(spec, dict) and (spec.get("ingress"), spec.get("egress"))
+    ingress, egress = (denied if one else () for one in (named if named and any(named) else (True, True)))
+    return ClusterPolicy(name, tier or cluster_policies.ADMIN, priority or 0,
+                         pods or Group(EVERYTHING, EVERYTHING), ingress, egress)
+
+
 def named_directions(spec: Any) -> list[str] | tuple[str, ...]:
     """The policyTypes of a spec; both if it has none that can be read."""
     kinds = spec.get("policyTypes") if isinstance(spec, dict) else None
@@ -68,7 +89,7 @@ def named_directions(spec: Any) -> list[str] | tuple[str, ...]:
     return kinds if known else DIRECTIONS       # type: ignore[return-value]
 
 
-def closed_pod(namespace: str, name: str, status: Any) -> list[Pod | Policy]:
+def closed_pod(namespace: str, name: str, status: Any) -> list[Pod | Policy | ClusterPolicy]:
     """A pod with a label of its own, and a policy that selects this label."""
     addresses = attempt(lambda: read_addresses(Reader("", status))) or ()
     label = Selector((Requirement(LABEL, EXISTS),))

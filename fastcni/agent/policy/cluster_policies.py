@@ -1,0 +1,241 @@
+"""Policies of the whole cluster, read from documents: ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2.
+
+    read_cluster_policy({"metadata": {"name": "no-guests"}, "spec": {
+        "tier": "Admin", "priority": 10, "subject": {"namespaces": {}},
+        "ingress": [{"action": "Deny", "from": [{"namespaces": {"matchLabels": {"guest": "yes"}}}]}]}})
+
+For each direction of a connection, the first rule that matches decides: those of tier Admin in order, then the
+NetworkPolicies, then the rules of tier Baseline. Policies of one priority are in the order of their names.
+
+API: https://network-policy-api.sigs.k8s.io/reference/spec/, and the validation of its CRD.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy.objects import (
+    EGRESS,
+    EVERYTHING,
+    INGRESS,
+    MAX_PORT,
+    PORT_NAME,
+    PROTOCOLS,
+    Block,
+    Group,
+    Node,
+    Nodes,
+    Port,
+    Reader,
+    Rule,
+    open_document,
+    read_network,
+    read_selector,
+)
+from fastcni.spec.address import read_ip
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fastcni.agent.policy.objects import Peer
+
+GROUP = "policy.networking.k8s.io/"
+API_VERSION = f"{GROUP}v1alpha2"
+TIERS = ADMIN, BASELINE = "Admin", "Baseline"
+ACTIONS = ACCEPT, DENY, PASS = "Accept", "Deny", "Pass"
+MAX_PRIORITY = 1000
+MAX_ITEMS = 25                  # rules of a direction; peers, protocols of a rule; networks of a peer
+MAX_RULE_NAME = 100
+PEERS = {INGRESS: ("namespaces", "pods"), EGRESS: ("namespaces", "pods", "nodes", "networks")}
+OF_NODE = ("InternalIP", "ExternalIP")          # types of a node's addresses that are addresses
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedRule(Rule):
+    """A rule with an action. name: "" without one. void: the rule matches nothing. note: why a peer is not known to
+    this version, "" if each is."""
+
+    action: str = ACCEPT
+    name: str = ""
+    void: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPolicy:
+    """pods: those it applies to, in all namespaces. ingress, egress: rules in their order."""
+
+    name: str
+    tier: str
+    priority: int
+    pods: Group
+    ingress: tuple[OrderedRule, ...] = ()
+    egress: tuple[OrderedRule, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """No key of a NetworkPolicy: it has no slash."""
+        return self.name
+
+    @property
+    def order(self) -> tuple[int, str]:
+        return self.priority, self.name
+
+    @property
+    def reaches_nodes(self) -> bool:
+        """Whether a rule of egress may match an address of a node."""
+        return any(not rule.void and (not rule.peers or any(not isinstance(peer, Group) for peer in rule.peers))
+                   for rule in self.egress)
+
+    def rules(self, direction: str) -> tuple[OrderedRule, ...] | None:
+        """The rules of a direction; None: the policy does not affect it."""
+        return (self.ingress if direction == INGRESS else self.egress) or None
+
+    def notes(self) -> list[str]:
+        """What this version does not know of the policy, with what it makes of it."""
+        return [f"ClusterNetworkPolicy {self.name}: {rule.note}" for rule in (*self.ingress, *self.egress) if rule.note]
+
+
+def read_node(document: Any) -> Node:
+    """Read a Node. Raises PolicyError."""
+    it, metadata, name, _ = open_document("Node", document)
+    status = it.part("status")
+    texts = status.each("addresses", lambda one: one.get("address", str, "") if one.get(
+        "type", str, "") in OF_NODE else "") if status else ()
+    try:
+        packed = tuple(dict.fromkeys(read_ip(text) for text in texts if text))
+    except ValueError as e:
+        it.wrong(str(e), "status.addresses")
+    return Node(name, metadata.texts("labels"), packed)
+
+
+def read_cluster_policy(document: Any) -> ClusterPolicy:
+    """Read a ClusterNetworkPolicy. Raises PolicyError."""
+    it, _, name, _ = open_document("ClusterNetworkPolicy", document)
+    if (version := it.get("apiVersion", str, API_VERSION)) != API_VERSION:
+        it.wrong(f"expected {API_VERSION}, got {reprlib.repr(version)}", "apiVersion")
+    spec = it.part("spec") or it.wrong("is missing", "spec")
+    spec.only("tier", "priority", "subject", "ingress", "egress")
+    return ClusterPolicy(name, read_tier(spec), read_priority(spec), read_subject(spec),
+                         *(limited(spec, key, lambda one, direction=direction: read_rule(one, direction))
+                           for key, direction in (("ingress", INGRESS), ("egress", EGRESS))))
+
+
+def read_tier(spec: Reader) -> str:
+    """Read the key `tier`. Raises PolicyError."""
+    tier = spec.get("tier", str, "")
+    return tier if tier in TIERS else spec.wrong(f"expected Admin or Baseline, got {reprlib.repr(tier)}", "tier")
+
+
+def read_priority(spec: Reader) -> int:
+    """Read the key `priority`. Raises PolicyError."""
+    priority = spec.get("priority", int, -1)
+    return priority if 0 <= priority <= MAX_PRIORITY else spec.wrong(f"expected 0 to {MAX_PRIORITY}", "priority")
+
+
+def read_subject(spec: Reader) -> Group:
+    """Read the key `subject`. Raises PolicyError."""
+    it = spec.part("subject") or spec.wrong("is missing", "subject")
+    it.only("namespaces", "pods")
+    if len(it.value) != 1:
+        it.wrong("expected namespaces or pods")
+    return read_group(it)
+
+
+def read_group(it: Reader) -> Group:
+    """Read `namespaces` or `pods`."""
+    if namespaces := it.part("namespaces"):
+        return Group(read_selector(namespaces), EVERYTHING)
+    pods = it.part("pods") or it.wrong("is missing", "pods")
+    pods.only("namespaceSelector", "podSelector")
+    selectors = [pods.part(key) or pods.wrong("is missing", key) for key in ("namespaceSelector", "podSelector")]
+    return Group(*map(read_selector, selectors))
+
+
+def limited(it: Reader, key: str, read: Any, least: int = 0) -> tuple[Any, ...]:
+    """Reader.each(), of at most MAX_ITEMS."""
+    count = len(it.get(key, list, []))
+    if not least <= count <= MAX_ITEMS:
+        it.wrong(f"expected {least} to {MAX_ITEMS} items, got {count}", key)
+    return it.each(key, read)
+
+
+def read_rule(it: Reader, direction: str) -> OrderedRule:
+    """Read a rule. If a peer is of no kind that is known here, an Accept matches nothing, and a Deny or Pass denies
+    everything, as the API demands."""
+    key = "from" if direction == INGRESS else "to"
+    it.only("name", "action", key, "protocols")
+    name, action = it.get("name", str, ""), it.get("action", str, "")
+    if len(name) > MAX_RULE_NAME:
+        it.wrong(f"has more than {MAX_RULE_NAME} characters", "name")
+    if action not in ACTIONS:
+        it.wrong(f"expected Accept, Deny or Pass, got {reprlib.repr(action)}", "action")
+    peers = limited(it, key, lambda one: read_peer(one, PEERS[direction]), 1)
+    protocols = limited(it, "protocols", read_protocol, int(it.value.get("protocols") is not None))
+    ports = [port for found in protocols for port in found]
+    unknown = [peer for peer in peers if isinstance(peer, str)]
+    if not unknown and any(port.name for port in ports) and not all(isinstance(peer[0], Group) for peer in peers):
+        it.wrong("destinationNamedPort goes with namespaces and pods only", "protocols")
+    if unknown and action == ACCEPT:
+        return OrderedRule(action=action, name=name, void=True, note=f"{unknown[0]}; the rule allows nothing")
+    if unknown:
+        return OrderedRule(action=DENY, name=name, note=f"{unknown[0]}; the rule denies everything")
+    return OrderedRule(tuple(peer for found in peers for peer in found), tuple(ports), action, name)
+
+
+def read_peer(it: Reader, known: tuple[str, ...]) -> tuple[Peer, ...] | str:
+    """Read a peer. Return a text on a peer of another kind than those that are known."""
+    if foreign := [str(key) for key in it.value if key not in known]:
+        return f"{it.path}: peers by {reprlib.repr(foreign[0])} are not known here"
+    if not it.value:
+        return f"{it.path}: the peer has no kind that is known here"
+    if len(it.value) != 1:
+        it.wrong(f"expected one of {', '.join(known)}")
+    if nodes := it.part("nodes"):
+        return (Nodes(read_selector(nodes)),)
+    return read_networks(it) if "networks" in it.value else (read_group(it),)
+
+
+def read_networks(it: Reader) -> tuple[Block, ...]:
+    """Read a peer's `networks`."""
+    texts = it.get("networks", list, [])
+    if not 1 <= len(texts) <= MAX_ITEMS:
+        it.wrong(f"expected 1 to {MAX_ITEMS} items, got {len(texts)}", "networks")
+    return tuple(Block(read_network(it, "networks", text)) for text in texts)
+
+
+def read_protocol(it: Reader) -> tuple[Port, ...]:
+    """Read an item of `protocols`. A named port is that of any protocol for which the pod uses the name."""
+    it.only(*map(str.lower, PROTOCOLS), "destinationNamedPort")
+    if len(it.value) != 1:
+        it.wrong("expected one of tcp, udp, sctp, destinationNamedPort")
+    if name := it.get("destinationNamedPort", str, ""):
+        if not PORT_NAME.fullmatch(name):
+            it.wrong(f"{reprlib.repr(name)} is no name of a port", "destinationNamedPort")
+        return tuple(Port(protocol, name=name) for protocol in PROTOCOLS.values())
+    for key, protocol in PROTOCOLS.items():
+        if one := it.part(key.lower()):
+            one.only("destinationPort")
+            port = one.part("destinationPort") or one.wrong("is missing", "destinationPort")
+            return (Port(protocol, *read_range(port)),)
+    return it.wrong("is missing", next(iter(it.value)))
+
+
+def read_range(it: Reader) -> tuple[int, int]:
+    """Read a `destinationPort`: (first, last)."""
+    it.only("number", "range")
+    if len(it.value) != 1:
+        it.wrong("expected number or range")
+    if span := it.part("range"):
+        span.only("start", "end")
+        first, last = (read_number(span, key) for key in ("start", "end"))
+        return (first, last) if first < last else span.wrong(f"{first} is not less than {last}", "start")
+    number = read_number(it, "number")
+    return number, number
+
+
+def read_number(it: Reader, key: str) -> int:
+    number = it.get(key, int, 0)
+    return number if 1 <= number <= MAX_PORT else it.wrong(f"expected 1 to {MAX_PORT}", key)

@@ -1,0 +1,17 @@
+"""The node's own addresses: NetworkPolicies always allow traffic between a pod and its own node."""
+
+from __future__ import annotations
+
+from fastcni.kernel import rtnl, uapi, wire
+
+FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
+
+
+def node_addresses() -> set[bytes]:
+    """Return all addresses of the calling thread's namespace. Raises OSError."""
+    sock = wire.open_socket()
+    try:
+        return {rtnl.read_address(payload).packed for family in FAMILIES for _, payload in wire.dump(
+            sock, uapi.RTM_GETADDR, rtnl.ifaddrmsg(family, 0, 0), "list addresses")}
+    finally:
+        sock.close()
