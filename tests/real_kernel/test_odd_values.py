@@ -47,6 +47,9 @@ KEYS = {
         {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}},
         {"type": "tuning", "mtu": 1400}]},
     "multus": MULTUS, "multus-shim": MULTUS,
+    "ovs": {"bridge": "br0", "vlan": 5, "trunk": [{"id": 5, "minID": 7, "maxID": 9}], "mtu": 1400, "ofport_request": 5,
+            "interface_type": "", "socket_file": "unix:/nowhere/db.sock", "configuration_path": "/nowhere",
+            "link_state_check_retries": 5, "link_state_check_interval": 5},
     "dhcp": {"ipam": {"type": "dhcp", "daemonSocketPath": "/nowhere/dhcp.sock", "priority": 5, "request": [{
         "option": "121", "skipDefault": True}], "provide": [{"option": "host-name", "value": "a", "fromArg": "K"}]}},
     "cluster": CLUSTER, "whereabouts": CLUSTER,

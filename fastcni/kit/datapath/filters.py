@@ -43,8 +43,8 @@ def exist(sock: Socket, index: int) -> bool:
     batch = Batch()
     for parent in PARENTS.values():
         tc.get_bpf_filter(batch, index, parent, PRIORITY, f"get filters of link {index}")
-    _, refused = wire.attempt(sock, batch)
-    return not refused
+    found, refused = wire.attempt(sock, batch)
+    return not refused and len(found) == len(PARENTS)
 
 
 def leave(sock: Socket, index: int) -> bool:

@@ -47,6 +47,9 @@ def read_keys(conf: Section) -> Keys:
     keys.cni_dir, keys.conf_dir = path(conf, "cniDir", CNI_DIR), path(conf, "confDir", CONF_DIR)
     keys.bin_dir, keys.ready_file = path(conf, "binDir", ""), path(conf, "readinessindicatorfile", "")
     keys.cluster_network, keys.defaults = conf.text("clusterNetwork"), conf.texts("defaultNetworks")
+    if any("\0" in name for name in (keys.cluster_network, *keys.defaults)):
+        keys.cluster_network = str(conf.bad("clusterNetwork", "a NUL in the name of a network", ""))
+        keys.defaults = []
     keys.namespace = conf.text("multusNamespace") or "kube-system"
     keys.system_namespaces = conf.texts("systemNamespaces") or ["kube-system"]
     keys.isolation = conf.flag("namespaceIsolation")
