@@ -5,7 +5,7 @@
 # make lint             ruff, cython-lint and mypy
 # make test             all tests in four processes (WORKERS=0: in one); without root some are skipped with the reason
 # make test-vm          the tests for other kernel options, in a VM (ONLY="tests/real_kernel/test_x.py")
-# make test-toolchains  the launcher for aarch64 and by clang, plots, and the fast tests on other Pythons
+# make test-toolchains  what needs clang (the datapath ebpf), the launcher for aarch64, plots, the fast tests on other Pythons
 # make test-arm64       README's install and tests on Debian's arm64 kernel, emulated: hours; before a release (root)
 # make test-runtimes    containers of containerd, CRI and podman on a node of their own (root; installs these)
 # make test-cluster     cluster IPAM, dhcp and the agent with real servers: etcd and others (as root it installs these)
@@ -70,7 +70,10 @@ test: setup
 	LANE=host $(BIN)/python -m pytest $(RERUNS) -n $(WORKERS) --dist worksteal --benchmark-disable
 
 test-toolchains: setup
+	@sh tests/setup-peer.sh
 	@sh tests/setup-peer.sh aarch64-linux-gnu-gcc qemu-aarch64-static clang
+	@$(BIN)/python -c 'import sys; from fastcni.kernel.bpf.redirect_programs import PROGRAMS; sys.exit(not PROGRAMS)' || \
+		{ touch fastcni/kernel/bpf/redirect.bpf.c && $(MAKE) setup; }
 	@sh tests/toolchains.sh $(BIN)/python
 
 test-vm: setup
@@ -140,12 +143,14 @@ tests-of: setup
 	PYTHONPATH=tests $(BIN)/python -m mutants.covering $(FILE)
 
 wheels: setup
+	@sh tests/setup-peer.sh clang
 	sh wheels/build.sh $(BIN)/python $(PYTHONS)
 
 deb:
 	sh packaging/build-deb.sh
 
 release: setup
+	@sh tests/setup-peer.sh clang
 	sh packaging/release.sh $(BIN)/python $(PYTHONS)
 
 man: setup
