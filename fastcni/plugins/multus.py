@@ -141,7 +141,10 @@ def attached(req: Request, conf: Conf) -> list[Network]:
                            "nothing says which networks the pod has; remove the file if they no longer exist") from None
         req.warn(f"multus: {conf.state.cni_dir} does not know the container, and {e.msg}; only the networks that the "
                  "configuration has are deleted")
-        return [Network(it, f"net{place}" if place else req.ifname) for place, it in enumerate(conf.keys.delegates)]
+        networks = standing(req, conf.keys, req.warn)
+        for place, network in enumerate(networks):
+            network.ifname = f"net{place}" if place else req.ifname
+        return networks
 
 
 def delete(req: Request, conf: Conf) -> None:

@@ -72,6 +72,15 @@ def test_del_without_files_and_without_the_api_deletes_the_configurations_networ
     assert b"pod default/web: kubernetes: read the kubeconfig" in reply.stderr
 
 
+def test_del_without_files_and_without_the_api_deletes_the_cluster_network(node, pod, abc):
+    define(node, abc[0])
+    conf = multus(node, clusterNetwork=str(conf_dir(node) / "a.conf"))
+    node.add(conf, pod)
+    run("rm", "-r", f"{node.data_dir}/multus")
+    reply = node.call("DEL", {**conf, "kubeconfig": "/nowhere"}, pod, env={"CNI_ARGS": "K8S_POD_NAME=web"})
+    assert (reply.status, list(links(pod)), held(node, "a")) == (0, ["lo"], [0])
+
+
 def test_a_damaged_list_is_an_error_if_nothing_else_names_the_networks(node, pod):
     path = Path(node.data_dir, "multus", cid_of(pod))
     path.parent.mkdir(parents=True)
