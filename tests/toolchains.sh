@@ -10,8 +10,8 @@ quiet="--quiet --disable-pip-version-check"
 # shellcheck disable=SC2086
 "$1" -c 'import matplotlib' 2> /dev/null || "$1" -m pip install $quiet -e '.[test,plots]'
 LANE=toolchains "$1" -m pytest -q -rs tests/project/test_launcher.py tests/project/test_bench.py \
-    -k "aarch64 or clang or plots"
-LANE=toolchains "$1" -m pytest -q -rs tests/real_kernel/test_datapath.py tests/real_kernel/test_datapath_policies.py
+    tests/real_kernel/test_datapath.py tests/real_kernel/test_datapath_policies.py \
+    benchmarks/bench_datapath.py -k "aarch64 or clang or plots or datapath"
 
 # shellcheck disable=SC2086
 for python in $(sh tests/pythons.sh ${PYTHONS:-python3.12 python3.13 python3.14}); do
