@@ -15,7 +15,7 @@ COMMANDS = {"setup": "ADD", "teardown": "DEL", "create": "CREATE", "info": "VERS
 def driver(folder):
     """A file of another name than fastcni: podman's name for a driver is its file's."""
     own = folder / "netavark"
-    own.mkdir()
+    own.mkdir(exist_ok=True)            # a worker may come to this module twice
     script = write_executable(own / "python", INSTEAD_OF_PYTHON.encode())
     return write_executable(own / "mydriver", pack.pack(str(script), (UNREAD, ANSWER, QUICK)))
 
