@@ -65,7 +65,7 @@ class Node:
         yield from ("--security-opt", "no-new-privileges")
         yield from (f"--cap-drop={name}" for name in rights["capabilities"]["drop"])
         yield from (f"--cap-add={name}" for name in rights["capabilities"]["add"])
-        yield from (f"--env={it['name']}={it['value']}" for it in container.get("env", ()))
+        yield from (f"--env={it['name']}={it.get('value', 'node')}" for it in container.get("env", ()))     # or the node's name
         for it in container["volumeMounts"]:
             host = self.volumes[it["name"]].get("hostPath")
             flags = ["ro"] if it.get("readOnly") or not host else ["rw"]
