@@ -65,7 +65,7 @@ class Node:
         yield from ("--security-opt", "no-new-privileges")
         yield from (f"--cap-drop={name}" for name in rights["capabilities"]["drop"])
         yield from (f"--cap-add={name}" for name in rights["capabilities"]["add"])
-        yield from (f"--env={it['name']}={it.get('value', 'node')}" for it in container.get("env", ()))     # or the node's name
+        yield from (f"--env={it['name']}={it.get('value', 'node')}" for it in container.get("env", ()))
         for it in container["volumeMounts"]:
             host = self.volumes[it["name"]].get("hostPath")
             flags = ["ro"] if it.get("readOnly") or not host else ["rw"]
@@ -76,9 +76,9 @@ class Node:
     def source(self, host):
         """Return the node's path; make it as a kubelet does."""
         path = self.world.path(host["path"])
-        if host["type"] == "DirectoryOrCreate":
+        if host.get("type") == "DirectoryOrCreate":
             path.mkdir(mode=0o755, parents=True, exist_ok=True)
-        else:
+        elif "type" in host:
             path.touch(mode=0o644)
         return host["path"]
 
