@@ -28,7 +28,7 @@ QUICK, WHOLE = Pace(2.5, 3.0, (4, 8)), Pace(10.0, 15.0, (4, 20))
 
 @dataclass(slots=True)
 class Load:
-    """What a time has cost, each second: fields of a Row."""
+    """The cost of an interval, for each second of it: fields of a Row."""
 
     registry_cpu_ms_per_s: float
     requests_per_s: float

@@ -164,7 +164,6 @@ class Routes:
         self.seen, self.lost, self.ended = {}, False, threading.Event()
         self.sock = wire.open_socket(groups=[uapi.RTNLGRP_IPV4_ROUTE])
         wire.set_buffer_size(self.sock, EVENT_BYTES)
-        self.sock.settimeout(0.2)
         self.thread = threading.Thread(target=self._follow, name="routes")
         self.thread.start()
         return self
@@ -177,14 +176,12 @@ class Routes:
     def _follow(self):
         while not self.ended.is_set():
             try:
-                data = self.sock.recv(1 << 16)
-            except TimeoutError:
-                continue
+                found = wire.receive(self.sock, 200)
             except OSError:                     # ENOBUFS
                 self.lost = True
                 return
             now = time.monotonic()
-            for kind, payload in messages(data):
+            for kind, _, _, _, payload in found or ():
                 self._note(kind, payload, now)
 
     def _note(self, kind, payload, now):
@@ -204,16 +201,6 @@ class Routes:
             if self.lost or time.monotonic() > limit:
                 raise Failed(f"the agent has {len(self.seen)} routes after {seconds:.0f} s: {agent.tail()}")
             time.sleep(0.005)
-
-
-def messages(data):
-    """Yield (type, payload) of the netlink messages in a datagram. Source: linux/netlink.h, struct nlmsghdr."""
-    at = 0
-    while at + 16 <= len(data):
-        size, kind = int.from_bytes(data[at:at + 4], sys.byteorder), int.from_bytes(data[at + 4:at + 6], sys.byteorder)
-        if kind in (uapi.RTM_NEWROUTE, uapi.RTM_DELROUTE):
-            yield kind, data[at + 16:at + size]
-        at += max(16, (size + 3) & ~3)
 
 
 class Pods:

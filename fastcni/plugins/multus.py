@@ -17,7 +17,7 @@ from fastcni.kit.links import find
 from fastcni.kit.networks import state
 from fastcni.kit.networks.chosen import Asked, definitions_of, networks_of, objects_of, standing
 from fastcni.kit.networks.keys import BIN_DIR, Keys, read_keys
-from fastcni.kit.networks.network import OWN_ARG, Failing, Network
+from fastcni.kit.networks.network import OWN_ARG, Failing, ifname_at
 from fastcni.kit.networks.ready import exists, wait_until_ready
 from fastcni.spec import errors, version
 from fastcni.spec.errors import CniError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
+    from fastcni.kit.networks.network import Network
 
 CAPABILITIES, ARGS = ("io.kubernetes.cri.pod-annotations",), (OWN_ARG,)
 VALID = "cni.dev/valid-attachments"
@@ -143,7 +144,7 @@ def attached(req: Request, conf: Conf) -> list[Network]:
                  "configuration has are deleted")
         networks = standing(req, conf.keys, req.warn)
         for place, network in enumerate(networks):
-            network.ifname = f"net{place}" if place else req.ifname
+            network.ifname = ifname_at(place, req.ifname)
         return networks
 
 

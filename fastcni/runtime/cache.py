@@ -15,12 +15,11 @@ from fastcni._system import open_regular
 from fastcni.kit.call.files import make_folders
 from fastcni.runtime.records import Attachment, RuntimeConf
 from fastcni.spec import cached_result, errors, json, result
-from fastcni.spec.cached_result import KIND
+from fastcni.spec.cached_result import KIND, MAX_BYTES
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
 DEFAULT_DIR = "/var/lib/cni"
-MAX_FILE_BYTES = 16 << 20
 
 
 class Cache:
@@ -204,9 +203,9 @@ def is_pair(value: Any) -> bool:
 def read_file(path: str) -> bytes:
     """The bytes of a regular file. Raises OSError, also for a pipe or a device, and does not wait for these."""
     with open(path, "rb", opener=open_regular) as file:
-        raw = file.read(MAX_FILE_BYTES + 1)
-    if len(raw) > MAX_FILE_BYTES:
-        raise OSError(f"{path}: more than {MAX_FILE_BYTES} bytes")
+        raw = file.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise OSError(f"{path}: more than {MAX_BYTES} bytes")
     return raw
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 KIND = "cniCacheV1"
+MAX_BYTES = 16 << 20            # of a file that is read
 
 
 def document(network: str, container_id: str, ifname: str, config: bytes, *, netns: str,

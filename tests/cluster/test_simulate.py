@@ -118,7 +118,7 @@ def left_of(pid):
 
 @needs_root
 def test_a_simulation_writes_all_figures_and_how_each_grows(tmp_path):
-    """It takes some 25 s: three clusters, each with its times of idleness and of churn."""
+    """The simulation takes some 25 s: three clusters, each with its times of idleness and of churn."""
     file = tmp_path / "figures.json"
     running = simulate("--quick", "--nodes", "6", "12", "--json", str(file))
     shown, errors = running.communicate(timeout=170)

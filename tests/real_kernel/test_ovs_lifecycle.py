@@ -240,7 +240,7 @@ def test_the_server_removes_stale_ports_at_its_start(node, switch, ovs_conf, pod
 
 
 def test_the_plugin_file_adds_checks_and_deletes_by_itself(node, switch, ovs_conf, kept, pod, tmp_path):
-    """It has the modules that only the userspace datapath needs, too."""
+    """The plugin file also has the modules that only the userspace datapath needs."""
     install(tmp_path / "bin", names=["host-local", "ovs"])
     conf = ovs_conf(*DUAL, vlan=100)
 

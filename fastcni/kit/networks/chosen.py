@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastcni.kit.networks.definitions import Definitions
-from fastcni.kit.networks.network import OWN_ARG, Network, select, with_device
+from fastcni.kit.networks.network import OWN_ARG, Network, ifname_at, select, with_device
 from fastcni.kit.networks.selection import DEFAULT_NETWORK, NETWORKS, read_networks
 from fastcni.spec import errors
 from fastcni.spec.config import Section, shown
@@ -136,7 +136,7 @@ def first_networks(req: Request, keys: Keys, asked: Asked, known: Definitions) -
             raise CniError(errors.INVALID_CONFIG, f"pod annotation {DEFAULT_NETWORK}: expected one network, got "
                            f"{len(selected)}")
         found[:1] = [known.by_name(selected[0].namespace, selected[0].name)]
-    return [Network(definition, f"net{place}") if place else Network(definition, req.ifname, of_runtime(req))
+    return [Network(definition, ifname_at(place, req.ifname), {} if place else of_runtime(req))
             for place, definition in enumerate(found)]
 
 

@@ -107,11 +107,16 @@ class Network:
                                ":".join(filter(None, folders)))
 
 
+def ifname_at(place: int, first: str) -> str:
+    """The interface's name of the network at a place of the pod's list, from 0: first, net1, net2 and so on."""
+    return f"net{place}" if place else first
+
+
 def select(definition: Definition, selection: Selection, place: int) -> Network:
     """The attachment that a pod asks for. place: in the pod's list of networks, from 0."""
     if selection.cni_args:
         definition = with_args(definition, selection.cni_args)
-    return Network(definition, selection.ifname or f"net{place}", selection.capabilities, selection.gateways)
+    return Network(definition, selection.ifname or ifname_at(place, ""), selection.capabilities, selection.gateways)
 
 
 def with_args(definition: Definition, cni_args: dict[str, Any]) -> Definition:

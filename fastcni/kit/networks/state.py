@@ -9,10 +9,10 @@ The first is written before the first network is added, so a DEL knows all netwo
 from __future__ import annotations
 
 from fastcni.kit.call import files
-from fastcni.kit.networks.network import Definition, Network, define
+from fastcni.kit.networks.network import Definition, Network, define, ifname_at
 from fastcni.spec import cached_result, config, json
 from fastcni.spec import result as results
-from fastcni.spec.cached_result import from_base64, to_base64
+from fastcni.spec.cached_result import MAX_BYTES, from_base64, to_base64
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
 
-MAX_BYTES = 16 << 20            # of a file, as runtime/cache.py reads them
 RESULTS = "results"
 DAMAGED = (CniError, json.JsonError, ValueError)       # errors of a file's content
 
@@ -81,7 +80,7 @@ class State:
         title = it.text("Name")
         definition = define(document, keys.text("name") or title.rpartition("/")[2], keys.text("cniVersion"), self.path,
                             title)
-        ifname = it.text("ifnameRequest") or (f"net{place}" if place else ifname)
+        ifname = it.text("ifnameRequest") or ifname_at(place, ifname)
         config.check_ifname(ifname)
         kept = read_result(self.path_of_result(definition.name, ifname), definition)
         return kept if kept and kept.container_id == self.container_id else Network(definition, ifname)

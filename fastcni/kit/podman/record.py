@@ -10,7 +10,7 @@ from fastcni.kit.call import files
 from fastcni.kit.podman.network import Attachment
 from fastcni.spec import cached_result, json, version
 from fastcni.spec import result as results
-from fastcni.spec.cached_result import from_base64
+from fastcni.spec.cached_result import MAX_BYTES, from_base64
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
 
 FOLDER = "/var/lib/cni/results"
-MAX_BYTES = 16 << 20
 
 
 def path(req: Request, name: str) -> str:

@@ -47,9 +47,8 @@ class Kubernetes:
     attend() applies what they have read.
 
     complete: each kind has been listed, so the first table can be written; an API server without the CRD of cluster
-    policies has none. Until then the Compiler has what an agent
-    before this one has `kept`; without that, `former` is False. errors: {path and key: texts}. away: why the API server
-    cannot be asked, "" if it can. due: see Files.
+    policies has none. Until then the Compiler has what an agent before this one has `kept`; without that, `former` is
+    False. errors: {path and key: texts}. away: why the API server cannot be asked, "" if it can. due: see Files.
     """
 
     small = False                   # see Files
