@@ -5,6 +5,7 @@
     kubernetes_events  these as Kubernetes Events of the node
     listening          the listening socket, its directory, its handover by systemd
     systemd_notify     messages to systemd about the state of the process
+    attended           what an event loop serves
     background         the threads for work that no answer waits for
     wakeup             how one thread wakes another
     backoff            how long a repeated action waits

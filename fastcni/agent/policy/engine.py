@@ -46,7 +46,7 @@ class Engine:
         self.suspects: set[bytes] = set()       # addresses whose connections changes may have forbidden
         self._looked_at: set[bytes] = set()     # those of begin_cut()
         self._answers = True            # the kernel may drop answers on connections that were cut
-        self._changed = False           # since reopen()
+        self.changed = False            # the kernel's table, since reopen()
         self._added: set[bytes] = set()         # addresses of pods that were added since reopen()
         self._dropped: dict[str, list[bytes]] = {}     # by set: elements of _close() in the kernel
 
@@ -64,7 +64,7 @@ class Engine:
             restrict.restrict(self.rules.sock, cut.isolated(self.compiler.state))
         finally:
             self.rules.load(self.compiler.state)
-        self._loaded, self._dropped, self._changed = True, {}, True
+        self._loaded, self._dropped, self.changed = True, {}, True
         self.suspects = cut.isolated(self.compiler.state)
 
     def commit(self) -> None:
@@ -75,7 +75,7 @@ class Engine:
         if change is None:
             self.load()
         elif change:
-            self._changed = True
+            self.changed = True
             self.suspects |= cut.suspects(self.compiler.state, change)
 
     def begin_cut(self) -> None:
@@ -107,12 +107,12 @@ class Engine:
     def reopen(self) -> None:
         """After changes: drop no answers on connections that were cut and are allowed again, or whose address another
         pod has."""
-        if self._changed and self._answers and self._loaded:
+        if self.changed and self._answers and self._loaded:
             dropped = self.rules.cut_answers()
             self._answers = any(dropped.values())
             if found := cut.allowed_again(dropped, self.compiler.state, self._added):
                 self.rules.let_answers(found)
-        self._changed, self._added = False, set()
+        self.changed, self._added = False, set()
 
     def protect(self, it: Attachment) -> None:
         """Within an ADD, before the pod's first process starts: where policies restrict the pod, drop its traffic. The
@@ -122,7 +122,7 @@ class Engine:
         chains for loops. One commit() compiles and writes all pods that were added meanwhile. The next cut ends
         connections of a former pod with the same addresses.
         """
-        self._changed = True
+        self.changed = True
         self._added.update(it.addresses)
         if self.compiler.restricted(it):
             restrict.restrict_more(self.rules.sock, it.addresses)

@@ -13,19 +13,18 @@ import os
 import select
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from errno import EINTR
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastcni._netlink import attributes
 from fastcni.agent.contract import ConfigurationError
-from fastcni.agent.policy import attached, ports, salvage, tunnels
+from fastcni.agent.policy import attached, parts, ports, salvage, tunnels
+from fastcni.agent.policy.answers import MAX_TOLD, READ_WAIT_S, Answers
 from fastcni.agent.policy.attached import AttachedCompiler
-from fastcni.agent.policy.cluster_policies import TIERS
 from fastcni.agent.policy.engine import Engine
-from fastcni.agent.policy.evaluate import in_tier, selecting
-from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.agent.policy.leaving import Leaving
 from fastcni.agent.policy.requests import Requests
 from fastcni.agent.policy.ruleset import (
     BRIDGE_FAMILY,
@@ -44,28 +43,18 @@ from fastcni.daemon.listening import ListenError
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kernel.deletions import generation
 from fastcni.kit.policies import SOCKET
-from fastcni.spec import address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fastcni.agent.policy.attached import Attachment, Id
-    from fastcni.agent.policy.objects import Pod
     from fastcni.agent.policy.requests import Answer, Asked
     from fastcni.clients.kubernetes import Api
     from fastcni.daemon.log import Logger
 
 EVENT_BYTES = 64 << 20          # a limit: of announcements of one load
-POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent
 LOOK_S = 0.5                    # while a request waits
-# How long an ADD waits for files that have changed before it: small ones take some milliseconds of another process
-READ_WAIT_S, SMALL_WAIT_S = 0.02, 1.0
 CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
 TUNNELS_S = 1.0                 # until links that changed while they were listed are listed again
-LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # between two looks whether the link of a pod whose DEL came is gone
 RETRY_S = 1.0                   # after the kernel has refused a transaction
 BRIDGED_S = 1.0                 # between two looks at the sysctls of bridges, which take 30 us
-MAX_TOLD = 20                   # lines in the log on one file
 GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
 
@@ -101,7 +90,6 @@ class Policies:
         self.next_cut = 0.0                                 # not before this time, monotonic
         self.next_bridged = 0.0                             # a look at the sysctls of bridges, monotonic
         self.bypassed = ""                                  # why these cannot be read or written
-        self.link_wait, self.link_due = LINK_WAIT_S, 0.0    # for links of pods that leave; link_due: monotonic
         if not see_bridged_traffic():
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
                                      "bridge passes them by: modprobe br_netfilter")
@@ -112,7 +100,8 @@ class Policies:
                 self.compiler.put_policy(salvage.CLOSED)
             self.compiler.expect(each)
         self.compiler.settle()
-        self._keep_replaced()
+        self.leaving = Leaving(self.compiler, settings.state)
+        self.leaving.keep_replaced()
         with ExitStack() as opened:             # the caller tries again after an error
             self.tunnels = opened.enter_context(closing(tunnels.Watch()))
             self.ports = opened.enter_context(closing(ports.Finder()))
@@ -126,8 +115,11 @@ class Policies:
             except ListenError as e:
                 raise ConfigurationError(str(e)) from None
             self.source = opened.enter_context(closing(self._open_source()))
+            self.answers = Answers(self.engine, self.ports, self.source, self.leaving, settings, self._write,
+                                   self._not_ready)
+            self.parts = [opened.enter_context(closing(part(self.engine, settings, log))) for part in parts.OPENERS]
             self.poll = opened.enter_context(closing(select.epoll()))
-            for waited_for in (self.source, self.events, self.tunnels, self.requests, self.engine.flows):
+            for waited_for in (self.source, self.events, self.tunnels, self.requests, self.engine.flows, *self.parts):
                 self.poll.register(waited_for.fileno(), select.EPOLLIN)
             # Until the source has answered, the table of the former agent stays; after a reboot there is none.
             self.stale = self.source.former and not self.engine.rules.exists()
@@ -147,7 +139,7 @@ class Policies:
         for it in found:
             self.compiler.attach(it)
             if it.leaving and it.port:
-                self.link_due = 0.0
+                self.leaving.due = 0.0
                 self.log.error("pod_record_missing", port=it.port.name, do="fastcni restore",
                                effect="the pod is closed")
 
@@ -186,12 +178,19 @@ class Policies:
         self._try(self._write)
         self.asked = False
         self.requests.attend()
-        self._try(self._forget_gone)
+        self._try(self.leaving.forget_gone)
         self._try(self._write)                  # the rules of the pods that these requests have closed
         if self.asked or monotonic() >= self.next_bridged:
             self._see_bridged()
+        changed = self.engine.changed
         self._try(self._cut)
-        self.due = min(self.due, self.source.due, self.tunnels_due, self.next_bridged, self.link_due)
+        for part in self.parts:
+            if changed:
+                self._try(part.changed)
+            if part.fileno() in ready or monotonic() >= part.due:
+                self._try(part.attend)
+        self.due = min(self.due, self.source.due, self.tunnels_due, self.next_bridged, self.leaving.due,
+                       *[part.due for part in self.parts])
         if self.requests.waiting:
             self.due = min(self.due, monotonic() + (READ_WAIT_S / 4 if self.source.busy else LOOK_S))
 
@@ -201,7 +200,8 @@ class Policies:
         namespaced = sum("/" in key for key in policies)
         return {"policies": namespaced, "cluster_policies": len(policies) - namespaced,
                 "protected_pods": len(self.compiler.attachments), "cut_connections": self.cut,
-                "unreadable_documents": sum(map(len, self.errors.values()))}
+                "unreadable_documents": sum(map(len, self.errors.values()))} | {
+            name: figure for part in self.parts for name, figure in part.figures().items()}
 
     # -- the kernel ----------------------------------------------------------------------------------------------------
 
@@ -220,19 +220,8 @@ class Policies:
             self.ready = True
         else:
             self.engine.commit()
-        self._keep_replaced()
+        self.leaving.keep_replaced()
         self.due = monotonic() + RETRY_S if self.stale else float("inf")
-
-    def _keep_replaced(self) -> None:
-        """Remove the records of attachments whose place others have taken. An attachment whose link still exists is
-        kept, see AttachedCompiler.attach()."""
-        while self.compiler.replaced:
-            it = self.compiler.replaced.pop()
-            if (now := self.compiler.attachments.get(it.id)) is None:
-                attached.forget(self.settings.state, it)
-            elif now.leaving:
-                attached.keep(self.settings.state, now)
-                self.link_wait, self.link_due = LINK_WAIT_S, min(self.link_due, monotonic() + LINK_WAIT_S)
 
     def _cut(self) -> None:
         self.engine.reopen()
@@ -307,132 +296,18 @@ class Policies:
                 self.log.error("policy_unreadable", error=text)
         self.errors = dict(errors)
 
-    # -- requests ------------------------------------------------------------------------------------------------------
-
     def _answer(self, request: Asked, waited: float) -> Answer | None:
         """See requests.py."""
         self.asked = True
         try:
-            if request["do"] != "protect":
-                self.compiler.settle()
-            answers: dict[str, Callable[[Asked, float], Answer | None]] = {
-                "protect": self._protect, "check": self._check, "forget": self._forget, "collect": self._collect,
-                "status": self._report, "explain": self._explain}
-            return answers[request["do"]](request, waited)
-        except ports.Unclear as e:
-            return {"error": str(e)}
+            return self.answers.to(request, waited)
         except OSError as e:
             self.stale, self.due = True, monotonic() + RETRY_S
             return {"error": str(e), "again": True}
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
-            return {"error": f"the request cannot be read: {e!r}"}
 
-    def _protect(self, request: Asked, waited: float) -> Answer | None:
-        if refusal := self._status():
-            return refusal
-        if self.source.busy and waited < (SMALL_WAIT_S if self.source.small else READ_WAIT_S):
-            return None
-        pod = self._pod(request)
-        if pod is None:
-            if waited < POD_WAIT_S:
-                return None
-            return {"error": f"the API server has not shown the pod {request['pod']} so far", "again": True}
-        known = self.compiler.attachments.get(tuple(request["id"]))         # `fastcni restore` asks again
-        sequence = (known.sequence if known and not known.leaving else 0) or self.compiler.sequence + 1
-        it = attached.read({**request, "labels": pod, "sequence": sequence}, self.ports.find(request))
-        self.engine.protect(it)
-        attached.keep(self.settings.state, it)
-        return {}
-
-    def _pod(self, request: Asked) -> Mapping[str, str] | None:
-        """The labels of a pod: its object's, or what the runtime has said of them. None: it has to have an object, and
-        has none, or that of an earlier pod of its name."""
-        said: Pod | None = self.compiler.said.get(request["pod"])
-        if said and request["uid"] in ("", said.uid or request["uid"]):
-            return said.labels
-        return request["labels"] if self.settings.folder else None
-
-    def _check(self, request: Asked, _: float) -> Answer:
-        it = self.compiler.attachments.get(tuple(request["id"]))
-        if it is None or set(it.addresses) != set(map(address.read_ip, request["addresses"])):
-            return {"error": f"pod {request['pod']} is not protected with the addresses of prevResult"}
-        if it.port != self.ports.find(request):
-            return {"error": f"pod {request['pod']} is not held at its port as prevResult and the configuration say"}
-        return {}
-
-    def _forget(self, request: Asked, _: float) -> Answer:
-        attached.forget_damaged(self.settings.state, tuple(request["id"]).__eq__)
-        if self._leave(tuple(request["id"])):
-            self._write()
-        return {}
-
-    def _leave(self, id: Id) -> bool:
-        """Forget an attachment. While the port's link exists, the attachment is marked instead, and the pod stays
-        protected: later plugins of the DEL delete the link, or fail. Return whether the attachment is forgotten."""
-        it = self.compiler.attachments.get(id)
-        if it is None:
-            return False
-        index = self._link_of(it)
-        if not index or it.leaving not in (0, index):
-            self._end(it)
-            return True
-        self.link_wait, self.link_due = LINK_WAIT_S, min(self.link_due, monotonic() + LINK_WAIT_S)
-        if not it.leaving:
-            self.compiler.attachments[id] = it = replace(it, leaving=index)
-            attached.keep(self.settings.state, it)
-        return False
-
-    def _forget_gone(self) -> None:
-        """Forget the marked attachments whose link is gone. attend() calls _write() after this."""
-        if monotonic() < self.link_due:
-            return
-        leaving = [it for it in self.compiler.attachments.values() if it.leaving]
-        self.link_due = monotonic() + self.link_wait if leaving else float("inf")
-        self.link_wait = min(2 * self.link_wait, MAX_LINK_WAIT_S)
-        for it in leaving:
-            if self._link_of(it) != it.leaving:
-                self._end(it)
-
-    def _link_of(self, it: Attachment) -> int:
-        """The index of the port's link; 0 if the link is gone, or the port is not known."""
-        return wire.index_of(it.port.name) if it.port else 0
-
-    def _end(self, it: Attachment) -> None:
-        self.compiler.detach(it.id)
-        attached.forget(self.settings.state, it)
-
-    def _collect(self, request: Asked, _: float) -> Answer:
-        valid = {tuple(each) for each in request["valid"]}
-        attached.forget_damaged(self.settings.state, lambda id: id[0] == request["network"] and id[1:] not in valid)
-        found = [id for id in self.compiler.attachments if id[0] == request["network"] and id[1:] not in valid]
-        gone = [id for id in found if self._leave(id)]
-        self._write()
-        return {"released": [f"policies of {container} {ifname}" for _, container, ifname in gone]}
-
-    def _explain(self, request: Asked, _: float) -> Answer:
-        cluster, directions = self.compiler.cluster, (INGRESS, EGRESS)
-        return {"pods": [{"pod": pod.key} | {
-            direction.lower(): [policy.key for policy in selecting(cluster, [pod], direction)]
-            for direction in directions} | {
-            tier.lower(): {direction.lower(): [policy.key for policy in in_tier(cluster, [pod], direction, tier)]
-                           for direction in directions} for tier in TIERS}
-            for pod in cluster.pods_at(address.read_ip(request["address"]))]}
-
-    def _status(self) -> Answer:
+    def _not_ready(self) -> Answer:
+        """The error that says why no pod can be added; {}: pods can be added."""
         if self.ready:
             return {}
         away = getattr(self.source, "away", "")
         return {"error": f"policies are not known yet{': ' + away if away else ''}", "again": True}
-
-    def _report(self, _: Asked, __: float) -> Answer:
-        """Whether pods can be added, what `fastcni doctor` shows, and the folder of files for `fastcni selftest`."""
-        unreadable = [text for texts in self.errors.values() for text in texts]
-        shown: dict[str, Any] = {}
-        if unreadable:
-            shown = {"unreadable": unreadable[:MAX_TOLD], "more": len(unreadable[MAX_TOLD:])}
-        if damaged := attached.damaged(self.settings.state):
-            shown["damaged"] = [str(path) for path in damaged]
-            shown["closed"] = [str(path) for path in damaged if attached.id_of(path) in self.compiler.attachments]
-        if ports_left := [it.port.name for it in self.compiler.attachments.values() if it.port and not it.id[1]]:
-            shown["unrecorded"] = ports_left
-        return {**self._status(), **shown, "folder": self.settings.folder}

@@ -12,7 +12,7 @@ from agent.policy.pods import ADDRESSES, batch, mac_of_pod
 from agent.policy.test_ports import FROM_C, NO_EGRESS, elements, site  # noqa: F401
 from agent.policy.test_service import WEB_ONLY, allowed
 
-from fastcni.agent.policy import service
+from fastcni.agent.policy import leaving
 from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
 
@@ -85,18 +85,18 @@ def test_a_pod_without_a_link_is_forgotten_when_its_del_answers(it):
 
 
 def test_the_agent_looks_for_the_link_without_an_event(it, monkeypatch):
-    monkeypatch.setattr(service, "MAX_LINK_WAIT_S", service.LINK_WAIT_S)
+    monkeypatch.setattr(leaving, "MAX_LINK_WAIT_S", leaving.LINK_WAIT_S)
     it.add("a")
     it.call("DEL", "a")
     it.ended.set()
     it.thread.join()
     it.it.attend()
-    assert it.it.due <= monotonic() + service.LINK_WAIT_S
+    assert it.it.due <= monotonic() + leaving.LINK_WAIT_S
 
 
 def test_a_repeated_del_forgets_a_pod_whose_link_is_gone_when_it_answers(it, monkeypatch):
     """The DEL of `bridge` failed at first."""
-    monkeypatch.setattr(service, "LINK_WAIT_S", 60)
+    monkeypatch.setattr(leaving, "LINK_WAIT_S", 60)
     it.add("a")
     it.call("DEL", "a")
     it.call("DEL", "a")

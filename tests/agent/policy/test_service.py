@@ -12,7 +12,7 @@ import structlog
 from agent.policy.pods import ADDRESSES, TCP, Node, mac_of_pod, port_of
 
 from fastcni.agent.contract import ConfigurationError
-from fastcni.agent.policy import service
+from fastcni.agent.policy import answers, service
 from fastcni.agent.policy.objects import Pod
 from fastcni.agent.policy.ruleset import BRIDGED, see_bridged_traffic
 from fastcni.agent.policy.service import Policies, Settings
@@ -388,7 +388,7 @@ class Api:
 def test_an_add_waits_for_the_pods_object_and_takes_its_labels(node, tmp_path, monkeypatch):
     if not see_bridged_traffic():
         pytest.skip("needs br_netfilter in the kernel")
-    monkeypatch.setattr(service, "POD_WAIT_S", 0.5)
+    monkeypatch.setattr(answers, "POD_WAIT_S", 0.5)
     monkeypatch.setattr(service, "LOOK_S", 0.05)
     api = Api()
     running = Running(tmp_path, folder="", api=lambda: api, node="here")

@@ -1,0 +1,120 @@
+"""What the agent answers at its socket (requests.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.policy import attached, ports
+from fastcni.agent.policy.cluster_policies import TIERS
+from fastcni.agent.policy.evaluate import in_tier, selecting
+from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.spec import address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fastcni.agent.policy.engine import Engine
+    from fastcni.agent.policy.leaving import Leaving
+    from fastcni.agent.policy.objects import Pod
+    from fastcni.agent.policy.requests import Answer, Asked
+    from fastcni.agent.policy.service import Settings
+    from fastcni.agent.policy.sources.files import Files
+    from fastcni.agent.policy.sources.kubernetes import Kubernetes
+
+POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent
+# How long an ADD waits for files that have changed before it: small ones take some milliseconds of another process
+READ_WAIT_S, SMALL_WAIT_S = 0.02, 1.0
+MAX_TOLD = 20                   # errors of documents
+
+
+class Answers:
+    """write: brings what has changed into the kernel. not_ready: the error that says why no pod can be added, or {}."""
+
+    def __init__(self, engine: Engine, finder: ports.Finder, source: Files | Kubernetes, leaving: Leaving,
+                 settings: Settings, write: Callable[[], None], not_ready: Callable[[], Answer]) -> None:
+        self.engine, self.compiler, self.ports, self.source = engine, engine.compiler, finder, source
+        self.leaving, self.settings, self.write, self.not_ready = leaving, settings, write, not_ready
+
+    def to(self, request: Asked, waited: float) -> Answer | None:
+        """Answer a request that has waited for some seconds. None: ask again, because what the answer needs may come.
+        Raises OSError: the kernel refused."""
+        try:
+            if request["do"] != "protect":
+                self.compiler.settle()
+            answers: dict[str, Callable[[Asked, float], Answer | None]] = {
+                "protect": self._protect, "check": self._check, "forget": self._forget, "collect": self._collect,
+                "status": self._report, "explain": self._explain}
+            return answers[request["do"]](request, waited)
+        except ports.Unclear as e:
+            return {"error": str(e)}
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            return {"error": f"the request cannot be read: {e!r}"}
+
+    def _protect(self, request: Asked, waited: float) -> Answer | None:
+        if refusal := self.not_ready():
+            return refusal
+        if self.source.busy and waited < (SMALL_WAIT_S if self.source.small else READ_WAIT_S):
+            return None
+        pod = self._pod(request)
+        if pod is None:
+            if waited < POD_WAIT_S:
+                return None
+            return {"error": f"the API server has not shown the pod {request['pod']} so far", "again": True}
+        known = self.compiler.attachments.get(tuple(request["id"]))         # `fastcni restore` asks again
+        sequence = (known.sequence if known and not known.leaving else 0) or self.compiler.sequence + 1
+        it = attached.read({**request, "labels": pod, "sequence": sequence}, self.ports.find(request))
+        self.engine.protect(it)
+        attached.keep(self.settings.state, it)
+        return {}
+
+    def _pod(self, request: Asked) -> Mapping[str, str] | None:
+        """The labels of a pod: its object's, or what the runtime has said of them. None: it has to have an object, and
+        has none, or that of an earlier pod of its name."""
+        said: Pod | None = self.compiler.said.get(request["pod"])
+        if said and request["uid"] in ("", said.uid or request["uid"]):
+            return said.labels
+        return request["labels"] if self.settings.folder else None
+
+    def _check(self, request: Asked, _: float) -> Answer:
+        it = self.compiler.attachments.get(tuple(request["id"]))
+        if it is None or set(it.addresses) != set(map(address.read_ip, request["addresses"])):
+            return {"error": f"pod {request['pod']} is not protected with the addresses of prevResult"}
+        if it.port != self.ports.find(request):
+            return {"error": f"pod {request['pod']} is not held at its port as prevResult and the configuration say"}
+        return {}
+
+    def _forget(self, request: Asked, _: float) -> Answer:
+        attached.forget_damaged(self.settings.state, tuple(request["id"]).__eq__)
+        if self.leaving.leave(tuple(request["id"])):
+            self.write()
+        return {}
+
+    def _collect(self, request: Asked, _: float) -> Answer:
+        valid = {tuple(each) for each in request["valid"]}
+        attached.forget_damaged(self.settings.state, lambda id: id[0] == request["network"] and id[1:] not in valid)
+        found = [id for id in self.compiler.attachments if id[0] == request["network"] and id[1:] not in valid]
+        gone = [id for id in found if self.leaving.leave(id)]
+        self.write()
+        return {"released": [f"policies of {container} {ifname}" for _, container, ifname in gone]}
+
+    def _explain(self, request: Asked, _: float) -> Answer:
+        cluster, directions = self.compiler.cluster, (INGRESS, EGRESS)
+        return {"pods": [{"pod": pod.key} | {
+            direction.lower(): [policy.key for policy in selecting(cluster, [pod], direction)]
+            for direction in directions} | {
+            tier.lower(): {direction.lower(): [policy.key for policy in in_tier(cluster, [pod], direction, tier)]
+                           for direction in directions} for tier in TIERS}
+            for pod in cluster.pods_at(address.read_ip(request["address"]))]}
+
+    def _report(self, _: Asked, __: float) -> Answer:
+        """Whether pods can be added, what `fastcni doctor` shows, and the folder of files for `fastcni selftest`."""
+        unreadable = [text for texts in self.source.errors.values() for text in texts]
+        shown: dict[str, Any] = {}
+        if unreadable:
+            shown = {"unreadable": unreadable[:MAX_TOLD], "more": len(unreadable[MAX_TOLD:])}
+        if damaged := attached.damaged(self.settings.state):
+            shown["damaged"] = [str(path) for path in damaged]
+            shown["closed"] = [str(path) for path in damaged if attached.id_of(path) in self.compiler.attachments]
+        if ports_left := [it.port.name for it in self.compiler.attachments.values() if it.port and not it.id[1]]:
+            shown["unrecorded"] = ports_left
+        return {**self.not_ready(), **shown, "folder": self.settings.folder}
