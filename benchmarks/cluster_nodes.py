@@ -25,28 +25,36 @@ class Etcd:
     """`with Etcd() as etcd:` runs one member on loopback, its data in a folder below `folder`. conf: for `store`."""
 
     def __init__(self, url="", folder=None):
-        self.url, self.folder, self.process = url, folder, None
+        self.url, self.folder, self.home, self.process = url, folder, "", None
 
     def __enter__(self):
         if not self.url:
-            self.folder = tempfile.mkdtemp(prefix="bench-etcd-", dir=self.folder)
-            client, peer = free_ports(2)
-            self.url = f"http://127.0.0.1:{client}"
-            with open(f"{self.folder}/log", "wb") as log:
-                self.process = subprocess.Popen(
-                    ["etcd", "--name", "one", "--data-dir", f"{self.folder}/data", "--listen-client-urls", self.url,
-                     "--advertise-client-urls", self.url, "--listen-peer-urls", f"http://127.0.0.1:{peer}",
-                     "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
-                     "--initial-cluster", f"one=http://127.0.0.1:{peer}"], stdout=log, stderr=log)
-            self._wait()
+            try:
+                self._start()
+            except BaseException:       # an interrupt, too
+                self.__exit__()
+                raise
         self.conf = {"type": "etcd", "endpoints": [self.url], "prefix": f"/fastcni-bench/{os.getpid()}"}
         return self
 
     def __exit__(self, *_):
         if self.process:
-            self.process.terminate()
-            self.process.wait(20)
-            shutil.rmtree(self.folder)
+            self.process.kill()         # its data are not used again
+            self.process.wait()
+        if self.home:
+            shutil.rmtree(self.home)
+
+    def _start(self):
+        self.home = tempfile.mkdtemp(prefix="bench-etcd-", dir=self.folder)
+        client, peer = free_ports(2)
+        self.url = f"http://127.0.0.1:{client}"
+        with open(f"{self.home}/log", "wb") as log:
+            self.process = subprocess.Popen(
+                ["etcd", "--name", "one", "--data-dir", f"{self.home}/data", "--listen-client-urls", self.url,
+                 "--advertise-client-urls", self.url, "--listen-peer-urls", f"http://127.0.0.1:{peer}",
+                 "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
+                 "--initial-cluster", f"one=http://127.0.0.1:{peer}"], stdout=log, stderr=log)
+        self._wait()
 
     def _wait(self):
         for _ in range(400):
@@ -54,7 +62,7 @@ class Etcd:
                 if json.load(answer).get("health") == "true":
                     return
             time.sleep(0.05)
-        raise SystemExit(f"etcd does not answer: {Path(self.folder, 'log').read_text()[-500:]}")
+        raise SystemExit(f"etcd does not answer: {Path(self.home, 'log').read_text()[-500:]}")
 
     def requests(self):
         """Return {method: number} of the requests that etcd has answered: Range, Put, Txn, LeaseGrant ..."""

@@ -248,12 +248,10 @@ class EtcdRegistry(Etcd):
     """A real etcd of one member on loopback, its data in memory."""
 
     def __init__(self, folder):
-        self.home = folder
-        super().__init__(folder=str(folder))
+        super().__init__(folder=folder)
 
     def __enter__(self):
         super().__enter__()
-        self.folder = Path(self.folder)
         with contextlib.closing(Client({"endpoints": [self.url]})) as client:
             client.txn([], [put(f"{PREFIX}/config", NETWORK_CONF)])
         host, _, port = self.url.removeprefix("http://").partition(":")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from cluster_nodes import Etcd
 from simulate import etcd_nodes, wire
 from simulate.addresses import AGENT, NETWORK, subnet_of
 from simulate.etcd_nodes import EtcdNodes, record_of
@@ -162,6 +163,23 @@ def agents_beside(pid):
         except OSError:                 # it has ended meanwhile
             continue
     return found
+
+
+def test_an_etcd_that_is_interrupted_while_it_starts_is_ended(tmp_path, monkeypatch):
+    """A benchmark that was interrupted then left an etcd and its data."""
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Etcd, "_wait", interrupt)
+    etcd = Etcd(folder=tmp_path)
+    with pytest.raises(KeyboardInterrupt), etcd:
+        pass
+    try:
+        assert etcd.process.poll() is not None
+        assert not list(tmp_path.iterdir())
+    finally:
+        etcd.process.kill()
+        etcd.process.wait()
 
 
 def test_the_node_of_the_agent_has_an_address_that_no_simulated_node_has():

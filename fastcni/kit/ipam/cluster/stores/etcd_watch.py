@@ -26,21 +26,41 @@ IDLE_S = 1500.0                 # etcd tells its progress each 10 minutes
 
 
 class Copy:
-    """The keys of a range with their records. `changed` is called for each record that changes."""
+    """The keys of a range with their records. `changed` is called for each record that changes.
+
+    revision: of the last change that the records contain.
+    """
 
     def __init__(self, keys: Keys, changed: Callable[[Event], object]) -> None:
-        self.keys, self.changed = keys, changed
+        self.keys, self.changed, self.revision = keys, changed, 0
         self.records: dict[str, Block | Single] = {}
         self.parts: dict[str, dict[str, Pair]] = {}     # of nodes: {".../node/NAME/": {key: Pair}}
         self.nodes: dict[str, Node] = {}
 
-    def load(self, etcd: Client) -> int:
-        """Read all anew. Return the revision."""
+    def load(self, etcd: Client) -> None:
+        """Read all anew."""
         pairs, revision = etcd.read_range(*self.keys.watched())
         there = {pair.key for pair in pairs}
         known = [*self.records, *(key for part in self.parts.values() for key in part)]
         self.update(pairs, [key for key in known if key not in there])
-        return revision
+        self.revision = revision
+
+    def follow(self, message: dict[str, Any]) -> None:
+        """Apply a message of a watch from `revision` + 1.
+
+        The header of a message has etcd's revision. Changes up to this revision may come in later messages, unless the
+        message reports progress: it has no events then, and is not the answer to the request for the watch.
+        """
+        pairs: list[Pair] = []
+        gone: list[Pair] = []
+        for event in message.get("events", ()):
+            pair = read_pair(event["kv"])
+            (gone if event.get("type") == "DELETE" else pairs).append(pair)
+        self.update(pairs, [pair.key for pair in gone])
+        if pairs or gone:
+            self.revision = max(pair.revision for pair in [*pairs, *gone])
+        elif not message.get("created"):
+            self.revision = int(message["header"]["revision"])
 
     def update(self, pairs: Iterable[Pair], gone: Iterable[str]) -> None:
         """Note pairs that were put and keys that were deleted."""
@@ -92,7 +112,7 @@ class Watch:
     def run(self, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
         """See contract.Store."""
         copy = Copy(self.keys, changed)
-        revision = copy.load(self.etcd)
+        copy.load(self.etcd)
         before, self.last = self.last, copy
         for gone in [record for key, record in before.records.items() if key not in copy.records] + [
                 node for name, node in before.nodes.items() if name not in copy.nodes]:
@@ -100,20 +120,20 @@ class Watch:
         while not stop():
             opened = monotonic()
             try:
-                revision = self._follow(copy, revision, stop)
+                self._follow(copy, stop)
             except Away:
                 if monotonic() - opened < REOPEN_S:
                     raise
 
-    def _follow(self, copy: Copy, revision: int, stop: Callable[[], bool]) -> int:
-        """Watch from behind a revision until stop(), or until another endpoint should be asked. Return the revision of
-        the last change. Raises Away if the watch is lost."""
+    def _follow(self, copy: Copy, stop: Callable[[], bool]) -> None:
+        """Watch from behind the copy's revision until stop(), or until another endpoint should be asked. Raises Away if
+        the watch is lost."""
         endpoint, http = "", self.etcd.http
 
         def leave() -> bool:        # requests have left the endpoint of the watch: it may be silent because it hangs
             return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
 
-        with self.etcd.watch(*self.keys.watched(), revision + 1, leave, IDLE_S) as stream:
+        with self.etcd.watch(*self.keys.watched(), copy.revision + 1, leave, IDLE_S) as stream:
             endpoint = stream.endpoint
             for document in stream:
                 result = document.get("result", {})
@@ -121,13 +141,9 @@ class Watch:
                 if not result or (result.get("canceled") and not compacted):
                     self.etcd.token = None      # its age may be why
                     raise Away(f"etcd at {endpoint} ended the watch: {document.get('error') or result}"[:300])
-                now = int(result["header"].get("revision", 0))
-                if compacted or now < revision:
-                    return copy.load(self.etcd)
-                events = result.get("events", ())
-                copy.update([read_pair(each["kv"]) for each in events if each.get("type") != "DELETE"],
-                            [read_pair(each["kv"]).key for each in events if each.get("type") == "DELETE"])
-                revision = now
+                if compacted or int(result["header"].get("revision", 0)) < copy.revision:
+                    copy.load(self.etcd)
+                    return
+                copy.follow(result)
         if not leave():
             raise Away(f"etcd at {endpoint} ended the watch")
-        return revision

@@ -1,0 +1,121 @@
+"""The watch of the etcd store goes on after the last change it has seen, whatever the header of a message says."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from fastcni.clients.away import Away
+from fastcni.clients.etcd import Pair, encode
+from fastcni.kit.ipam.cluster.contract import Block
+from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys
+from fastcni.kit.ipam.cluster.stores.etcd_watch import REOPEN_S, Copy, Watch
+from fastcni.spec import json
+
+KEYS = Keys("/t")
+
+
+def block(number, revision, node="a"):
+    value = json.write({"node": node}).decode()
+    return Pair(KEYS.block("s", f"10.0.{number}.0/26"), value, revision)
+
+
+def message(header, *pairs, **more):
+    """A message of the watch. header: etcd's revision when it sent the message."""
+    events = [{"kv": {"key": encode(pair.key), "value": encode(pair.value), "mod_revision": str(pair.revision)}}
+              for pair in pairs]
+    return {"result": {"header": {"revision": str(header)}, **({"events": events} if events else {}), **more}}
+
+
+class Etcd:
+    """A Client that lists nothing at revision 10, and answers each watch with the next of `answers`.
+
+    answers: messages, and "leave" where requests go to another endpoint, and "lose" where the connection is lost.
+    started: the revision after which each watch was asked for. lists: how often all was listed.
+    """
+
+    def __init__(self, *answers):
+        self.answers, self.started, self.lists, self.token = list(answers), [], 0, None
+        self.http = SimpleNamespace(endpoints=["http://one", "http://two"], good=0)
+
+    def read_range(self, first, end):
+        self.lists += 1
+        return [], 10
+
+    def watch(self, first, end, revision, leave, idle):
+        self.started.append(revision - 1)
+        return Stream(self, self.answers.pop(0), leave)
+
+
+class Stream:
+    def __init__(self, etcd, answer, leave):
+        self.etcd, self.answer, self.leave, self.endpoint = etcd, answer, leave, etcd.http.endpoints[etcd.http.good]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def __iter__(self):
+        for each in self.answer:
+            if each == "lose":
+                raise Away("lost")
+            if each == "leave":
+                self.etcd.http.good = 1 - self.etcd.http.good
+            else:
+                yield each
+            if self.leave():
+                return
+
+
+def run(*answers, monkeypatch):
+    """Watch until all answers have come. Return (the Etcd, the events)."""
+    etcd, events = Etcd(*answers), []
+    clock = iter(range(0, 1000, int(REOPEN_S) + 1))      # each watch has lasted long enough to be opened again
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.stores.etcd_watch.monotonic", lambda: float(next(clock)))
+    Watch(etcd, KEYS).run(events.append, lambda: not etcd.answers)
+    return etcd, events
+
+
+CREATED = message(99, created=True)         # etcd has changes up to 99, and 11 to 99 follow
+
+
+@pytest.mark.parametrize("end", ["leave", "lose"])
+@pytest.mark.parametrize(("messages", "last"), [
+    ([CREATED], 10),
+    ([CREATED, message(99, block(1, 11))], 11),
+    ([CREATED, message(99, block(1, 11), block(2, 12)), message(99, block(3, 99))], 99),
+    ([message(10, created=True), message(50)], 50),
+], ids=["no change", "some of the changes", "all changes", "progress"])
+def test_a_watch_goes_on_after_the_last_change_that_was_seen(messages, last, end, monkeypatch):
+    """The header of the first message has the revision of changes that the next messages bring. The watch took this
+    revision for its own, and missed the changes if it went to another endpoint at that moment. If the connection was
+    lost, it began again where it had begun first, and reported old records."""
+    etcd, _ = run([*messages, end], [message(100, created=True)], monkeypatch=monkeypatch)
+    assert etcd.started == [10, last]
+    assert etcd.lists == 1
+
+
+def test_a_lost_watch_reports_no_former_owner_again(monkeypatch):
+    etcd, events = run([CREATED, message(99, block(1, 11, "a")), message(99, block(1, 12, "b")), "lose"],
+                       [message(99, created=True), "lose"], [message(99, created=True)], monkeypatch=monkeypatch)
+    assert [(event.record.node, event.gone) for event in events] == [("a", False), ("b", False)]
+    assert etcd.started == [10, 12, 12]
+
+
+@pytest.mark.parametrize("first", [message(99, created=True, compact_revision="60", canceled=True), message(7)],
+                         ids=["compacted", "restored from a backup"])
+def test_without_the_changes_all_is_listed(first, monkeypatch):
+    etcd, _ = run([first], [message(10, created=True)], monkeypatch=monkeypatch)
+    assert etcd.lists == 2
+
+
+def test_a_deleted_key_counts_as_a_change():
+    events = []
+    copy = Copy(KEYS, events.append)
+    gone = message(99, block(1, 20))["result"]
+    gone["events"][0]["type"] = "DELETE"
+    copy.follow(message(99, block(1, 15))["result"])
+    copy.follow(gone)
+    assert copy.revision == 20
+    assert [(type(event.record), event.gone) for event in events] == [(Block, False), (Block, True)]
