@@ -68,7 +68,12 @@ def test_inspect_shows_result_and_files(three, fastcni):
                                         ("", "3 attachments match"), ("web1/eth9", "no attachment")])
 def test_inspect_needs_one_attachment(three, fastcni, name, text):
     answer = fastcni("inspect", name)
-    assert answer.status == 1 and text in answer.err
+    assert answer.status == 1 and text in answer.err and "without root" not in answer.err
+
+
+def test_inspect_of_an_unknown_pod_says_what_could_not_be_seen(three, fastcni):
+    answer = fastcni("inspect", "nothing")
+    assert answer.status == 1 and "not seen: network namespaces: " in answer.err
 
 
 def test_adopt_says_what_it_cannot_own(three, fastcni):

@@ -59,7 +59,8 @@ def find(inventory: Inventory, text: str) -> NodeAttachment:
     if not found:
         similar = meant_id(text.partition("/")[0], [it.container_id for it in inventory.attachments])
         raise CniError(errors.INVALID_ENVIRONMENT, f"no attachment of a container that begins with {text}",
-                       similar or "`fastcni list` shows all; without root it may not see every one")
+                       "; ".join([similar or "`fastcni list` shows all attachments",
+                                  *(f"not seen: {each}" for each in inventory.unseen)]))
     names = ", ".join(f"{it.container_id[:12]}/{it.ifname} ({it.network or 'unknown network'})" for it in found[:8])
     more = f" and {len(found) - 8} more" if len(found) > 8 else ""
     raise CniError(errors.INVALID_ENVIRONMENT, f"{len(found)} attachments match {text}", f"they are {names}{more}")
