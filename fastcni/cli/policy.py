@@ -5,48 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcni.cli.policy_convert import convert
+from fastcni.cli.question import Question
 from fastcni.cli.text.output import Group, json_option, printable, put_document
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fastcni.agent.policy.asked import Answer, Direction, Sources
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.objects import Pod
 
-UNKNOWN = 2                     # the exit status without an answer
 SETTLED_S = 1.0                 # a difference that lasts so long is none that the agent is about to remove
 REREAD_S = 0.1
-
-
-class Question(click.Command):
-    """A command whose exit statuses are answers. Its errors have the exit status UNKNOWN."""
-
-    def make_context(self, *args: Any, **keys: Any) -> click.Context:
-        return self._failing(super().make_context, *args, **keys)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        return self._failing(super().invoke, ctx)
-
-    def _failing(self, do: Callable[..., Any], *args: Any, **keys: Any) -> Any:
-        try:
-            return do(*args, **keys)
-        except click.exceptions.Exit:           # of --help
-            raise
-        except (CniError, OSError, click.ClickException, click.Abort) as e:
-            e.exit_status = UNKNOWN             # type: ignore[union-attr]
-            raise
-        except Exception:                       # with this Python would end with 1
-            traceback.print_exc()
-            sys.exit(UNKNOWN)
 
 
 @click.group(cls=Group)
@@ -55,6 +31,9 @@ def policy() -> None:
 
     The policies are those of networking.k8s.io/v1, and ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2.
     """
+
+
+policy.add_command(convert)
 
 
 @policy.command(cls=Question)

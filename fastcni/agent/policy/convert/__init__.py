@@ -1,0 +1,82 @@
+"""Convert policies of other APIs to ClusterNetworkPolicy and NetworkPolicy.
+
+    found = convert([("all.yaml: document 1", document)])
+    found.documents                     # for the API server, or for a file of --policies
+    found.errors, found.notes           # what is not converted; what the documents mean differently than before
+
+convert() never opens silently what was closed: a part that the documents cannot express is in `errors`. convert()
+leaves out an allowing rule that cannot be expressed. A denying rule that cannot be expressed leaves its whole direction
+unconverted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.policy.cluster_policies import ADMIN, GROUP, read_cluster_policy
+from fastcni.agent.policy.convert import admin, calico
+from fastcni.agent.policy.convert.conversion import Conversion
+from fastcni.agent.policy.objects import PolicyError, read_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+CALICO = ("projectcalico.org/", "crd.projectcalico.org/")
+CONVERTERS: dict[tuple[str, str], Callable[[dict[str, Any]], Conversion]] = {
+    **{(group, kind): calico.convert for group in CALICO for kind in ("GlobalNetworkPolicy", "NetworkPolicy")},
+    (GROUP, "AdminNetworkPolicy"): admin.convert,
+    (GROUP, "BaselineAdminNetworkPolicy"): admin.convert}
+OWN = {("networking.k8s.io/", "NetworkPolicy"), (GROUP, "ClusterNetworkPolicy")}        # they need no conversion
+HARMLESS = ("IPPool", "IPReservation", "IPAMBlock", "IPAMHandle", "IPAMConfig", "BlockAffinity", "BGPPeer", "BGPFilter",
+            "BGPConfiguration", "ClusterInformation", "FelixConfiguration", "CalicoNodeStatus",
+            "KubeControllersConfiguration", "StagedNetworkPolicy", "StagedGlobalNetworkPolicy",
+            "StagedKubernetesNetworkPolicy")            # kinds of Calico that enforce nothing of policies
+
+
+def convert(documents: Iterable[tuple[str, Any]]) -> Conversion:
+    """Convert all documents of policies among these; others, such as Deployments, are passed over.
+
+    documents: (where, document); where: the file and the document's number, for errors. Pass all documents of a cluster
+    in one call, because AdminNetworkPolicies come before all policies of Calico.
+    """
+    total, last_admin, of_calico = Conversion(), -1, []
+    for where, document in documents:
+        try:
+            found = convert_one(document)
+        except PolicyError as e:
+            found = Conversion(errors=[f"{e}; the document is not converted"])
+        if found.is_calico:
+            of_calico.append((where, found))
+            continue
+        last_admin = max([last_admin, *admin_priorities(found)])
+        total.add(found, where)
+    for where, found in of_calico:
+        if early := [priority for priority in admin_priorities(found) if priority <= last_admin]:
+            found = Conversion(errors=[
+                f"{found.what}: spec.order: priority {early[0]} does not come after the AdminNetworkPolicies, the last "
+                f"of which has {last_admin}; the document is not converted"])
+        total.add(found, where)
+    return total
+
+
+def convert_one(document: Any) -> Conversion:
+    """Convert a document. Check what comes of it as the agent reads it. Raises PolicyError."""
+    kind, version = (str(document.get(key) or "") for key in ("kind", "apiVersion"))
+    group = f"{version.rpartition('/')[0]}/"
+    if converter := CONVERTERS.get((group, kind)):
+        found = converter(document)
+        for each in found.documents:
+            if each["kind"] == "NetworkPolicy":
+                read_policy(each)
+            else:
+                found.notes += read_cluster_policy(each).notes()
+        return found
+    if (group, kind) in OWN or kind in HARMLESS or not (group in CALICO or kind.endswith("NetworkPolicy")):
+        return Conversion()
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else ""
+    raise PolicyError(f"{kind} {name or ''}: apiVersion: no conversion for {version or 'a document without one'}")
+
+
+def admin_priorities(found: Conversion) -> list[int]:
+    return [each["spec"]["priority"] for each in found.documents if each["spec"].get("tier") == ADMIN]

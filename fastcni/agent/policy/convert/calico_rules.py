@@ -1,0 +1,268 @@
+"""Rules of Calico's policies as small records, and the rules that are written for them."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import re
+import reprlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.policy.cluster_policies import MAX_ITEMS
+from fastcni.agent.policy.convert.selectors import SelectorError, alternatives, both, label_selector
+from fastcni.agent.policy.objects import IN, INGRESS, MAX_PORT, NAME_LABEL, PORT_NAME, PROTOCOLS, Requirement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastcni.agent.policy.convert.selectors import Alternative
+    from fastcni.agent.policy.objects import Reader
+
+    Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+ALLOW, DENY, LOG = "Allow", "Deny", "Log"
+NAMESPACE_LABEL = "projectcalico.org/namespace"         # of pods
+NAMESPACE_NAME = "projectcalico.org/name"               # of namespaces
+KUBERNETES = Requirement("projectcalico.org/orchestrator", IN, frozenset(["k8s"]))      # all pods have it
+SPECIAL = ("projectcalico.org/", "pcns.", "pcsa.")      # labels that Calico gives endpoints, and others do not
+EVERYWHERE: tuple[Network, ...] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
+NUMBERS = {str(number): name for name, number in PROTOCOLS.items()}
+PORT_NUMBER = re.compile("[0-9]{1,5}")
+PORT_RANGE = 2                                          # numbers in "80:90"
+
+
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """Pods by requirements of their namespaces' labels and of their own."""
+
+    namespaces: Alternative
+    pods: Alternative
+
+    def cluster_peer(self) -> dict[str, Any]:
+        """The pods as a subject or peer of a ClusterNetworkPolicy."""
+        if not self.pods:
+            return {"namespaces": label_selector(self.namespaces)}
+        return {"pods": {"namespaceSelector": label_selector(self.namespaces),
+                         "podSelector": label_selector(self.pods)}}
+
+    def policy_peer(self, own: str) -> dict[str, Any]:
+        """The pods as a peer of a NetworkPolicy of the namespace `own`."""
+        pods = {"podSelector": label_selector(self.pods)}
+        if self.namespaces == in_namespace(own):
+            return pods
+        return {"namespaceSelector": label_selector(self.namespaces), **(pods if self.pods else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A network less some networks within it."""
+
+    network: Network
+    excepted: tuple[Network, ...] = ()
+
+    def policy_peer(self, own: str) -> dict[str, Any]:
+        excepted = {"except": list(map(str, self.excepted))} if self.excepted else {}
+        return {"ipBlock": {"cidr": str(self.network), **excepted}}
+
+    def networks(self) -> list[str]:
+        """The networks without those that are excepted."""
+        left: list[Any] = [self.network]
+        for gone in self.excepted:
+            left = [part for each in left for part in (
+                each.address_exclude(gone) if gone.subnet_of(each) else () if each.subnet_of(gone) else (each,))]
+        return list(map(str, sorted(left)))
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """protocol: "TCP". Ports from `first` to `last`; all of the protocol: 0 and 0; or by name."""
+
+    protocol: str
+    first: int = 0
+    last: int = 0
+    name: str = ""
+
+    def policy_port(self) -> dict[str, Any]:
+        port = {"port": self.name or self.first} if self.name or self.first else {}
+        return {"protocol": self.protocol, **port, **({"endPort": self.last} if self.last > self.first else {})}
+
+    def cluster_protocol(self) -> dict[str, Any]:
+        first, last = (self.first, self.last) if self.first else (1, MAX_PORT)
+        port = {"number": first} if first == last else {"range": {"start": first, "end": last}}
+        return {self.protocol.lower(): {"destinationPort": port}}
+
+
+@dataclass(frozen=True, slots=True)
+class CalicoRule:
+    """path: where the rule stands. peers: None for anywhere; empty: the rule matches nothing. ports: empty for all."""
+
+    path: str
+    action: str
+    peers: tuple[Pods | Block, ...] | None
+    ports: tuple[Port, ...]
+
+    @property
+    def is_all(self) -> bool:
+        return self.peers is None and not self.ports
+
+    @property
+    def selects(self) -> bool:
+        """Whether it has pods by selectors."""
+        return any(isinstance(peer, Pods) for peer in self.peers or ())
+
+    def inexpressible(self, direction: str) -> str:
+        """Why no rule of a ClusterNetworkPolicy matches the same, "" if one does."""
+        if any(port.name for port in self.ports):
+            return "a ClusterNetworkPolicy has no names of ports of one protocol"
+        if direction == INGRESS and (self.peers is None or any(isinstance(peer, Block) for peer in self.peers)):
+            return "a ClusterNetworkPolicy has no sources outside of the cluster"
+        return ""
+
+    def cluster_rules(self, direction: str, action: str) -> Iterator[dict[str, Any]]:
+        """The rules of a ClusterNetworkPolicy that match the same: one, or several because of the API's limits."""
+        key = "from" if direction == INGRESS else "to"
+        found: list[dict[str, Any]] = []
+        for peer in self.peers if self.peers is not None else map(Block, EVERYWHERE):
+            found += [peer.cluster_peer()] if isinstance(peer, Pods) else [
+                {"networks": list(part)} for part in batched(peer.networks())]
+        for peers, ports in itertools.product(batched(merged(found)), list(batched(self.ports)) or [[]]):
+            protocols = {"protocols": [port.cluster_protocol() for port in ports]} if ports else {}
+            yield {"action": action, key: peers, **protocols}
+
+    def policy_rule(self, direction: str, own: str) -> dict[str, Any]:
+        """The rule of a NetworkPolicy that allows the same."""
+        peers = [peer.policy_peer(own) for peer in self.peers or ()]
+        ports = [port.policy_port() for port in self.ports]
+        key = "from" if direction == INGRESS else "to"
+        return {**({key: peers} if peers else {}), **({"ports": ports} if ports else {})}
+
+
+def merged(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same peers with their networks in as few as possible."""
+    networks = [text for peer in peers for text in peer.get("networks", ())]
+    return [*(peer for peer in peers if "networks" not in peer), *({"networks": part} for part in batched(networks))]
+
+
+def batched(items: Any) -> Iterator[list[Any]]:
+    left = iter(items)
+    while part := list(itertools.islice(left, MAX_ITEMS)):
+        yield part
+
+
+def in_namespace(name: str) -> Alternative:
+    return (Requirement(NAME_LABEL, IN, frozenset([name])),)
+
+
+# Documents -------------------------------------------------------------------------------------------------------
+
+def read_rule(it: Reader, direction: str, own: str) -> CalicoRule:
+    """Read a rule. own: the policy's namespace, "" of a GlobalNetworkPolicy. Raises PolicyError."""
+    it.only("action", "metadata", "protocol", "ipVersion", "source", "destination")
+    peer, here = ("source", "destination") if direction == INGRESS else ("destination", "source")
+    if (end := it.part(here)) and (foreign := [key for key in end.value if (here, key) != ("destination", "ports")]):
+        end.wrong("the pod's own end is selected by the policy only", str(foreign[0]))
+    if (end := it.part("source")) and "ports" in end.value:
+        end.wrong("ports of sources cannot be expressed", "ports")
+    version = it.get("ipVersion", int, 0)
+    if version not in (0, 4, 6):
+        it.wrong(f"expected 4 or 6, got {version}", "ipVersion")
+    if not (end := it.part(peer)) or not {*end.value} - {"ports"}:
+        peers: tuple[Pods | Block, ...] | None = blocks_of((), (), version) if version else None
+    else:
+        peers = read_peers(end, own, version)
+    return CalicoRule(it.path, it.get("action", str, ""), peers, read_ports(it))
+
+
+def read_peers(it: Reader, own: str, version: int) -> tuple[Pods | Block, ...]:
+    """Read what a source or destination matches."""
+    it.only("nets", "notNets", "selector", "notSelector", "namespaceSelector", "ports")
+    nets, excepted = ([read_net(it, key, text) for text in it.get(key, list, [])] for key in ("nets", "notNets"))
+    if not it.value.keys() & {"selector", "notSelector", "namespaceSelector"}:
+        return blocks_of(nets, excepted, version)
+    if nets or excepted or version:
+        it.wrong("networks or an IP version together with a selector cannot be expressed")
+    if not it.value.keys() & {"selector", "namespaceSelector"}:
+        it.wrong("matches addresses outside of the cluster, too, which cannot be expressed", "notSelector")
+    return read_pods(it, own)
+
+
+def read_net(it: Reader, key: str, text: Any) -> Network:
+    try:
+        return ipaddress.ip_network(text if isinstance(text, str) else "", strict=False)
+    except ValueError:
+        it.wrong(f"{reprlib.repr(text)} is no network", key)
+
+
+def blocks_of(nets: Any, excepted: Any, version: int) -> tuple[Block, ...]:
+    """Networks less others, of one IP version unless `version` is 0."""
+    found = []
+    for net in nets or EVERYWHERE:
+        within = [each for each in excepted if each.version == net.version]
+        if version in (0, net.version) and not any(net.subnet_of(each) for each in within):
+            found.append(Block(net, tuple(each for each in within if each.subnet_of(net))))
+    return tuple(found)
+
+
+def read_pods(it: Reader, own: str) -> tuple[Pods, ...]:
+    """Read the selectors of a policy, a source or a destination. own: the namespace if no selector says another one."""
+    found = [namespaced(namespaces, pods, it) for namespaces in read_namespaces(it, own)
+             for pods in both(read_selector(it, "selector"), read_selector(it, "notSelector", negated=True))]
+    return tuple(dict.fromkeys(found))
+
+
+def read_namespaces(it: Reader, own: str) -> list[Alternative]:
+    if it.value.get("namespaceSelector") is None:
+        return [in_namespace(own) if own else ()]
+    found = read_selector(it, "namespaceSelector")
+    return [tuple(checked(Requirement(NAME_LABEL, one.operator, one.values) if one.key == NAMESPACE_NAME else one,
+                          it, "namespaceSelector") for one in alternative) for alternative in found]
+
+
+def read_selector(it: Reader, key: str, *, negated: bool = False) -> list[Alternative]:
+    """Read the alternatives of a selector. One that is not there matches everything, or excludes nothing."""
+    if negated and it.value.get(key) is None:
+        return [()]
+    try:
+        return alternatives(it.get(key, str, ""), negated=negated)
+    except SelectorError as e:
+        it.wrong(str(e), key)
+
+
+def namespaced(namespaces: Alternative, pods: Alternative, it: Reader) -> Pods:
+    """Take the pods' label with the name of their namespace for one of the namespace."""
+    moved = tuple(Requirement(NAME_LABEL, one.operator, one.values) for one in pods if one.key == NAMESPACE_LABEL)
+    left = tuple(checked(one, it, "selector") for one in pods if one.key != NAMESPACE_LABEL and one != KUBERNETES)
+    return Pods(tuple(dict.fromkeys((*namespaces, *moved))), left)
+
+
+def checked(one: Requirement, it: Reader, key: str) -> Requirement:
+    if one.key.startswith(SPECIAL):
+        it.wrong(f"the label {one.key} is Calico's own", key)
+    return one
+
+
+def read_ports(it: Reader) -> tuple[Port, ...]:
+    """Read a rule's protocol and the destination's ports."""
+    text = it.value.get("protocol")
+    protocol = NUMBERS.get(str(text), str(text).upper())
+    destination = it.part("destination")
+    ports = destination.get("ports", list, []) if destination else []
+    if text is None and not ports:
+        return ()
+    if protocol not in PROTOCOLS or isinstance(text, bool):
+        it.wrong(f"expected TCP, UDP or SCTP, got {reprlib.repr(text)}", "protocol")
+    return tuple(read_port(it, protocol, port) for port in ports) or (Port(protocol),)
+
+
+def read_port(it: Reader, protocol: str, port: Any) -> Port:
+    """Read 80, "80", "80:90" or the name of a port."""
+    text = str(port) if isinstance(port, int | str) and not isinstance(port, bool) else ""
+    ends = [int(end) if PORT_NUMBER.fullmatch(end) else -1 for end in text.split(":")]
+    if len(ends) <= PORT_RANGE and 0 < ends[0] <= ends[-1] <= MAX_PORT:
+        return Port(protocol, ends[0], ends[-1])
+    if not PORT_NAME.fullmatch(text):
+        it.wrong(f"{reprlib.repr(port)} is no port", "destination.ports")
+    return Port(protocol, name=text)
+
+

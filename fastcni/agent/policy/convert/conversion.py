@@ -1,0 +1,42 @@
+"""What comes of a conversion, and the documents that it makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastcni.agent.policy import objects
+from fastcni.agent.policy.cluster_policies import API_VERSION
+
+
+@dataclass(slots=True)
+class Conversion:
+    """what: the kind and name of the document that was converted. errors: what is not converted, with kind, name and
+    key of the document. notes: what was converted, and means something else than before. is_calico: the document was a
+    policy of Calico."""
+
+    what: str = ""
+    documents: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    is_calico: bool = False
+
+    def add(self, other: Conversion, where: str) -> None:
+        """Add what comes of the document at `where`."""
+        self.documents += other.documents
+        self.errors += [f"{where}: {text}" for text in other.errors]
+        self.notes += [f"{where}: {text}" for text in other.notes]
+
+
+def cluster_policy(name: str, tier: str, priority: int, subject: dict[str, Any], **rules: Any) -> dict[str, Any]:
+    """Return a ClusterNetworkPolicy. rules: ingress, egress."""
+    return {"apiVersion": API_VERSION, "kind": "ClusterNetworkPolicy", "metadata": {"name": name},
+            "spec": {"tier": tier, "priority": priority, "subject": subject,
+                     **{key: value for key, value in rules.items() if value}}}
+
+
+def network_policy(namespace: str, name: str, pods: dict[str, Any], **rules: list[Any]) -> dict[str, Any]:
+    """Return a NetworkPolicy that restricts the directions of `rules`: ingress, egress."""
+    return {"apiVersion": objects.API_VERSION, "kind": "NetworkPolicy",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"podSelector": pods, "policyTypes": [key.capitalize() for key in rules], **rules}}
