@@ -26,7 +26,7 @@ def convert(files: tuple[str, ...]) -> None:
 
     \b
     fastcni policy convert calico.yaml > /etc/fastcni/policies/calico.yaml
-    kubectl get globalnetworkpolicies,networkpolicies.projectcalico.org -A -o yaml | fastcni policy convert -
+    kubectl get adminnetworkpolicies -o yaml | fastcni policy convert -
 
     The command prints ClusterNetworkPolicies and NetworkPolicies in YAML. Give all policies of a cluster in one call.
     What cannot be converted is on stderr, with document and key: check that nothing is open that was closed. Lines that

@@ -107,8 +107,8 @@ class Policy:
         return left
 
     def without_outside(self, rules: list[CalicoRule], direction: str) -> list[CalicoRule]:
-        """Refuse a global policy whose ingress rules close the rest: a ClusterNetworkPolicy cannot close what comes from
-        outside of the cluster. Raises PolicyError."""
+        """Refuse a global policy whose ingress rules close the rest: a ClusterNetworkPolicy cannot close what comes
+        from outside of the cluster. Raises PolicyError."""
         if direction != INGRESS:
             return rules
         if not rules or not rules[-1].is_all:
