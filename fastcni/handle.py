@@ -43,6 +43,7 @@ NOT_ERRORS = (netns.Lost, Crowded, Abandoned)
 # GC releases everything that belongs to none of these attachments (spec section 2)
 ATTACHMENTS = "cni.dev/valid-attachments"
 REPORT = "fastcni/report"       # fastcni's runtime sets it: GC works in every version and prints what was released
+UPDATE = "UPDATE"               # the command of a request of update()
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
 
@@ -88,6 +89,28 @@ def restore(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> li
     except Exception as e:
         raise _as_cni_error(e, plugin) from e
     return warnings
+
+
+def update(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Reply:
+    """Bring a running attachment up to date with what its configuration asks for now; no command of the CNI spec.
+
+    `env` is that of CHECK. Only multus has the function; stdin has the pod's annotations. Raises only NOT_ERRORS.
+    """
+    warnings: list[str] = []
+    try:
+        check_variables(env, "CHECK")
+        req = read_request(plugin, UPDATE, env, stdin, mode)
+        req.warnings = warnings
+        try:
+            module = load(plugin)
+            module.update(req, module.read(req))
+        finally:
+            req.close()
+    except NOT_ERRORS:
+        raise
+    except BaseException as e:
+        return reply(1, error_document(_as_cni_error(e, plugin)), warnings)
+    return reply(0, b"", warnings)
 
 
 def load(plugin: str) -> ModuleType:

@@ -40,6 +40,8 @@ EVENTS = {
                                "Stale state: ports of Open vSwitch whose pod is gone were removed."),
     "ovs_ports_unread": Event("warning", ("address", "error"), "A database of Open vSwitch cannot be read."),
     "datapath_unswept": Event("warning", ("error",), "Flows of the datapath ebpf that have ended stay in its map."),
+    "networks_unchanged": Event("warning", ("pod", "container", "error"),
+                                "Networks of a running pod could not be attached or detached; the server tries again."),
     "cluster_store_away": Event("warning", ("store", "why"), "The store of cluster-wide addresses does not answer."),
     "cluster_store_restored": Event("error", ("store", "why"),
                                     "The store went back to an older state: no new blocks for a while."),

@@ -34,7 +34,7 @@ NAMESPACE = "default"           # of Events about objects without a namespace
 PATH = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
 CONTROLLER = "fastcni.dev/server"
 # Fields that say what an event is about; the others may differ from line to line
-THINGS = ("plugin", "network", "range", "table", "space", "block", "address", "store")
+THINGS = ("plugin", "network", "range", "table", "space", "block", "address", "store", "pod")
 MAX_SERIES = 256                # in the table
 SERIES_S = 60.0                 # between two numbers of one Event
 ENDED_S = 1800.0                # without a line: the next one is another Event

@@ -12,13 +12,14 @@ from __future__ import annotations
 from fastcni.kit.call import delegate
 from fastcni.kit.call.conf import read_once
 from fastcni.kit.call.pod import Pod
-from fastcni.kit.call.undo import every
+from fastcni.kit.call.undo import Undo, every
 from fastcni.kit.links import find
 from fastcni.kit.networks import state
-from fastcni.kit.networks.chosen import Asked, definitions_of, networks_of, objects_of, standing
+from fastcni.kit.networks.chosen import Asked, definitions_of, give_devices, networks_of, objects_of, selected, standing
 from fastcni.kit.networks.keys import BIN_DIR, Keys, read_keys
 from fastcni.kit.networks.network import OWN_ARG, Failing, ifname_at
 from fastcni.kit.networks.ready import exists, wait_until_ready
+from fastcni.kit.networks.selection import read_networks
 from fastcni.spec import errors, version
 from fastcni.spec.errors import CniError
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kit.call.request import Request
-    from fastcni.kit.call.undo import Undo
+    from fastcni.kit.networks.changes import Plan
     from fastcni.kit.networks.network import Network
 
 CAPABILITIES, ARGS = ("io.kubernetes.cri.pod-annotations",), (OWN_ARG,)
@@ -160,6 +161,80 @@ def delete_network(req: Request, conf: Conf, network: Network) -> None:
         sub.mode.announce_delete(sub)
         delegate.run(sub, "DEL")
     conf.state.remove_result(network)
+
+
+def update(req: Request, conf: Conf) -> None:
+    """Attach and detach networks of a running pod, so that it has those of its annotation. This is no command of CNI:
+    the server asks for it (server/networks/hot_plug.py), with the annotation in `runtimeConfig`.
+
+    All definitions are found before anything is changed. A network that fails is rolled back, and those after it are
+    not attached; the pod keeps the others. Nothing happens if a DEL has deleted the pod's networks.
+    """
+    from fastcni.kit.networks import changes, default_routes
+
+    listed = conf.state.listed(req.ifname)
+    if not listed:
+        if exists(conf.state.path):
+            raise CniError(errors.IO_FAILURE, f"{conf.state.path} is damaged", "no network of the pod is changed")
+        return
+    known = definitions_of(req, conf.keys)
+    conf.asked = asked = Asked(req, known.objects)
+    plan = changes.make_plan([it for _, it in listed], read_networks(asked.networks, asked.namespace),
+                              conf.keys.default_titles(asked.namespace))
+    joins = [selected(conf.keys, asked, known, selection, ifname) for selection, ifname in plan.joins]
+    check_names([*(it for it, _ in plan.stays), *joins])
+    default_routes.check(joins)
+    give_devices(req, asked.kubelet_uid, joins, changes.devices_of(it for it, _ in plan.stays))
+    elements = {id(it): element for element, it in listed}
+    for network in reversed(plan.leaves):
+        delete_network(req, conf, network)
+        del elements[id(network)]
+        conf.state.rewrite([*elements.values()])
+    added = changes.with_results(it for it, _ in plan.stays)
+    every((join_all, req, conf, joins, added, [*elements.values()]),
+          (write_new_status, req, conf, plan, added))
+
+
+def write_new_status(req: Request, conf: Conf, plan: Plan, added: list[tuple[Network, dict[str, Any]]]) -> None:
+    """Write the status of a running pod, if its networks have changed."""
+    for network, selection in plan.stays:
+        network.gateways = selection.gateways if selection else None
+    if plan:
+        write_status(req, conf, added)
+
+
+def join_all(req: Request, conf: Conf, networks: list[Network], added: list[tuple[Network, dict[str, Any]]],
+             elements: list[dict[str, Any]]) -> None:
+    """Attach further networks to a running pod. added: the pod's networks, to which they are appended. elements: the
+    objects of these in the pod's list."""
+    if not networks:
+        return
+    pod = Pod(req)                      # not before a DEL of another network, which closes what is open of the pod
+    for network in networks:
+        join(req, conf, pod, network, added, elements)
+        elements = [*elements, state.element(network, 1)]
+
+
+def join(req: Request, conf: Conf, pod: Pod, network: Network, added: list[tuple[Network, dict[str, Any]]],
+         elements: list[dict[str, Any]]) -> None:
+    """Attach one further network."""
+    from fastcni.kit.networks import default_routes
+
+    if find.link(pod.inside, network.ifname) is not None:
+        raise CniError(errors.INVALID_ENVIRONMENT, f'the pod has an interface "{network.ifname}" already')
+    with Undo() as undo:
+        undo(conf.state.rewrite, elements)
+        conf.state.rewrite([*elements, state.element(network, 1)])
+        sub = sub_request(req, conf, network)
+        sub.command, network.cni_args = "ADD", sub.args
+        with Failing(network, "add"):
+            result = delegate.add(sub, undo)
+            undo(conf.state.remove_result, network)
+            conf.state.write_result(req, network, result)
+        after = [*added, (network, result)]
+        for place in default_routes.arrange(pod, after):
+            conf.state.write_result(req, *after[place])
+        added.append((network, result))
 
 
 def check(req: Request, conf: Conf) -> None:

@@ -195,6 +195,7 @@ class Server:
         self.described: dict[str, Callable[[], Any]] = {}       # by key of the status document: what parts add
         self.answer_control(options.history)
         self.acceptor.records.receivers.append(RetriedDeletes(logger).note)
+        self.networks.attach(self.acceptor)
         self.datapath = DatapathSweep(self.background, logger)
         self.pool_watch = PoolWatch(options.node.count, self.background, logger)
         self.pool = Workers(self.queue, self.acceptor, self.hosts, self.background, Configurations(), environment(),

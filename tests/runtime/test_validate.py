@@ -118,7 +118,7 @@ DEVICE = {"ipam": HOST_LOCAL, "dns": DNS, "enabledad": True, "disableIPv6": Fals
 MULTUS = {"defaultNetworks": [], "multusNamespace": "x", "systemNamespaces": ["x"], "namespaceIsolation": True,
           "globalNamespaces": "x", "readinessindicatorfile": "/run/x", "cniDir": "/run/x", "confDir": "/run/x",
           "binDir": "/run/x", "logFile": "/run/x", "logLevel": "debug", "logOptions": {}, "logToStderr": True,
-          "daemonSocketDir": "/run/x", "kubeconfig": "/run/x", "retryDeleteOnError": True,
+          "daemonSocketDir": "/run/x", "kubeconfig": "/run/x", "retryDeleteOnError": True, "hotPlug": True,
           "capabilities": {"io.kubernetes.cri.pod-annotations": True}}
 # {case: a configuration with every key of that plugin}
 COMPLETE = {

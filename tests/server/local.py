@@ -50,6 +50,7 @@ class Local(Server):
         self.queue = RequestQueue(self.size, busy, timeout_s=queue_timeout_s, wake=wakeup.wake)
         self.acceptor = Acceptor(self.listening.sock, self.queue, wakeup, frozenset({os.geteuid()}),
                                  LatencyRequest(0, logger), logger)
+        self.networks.attach(self.acceptor)
         self.pool = Workers(self.queue, self.acceptor, self.hosts, background, Configurations(), environment(), logger)
         self.pool.start()
         self.restoring.start()

@@ -11,7 +11,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable
     from typing import Any
 
     from fastcni.kit.call.request import Request
@@ -32,9 +32,10 @@ class Asked:
     uid                 of the pod as the API has it, "" if it is unknown
     kubelet_uid         of the pod as the kubelet has it: of a static pod it differs
     networks, default   the texts of the two annotations, "" for none
+    by_args             `networks` is of CNI_ARGS, not of an annotation
     """
 
-    __slots__ = ("namespace", "name", "uid", "kubelet_uid", "networks", "default")
+    __slots__ = ("namespace", "name", "uid", "kubelet_uid", "networks", "default", "by_args")
 
     def __init__(self, req: Request, objects: ApiObjects | None) -> None:
         args = dict(pair.partition("=")[::2] for pair in req.args.split(";"))
@@ -42,6 +43,7 @@ class Asked:
         self.uid = self.kubelet_uid = args.get("K8S_POD_UID", "")
         annotations = Section(self._annotations(req, objects), "annotations")
         self.networks = annotations.text(NETWORKS) or args.get(OWN_ARG, "")
+        self.by_args = not annotations.text(NETWORKS)
         self.default = annotations.text(DEFAULT_NETWORK)
 
     def _annotations(self, req: Request, objects: ApiObjects | None) -> dict[str, Any]:
@@ -110,18 +112,26 @@ def networks_of(req: Request, keys: Keys, asked: Asked, known: Definitions) -> l
     """The networks of a pod, the first one first. Raises CniError 7 and 11, before anything is added."""
     found = first_networks(req, keys, asked, known)
     for selection in read_networks(asked.networks, asked.namespace):
-        check_isolation(keys, selection, asked.namespace)
-        found.append(select(known.by_name(selection.namespace, selection.name), selection, len(found)))
-    if any(network.definition.resource for network in found):
-        give_devices(req, asked.kubelet_uid, found)
+        found.append(selected(keys, asked, known, selection, ifname_at(len(found), "")))
+        found[-1].standing = asked.by_args
+    give_devices(req, asked.kubelet_uid, found)
     return found
 
 
-def give_devices(req: Request, uid: str, networks: list[Network]) -> None:
-    """Write a device of the pod into the definition of each network that needs one."""
+def selected(keys: Keys, asked: Asked, known: Definitions, selection: Selection, ifname: str) -> Network:
+    """The network of a selection. ifname: of a selection without one. Raises CniError 7 and 11."""
+    check_isolation(keys, selection, asked.namespace)
+    return select(known.by_name(selection.namespace, selection.name), selection, ifname)
+
+
+def give_devices(req: Request, uid: str, networks: list[Network], used: Iterable[str] = ()) -> None:
+    """Write a device of the pod into the definition of each network that needs one. used: devices of its other
+    networks."""
+    if not any(network.definition.resource for network in networks):
+        return
     from fastcni.kit.networks.devices import Devices
 
-    devices = Devices(uid, req.warn)
+    devices = Devices(uid, req.warn, used)
     for network in networks:
         if network.definition.resource and (device := devices.take(network.definition.resource)):
             network.definition = with_device(network.definition, device)
@@ -136,8 +146,11 @@ def first_networks(req: Request, keys: Keys, asked: Asked, known: Definitions) -
             raise CniError(errors.INVALID_CONFIG, f"pod annotation {DEFAULT_NETWORK}: expected one network, got "
                            f"{len(selected)}")
         found[:1] = [known.by_name(selected[0].namespace, selected[0].name)]
-    return [Network(definition, ifname_at(place, req.ifname), {} if place else of_runtime(req))
-            for place, definition in enumerate(found)]
+    networks = [Network(definition, ifname_at(place, req.ifname), {} if place else of_runtime(req))
+                for place, definition in enumerate(found)]
+    for network in networks:
+        network.standing = True
+    return networks
 
 
 def standing_definitions(keys: Keys, known: Definitions, with_defaults: bool = True) -> list[Definition]:

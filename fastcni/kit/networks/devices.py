@@ -12,7 +12,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
@@ -20,16 +20,17 @@ MAX_BYTES = 16 << 20
 
 
 class Devices:
-    """The devices of one pod, of which each goes to one network. uid: of the pod, as the kubelet knows it."""
+    """The devices of one pod, of which each goes to one network. uid: of the pod, as the kubelet knows it. used: those
+    that networks have already."""
 
-    def __init__(self, uid: str, warn: Callable[[str], object]) -> None:
-        self.uid, self.warn = uid, warn
+    def __init__(self, uid: str, warn: Callable[[str], object], used: Iterable[str] = ()) -> None:
+        self.uid, self.warn, self.used = uid, warn, frozenset(used)
         self.left: dict[str, list[str]] | None = None       # by resource; None: not read so far
 
     def take(self, resource: str) -> str:
         """Return the next device of a resource, in sorted order; "" and a warning if there is none."""
         if self.left is None:
-            self.left = {name: sorted(devices) for name, devices in self._read().items()}
+            self.left = {name: sorted(devices - self.used) for name, devices in self._read().items()}
         found = self.left.get(resource)
         if not found:
             self.warn(f"multus: {CHECKPOINT} has no further device of {resource} for the pod {self.uid or '(no uid)'}")

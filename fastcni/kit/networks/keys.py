@@ -23,10 +23,11 @@ class Keys:
     ready_file                  the file that has to exist before an ADD
     bin_dir                     "": the directories of CNI_PATH, then BIN_DIR
     kubeconfig                  of the API server with pods and definitions, "" for none
+    hot_plug                    whether the server follows the annotations of running pods
     """
 
     __slots__ = ("delegates", "cluster_network", "defaults", "namespace", "system_namespaces", "isolation", "shared",
-                 "ready_file", "cni_dir", "conf_dir", "bin_dir", "kubeconfig")
+                 "ready_file", "cni_dir", "conf_dir", "bin_dir", "kubeconfig", "hot_plug")
     delegates: list[Definition]
     cluster_network: str
     defaults: list[str]
@@ -39,6 +40,13 @@ class Keys:
     conf_dir: str
     bin_dir: str
     kubeconfig: str
+    hot_plug: bool
+
+    def default_titles(self, namespace: str) -> list[str]:
+        """The titles of the networks that `defaultNetworks` names, for the pods of a namespace."""
+        if namespace in self.system_namespaces:
+            return []
+        return [name if "/" in name else f"{self.namespace}/{name}" for name in self.defaults]
 
 
 def read_keys(conf: Section) -> Keys:
@@ -54,7 +62,7 @@ def read_keys(conf: Section) -> Keys:
     keys.system_namespaces = conf.texts("systemNamespaces") or ["kube-system"]
     keys.isolation = conf.flag("namespaceIsolation")
     keys.shared = [name.strip() for name in (conf.text("globalNamespaces") or "default").split(",")]
-    keys.kubeconfig = path(conf, "kubeconfig", "")
+    keys.kubeconfig, keys.hot_plug = path(conf, "kubeconfig", ""), conf.flag("hotPlug")
     for key in IGNORED:
         conf.has(key)
     keys.delegates = []

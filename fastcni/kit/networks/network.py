@@ -79,9 +79,11 @@ class Network:
     cni_args  CNI_ARGS of the ADD, for its DEL; None: those of the request
     container_id, netns
               of the ADD, "" if no result of it is kept
+    standing  it is not of the pod's annotation, so no change of the annotation detaches it
     """
 
-    __slots__ = ("definition", "ifname", "capabilities", "gateways", "given", "cni_args", "container_id", "netns")
+    __slots__ = ("definition", "ifname", "capabilities", "gateways", "given", "cni_args", "container_id", "netns",
+                 "standing")
 
     def __init__(self, definition: Definition, ifname: str, capabilities: dict[str, Any] | None = None,
                  gateways: list[bytes] | None = None) -> None:
@@ -90,6 +92,7 @@ class Network:
         self.given: dict[str, Any] = {}
         self.cni_args: str | None = None
         self.container_id = self.netns = ""
+        self.standing = False
 
     @property
     def conf(self) -> Section:
@@ -112,11 +115,11 @@ def ifname_at(place: int, first: str) -> str:
     return f"net{place}" if place else first
 
 
-def select(definition: Definition, selection: Selection, place: int) -> Network:
-    """The attachment that a pod asks for. place: in the pod's list of networks, from 0."""
+def select(definition: Definition, selection: Selection, ifname: str) -> Network:
+    """The attachment that a pod asks for. ifname: of a selection without one."""
     if selection.cni_args:
         definition = with_args(definition, selection.cni_args)
-    return Network(definition, selection.ifname or ifname_at(place, ""), selection.capabilities, selection.gateways)
+    return Network(definition, selection.ifname or ifname, selection.capabilities, selection.gateways)
 
 
 def with_args(definition: Definition, cni_args: dict[str, Any]) -> Definition:

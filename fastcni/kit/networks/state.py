@@ -8,6 +8,8 @@ The first is written before the first network is added, so a DEL knows all netwo
 
 from __future__ import annotations
 
+import posix
+
 from fastcni.kit.call import files
 from fastcni.kit.networks.network import Definition, Network, define, ifname_at
 from fastcni.spec import cached_result, config, json
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
 
 RESULTS = "results"
+STANDING = "fastcniStanding"    # a key that Multus ignores, see Network.standing
 DAMAGED = (CniError, json.JsonError, ValueError)       # errors of a file's content
 
 
@@ -37,6 +40,18 @@ class State:
 
     def write(self, networks: list[Network]) -> None:
         files.write(self.path, json.write([element(network, place) for place, network in enumerate(networks)]))
+
+    def rewrite(self, elements: list[dict[str, Any]]) -> None:
+        """Write the list of a running pod. A process that is killed leaves the old list or the new one."""
+        files.write(self.new_path, json.write(elements))
+        try:
+            posix.rename(self.new_path, self.path)
+        except OSError as e:
+            raise files.file_error("rename", self.new_path, e) from None
+
+    @property
+    def new_path(self) -> str:
+        return f"{self.path}.new"
 
     def write_result(self, req: Request, network: Network, result: dict[str, Any]) -> None:
         """Write libcni's file of an attachment. result: in the newest shape."""
@@ -60,13 +75,17 @@ class State:
         If the list of networks is lost or damaged, these are the networks of which a result is kept: each one that an
         ADD has added completely.
         """
+        listed = self.listed(ifname)
+        return ([network for _, network in listed], True) if listed else (self.kept_results(), False)
+
+    def listed(self, ifname: str) -> list[tuple[dict[str, Any], Network]]:
+        """(its object, network) of each network in the list; [] if the list is lost or damaged."""
         content = files.read(self.path, MAX_BYTES)
-        if content is not None:
-            try:
-                return [self.from_element(it, place, ifname) for place, it in enumerate(elements(content))], True
-            except DAMAGED:
-                pass            # the caller is told by `complete`
-        return self.kept_results(), False
+        try:
+            return [(it.values, self.from_element(it, place, ifname)) for place, it in enumerate(
+                elements(content) if content is not None else ())]
+        except DAMAGED:
+            return []
 
     def kept_results(self) -> list[Network]:
         return [it for it in kept_results(self.cni_dir, f"-{self.container_id}-")
@@ -83,7 +102,9 @@ class State:
         ifname = it.text("ifnameRequest") or ifname_at(place, ifname)
         config.check_ifname(ifname)
         kept = read_result(self.path_of_result(definition.name, ifname), definition)
-        return kept if kept and kept.container_id == self.container_id else Network(definition, ifname)
+        found = kept if kept and kept.container_id == self.container_id else Network(definition, ifname)
+        found.standing = not place or "/" not in title or it.flag(STANDING)
+        return found
 
     # Removed by DEL
 
@@ -91,6 +112,7 @@ class State:
         files.remove(self.path_of_result(network.definition.name, network.ifname))
 
     def remove(self) -> None:
+        files.remove(self.new_path)
         files.remove(self.path)
 
 
@@ -149,6 +171,8 @@ def element(network: Network, place: int) -> dict[str, Any]:
         "Name": network.definition.title}
     if place:
         found["ifnameRequest"] = network.ifname
+        if network.standing:
+            found[STANDING] = True
     for key, capability in (("macRequest", "mac"), ("infinibandGUIDRequest", "infinibandGUID"), ("ipRequest", "ips"),
                             ("deviceID", "deviceID")):
         if place and capability in network.capabilities:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Seconds: upper ends of the histograms' buckets, both included
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.5, 5.0,
           10.0, 60.0)
-COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")
+COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "UPDATE")
 OTHER = "other"
 MAX_NETWORKS, MAX_PLUGINS, MAX_CODES = 100, 40, 40
 MAX_COUNTS = 2000               # of (command, plugin, network, code)

@@ -8,6 +8,7 @@ from threading import Lock
 from fastcni.kit.networks import chosen
 from fastcni.kit.networks.keys import read_keys
 from fastcni.kit.networks.network import RUNS_NETWORKS
+from fastcni.server.networks.hot_plug import HotPlug
 from fastcni.server.networks.watched import WatchedObjects
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.log import Logger
     from fastcni.kit.networks.api_objects import ApiObjects
+    from fastcni.server.records.ended import Ended
+    from fastcni.server.requests.acceptor import Acceptor
 
 
 class NetworkSources:
@@ -29,7 +32,19 @@ class NetworkSources:
         self.home, self.log, self.configured, self.lock = home, log, configured, Lock()
         self.node = node or os.environ.get("NODE_NAME") or os.uname().nodename.lower()
         self.sources: dict[Hashable, WatchedObjects] = {}
+        self.hot_plugs: dict[Hashable, HotPlug] = {}
+        self.acceptor: Acceptor | None = None
         self.stopping = False
+
+    def attach(self, acceptor: Acceptor) -> None:
+        """Send requests of the server itself by this acceptor, and learn from it which requests have ended."""
+        self.acceptor = acceptor
+
+    def note(self, ended: Ended) -> None:
+        """Compare pods of which an ADD has ended."""
+        if ended.call.command == "ADD" and ended.call.message.plugin in RUNS_NETWORKS:
+            for hot_plug in list(self.hot_plugs.values()):
+                hot_plug.compare_all()
 
     def objects(self, key: Hashable, open_objects: Callable[[], ApiObjects]) -> Any:
         """The source of a configuration, opened once for all requests."""
@@ -53,21 +68,42 @@ class NetworkSources:
         try:
             keys = read_keys(conf)
             if keys.kubeconfig:
-                source = self.objects(*chosen.source_of(keys))
-                if not conf.section("capabilities").has(chosen.ANNOTATIONS):
+                key, open_objects = chosen.source_of(keys)
+                source = self.objects(key, open_objects)
+                if keys.hot_plug or not conf.section("capabilities").has(chosen.ANNOTATIONS):
                     source.watch_pods()
+                if keys.hot_plug and self.acceptor:
+                    self._hot_plug(key, source, conf.values, self.acceptor)
         except CniError:                # requests say what is wrong
             return
 
+    def _hot_plug(self, key: Hashable, source: WatchedObjects, conf: dict[str, Any], acceptor: Acceptor) -> None:
+        with self.lock:
+            if key in self.hot_plugs:
+                self.hot_plugs[key].conf = conf
+            elif not self.stopping:
+                if not self.hot_plugs:
+                    acceptor.records.receivers.append(self.note)
+                self.hot_plugs[key] = HotPlug(source, conf, acceptor, self.log, self.home)
+                self.hot_plugs[key].start()
+
     def keep(self) -> None:
-        """Start threads that could not be started, and write statuses that could not be written."""
+        """Read changed configurations, start threads that could not be started, and write statuses that could not be
+        written."""
+        if self.sources:
+            self.learn()
         for source in list(self.sources.values()):
             if not self.stopping:
                 source.start()
                 source.keep()
+        for hot_plug in list(self.hot_plugs.values()):
+            hot_plug.start()
+            hot_plug.compare_all()              # an ADD may have been one-shot
 
     def stop(self) -> None:
         self.stopping = True
+        for hot_plug in list(self.hot_plugs.values()):
+            hot_plug.stop()
         for source in list(self.sources.values()):
             source.close()
 

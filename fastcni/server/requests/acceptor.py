@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import select
+from errno import EBUSY
 from itertools import count
 from socket import AF_UNIX, SOCK_NONBLOCK, SOCK_SEQPACKET, socketpair
 from threading import Lock
@@ -20,7 +21,7 @@ from time import monotonic, sleep
 from fastcni import plugins
 from fastcni._run_token import await_event, await_message
 from fastcni.daemon.log import RateLimited
-from fastcni.handle import error_document
+from fastcni.handle import UPDATE, error_document
 from fastcni.server.records.ended import Records
 from fastcni.server.requests import protocol
 from fastcni.server.requests.protocol import Connection
@@ -43,7 +44,7 @@ REQUEST_DELAY_MS = 1            # milliseconds: the request usually follows the 
 ACCEPT_RETRY_S = 0.05
 SILENT_TIMEOUT_S = 10.0         # for a connection to send its request
 MAX_SILENT = 1024               # connections without a request; beyond them the oldest is closed
-KEYED_COMMANDS = ("ADD", "DEL", "CHECK")
+KEYED_COMMANDS = ("ADD", "DEL", "CHECK", UPDATE)
 ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 
@@ -108,6 +109,26 @@ class Acceptor:
         self.probe_connection = Connection(peer.detach())
         self._watch(self.probe_connection)
         return probe
+
+    def submit(self, plugin: str, env: dict[str, str], stdin: bytes, home: int) -> socket:
+        """Put a request of the server itself onto the queue. Return our end of its connection: closing it ends the
+        request. home: a descriptor of the namespace in which the request runs. Raises OSError."""
+        ours, peer = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        message = protocol.Message()
+        message.plugin, message.env, message.stdin, message.netns = plugin, env, stdin, None
+        message.id, message.pid = f"{self.run}-{next(self.numbers)}", os.getpid()
+        conn = Connection(peer.detach(), os.geteuid(), message.pid)
+        try:
+            message.caller_netns = os.dup(home)
+        except OSError:
+            ours.close()
+            raise
+        if not self.queue.put(Call(key_of(message), env["CNI_COMMAND"], conn, message)):
+            message.close()
+            ours.close()
+            raise OSError(EBUSY, f"{self.queue.size} requests wait already")
+        self.queue.wake()
+        return ours
 
     def stop(self, *, accept_waiting: bool) -> None:
         """Accept no more connections, but first those that wait already if `accept_waiting`."""
@@ -256,7 +277,7 @@ def reason_to_decline(message: Message) -> str:
     if message.plugin not in plugins.TABLE and message.plugin not in plugins.OTHER:
         return f"no plugin {message.plugin!r}"
     command = message.env.get("CNI_COMMAND")
-    if not command:
+    if not command or command == UPDATE:
         return "no command"
     folders = message.env.get("CNI_PATH", "/").split(":")
     # VERSION runs no other plugin, and libcni sends it with CNI_PATH=dummy.

@@ -143,6 +143,11 @@ class RequestQueue:
             self._slots.end(running)
             self._release(running.call.key)
 
+    def is_awaited(self, key: Key) -> bool:
+        """Return whether a call waits for the end of an earlier one with this key."""
+        with self._lock:
+            return any(not call.left for call in self._behind.get(key, ()))
+
     def expired(self) -> list[Call]:
         """Remove the calls that have waited for longer than the timeout, and return them."""
         found: list[Call] = []

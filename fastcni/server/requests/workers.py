@@ -19,7 +19,7 @@ from fastcni._abandoned import Abandoned, begin_request, end_request
 from fastcni._run_token import give_token, take_token
 from fastcni.daemon.background import CANNOT_START
 from fastcni.daemon.log import RateLimited
-from fastcni.handle import error_document, handle
+from fastcni.handle import UPDATE, error_document, handle, update
 from fastcni.kernel import netns, waiting
 from fastcni.kit.call.deadlines import REQUEST_S
 from fastcni.kit.call.request import Reply
@@ -218,7 +218,8 @@ class Workers:
         with visit as mode:
             visit.namespace.watch.note(call, mode)
             mode.begin(decode, message, answer)
-            reply = handle(message.plugin, {**self.env, **message.env}, message.stdin, mode)
+            serve = update if call.command == UPDATE else handle
+            reply = serve(message.plugin, {**self.env, **message.env}, message.stdin, mode)
             mode.forget_request()
             visit.clean = reply.status == 0     # after an error a socket may have unread replies
             answer.send(reply.status, reply.stdout, reply.stderr)

@@ -4,6 +4,7 @@ applied and nothing of value in it."""
 import os
 
 import pytest
+from real_kernel.networks import multus, network
 from server.conftest import local, node, plugins, pod, root, start  # noqa: F401 - the fixtures
 
 from fastcni.kit.ipam.cluster.stores import open_store
@@ -52,3 +53,28 @@ def other(kubernetes):
     store = open_store(kubernetes)
     yield store
     store.close()
+
+
+@pytest.fixture
+def cluster(node, mock, tmp_path):          # noqa: F811
+    """The mock with pods and definitions, which can be gone or frozen."""
+    from cluster.kubernetes.networks_cluster import Cluster
+
+    with Cluster(mock, tmp_path) as found:
+        yield found
+        found.thawed.set()
+
+
+@pytest.fixture
+def conf(node, cluster):                    # noqa: F811
+    """conf(annotations, **keys): a configuration whose first network is a. Definitions of b and c are in the API."""
+    for letter in "bc":
+        cluster.define(network(node, letter))
+    return lambda annotations=None, **keys: multus(node, network(node, "a"), annotations=annotations,
+                                                   **{"kubeconfig": str(cluster.kubeconfig), **keys})
+
+
+@pytest.fixture
+def warm(cluster, local):                   # noqa: F811
+    """A server in this process. Its node is NODE. It ends before the API server."""
+    return local()

@@ -1,0 +1,98 @@
+"""Compare the networks that a running pod has with those that its annotation names now.
+
+A network that was attached for the annotation and is no longer named is detached. Networks of the configuration stay.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.networks.network import ifname_at
+from fastcni.spec import result as results
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from fastcni.kit.networks.network import Network
+    from fastcni.kit.networks.selection import Selection
+
+    Added = tuple[Network, dict[str, Any]]
+
+
+class Plan:
+    """stays: (network, its selection), None for a network of the configuration. leaves: networks to detach. joins:
+    (selection, interface) to attach."""
+
+    __slots__ = ("stays", "leaves", "joins")
+
+    def __init__(self) -> None:
+        self.stays: list[tuple[Network, Selection | None]] = []
+        self.leaves: list[Network] = []
+        self.joins: list[tuple[Selection, str]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.leaves or self.joins)
+
+
+def make_plan(attached: Iterable[Network], selections: list[Selection], defaults: Iterable[str]) -> Plan:
+    """Find the changes by which a pod gets the networks of its annotation.
+
+    attached: in the order of the pod's list. defaults: titles of the configuration's `defaultNetworks`, for pods that
+    Multus added. A selection with an interface means the network with that interface. A selection without one means the
+    network at its place, else any other attachment to the same network, which keeps its interface. A network without a
+    result was not added completely: it is detached, and attached again.
+    """
+    free: list[Network] = []
+    plan, titles = Plan(), list(defaults)
+    for place, network in enumerate(attached):
+        if network.definition.title in titles and not network.standing:
+            titles.remove(network.definition.title)
+            network.standing = True
+        if network.standing or not place:
+            plan.stays.append((network, None))
+        else:
+            free.append(network)
+    standing = len(plan.stays)
+    found: dict[int, Network] = {}
+    for exact in (True, False):
+        for index, selection in enumerate(selections):
+            wanted = selection.ifname or (ifname_at(standing + index, "") if exact else "")
+            match = next((it for it in free if "prevResult" in it.given and it.definition.title == title_of(selection)
+                          and it.ifname == (wanted or it.ifname)), None) if index not in found else None
+            if match:
+                free.remove(match)
+                found[index] = match
+    plan.leaves = free
+    plan.stays += [(found[index], selections[index]) for index in sorted(found)]
+    taken = {network.ifname for network, _ in plan.stays} | {it.ifname for it in selections}
+    for index, selection in enumerate(selections):
+        if index not in found:
+            ifname = selection.ifname or first_free(standing + index, taken)
+            taken.add(ifname)
+            plan.joins.append((selection, ifname))
+    return plan
+
+
+def title_of(selection: Selection) -> str:
+    return f"{selection.namespace}/{selection.name}"
+
+
+def first_free(place: int, taken: set[str]) -> str:
+    """The interface's name of a place in the pod's list, or the first other one that no network has."""
+    found, number = ifname_at(place, ""), 0
+    while found in taken:
+        number += 1
+        found = ifname_at(number, "")
+    return found
+
+
+def with_results(networks: Iterable[Network]) -> list[Added]:
+    """(network, its result in the newest shape) of attached networks; {} for a network without a result."""
+    return [(it, results.to_version(results.create_any(it.given["prevResult"]), "1.1.0")
+             if "prevResult" in it.given else {}) for it in networks]
+
+
+def devices_of(networks: Iterable[Network]) -> set[str]:
+    """The devices that networks have."""
+    plugins = [plugin for network in networks for plugin in network.definition.conf.values["plugins"]]
+    return {device for plugin in plugins if isinstance(device := plugin.get("deviceID"), str)}

@@ -1,0 +1,66 @@
+"""The containers to which multus has attached networks, by their pods: from libcni's files of one cniDir.
+
+The server knows them after a restart, too, and those that one-shot requests or Multus have added.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.call import files
+from fastcni.kit.networks.ready import exists
+from fastcni.kit.networks.state import RESULTS
+from fastcni.spec import cached_result, json
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fastcni.clients.kubernetes_watch import Key
+    from fastcni.kit.networks.api_objects import Pod
+
+
+class Attachment:
+    """What one file says. args: the CNI_ARGS of the ADD, {name: value}."""
+
+    __slots__ = ("container_id", "ifname", "netns", "args")
+
+    def __init__(self, it: Section) -> None:
+        """Raises CniError for a damaged file."""
+        self.container_id, self.ifname, self.netns = it.text("containerId"), it.text("ifName"), it.text("netns")
+        self.args = {str(pair[0]): str(pair[1]) for pair in it.items("cniArgs") if len(pair) == 2}
+
+    @property
+    def pod(self) -> Key:
+        return self.args.get("K8S_POD_NAMESPACE", ""), self.args.get("K8S_POD_NAME", "")
+
+
+class Containers:
+    """Files that were read once are not read again: a file's name has its container, whose pod does not change."""
+
+    def __init__(self, cni_dir: str) -> None:
+        self.folder = f"{cni_dir}/{RESULTS}"
+        self.known: dict[str, Attachment] = {}          # by the name of the file
+        self.by_pod: dict[Key, list[Attachment]] = {}
+
+    def read(self) -> None:
+        """Read the files that are new. Raises CniError."""
+        names = set(files.names(self.folder))
+        for name in self.known.keys() - names:
+            del self.known[name]
+        for name in names - self.known.keys():
+            try:
+                document = json.read(files.read(f"{self.folder}/{name}", cached_result.MAX_BYTES) or b"{}")
+                self.known[name] = Attachment(Section(document, name))
+            except (CniError, json.JsonError, TypeError):       # damaged, or of another program
+                continue
+        self.by_pod = {}
+        for it in self.known.values():
+            self.by_pod.setdefault(it.pod, []).append(it)
+
+    def of(self, key: Key, pod: Pod) -> dict[str, list[Attachment]]:
+        """{container id: attachments} of a pod's containers whose network namespace exists. A pod has several while a
+        runtime replaces its sandbox."""
+        found: dict[str, list[Attachment]] = {}
+        for it in self.by_pod.get(key, ()):
+            if pod.is_of(it.args.get("K8S_POD_UID", "")) and it.netns and exists(it.netns):
+                found.setdefault(it.container_id, []).append(it)
+        return found

@@ -1,0 +1,167 @@
+"""multus with `hotPlug`: the server attaches and detaches networks when the annotation of a running pod changes."""
+
+import json
+import os
+
+import pytest
+from cluster.kubernetes.networks_cluster import args, ready
+from real_kernel.networks import NETWORKS, held, kept, multus, network
+from real_kernel.node import addresses, links
+
+from fastcni.launcher.install import install
+from fastcni.testing.witnesses import eventually
+
+
+@pytest.fixture
+def hot(node, cluster, plugins):
+    """A configuration with `hotPlug`; definitions of b, c and d are in the API."""
+    for letter in "bcd":
+        cluster.define(network(node, letter))
+    made = multus(node, network(node, "a"), kubeconfig=str(cluster.kubeconfig), hotPlug=True, binDir=plugins,
+                  capabilities={})
+    del made["runtimeConfig"]
+    return made
+
+
+def names(pod):
+    return [name for name in links(pod) if name != "lo"]
+
+
+def shown(cluster):
+    return [(it["name"], it["interface"]) for it in cluster.status() or ()]
+
+
+def annotate(cluster, text, uid="uid-1"):
+    """Change a pod's annotation; its status stays."""
+    def change(api):
+        stored = next(it for key, it in api.stored.items() if (key[0].plural, key[2]) == ("pods", "web"))
+        found = json.loads(json.dumps(stored))
+        found["metadata"]["annotations"][NETWORKS] = text
+        api.put("pods", found, "shop")
+
+    cluster.mock.do(change)
+
+
+def test_networks_come_to_a_running_pod_and_leave_it(node, pod, cluster, hot, warm):
+    cluster.create_pod(**{NETWORKS: "b"})
+    ready(warm, hot)
+    warm.ok("ADD", hot, pod, env=args())
+    annotate(cluster, "b, c, d@bak0")
+    assert eventually(lambda: shown(cluster) == [("a", "eth0"), ("shop/b", "net1"), ("shop/c", "net2"),
+                                                 ("shop/d", "bak0")]), warm.log_text()
+    assert [addresses(name, pod) for name in ("net2", "bak0")] == [["10.1.3.2/24"], ["10.1.4.2/24"]]
+    annotate(cluster, "c@net2")
+    assert eventually(lambda: shown(cluster) == [("a", "eth0"), ("shop/c", "net2")]), warm.log_text()
+    assert (names(pod), held(node, *"abcd")) == (["eth0", "net2"], [1, 0, 1, 0])
+    annotate(cluster, "")
+    assert eventually(lambda: shown(cluster) == [("a", "eth0")]), warm.log_text()
+    warm.ok("DEL", hot, pod, env=args())
+    assert (names(pod), held(node, *"abcd")) == ([], [0, 0, 0, 0])
+    assert len(warm.lines("event=networks_changed", "pod=shop/web")) == 3
+
+
+def test_without_the_key_a_running_pod_keeps_its_networks(node, pod, cluster, hot, warm):
+    cluster.create_pod(**{NETWORKS: "b"})
+    source = ready(warm, {**hot, "hotPlug": False})
+    warm.ok("ADD", hot, pod, env=args())
+    annotate(cluster, "c")
+    assert eventually(lambda: source.pods.found[("shop", "web")].annotations[NETWORKS] == "c")
+    warm.networks.keep()
+    assert (warm.networks.hot_plugs, names(pod)) == ({}, ["eth0", "net1"])
+
+
+def test_an_annotation_that_changed_while_no_server_ran_is_followed_at_its_start(node, pod, cluster, hot,
+                                                                                 local):
+    """The ADD was one-shot: the server knows the pod by its files alone."""
+    cluster.create_pod(**{NETWORKS: "b"})
+    node.add(hot, pod, env=args())
+    annotate(cluster, "c")
+    ready(local(), hot)
+    assert eventually(lambda: shown(cluster) == [("a", "eth0"), ("shop/c", "net1")])
+    assert (names(pod), held(node, *"abc")) == (["eth0", "net1"], [1, 0, 1])
+
+
+def test_a_change_before_the_end_of_the_add_is_followed(node, pod, cluster, hot, warm):
+    """The runtime passes the annotations of the moment at which it made the sandbox."""
+    cluster.create_pod(**{NETWORKS: "c"})
+    ready(warm, hot)
+    old = {"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {NETWORKS: "b"}}}
+    warm.ok("ADD", {**hot, **old}, pod, env=args())
+    assert eventually(lambda: shown(cluster) == [("a", "eth0"), ("shop/c", "net1")]), warm.log_text()
+
+
+def test_a_failure_is_told_and_tried_again(node, pod, cluster, hot, warm):
+    cluster.create_pod(**{NETWORKS: "b"})
+    ready(warm, hot)
+    warm.ok("ADD", hot, pod, env=args())
+    annotate(cluster, "b,late")
+    assert eventually(lambda: warm.lines("event=networks_unchanged", "pod=shop/web", 'no network \\"shop/late\\"')), (
+        warm.log_text())
+    assert (names(pod), shown(cluster)) == (["eth0", "net1"], [("a", "eth0"), ("shop/b", "net1")])
+    cluster.define(network(node, "c") | {"name": "late"})
+    assert eventually(lambda: shown(cluster)[2:] == [("shop/late", "net2")]), warm.log_text()
+
+
+def test_an_api_that_is_gone_takes_no_network_from_a_pod(node, pod, cluster, hot, warm):
+    cluster.create_pod(**{NETWORKS: "b"})
+    source = ready(warm, hot)
+    warm.ok("ADD", hot, pod, env=args())
+    cluster.go()
+    assert eventually(lambda: source.pods.why and source.definitions.why)
+    for _ in range(3):
+        warm.networks.keep()
+    assert (names(pod), warm.lines("UPDATE")) == (["eth0", "net1"], [])
+    cluster.come_back()
+    annotate(cluster, "b,c")
+    assert eventually(lambda: shown(cluster)[2:] == [("shop/c", "net2")]), warm.log_text()
+
+
+def test_a_pod_of_the_same_name_with_another_uid_is_not_changed(node, pod, cluster, hot, warm):
+    cluster.create_pod(**{NETWORKS: "b"})
+    source = ready(warm, hot)
+    warm.ok("ADD", hot, pod, env=args())
+    cluster.create_pod(uid="uid-2", **{NETWORKS: "c"})
+    assert eventually(lambda: source.pods.found[("shop", "web")].uid == "uid-2")
+    warm.networks.keep()
+    other = next(iter(warm.networks.hot_plugs.values()))
+    assert eventually(lambda: not other.due)
+    assert names(pod) == ["eth0", "net1"]
+
+
+WAITS = """#!/bin/sh
+cat > /dev/null
+if [ "$CNI_COMMAND" = ADD ]; then
+    echo $$ > {folder}/new
+    mv {folder}/new {folder}/started
+    tries=0
+    while [ ! -e {folder}/goes-on ] && [ $tries -lt 300 ]; do sleep 0.1; tries=$((tries + 1)); done
+fi
+echo '{{"cniVersion": "1.1.0"}}'
+"""
+
+
+def test_a_del_ends_the_change_of_a_pods_networks(node, pod, cluster, hot, warm, tmp_path):
+    """The plugin of the network that comes does not answer. The DEL waits neither for it nor for its deadline."""
+    folder = tmp_path / "bin"
+    install(folder)
+    (folder / "acme").write_text(WAITS.format(folder=folder))
+    (folder / "acme").chmod(0o755)
+    hot = {**hot, "binDir": str(folder)}
+    cluster.define({"cniVersion": "1.1.0", "name": "x", "type": "acme"})
+    cluster.create_pod(**{NETWORKS: "b"})
+    ready(warm, hot)
+    warm.ok("ADD", hot, pod, env=args())
+    annotate(cluster, "b,c,x")
+    try:
+        assert eventually((folder / "started").exists), warm.log_text()
+        assert names(pod) == ["eth0", "net1", "net2"]
+        warm.ok("DEL", hot, pod, env=args())
+        assert not (folder / "goes-on").exists()
+        assert (names(pod), held(node, *"abc")) == ([], [0, 0, 0])
+        assert [name for name in kept(node) if not name.startswith("definitions")] == []
+        assert warm.lines("event=networks_unchanged", "another request of the pod waits"), warm.log_text()
+    finally:
+        (folder / "goes-on").touch()
+    process = (folder / "started").read_text().strip()
+    assert eventually(lambda: not os.path.exists(f"/proc/{process}"))
+
