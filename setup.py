@@ -16,7 +16,7 @@ from setuptools.command.sdist import sdist
 from setuptools.errors import CCompilerError
 
 FAST = ["_acceptor", "_ipam_bitmap", "_netlink", "_rtnetlink"]
-SMALL = ["_abandoned", "_run_token", "_system"]         # in few instructions: mostly system calls
+SMALL = ["_abandoned", "_processes", "_run_token", "_system"]         # in few instructions: mostly system calls
 PACKED = [*FAST[1:], *SMALL]                            # what plugin files need
 LAUNCHER, HEADERS = "fastcni/launcher/launcher.c", glob("fastcni/launcher/*.h")
 # They stand after the flags of the environment and of Python's own build, so these win: there is no libc

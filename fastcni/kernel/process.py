@@ -13,7 +13,7 @@ from _signal import SIGKILL
 from time import perf_counter_ns
 
 from fastcni._abandoned import check_request
-from fastcni._system import spawn
+from fastcni._processes import spawn
 from fastcni.kernel import waiting
 
 TYPE_CHECKING = False

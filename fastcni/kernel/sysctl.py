@@ -6,7 +6,15 @@ import posix
 
 from fastcni._system import read_file, write_file
 
-ROOT = "/proc/sys/"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from fastcni.kernel.procfs import Mounts
+
+PROC, ROOT = "/proc/", "/proc/sys/"
+mounts: Mounts | None = None    # the server's: sysctls are looked up in these, not below /proc
 
 
 def path(name: str) -> str:
@@ -24,12 +32,15 @@ def path(name: str) -> str:
 
 
 def exists(name: str) -> bool:
-    return posix.access(path(name), posix.F_OK)
+    if mounts is None:
+        return posix.access(path(name), posix.F_OK)
+    mount = mounts.current()
+    return posix.access(path(name)[len(PROC):], posix.F_OK, dir_fd=mount.fd)
 
 
 def read(name: str) -> str:
     """The value as text, white space trimmed. Raises OSError."""
-    return read_file(path(name), posix.O_RDONLY, 4096).decode("utf-8", "replace").strip()
+    return _look_up(read_file, name, posix.O_RDONLY, 4096).decode("utf-8", "replace").strip()
 
 
 def boot_id() -> str:
@@ -39,7 +50,20 @@ def boot_id() -> str:
 
 def write(name: str, value: str) -> None:
     """Write the value. Raises OSError."""
-    write_file(path(name), value.encode(), 0)
+    _look_up(write_file, name, value.encode(), 0)
+
+
+def _look_up(call: Callable[..., Any], name: str, *args: object) -> Any:
+    """Return call(file of the sysctl, *args, folder)."""
+    if mounts is None:
+        return call(path(name), *args)
+    mount = mounts.current()
+    try:
+        return call(path(name)[len(PROC):], *args, mount.fd)
+    except OSError as e:
+        if e.filename:
+            e.filename = path(name)
+        raise
 
 
 def open_folder(name: str) -> int:

@@ -7,7 +7,7 @@ from _socket import AF_NETLINK, SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
 from errno import EINTR, ENOBUFS, ENOENT, ETIMEDOUT
 from time import perf_counter_ns
 
-from fastcni import _netlink, _rtnetlink, _system
+from fastcni import _netlink, _processes, _rtnetlink
 from fastcni._netlink import Batch, read_ack, sort_replies
 from fastcni.kernel import uapi
 from fastcni.kernel.waiting import caller, check_caller, here, waiting
@@ -124,7 +124,7 @@ def send_apart(sock: Socket, data: bytes) -> None:
     started; what happens to the messages is known by the kernel's answers only."""
     if show := here.request.show:
         show(">", data)
-    _system.send_apart(sock.fileno(), data)
+    _processes.send_apart(sock.fileno(), data)
 
 
 def receive(sock: Socket, milliseconds: int = ANSWER_MS, caller: int = -1) -> list[Message] | None:

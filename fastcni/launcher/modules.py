@@ -25,7 +25,7 @@ DAEMON_FOLDER, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/netavark.py",
           "launcher/one_shot.py")
 ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # what bootstrap.py calls
-LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_rtnetlink", "_run_token", "_system")     # all in leaves.so
+LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_processes", "_rtnetlink", "_run_token", "_system")  # in leaves.so
 # Of Python, for python_core.elf: texts that are not valid UTF-8 need them, before the standard library is found
 CODECS = ("encodings/__init__.py", "encodings/aliases.py", "encodings/utf_8.py")
 LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported for such a pod only

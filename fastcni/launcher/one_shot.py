@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posix
 
-from fastcni._system import hold_files
+from fastcni._processes import hold_files
 from fastcni.kernel import wire
 from fastcni.kit.call.mode import Mode
 

@@ -40,7 +40,8 @@ enum { TEXT = 5, FD = 7 };              /* their places in the arguments */
 
 extern int _PySignal_Init(int install);         /* Modules/signalmodule.c. Without it, an import of _signal crashes */
 
-#define EACH_LEAF(DO) DO(_abandoned) DO(_ipam_bitmap) DO(_netlink) DO(_rtnetlink) DO(_run_token) DO(_system)
+#define EACH_LEAF(DO) DO(_abandoned) DO(_ipam_bitmap) DO(_netlink) DO(_processes) DO(_rtnetlink) \
+    DO(_run_token) DO(_system)
 #define DECLARE(name) extern PyObject *PyInit_##name(void);
 EACH_LEAF(DECLARE)
 

@@ -87,8 +87,9 @@ NoNewPrivileges=yes
 RestrictNamespaces=net
 # iptables and third-party IPAM plugins need packet and raw sockets.
 RestrictAddressFamilies=AF_UNIX AF_NETLINK AF_INET AF_INET6 AF_PACKET
-# @system-service contains @process, and that contains setns(2). bpf: the datapath "ebpf" of ptp.
-SystemCallFilter=@system-service bpf
+# @system-service contains @process, and that contains setns(2). bpf: the datapath "ebpf" of ptp. fs...: a procfs of its
+# own, to which no path leads, because sysctls of pods are found faster in it.
+SystemCallFilter=@system-service bpf fsopen fsconfig fsmount
 SystemCallErrorNumber=EPERM
 SystemCallArchitectures=native
 

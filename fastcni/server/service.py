@@ -14,7 +14,7 @@ from fastcni.daemon import garbage, listening, log
 from fastcni.daemon.background import Background
 from fastcni.daemon.systemd_notify import Notifier
 from fastcni.daemon.wakeup import Wakeup
-from fastcni.kernel import netns
+from fastcni.kernel import netns, procfs, sysctl
 from fastcni.server import control, status
 from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
@@ -172,6 +172,14 @@ def prepare_process(logger: log.Logger) -> None:
     garbage.freeze()
 
 
+def open_mounts(later: Callable[..., object]) -> procfs.Mounts | None:
+    """Return mounts of procfs for the sysctls of pods. None: this process may not mount, and uses /proc."""
+    try:
+        return procfs.Mounts(later)
+    except OSError:
+        return None
+
+
 class Server:
     """The parts of the server, in the order in which they need each other. started: when, by monotonic(). parts: those
     that options add."""
@@ -184,6 +192,7 @@ class Server:
         busy = len(os.sched_getaffinity(0)) + 1
         home, wakeup = netns.open_own(), Wakeup()
         self.background = Background(MAX_BACKGROUND_THREADS, home)
+        self.sysctls = open_mounts(self.background)
         self.restoring = Restoring(logger, options.node.replay, options.node.drops)
         self.queue = RequestQueue(options.workers, busy, size=options.queue_size, timeout_s=options.queue_timeout_s,
                                   wake=wakeup.wake)
@@ -231,6 +240,7 @@ class Server:
                          ms=round((monotonic() - self.started) * 1e3, 1))
         # This starts first, so that it notices from the first request on if the server was stopped
         self.upkeep.start()
+        sysctl.mounts = self.sysctls
         for each in self.beside:
             each.start()                # before the workers: a request may need it
         self.pool.start()
@@ -282,5 +292,6 @@ class Server:
         self.cluster.stop()
         self.networks.stop()
         self.hosts.close()
+        sysctl.mounts = None
         self.logger.info("server_stopped")
         return 0

@@ -93,7 +93,7 @@ class Socket:
     def close(self):
         print("closed")
 
-one_shot.hold_files = wire._system.send_apart = refuse
+one_shot.hold_files = wire._processes.send_apart = refuse
 wire._netlink.send = lambda fd, data: print("sent", fd, data)
 mode = one_shot.OneShotMode(None)
 mode.send_deletion(Socket(), b"data", None)

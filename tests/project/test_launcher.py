@@ -307,8 +307,8 @@ def test_a_process_that_sends_outlives_us_and_holds_none_of_the_callers_streams(
     here, there = os.pipe()
     with open(here, "rb") as reader, open(there, "wb", buffering=0) as writer:
         full = writer.write(bytes(fcntl.fcntl(there, fcntl.F_GETPIPE_SZ)))      # so it has to wait
-        code = ("import posix; from fastcni import _system; text = bytes(range(256)) * 20; "
-                f"_system.send_apart({there}, text); del text; posix._exit(0)")
+        code = ("import posix; from fastcni import _processes; text = bytes(range(256)) * 20; "
+                f"_processes.send_apart({there}, text); del text; posix._exit(0)")
         assert run(sys.executable, "-c", code, pass_fds=[there]) == (0, None, "")
         writer.close()
         assert reader.read()[full:] == bytes(range(256)) * 20
