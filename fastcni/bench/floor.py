@@ -222,8 +222,14 @@ class Floor:
     # ---- existing pods, for the part density ----
 
     def put(self, network: Network, pod: Pod) -> None:
-        """Add a pod to a prepared network."""
+        """Add a pod to a prepared network, with the sysctls that an ADD of any plugin looks up."""
         self.work("ADD", network, pod)
+        fd = netns.open_path(pod.path)
+        try:
+            with netns.inside(fd, self.home):
+                sysctl.exists("net/ipv6/conf/eth0/disable_ipv6")
+        finally:
+            os.close(fd)
 
     def empty(self, network: Network, pods: Iterable[Pod]) -> None:
         """Delete these pods together."""
