@@ -125,5 +125,59 @@ def policy(rng, name, namespace, addresses):
 
 
 def policies(rng, addresses):
-    return [policy(rng, f"p{number}", rng.choice(NAMESPACES), addresses)
-            for number in range(rng.choice([1, 2, 3, 5, 8]))]
+    """NetworkPolicies; in two of three clusters also ClusterNetworkPolicies."""
+    found = [policy(rng, f"p{number}", rng.choice(NAMESPACES), addresses)
+             for number in range(rng.choice([1, 2, 3, 5, 8]))]
+    return found + [cluster_policy(rng, f"c{number}", addresses) for number in range(rng.choice([0, 2, 4]))]
+
+
+def cluster_policy(rng, name, addresses):
+    spec = {"tier": rng.choice(["Admin", "Baseline"]), "priority": rng.choice([0, 5, 5, 1000]), "subject": group(rng)}
+    for direction in ("ingress", "egress"):
+        if rng.random() < 0.7:
+            spec[direction] = [ordered_rule(rng, direction, addresses) for _ in range(rng.choice([0, 1, 2, 3]))]
+    return {"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
+            "metadata": {"name": name}, "spec": spec}
+
+
+def group(rng):
+    """A subject, or a peer by namespaces or by pods."""
+    if rng.random() < 0.4:
+        return {"namespaces": namespace_selector(rng)}
+    return {"pods": {"namespaceSelector": namespace_selector(rng) if rng.random() < 0.6 else {},
+                     "podSelector": selector(rng)}}
+
+
+def ordered_rule(rng, direction, addresses):
+    """A rule with an action. Names of ports go with pods only."""
+    by_pods = direction == "ingress" or rng.random() < 0.4
+    peers = [group(rng) if by_pods else cluster_peer(rng, addresses) for _ in range(rng.choice([1, 1, 2]))]
+    found = {"action": rng.choice(["Accept", "Deny", "Deny", "Pass"]),
+             "from" if direction == "ingress" else "to": peers}
+    if rng.random() < 0.05:
+        peers.append({"later": {}})             # of a later version of the API
+    if rng.random() < 0.6:
+        found["protocols"] = [cluster_protocol(rng, by_pods) for _ in range(rng.choice([1, 1, 2, 3]))]
+    return found
+
+
+def cluster_peer(rng, addresses):
+    kind = rng.random()
+    if kind < 0.3:
+        return group(rng)
+    if kind < 0.5:
+        return {"nodes": selector(rng)}
+    return {"networks": sorted({block(rng, addresses)["ipBlock"]["cidr"] for _ in range(rng.choice([1, 1, 3]))})}
+
+
+def cluster_protocol(rng, names):
+    if names and rng.random() < 0.3:
+        return {"destinationNamedPort": rng.choice(NAMES)}
+    first = rng.choice(PORTS)
+    wide = {"range": {"start": first, "end": first + rng.choice([1, 9, 400])}}
+    return {rng.choice(["tcp", "udp", "sctp"]): {"destinationPort": rng.choice([wide, {"number": first}])}}
+
+
+def node_document(name, labels, addresses):
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels},
+            "status": {"addresses": [{"type": "InternalIP", "address": each} for each in addresses]}}

@@ -72,7 +72,7 @@ def shrink(it):
         return ""
     for each in list(it.policies):
         it.policies.remove(each)
-        it.node.drop("NetworkPolicy", each["metadata"]["namespace"], each["metadata"]["name"])
+        it.node.drop_policy(each)
         it.node.publish()
         if smaller := settle(it, "fewer policies", SHRINK_S)[1]:
             problem = smaller
@@ -176,4 +176,5 @@ def describe(it, row, number, problem):
     return (f"cluster {number} ({it.node.source}), events {', '.join(it.history) or 'none'}: {problem}\n"
             f"    again: make test-policy POLICY='differential --seed {row.seed} --cluster {number}'\n"
             f"    pods {json.dumps(pods)}\n    namespaces {json.dumps(it.namespaces)}\n"
+            f"    nodes {json.dumps(it.nodes)}\n"
             f"    policies {json.dumps([[each['metadata'], each['spec']] for each in it.policies])}")

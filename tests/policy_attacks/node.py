@@ -30,6 +30,8 @@ NETWORKS = {"bridge": (), "ptp": (), "bridge-full": ("portmap", "firewall"), "pt
 SUBNETS = {name: (f"10.88.{number}.0/24", f"fd88:{number}::/64") for number, name in enumerate(NETWORKS, 1)}
 READY_S, GONE_S = 60, 30
 HOST_PORT = 8080
+PLURALS = {"Pod": "pods", "Namespace": "namespaces", "Node": "nodes", "NetworkPolicy": "networkpolicies",
+           "ClusterNetworkPolicy": "clusternetworkpolicies.policy.networking.k8s.io"}
 
 
 class Node:
@@ -51,9 +53,10 @@ class Node:
             closing.enter_context(Inside(self.name))
             self._wire()
             if self.source == "api":
-                from cluster.kubernetes.api_server import Running, kubeconfig
+                from cluster.kubernetes.api_server import CLUSTER_POLICIES, Running, kubeconfig
 
                 self.api = closing.enter_context(Running())
+                self.api.do(lambda api: api.served.add(CLUSTER_POLICIES))
                 self._write("kubeconfig", kubeconfig(self.api.url))
                 self.api.do(lambda api: api.put("nodes", {
                     "metadata": {"name": NAME}, "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]}}))
@@ -147,12 +150,18 @@ class Node:
             return
         self.documents[key] = document
         if self.api:
-            self.api.do(lambda api: api.put(plural(document["kind"]), document, metadata.get("namespace")))
+            self.api.do(lambda api: api.put(PLURALS[document["kind"]], document, metadata.get("namespace"),
+                                            document["apiVersion"].rpartition("/")[2]))
 
     def drop(self, kind, namespace, name):
         """Remove an object of the cluster."""
-        if self.documents.pop((kind, namespace, name), None) and self.api:
-            self.api.do(lambda api: api.drop(plural(kind), name, namespace or None))
+        if (document := self.documents.pop((kind, namespace, name), None)) and self.api:
+            self.api.do(lambda api: api.drop(PLURALS[kind], name, namespace or None,
+                                             document["apiVersion"].rpartition("/")[2]))
+
+    def drop_policy(self, document):
+        metadata = document["metadata"]
+        self.drop(document["kind"], metadata.get("namespace", ""), metadata["name"])
 
     def publish(self):
         """Write the files: one for each kind and namespace. The API has each change already."""
@@ -233,10 +242,6 @@ class Node:
 
     def forget_flows(self):
         subprocess.run(["conntrack", "-F"], capture_output=True, check=True)
-
-
-def plural(kind):
-    return {"Pod": "pods", "Namespace": "namespaces", "NetworkPolicy": "networkpolicies"}[kind]
 
 
 def cid(pod):

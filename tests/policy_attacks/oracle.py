@@ -1,8 +1,9 @@
-"""What Kubernetes' documentation says of a connection. Nothing here comes from fastcni.
+"""What the documentation of Kubernetes and of the Network Policy API says of a connection. Nothing here comes from
+fastcni.
 
 https://kubernetes.io/docs/concepts/services-networking/network-policies/, and for policyTypes and endPort
 https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/network-policy-v1/. A Cluster has plain documents
-as `kubectl get -o json` prints them.
+as `kubectl get -o json` prints them. ClusterNetworkPolicy, v1alpha2: https://network-policy-api.sigs.k8s.io/reference/spec/
 """
 
 import ipaddress
@@ -30,13 +31,15 @@ class Pod:
 
 @dataclass
 class Cluster:
-    """namespaces: {name: labels}. policies: documents. everywhere: each pod's policies are enforced on this node, as
-    an agent with files does; else only those of pods that are here."""
+    """namespaces: {name: labels}. policies: documents of NetworkPolicies and ClusterNetworkPolicies. everywhere: each
+    pod's policies are enforced on this node, as an agent with files does; else only those of pods that are here.
+    nodes: {name: (labels, addresses)}."""
 
     namespaces: dict
     pods: list
     policies: list
     everywhere: bool = True
+    nodes: dict = field(default_factory=dict)
 
     def pod_at(self, address):
         return next((pod for pod in self.pods if address in pod.addresses), None)
@@ -53,12 +56,79 @@ def allowed(cluster, source, destination, protocol, port):
     return True
 
 
-def direction_allows(cluster, pod, direction, peer, destination, protocol, port):
-    """The policies that apply to a pod add up: what any of their rules allows passes. Without one all passes."""
-    applying = [policy for policy in cluster.policies if applies(policy, pod, direction)]
-    return not applying or any(
+def allowed_to_node(cluster, source, destination, protocol, port):
+    """Whether a connection of a pod to its own node passes. NetworkPolicies always allow it; rules by networks and
+    nodes of ClusterNetworkPolicies do not."""
+    pod = cluster.pod_at(source)
+    return direction_allows(cluster, pod, "Egress", destination, None, protocol, port, own_node=True)
+
+
+def direction_allows(cluster, pod, direction, peer, destination, protocol, port, own_node=False):
+    """Tier Admin, then the NetworkPolicies, which are final for the pods that they select, then tier Baseline. What
+    nothing decides passes."""
+    asked = cluster, pod, direction, peer, destination, protocol, port
+    decided = tier_decides("Admin", *asked)
+    if decided is None:
+        decided = network_policies_decide(*asked, own_node)
+    if decided is None:
+        decided = tier_decides("Baseline", *asked)
+    return decided is not False
+
+
+def network_policies_decide(cluster, pod, direction, peer, destination, protocol, port, own_node):
+    """The policies that apply to a pod add up: what any of their rules allows passes. None without one."""
+    applying = [policy for policy in cluster.policies
+                if policy["kind"] == "NetworkPolicy" and applies(policy, pod, direction)]
+    return None if not applying else own_node or any(
         rule_allows(cluster, policy["metadata"]["namespace"], rule, direction, peer, destination, protocol, port)
         for policy in applying for rule in policy["spec"].get(direction.lower()) or [])
+
+
+def tier_decides(tier, cluster, pod, direction, peer, destination, protocol, port):
+    """The first rule that matches, by priority: Accept, Deny, or Pass, which leaves the tier. None: the tier does not
+    decide. The order of equal priorities is undefined; here it is that of names."""
+    policies = sorted((policy for policy in cluster.policies if policy["kind"] == "ClusterNetworkPolicy"
+                       and policy["spec"]["tier"] == tier and in_group(cluster, policy["spec"]["subject"], pod)),
+                      key=lambda policy: (policy["spec"]["priority"], policy["metadata"]["name"]))
+    for rule in (rule for policy in policies for rule in policy["spec"].get(direction.lower()) or []):
+        action, protocols = rule["action"], rule.get("protocols")
+        peers = rule["from" if direction == "Ingress" else "to"]
+        if any(each.keys() - {"namespaces", "pods", "networks", "nodes"} for each in peers):    # a peer of a later API
+            if action != "Accept":
+                return False
+        elif any(is_cluster_peer(cluster, each, peer) for each in peers) and (
+                not protocols or any(is_protocol(each, destination, protocol, port) for each in protocols)):
+            return None if action == "Pass" else action == "Accept"
+    return None
+
+
+def in_group(cluster, group, pod):
+    """Whether a pod is in a subject or peer by namespaces or by pods."""
+    labels = {**cluster.namespaces.get(pod.namespace, {}), NAME_LABEL: pod.namespace}
+    if "namespaces" in group:
+        return selects(group["namespaces"], labels)
+    return selects(group["pods"]["namespaceSelector"], labels) and selects(group["pods"]["podSelector"], pod.labels)
+
+
+def is_cluster_peer(cluster, peer, address):
+    if "networks" in peer:
+        return any(inside(ipaddress.ip_address(address), each) for each in peer["networks"])
+    if "nodes" in peer:
+        return any(address in addresses and selects(peer["nodes"], labels)
+                   for labels, addresses in cluster.nodes.values())
+    pod = cluster.pod_at(address)
+    return pod is not None and in_group(cluster, peer, pod)
+
+
+def is_protocol(each, destination, protocol, port):
+    """A named port is that of the destination pod, of any protocol."""
+    if "destinationNamedPort" in each:
+        return destination is not None and destination.ports.get((each["destinationNamedPort"], protocol)) == port
+    wanted = each.get(protocol.lower(), {}).get("destinationPort")
+    if not wanted:
+        return False
+    span = wanted.get("range") or {"start": wanted["number"], "end": wanted["number"]}
+    return span["start"] <= port <= span["end"]
 
 
 def applies(policy, pod, direction):

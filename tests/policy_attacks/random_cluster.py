@@ -11,6 +11,7 @@ from policy_attacks.prober import Endpoint, Probe, Prober
 
 PODS = 9
 HOST_PORTS = (8080, 8081)
+NODES = {"own": NODE, "other": GATEWAY}                 # name: addresses
 FLUSHES = ("flush ruleset", "delete table inet fastcni-policy")
 
 
@@ -21,7 +22,7 @@ class RandomCluster:
         self.node, self.rng, self.seed, self.count = node, random.Random(seed), seed, count
         self.prober, self.endpoints, self.history = Prober(), {}, []
         self.namespaces, self.policies, self.remote = {}, [], []
-        self.networks, self.twins, self.host_ports, self.named = {}, {}, {}, 0
+        self.networks, self.twins, self.host_ports, self.named, self.nodes = {}, {}, {}, 0, {}
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -30,6 +31,8 @@ class RandomCluster:
         self.namespaces = clusters.namespaces(self.rng)
         for name, labels in self.namespaces.items():
             self.node.put({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name, "labels": labels}})
+        for name in NODES:
+            self.put_node(name)
         for number in (1, 2):
             pod = self.new_pod(here=False, addresses=tuple(f"{prefix}{number}" for prefix in REMOTE))
             self.remote.append(pod)
@@ -46,6 +49,12 @@ class RandomCluster:
         for each in self.policies:
             self.node.put(each)
         self.node.publish()
+
+    def put_node(self, name):
+        """Give a node labels, and all or some of its addresses."""
+        addresses = [each for each in NODES[name] if self.rng.random() < 0.8]
+        self.nodes[name] = clusters.labels(self.rng), addresses
+        self.node.put(clusters.node_document(name, *self.nodes[name]))
 
     def new_pod(self, **keys):
         self.named += 1
@@ -74,7 +83,7 @@ class RandomCluster:
     def addresses(self):
         """Those that blocks may name."""
         pods = [address for pod in (*self.node.pods.values(), *self.remote) for address in pod.addresses]
-        return [*pods, *OUTSIDE, *GATEWAY]
+        return [*pods, *OUTSIDE, *GATEWAY, *NODE]
 
     def clean_up(self):
         for key in list(self.endpoints):
@@ -88,7 +97,7 @@ class RandomCluster:
         """The cluster as the oracle reads it."""
         pods = [oracle.Pod(pod.namespace, pod.name, dict(pod.labels), dict(pod.ports), pod.addresses, pod.here)
                 for pod in (*self.node.pods.values(), *self.remote)]
-        return oracle.Cluster(dict(self.namespaces), pods, list(self.policies), everywhere=not self.node.api)
+        return oracle.Cluster(dict(self.namespaces), pods, list(self.policies), not self.node.api, dict(self.nodes))
 
     # -- probes --------------------------------------------------------------------------------------------------------
 
@@ -114,9 +123,11 @@ class RandomCluster:
         return found
 
     def allowed(self, truth, probe):
-        """By the oracle. The node and its pods always reach each other."""
-        if self.host in (probe.source, probe.receiver):
+        """By the oracle. The node always reaches its pods."""
+        if self.host is probe.source:
             return True
+        if self.host is probe.receiver:
+            return oracle.allowed_to_node(truth, probe.address, probe.to, probe.protocol, probe.port)
         to, port = probe.to, probe.port
         if to == NODE[0]:
             to, port = next(each for each in probe.receiver.addresses if ":" not in each), 80
@@ -130,8 +141,8 @@ class RandomCluster:
 
     def event(self):
         """Choose and return an event: (name, function)."""
-        choices = [self.relabel, self.change_policy, self.burst, self.reuse_address, self.move_namespace, self.restart,
-                   self.kill, self.change_while_down, self.flush]
+        choices = [self.relabel, self.change_policy, self.burst, self.reuse_address, self.move_namespace,
+                   self.change_node, self.restart, self.kill, self.change_while_down, self.flush]
         return self.rng.choice(choices)
 
     def relabel(self):
@@ -148,12 +159,15 @@ class RandomCluster:
         """A policy comes, changes or goes."""
         choice = self.rng.random()
         if self.policies and choice < 0.4:
-            gone = self.policies.pop(self.rng.randrange(len(self.policies)))
-            self.node.drop("NetworkPolicy", gone["metadata"]["namespace"], gone["metadata"]["name"])
+            self.node.drop_policy(self.policies.pop(self.rng.randrange(len(self.policies))))
         else:
-            old = self.rng.choice(self.policies)["metadata"] if self.policies and choice < 0.7 else {
-                "name": f"late{len(self.history)}", "namespace": self.rng.choice(clusters.NAMESPACES)}
-            new = clusters.policy(self.rng, old["name"], old["namespace"], self.addresses())
+            old = {"name": f"late{len(self.history)}"}
+            if self.policies and choice < 0.7:
+                old = self.rng.choice(self.policies)["metadata"]
+            elif self.rng.random() < 0.6:
+                old["namespace"] = self.rng.choice(clusters.NAMESPACES)
+            new = (clusters.policy(self.rng, old["name"], old["namespace"], self.addresses()) if "namespace" in old else
+                   clusters.cluster_policy(self.rng, old["name"], self.addresses()))
             self.policies = [each for each in self.policies if each["metadata"] != old] + [new]
             self.node.put(new)
         self.node.publish()
@@ -177,6 +191,11 @@ class RandomCluster:
         self.namespaces[name] = clusters.namespaces(self.rng)[name]
         self.node.put({"kind": "Namespace", "apiVersion": "v1",
                        "metadata": {"name": name, "labels": self.namespaces[name]}})
+        self.node.publish()
+
+    def change_node(self):
+        """Labels and addresses of a node change."""
+        self.put_node(self.rng.choice(list(NODES)))
         self.node.publish()
 
     def restart(self):

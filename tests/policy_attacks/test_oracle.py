@@ -1,5 +1,6 @@
 """The oracle by examples of Kubernetes' documentation; the generator; the attacks in docs/reliability-tests.md."""
 
+import functools
 import random
 import re
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from policy_attacks import clusters
 from policy_attacks.attacks import ATTACKS
-from policy_attacks.oracle import ICMP, SCTP, TCP, UDP, Cluster, Pod, allowed
+from policy_attacks.oracle import ICMP, SCTP, TCP, UDP, Cluster, Pod, allowed, allowed_to_node
 
 DOCS = Path(__file__).parents[2] / "docs" / "reliability-tests.md"
 DB = {"podSelector": {"matchLabels": {"role": "db"}}}
@@ -27,7 +28,7 @@ NAMESPACES = {"default": {}, "mine": {"project": "myproject"}, "theirs": {}}
 
 
 def ask(spec, source, to="172.16.0.1", protocol=TCP, port=6379, **keys):
-    policy = {"metadata": {"name": "p", "namespace": "default"}, "spec": spec}
+    policy = {"kind": "NetworkPolicy", "metadata": {"name": "p", "namespace": "default"}, "spec": spec}
     return allowed(Cluster(NAMESPACES, list(PODS), [policy], **keys), source, to, protocol, port)
 
 
@@ -70,6 +71,81 @@ def test_the_rules_of_the_documentation(spec, source, to, protocol, port, expect
     assert ask(spec, source, to, protocol, port) is expected
 
 
+# -- ClusterNetworkPolicy ----------------------------------------------------------------------------------------------
+
+FRONT, OTHER, OUTSIDE, NODE = "172.16.0.2", "172.16.0.3", "192.0.2.1", "192.0.2.7"
+EVERYBODY = {"namespaces": {}}
+
+
+def cluster_policy(tier, priority, *rules, direction="ingress", name="c"):
+    """Of pods with the label role: db. rules: (action, peer, protocols or None)."""
+    key = "from" if direction == "ingress" else "to"
+    return {"kind": "ClusterNetworkPolicy", "metadata": {"name": name}, "spec": {
+        "tier": tier, "priority": priority, "subject": {"pods": {"namespaceSelector": {}, **DB}},
+        direction: [{"action": action, key: [peer], **({"protocols": protocols} if protocols else {})}
+                    for action, peer, *protocols in rules]}}
+
+
+def network_policy(**spec):
+    return {"kind": "NetworkPolicy", "metadata": {"name": "p", "namespace": "default"}, "spec": {**DB, **spec}}
+
+
+def decide(policies, source=FRONT, to="172.16.0.1", protocol=TCP, port=6379):
+    nodes = {"own": ({"zone": "a"}, (NODE,))}
+    return allowed(Cluster(NAMESPACES, list(PODS), policies, nodes=nodes), source, to, protocol, port)
+
+
+ADMIN, BASELINE = functools.partial(cluster_policy, "Admin"), functools.partial(cluster_policy, "Baseline")
+ALL_ACCEPTED, ALL_DENIED, ALL_PASS = ((action, EVERYBODY) for action in ("Accept", "Deny", "Pass"))
+ANY, NONE = network_policy(ingress=[{}]), network_policy(ingress=[])
+PORT_80 = {"tcp": {"destinationPort": {"number": 80}}}
+
+
+@pytest.mark.parametrize("policies, expected", [
+    ([ADMIN(50, ALL_DENIED), ADMIN(60, ALL_PASS, name="d"), BASELINE(1, ALL_ACCEPTED)], False),
+    ([ADMIN(50, ALL_DENIED), ADMIN(40, ALL_PASS, name="d"), BASELINE(1, ALL_ACCEPTED, name="b")], True),
+    ([ADMIN(5, ALL_ACCEPTED, ALL_DENIED, ALL_PASS)], True), ([ADMIN(5, ALL_DENIED, ALL_ACCEPTED)], False),
+    ([ADMIN(5, ALL_PASS)], True), ([ADMIN(5, ALL_DENIED, name="a"), ADMIN(5, ALL_ACCEPTED, name="b")], False),
+    ([ADMIN(5, ALL_DENIED), ANY], False), ([ADMIN(5, ALL_PASS), ANY, BASELINE(1, ALL_DENIED, name="b")], True),
+    ([ADMIN(5, ALL_ACCEPTED), NONE], True), ([ADMIN(5, ALL_PASS), NONE, BASELINE(1, ALL_ACCEPTED, name="b")], False),
+    ([BASELINE(1, ALL_DENIED)], False), ([BASELINE(1, ALL_PASS, ALL_DENIED)], True),
+    ([ADMIN(5, ("Deny", {"later": {}}))], False), ([ADMIN(5, ("Accept", {"later": {}}), ALL_DENIED)], False),
+    ([ADMIN(5, ("Pass", {"later": {}}), ALL_ACCEPTED)], False), ([ADMIN(5, ("Deny", EVERYBODY, PORT_80))], True)])
+def test_tiers_decide_in_their_order(policies, expected):
+    assert decide(policies) is expected
+
+
+@pytest.mark.parametrize("rule, to, protocol, port, expected", [
+    (("Deny", {"networks": ["0.0.0.0/0"]}), OUTSIDE, TCP, 80, False),
+    (("Deny", {"networks": ["::/0"]}), OUTSIDE, TCP, 80, True),
+    (("Deny", {"networks": ["0.0.0.0/0"]}), OTHER, ICMP, 0, False), (("Deny", EVERYBODY), OUTSIDE, TCP, 80, True),
+    (("Deny", {"nodes": {"matchLabels": {"zone": "a"}}}), NODE, TCP, 80, False),
+    (("Deny", {"nodes": {"matchLabels": {"zone": "b"}}}), NODE, TCP, 80, True),
+    (("Deny", EVERYBODY, PORT_80), OTHER, TCP, 80, False), (("Deny", EVERYBODY, PORT_80), OTHER, UDP, 80, True),
+    (("Deny", EVERYBODY, {"udp": {"destinationPort": {"range": {"start": 5, "end": 9}}}}), OTHER, UDP, 9, False),
+    (("Deny", EVERYBODY, {"udp": {"destinationPort": {"range": {"start": 5, "end": 9}}}}), OTHER, UDP, 10, True)])
+def test_rules_of_egress_match_networks_nodes_and_ports(rule, to, protocol, port, expected):
+    assert decide([ADMIN(5, rule, direction="egress")], "172.16.0.1", to, protocol, port) is expected
+
+
+def test_a_named_port_is_that_of_the_destination_of_any_protocol():
+    named = [ADMIN(5, ("Deny", EVERYBODY, {"destinationNamedPort": "dns"}))]
+    assert not decide(named, protocol=UDP, port=53) and decide(named, protocol=TCP, port=53)
+    assert decide(named, protocol=UDP, port=54)
+
+
+def test_rules_by_networks_and_nodes_hold_for_the_own_node_and_network_policies_do_not():
+    def to_node(*policies):
+        return allowed_to_node(Cluster(NAMESPACES, list(PODS), policies, nodes={"own": ({}, (NODE,))}),
+                               "172.16.0.1", NODE, TCP, 80)
+
+    closed = network_policy(policyTypes=["Egress"])
+    assert to_node() and to_node(closed) and to_node(ADMIN(5, ALL_DENIED, direction="egress"))
+    assert not to_node(ADMIN(5, ("Deny", {"nodes": {}}), direction="egress"))
+    assert not to_node(BASELINE(5, ("Deny", {"networks": ["192.0.2.0/24"]}), direction="egress"))
+    assert to_node(closed, BASELINE(5, ("Deny", {"nodes": {}}), direction="egress"))
+
+
 def test_another_node_enforces_the_policies_of_its_own_pods():
     PODS[0].here = False
     try:
@@ -87,7 +163,9 @@ def test_the_generator_uses_every_feature():
         "podSelector", "policyTypes", "ingress", "egress", "from", "to", "ports", "port", "endPort", "protocol",
         "ipBlock", "cidr", "except", "namespaceSelector", "matchLabels", "matchExpressions", "In", "NotIn", "Exists",
         "DoesNotExist", "SCTP", "UDP", "TCP", "http", "Ingress", "Egress", "ingress []", "from []",
-        "ports []", "podSelector {}"}
+        "ports []", "podSelector {}", "tier", "Admin", "Baseline", "priority", "subject", "namespaces", "pods",
+        "action", "Accept", "Deny", "Pass", "networks", "nodes", "protocols", "tcp", "udp", "sctp", "destinationPort",
+        "number", "range", "destinationNamedPort", "later"}
 
 
 def features(document):
