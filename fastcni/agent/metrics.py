@@ -12,12 +12,11 @@ from prometheus_client.registry import Collector
 if TYPE_CHECKING:
     from fastcni.agent.run import Agent
 
-EVENTS = ("agent_failed", "bridge_filter_off", "bridge_filter_restored", "conflist_kept", "entry_refused",
-          "link_failed", "masquerade_refused", "masquerade_restored", "network_repaired", "node_skipped",
-          "pod_record_damaged", "pod_record_missing", "policies_gone", "policies_kept", "policies_not_kept",
-          "policies_refused", "policies_restored", "policy_unreadable",
-          "record_restored", "record_unreadable", "registry_away", "subnet_changed",
-          "subnet_lost", "waiting")
+EVENTS = ("agent_failed", "bridge_filter_off", "bridge_filter_restored", "conflist_kept", "datapath_unseen",
+          "entry_refused", "link_failed", "masquerade_refused", "masquerade_restored", "network_repaired",
+          "node_skipped", "pod_record_damaged", "pod_record_missing", "policies_gone", "policies_kept",
+          "policies_not_kept", "policies_refused", "policies_restored", "policy_unreadable", "record_restored",
+          "record_unreadable", "registry_away", "subnet_changed", "subnet_lost", "waiting")
 GAUGES = {
     "nodes": "Other nodes with a record in the registry",
     "skipped": "Other nodes that cannot be reached; the log has the reason",

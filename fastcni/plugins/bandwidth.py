@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastcni.kit.call import chained
 from fastcni.kit.call.conf import ENDINGS
 from fastcni.kit.call.pod import Pod, interface
-from fastcni.kit.datapath import filters
+from fastcni.kit.datapath import pins
 from fastcni.kit.shaping import ifbs, limits, qdiscs
 from fastcni.kit.shaping.host_end import find_host_end, warn_of_small_bursts
 from fastcni.spec import version
@@ -39,7 +39,10 @@ def add(req: Request, conf: Limits, undo: Undo) -> dict[str, Any]:
     pod = Pod(req)
     host = find_host_end(req, pod, result)
     warn_of_small_bursts(req, conf, host)
-    filters.leave(pod.host, host.index)
+    if pins.exist(pod.host):
+        from fastcni.kit.datapath import redirect
+
+        redirect.leave(pod.host, host, result)
     if conf.ingress:
         qdiscs.add(pod.host, host, conf.ingress, undo)
     if conf.egress:

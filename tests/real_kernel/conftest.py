@@ -3,14 +3,12 @@
 import os
 
 import pytest
-from real_kernel.datapath_pods import COUNTER, Udp
+from real_kernel.datapath_pods import COUNTER, Udp, bpffs  # noqa: F401 - a fixture
 from real_kernel.firewalld import Firewalld
 from real_kernel.networks import NETWORKS, define, multus, network
 from real_kernel.node import Inside, Node, run, set_sysctl
 from real_kernel.openvswitch import Switch
 from real_kernel.traffic import add_external
-
-from fastcni.kit.datapath import pins
 
 
 @pytest.fixture(autouse=True)
@@ -87,20 +85,7 @@ def selecting(node, abc):
 
 
 @pytest.fixture
-def bpffs(tmp_path, monkeypatch):
-    """A bpffs of this test in the place of /sys/fs/bpf."""
-    folder = tmp_path / "bpf"
-    folder.mkdir()
-    run("mount", "-t", "bpf", "bpf", folder)
-    monkeypatch.setattr(pins, "ROOT", str(folder))
-    try:
-        yield folder
-    finally:
-        run("umount", "-l", folder)
-
-
-@pytest.fixture
-def datapath_conf(node, bpffs):
+def datapath_conf(node, bpffs):  # noqa: F811
     """ptp with the datapath ebpf; no duplicate address detection delays the pods' IPv6."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     return node.conf("10.22.0.0/24", "fd00:22::/64", type="ptp", routes=["0.0.0.0/0", "::/0"], datapath="ebpf")

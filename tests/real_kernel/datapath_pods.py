@@ -20,6 +20,19 @@ COUNTER = "table inet seen { chain forward { type filter hook forward priority 0
 WAIT_S = 10
 
 
+@pytest.fixture
+def bpffs(tmp_path, monkeypatch):
+    """A bpffs of this test in the place of /sys/fs/bpf."""
+    folder = tmp_path / "bpf"
+    folder.mkdir()
+    run("mount", "-t", "bpf", "bpf", folder)
+    monkeypatch.setattr(pins, "ROOT", str(folder))
+    try:
+        yield folder
+    finally:
+        run("umount", "-l", folder)
+
+
 def forwarded():
     """The packets that the host's stack has forwarded since COUNTER was loaded."""
     found = json.loads(run("nft", "-j", "list", "table", "inet", "seen"))["nftables"]

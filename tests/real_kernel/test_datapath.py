@@ -196,6 +196,29 @@ def test_bandwidth_takes_a_pod_out_of_the_datapath(node, datapath_pods, datapath
     assert not [flow for flow in kernel_flows() if 5002 in flow.ports]
 
 
+def test_check_passes_for_a_pod_that_bandwidth_took_out_of_the_datapath(node, datapath_conf, pod):
+    """The map kept the pod's addresses, so CHECK missed the filters, and `fastcni datapath load` added them again: the
+    limits did not hold any more."""
+    result = node.add(datapath_conf, pod)
+    limits = {"cniVersion": "1.0.0", "name": "net", "type": "bandwidth", "ingressRate": 8_000_000,
+              "ingressBurst": 8_000_000, "prevResult": result}
+    node.add(limits, pod)
+    assert pods_in_map() == {}
+    node.check(datapath_conf, pod, result)
+    with contextlib.closing(wire.open_socket()) as sock:
+        assert own.load(sock, pytest.fail) == 0
+
+
+def test_bandwidth_asks_a_node_without_a_datapath_nothing_about_it(node, pod, bpffs, monkeypatch):
+    result = node.add(node.conf(type="ptp", routes=["0.0.0.0/0"]), pod)
+    asked = []
+    monkeypatch.setattr(filters, "exist", lambda *_: asked.append("filters"))
+    monkeypatch.setattr(objects, "get", lambda *_: asked.append("pins"))
+    node.add({"cniVersion": "1.0.0", "name": "net", "type": "bandwidth", "ingressRate": 8_000_000,
+              "ingressBurst": 8_000_000, "prevResult": result}, pod)
+    assert not asked
+
+
 @pytest.mark.needs("ifb")
 def test_limits_of_bandwidth_are_added_to_a_pod_of_the_datapath(node, datapath_conf, pod):
     result = node.add(datapath_conf, pod)
@@ -330,8 +353,6 @@ def test_programs_are_replaced_while_flows_run(datapath_pods, bpffs):
         where = pins.folder(sock)
         for name in filters.PARENTS:
             os.rename(f"{where}/{name}-{DIGEST}", f"{where}/{name}-former")
-        name = host_end()
-        run("tc", "qdisc", "del", "dev", name, "clsact")            # another program's doing
         before = program_ids()
         assert own.load(sock, pytest.fail) == 2
         assert not {*program_ids().values()} & {*before.values()}
@@ -339,6 +360,20 @@ def test_programs_are_replaced_while_flows_run(datapath_pods, bpffs):
         forwarded_before = forwarded()
         tcp.there_and_back(5)
         assert forwarded() == forwarded_before
+
+
+def test_a_link_gets_lost_filters_again_and_the_host_sees_its_flows(datapath_pods):
+    """A policy may have begun to forbid the flows while the link had no filters."""
+    with Tcp(*datapath_pods, "10.22.0.3") as tcp, contextlib.closing(wire.open_socket()) as sock:
+        tcp.there_and_back()
+        run("tc", "qdisc", "del", "dev", host_end(), "clsact")
+        assert own.load(sock, pytest.fail) == 2 and len(program_ids()) == 4
+        before = forwarded()
+        tcp.there_and_back(2)
+        assert forwarded() > before and not [flow for flow in kernel_flows() if flow.protocol == maps.IPPROTO_TCP]
+        with Udp(*datapath_pods, "10.22.0.3", 5004) as udp:
+            udp.there_and_back(2)
+            assert [flow for flow in kernel_flows() if 5004 in flow.ports]
 
 
 def program_ids():

@@ -1,14 +1,22 @@
 """A policy begins to restrict a pod whose flows are redirected: forbidden ones end, allowed ones go on."""
 
+import errno
+import os
 import select
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from real_kernel.datapath_pods import Tcp, Udp, forwarded, kernel_flows, marks, pods_in_map
-from real_kernel.node import eventually
+from real_kernel.node import eventually, links, run
 
 from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_policy
+from fastcni.agent.policy.ports import Port
+from fastcni.kernel import wire
+from fastcni.kernel.bpf import objects
+from fastcni.kit.datapath import filters
 from fastcni.kit.datapath.maps import RESTRICTED, u32
 from fastcni.spec.address import read_ip
 
@@ -126,3 +134,56 @@ def test_an_agent_that_starts_again_restricts_what_was_added_meanwhile(engine, n
     node.add({**datapath_conf, "ipam": ipam, "routes": []}, datapath_pods[1])
     engine.load()
     assert eventually(lambda: restricted() == {TWO[0]})
+
+
+def blind(monkeypatch, refused):
+    """The agent cannot open the pins: they are in no bpffs that it sees, or it lacks the right."""
+    def get(path):
+        raise OSError(refused, os.strerror(refused), path)
+    monkeypatch.setattr(objects, "get", get)
+
+
+@pytest.mark.parametrize("refused", [errno.ENOENT, errno.EPERM])
+def test_an_agent_that_cannot_end_redirected_flows_takes_the_links_out_of_the_datapath(engine, datapath_pods,
+                                                                                      monkeypatch, refused):
+    """Forbidden flows went on, and nothing said so."""
+    pods = (*datapath_pods, "10.22.0.3")
+    with Tcp(*pods, 81) as forbidden, Udp(*pods, 5000) as allowed_udp, Udp(*pods, 5001) as forbidden_udp:
+        for each in (forbidden, allowed_udp, forbidden_udp):
+            each.there_and_back(2)
+        blind(monkeypatch, refused)
+        assert engine.redirects.check(engine.rules.sock)
+        enforce(engine, INGRESS)
+        assert not arrives(forbidden.client, forbidden.server)
+        assert not arrives(forbidden_udp.client, forbidden_udp.server)
+        allowed_udp.there_and_back(3)
+        with Tcp(*pods, 80) as allowed:
+            allowed.there_and_back(3)
+        assert engine.redirects.take_count() == 2 and engine.redirects.take_count() == 0
+        assert engine.redirects.check(engine.rules.sock)
+
+
+def test_an_agent_that_cannot_see_the_maps_takes_a_new_restricted_pod_out_and_no_other(engine, node, datapath_pods,
+                                                                                      datapath_conf, monkeypatch):
+    """Only its own link: a pod without filters has no flow that is redirected, in neither direction."""
+    enforce(engine, INGRESS)
+    node.delete(datapath_conf, datapath_pods[1])
+    ipam = {"type": "static", "addresses": [{"address": "10.22.0.3/24", "gateway": "10.22.0.1"},
+                                            {"address": "fd00:22::3/64", "gateway": "fd00:22::1"}]}
+    host, inside = node.add({**datapath_conf, "ipam": ipam}, datapath_pods[1])["interfaces"]
+    blind(monkeypatch, errno.ENOENT)
+    port = Port(host["name"], False, bytes.fromhex(inside["mac"].replace(":", "")))
+    engine.protect(replace(attachment("web", TWO, 9), port=port))
+    engine.commit()
+    with closing(wire.open_socket()) as sock:
+        assert links()[host["name"]]["ifindex"] not in filters.linked(sock)
+        assert len(filters.linked(sock)) == engine.redirects.take_count() == 1
+
+
+def test_an_agent_that_sees_no_maps_says_nothing_on_a_node_without_a_datapath(engine, datapath_pods, monkeypatch):
+    for name in links():
+        if name.startswith("veth"):
+            run("tc", "qdisc", "del", "dev", name, "clsact")
+    blind(monkeypatch, errno.ENOENT)
+    enforce(engine, INGRESS)
+    assert engine.redirects.check(engine.rules.sock) == "" and engine.redirects.take_count() == 0

@@ -117,4 +117,6 @@ class Answers:
             shown["closed"] = [str(path) for path in damaged if attached.id_of(path) in self.compiler.attachments]
         if ports_left := [it.port.name for it in self.compiler.attachments.values() if it.port and not it.id[1]]:
             shown["unrecorded"] = ports_left
+        if unseen := self.engine.redirects.check(self.engine.rules.sock):
+            shown["datapath"] = unseen
         return {**self.not_ready(), **shown, "folder": self.settings.folder}

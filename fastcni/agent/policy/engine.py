@@ -22,7 +22,7 @@ from fastcni.agent.policy.ports import LATER, VERSIONS
 from fastcni.agent.policy.ruleset import Ruleset
 from fastcni.agent.policy.state import IN, MAPS, VERDICT_MAPS
 from fastcni.kernel.wire import NetlinkError
-from fastcni.kit.datapath import restrict
+from fastcni.kit.datapath.restrict import Restricted
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.attached import AttachedCompiler, Attachment
@@ -34,7 +34,7 @@ class Engine:
     ConfigurationError if another agent has the table."""
 
     def __init__(self, compiler: AttachedCompiler) -> None:
-        self.compiler, self.rules = compiler, Ruleset()
+        self.compiler, self.rules, self.redirects = compiler, Ruleset(), Restricted()
         try:
             self.rules.adopt()
         except BaseException:
@@ -61,7 +61,7 @@ class Engine:
         self._begun, self._loaded = True, False
         self.compiler.take()
         try:
-            restrict.restrict(self.rules.sock, cut.isolated(self.compiler.state))
+            self.redirects.put(self.rules.sock, cut.isolated(self.compiler.state))
         finally:
             self.rules.load(self.compiler.state)
         self._loaded, self._dropped, self.changed = True, {}, True
@@ -125,7 +125,9 @@ class Engine:
         self.changed = True
         self._added.update(it.addresses)
         if self.compiler.restricted(it):
-            restrict.restrict_more(self.rules.sock, it.addresses)
+            link = it.port.name if it.port else ""
+            if not (it.port and it.port.bridged):           # a port of a bridge is in no datapath
+                self.redirects.add(self.rules.sock, it.addresses, link)
         closed = self._loaded and not self.compiler.knows(it) and self._close(it)
         self.compiler.expect(it)
         if not closed:
@@ -159,7 +161,7 @@ class Engine:
         self._loaded = False            # also after other errors, because take() gives a change only once
         try:
             if MAPS & (change.added.keys() | change.removed.keys()):
-                restrict.restrict(self.rules.sock, cut.isolated(self.compiler.state))
+                self.redirects.put(self.rules.sock, cut.isolated(self.compiler.state))
             self.rules.write(change)
         except OSError:                 # load() raises it, if it is no conflict with another program
             return None

@@ -221,6 +221,9 @@ class Policies:
         else:
             self.engine.commit()
         self.leaving.keep_replaced()
+        if links := self.engine.redirects.take_count():
+            self.log.error("datapath_unseen", links=links, why=self.engine.redirects.unseen, effect="these links are "
+                           "out of the datapath", do="mount /sys/fs/bpf of the node into the agent's container")
         self.due = monotonic() + RETRY_S if self.stale else float("inf")
 
     def _cut(self) -> None:

@@ -14,7 +14,17 @@ from fastcni.cli.text.output import printable
 from fastcni.node.attachments.adopt import FAILED, WOULD_BUILD, Adoption
 from fastcni.node.attachments.explain import Explanation
 from fastcni.node.attachments.inspect import Details, HostLink
-from fastcni.node.attachments.records import GO, GONE, LOOPBACK, ORPHANED, RUNNING, STATES, Inventory, NodeAttachment
+from fastcni.node.attachments.records import (
+    GO,
+    GONE,
+    LOOPBACK,
+    ORPHANED,
+    RESTRICTED,
+    RUNNING,
+    STATES,
+    Inventory,
+    NodeAttachment,
+)
 from fastcni.node.checks.findings import plural
 from fastcni.spec import json
 
@@ -47,8 +57,11 @@ def print_list(chosen: Sequence[NodeAttachment], inventory: Inventory, *, filter
     if chosen:
         print_rows(chosen, inventory, console)
     hidden = sum(it.ifname == LOOPBACK for it in inventory.attachments) - sum(it.ifname == LOOPBACK for it in chosen)
+    redirected = [it.datapath for it in chosen if it.datapath]
+    datapath = (f"; {len(redirected)} in the datapath ebpf, policies restrict {redirected.count(RESTRICTED)} of these"
+                if redirected else "")
     more = f"; --all also shows {plural(hidden, 'loopback interface')}" if hidden and not filtered else ""
-    put(console, summary(chosen, filtered) + more)
+    put(console, summary(chosen, filtered) + datapath + more)
     for it in chosen:
         if it.dropped_by:
             put(console, f"not let through: {it.name} ({' '.join(it.addresses)}) by {', '.join(it.dropped_by)}; "
@@ -160,6 +173,8 @@ def print_facts(it: NodeAttachment, console: Console) -> None:
         put_row(console, "address", ip)
     for port in it.ports:
         put_row(console, "host port", str(port))
+    if it.datapath:
+        put_row(console, "datapath", f"ebpf: flows with pods of the datapath are {it.datapath}")
     for chain in it.dropped_by:
         put_row(console, "dropped by", f"{chain}; `fastcni doctor` names the command", "yellow")
 

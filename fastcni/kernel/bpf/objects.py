@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ORDER = sys.byteorder
 MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, PROG_LOAD, OBJ_PIN, OBJ_GET = 0, 1, 2, 3, 5, 6, 7
-MAP_LOOKUP_BATCH = 24
+OBJ_GET_INFO_BY_FD, MAP_LOOKUP_BATCH = 15, 24
 MAP_TYPE_HASH, PROG_TYPE_SCHED_CLS = 1, 3
 F_NO_PREALLOC = 1
 PSEUDO_MAP_FD = 1               # as the source register of a 64-bit load: the value is a map's descriptor
@@ -59,6 +59,14 @@ def get(path: str) -> int:
     """Return a descriptor of the object at a pin. Raises OSError: ENOENT if there is none."""
     name = bytearray(path.encode() + b"\0")
     return bpf(OBJ_GET, bytearray(u64(address_of(name)) + u32(0, 0)))
+
+
+def program_id(fd: int) -> int:
+    """Return the number that the kernel gave to a program. Raises OSError. struct bpf_prog_info begins with type,
+    id:u32."""
+    info = bytearray(8)
+    bpf(OBJ_GET_INFO_BY_FD, bytearray(u32(fd, len(info)) + u64(address_of(info))))
+    return int.from_bytes(info[4:], ORDER)
 
 
 def load(instructions: bytes, relocations: tuple[tuple[int, str], ...], maps: Mapping[str, int]) -> int:

@@ -7,17 +7,21 @@
 
 from __future__ import annotations
 
-from fastcni._netlink import Batch
+from errno import ENODEV
+
+from fastcni._netlink import Batch, attributes
 from fastcni.kernel import tc, uapi, wire
+from fastcni.kernel.rtnl import u32
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
 
 PRIORITY, NAME = 0xFC00, "fastcni"      # filters of other programs come first, and what they decide stays
+MAX_ASKED = 64                  # links in one send
 PARENTS = {"from_pod": uapi.TC_H_CLSACT_INGRESS, "to_pod": uapi.TC_H_CLSACT_EGRESS}
 
 
@@ -27,9 +31,18 @@ def add(sock: Socket, host: Link, programs: Mapping[str, int]) -> None:
     wire.exchange(sock, put(tc.new_clsact(Batch(), host.index, what), host.index, programs, what))
 
 
-def replace(sock: Socket, index: int, programs: Mapping[str, int]) -> None:
-    """Replace the programs of both filters. Each packet passes the old program or the new one. Raises NetlinkError."""
-    wire.exchange(sock, put(Batch(), index, programs, f"replace programs of link {index}"))
+def replace(sock: Socket, indexes: Iterable[int], programs: Mapping[str, int]) -> int:
+    """Replace the programs of both filters of links. Each packet passes the old program or the new one. Return the
+    number of links that still exist. Raises NetlinkError."""
+    count = 0
+    for index in indexes:
+        for error in wire.attempt(sock, put(Batch(), index, programs, f"replace programs of link {index}"))[1]:
+            if error.errno != ENODEV:           # the pod was deleted
+                raise error
+            break
+        else:
+            count += 1
+    return count
 
 
 def put(batch: Batch, index: int, programs: Mapping[str, int], what: str) -> Batch:
@@ -45,6 +58,24 @@ def exist(sock: Socket, index: int) -> bool:
         tc.get_bpf_filter(batch, index, parent, PRIORITY, f"get filters of link {index}")
     found, refused = wire.attempt(sock, batch)
     return not refused and len(found) == len(PARENTS)
+
+
+def linked(sock: Socket) -> dict[int, set[int]]:
+    """Return {index of a link: ids of its programs} of the links that have a filter of the datapath, by rtnetlink
+    alone: bpffs is not needed. Raises NetlinkError."""
+    qdiscs = wire.dump(sock, uapi.RTM_GETQDISC, tc.tcmsg(0), "list qdiscs")
+    indexes = [u32(payload[4:8]) for _, payload in qdiscs if tc.read_kind(payload)[0] == "clsact"]
+    found: dict[int, set[int]] = {}
+    for at in range(0, len(indexes), MAX_ASKED):
+        batch = Batch()
+        for index in indexes[at:at + MAX_ASKED]:
+            for parent in PARENTS.values():
+                tc.get_bpf_filter(batch, index, parent, PRIORITY, f"get filters of link {index}")
+        for _, payload in wire.attempt(sock, batch)[0]:         # the kernel refuses where there is no such filter
+            options = attributes(tc.read_kind(payload)[1])
+            if options.get(uapi.TCA_BPF_NAME, b"").rstrip(b"\0") == NAME.encode():
+                found.setdefault(u32(payload[4:8]), set()).add(u32(options[uapi.TCA_BPF_ID]))
+    return found
 
 
 def leave(sock: Socket, index: int) -> bool:

@@ -66,14 +66,29 @@ def open_maps(sock: Socket) -> Pins | None:
     return Pins(found[0], found[1], {})
 
 
+def exist(sock: Socket) -> bool:
+    """Return whether a pod of a socket's network namespace has had the datapath."""
+    try:
+        return posix.access(folder(sock), posix.F_OK)
+    except OSError:                     # Linux before 5.14
+        return False
+
+
+def program_pins() -> list[str]:
+    """Return the names of the pins of this version's programs, [] without programs."""
+    from fastcni.kernel.bpf.redirect_programs import DIGEST, PROGRAMS
+
+    return [f"{name}-{DIGEST}" for name in PROGRAMS]
+
+
 def open_or_load(sock: Socket, warn: Callable[[str], object]) -> Pins:
     """Return the maps and programs of a socket's network namespace. The first call loads and pins them, which takes
     some 15 ms; it also mounts bpffs if that is missing, and warns of it. Raises Unavailable."""
-    from fastcni.kernel.bpf.redirect_programs import DIGEST, PROGRAMS
+    from fastcni.kernel.bpf.redirect_programs import PROGRAMS
 
     if not PROGRAMS:
         raise Unavailable("fastcni was built without clang")
-    names = [*(f"{name}-{LAYOUT}" for name in MAPS), *(f"{name}-{DIGEST}" for name in PROGRAMS)]
+    names = [*(f"{name}-{LAYOUT}" for name in MAPS), *program_pins()]
     try:
         where = folder(sock)
         try:
@@ -82,8 +97,17 @@ def open_or_load(sock: Socket, warn: Callable[[str], object]) -> Pins:
             if e.errno not in (ENOENT, EPERM):
                 raise
             make_folder(where, warn)
-            load(where, names)
+            created = load(where, names)
             found = opened(where, names)
+            if created:
+                from fastcni.kit.datapath import filters
+
+                # Without their pins nobody can end the flows of former maps: end the use of these maps.
+                try:
+                    filters.replace(sock, filters.linked(sock), dict(zip(PROGRAMS, found[len(MAPS):], strict=True)))
+                except OSError:
+                    objects.close(*found)
+                    raise
     except OSError as e:
         raise Unavailable(f"{e.strerror} (errno {e.errno})") from None
     return Pins(found[0], found[1], dict(zip(PROGRAMS, found[len(MAPS):], strict=True)))
@@ -121,11 +145,17 @@ def make_folder(where: str, warn: Callable[[str], object]) -> None:
         warn(f"mounted bpffs at {ROOT}")
 
 
-def load(where: str, names: list[str]) -> None:
-    """Pin what is missing. Two processes can do this at the same time: the first pin counts. Raises OSError."""
+def load(where: str, names: list[str]) -> bool:
+    """Pin what is missing. Return whether a map was missing; then programs of the former map are loaded again. Two
+    processes can do this at the same time: the first pin counts. Raises OSError."""
     from fastcni.kernel.bpf.redirect_programs import PROGRAMS
 
     fds: dict[str, int] = {}
+    there = posix.listdir(where)
+    created = not set(names[:len(MAPS)]).issubset(there)
+    for name in names[len(MAPS):]:
+        if created and name in there:
+            posix.unlink(f"{where}/{name}")
     try:
         for (name, (key, value, most)), pin in zip(MAPS.items(), names, strict=False):
             fds[name] = pinned(f"{where}/{pin}", lambda: objects.create_hash(key, value, most))     # noqa: B023 - called now
@@ -133,6 +163,7 @@ def load(where: str, names: list[str]) -> None:
             fds[name] = pinned(f"{where}/{pin}", lambda: objects.load(instructions, relocations, fds))      # noqa: B023
     finally:
         objects.close(*fds.values())
+    return created
 
 
 def pinned(path: str, make: Callable[[], int]) -> int:

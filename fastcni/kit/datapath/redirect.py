@@ -76,6 +76,13 @@ def withdraw(sock: Socket, addresses: list[bytes], index: int) -> None:
                     objects.delete(opened.pods, mapped(packed))
 
 
+def leave(sock: Socket, host: Link, result: dict[str, Any]) -> None:
+    """Take a pod out of the datapath before its traffic is shaped: a redirected packet passes no qdisc of the host end.
+    Raises OSError."""
+    withdraw(sock, [packed for packed, _ in results.ips_of(result)], host.index)
+    filters.leave(sock, host.index)
+
+
 def forget(sock: Socket, addresses: list[bytes]) -> None:
     """Delete the addresses of a pod whose link was deleted; without addresses all whose links do not exist. Raises
     OSError."""

@@ -6,10 +6,12 @@ conntrack gets an entry for it, in the direction of its first packet. Then rules
 
 from __future__ import annotations
 
+from errno import EACCES, EPERM
+
 from fastcni._netlink import Batch
 from fastcni.kernel import conntrack, wire
 from fastcni.kernel.bpf import objects
-from fastcni.kit.datapath import pins
+from fastcni.kit.datapath import filters, pins
 from fastcni.kit.datapath.maps import (
     ADDRESS_BYTES,
     IPPROTO_TCP,
@@ -21,10 +23,12 @@ from fastcni.kit.datapath.maps import (
     with_flags,
 )
 from fastcni.kit.datapath.redirect import flows
+from fastcni.kit.links import find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
+    from typing import Any
 
     from fastcni.kernel.wire import Socket
     from fastcni.kit.datapath.pins import Pins
@@ -33,10 +37,29 @@ MAX_ENTRIES = 128               # of conntrack in one send
 ROUNDS = 3                      # a program that ran before the flag was set may add a flow after the first
 
 
-def restrict(sock: Socket, addresses: Collection[bytes]) -> None:
-    """Make these packed addresses the restricted ones of the node: call this before their rules are written. Other
-    pods are not restricted any more. sock: of NETLINK_NETFILTER. Raises OSError."""
-    if opened := pins.open_maps(sock):
+class Restricted:
+    """The restricted pods of the node, in the map of pods, for one process. sock: of NETLINK_NETFILTER.
+
+    A process whose mount namespace lacks the node's bpffs, or that may not open the pins, cannot end redirected flows.
+    It takes links out of the datapath instead: the kernel deletes filters without bpffs. Then packets pass through
+    the host's stack.
+
+    unseen      why the process cannot open the maps, "" if it can
+    taken_out   number of links that the process took out of the datapath
+    reported    number of these that take_count() has returned
+    """
+
+    def __init__(self) -> None:
+        self.unseen, self.taken_out, self.reported = "", 0, 0
+        self._out: frozenset[bytes] = frozenset()       # restricted addresses whose links are out of the datapath
+
+    def put(self, sock: Socket, addresses: Collection[bytes]) -> None:
+        """Make these packed addresses the restricted ones of the node: call this before their rules are written. Other
+        pods are not restricted any more. Raises OSError."""
+        opened = self._open(sock)
+        if opened is None:
+            self._take_out(addresses)
+            return
         with opened:
             begun = []
             for key, value in list(objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES)):
@@ -47,14 +70,70 @@ def restrict(sock: Socket, addresses: Collection[bytes]) -> None:
             if begun:
                 hand_back(sock, opened, frozenset(begun))
 
-
-def restrict_more(sock: Socket, addresses: Collection[bytes]) -> None:
-    """Restrict new pods, which have no flows yet. Raises OSError."""
-    if opened := pins.open_maps(sock):
+    def add(self, sock: Socket, addresses: Collection[bytes], link: str) -> None:
+        """Restrict a new pod, which has no flows yet. link: the name of its host end, "" if it is unknown. Raises
+        OSError."""
+        opened = self._open(sock)
+        if opened is None:
+            self._take_one_out(addresses, link)
+            return
         with opened:
             for packed in addresses:
                 if value := objects.look_up(opened.pods, mapped(packed), POD_BYTES):
                     objects.update(opened.pods, mapped(packed), with_flags(value, RESTRICTED))
+
+    def take_count(self) -> int:
+        """Return the number of links that were taken out of the datapath since the last call."""
+        count, self.reported = self.taken_out - self.reported, self.taken_out
+        return count
+
+    def check(self, sock: Socket) -> str:
+        """Return why this process cannot end flows that links of the node redirect, "" if it can, or if no link
+        redirects any. Raises OSError."""
+        opened = self._open(sock)
+        if opened:
+            with opened:
+                return ""
+        return self.unseen if self.taken_out or with_route_socket(filters.linked) else ""
+
+    def _open(self, sock: Socket) -> Pins | None:
+        try:
+            opened = pins.open_maps(sock)
+        except OSError as e:
+            if e.errno not in (EACCES, EPERM):
+                raise
+            opened, self.unseen = None, f"open the maps in {pins.ROOT}: {e.strerror}"
+        else:
+            self.unseen = "" if opened else f"{pins.ROOT} does not have the maps of this node"
+        if opened:
+            self._out = frozenset()
+        return opened
+
+    def _take_out(self, addresses: Collection[bytes]) -> None:
+        """Take all links out of the datapath if an address is newly restricted: any of them may have redirected flows
+        to it."""
+        now = frozenset(addresses)
+        if now - self._out:
+            self.taken_out += with_route_socket(lambda route: sum(
+                filters.leave(route, index) for index in filters.linked(route)))
+        self._out = now
+
+    def _take_one_out(self, addresses: Collection[bytes], link: str) -> None:
+        """Take a new pod's link out of the datapath. No flow from or to the pod begins to be redirected then."""
+        if not link:
+            return                      # put() takes all links out
+        self.taken_out += with_route_socket(lambda route: (found := find.link(route, link)) is not None
+                                            and filters.leave(route, found.index))
+        self._out |= frozenset(addresses)
+
+
+def with_route_socket(do: Callable[[Socket], Any]) -> Any:
+    """Return do(socket). Raises OSError."""
+    sock = wire.open_socket()
+    try:
+        return do(sock)
+    finally:
+        sock.close()
 
 
 def restrict_all(opened: Pins) -> None:

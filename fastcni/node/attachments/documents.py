@@ -34,4 +34,5 @@ def attachment(it: NodeAttachment) -> Document:
             "state": it.state, "why": it.why, "netns": it.netns or None, "addresses": list(it.addresses),
             "hostPorts": [port(each) for each in it.ports], "hostLinks": list(it.links), "plugins": list(it.plugins),
             "since": moment(it.since), "addedBy": it.author or None, "droppedBy": list(it.dropped_by),
+            "datapath": it.datapath or None,
             "seen": [sighting(each) for each in it.sightings]}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from fastcni.kernel import presence, uapi, wire
 from fastcni.kernel.rtnl import Link
+from fastcni.kit.datapath import pins
 from fastcni.kit.links import find
 from fastcni.node import confs
 from fastcni.node.attachments import (
@@ -27,9 +28,11 @@ from fastcni.node.attachments import (
     tables,
 )
 from fastcni.node.attachments.merge import Facts, merge
-from fastcni.node.attachments.records import Inventory
+from fastcni.node.attachments.records import FASTCNI, MAP, REDIRECTED, RESTRICTED, Inventory, Sighting
+from fastcni.node.own import datapath
 from fastcni.runtime.cache import DEFAULT_DIR, Cache
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
+from fastcni.spec.address import ip_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ def look(places: Places) -> Seen:
     for kind, folder in pod_files.folders(configurations):
         facts.sightings += pod_files.read_folder(kind, folder, unseen)
     look_at_links(facts)
+    with_socket(facts, "datapath ebpf", uapi.NETLINK_ROUTE, lambda sock: look_at_datapath(facts, sock))
     look_at_nftables(facts)
     if places.quick:
         return seen
@@ -112,6 +116,17 @@ def look_at_links(facts: Facts) -> None:
     """Read the host's links."""
     with_socket(facts, "links", uapi.NETLINK_ROUTE, lambda sock: facts.links.update(by_index(find.all_links(sock))))
     facts.sightings += links.read_links(facts.links.values())
+
+
+def look_at_datapath(facts: Facts, sock: wire.Socket) -> None:
+    """Read the pods of the datapath ebpf. Raises OSError."""
+    found = datapath.read(sock)
+    for packed, pod in found.pods.items() if found else ():
+        ip, link = ip_text(packed), facts.links.get(pod.link)
+        if link:                        # else GC or the server removes the element
+            facts.sightings.append(Sighting(MAP, f"{pins.folder(sock)}/pods-{pins.LAYOUT}",
+                                            f"{ip} {RESTRICTED if pod.restricted else REDIRECTED}", addresses=(ip,),
+                                            links=(link.name,), author=FASTCNI, alive=True))
 
 
 def by_index(found: list[Link]) -> Mapping[int, Link]:

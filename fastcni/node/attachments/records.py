@@ -8,7 +8,7 @@ from typing import Any
 
 # Kinds of a Sighting
 CACHE, ADDRESS_FILE, FILE, ELEMENT = "cache", "address file", "file", "element"
-RULE, LINK, NAMESPACE = "rule", "link", "namespace"
+RULE, LINK, NAMESPACE, MAP = "rule", "link", "namespace", "bpf map"
 
 # States of an attachment
 RUNNING = "running"         # its network namespace exists, or another sign of the pod itself
@@ -16,6 +16,9 @@ GONE = "gone"               # its network namespace does not exist any more
 ORPHANED = "orphaned"       # only what an ADD left exists, and no namespace has one of its addresses
 UNKNOWN = "unknown"         # nothing on this node tells which
 STATES = (RUNNING, GONE, ORPHANED, UNKNOWN)
+
+# Text of a MAP sighting behind its address: whether the datapath ebpf redirects the pod's flows
+REDIRECTED, RESTRICTED = "redirected", "not redirected, because policies restrict the pod"
 
 LOOPBACK = "lo"             # the interface that runtimes attach to each pod; lists show it only if asked
 FASTCNI, GO = "fastcni", "Go plugins"       # by which implementation an attachment was added
@@ -115,6 +118,12 @@ class NodeAttachment:
     def name(self) -> str:
         """CONTAINER/IFNAME, as `fastcni inspect` takes it."""
         return f"{self.container_id}/{self.ifname}" if self.ifname else self.container_id
+
+    @property
+    def datapath(self) -> str:
+        """REDIRECTED or RESTRICTED for a pod in the map of the datapath ebpf, else ""."""
+        found = [it.text.partition(" ")[2] for it in self.sightings if it.kind == MAP]
+        return RESTRICTED if RESTRICTED in found else found[0] if found else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,5 +12,6 @@
     cluster   cluster-wide addresses
     dhcp      the dhcp daemon and its leases
     policy    the agent of the plugin policy
+    datapath  the datapath ebpf: pins, programs, filters, room in its maps
     bundle    the tar.gz of a bug report
 """

@@ -11,7 +11,7 @@ import fastcni
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
 from fastcni.node.attachments.records import LOOPBACK
-from fastcni.node.checks import cluster, conf, dhcp, kernel, networks, path, policy, state
+from fastcni.node.checks import cluster, conf, datapath, dhcp, kernel, networks, path, policy, state
 from fastcni.node.checks.conf import own_files
 from fastcni.node.checks.findings import ERROR, Finding, Node, plural, some
 from fastcni.server import status
@@ -32,7 +32,7 @@ CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "pod-links": path.pod_links, "mtu": path.mtu, "host-ports": path.host_ports,
     "duplicate-addresses": networks.duplicate_addresses, "shared-networks": networks.shared_networks,
     "cluster-stores": networks.cluster_stores, "cluster-addresses": cluster.cluster_addresses,
-    "dhcp-leases": dhcp.leases, "policy-agent": policy.agent,
+    "dhcp-leases": dhcp.leases, "policy-agent": policy.agent, "datapath": datapath.datapath,
 }
 
 UNSEEN = 3                      # exit status: findings may be missing, because not everything could be read

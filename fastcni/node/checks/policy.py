@@ -35,6 +35,12 @@ def agent(node: Node) -> Iterator[Finding]:
                               "no policy protects that pod",
                               "run `fastcni restore`, which sends the pod's request again; if the pod is gone, "
                               "remove the file")
+            if unseen := status.get("datapath"):
+                yield Finding(WARNING, "network policies: the agent cannot end flows that the datapath ebpf redirects: "
+                              f"{unseen}", "when a policy begins to restrict a pod, the agent takes all links of the "
+                              "node out of the datapath; allowed connections may end then", "give the agent "
+                              "CAP_SYS_ADMIN, and mount /sys/fs/bpf of the node into its container, as "
+                              "deploy/agent.yaml does; then fastcni datapath load")
             for port in status.get("unrecorded", []):
                 yield Finding(ERROR, f"network policies: the agent has no record of the pod at {port}",
                               "the pod is closed in both directions",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import posix
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
-from errno import ENODEV
+from typing import NamedTuple
 
 from fastcni._netlink import Batch
 from fastcni.kernel import tc, uapi, wire
@@ -17,15 +18,26 @@ from fastcni.kit.datapath.maps import ADDRESS_BYTES, POD_BYTES, RESTRICTED, Flow
 from fastcni.kit.links import find
 
 
+class Pod(NamedTuple):
+    """An address in the map of pods. link: the index of the host end of the pod's link. restricted: by a policy."""
+
+    link: int
+    restricted: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
-    """pods: packed addresses in the map. restricted: how many of these policies restrict. entries: in the map of flows.
-    flows: those that are redirected, the ones with the most packets first."""
+    """pods: {packed address: Pod}, what is in the map of pods. entries: number of elements in the map of flows. flows:
+    those that are redirected, the ones with the most packets first."""
 
-    pods: list[bytes]
-    restricted: int
+    pods: dict[bytes, Pod]
     entries: int
     flows: list[Flow]
+
+    @property
+    def restricted(self) -> int:
+        """The number of addresses that policies restrict."""
+        return sum(pod.restricted for pod in self.pods.values())
 
 
 def read(sock: Socket) -> Status | None:
@@ -34,46 +46,41 @@ def read(sock: Socket) -> Status | None:
     if opened is None:
         return None
     with opened:
-        pods = dict(objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES))
+        pods = {unmapped(key): Pod(u32(value, 0), bool(u32(value, 4) & RESTRICTED))
+                for key, value in objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES)}
         entries = list(redirect.flows(opened))
     flows = sorted((flow for flow in entries if flow.ports[0]), key=lambda flow: -sum(flow.packets))
-    return Status(sorted(map(unmapped, pods)), sum(u32(value, 4) & RESTRICTED for value in pods.values()), len(entries),
-                  flows)
+    return Status(dict(sorted(pods.items())), len(entries), flows)
 
 
 def pinned(sock: Socket) -> list[str]:
     """Return the folder of the pins as a list, [] if there is none."""
-    try:
-        where = pins.folder(sock)
-    except OSError:                     # Linux before 5.14: no pod has the datapath
-        return []
-    return [where] if posix.access(where, posix.F_OK) else []
+    return [pins.folder(sock)] if pins.exist(sock) else []
 
 
-def links(sock: Socket) -> list[int]:
-    """Return the indexes of the host ends that the map of pods names, as far as they exist. Raises OSError."""
-    opened = pins.open_maps(sock)
-    if opened is None:
-        return []
-    with opened:
-        named = {u32(value, 0) for _, value in objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES)}
-    return sorted(named.intersection(link.index for link in find.all_links(sock)))
+def links(sock: Socket, found: Status | None) -> list[int]:
+    """Return the indexes of the host ends that the map of pods names, as far as they exist, and of links that have
+    filters of the datapath. Raises OSError."""
+    named = {pod.link for pod in found.pods.values()} if found else set()
+    return sorted(named.intersection(link.index for link in find.all_links(sock)).union(filters.linked(sock)))
 
 
 def load(sock: Socket, warn: Callable[[str], object]) -> int:
     """Load this version's programs, and put them to the links of all pods. Return the number of links. Raises OSError,
-    Unavailable."""
-    count = 0
+    Unavailable.
+
+    Flows of a link that had lost its filters pass through the host's stack from now on: a policy may have begun to
+    forbid them meanwhile.
+    """
     with pins.open_or_load(sock, warn) as opened:
-        for index in links(sock):
-            try:
-                if not filters.exist(sock, index):
-                    wire.attempt(sock, tc.new_clsact(Batch(), index, f"add qdisc clsact to link {index}"))
-                filters.replace(sock, index, opened.programs)
-                count += 1
-            except wire.NetlinkError as e:
-                if e.errno != ENODEV:           # the pod was deleted
-                    raise
+        wanted = links(sock, read(sock))
+        lost = set(wanted) - filters.linked(sock).keys()
+        for flow in list(redirect.flows(opened)) if lost else ():
+            if not lost.isdisjoint(flow.ifindexes):
+                objects.delete(opened.flows, flow.key)
+        for index in lost:
+            wire.attempt(sock, tc.new_clsact(Batch(), index, f"add qdisc clsact to link {index}"))
+        count = filters.replace(sock, wanted, opened.programs)
     where = pins.folder(sock)
     for name in posix.listdir(where):
         kind, _, version = name.partition("-")
@@ -85,20 +92,14 @@ def load(sock: Socket, warn: Callable[[str], object]) -> int:
 def remove(sock: Socket) -> tuple[int, int]:
     """Remove the datapath. Return the number of links that had filters, and of flows that pass through the host's stack
     now. Raises OSError."""
-    opened = pins.open_maps(sock)
-    if opened is None:
-        return 0, 0
-    count, where = 0, pins.folder(sock)
-    netfilter = wire.open_socket(uapi.NETLINK_NETFILTER)
-    try:
-        with opened:
+    flows, opened = 0, pins.open_maps(sock)
+    if opened:
+        with opened, closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as netfilter:
             restrict.restrict_all(opened)
             flows = restrict.hand_back(netfilter, opened)
-            for index in links(sock):
-                count += filters.leave(sock, index)
-    finally:
-        netfilter.close()
-    for name in posix.listdir(where):
-        posix.unlink(f"{where}/{name}")
-    posix.rmdir(where)
+    count = sum(filters.leave(sock, index) for index in filters.linked(sock))
+    for where in pinned(sock):
+        for name in posix.listdir(where):
+            posix.unlink(f"{where}/{name}")
+        posix.rmdir(where)
     return count, flows
