@@ -77,6 +77,17 @@ PROMISES = [
     Promise("server/test_replaying.py::test_a_replay_in_another_namespace_installs_nothing_there",
             "runtime/restore.py", "return HERE if is_linked(pod, mode) and has_host_link(it, mode) else ELSEWHERE, why",
             "return HERE, why"),
+    Promise("server/test_restoring.py::test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing",
+            "server/restoring/namespace_watch.py",
+            "            for generation, mark in deletions.read(self.deletions):\n"
+            "                self.mirror.note_deletion(mark, generation)\n",
+            "            deletions.read(self.deletions)\n"),
+    Promise("server/test_restoring.py::test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing",
+            "server/restoring/table_mirror.py",
+            "added, self.added_by_us = self.added_by_us, []", "added, self.added_by_us = [], []"),
+    Promise("server/test_restoring.py::test_a_pod_deleted_between_flush_and_restore_is_not_restored",
+            "server/restoring/table_mirror.py",
+            "store.restore_lost(sock, present, gone, self.deletions)", "store.restore_lost(sock, present, gone, {})"),
     Promise("runtime/test_cli.py::test_gc_deletes_the_dead_and_keeps_the_living", "kernel/presence.py",
             'return ALIVE, f"{path} exists"', 'return GONE, f"{path} exists"'),
     Promise("agent/policy/test_service.py::test_a_pod_is_protected_when_its_add_answers", "agent/policy/engine.py",
@@ -105,6 +116,14 @@ PROMISES = [
             "agent/policy/attached.py", "there[-1].labels", "there[0].labels"),
     Promise("agent/test_masquerade.py::test_a_rule_that_another_program_replaces_is_written_again",
             "agent/masquerade.py", "self.suspect = self.suspect or (", "self.suspect = self.suspect and ("),
+    *(Promise("agent/test_keeper.py::test_what_another_program_removes_is_back", "agent/keeper.py", text, broken)
+      for text, broken in (
+          ("self.changed = rtnl.is_of_link(payload) and (", "self.changed = False and ("),
+          ("self.changed = self._is_other_neighbour(kind, payload)", "self.changed = False"),
+          ("self.changed = self._is_other_route(kind, payload)", "self.changed = False"),
+          ("self.changed = rtnl.read_address(payload).index in self.indexes.values()", "self.changed = False"),
+          ("kind == uapi.RTM_DELROUTE or wanted", "wanted"),
+          ("kept = kind == uapi.RTM_NEWNEIGH and ", "kept = "))),
     Promise("cluster_ipam/test_away.py::"
             "test_no_address_is_given_while_the_configuration_names_another_store_that_is_away",
             "kit/ipam/cluster/claims.py", "if other or not known:", "if not known:"),
