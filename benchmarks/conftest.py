@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastcni.testing import host_netns  # noqa: F401 - a fixture
+from fastcni.testing import host_netns, pod_netns  # noqa: F401 - fixtures
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ COMMANDS = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"]
 def bridge(folder):
     """A plugin file with short deadlines."""
     quick = folder / "quick"
-    quick.mkdir()
+    quick.mkdir(exist_ok=True)          # a worker may come to this module twice
     script = write_executable(quick / "python", INSTEAD_OF_PYTHON.encode())
     return write_executable(quick / "bridge", pack.pack(str(script), (UNREAD, ANSWER, QUICK)))
 

@@ -1,6 +1,7 @@
 """The structure of the project: allowed imports, allowed process state, and the length of files."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -58,9 +59,17 @@ FORBIDDEN = {"orjson", "json", "re", "dataclasses", "typing", "ipaddress", "sock
              "enum", "contextlib", "functools", "collections", "asyncio", "inspect"}
 
 SOURCES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
-# Without what only type checkers read: that costs a packed plugin nothing.
-TREES = {path.relative_to(ROOT).with_suffix("").as_posix(): stripped(path.read_text(), path) for path in SOURCES}
-MODULES = [name for name in TREES if name != "__init__"]
+PATHS = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in SOURCES}
+MODULES = [name for name in PATHS if name != "__init__"]
+
+
+@functools.cache
+def tree_of(name):
+    """Return the syntax tree of a module without what only type checkers read: that costs a packed plugin nothing.
+
+    Each process of pytest collects this file, and few run its tests, so the file parses no module when it is imported.
+    """
+    return stripped(PATHS[name].read_text(), PATHS[name])
 
 
 def package_of(name):
@@ -79,7 +88,7 @@ def imports(tree):
 
 def own_imports(name, tree=None):
     """(package, rest, node) of what a module imports of fastcni."""
-    for dotted, node in imports(tree or TREES[name]):
+    for dotted, node in imports(tree or tree_of(name)):
         first, _, rest = dotted.partition(".")
         package, _, rest = rest.partition(".")
         if first == "fastcni" and package in ROW_OF:
@@ -103,9 +112,9 @@ def imports_above(name):
     own = package_of(name)
     for package, rest, node in own_imports(name):
         if (name, package) == ("kit/call/delegate", "plugins"):          # the marked exception: it asks the table
-            allowed = rest == "" and inside_a_function(TREES[name], node)
+            allowed = rest == "" and inside_a_function(tree_of(name), node)
         elif (name, package) == ("launcher/bootstrap", "dhcp"):         # `dhcp daemon`, which is no request
-            allowed = inside_a_function(TREES[name], node)
+            allowed = inside_a_function(tree_of(name), node)
         else:
             allowed = package == own or ROW_OF[package] < ROW_OF[own]
         if not allowed:
@@ -119,7 +128,7 @@ def test_a_module_imports_only_from_below_or_its_own_package():
 def test_a_folder_of_kit_imports_only_folders_below_its_own():
     """Annotations count, too."""
     assert {path.parent.name for path in (ROOT / "kit").glob("*/__init__.py")} == set(KIT_ROW_OF)
-    for path, name in zip(SOURCES, TREES, strict=True):
+    for name, path in PATHS.items():
         own = name.split("/")[1] if name.count("/") > 1 and package_of(name) == "kit" else ""
         for package, rest, node in own_imports(name, ast.parse(path.read_text())) if own else ():
             other = rest.partition(".")[0]
@@ -129,7 +138,7 @@ def test_a_folder_of_kit_imports_only_folders_below_its_own():
 
 def test_annotations_name_no_layer_above_their_own_either():
     allowed = {("kit/call/delegate", "plugins"), ("launcher/bootstrap", "dhcp")}       # marked above
-    found = {(name, package) for path, name in zip(SOURCES, TREES, strict=True) if name != "__init__"
+    found = {(name, package) for name, path in PATHS.items() if name != "__init__"
              for package, _, _ in own_imports(name, ast.parse(path.read_text()))
              if package != package_of(name) and ROW_OF[package] >= ROW_OF[package_of(name)]}
     assert found == allowed
@@ -151,7 +160,7 @@ def test_a_plugin_builds_no_message_and_runs_no_program(name):
 
 @pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) == "spec"])
 def test_spec_knows_nothing_of_linux(name):
-    for dotted, node in imports(TREES[name]):
+    for dotted, node in imports(tree_of(name)):
         first = dotted.split(".")[0]
         assert first not in {"os", "posix", "fcntl", "select"}, f"{name}.py:{node.lineno} imports {dotted}"
         assert not dotted.startswith("fastcni._"), f"{name}.py:{node.lineno} imports {dotted}"
@@ -185,11 +194,11 @@ def touches(tree):
 def test_only_entry_points_use_process_globals():
     names = [name for name in MODULES if package_of(name) not in ENTRY_POINTS]
     # A pod learns from its variables where the API server is.
-    assert faults(names, lambda name: touches(TREES[name])) == {"clients/kubeconfig": ["posix.environ"]}
+    assert faults(names, lambda name: touches(tree_of(name))) == {"clients/kubeconfig": ["posix.environ"]}
 
 
 def opens_sockets(name):
-    for dotted, node in imports(TREES[name]):
+    for dotted, node in imports(tree_of(name)):
         # spec/address.py has inet_pton and inet_ntop of _socket: text to bytes, nothing of the kernel's.
         # The server listens on a unix socket and sends to systemd's; so do its stand-in in bench and the agent. The
         # runtime asks the server. The self-test's pods send packets. The agent hands descriptors to the process that
@@ -209,8 +218,8 @@ ONE_SHOT_MODULES = [name for name in MODULES if package_of(name) in ONE_SHOT]
 
 
 def expensive_imports(name):
-    for dotted, node in imports(TREES[name]):
-        if (name, dotted) == ("kit/sysctls/allowlist", "re") and inside_a_function(TREES[name], node):
+    for dotted, node in imports(tree_of(name)):
+        if (name, dotted) == ("kit/sysctls/allowlist", "re") and inside_a_function(tree_of(name), node):
             continue                    # on a node that has such a list
         if dotted.split(".")[0] in FORBIDDEN | {"__future__", "hashlib", "struct", "tempfile", "shutil"}:
             yield f"line {node.lineno} imports {dotted}"
@@ -224,7 +233,7 @@ DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.As
 
 
 def done_by_importing(name):
-    for node in TREES[name].body:
+    for node in tree_of(name).body:
         if isinstance(node, ast.Try):
             fine = all(isinstance(step, ast.Import | ast.ImportFrom) for step in node.body)
         else:
@@ -239,7 +248,7 @@ def test_importing_does_nothing():
 
 
 def test_a_module_opens_with_a_docstring():
-    assert [name for name, tree in TREES.items() if not (ast.get_docstring(tree) or "").strip()] == []
+    assert [name for name in PATHS if not (ast.get_docstring(tree_of(name)) or "").strip()] == []
 
 
 def test_no_file_is_too_long():
@@ -257,7 +266,7 @@ def test_a_directory_is_small_and_its_map_complete(package):
     modules = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"}
     assert len(modules) <= MOST
     packages = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
-    docstring = ast.get_docstring(TREES[f"{package}/__init__".removeprefix("./")], clean=False)
+    docstring = ast.get_docstring(tree_of(f"{package}/__init__".removeprefix("./")), clean=False)
     mapped = set(re.findall(r"^    (\w+)  ", docstring, re.M))
     assert mapped == modules | packages or (package_of(package) not in MAPPED and not mapped)
 

@@ -25,7 +25,7 @@ def test_the_daemon_renews_and_rebinds_the_lease_of_a_pod_without_ingress_and_eg
     with Network() as network:
         batch(None, f"link add up0 master br0 type veth peer up0 netns {network.host}", "link set up0 up")
         batch(network.host, "link set up0 master br0 up")
-        with (Server(network, seconds=16, o58=(1).to_bytes(4, "big")) as server,
+        with (Server(network, seconds=16, o58=(1).to_bytes(4, "big"), o59=(3).to_bytes(4, "big")) as server,
               Daemon(tmp_path / "dhcp") as daemon):
             attachment = site.request("ADD", "a", "")
             conf = {**daemon.conf(), "name": attachment.name}
