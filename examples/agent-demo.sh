@@ -112,7 +112,11 @@ done
 echo "All 6 pings were answered. The routes of node-a to the other nodes:"
 ip -n "$id-node-a" route | grep '^10\.244\.' | grep -v cni0
 
-say "5. A network policy cuts pod-c off, and is lifted"
+say "5. fastcni selftest on node-a: a pod of its own sends packets to node-b and to its pods' addresses"
+ip netns exec "$id-node-a" "$fastcni" selftest demo --peer 10.98.0.12 --agent-folder "$work/node-a/state" --socket "" \
+    --conf-dir "$work/node-a" --bin-dir "$work/bin" --cache-dir "$work/node-a/cache"
+
+say "6. A network policy cuts pod-c off, and is lifted"
 cat > "$work/new" << POLICY
 {"kind": "NetworkPolicy", "metadata": {"name": "cut-off"}, "spec": {"podSelector": {"matchLabels": {"app": "pod-c"}}}}
 POLICY
@@ -125,20 +129,20 @@ rm "$work/policies/cut-off.json"
 wait_for "pod-a reaches pod-c again" 10 reaches pod-a pod-c
 echo "Without the policy, pod-a reaches pod-c again."
 
-say "6. Another program deletes node-a's routes"
+say "7. Another program deletes node-a's routes"
 for route in $(ip -n "$id-node-a" route | grep '^10\.244\.' | grep -v cni0 | cut -d' ' -f1); do
     ip -n "$id-node-a" route del "$route"
 done
 wait_for "pod-a reaches pod-b again" 10 reaches pod-a pod-b
 grep -o 'event=network_repaired.*' "$work/node-a/log" | head -n 1
 
-say "7. Kill node-b's agent: its pod is reached all the same"
+say "8. Kill node-b's agent: its pod is reached all the same"
 kill -9 "$agent_b"
 wait "$agent_b" 2> /dev/null || true
 reaches pod-a pod-b || fail "pod-a does not reach pod-b"
 echo "pod-a reaches pod-b."
 
-say "8. node-b dies, and comes back as a new machine with the same address"
+say "9. node-b dies, and comes back as a new machine with the same address"
 ip netns del "$id-pod-b"
 ip netns del "$id-node-b"
 before=$(sed -n 's/FLANNEL_SUBNET=//p' "$work/node-b/subnet.env")
@@ -151,7 +155,7 @@ wait_for "pod-a reaches pod-b again" 10 reaches pod-a pod-b
 wait_for "pod-b reaches pod-c" 10 reaches pod-b pod-c
 echo "It has its subnet again, and the other nodes reach it."
 
-say "9. Delete the pods"
+say "10. Delete the pods"
 for name in a b c; do call del node-$name pod-$name > "$work/result"; done
 left=$(find "$work"/node-?/addresses -name '10.244.*' | wc -l)
 [ "$left" = 0 ] || fail "$left addresses are still held"

@@ -64,7 +64,8 @@ def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cac
     if not as_json:
         click.echo(INTRODUCTION)
         if WARM not in modes:
-            click.echo(printable(f"No server listens at {socket}, so the mode warm is not tested."))
+            why = f"No server listens at {socket}" if socket else "No server is asked"
+            click.echo(printable(f"{why}, so the mode warm is not tested."))
     os.environ["FASTCNI_SOCKET"] = socket
     found = []
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -129,8 +129,9 @@ def test_the_cluster_demo_works(demo):
 def test_the_agent_demo_works(demo):
     run = demo("agent-demo.sh")
     assert run.wait() == 0, run.text
-    for text in ("All 6 pings were answered", "pod-a reaches pod-b, and not pod-c", "pod-a reaches pod-c again",
-                 "event=network_repaired", "It has its subnet again",
+    assert len(re.findall(r"^ok +demo +one-shot +peer", run.text, re.M)) == 4, run.text
+    for text in ("All 6 pings were answered", " checks, 0 failed\n", "pod-a reaches pod-b, and not pod-c",
+                 "pod-a reaches pod-c again", "event=network_repaired", "It has its subnet again",
                  "Nothing is held any more: the demo worked."):
         assert text in run.text
     assert run.left() == []
