@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/bench_policy.py                 # as root; 500 policies, 200 pods of the node
     .venv/bin/python benchmarks/bench_policy.py --policies 1000
+    .venv/bin/python benchmarks/bench_policy.py --cluster-policies 20
     .venv/bin/python benchmarks/bench_policy.py --enforced API --changes 100 --load 6      # policy_enforced.py
 
 Prints a table with the figure wanted beside each. It makes a network namespace, in which no pod has a link: the figures
@@ -27,6 +28,7 @@ import pytest
 from bench_cluster_ipam import Table
 
 from fastcni.agent.policy.attached import AttachedCompiler, Attachment
+from fastcni.agent.policy.cluster_policies import read_cluster_policy
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_pod, read_policy
 from fastcni.agent.policy.ports import Port
@@ -65,6 +67,20 @@ def policy_document(number, port=80):
                    {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53}]}]}}
 
 
+def cluster_policy_document(number):
+    """Every second one for all pods, and every second one for the pods of some apps; ten of tier Admin to one of
+    Baseline; an address range, a namespace and ports."""
+    subject = {"namespaces": {}} if number % 2 else {"pods": {"namespaceSelector": {}, "podSelector": {
+        "matchLabels": {"tier": f"tier-{number % 3}"}}}}
+    team = {"namespaces": {"matchLabels": {"team": f"team-{number % 4}"}}}
+    ports = [{"tcp": {"destinationPort": {"number": 1000 + number}}}, {"udp": {"destinationPort": {"number": 53}}}]
+    return {"metadata": {"name": f"cluster-{number}"}, "spec": {
+        "tier": "Baseline" if number % 10 == 9 else "Admin", "priority": number, "subject": subject,
+        "ingress": [{"action": "Deny", "from": [team], "protocols": ports[:1]}, {"action": "Pass", "from": [team]}],
+        "egress": [{"action": "Accept", "to": [team], "protocols": ports},
+                   {"action": "Deny", "to": [{"networks": [f"198.51.100.{number}/32", "169.254.169.254/32"]}]}]}}
+
+
 def took_ms(function, *args):
     began = time.perf_counter()
     function(*args)
@@ -74,7 +90,9 @@ def took_ms(function, *args):
 class Site:
     """An Engine, and what the cluster has."""
 
-    def __init__(self, policies, pods, others):
+    def __init__(self, policies, pods, others, cluster_policies=0):
+        self.cluster_policies = [read_cluster_policy(cluster_policy_document(number))
+                                 for number in range(cluster_policies)]
         self.documents = [policy_document(number) for number in range(policies)]
         self.pods = [pod(number, number % APPS) for number in range(pods)]
         self.others = [pod(number, number % APPS, "node-1") for number in range(pods, pods + others)]
@@ -90,8 +108,8 @@ class Site:
             compiler.put_namespace(f"ns-{number}", {"team": f"team-{number % 4}"})
         for one in (*self.pods, *self.others):
             compiler.put_pod(one)
-        for document in self.documents:
-            compiler.put_policy(read_policy(document))
+        for one in (*map(read_policy, self.documents), *self.cluster_policies):
+            compiler.put_policy(one)
 
     def add(self, rounds):
         """[(ms of what an ADD waits for, ms until the pod's rules are written)]. Each pod has labels that others have,
@@ -232,16 +250,17 @@ def add_and_delete(one, agent):
     return found
 
 
-def measure(table, policies, pods, others, rounds):
+def measure(table, policies, pods, others, rounds, cluster_policies=0):
     loads = []
     for _ in range(1 if rounds < 10 else 3):
-        site = Site(policies, pods, others)
+        site = Site(policies, pods, others, cluster_policies)
         gc.freeze()                     # as the server does
         loads.append(took_ms(site.load))
         if len(loads) < 3 and rounds >= 10:
             site.close()
     state = site.engine.compiler.state
-    table.add(f"first load, {policies} policies x {pods} pods", f"{statistics.median(loads):.0f} ms", "1000 ms",
+    table.add(f"first load, {policies} + {cluster_policies} policies x {pods} pods",
+              f"{statistics.median(loads):.0f} ms", "1000 ms",
               statistics.median(loads) <= 1000)
     table.add("    sets, elements, chains, rules", f"{len(state.sets)}, {sum(map(len, state.elements.values()))}, "
               f"{len(state.chains)}, {sum(len(one.lines) + len(one.jumps) for one in state.chains.values())}")
@@ -252,7 +271,7 @@ def measure(table, policies, pods, others, rounds):
             asked = ask(site, agent, rounds)
         finally:
             agent.close()
-    site = Site(policies, pods, others)
+    site = Site(policies, pods, others, cluster_policies)
     site.load()
     adds, protected = zip(*site.add(rounds), strict=True)
     for what, found, wanted in (("one pod's ADD", adds, 0.3), ("    and its rules are written", protected, None),
@@ -269,6 +288,7 @@ def measure(table, policies, pods, others, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--policies", type=int, default=500)
+    parser.add_argument("--cluster-policies", type=int, default=0)
     parser.add_argument("--pods", type=int, default=200)
     parser.add_argument("--others", type=int, default=1000, help="pods of other nodes")
     parser.add_argument("--rounds", type=int, default=200)
@@ -284,7 +304,7 @@ def main():
     elif options.packets:
         policy_packets.measure(table, options.rounds)
     else:
-        measure(table, options.policies, options.pods, options.others, options.rounds)
+        measure(table, options.policies, options.pods, options.others, options.rounds, options.cluster_policies)
     print(table)
 
 
@@ -315,7 +335,7 @@ def test_the_cost_of_a_packet_is_measured(host_netns, monkeypatch):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")
 def test_each_part_of_the_benchmark_runs(host_netns):
     table = Table()
-    measure(table, 20, 10, 10, 5)
+    measure(table, 20, 10, 10, 5, 4)
     assert "one label change" in str(table)
 
 
@@ -325,7 +345,7 @@ def test_changes_of_files_are_enforced_in_the_benchmark(host_netns):
     if not see_bridged_traffic():
         pytest.skip("needs br_netfilter in the kernel")
     table = Table()
-    measure_enforced(table, "files", 5, 10, 2)
+    measure_enforced(table, "files", 5, 10, 3)
     assert "goes on" not in str(table)
 
 

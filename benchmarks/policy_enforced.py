@@ -1,8 +1,8 @@
 """How long forbidden packets pass after a change: a part of bench_policy.py.
 
 A node with four pods on links and the others in the source only, an agent in a process of its own, and flows of each
-protocol that never pause. A round forbids all of them, by a policy or by a label, and takes the time from the change of
-the file or object until the last packet that an end of a flow has received.
+protocol that never pause. A round forbids all of them, by a policy, by a label or by a cluster policy, and takes the
+time from the change of the file or object until the last packet that an end of a flow has received.
 """
 
 import contextlib
@@ -45,6 +45,15 @@ def policy(name, labels, spec):
         "name": name, "namespace": "default"}, "spec": {"podSelector": {"matchLabels": labels}, **spec}}
 
 
+def cluster_policy(action):
+    """A policy of tier Admin for what the pod b gets."""
+    return {"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
+            "metadata": {"name": "edited"}, "spec": {
+                "tier": "Admin", "priority": 5,
+                "subject": {"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "b"}}}},
+                "ingress": [{"action": action, "from": [{"namespaces": {}}]}]}}
+
+
 def pod(name, addresses, **labels):
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", "labels": labels},
             "spec": {"nodeName": "here"}, "status": {"podIPs": [{"ip": address} for address in addresses]}}
@@ -75,8 +84,10 @@ class ByApi:
         self.settings = {"api": lambda: open_api(str(path)), "node": "here"}
 
     def put(self, document):
-        plural = {"Pod": "pods", "NetworkPolicy": "networkpolicies"}[document["kind"]]
-        self.server.do(lambda api: api.put(plural, document, "default"))
+        plural = {"Pod": "pods", "NetworkPolicy": "networkpolicies",
+                  "ClusterNetworkPolicy": "clusternetworkpolicies.policy.networking.k8s.io"}[document["kind"]]
+        self.server.do(lambda api: api.put(plural, document, document["metadata"].get("namespace"),
+                                           document["apiVersion"].rpartition("/")[2]))
 
 
 def serve(settings):
@@ -106,7 +117,8 @@ def changes(source):
     return [(lambda: source.put(policy("edited", {"app": "b"}, CLOSED)),
              lambda: source.put(policy("edited", {"app": "b"}, CLOSED | {"ingress": [{}]}))),
             (lambda: source.put(pod("b", ADDRESSES["b"], app="closed")),
-             lambda: source.put(pod("b", ADDRESSES["b"], app="b")))]
+             lambda: source.put(pod("b", ADDRESSES["b"], app="b"))),
+            (lambda: source.put(cluster_policy("Deny")), lambda: source.put(cluster_policy("Pass")))]
 
 
 def put_all(source, policies, pods):
@@ -119,7 +131,8 @@ def put_all(source, policies, pods):
         source.put(policy(f"policy-{number}", {"app": f"app-{number % 100}"}, {"ingress": [
             {"from": [{"podSelector": {"matchLabels": {"app": f"app-{(number + 20) % 100}"}}}]}]}))
     source.put(policy("closed", {"app": "closed"}, CLOSED))
-    changes(source)[0][1]()
+    for _, allow in changes(source):
+        allow()
 
 
 def round_ms(node, forbid):
@@ -190,7 +203,7 @@ def enforced(kind, policies, pods, rounds, load=0):
         if not eventually(lambda: is_ready(settings.socket), pause=0.2):
             raise SystemExit("the agent has not written the policies")
         while len(found) < rounds:
-            forbid, allow = changes(source)[len(found) % 2]
+            forbid, allow = changes(source)[len(found) % len(changes(source))]
             if (one := round_ms(node, forbid)) is not None:
                 found.append(one)
             allow()
