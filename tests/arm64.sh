@@ -41,10 +41,11 @@ inside() {
     CNI_COMMAND=VERSION /opt/cni/bin/bridge < /dev/null
 
     say "make check"
-    make check
+    checked=0
+    make check || checked=$?
     say "tests of the real kernel: $*"
     .venv/bin/python -m pytest -q -rs -n 2 --dist worksteal "$@"
-    status=0
+    status=$checked
 }
 
 if [ "${1:-}" = inside ]; then

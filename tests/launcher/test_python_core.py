@@ -59,7 +59,7 @@ def started(text, *, argv0=INTERPRETER, **more):
     status = os.stat(INTERPRETER)
     text = f"#!{INTERPRETER} {status.st_size} {int(status.st_mtime)}\n{text}"
     command = [argv0, "-ISB", "-X", "utf8", "-c", text, "bridge", "3"]
-    return subprocess.run(command, capture_output=True, timeout=60, check=False, **more)
+    return subprocess.run(command, capture_output=True, timeout=600, check=False, **more)      # slow if emulated
 
 
 needs_core = pytest.mark.skipif(not CORE, reason="python_core.elf is not there, or of another build")
