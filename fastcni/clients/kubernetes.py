@@ -1,8 +1,8 @@
 """Requests to a Kubernetes API server, as a real one takes them: read, list in pages, create, merge patch, delete with
 preconditions, watch. Knows no records.
 
-Reads and lists name no resourceVersion. So the API server answers them with all that was written before, as etcd does,
-and never from an older cache. The orders of requests in kubernetes.py depend on that.
+Reads and lists name no resourceVersion, but for list_cached(). So the API server answers them with all that was written
+before, as etcd does, and never from an older cache. The orders of requests in kubernetes.py depend on that.
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 MANAGER = "fieldManager=fastcni"
 MERGE_PATCH = {"Content-Type": "application/merge-patch+json"}
 STRATEGIC_PATCH = {"Content-Type": "application/strategic-merge-patch+json"}       # of the kinds of Kubernetes itself
+# The API server leaves out all of an object but its metadata. One that is older than 1.15 answers with whole objects.
+METADATA = "application/json;as={};g=meta.k8s.io;v=v1,application/json"
+METADATA_LIST, METADATA_OBJECT = (METADATA.format(f"PartialObjectMetadata{each}") for each in ("List", ""))
 PAGE = 500                      # objects of one answer of a list
-WATCH_S = 240                   # the API server ends a watch after this time
+WATCH_S = 240                   # the API server ends a watch after this time or up to twice as long, at random
 WATCH_GRACE_S = 20.0
 BUSY_WAITS_S = (0.1, 0.5, 1.0)  # before a request that was answered "429 Too Many Requests" is sent again
+TOO_LARGE = "Too large resource version"        # of a list with status 504
 OK, CREATED, ACCEPTED = 200, 201, 202
 UNAUTHORIZED, NOT_FOUND, CONFLICT, GONE, BUSY = 401, 404, 409, 410, 429
 
@@ -62,6 +66,7 @@ class Api:
         self.revision = 0               # the resourceVersion of the last list or new object, 0 if it is not a number
         self._revision_at = 0.0         # when that answer came
         self.clock_offset = 0.0         # the server's clock less ours, by its last answer
+        self._seen: dict[str, str] = {}         # path of list_cached(): the last resourceVersion
 
     @property
     def namespace(self) -> str:
@@ -110,29 +115,59 @@ class Api:
                 return []
             raise
 
-    def list_with_revision(self, path: str, selector: str = "") -> tuple[list[Object], str]:
-        """list_all(), and the resourceVersion to watch from."""
+    def list_with_revision(self, path: str, selector: str = "", metadata: bool = False) -> tuple[list[Object], str]:
+        """list_all(), and the resourceVersion to watch from. metadata: without spec and status."""
         while True:
             try:
-                return self._list(path, selector)
+                return self._list(path, selector, metadata)
             except Expired:             # a page came too late: the moment of the first one is no longer stored
                 continue
 
-    def _list(self, path: str, selector: str) -> tuple[list[Object], str]:
+    def list_cached(self, path: str, selector: str = "", metadata: bool = False) -> tuple[list[Object], str]:
+        """list_with_revision() as the API server has it in memory, without a request to etcd.
+
+        The answer may be older than the last write, but contains all that this Api has seen of that path so far.
+        """
+        since = self._seen.get(path, "0")
+        try:
+            found = self._list(path, selector, metadata, since)
+        except (Expired, Busy) as e:
+            if isinstance(e, Busy) and TOO_LARGE not in str(e):
+                raise
+            found = self.list_with_revision(path, selector, metadata)       # etcd was restored from a backup
+        self._seen[path] = found[1]
+        return found
+
+    def _list(self, path: str, selector: str, metadata: bool, since: str = "") -> tuple[list[Object], str]:
         found: list[Object] = []
-        token, started = "", time.monotonic()
-        while True:
-            query = "&".join(filter(None, (f"limit={PAGE}", selector, token and f"continue={quote(token)}")))
-            try:
-                answer = self._expect("GET", f"{path}?{query}")
-            except Missing as e:
-                raise Away(str(e)) from None
-            found += answer.get("items") or []
-            token = answer["metadata"].get("continue") or ""
-            if not token:
-                version = answer["metadata"]["resourceVersion"]
-                self._note_revision(number_of(version), started)
-                return found, version
+        started = time.monotonic()
+        for page in self.pages(path, selector, metadata, since):
+            found += page.get("items") or []
+            version = page["metadata"]["resourceVersion"]
+        self._note_revision(number_of(version), started)
+        return found, version
+
+    def pages(self, path: str, selector: str = "", metadata: bool = False, since: str = "") -> Iterator[Object]:
+        """The answers of a list, one after the other. since: "" for a list of this moment, else one from the API
+        server's cache that is not older. Raises Expired, Away."""
+        # With a limit, the API server asks etcd, but for the version 0: then it counts only if there is no cache.
+        limit = "" if since.strip("0") else f"limit={PAGE}"
+        version: str | None = f"resourceVersion={since}" if since else ""
+        while version is not None:
+            answer = self._page(path, "&".join(filter(None, (limit, version, selector))), metadata)
+            yield answer
+            token = answer["metadata"].get("continue")
+            version = f"continue={quote(token)}" if token else None
+
+    def _page(self, path: str, query: str, metadata: bool) -> Object:
+        try:
+            return self._expect("GET", f"{path}?{query}", None, {"Accept": METADATA_LIST} if metadata else None)
+        except Missing as e:
+            raise Away(str(e)) from None
+
+    def revision_of(self, path: str) -> int:
+        """The resourceVersion that a list would have now; 0 if it is not a number. Raises Away."""
+        return number_of(self._page(path, "limit=1", metadata=True)["metadata"]["resourceVersion"])
 
     def _note_revision(self, revision: int, started: float) -> None:
         """Requests of several threads may end in another order than they were answered in. So a lower revision counts
@@ -141,15 +176,21 @@ class Api:
             if revision >= self.revision or started > self._revision_at:
                 self.revision, self._revision_at = revision, time.monotonic()
 
-    def watch(self, path: str, revision: str, stop: Callable[[], bool],
-              selector: str = "") -> Iterator[tuple[str, Object]]:
+    def watch(self, path: str, revision: str, stop: Callable[[], bool], selector: str = "",
+              metadata: bool = False) -> Iterator[tuple[str, Object]]:
         """(type, object) of each change since a revision, until stop() is true or the server ends the watch. A BOOKMARK
-        has only a new revision. selector: as for list_all(). Raises Expired, Away."""
-        query = f"watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds={WATCH_S}"
+        has only a new revision. selector: as for list_all(). metadata: as for list_cached(). Raises Expired, Away."""
+        import random
+
+        # Watches that many nodes opened at the same time do not end at the same time.
+        seconds = round(WATCH_S * random.uniform(1.0, 2.0))
+        query = f"watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds={seconds}"
         query = f"{query}&{selector}" if selector else query
+        headers = {"Accept": METADATA_OBJECT} if metadata else None
         for repeated in (False, True):
             session = self._open()
-            with session[1].stream("GET", f"{path}?{query}", stop=stop, idle=WATCH_S + WATCH_GRACE_S) as stream:
+            with session[1].stream("GET", f"{path}?{query}", stop=stop, headers=headers,
+                                   idle=seconds + WATCH_GRACE_S) as stream:
                 if stream.status == UNAUTHORIZED and not repeated:
                     self._renew(session)
                     continue
@@ -161,6 +202,8 @@ class Api:
                         if document.get("code") == GONE:
                             raise Expired
                         raise Away(f"kubernetes: watch of {path}: {document.get('message', document)}")
+                    if path in self._seen:
+                        self._seen[path] = document["metadata"]["resourceVersion"]
                     yield event["type"], document
                 return
 

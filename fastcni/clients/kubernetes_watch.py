@@ -9,24 +9,26 @@ from fastcni.kernel import waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any
 
     Object = dict[str, Any]
     Tell = Callable[[str, Object, bool], object]        # (plural, object, whether it is gone)
     Key = tuple[str, str]                               # namespace or "", name
 
-PAUSE_S = 1.0                   # between two watches, if the server ends them at once
+PAUSE_S = 1.0                   # between two watches, if the server ends them at once; random by half
 
 
 def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[], bool],
-              listed: Callable[[str], object] = lambda plural: None, base: str = "") -> None:
+              listed: Callable[[str], object] = lambda plural: None, base: str = "", cached: Collection[str] = (),
+              metadata: Collection[str] = ()) -> None:
     """Call tell() for each object that there is, then for each change, one call at a time. Ends when stop() is true;
     raises what one of the watches has raised.
 
     plurals: of the kinds below the path `base`; a path as "/api/v1/pods" for others. Of these, an object that a list no
     longer has is told with its name only, because all pods of a cluster would take hundreds of megabytes. listed() is
-    called with one of the plurals after each list.
+    called with one of the plurals after each list. cached: plurals whose lists may come from the API server's cache.
+    metadata: plurals of which only the metadata are told.
     """
     import threading
 
@@ -48,7 +50,8 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
 
     def run(plural: str) -> None:
         try:
-            follow(api, plural, path_of(plural, base), tell_one, over, list_ended)
+            follow(api, plural, path_of(plural, base), tell_one, over, list_ended, cached=plural in cached,
+                   metadata=plural in metadata)
         except BaseException as e:
             failed.append(e)
 
@@ -64,22 +67,27 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
 
 
 def follow(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bool],
-           listed: Callable[[str], object], selector: str = "") -> None:
+           listed: Callable[[str], object], selector: str = "", cached: bool = False, metadata: bool = False) -> None:
     """Watch one kind. What the server does not know any more is listed again. selector: a query, which chooses
-    objects."""
+    objects. cached, metadata: see watch_all()."""
+    import random
+
     known: dict[Key, Object] = {}
+    read = api.list_cached if cached else api.list_with_revision
     while not stop():
-        revision = list_again(api, plural, path, known, tell, selector)
+        documents, revision = read(path, selector, metadata)
+        tell_all(plural, documents, known, tell)
+        del documents                   # all pods of a cluster
         listed(plural)
         try:
             while not stop():
                 started = monotonic()
-                for kind, document in api.watch(path, revision, stop, selector):
+                for kind, document in api.watch(path, revision, stop, selector, metadata):
                     revision = document["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
                         note(plural, document, kind == "DELETED", known, tell)
                 if not stop() and monotonic() - started < PAUSE_S:
-                    waiting.readable(-1, PAUSE_S, waiting.STORE)
+                    waiting.readable(-1, random.uniform(0.5, 1.5) * PAUSE_S, waiting.STORE)
         except Expired:
             continue
 
@@ -97,15 +105,13 @@ def named(document: Object) -> Object:
     return {"metadata": {key: value for key, value in document["metadata"].items() if key in ("namespace", "name")}}
 
 
-def list_again(api: Api, plural: str, path: str, known: dict[Key, Object], tell: Tell, selector: str = "") -> str:
-    """Tell all there is, and what is gone since the last time. Return the revision to watch from."""
-    documents, revision = api.list_with_revision(path, selector)
+def tell_all(plural: str, documents: list[Object], known: dict[Key, Object], tell: Tell) -> None:
+    """Tell all there is, and what is gone since the last time."""
     there = {key_of(it) for it in documents}
     for key in known.keys() - there:
         note(plural, known[key], True, known, tell)
     for document in documents:
         note(plural, document, False, known, tell)
-    return revision
 
 
 def note(plural: str, document: Object, gone: bool, known: dict[Key, Object], tell: Tell) -> None:

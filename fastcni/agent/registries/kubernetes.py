@@ -6,6 +6,10 @@ its Node tell the others how it is reached.
     flannel.alpha.coreos.com/backend-data: '{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}'        backend-v6-data for IPv6
     flannel.alpha.coreos.com/public-ip: 192.0.2.7                                           public-ipv6
     flannel.alpha.coreos.com/public-ip-overwrite: 198.51.100.7                              of an operator
+    fastcni.dev/pod-cidrs: 10.244.1.0/24,fd00:10:0:1::/64                                   as spec.podCIDRs
+
+The agent watches the metadata of all Nodes, without images and conditions. So an annotation has the podCIDRs, too.
+The agent reads a Node of flanneld, which has no such annotation, as a whole object, once.
 
 The network's configuration is a file, which a ConfigMap brings to each node. All writes are patches of a Node's status:
 the rights that they need are in deploy/agent.yaml.
@@ -14,7 +18,9 @@ the rights that they need are in deploy/agent.yaml.
 from __future__ import annotations
 
 import json
+import random
 import time
+from contextlib import suppress
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +29,10 @@ from fastcni.agent.contract import FAMILIES, ConfigurationError, Node, SubnetLos
 from fastcni.agent.registries.records import read_address, read_json
 from fastcni.agent.subnets import within
 from fastcni.clients.away import Away
-from fastcni.clients.kubernetes import Conflict, Expired, Missing, open_api
+from fastcni.clients.kubernetes import Conflict, Expired, Missing, number_of, open_api
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from fastcni.agent.contract import Address, NetworkConf
     from fastcni.daemon.log import Logger
@@ -38,9 +44,14 @@ PREFIX = "flannel.alpha.coreos.com"
 PUBLIC = {4: "public-ip", 6: "public-ipv6"}
 DATA = {4: "backend-data", 6: "backend-v6-data"}
 OVERWRITE = "-overwrite"
+POD_CIDRS = "fastcni.dev/pod-cidrs"
 KEEP_S = 300.0                  # a change of the own Node is noticed by the watch, too
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 MAX_SHOWN = 200                 # characters of an annotation in the log
+MAX_ASKED = 20                  # Nodes that are read one by one; of more, all are listed in pages
+# All nodes may have to list again at the same time. Each waits for a random time, so that one processor of the API
+# server can answer all of them: LIST_S_OF_A_NODE for each Node of each list.
+LIST_S_OF_A_NODE, MAX_SPREAD_S = 60e-6, 60.0
 AVAILABLE = {"type": "NetworkUnavailable", "status": "False", "reason": "FastcniIsUp",
              "message": "fastcni's agent is running on this node"}
 
@@ -57,6 +68,7 @@ class Kubernetes:
         self.prefix = settings.get("annotation_prefix", PREFIX)
         self.log, self.wait = log, wait
         self.unreadable: dict[str, str] = {}
+        self._asked: dict[str, dict[int, Any]] = {}     # uid of a Node without POD_CIDRS: its podCIDRs, which stay
 
     def close(self) -> None:
         self.api.close()
@@ -111,8 +123,7 @@ class Kubernetes:
             raise ConfigurationError(f'podCIDRs of node "{self.node}": {e}') from None
 
     def _overwrites(self, document: Object) -> dict[int, Address]:
-        notes = document["metadata"].get("annotations") or {}
-        found = {}
+        notes, found = notes_of(document), {}
         for family, name in PUBLIC.items():
             if text := notes.get(key := f"{self.prefix}/{name}{OVERWRITE}"):
                 try:
@@ -124,15 +135,16 @@ class Kubernetes:
     def _annotations(self, me: Node) -> dict[str, str | None]:
         """The annotations of a record, so that _read() returns it. None: there must be no such annotation."""
         found: dict[str, str | None] = {"kube-subnet-manager": "true", "backend-type": me.backend}
+        cidrs = ",".join(str(me.subnets[family]) for family in FAMILIES if family in me.subnets)
         for family in FAMILIES:
             found[PUBLIC[family]] = str(me.public[family]) if family in me.public else None
             found[DATA[family]] = json.dumps(me.data.get(family) or None, separators=(",", ":")) \
                 if family in me.subnets else None
-        return {f"{self.prefix}/{name}": value for name, value in found.items()}
+        return {POD_CIDRS: cidrs, **{f"{self.prefix}/{name}": value for name, value in found.items()}}
 
     def _publish(self, document: Object, me: Node) -> dict[str, str]:
         """Write the annotations that are missing or different. Return what these had."""
-        there = document["metadata"].get("annotations") or {}
+        there = notes_of(document)
         changes = {name: value for name, value in self._annotations(me).items() if there.get(name) != value}
         if changes:
             self._annotate(changes)
@@ -150,50 +162,72 @@ class Kubernetes:
     # -- the others ----------------------------------------------------------------------------------------------------
 
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
-        pause = FIRST_PAUSE_S
+        pause, view = FIRST_PAUSE_S, None
         while not stop():
+            opened = time.monotonic()
             try:
-                for nodes in self._follow(stop):
-                    changed(nodes)
-                    pause = FIRST_PAUSE_S
+                if view is None or not self._goes_on(view):
+                    view = self._list()
+                    changed(view.nodes())
+                for _ in self._follow(view, stop):
+                    changed(view.nodes())
             except Expired:
-                continue                        # list again
+                count = len(view.known) if view else 0
+                self.wait(random.uniform(0.0, min(LIST_S_OF_A_NODE * count ** 2, MAX_SPREAD_S)))
+                view = None
+                continue
             except Away as e:
                 self.log.warning("registry_away", error=str(e), retry_in=pause)
+                if view:
+                    view.lost = True
+            if time.monotonic() - opened > MAX_PAUSE_S:
+                pause = FIRST_PAUSE_S
             if not stop():
-                self.wait(pause)
+                self.wait(random.uniform(0.5, 1.5) * pause)
                 pause = min(2 * pause, MAX_PAUSE_S)
 
-    def _follow(self, stop: Callable[[], bool]) -> Any:
-        """Yield all nodes, at first and after each change that matters. Ends when the server ends the watch. Raises
-        Expired, Away."""
-        documents, revision = self.api.list_with_revision(NODES)
-        known = {it["metadata"]["name"]: self._read(it) for it in documents}
-        del documents                           # a Node is large, with all its images; 1,000 of them take 100 MB
-        yield [node for node in known.values() if node]
+    def _list(self) -> View:
+        """Return all nodes as the API server has them in its cache."""
+        documents, revision = self.api.list_cached(NODES, metadata=True)
+        self._ask_all(documents)
+        return View({it["metadata"]["name"]: self._read(it) for it in documents}, revision)
+
+    def _goes_on(self, view: View) -> bool:
+        """Whether a watch reports all that has changed since the view. After a lost connection the API server may have
+        an older revision, because etcd was restored from a backup."""
+        if view.lost and self.api.revision_of(NODES) < number_of(view.revision):
+            return False
+        view.lost = False
+        return True
+
+    def _follow(self, view: View, stop: Callable[[], bool]) -> Iterator[None]:
+        """Apply changes to a view. Yield after each change that matters. Ends when the server ends the watch without an
+        error. Raises Expired, Away."""
         while not stop():
-            for kind, document in self.api.watch(NODES, revision, stop):
-                revision = document["metadata"]["resourceVersion"]
-                if kind == "BOOKMARK":
-                    continue
-                name = document["metadata"]["name"]
-                before, now = known.get(name), None if kind == "DELETED" else self._read(document)
-                known[name] = now
-                if before != now:               # a kubelet writes its Node each few minutes
-                    yield [node for node in known.values() if node]
+            opened = time.monotonic()
+            for kind, document in self.api.watch(NODES, view.revision, stop, metadata=True):
+                if kind != "BOOKMARK":
+                    name = document["metadata"]["name"]
+                    before, now = view.known.get(name), None if kind == "DELETED" else self._read(document)
+                    view.known[name] = now
+                    if before != now:           # a kubelet writes its Node each few minutes
+                        view.revision = document["metadata"]["resourceVersion"]
+                        yield
+                view.revision = document["metadata"]["resourceVersion"]
+            if time.monotonic() - opened < MAX_PAUSE_S:
+                return
 
     def _read(self, document: Object) -> Node | None:
         """A Node object's record; None if it is not in the network, or damaged, which is logged once."""
-        name = document["metadata"]["name"]
-        notes = document["metadata"].get("annotations") or {}
-        if notes.get(f"{self.prefix}/kube-subnet-manager") != "true":
+        name, notes = document["metadata"]["name"], notes_of(document)
+        if not self._is_member(document):
             return None
         try:
             public = {family: read_address(text, family) for family, each in PUBLIC.items()
                       if (text := notes.get(f"{self.prefix}/{each}"))}
             data = {family: found for family, each in DATA.items()
                     if isinstance(found := read_json(notes.get(f"{self.prefix}/{each}") or "null"), dict)}
-            node = Node(name, read_subnets(document), public, notes.get(f"{self.prefix}/backend-type", ""), data)
+            node = Node(name, self._subnets(document), public, notes.get(f"{self.prefix}/backend-type", ""), data)
         except ValueError as e:
             if self.unreadable.get(name) != str(e):
                 self.log.warning("record_unreadable", key=name, error=str(e))
@@ -202,9 +236,57 @@ class Kubernetes:
         self.unreadable.pop(name, None)
         return node if node.subnets else None
 
+    def _subnets(self, document: Object) -> dict[int, Any]:
+        """A Node's podCIDRs by family. Raises ValueError, Away."""
+        if text := notes_of(document).get(POD_CIDRS):
+            return by_family(text.split(","))
+        name, uid = document["metadata"]["name"], document["metadata"]["uid"]
+        if uid not in self._asked:
+            whole = document if "spec" in document else self.api.get(f"{NODES}/{name}") or {}
+            if subnets := read_subnets(whole):
+                self._asked[uid] = subnets
+        return self._asked.get(uid, {})
+
+    def _ask_all(self, documents: Collection[Object]) -> None:
+        """Read the podCIDRs of Nodes that have no annotation with them, if one request for each would be too many."""
+        self._asked = {uid: self._asked[uid] for it in documents if (uid := it["metadata"]["uid"]) in self._asked}
+        unknown = [it for it in documents if self._is_member(it) and POD_CIDRS not in notes_of(it) and (
+            it["metadata"]["uid"] not in self._asked)]
+        if len(unknown) > MAX_ASKED:
+            for page in self.api.pages(NODES):
+                for it in page.get("items") or ():
+                    with suppress(ValueError):          # _read() logs it
+                        if subnets := read_subnets(it):
+                            self._asked[it["metadata"]["uid"]] = subnets
+
+    def _is_member(self, document: Object) -> bool:
+        return notes_of(document).get(f"{self.prefix}/kube-subnet-manager") == "true"
+
+
+class View:
+    """The records of all Nodes by name, None for a Node that is not in the network.
+
+    revision: the resourceVersion of the last change. lost: whether the watch of them has ended by an error.
+    """
+
+    def __init__(self, known: dict[str, Node | None], revision: str) -> None:
+        self.known, self.revision, self.lost = known, revision, False
+
+    def nodes(self) -> list[Node]:
+        return [node for node in self.known.values() if node]
+
+
+def notes_of(document: Object) -> dict[str, str]:
+    """The annotations of an object."""
+    return document["metadata"].get("annotations") or {}
+
 
 def read_subnets(document: Object) -> dict[int, Any]:
     """spec.podCIDRs by family. Raises ValueError."""
     spec = document.get("spec") or {}
-    found = [ip_network(text) for text in spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")])]
-    return {subnet.version: subnet for subnet in found}
+    return by_family(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")]))
+
+
+def by_family(texts: Iterable[str]) -> dict[int, Any]:
+    """Networks by family. Raises ValueError."""
+    return {subnet.version: subnet for subnet in map(ip_network, texts)}

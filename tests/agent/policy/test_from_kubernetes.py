@@ -55,11 +55,13 @@ class FakeApi:
             raise NoSuchKind("404")
         return {"resources": [{"name": "clusternetworkpolicies"}, {"name": "clusternetworkpolicies/status"}]}
 
-    def list_with_revision(self, path, selector=""):
+    def list_with_revision(self, path, selector="", metadata=False):
         self.listed.append(path)
         return self.objects[path], "1"
 
-    def watch(self, path, revision, stop, selector=""):
+    list_cached = list_with_revision
+
+    def watch(self, path, revision, stop, selector="", metadata=False):
         while not stop():
             try:
                 event = self.events[path].get(timeout=0.02)

@@ -366,12 +366,14 @@ class Api:
     def get(self, path):
         raise NoSuchKind("404")
 
-    def list_with_revision(self, path, selector=""):
+    def list_with_revision(self, path, selector="", metadata=False):
         self.listed.wait(20)
         return ([WEB_ONLY | {"metadata": {"name": "web-only", "resourceVersion": "1"}}]
                 if path.endswith("networkpolicies") else []), "1"
 
-    def watch(self, path, revision, stop, selector=""):
+    list_cached = list_with_revision
+
+    def watch(self, path, revision, stop, selector="", metadata=False):
         if path.endswith("pods"):
             while not stop() and not self.more.wait(0.02):
                 pass

@@ -2,6 +2,7 @@
 
 import pytest
 from cluster.agent.etcd_network import CONF, PREFIX, Registry
+from cluster.agent.kubernetes_nodes import mock, registry  # noqa: F401 - fixtures
 from cluster.etcd import Etcd
 
 

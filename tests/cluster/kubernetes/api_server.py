@@ -284,15 +284,19 @@ class ApiServer(kmock.KubernetesEmulator):
 
     async def _serve_list(self, request):
         self._check_kind(request)
-        start, version = 0, self.revision
+        start, version, most = 0, self.revision, min(int(request.params.get("limit", self.page)), self.page)
+        if since := request.params.get("resourceVersion"):          # from the cache, as a whole
+            if int(since) > self.revision:
+                raise KubernetesError(status=504, reason="Timeout", message=f"Too large resource version: {since}, "
+                                                                            f"current: {self.revision}")
+            most = len(self.stored)
         if token := request.params.get("continue"):
             version, start = map(int, token.split("+/="))
             if version < self.oldest:
                 raise KubernetesError(status=410, reason="Expired", message="the continue parameter is too old")
         found = [it for _, it in sorted(self._chosen(request), key=lambda pair: pair[0])]
-        most = min(int(request.params.get("limit", self.page)), self.page)
         rest = len(found) > start + most
-        return {"kind": "List", "apiVersion": "v1", "items": found[start:start + most],
+        return {"kind": "List", "apiVersion": "v1", "items": [shown(request, it) for it in found[start:start + most]],
                 "metadata": {"resourceVersion": str(version)} | (
                     {"continue": f"{version}+/={start + most}"} if rest else {})}
 
@@ -316,7 +320,7 @@ class ApiServer(kmock.KubernetesEmulator):
                 if revision > since and kind == request.resource and request.namespace in (None, namespace):
                     since = told = revision
                     if matches(request, body):
-                        yield {"type": change, "object": body}
+                        yield {"type": change, "object": shown(request, body)}
             if self.oldest <= since and told < latest and request.params.get("allowWatchBookmarks") == "true":
                 since = told = latest
                 crd = self.crds.get(request.resource.plural)
@@ -352,6 +356,13 @@ def matches(request, body):
     if field and (field != "spec.nodeName" or body.get("spec", {}).get("nodeName") != value):
         return False
     return all(labels.get(it.partition("=")[0]) == it.partition("=")[2] for it in chosen)
+
+
+def shown(request, body):
+    """An object, or only its metadata if the request asks for that."""
+    if "as=PartialObjectMetadata" not in request.headers.get("Accept", ""):
+        return body
+    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": body["metadata"]}
 
 
 def merged(before, patch):

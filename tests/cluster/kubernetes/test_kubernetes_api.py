@@ -375,3 +375,13 @@ def test_times_of_now_come_back_exactly():
     assert read_time(to_time(now)) == now
     assert to_time(1.5) == "1970-01-01T00:00:01.5Z" and to_time(86400.0) == "1970-01-02T00:00:00Z"
     assert read_time("1970-01-01T01:00:00+01:00") == 0.0 and read_time("") == read_time("today") == 0.0
+
+
+def test_watches_that_begin_at_the_same_time_end_at_random_times(mock, store, monkeypatch):
+    """All nodes' watches ended after 240 s, also those that had begun at the same moment. The random number is ours."""
+    for share, seconds in ((1.0, 240), (1.5, 360), (2.0, 480)):
+        monkeypatch.setattr("random.uniform", lambda low, high, share=share: low + (high - low) * (share - 1.0))
+        mock.do(lambda api: (api.log.clear(), setattr(api, "watch_s", 0.01)))
+        list(store.api.watch("/api/v1/nodes", str(mock.do(lambda api: api.revision)), lambda: False))
+        ((_, path),) = mock.do(lambda api: list(api.log))
+        assert path.endswith(f"timeoutSeconds={seconds}")

@@ -5,6 +5,7 @@ Objects of ClusterNetworkPolicy are watched if the API server has their CRD, and
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import deque
 from contextlib import suppress
@@ -36,7 +37,10 @@ CLUSTER_GROUP = f"/apis/{API_VERSION}"
 CLUSTER_POLICIES = f"{CLUSTER_GROUP}/clusternetworkpolicies"
 PATHS = {NAMESPACES: NAMESPACE, PODS: POD, POLICIES: POLICY, CLUSTER_POLICIES: CLUSTER_POLICY, NODES: NODE}
 ALWAYS = (NAMESPACES, PODS, POLICIES)
-RETRY_S = 1.0                   # after the API server was unavailable
+# Pods and nodes are many, so their lists come from the API server's cache. Policies and namespaces are as in etcd: an
+# agent that is started again never goes back to former ones.
+CACHED, METADATA = (PODS, NODES), (NAMESPACES,)
+RETRY_S = 1.0                   # after the API server was unavailable; random by half
 ABSENT_S = 30.0                 # between two questions for the CRD of cluster policies
 CONFIRM_S = 5.0                 # until the CRD of policies that the agent has is asked for again
 STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
@@ -129,7 +133,7 @@ class Kubernetes:
         try:
             while not self._stop.is_set():
                 follow()
-                self._stop.wait(RETRY_S)
+                self._stop.wait(random.uniform(0.5, 1.5) * RETRY_S)
         except BaseException as e:
             self._fault = e
             self._wakeup.wake()
@@ -168,7 +172,7 @@ class Kubernetes:
         for path in paths:
             self._seen[path] = set()
         try:
-            watch_all(self.api, paths, self._tell, stop, self._list_ended)
+            watch_all(self.api, paths, self._tell, stop, self._list_ended, cached=CACHED, metadata=METADATA)
         except Away as e:
             self._away[paths[0]] = str(e)
 
