@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from fastcni.agent.run import Agent
 
 EVENTS = ("agent_failed", "bridge_filter_off", "bridge_filter_restored", "conflist_kept", "datapath_unseen",
-          "entry_refused", "link_failed", "masquerade_refused", "masquerade_restored", "network_repaired",
-          "node_skipped", "pod_record_damaged", "pod_record_missing", "policies_gone", "policies_kept",
-          "policies_not_kept", "policies_refused", "policies_restored", "policy_unreadable", "record_restored",
-          "record_unreadable", "registry_away", "subnet_changed", "subnet_lost", "waiting")
+          "domain_names_closed", "entry_refused", "link_failed", "masquerade_refused", "masquerade_restored",
+          "network_repaired", "node_skipped", "pod_record_damaged", "pod_record_missing", "policies_gone",
+          "policies_kept", "policies_not_kept", "policies_refused", "policies_restored", "policy_unreadable",
+          "record_restored", "record_unreadable", "registry_away", "subnet_changed", "subnet_lost", "waiting")
 GAUGES = {
     "nodes": "Other nodes with a record in the registry",
     "skipped": "Other nodes that cannot be reached; the log has the reason",
@@ -28,6 +28,9 @@ POLICY_GAUGES = {
     "cluster_policies": "Cluster network policies in force",
     "protected_pods": "Pods that ADDs have told of",
     "cut_connections": "Connections that a change of policies has ended",
+    "domain_names": "Names of policies' domainNames in force on this node",
+    "told_addresses": "Addresses of domain names that pods were told, for each pod",
+    "dns_answers": "DNS answers with addresses that the agent has let go",
     "unreadable_documents": "Documents of policies, pods and namespaces that cannot be read; the log has the reason",
 }
 

@@ -76,6 +76,9 @@ if TYPE_CHECKING:
 @click.option("--policies-kept", default="", metavar="FILE",
               help="Keeps what SOURCE has said last, for a restart or a reboot while it cannot be read.  [default: "
               "/var/lib/fastcni/agent/policies; with another --folder, policies.kept there]")
+@click.option("--dns-server", "dns_servers", multiple=True, metavar="ADDRESS",
+              help="A resolver that pods ask, whose answers count for policies by domain names. May be repeated.  "
+              "[default: the nameservers of /etc/resolv.conf]")
 @click.option("--bgp", "bgp_file", default="", metavar="FILE",
               help="Announce this node's subnets by BGP through BIRD 2 or FRR; the file names the routers.")
 @click.option("--metrics", default="", callback=http_address, envvar="FASTCNI_AGENT_METRICS", show_envvar=True,
@@ -120,7 +123,7 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
                  annotation_prefix: str, nodes_file: str, node_name: str, iface: Sequence[str],
                  iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str,
                  conflist: str, folder: str, ip_masq: bool, policies: str, policies_kept: str,
-                 bgp_file: str) -> Options:
+                 dns_servers: Sequence[str], bgp_file: str) -> Options:
     """Return the Agent's options from those of the command. Raises click.UsageError, CniError 7."""
     if [bool(endpoints), kubernetes is not None, bool(nodes_file)].count(True) != 1:
         raise click.UsageError("say where the nodes' records are: --etcd URL, --kubernetes or --nodes FILE")
@@ -145,7 +148,8 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
     underlay = Underlay(iface, iface_regex, iface_can_reach, read_public(public))
     kind = "etcd" if endpoints else "static" if nodes_file else "kubernetes"
     return Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq, bgp,
-                   policy_settings(policies, kubernetes or "", name, folder, policies_kept) if policies else None)
+                   policy_settings(policies, kubernetes or "", name, folder, policies_kept,
+                                   read_dns_servers(dns_servers)) if policies else None)
 
 
 NOT_BESIDE = ("metrics", "leave", *LOG_OPTIONS)          # options that the server has itself
@@ -214,9 +218,10 @@ class MetricsPage:
             site.stop()
 
 
-def policy_settings(source: str, kubeconfig: str, name: str, folder: str, kept: str) -> PolicySettings:
-    """What --policies says. name: of the node. folder: of the agent, with the socket for the plugin. kept: what
-    --policies-kept says."""
+def policy_settings(source: str, kubeconfig: str, name: str, folder: str, kept: str,
+                    dns_servers: tuple[str, ...] = ()) -> PolicySettings:
+    """What --policies says. name: of the node. folder: of the agent, with the socket for the plugin. kept, dns_servers:
+    what --policies-kept and --dns-server say."""
     from fastcni.agent.peer_list import FOLDER as DEFAULT
     from fastcni.agent.policy.attached import FOLDER
     from fastcni.agent.policy.service import Settings
@@ -226,8 +231,20 @@ def policy_settings(source: str, kubeconfig: str, name: str, folder: str, kept: 
     if not kept and folder == DEFAULT:          # which a reboot empties
         kept = "/var/lib/fastcni/agent/policies"
     if source == "kubernetes":
-        return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state, socket=socket, kept=kept)
-    return Settings(os.path.abspath(source), state=state, socket=socket, kept=kept)
+        return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state, socket=socket, kept=kept,
+                        dns_servers=dns_servers)
+    return Settings(os.path.abspath(source), state=state, socket=socket, kept=kept, dns_servers=dns_servers)
+
+
+def read_dns_servers(texts: Sequence[str]) -> tuple[str, ...]:
+    """Read --dns-server. Raises click.BadParameter."""
+    try:
+        found = [ip_address(text) for text in texts]
+    except ValueError as e:
+        raise click.BadParameter(str(e), param_hint="--dns-server") from None
+    if loopback := next((each for each in found if each.is_loopback), None):
+        raise click.BadParameter(f"no pod can ask {loopback} of its node", param_hint="--dns-server")
+    return tuple(map(str, found))
 
 
 def read_public(texts: Sequence[str]) -> "dict[int, Address]":

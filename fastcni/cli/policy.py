@@ -58,6 +58,8 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
     fastcni policy test shop/web shop/db 5432    two pods (web: of `default`)
     fastcni policy test 192.0.2.7 shop/web http  an address; a port by its name
     fastcni policy test shop/web 10.96.0.10 53/udp
+    fastcni policy test shop/web api.example.com 443     a name in a policy's
+                                    domainNames: the addresses that web was told
 
     The answer is what this node's kernel does, compared with the policies. For pods of other nodes, and on a machine
     where no agent with policies has run, it is what the policies say; then the answer says so.
@@ -101,8 +103,9 @@ def answers(sources: Sources, source: str, destination: str, port: str) -> list[
 
     cluster = sources.cluster
     protocol, number = read_port(port, cluster.pods.get(pod_key(destination)))
-    found = [answer(sources, Connection(one, other, protocol, number)) for one in ends(sources, source)
-             for other in ends(sources, destination) if len(one) == len(other)]
+    pods = ends(sources, source)
+    found = [answer(sources, Connection(one, other, protocol, number)) for one in pods
+             for other in ends(sources, destination, pods) if len(one) == len(other)]
     if not found:
         raise CniError(errors.INVALID_ENVIRONMENT, f"{source} and {destination} have no addresses of the same family")
     return found
@@ -129,6 +132,7 @@ def read_sources(folder: str, kubernetes: str | None, agent_folder: str, node_na
         unread = e.msg
     for each in attachments:
         it.attach(each)
+    it.cluster.resolved = asked.resolved(it.domains, tables or ())
     own = {packed for each in attachments for packed in each.addresses}
     node = node_name or os.uname().nodename
 
@@ -171,8 +175,9 @@ def pod_key(name: str) -> str:
     return name if "/" in name else f"default/{name}"
 
 
-def ends(sources: Sources, name: str) -> tuple[bytes, ...]:
-    """The addresses of a pod, or the address itself. Raises CniError."""
+def ends(sources: Sources, name: str, told: tuple[bytes, ...] = ()) -> tuple[bytes, ...]:
+    """The addresses of a pod, or the address itself, or what the pod with the addresses `told` was told by a domain
+    name. Raises CniError."""
     if pod := sources.cluster.pods.get(pod_key(name)):
         if not pod.addresses:
             raise CniError(errors.INVALID_ENVIRONMENT, f"pod {pod.key} has no address of its own",
@@ -181,9 +186,24 @@ def ends(sources: Sources, name: str) -> tuple[bytes, ...]:
     try:
         return (addresses.read_ip(name),)
     except ValueError:
+        if found := told_by(sources, name.lower().rstrip("."), told):
+            return found
         unread = f"; the policies cannot be read: {sources.unread}" if sources.unread else ""
         raise CniError(errors.INVALID_ENVIRONMENT,
                        f"there is no pod {pod_key(name)}, and it is no address{unread}") from None
+
+
+def told_by(sources: Sources, name: str, pod: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """The addresses of a domain name that a pod was told; () if no policy has the name. Raises CniError without an
+    address."""
+    from fastcni.agent.policy.objects import Domain
+
+    known = [pairs for domain, pairs in sources.cluster.resolved.items() if Domain(domain).matches(name)]
+    found = tuple(sorted({told for pairs in known for source, told in pairs if source in pod}))
+    if known and not found:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"the pod was told no address of {name} so far, or its TTL is over",
+                       "let the pod ask its resolver; a policy has the name")
+    return found
 
 
 def read_port(port: str, pod: Pod | None) -> tuple[int, int]:

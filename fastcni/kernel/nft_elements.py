@@ -42,7 +42,7 @@ NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN, NFTA_SET_DESC, NFTA_SET_ID, NFTA_SET_USER
 NFTA_SET_DESC_SIZE, NFTA_SET_DESC_CONCAT, NFTA_SET_FIELD_LEN, NFTA_SET_TIMEOUT = 1, 2, 1, 11
 NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
 NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_FLAGS, NFTA_SET_ELEM_USERDATA = 1, 2, 3, 6
-NFTA_SET_ELEM_KEY_END = 10
+NFTA_SET_ELEM_TIMEOUT, NFTA_SET_ELEM_EXPIRATION, NFTA_SET_ELEM_KEY_END = 4, 5, 10
 NFT_SET_INTERVAL, NFT_SET_MAP, NFT_SET_TIMEOUT, NFT_SET_EVAL, NFT_SET_CONCAT = 0x4, 0x8, 0x10, 0x20, 0x80
 NFT_SET_ELEM_INTERVAL_END = 0x1
 NFT_DATA_VERDICT = 0xFFFFFF00
@@ -112,9 +112,10 @@ def concat_type(types: Sequence[int]) -> tuple[int, int]:
 # Sets ---------------------------------------------------------------------------------------------
 
 def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int,
-            values: Sequence[int] = (), verdicts: bool = False, intervals: bool = False) -> Batch:
+            values: Sequence[int] = (), verdicts: bool = False, intervals: bool = False,
+            timed: bool = False) -> Batch:
     """Add a set of keys of the types `key`; with `values` (types) or with `verdicts` a map from them. intervals: its
-    elements are those of add_intervals(), or for a concatenation those of add_boxes().
+    elements are those of add_intervals(), or for a concatenation those of add_boxes(). timed: those of add_timed().
 
     set_id: the number by which rules in the same transaction name it.
     """
@@ -123,7 +124,7 @@ def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int]
     batch.begin(NFT_MSG_NEWSET, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables set {table} {name}")
     batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
     batch.be32(NFTA_SET_FLAGS, (NFT_SET_MAP if values or verdicts else 0) | (NFT_SET_INTERVAL if intervals else 0)
-               | (NFT_SET_CONCAT if boxes else 0))
+               | (NFT_SET_CONCAT if boxes else 0) | (NFT_SET_TIMEOUT if timed else 0))
     batch.be32(NFTA_SET_KEY_TYPE, key_type).be32(NFTA_SET_KEY_LEN, key_size)
     if values or verdicts:
         data_type, data_size = concat_type(values) if values else (NFT_DATA_VERDICT, 0)
@@ -207,6 +208,25 @@ def add_elements(batch: Batch, family: int, table: str, name: str,
     """
     flags = NLM_F_ACK | NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0)
     return _elements(batch, NFT_MSG_NEWSETELEM, flags, family, table, name, elements, "add to", comment)
+
+
+def add_timed(batch: Batch, family: int, table: str, name: str, elements: Iterable[tuple[bytes, int]]) -> Batch:
+    """Add elements with a timeout, [(key, milliseconds)], to a set made with `timed`. An element that exists keeps its
+    timeout before Linux 6.12."""
+    batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add to nftables set {table} {name}")
+    batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
+    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+    for key, timeout_ms in elements:
+        batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, key).end()
+        batch.be64(NFTA_SET_ELEM_TIMEOUT, timeout_ms).end()
+    return batch.end()
+
+
+def read_timed(payload: bytes) -> list[tuple[bytes, int]]:
+    """Read an NFT_MSG_NEWSETELEM payload: [(key, milliseconds until the element ends)]."""
+    fields = [attributes(item) for _, item in
+              attribute_list(attributes(payload, 4).get(NFTA_SET_ELEM_LIST_ELEMENTS, b""))]
+    return [(_key_of(each), int.from_bytes(each.get(NFTA_SET_ELEM_EXPIRATION, b""), "big")) for each in fields]
 
 
 def element_template(family: int, table: str, name: str, size: int, value: Value = None) -> tuple[bytes, bytes]:

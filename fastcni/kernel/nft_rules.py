@@ -285,6 +285,11 @@ def dnat(length: int) -> Expression:
                              .be32(5, port).be32(6, port))
 
 
+def redirect(register: int = NFT_REG_1) -> Expression:
+    """Translate to this node and the port in a register. NFTA_REDIR_REG_PROTO_MIN 1, _MAX 2"""
+    return "redir", lambda b: b.be32(1, register).be32(2, register)
+
+
 def masquerade(flags: int = 0) -> Expression:
     """NFTA_MASQ_FLAGS 1: NF_NAT_RANGE_*"""
     return "masq", lambda b: b.be32(1, flags) if flags else b
@@ -406,6 +411,11 @@ def related() -> tuple[Expression, ...]:
 def established_or_related() -> tuple[Expression, ...]:
     """ct state established,related"""
     return ct(NFT_CT_STATE), *_any_bit(NF_CT_STATE_ESTABLISHED | NF_CT_STATE_RELATED)
+
+
+def destination_not_translated() -> tuple[Expression, ...]:
+    """ct status & dnat == 0"""
+    return ct(NFT_CT_STATUS), mask(nft.IPS_DST_NAT.to_bytes(4, nft.ORDER)), compare(bytes(4))
 
 
 def _any_bit(bits: int) -> tuple[Expression, ...]:

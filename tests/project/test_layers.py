@@ -46,7 +46,8 @@ ROW_OF = {package: number for number, packages in enumerate(ROWS) for package in
 ENTRY_POINTS = {package for packages in ROWS[7:] for package in packages}
 ONE_SHOT = {"spec", "kernel", "clients", "kit", "plugin", "plugins", "handle"}
 SOCKETS = {                             # modules that import socket
-    "agent/policy/sources/reader", "agent/policy/requests", "bench/echo", "bench/sides", "daemon/listening",
+    "agent/policy/names/forwarder", "agent/policy/names/process", "agent/policy/requests",
+    "agent/policy/sources/reader", "bench/echo", "bench/sides", "daemon/listening",
     "daemon/systemd_notify", "dhcp/daemon", "node/server_process", "runtime/served", "selftest/icmp",
     "selftest/sockets", "server/control", "server/requests/acceptor", "server/requests/protocol",
     "server/web/address", "why/echo", "why/probe",

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 from fastcni.agent.policy import attached, bypass, in_kernel
 from fastcni.agent.policy.evaluate import Cluster, evaluate
 from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.agent.policy.ruleset import halves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from fastcni.agent.policy.attached import Attachment
     from fastcni.agent.policy.evaluate import Connection, Reason
     from fastcni.agent.policy.in_kernel import Decision
     from fastcni.agent.policy.nft_read import Table
+    from fastcni.agent.policy.objects import Domain
 
 ALLOWED, DENIED, UNKNOWN, DIFFERS = 0, 1, 2, 3          # exit statuses
 VERDICTS = {ALLOWED: "allowed", DENIED: "denied", UNKNOWN: "unknown", DIFFERS: "differs"}
@@ -112,6 +114,15 @@ def read_tables(folder: str) -> list[Table] | None:
             raise
         return None
     return tables if ran or tables else None
+
+
+def resolved(domains: Mapping[str, Domain], tables: Iterable[Table]) -> dict[str, set[tuple[bytes, bytes]]]:
+    """Return Cluster.resolved, of what the kernel has. domains: by the name of their set."""
+    found: dict[str, set[tuple[bytes, bytes]]] = {domain.name: set() for domain in domains.values()}
+    for table in tables:
+        for name in domains.keys() & table.sets.keys():
+            found[domains[name].name].update(map(halves, table.sets[name].elements))
+    return found
 
 
 def read_attachments(folder: str) -> list[Attachment]:

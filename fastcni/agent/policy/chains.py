@@ -10,7 +10,7 @@ from fastcni.agent.policy import ranges
 from fastcni.agent.policy.cluster_policies import ACCEPT as ALLOW
 from fastcni.agent.policy.cluster_policies import DENY, PASS, ClusterPolicy, OrderedRule
 from fastcni.agent.policy.evaluate import rule_name
-from fastcni.agent.policy.objects import Block, Group, Nodes
+from fastcni.agent.policy.objects import Block, Domain, Group, Nodes
 from fastcni.agent.policy.state import (
     ACCEPT,
     DROP,
@@ -33,16 +33,17 @@ VERDICTS = {ALLOW: ACCEPT, DENY: DROP, PASS: RETURN}
 
 
 class Compiled:
-    """name: of the chain of a NetworkPolicy. sets: blocks and ports that it uses, by name. groups, nodes, named: of
-    peers and named ports, by the name of their set; a named port is (name, protocol)."""
+    """name: of the chain of a NetworkPolicy. sets: blocks and ports that it uses, by name. groups, nodes, domains,
+    named: of peers and named ports, by the name of their set; a named port is (name, protocol)."""
 
-    __slots__ = ("chain", "groups", "name", "named", "nodes", "policy", "sets")
+    __slots__ = ("chain", "domains", "groups", "name", "named", "nodes", "policy", "sets")
 
     def __init__(self, policy: Policy | ClusterPolicy, direction: str) -> None:
         self.policy = policy
         self.sets: dict[str, Set] = {}
         self.groups: dict[str, Group] = {}
         self.nodes: dict[str, Selector] = {}
+        self.domains: dict[str, Domain] = {}
         self.named: dict[str, tuple[str, int]] = {}
         self.name = f"{PREFIXES[direction]}-{short_hash(policy.key)}"
         self.chain = Chain(direction, tuple(
@@ -61,6 +62,18 @@ class Compiled:
             for of_ports in self._ports(rule, length):
                 yield Line(peer=peer, comment=comment, verdict=verdict,
                            **{"length": length, **of_ports})    # type: ignore[arg-type]
+        for length, domain in self._domains(rule):
+            for of_ports in self._ports(rule, length):
+                yield Line(domain=domain, comment=comment, verdict=verdict,
+                           **{"length": length, **of_ports})    # type: ignore[arg-type]
+
+    def _domains(self, rule: Rule) -> Iterator[tuple[int, str]]:
+        """(length of addresses, set of pairs)"""
+        for length in LENGTHS:
+            for peer in rule.peers:
+                if isinstance(peer, Domain):
+                    self.domains[name := domain_set(peer, length)] = peer
+                    yield length, name
 
     def _peers(self, rule: Rule) -> Iterator[tuple[int, str]]:
         """(length of addresses or 0, set or "")"""
@@ -109,6 +122,11 @@ class Compiled:
 @lru_cache(maxsize=1 << 16)
 def group_set(group: Group, length: int) -> str:
     return f"g{VERSIONS[length]}-{short_hash(group.identity())}"
+
+
+def domain_set(domain: Domain, length: int) -> str:
+    """The name of the set of pairs (pod's address, address of the names)."""
+    return f"d{VERSIONS[length]}-{short_hash(domain.name)}"
 
 
 @lru_cache(maxsize=1 << 12)

@@ -12,6 +12,7 @@ API: https://network-policy-api.sigs.k8s.io/reference/spec/, and the validation 
 
 from __future__ import annotations
 
+import re
 import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from fastcni.agent.policy.objects import (
     PORT_NAME,
     PROTOCOLS,
     Block,
+    Domain,
     Group,
     Node,
     Nodes,
@@ -48,7 +50,11 @@ ACTIONS = ACCEPT, DENY, PASS = "Accept", "Deny", "Pass"
 MAX_PRIORITY = 1000
 MAX_ITEMS = 25                  # rules of a direction; peers, protocols of a rule; networks of a peer
 MAX_RULE_NAME = 100
+MAX_DOMAIN_NAME = 253           # characters, without the last dot
+LABEL = r"[A-Za-z0-9](?:[-A-Za-z0-9_]{0,61}[A-Za-z0-9])?"
+DOMAIN_NAME = re.compile(rf"(?:\*\.)?{LABEL}(?:\.{LABEL})+\.?")
 PEERS = {INGRESS: ("namespaces", "pods"), EGRESS: ("namespaces", "pods", "nodes", "networks")}
+DOMAIN_NAMES = "domainNames"    # a peer of Accept in tier Admin, egress; elsewhere it is not known
 OF_NODE = ("InternalIP", "ExternalIP")          # types of a node's addresses that are addresses
 
 
@@ -118,8 +124,9 @@ def read_cluster_policy(document: Any) -> ClusterPolicy:
         it.wrong(f"expected {API_VERSION}, got {reprlib.repr(version)}", "apiVersion")
     spec = it.part("spec") or it.wrong("is missing", "spec")
     spec.only("tier", "priority", "subject", "ingress", "egress")
-    return ClusterPolicy(name, read_tier(spec), read_priority(spec), read_subject(spec),
-                         *(limited(spec, key, lambda one, direction=direction: read_rule(one, direction))
+    tier = read_tier(spec)
+    return ClusterPolicy(name, tier, read_priority(spec), read_subject(spec),
+                         *(limited(spec, key, lambda one, direction=direction: read_rule(one, direction, tier))
                            for key, direction in (("ingress", INGRESS), ("egress", EGRESS))))
 
 
@@ -162,7 +169,7 @@ def limited(it: Reader, key: str, read: Any, least: int = 0) -> tuple[Any, ...]:
     return it.each(key, read)
 
 
-def read_rule(it: Reader, direction: str) -> OrderedRule:
+def read_rule(it: Reader, direction: str, tier: str) -> OrderedRule:
     """Read a rule. If a peer is of no kind that is known here, an Accept matches nothing, and a Deny or Pass denies
     everything, as the API demands."""
     key = "from" if direction == INGRESS else "to"
@@ -172,7 +179,8 @@ def read_rule(it: Reader, direction: str) -> OrderedRule:
         it.wrong(f"has more than {MAX_RULE_NAME} characters", "name")
     if action not in ACTIONS:
         it.wrong(f"expected Accept, Deny or Pass, got {reprlib.repr(action)}", "action")
-    peers = limited(it, key, lambda one: read_peer(one, PEERS[direction]), 1)
+    named = (DOMAIN_NAMES,) if (direction, tier, action) == (EGRESS, ADMIN, ACCEPT) else ()
+    peers = limited(it, key, lambda one: read_peer(one, (*PEERS[direction], *named)), 1)
     protocols = limited(it, "protocols", read_protocol, int(it.value.get("protocols") is not None))
     ports = [port for found in protocols for port in found]
     unknown = [peer for peer in peers if isinstance(peer, str)]
@@ -195,7 +203,20 @@ def read_peer(it: Reader, known: tuple[str, ...]) -> tuple[Peer, ...] | str:
         it.wrong(f"expected one of {', '.join(known)}")
     if nodes := it.part("nodes"):
         return (Nodes(read_selector(nodes)),)
+    if DOMAIN_NAMES in it.value:
+        return read_domain_names(it)
     return read_networks(it) if "networks" in it.value else (read_group(it),)
+
+
+def read_domain_names(it: Reader) -> tuple[Domain, ...]:
+    """Read a peer's `domainNames`."""
+    texts = it.get(DOMAIN_NAMES, list, [])
+    if not 1 <= len(texts) <= MAX_ITEMS:
+        it.wrong(f"expected 1 to {MAX_ITEMS} items, got {len(texts)}", DOMAIN_NAMES)
+    for text in texts:
+        if not isinstance(text, str) or len(text.rstrip(".")) > MAX_DOMAIN_NAME or not DOMAIN_NAME.fullmatch(text):
+            it.wrong(f"{reprlib.repr(text)} is no domain name: expected a.b or *.a.b", DOMAIN_NAMES)
+    return tuple(dict.fromkeys(Domain(text.lower().rstrip(".")) for text in texts))
 
 
 def read_networks(it: Reader) -> tuple[Block, ...]:

@@ -20,6 +20,7 @@ from fastcni.agent.policy.evaluate import Cluster
 from fastcni.agent.policy.groups import Groups
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.state import (
+    FORWARDERS,
     LINK,
     LINK_LOCAL,
     NODE_MAPS,
@@ -39,7 +40,7 @@ from fastcni.kernel.nft_elements import concat, service
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from fastcni.agent.policy.objects import Group, Node, Pod, Policy, Selector
+    from fastcni.agent.policy.objects import Domain, Group, Node, Pod, Policy, Selector
     from fastcni.agent.policy.state import Change
 
     Element = tuple[str, bytes]                 # (set, key)
@@ -51,11 +52,14 @@ LEADING = (*((PREFIXES[direction], direction) for direction in DIRECTIONS), (TO_
 class Compiler:
     """node: whose pods are isolated, and those whose node is not known; "": all pods.
 
-    cluster: what was put. state: what is wanted.
+    cluster: what was put. state: what is wanted. domains: those of the policies, by the name of their set. forwarders:
+    the ports to which DNS queries are redirected, see names/; as keys.
     """
 
     def __init__(self, node: str = "") -> None:
         self.node, self.cluster, self.state = node, Cluster(), State()
+        self.domains: dict[str, Domain] = {}
+        self.forwarders: set[bytes] = set()
         self._journal = Journal(self.state)
         self._groups = Groups(self.cluster)
         self._compiled: dict[tuple[str, str], Compiled] = {}        # by policy's key and direction
@@ -119,6 +123,22 @@ class Compiler:
                     self._hold(element)
                 for element in had - has:
                     self._release(element)
+
+    def put_forwarders(self, ports: Iterable[int]) -> None:
+        """Set `forwarders`."""
+        wanted = set(map(service, ports))
+        if FORWARDERS in self.state.sets:
+            for key in self.forwarders ^ wanted:
+                self._journal.put(FORWARDERS, key, "" if key in wanted else None)
+        self.forwarders = wanted
+
+    def pods_with(self, packed: bytes) -> frozenset[str]:
+        """The keys of the pods of this node that have an address."""
+        return frozenset(self._local.get(packed, ()))
+
+    def addresses_of(self, packed: bytes) -> set[bytes]:
+        """All addresses of the pods of this node that have this one."""
+        return {each for key in self._local.get(packed, ()) for each in self.cluster.pods[key].addresses}
 
     @property
     def names_nodes(self) -> bool:
@@ -194,7 +214,7 @@ class Compiler:
         if any_isolated != bool(self.state.elements[LINK]):
             self._journal.put(LINK, LINK_LOCAL, "" if any_isolated else None)
         if not any(self.state.elements.get(name) for name in NODE_MAPS):
-            for name in NODE_MAPS & self.state.sets.keys():
+            for name in (NODE_MAPS | {FORWARDERS}) & self.state.sets.keys():
                 self._journal.put_set(name, None)
 
     def directions_of(self, pod: Pod) -> list[str]:
@@ -244,14 +264,22 @@ class Compiler:
         if old == new:
             return
         if new:
-            for name in NODE_MAPS if map_name in NODE_MAPS and map_name not in self.state.sets else ():
-                self._journal.put_set(name, Set("map", 4 if name.endswith("4") else 16))
+            if map_name in NODE_MAPS and map_name not in self.state.sets:
+                self._put_node_sets()
             self._used[new] += 1
             if self._used[new] == 1:
                 self._use_chain(new, direction, names)
         self._journal.put(map_name, packed, new)
         if old:
             self._unuse(old, self._forget_chain)
+
+    def _put_node_sets(self) -> None:
+        """Put the sets of the chains for what pods send to their own node."""
+        for name in NODE_MAPS:
+            self._journal.put_set(name, Set("map", 4 if name.endswith("4") else 16))
+        self._journal.put_set(FORWARDERS, Set("service", 0))
+        for key in self.forwarders:
+            self._journal.put(FORWARDERS, key, "")
 
     def _use_chain(self, new: str, direction: str, names: tuple[str, ...]) -> None:
         """Put a chain that jumps to these, and those of tiers."""
@@ -352,6 +380,9 @@ class Compiler:
                         for packed in pod.addresses:
                             if len(packed) == length:
                                 self._hold((name, concat(packed, service(number))))
+        for name, domain in it.domains.items():
+            self.domains[name] = domain
+            self._add_set(name, Set("domain", 4 if name.startswith("d4") else 16))
         if not it.cluster_policy:
             self._journal.put_chain(it.name, it.chain)
 
@@ -366,11 +397,11 @@ class Compiler:
     def _forget(self, past: Compiled, with_chain: bool) -> None:
         if with_chain:
             self._journal.put_chain(past.name, None)
-        for name in (*past.sets, *past.groups, *past.nodes, *past.named):
+        for name in (*past.sets, *past.groups, *past.nodes, *past.domains, *past.named):
             self._unuse(name, self._journal.put_set)
             if name not in self.state.sets:
-                self._held.pop(name, None)
-                self._nodes.pop(name, None)
+                for known in (self._held, self._nodes, self.domains, self.state.resolved):
+                    known.pop(name, None)
         for group in past.groups.values():
             self._groups.release(group)
 

@@ -18,7 +18,16 @@ from fastcni.agent.policy.evaluate import Connection
 from fastcni.agent.policy.own_addresses import node_addresses
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.rules import CUT, CUT_ANY, IPPROTO_TCP
-from fastcni.agent.policy.state import MAPS, NODE_MAPS, PERMANENT, PORT_SETS, TIER_CHAINS, VERDICT_MAPS, VERSIONS
+from fastcni.agent.policy.state import (
+    FORWARDERS,
+    MAPS,
+    NODE_MAPS,
+    PERMANENT,
+    PORT_SETS,
+    TIER_CHAINS,
+    VERDICT_MAPS,
+    VERSIONS,
+)
 from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import conntrack, uapi, wire
 from fastcni.kernel.nft_elements import concat, protocol, read_service, service, split
@@ -154,11 +163,15 @@ class Decider:
     def __init__(self, state: State) -> None:
         self._state, self._known = state, dict[Connection, bool]()
         self.own = restricted_node(state)
+        self._forwarders = state.elements.get(FORWARDERS, {})
 
     def allows(self, flow: Flow) -> bool:
-        """By the addresses after translation of the destination, and before that of the source."""
-        return len(flow.source) != len(flow.replier) or self.decide(
-            Connection(flow.source, flow.replier, flow.protocol, flow.replier_port))
+        """By the addresses after translation of the destination, and before that of the source; but a DNS query that
+        was redirected to this node is one to the resolver."""
+        end, port = flow.replier, flow.replier_port
+        if service(port) in self._forwarders and end in self.own:
+            end, port = flow.destination, flow.port
+        return len(flow.source) != len(end) or self.decide(Connection(flow.source, end, flow.protocol, port))
 
     def decide(self, it: Connection) -> bool:
         if it.source in self.own:

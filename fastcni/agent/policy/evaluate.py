@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.cluster_policies import ACCEPT, PASS, TIERS, ClusterPolicy, OrderedRule
-from fastcni.agent.policy.objects import EGRESS, INGRESS, Block, Nodes
+from fastcni.agent.policy.objects import EGRESS, INGRESS, Block, Domain, Nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fastcni.agent.policy.objects import Node, Peer, Pod, Policy, Port, Rule
+    from fastcni.agent.policy.objects import Group, Node, Pod, Policy, Port, Rule
 
 QUOTE = '"'                     # ends a comment in what nft prints
 
@@ -22,12 +22,13 @@ QUOTE = '"'                     # ends a comment in what nft prints
 @dataclass(slots=True)
 class Cluster:
     """All that policies depend on. pods, policies: by "namespace/name", cluster policies by "name". namespaces: {name:
-    labels}. nodes: by name."""
+    labels}. nodes: by name. resolved: {name of a Domain: {(pod's address, address that the pod was told)}}."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
     namespaces: dict[str, dict[str, str]] = field(default_factory=dict)
     policies: dict[str, Policy | ClusterPolicy] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
+    resolved: dict[str, set[tuple[bytes, bytes]]] = field(default_factory=dict)
 
     def pods_at(self, packed: bytes) -> list[Pod]:
         """The pods with an address: one, or two while the former one's record is still there."""
@@ -150,11 +151,17 @@ def rule_name(policy: Policy | ClusterPolicy, direction: str, number: int) -> st
 
 def allows(cluster: Cluster, rule: Rule, it: Connection, direction: str) -> bool:
     peer = it.destination if direction == EGRESS else it.source
-    return (not rule.peers or any(is_peer(cluster, one, peer) for one in rule.peers)) and (
+    return (not rule.peers or any(is_resolved(cluster, one, it) if isinstance(one, Domain) else
+                                  is_peer(cluster, one, peer) for one in rule.peers)) and (
         not rule.ports or any(is_port(one, it, cluster.pods_at(it.destination)) for one in rule.ports))
 
 
-def is_peer(cluster: Cluster, peer: Peer, packed: bytes) -> bool:
+def is_resolved(cluster: Cluster, peer: Domain, it: Connection) -> bool:
+    """Whether the source was told that the destination is an address of the names."""
+    return (it.source, it.destination) in cluster.resolved.get(peer.name, ())
+
+
+def is_peer(cluster: Cluster, peer: Group | Block | Nodes, packed: bytes) -> bool:
     if isinstance(peer, Block):
         return peer.matches(packed)
     if isinstance(peer, Nodes):

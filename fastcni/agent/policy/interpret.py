@@ -47,6 +47,8 @@ def fits(state: State, line: Line, peer: bytes, it: Connection) -> bool:
         return False
     if line.peer and not contains(state, line.peer, peer):
         return False
+    if line.domain and peer not in state.resolved.get(line.domain, {}).get(it.source, ()):
+        return False
     if line.protocol and line.protocol != it.protocol:
         return False
     if line.first and not line.first <= it.port <= line.last:

@@ -124,7 +124,18 @@ class Nodes:
     labels: Selector
 
 
-Peer = Group | Block | Nodes
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """DNS names: "a.b", or with a leading "*." all names below "a.b". In lower case, without a dot at its end."""
+
+    name: str
+
+    def matches(self, name: str) -> bool:
+        """Whether a name is among these. name: as `self.name`."""
+        return name.endswith(self.name[1:]) if self.name.startswith("*.") else name == self.name
+
+
+Peer = Group | Block | Nodes | Domain
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from fastcni.agent.policy.names.part import Names
 from fastcni.daemon.attended import Attended
 
 if TYPE_CHECKING:
@@ -33,4 +34,4 @@ class Part(Attended, Protocol):
         ...
 
 
-OPENERS: tuple[Opener, ...] = ()
+OPENERS: tuple[Opener, ...] = (Names,)

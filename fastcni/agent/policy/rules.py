@@ -54,6 +54,7 @@ While cluster policies restrict what pods send to addresses of nodes, there are
     chain to-node {
         type filter hook input priority filter; policy accept;
         ct state established accept
+        ct status dnat th dport @forwarders accept                  (DNS queries, see names/redirect.py)
         ip6 hoplimit 255 icmpv6 jump on-link
         ip6 saddr & ffc0:: == fe80:: iifname @links goto reports
         ip6 saddr & ffc0:: == fe80:: ether saddr @pod-macs goto reports
@@ -103,6 +104,7 @@ from fastcni.agent.policy.ports import POD_MACS, ROUTED
 from fastcni.agent.policy.state import (
     ACCEPT,
     DROP,
+    FORWARDERS,
     IN,
     LENGTHS,
     LINK,
@@ -213,6 +215,7 @@ def node_rules() -> Iterator[tuple[str, Rule]]:
     known = (*nft_rules.established(), accept())
     from_link = (*nft_rules.saddr(16), mask(LINK_LOCAL_MASK), compare(LINK_LOCAL))
     yield TO_NODE_CHAIN, known
+    yield TO_NODE_CHAIN, (*nft_rules.destination_translated(), payload(TH_DPORT), in_set(FORWARDERS, SET_ID), accept())
     yield TO_NODE_CHAIN, port_rules.to_neighbours()
     yield TO_NODE_CHAIN, (*from_link, meta(NFT_META_IIFNAME), in_set(ROUTED.ports, SET_ID), go_to(REPORTS))
     yield TO_NODE_CHAIN, (*from_link, payload(ETHER_SADDR), in_set(POD_MACS, SET_ID), go_to(REPORTS))
@@ -278,6 +281,8 @@ def conditions(line: Line, direction: str) -> Rule:
     if line.peer:
         found += nft_rules.saddr(length) if direction == INGRESS else nft_rules.daddr(length)
         found.append(in_set(line.peer, SET_ID))
+    if line.domain:
+        found += *ends(length, SADDRS[length], DADDRS[length]), in_set(line.domain, SET_ID)
     if line.protocol:
         found += meta(NFT_META_L4PROTO), compare(bytes((line.protocol,)))
     if line.first:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from errno import EINVAL, ENOENT, EOPNOTSUPP
 from functools import cache
 from itertools import islice
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import port_rules, rules
+from fastcni.agent.policy.names.told import elements_left
 from fastcni.agent.policy.ports import BRIDGED as BRIDGED_PORTS
 from fastcni.agent.policy.ports import ON_BRIDGES, ROUTED
 from fastcni.agent.policy.state import NODE_MAPS, PERMANENT, PORT_SETS, VERDICT_MAPS, State, difference
@@ -43,7 +45,8 @@ if TYPE_CHECKING:
 FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
 GUARD, GUARD_CHAIN, GUARD_INPUT = "fastcni-policy-guard", "forward", "input"           # while the table is replaced
 BRIDGE_FAMILY = nft.NFPROTO_BRIDGE                              # of another table with the same name
-TABLES = ((FAMILY, GUARD), (FAMILY, TABLE), (BRIDGE_FAMILY, TABLE))
+NAMES = "fastcni-names"         # see names/redirect.py
+TABLES = ((FAMILY, GUARD), (FAMILY, NAMES), (FAMILY, TABLE), (BRIDGE_FAMILY, TABLE))
 COMMENT = "fastcni: network policies of pods"
 LOAD_TRANSACTIONS = 3
 OWNED = nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST
@@ -281,6 +284,9 @@ def set_up(requests: Requests, state: State) -> None:
     change = difference(State(), state)
     prepare(requests, change)
     fill(requests, change)
+    for name, left in elements_left(state, monotonic()):
+        for some in parts(left):
+            requests.add(nft_elements.add_timed, FAMILY, TABLE, name, some)
     if state.elements[ROUTED.ports]:
         add_source(requests)
     if has_tunnels(state.elements):
@@ -404,11 +410,12 @@ def add_set(requests: Requests, name: str, one: Set) -> None:
            "named": (address, TYPE_INET_SERVICE), "ports": (TYPE_INET_SERVICE,), "address": (address,),
            "port": (TYPE_IFNAME,), "own": (TYPE_IFNAME, address), "box": (TYPE_IFNAME, address),
            "mac": (TYPE_IFNAME, TYPE_ETHERADDR), "frame": (TYPE_IFNAME, TYPE_ETHERADDR, address),
-           "ether": (TYPE_ETHERADDR,), "station": (TYPE_ETHERADDR, address),
+           "domain": (address, address), "ether": (TYPE_ETHERADDR,), "station": (TYPE_ETHERADDR, address),
            "type": (TYPE_IFNAME, TYPE_ETHERTYPE), "service": (TYPE_INET_SERVICE,),
            "protocol": (TYPE_INET_PROTOCOL,)}[one.kind]
     requests.add(nft_elements.add_set, family_of(name), TABLE, name, key, set_id=rules.SET_ID,
-                 verdicts=one.kind == "map", intervals=bool(one.ranges) or one.kind == "box")
+                 verdicts=one.kind == "map", intervals=bool(one.ranges) or one.kind == "box",
+                 timed=one.kind == "domain")
     for some in parts(one.ranges):
         requests.add(nft_elements.add_intervals, FAMILY, TABLE, name, some)
 

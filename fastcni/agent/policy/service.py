@@ -62,7 +62,8 @@ GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 class Settings:
     """folder: of files with pods and policies; "": they are in the Kubernetes API, `api`. node: this node's name there.
     state: the folder of attachments. socket: where the plugin asks. kept: a file with what the source has said last;
-    "": policies.kept next to `state`."""
+    "": policies.kept next to `state`. dns_servers: the resolvers whose answers count for domain names; none: those of
+    /etc/resolv.conf."""
 
     folder: str = ""
     api: Callable[[], Api] | None = None
@@ -70,6 +71,7 @@ class Settings:
     state: str = "/run/fastcni/agent/pods"
     socket: str = SOCKET
     kept: str = ""
+    dns_servers: tuple[str, ...] = ()
 
 
 class Policies:

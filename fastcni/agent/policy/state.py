@@ -3,8 +3,9 @@
 Names: in4, in6, out4, out6 (maps: local pod's address -> chain), self4, self6 and link6 are always there. node4 and
 node6 (the same, for what a pod sends to its own node) are there while they have elements. Others end with the hash of
 what they stand for: g4-... (pods of a group), k4-... (nodes), n4-... (pods with a named port), b4-... (blocks), p-...
-(ports); in-..., out-... (chain of a policy), admin-in-..., baseline-out-... (chain of all cluster policies of a tier
-that apply to a pod), all-in-..., all-out-... (chain of all that applies to a pod).
+(ports), d4-... (addresses of a domain name, for each pod that asked); in-..., out-... (chain of a policy), admin-
+in-..., baseline-out-... (chain of all cluster policies of a tier that apply to a pod), all-in-..., all-out-... (chain
+of all that applies to a pod).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ LINK, LINK_LOCAL, LINK_LOCAL_MASK = "link6", b"\xfe\x80" + bytes(14), b"\xff\xc0
 MAPS = {f"{name}{version}" for name in (IN, OUT) for version in VERSIONS.values()}
 TO_NODE = "node"
 NODE_MAPS = {f"{TO_NODE}{version}" for version in VERSIONS.values()}
+FORWARDERS = "forwarders"       # a set next to NODE_MAPS: the ports at which the agent takes redirected DNS queries
 VERDICT_MAPS = MAPS | NODE_MAPS
 TIER_CHAINS = ("admin-", "baseline-")           # begin the names of chains of cluster policies
 ACCEPT, DROP, RETURN = "accept", "drop", "return"           # verdicts
@@ -37,8 +39,9 @@ PERMANENT = {LINK, *MAPS, *(f"self{version}" for version in VERSIONS.values()), 
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """kind: "map", "self", "link", "group", "named", "block", "ports", or one of ports.py. length: of its addresses in
-    bytes, 0 of ports. ranges: the content of blocks and ports, which never changes, because the name is its hash."""
+    """kind: "map", "self", "link", "group", "named", "block", "ports", "domain", or one of ports.py. length: of its
+    addresses in bytes, 0 of ports. ranges: the content of blocks and ports, which never changes, because the name is
+    its hash."""
 
     kind: str
     length: int
@@ -51,6 +54,7 @@ class Line:
 
     length: of addresses, 0: any family. peer: set with the peer's address, "": anywhere. protocol: 0: any.
     first, last: of the destination port, 0 and 0: any. ports: set of ports. named: set of destination . port.
+    domain: set of source . destination.
     """
 
     length: int = 0
@@ -60,11 +64,12 @@ class Line:
     last: int = 0
     ports: str = ""
     named: str = ""
+    domain: str = ""
     comment: str = ""
     verdict: str = ACCEPT
 
     def sets(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.peer, self.ports, self.named)))
+        return tuple(filter(None, (self.peer, self.ports, self.named, self.domain)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,11 @@ def permanent_sets() -> dict[str, Set]:
 
 @dataclass(slots=True)
 class State:
-    """elements: {set: {key: chain that a map leads to, or ""}}, without those of `Set.ranges`.
+    """elements: {set: {key: chain that a map leads to, or ""}}, without those of `Set.ranges` and of domain names.
+
+    resolved: {set of a domain name: {pod's address: {address that the pod was told: until when the element lives in the
+    kernel, in monotonic seconds}}}. An address whose element has ended allows no new connection, but those that are
+    known are not cut.
 
     The key of a concatenation is as nftables has it (kernel/nft_elements.py).
     """
@@ -93,6 +102,7 @@ class State:
     sets: dict[str, Set] = field(default_factory=permanent_sets)
     elements: dict[str, dict[bytes, str]] = field(default_factory=lambda: {name: {} for name in PERMANENT})
     chains: dict[str, Chain] = field(default_factory=dict)
+    resolved: dict[str, dict[bytes, dict[bytes, float]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

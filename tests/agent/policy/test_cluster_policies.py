@@ -135,7 +135,7 @@ def test_nothing_is_closed_that_no_rule_names(it):
     assert reason(it, "db", "web", "egress") == "allowed: no policy selects the pod"       # it has no rules of egress
 
 
-@pytest.mark.parametrize("peer", [{"domainNames": ["example.test"]}, {"since-v3": 1}, {}])
+@pytest.mark.parametrize("peer", [{"since-v3": 1}, {}])
 def test_a_peer_that_is_not_known_closes_the_rule(it, peer):
     for action, opened in (("Accept", True), ("Deny", False), ("Pass", False)):
         put(it, policy(egress=[rule(action, WEB, peer, key="to")]))

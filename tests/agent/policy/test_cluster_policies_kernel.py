@@ -198,7 +198,7 @@ def test_a_restarted_agent_enforces_what_was_kept_while_its_folder_is_away(runni
 def test_network_policies_and_tiers_stay_apart_in_what_the_agent_explains(running, node):  # noqa: F811
     running.write(CLOSED, {"kind": "NetworkPolicy", "metadata": {"name": "np"}, "spec": {"podSelector": {}}})
     running.add("a", app="web")
-    (pod,) = running.it._explain({"address": ADDRESSES["a"][0]}, 0)["pods"]
+    (pod,) = running.it.answers.to({"do": "explain", "address": ADDRESSES["a"][0]}, 0)["pods"]
     assert pod == {"pod": "default/a", "ingress": ["default/np"], "egress": [],
                    "admin": {"ingress": [], "egress": ["c"]}, "baseline": {"ingress": [], "egress": []}}
     assert read_policy({"metadata": {"name": "np"}, "spec": {"podSelector": {}}}).key == "default/np"

@@ -1,0 +1,64 @@
+"""The addresses of domain names as elements of the kernel's sets. Each element is a pair: a pod's address, and an
+address that this pod was told. The element ends by the kernel's timeout."""
+
+from __future__ import annotations
+
+from errno import ENOENT
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy.ruleset import FAMILY, TABLE, Transaction, halves, parts
+from fastcni.kernel import nft, nft_elements, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fastcni.kernel.wire import Socket
+
+    Resolved = dict[str, dict[bytes, dict[bytes, float]]]           # see State.resolved
+    Elements = Mapping[str, Sequence[tuple[bytes, int]]]            # by set: (pair, milliseconds)
+
+SETS = ("d4-", "d6-")           # begin the names of these sets
+
+
+def read_resolved(sock: Socket) -> Resolved:
+    """Return State.resolved of the table in the kernel, as a former agent has left it. Raises OSError."""
+    found: Resolved = {}
+    now, header = monotonic(), nft.nfgenmsg(FAMILY)
+    for name in filter(lambda name: name.startswith(SETS), read_sets(sock)):
+        for _, payload in wire.dump(sock, nft.NFT_MSG_GETSETELEM, header, f"list set {name}",
+                                    nft_elements.elements_of(TABLE, name)):
+            for key, left_ms in nft_elements.read_timed(payload):
+                pod, told = halves(key)
+                found.setdefault(name, {}).setdefault(pod, {})[told] = now + left_ms / 1000
+    return found
+
+
+def read_sets(sock: Socket) -> list[str]:
+    """Return the names of the table's sets; none without a table. Raises OSError."""
+    try:
+        each = wire.dump(sock, nft.NFT_MSG_GETSET, nft.nfgenmsg(FAMILY), f"list the sets of {TABLE}",
+                         lambda batch: batch.text(nft_elements.NFTA_SET_TABLE, TABLE))
+    except wire.NetlinkError as e:
+        if e.errno != ENOENT:
+            raise
+        return []
+    return [nft_elements.read_set_name(payload) for _, payload in each]
+
+
+def change(sock: Socket, added: Elements, removed: Elements) -> None:
+    """Add and remove elements. Those that the kernel has get the new timeout. When this function returns, first packets
+    to the added addresses pass. Raises OSError.
+
+    The kernel prolongs no element that is added again, and refuses to delete an element that has just ended. So each
+    element is added, deleted and added, in one transaction.
+    """
+    requests = Transaction()
+    for name, elements in (*removed.items(), *added.items()):
+        for some in parts(elements):
+            requests.add(nft_elements.add_timed, FAMILY, TABLE, name, some)
+            requests.add(nft_elements.del_elements, FAMILY, TABLE, name, [key for key, _ in some])
+    for name, elements in added.items():
+        for some in parts(elements):
+            requests.add(nft_elements.add_timed, FAMILY, TABLE, name, some)
+    requests.commit(sock)

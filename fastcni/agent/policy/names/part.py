@@ -1,0 +1,209 @@
+"""DNS names in policies, as a part of the agent: the forwarder runs while a policy names a domain. The kernel has the
+addresses of an answer before the pod gets the answer.
+
+A pod's own queries alone open addresses, and for this pod alone. If the agent ends, what pods were told stays in the
+kernel until its TTL ends; the next agent goes on with that.
+"""
+
+from __future__ import annotations
+
+import select
+from contextlib import ExitStack, closing
+from importlib.util import find_spec
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy import interpret
+from fastcni.agent.policy.evaluate import Connection
+from fastcni.agent.policy.names import elements
+from fastcni.agent.policy.names.process import BEAT_S, Listener, Process
+from fastcni.agent.policy.names.redirect import DNS_PORT, Redirect
+from fastcni.agent.policy.names.resolvers import read_resolvers
+from fastcni.agent.policy.names.told import Told
+from fastcni.agent.policy.own_addresses import node_addresses
+from fastcni.agent.policy.state import OUT, VERSIONS
+from fastcni.kernel.wire import NetlinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastcni.agent.policy.engine import Engine
+    from fastcni.agent.policy.names.channel import Told as Answer
+    from fastcni.agent.policy.names.redirect import Query
+    from fastcni.agent.policy.objects import Domain
+    from fastcni.agent.policy.service import Settings
+    from fastcni.daemon.log import Logger
+
+FOREVER = float("inf")
+NEEDS = "DNS names need the Python package dnspython: install fastcni[names], or Debian's python3-dnspython"
+NO_RESOLVER = "no resolver is known that pods can ask: run `fastcni agent` with --dns-server ADDRESS"
+
+
+class Names:
+    """Made, and called, by the thread of the policies, see parts.py."""
+
+    def __init__(self, engine: Engine, settings: Settings, log: Logger) -> None:
+        self.engine, self.log, self.servers = engine, log, settings.dns_servers
+        self.compiler = engine.compiler
+        self.compiler.state.resolved.update(elements.read_resolved(engine.rules.sock))
+        self.told = Told(self.compiler.state)
+        self.redirect = Redirect(engine.rules.sock)
+        self.redirect.remove()                  # of a former agent: its ports are gone
+        self.poll = select.epoll()
+        self.process: Process | None = None
+        self.listeners: list[Listener] = []
+        self.due = FOREVER
+        self._opened = ExitStack()
+        self._wanted: dict[Query, int] = {}
+        self._renewed = 0.0                     # monotonic
+        self._held: list[int] = []              # numbers of answers whose addresses the kernel has not acknowledged
+        self._domains: dict[str, list[tuple[str, Domain]]] = {}         # by chain: (set, domain)
+        self._owners: dict[bytes, frozenset[str]] = {}                  # pods that were told something, by address
+        self._why = ""                          # as in the log
+        self.answers = 0
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for attend()."""
+        return self.poll.fileno()
+
+    def figures(self) -> Mapping[str, int]:
+        """See metrics.py."""
+        told = [each for pods in list(self.told.resolved.values()) for each in list(pods.values())]
+        return {"domain_names": len(self.compiler.domains), "told_addresses": sum(map(len, told)),
+                "dns_answers": self.answers}
+
+    def close(self) -> None:
+        """End the forwarder: queries go to the resolver directly. What pods were told stays in the kernel."""
+        self._stop()
+        self.poll.close()
+
+    # -- the policies --------------------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Follow the policies and pods."""
+        self._domains.clear()
+        self._forget_pods()
+        if bool(self.compiler.domains) != bool(self.process):
+            self._start() if self.compiler.domains else self._stop()
+        self.compiler.put_forwarders(port for each in self.listeners for port in each.ports.values())
+        self.engine.commit()
+        self._wanted = self._queries() if self.process else {}
+        if self.redirect.written is not None:
+            self.redirect.write(self._wanted, self.engine.rules.flags)
+
+    def _start(self) -> None:
+        resolvers = read_resolvers(self.servers)
+        if why := NEEDS if find_spec("dns") is None else "" if resolvers else NO_RESOLVER:
+            self._tell(why)
+            return
+        with ExitStack() as opened:
+            self.listeners = [opened.enter_context(closing(Listener(each))) for each in resolvers]
+            self.process = opened.enter_context(closing(Process(self.listeners)))
+            self.poll.register(self.process.fileno(), select.EPOLLIN)
+            self._opened = opened.pop_all()
+        self.due = 0.0
+
+    def _stop(self) -> None:
+        if self.process:
+            self.redirect.remove()
+        self._opened.close()
+        self.process, self.listeners, self.due, self._held = None, [], FOREVER, []
+        self._tell("")
+
+    def _queries(self) -> dict[Query, int]:
+        """The queries to redirect, with the ports: of pods with names in their policies, to resolvers that these
+        policies allow. Another query goes its way, and the rules for packets decide."""
+        own, state = node_addresses(), self.compiler.state
+        pods = [pod for version in VERSIONS.values() for pod in state.elements[f"{OUT}{version}"]
+                if self._domains_of(pod)]
+        found = {}
+        for each in self.listeners:
+            allows = interpret.allows_to_node if each.resolver in own else interpret.allows
+            found.update({(pod, each.resolver, protocol): port for pod in pods for protocol, port in each.ports.items()
+                          if len(pod) == len(each.resolver)
+                          and allows(state, Connection(pod, each.resolver, protocol, DNS_PORT))})
+        return found
+
+    def _domains_of(self, pod: bytes) -> list[tuple[str, Domain]]:
+        """(set, domain) of the names that the policies of a pod's address have."""
+        state = self.compiler.state
+        chain = state.elements[f"{OUT}{VERSIONS[len(pod)]}"].get(pod)
+        if chain is None:
+            return []
+        if chain not in self._domains:
+            names = {line.domain for jump in state.chains[chain].jumps for line in state.chains[jump].lines} - {""}
+            self._domains[chain] = [(name, self.compiler.domains[name]) for name in sorted(names)]
+        return self._domains[chain]
+
+    def _forget_pods(self) -> None:
+        """Another pod may have the address of a pod that was told something."""
+        resolved, now = self.told.resolved, monotonic()
+        for name in resolved.keys() - self.compiler.domains.keys():
+            del resolved[name]
+        owners = {pod: self.compiler.pods_with(pod) for pods in resolved.values() for pod in pods}
+        gone = {pod for pod, keys in owners.items() if not keys & self._owners.get(pod, keys)}
+        self.told.forget_pods(gone.__contains__, now)
+        self._owners = {pod: keys for pod, keys in owners.items() if pod not in gone}
+        added, removed = self.told.take()
+        if removed:
+            elements.change(self.engine.rules.sock, added, removed)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def attend(self) -> None:
+        """Write what pods are told, let the answers go, and renew the redirection while the forwarder works. Raises
+        OSError: then the caller loads the table, with what pods were told."""
+        if not self.process:
+            return
+        for answer in self.process.attend():
+            self._take(answer)
+            self._held.append(answer.number)
+        self.due = self.process.due
+        added, removed = self.told.take()
+        if added or removed:
+            elements.change(self.engine.rules.sock, added, removed)
+        if self._held:
+            self.process.let(self._held)
+            self._held = []
+        self._redirect(self.process)
+        if self.process.why or self.process.works:
+            self._tell(self.process.why)
+
+    def _take(self, answer: Answer) -> None:
+        self.answers += 1
+        now = monotonic()
+        for pod in self.compiler.addresses_of(answer.pod):
+            told = {each: ttl for each, ttl in answer.addresses.items() if len(each) == len(pod)}
+            for name, domain in self._domains_of(pod) if told else ():
+                if name.startswith(f"d{VERSIONS[len(pod)]}") and domain.matches(answer.name):
+                    self.told.put(name, pod, told, now)
+                    self._owners.setdefault(pod, self.compiler.pods_with(pod))
+
+    def _redirect(self, process: Process) -> None:
+        """Renew the redirection, or end it if the forwarder is gone. If the forwarder hangs, the kernel ends it."""
+        now = monotonic()
+        if process.channel is None and self.redirect.written is not None:
+            self.redirect.remove()
+        if not process.works or now < self._renewed + BEAT_S / 2:
+            return
+        self._renewed = now
+        resolvers = [each.resolver for each in self.listeners]
+        ports = [port for each in self.listeners for port in each.ports.values()]
+        for again in (True, False):
+            try:
+                self.redirect.write(self._wanted, self.engine.rules.flags)
+                self.redirect.renew(resolvers, ports)
+                break
+            except NetlinkError:                # another program has changed the table, for instance
+                self.redirect.written = None
+                if not again:
+                    raise
+
+    def _tell(self, why: str) -> None:
+        """Log why names cannot be resolved, once."""
+        if why != self._why:
+            self._why = why
+            if why:
+                self.log.error("domain_names_closed", error=why, effect="pods reach no new address of a domain name")
+            else:
+                self.log.info("domain_names_open")

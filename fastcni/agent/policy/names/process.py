@@ -1,0 +1,158 @@
+"""Start the forwarder's process, and hold the sockets at which pods' queries come: they stay if that process ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy.names.channel import BEAT, read_answers, write_numbers
+from fastcni.spec import address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fastcni.agent.policy.names.channel import Told
+
+FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
+IPPROTO_TCP, IPPROTO_UDP = 6, 17
+BEAT_S, ANSWER_S = 0.5, 1.0     # between two beats; how old the last answer to one may be
+START_S, LOST_S = 10.0, 5.0     # until the process answers, on a busy node; until it is ended and started again
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 30.0
+MAX_MESSAGE_BYTES = 1 << 18
+BACKLOG = 128
+MAIN = ("import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.names.forwarder import serve; "
+        "serve({channel}, {listeners!r})")
+
+
+class Listener:
+    """Where queries to one resolver come: a UDP and a TCP socket. Raises OSError."""
+
+    def __init__(self, resolver: bytes) -> None:
+        self.resolver, family = resolver, FAMILIES[len(resolver)]
+        with ExitStack() as opened:
+            self.sockets = {number: opened.enter_context(socket.socket(family, kind))
+                            for number, kind in ((IPPROTO_UDP, socket.SOCK_DGRAM), (IPPROTO_TCP, socket.SOCK_STREAM))}
+            for each in self.sockets.values():
+                if family == socket.AF_INET6:
+                    each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                each.bind(("", 0))
+            self.sockets[IPPROTO_TCP].listen(BACKLOG)
+            self._opened = opened.pop_all()
+        self.ports: dict[int, int] = {number: each.getsockname()[1] for number, each in self.sockets.items()}
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+class Process:
+    """The forwarder. One thread, in the node's namespace, calls all methods.
+
+    why: why the forwarder does not work at present, "" if it works or is being started. due: when to call attend()
+    without an event, monotonic.
+    """
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self.listeners, self.why, self.poll = listeners, "", select.epoll()
+        self.channel: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pause, self._answered, self._until = FIRST_PAUSE_S, 0.0, 0.0
+        self.due = 0.0
+
+    @property
+    def works(self) -> bool:
+        """Whether it has answered just now."""
+        return self.channel is not None and monotonic() < self._answered + ANSWER_S
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for attend()."""
+        return self.poll.fileno()
+
+    def close(self) -> None:
+        """End the process."""
+        self._end()
+        self.poll.close()
+
+    def _end(self) -> None:
+        if self.channel:
+            self.channel.close()
+            self.channel = None
+        if self._process:
+            os.killpg(self._process.pid, signal.SIGKILL)        # the process exists until wait(), even if it has ended
+            self._process.wait()
+            self._process = None
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self.channel = ours
+        self.poll.register(ours, select.EPOLLIN)
+        with theirs:
+            sockets = [[each.fileno() for each in it.sockets.values()] for it in self.listeners]
+            listeners = [(*fds, address.ip_text(it.resolver)) for fds, it in zip(sockets, self.listeners, strict=True)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", MAIN.format(path=sys.path, channel=theirs.fileno(), listeners=listeners)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+                pass_fds=[theirs.fileno(), *(fd for fds in sockets for fd in fds)])
+        self._answered, self._until = 0.0, monotonic() + START_S
+
+    def _lose(self, why: str) -> None:
+        """Start the process again, after a pause."""
+        self._end()
+        self.why = f"the process that forwards DNS queries {why}; it is started again"
+        self.due = monotonic() + self._pause
+        self._pause = min(2 * self._pause, MAX_PAUSE_S)
+
+    def attend(self) -> list[Told]:
+        """Start the process if it is time, see whether it answers, and return the answers that wait."""
+        now = monotonic()
+        if self.channel is None and now >= self.due:
+            try:
+                self._start()
+            except OSError as e:
+                self._lose(f"cannot be started: {e.strerror or e}")
+        found = self._receive()
+        if self.channel and now >= self._until:
+            self._lose("does not answer")
+        if self.channel and now >= self.due:
+            self.due = now + BEAT_S
+            self._send(BEAT)
+        return found
+
+    def _receive(self) -> list[Told]:
+        found: list[Told] = []
+        while self.channel:
+            try:
+                data = self.channel.recv(MAX_MESSAGE_BYTES)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                data = b""
+            if not data:
+                self._lose("has ended")
+            elif data == BEAT:
+                self._answered = monotonic()
+                self._until = self._answered + LOST_S
+                self.why, self._pause = "", FIRST_PAUSE_S
+            else:
+                found += read_answers(data)
+        return found
+
+    def let(self, numbers: Iterable[int]) -> None:
+        """Let these answers go to the pods."""
+        self._send(write_numbers(numbers))
+
+    def _send(self, data: bytes) -> None:
+        if self.channel:
+            try:
+                self.channel.send(data)
+            except BlockingIOError:             # the process hangs: attend() sees that
+                return
+            except ConnectionError:
+                self._lose("has ended")

@@ -1,0 +1,125 @@
+"""The nftables table that leads DNS queries of pods to the forwarder. `nft list table inet fastcni-names` prints
+
+    chain queries {
+        type nat hook prerouting priority dstnat - 1; policy accept;
+        th dport 53 ip daddr @resolvers4 redirect to ip saddr . ip daddr . meta l4proto map @queries4       (and ip6)
+    }
+    chain direct {
+        type filter hook input priority filter; policy accept;
+        ct status & dnat == 0 th dport @forwarders drop
+    }
+
+queries4 has pod . resolver . protocol for each pod that has a policy with names, if the policies let the pod send
+queries to this resolver; the value is the forwarder's port. The redirection holds while resolvers4 has the resolver.
+Its elements live 2 s, and the agent renews them while the forwarder works. If the agent dies or hangs, queries go to
+the resolver directly.
+
+These rules come before those that translate the address of a Service. `direct` keeps other hosts, and pods without the
+right to ask the resolver, from the forwarder's ports.
+"""
+
+from __future__ import annotations
+
+from errno import ENOENT
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import Batch
+from fastcni.agent.policy.rules import SET_ID, ends
+from fastcni.agent.policy.ruleset import COMMENT, FAMILY, NAMES, Transaction, parts
+from fastcni.agent.policy.state import FORWARDERS, VERSIONS
+from fastcni.kernel import nft, nft_elements, nft_rules, wire
+from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, concat, protocol, service
+from fastcni.kernel.nft_rules import DADDRS, NFT_META_L4PROTO, NFT_REG32_00, SADDRS, TH_DPORT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from fastcni.kernel.nft_rules import Expression
+    from fastcni.kernel.wire import Socket
+
+    Query = tuple[bytes, bytes, int]            # pod's address, resolver's address, IPPROTO_*
+
+DNS_PORT = 53
+LIVE_MS = 2000                  # of the elements that the agent renews
+QUERIES_CHAIN, DIRECT_CHAIN = "queries", "direct"
+
+
+class Redirect:
+    """sock: that of the Ruleset, to which the table belongs. flags: of the table. The caller writes again after any
+    OSError."""
+
+    def __init__(self, sock: Socket) -> None:
+        self.sock = sock
+        self.written: dict[Query, int] | None = None            # None: the table has to be made
+
+    def write(self, wanted: Mapping[Query, int], flags: int) -> None:
+        """Redirect these queries, {query: port}, once renew() was called. flags: of the table. Raises OSError."""
+        if wanted == self.written:
+            return
+        requests, written = Transaction(), self.written or {}
+        if self.written is None:
+            set_up(requests, flags)
+        self.written = None
+        gone = [query for query, port in written.items() if wanted.get(query) != port]
+        new = [(query, port) for query, port in wanted.items() if written.get(query) != port]
+        for length, version in VERSIONS.items():
+            for keys in parts(concat(*query[:2], protocol(query[2])) for query in gone if len(query[0]) == length):
+                requests.add(nft_elements.del_elements, FAMILY, NAMES, f"queries{version}", keys)
+            for items in parts((concat(*query[:2], protocol(query[2])), service(port))
+                               for query, port in new if len(query[0]) == length):
+                requests.add(nft_elements.add_elements, FAMILY, NAMES, f"queries{version}", items)
+        requests.commit(self.sock)
+        self.written = dict(wanted)
+
+    def renew(self, resolvers: Collection[bytes], ports: Collection[int]) -> None:
+        """Let the redirections count for LIVE_MS from now. Raises OSError."""
+        requests = Transaction()
+        for name, keys in (*((f"resolvers{version}", [packed for packed in resolvers if len(packed) == length])
+                             for length, version in VERSIONS.items()), (FORWARDERS, list(map(service, ports)))):
+            for some in parts(keys):            # see elements.change()
+                requests.add(nft_elements.add_timed, FAMILY, NAMES, name, timed(some))
+                requests.add(nft_elements.del_elements, FAMILY, NAMES, name, some)
+                requests.add(nft_elements.add_timed, FAMILY, NAMES, name, timed(some))
+        requests.commit(self.sock)
+
+    def remove(self) -> None:
+        """Let queries go to the resolver directly. Raises OSError."""
+        self.written = None
+        _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, NAMES)))
+        if refused and refused[0].errno != ENOENT:
+            raise refused[0]
+
+
+def timed(keys: Collection[bytes]) -> list[tuple[bytes, int]]:
+    return [(key, LIVE_MS) for key in keys]
+
+
+def set_up(requests: Transaction, flags: int) -> None:
+    """Make the table, in place of one that may exist."""
+    requests.add(nft.add_table, FAMILY, NAMES, COMMENT)
+    requests.add(nft.del_table, FAMILY, NAMES)
+    requests.add(nft.add_table, FAMILY, NAMES, COMMENT, flags)
+    requests.add(nft_elements.add_set, FAMILY, NAMES, FORWARDERS, (TYPE_INET_SERVICE,), set_id=SET_ID, timed=True)
+    for length, version in VERSIONS.items():
+        address = ADDRESS_TYPES[length]
+        requests.add(nft_elements.add_set, FAMILY, NAMES, f"resolvers{version}", (address,), set_id=SET_ID, timed=True)
+        requests.add(nft_elements.add_set, FAMILY, NAMES, f"queries{version}", (address, address, TYPE_INET_PROTOCOL),
+                     values=(TYPE_INET_SERVICE,), set_id=SET_ID)
+    requests.add(nft.add_base_chain, FAMILY, NAMES, QUERIES_CHAIN, kind="nat", hook=nft.NF_INET_PRE_ROUTING,
+                 priority=nft.NF_IP_PRI_NAT_DST - 1)
+    requests.add(nft.add_base_chain, FAMILY, NAMES, DIRECT_CHAIN, kind="filter", hook=nft.NF_INET_LOCAL_IN,
+                 priority=nft.NF_IP_PRI_FILTER)
+    for chain, rule in rules():
+        requests.add(nft_rules.add_rule, FAMILY, NAMES, chain, *rule)
+
+
+def rules() -> Iterator[tuple[str, tuple[Expression, ...]]]:
+    """(chain, rule) of the table."""
+    for length, version in VERSIONS.items():
+        yield QUERIES_CHAIN, (
+            nft_rules.payload(TH_DPORT), nft_rules.compare(service(DNS_PORT)), *nft_rules.daddr(length),
+            nft_rules.in_set(f"resolvers{version}", SET_ID), *ends(length, SADDRS[length], DADDRS[length]),
+            nft_rules.meta(NFT_META_L4PROTO, NFT_REG32_00 + length // 2),
+            nft_rules.value_of(f"queries{version}", SET_ID), nft_rules.redirect())
+    yield DIRECT_CHAIN, (*nft_rules.destination_not_translated(), nft_rules.payload(TH_DPORT),
+                         nft_rules.in_set(FORWARDERS, SET_ID), nft_rules.drop())

@@ -1,0 +1,68 @@
+"""Which addresses of domain names each pod was told, and for how long: State.resolved, kept within bounds.
+
+    told = Told(state)
+    change = told.put("d4-...", pod, {address: 300}, now)       # to be written by elements.py
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from fastcni.agent.policy.state import State
+
+    Elements = dict[str, list[tuple[bytes, int]]]               # by set: (pair, milliseconds)
+
+MAX_ADDRESSES = 100             # of one entry of domainNames, for one pod
+MIN_TTL_S, MAX_TTL_S = 60.0, 7 * 24 * 3600.0            # the longest that a resolver keeps: RFC 8767, section 4
+SLACK_S = 5.0                   # an element lives so much longer: answers with one TTL prolong it once in this time
+
+
+class Told:
+    """added, removed: elements to write since take()."""
+
+    def __init__(self, state: State) -> None:
+        self.resolved = state.resolved
+        self.added: Elements = {}
+        self.removed: Elements = {}
+
+    def put(self, name: str, pod: bytes, addresses: Mapping[bytes, int], now: float) -> None:
+        """Record that a pod was told these addresses, {address: TTL in seconds}. name: of the set. now: monotonic.
+
+        If the pod has more than MAX_ADDRESSES, those leave whose elements end first, of earlier answers.
+        """
+        told = self.resolved.setdefault(name, {}).setdefault(pod, {})
+        for address, ttl in addresses.items():
+            seconds = min(max(float(ttl), MIN_TTL_S), MAX_TTL_S)
+            if told.get(address, 0.0) < now + seconds:
+                told[address] = now + seconds + SLACK_S
+                self.added.setdefault(name, []).append((pod + address, round((seconds + SLACK_S) * 1000)))
+        for address in sorted(told, key=lambda each: (each in addresses, told[each]))[:-MAX_ADDRESSES]:
+            self._forget(name, pod, address, told.pop(address), now)
+
+    def forget_pods(self, gone: Callable[[bytes], bool], now: float) -> None:
+        """Forget what pods were told whose addresses are gone: another pod may get such an address."""
+        for name, pods in self.resolved.items():
+            for pod in [pod for pod in pods if gone(pod)]:
+                for address, until in pods.pop(pod).items():
+                    self._forget(name, pod, address, until, now)
+
+    def _forget(self, name: str, pod: bytes, address: bytes, until: float, now: float) -> None:
+        self.added[name] = [each for each in self.added.get(name, ()) if each[0] != pod + address]
+        if until > now:
+            self.removed.setdefault(name, []).append((pod + address, 1000))
+
+    def take(self) -> tuple[Elements, Elements]:
+        """(added, removed) since the last call."""
+        found = {name: each for name, each in self.added.items() if each}, self.removed
+        self.added, self.removed = {}, {}
+        return found
+
+
+def elements_left(state: State, now: float) -> Iterator[tuple[str, list[tuple[bytes, int]]]]:
+    """Yield (set, [(pair, milliseconds that are left)]) of what pods were told. now: monotonic."""
+    for name in state.resolved.keys() & state.sets.keys():
+        yield name, [(pod + address, round((until - now) * 1000)) for pod, told in state.resolved[name].items()
+                     for address, until in told.items() if until > now + 0.001]
