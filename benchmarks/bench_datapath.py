@@ -1,6 +1,7 @@
 """What a packet between two pods costs: by the datapath ebpf, by the host's stack, and by links of other kinds.
 
     .venv/bin/python benchmarks/bench_datapath.py               # as root; some two minutes
+    .venv/bin/python benchmarks/bench_datapath.py --part add    # what the datapath adds to ADD and DEL of ptp
 
 One thread sends and receives on one CPU, and its CPU time counts: the kernel handles each packet within the sender's
 call. The variants take turns, and each figure is a median. The node tracks connections, as every node with ipMasq or
@@ -10,11 +11,13 @@ services does. The policies select other pods, so they restrict no flow that is 
 """
 
 import argparse
+import json
 import os
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import policy_packets
@@ -25,12 +28,14 @@ from policy_packets import Connections, Pods, inside, new_netns
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_policy
+from fastcni.handle import handle
 from fastcni.kernel import sysctl, wire
 from fastcni.kernel.bpf import objects
 from fastcni.kernel.bpf.redirect_programs import PROGRAMS
 from fastcni.kit.datapath import filters, pins
 from fastcni.kit.datapath.maps import mapped, pod_value
 from fastcni.kit.links import find
+from fastcni.runtime.mode import SharedMode
 from fastcni.spec.address import read_ip
 
 BARE, MACVLAN = ("10.3.0.1", "10.3.0.2"), ("10.4.0.1", "10.4.0.2")
@@ -179,9 +184,38 @@ def measure(table, rounds, counts):
                     table.add(f"{count} policies, {case}, {name}", f"{us:.2f} us, {us / bare:.2f}x")
 
 
+def added(table, rounds, folder):
+    """Add rows: ms of ADD and DEL of ptp with and without the datapath, in turn, warm in one process. One pod of the
+    datapath is there: without it the kernel switches the hooks of tc on and off in each round, for 0.1 ms."""
+    pods, mode, found = [new_netns() for _ in range(2)], SharedMode(), {}
+
+    def call(command, pod, ebpf):
+        conf = {"cniVersion": "1.0.0", "name": f"net-{ebpf}", "type": "ptp", "datapath": ebpf,
+                "ipam": {"type": "host-local", "dataDir": folder, "subnet": "10.9.0.0/16"}}
+        env = {"CNI_COMMAND": command, "CNI_CONTAINERID": f"pod{pod}", "CNI_NETNS": f"/proc/self/fd/{pod}",
+               "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}
+        data, began = json.dumps(conf).encode(), time.perf_counter()
+        reply = handle("ptp", env, data, mode)
+        found.setdefault((command, ebpf), []).append((time.perf_counter() - began) * 1e3)
+        if reply.status or reply.stderr:
+            raise SystemExit(f"{command}: {reply.stdout!r} {reply.stderr!r}")
+
+    call("ADD", pods[1], "ebpf")
+    for number in range(rounds):
+        for ebpf in sorted(("", "ebpf"), reverse=bool(number % 2)):
+            for command in ("ADD", "DEL"):
+                call(command, pods[0], ebpf)
+    call("DEL", pods[1], "ebpf")
+    mode.close()
+    for command in ("ADD", "DEL"):
+        without, with_it = (statistics.median(found[command, ebpf]) for ebpf in ("", "ebpf"))
+        table.add(f"{command} of ptp, with ebpf", f"{with_it:.3f} ms, {with_it - without:+.3f} ms")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--part", choices=("packets", "add"), default="packets")
+    parser.add_argument("--rounds", type=int, default=0, help="default: 15; 150 of the part add")
     parser.add_argument("--policies", type=int, action="append", metavar="N", help="default: 0, 1 and 500")
     parser.add_argument("--inside", action="store_true", help="do not make namespaces, but use those of the process")
     options = parser.parse_args()
@@ -191,16 +225,22 @@ def main():
         os.execvp("unshare", ["unshare", "--net", "--mount", sys.executable, *sys.argv, "--inside"])
     subprocess.run(["mount", "-t", "bpf", "bpf", pins.ROOT], check=True)
     table = Table()
-    measure(table, options.rounds, options.policies or (0, 1, 500))
+    if options.part == "add":
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            added(table, options.rounds or 150, folder)
+    else:
+        measure(table, options.rounds or 15, options.policies or (0, 1, 500))
     print(table)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 @pytest.mark.skipif(not PROGRAMS, reason="fastcni was built without clang: there is no datapath")
-def test_the_benchmark_runs():
-    command = [sys.executable, __file__, "--rounds", "1", "--policies", "0", "--policies", "1"]
+@pytest.mark.parametrize(("options", "row"), [(("--policies", "0", "--policies", "1"), "ptp with ebpf"),
+                                              (("--part", "add"), "DEL of ptp, with ebpf")], ids=["packets", "add"])
+def test_the_benchmark_runs(options, row):
+    command = [sys.executable, __file__, "--rounds", "1", *options]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    assert "ptp with ebpf" in done.stdout, done.stdout + done.stderr
+    assert row in done.stdout, done.stdout + done.stderr
 
 
 if __name__ == "__main__":

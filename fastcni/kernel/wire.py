@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posix
-from _socket import AF_NETLINK, SOCK_CLOEXEC, SOCK_RAW, if_nametoindex, socket
+from _socket import AF_NETLINK, SOCK_CLOEXEC, SOCK_RAW, if_indextoname, if_nametoindex, socket
 from errno import EINTR, ENOBUFS, ENOENT, ETIMEDOUT
 from time import perf_counter_ns
 
@@ -148,6 +148,15 @@ def index_of(name: str, sock: Socket | None = None) -> int:
         return if_nametoindex(name)
     except OSError:
         return 0
+
+
+def has_link(index: int) -> bool:
+    """Return whether the calling thread's namespace has a link of this index, without a wait for the RTNL lock as in
+    index_of()."""
+    try:
+        return bool(if_indextoname(index))
+    except OSError:
+        return False
 
 
 def exchange(sock: Socket, batch: Batch) -> Replies:

@@ -84,8 +84,8 @@ def leave(sock: Socket, host: Link, result: dict[str, Any]) -> None:
 
 
 def forget(sock: Socket, addresses: list[bytes]) -> None:
-    """Delete the addresses of a pod whose link was deleted; without addresses all whose links do not exist. Raises
-    OSError."""
+    """Delete the addresses of a pod whose link was deleted; without addresses all whose links do not exist. sock: of
+    the calling thread's namespace. Raises OSError."""
     if not addresses:
         sweep(sock)
         return
@@ -95,7 +95,7 @@ def forget(sock: Socket, addresses: list[bytes]) -> None:
     with opened:
         for packed in addresses:
             value = objects.look_up(opened.pods, mapped(packed), POD_BYTES)
-            if value and find.link(sock, index=u32(value, 0)) is None:      # else another pod has the address now
+            if value and not wire.has_link(u32(value, 0)):      # else another pod has the address now
                 objects.delete(opened.pods, mapped(packed))
 
 
