@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/bench_datapath.py               # as root; some two minutes
     .venv/bin/python benchmarks/bench_datapath.py --part add    # what the datapath adds to ADD and DEL of ptp
+    .venv/bin/python benchmarks/bench_datapath.py --part policy # how soon a policy ends redirected connections
 
 One thread sends and receives on one CPU, and its CPU time counts: the kernel handles each packet within the sender's
 call. The variants take turns, and each figure is a median. The node tracks connections, as every node with ipMasq or
@@ -11,7 +12,9 @@ services does. The policies select other pods, so they restrict no flow that is 
 """
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import os
 import socket
 import statistics
@@ -19,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 
 import policy_packets
 import pytest
@@ -34,6 +38,7 @@ from fastcni.kernel.bpf import objects
 from fastcni.kernel.bpf.redirect_programs import PROGRAMS
 from fastcni.kit.datapath import filters, pins
 from fastcni.kit.datapath.maps import mapped, pod_value
+from fastcni.kit.datapath.redirect import flows
 from fastcni.kit.links import find
 from fastcni.runtime.mode import SharedMode
 from fastcni.spec.address import read_ip
@@ -212,9 +217,68 @@ def added(table, rounds, folder):
         table.add(f"{command} of ptp, with ebpf", f"{with_it:.3f} ms, {with_it - without:+.3f} ms")
 
 
+def send_all(connections, last):
+    """Send bytes over open connections in turn, for ever. last: a shared value, when a byte last arrived."""
+    while True:
+        for client, server in connections:
+            with contextlib.suppress(BlockingIOError):
+                client.send(b"x")
+                server.recv(100)
+                last.value = time.perf_counter()
+
+
+def ended(table, rounds, count=100):
+    """Add a row: ms from the policy until no byte arrives any more over redirected connections that it forbids."""
+    pods, found = Pods(), []
+    pair, redirect = policy_packets.PODS["ptp"], Redirect(pods)
+    redirect.on()
+    listener = pods.socket(pair[1], socket.SOCK_STREAM)
+    listener.bind((pair[1], 80))
+    listener.listen(count)
+    engine = Engine(AttachedCompiler())
+    engine.compiler.put_namespace("default", {})
+    for each in pods.attachments("ptp"):
+        engine.compiler.attach(replace(each, labels={"app": "closed"}))
+    engine.load()
+    for _ in range(rounds):
+        connections = []
+        for _ in range(count):
+            client = pods.socket(pair[0], socket.SOCK_STREAM)
+            client.connect((pair[1], 80))
+            connections.append((client, listener.accept()[0]))
+            for each in connections[-1]:
+                each.setblocking(False)
+        last = multiprocessing.Value("d")
+        traffic = multiprocessing.get_context("fork").Process(target=send_all, args=(connections, last), daemon=True)
+        traffic.start()                 # a process, because a thread would share Python's lock with the agent's part
+        time.sleep(0.2)
+        with pins.open_maps(redirect.sock) as opened:
+            known = sum(flow.ports[1] == 80 and flow.packets[0] > 0 for flow in flows(opened))
+        if known != count:
+            raise SystemExit(f"{known} of {count} connections are redirected")
+        began = time.perf_counter()
+        engine.compiler.put_policy(read_policy({"metadata": {"name": "closed"}, "spec": {
+            "podSelector": {"matchLabels": {"app": "closed"}}, "policyTypes": ["Ingress"], "ingress": []}}))
+        engine.commit()
+        engine.begin_cut()
+        engine.end_cut()
+        time.sleep(0.5)
+        traffic.kill()
+        traffic.join()
+        found.append((last.value - began) * 1e3)
+        for each in (each for pair in connections for each in pair):
+            each.close()
+        engine.compiler.delete_policy("default/closed")
+        engine.commit()
+    engine.rules.remove()
+    engine.close()
+    table.add(f"{count} redirected connections end after a policy", f"{statistics.median(found):.1f} ms, "
+              f"{max(found):.1f} at most", "100 ms", max(found) <= 100)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("packets", "add"), default="packets")
+    parser.add_argument("--part", choices=("packets", "add", "policy"), default="packets")
     parser.add_argument("--rounds", type=int, default=0, help="default: 15; 150 of the part add")
     parser.add_argument("--policies", type=int, action="append", metavar="N", help="default: 0, 1 and 500")
     parser.add_argument("--inside", action="store_true", help="do not make namespaces, but use those of the process")
@@ -228,6 +292,8 @@ def main():
     if options.part == "add":
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             added(table, options.rounds or 150, folder)
+    elif options.part == "policy":
+        ended(table, options.rounds or 15)
     else:
         measure(table, options.rounds or 15, options.policies or (0, 1, 500))
     print(table)
@@ -236,7 +302,9 @@ def main():
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 @pytest.mark.skipif(not PROGRAMS, reason="fastcni was built without clang: there is no datapath")
 @pytest.mark.parametrize(("options", "row"), [(("--policies", "0", "--policies", "1"), "ptp with ebpf"),
-                                              (("--part", "add"), "DEL of ptp, with ebpf")], ids=["packets", "add"])
+                                              (("--part", "add"), "DEL of ptp, with ebpf"),
+                                              (("--part", "policy"), "redirected connections end")],
+                         ids=["packets", "add", "policy"])
 def test_the_benchmark_runs(options, row):
     command = [sys.executable, __file__, "--rounds", "1", *options]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)

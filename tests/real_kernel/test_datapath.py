@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -444,3 +445,39 @@ def test_bpffs_is_mounted_where_it_is_missing_and_said_once():
     script = f"umount -q /sys/fs/bpf; exec {sys.executable} -c '{MOUNT}'"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["['from_pod', 'to_pod'] ['mounted bpffs at /sys/fs/bpf']"] * 2, done.stderr
+
+
+CHURNED = int(os.environ.get("FASTCNI_CHURNED", "12"))
+
+
+def test_churn_and_new_programs_lose_no_packet_of_a_flow_and_leave_nothing(datapath_pods, node, datapath_conf, pod):
+    """FASTCNI_CHURNED=2000 adds and deletes as many pods. The programs are replaced three times while datagrams go
+    both ways."""
+    def churn():
+        for number in range(CHURNED):
+            node.add(datapath_conf, pod)
+            if number % (CHURNED // 3) == 0:
+                with contextlib.closing(wire.open_socket()) as sock:
+                    for name in filters.PARENTS:
+                        os.rename(f"{pins.folder(sock)}/{name}-{DIGEST}", f"{pins.folder(sock)}/{name}-former")
+                    assert own.load(sock, pytest.fail) == 3
+            node.delete(datapath_conf, pod)
+
+    with Udp(*datapath_pods, "10.22.0.3", 5005) as udp, Tcp(*datapath_pods, "fd00:22::3") as tcp:
+        udp.there_and_back()
+        tcp.there_and_back()
+        before, kept = forwarded(), pods_in_map()
+        with ThreadPoolExecutor(1) as pool:
+            churning, sent = pool.submit(churn), 0
+            while not churning.done() or sent < 100:
+                udp.there_and_back()            # fails if a datagram does not arrive
+                tcp.there_and_back()
+                sent += 2
+            churning.result()
+        assert pods_in_map() == kept
+        assert forwarded() - before < sent      # of UDP one packet in 10 s, of each direction
+    for each in datapath_pods:
+        node.delete(datapath_conf, each)
+    with contextlib.closing(wire.open_socket()) as sock:
+        redirect.sweep(sock)
+        assert pods_in_map() == {} and kernel_flows() == [] and not filters.linked(sock)
