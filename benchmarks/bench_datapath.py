@@ -228,10 +228,10 @@ def send_all(connections, last):
 
 
 def ended(table, rounds, count=100):
-    """Add a row: ms from the policy until no byte arrives any more over redirected connections that it forbids."""
-    pods, found = Pods(), []
+    """Add rows: ms from the policy until no byte arrives any more over connections that it forbids, with the datapath
+    and without, in turn."""
+    pods, found = Pods(), {}
     pair, redirect = policy_packets.PODS["ptp"], Redirect(pods)
-    redirect.on()
     listener = pods.socket(pair[1], socket.SOCK_STREAM)
     listener.bind((pair[1], 80))
     listener.listen(count)
@@ -240,7 +240,9 @@ def ended(table, rounds, count=100):
     for each in pods.attachments("ptp"):
         engine.compiler.attach(replace(each, labels={"app": "closed"}))
     engine.load()
-    for _ in range(rounds):
+    for number in range(2 * rounds):
+        if ebpf := bool(number % 2):
+            redirect.on()
         connections = []
         for _ in range(count):
             client = pods.socket(pair[0], socket.SOCK_STREAM)
@@ -248,32 +250,42 @@ def ended(table, rounds, count=100):
             connections.append((client, listener.accept()[0]))
             for each in connections[-1]:
                 each.setblocking(False)
-        last = multiprocessing.Value("d")
-        traffic = multiprocessing.get_context("fork").Process(target=send_all, args=(connections, last), daemon=True)
-        traffic.start()                 # a process, because a thread would share Python's lock with the agent's part
-        time.sleep(0.2)
-        with pins.open_maps(redirect.sock) as opened:
-            known = sum(flow.ports[1] == 80 and flow.packets[0] > 0 for flow in flows(opened))
-        if known != count:
-            raise SystemExit(f"{known} of {count} connections are redirected")
-        began = time.perf_counter()
-        engine.compiler.put_policy(read_policy({"metadata": {"name": "closed"}, "spec": {
-            "podSelector": {"matchLabels": {"app": "closed"}}, "policyTypes": ["Ingress"], "ingress": []}}))
-        engine.commit()
-        engine.begin_cut()
-        engine.end_cut()
-        time.sleep(0.5)
-        traffic.kill()
-        traffic.join()
-        found.append((last.value - began) * 1e3)
+        found.setdefault(ebpf, []).append(ended_ms(engine, connections, redirect if ebpf else None))
         for each in (each for pair in connections for each in pair):
             each.close()
-        engine.compiler.delete_policy("default/closed")
-        engine.commit()
+        if ebpf:
+            redirect.off()
     engine.rules.remove()
     engine.close()
-    table.add(f"{count} redirected connections end after a policy", f"{statistics.median(found):.1f} ms, "
-              f"{max(found):.1f} at most", "100 ms", max(found) <= 100)
+    for ebpf, what in ((True, "redirected"), (False, "other")):
+        table.add(f"{count} {what} connections end after a policy", f"{statistics.median(found[ebpf]):.0f} ms, "
+                  f"{max(found[ebpf]):.0f} at most", "100 ms" if ebpf else "",
+                  statistics.median(found[True]) <= 100 if ebpf else None)
+
+
+def ended_ms(engine, connections, redirect):
+    """Let bytes go over all connections, add a policy that forbids them, and remove it."""
+    last = multiprocessing.Value("d")
+    traffic = multiprocessing.get_context("fork").Process(target=send_all, args=(connections, last), daemon=True)
+    traffic.start()                 # a process, because a thread would share Python's lock with the agent's part
+    time.sleep(0.2)
+    if redirect:
+        with pins.open_maps(redirect.sock) as opened:
+            known = sum(flow.ports[1] == 80 and flow.packets[0] > 0 for flow in flows(opened))
+        if known < len(connections):
+            raise SystemExit(f"{known} of {len(connections)} connections are redirected")
+    began = time.perf_counter()
+    engine.compiler.put_policy(read_policy({"metadata": {"name": "closed"}, "spec": {
+        "podSelector": {"matchLabels": {"app": "closed"}}, "policyTypes": ["Ingress"], "ingress": []}}))
+    engine.commit()
+    engine.begin_cut()
+    engine.end_cut()
+    time.sleep(0.5)
+    traffic.kill()
+    traffic.join()
+    engine.compiler.delete_policy("default/closed")
+    engine.commit()
+    return (last.value - began) * 1e3
 
 
 def main():

@@ -39,6 +39,11 @@ def forwarded():
     return next(item["rule"]["expr"][0]["counter"]["packets"] for item in found if "rule" in item)
 
 
+def host_end():
+    """The name of the second pod's host end, by the route to its address."""
+    return run("ip", "-o", "route", "get", "10.22.0.3").split(" dev ")[1].split()[0]
+
+
 @contextlib.contextmanager
 def opened_maps():
     """The maps of the test's namespace, None if there are none."""
