@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from fastcni.agent.run import Agent
 
 EVENTS = ("agent_failed", "bridge_filter_off", "bridge_filter_restored", "conflist_kept", "datapath_unseen",
-          "domain_names_closed", "entry_refused", "link_failed", "masquerade_refused", "masquerade_restored",
+          "domain_names_closed", "egress_claims_away", "egress_lost", "egress_refused", "egress_restored",
+          "entry_refused", "link_failed", "masquerade_refused", "masquerade_restored",
           "network_repaired", "node_skipped", "pod_record_damaged", "pod_record_missing", "policies_gone",
           "policies_kept", "policies_not_kept", "policies_refused", "policies_restored", "policy_unreadable",
           "record_restored", "record_unreadable", "registry_away", "subnet_changed", "subnet_lost", "waiting")
@@ -31,6 +32,9 @@ POLICY_GAUGES = {
     "domain_names": "Names of policies' domainNames in force on this node",
     "told_addresses": "Addresses of domain names that pods were told, for each pod",
     "dns_answers": "DNS answers with addresses that the agent has let go",
+    "egress_addresses": "Egress addresses of all documents",
+    "egress_held": "Egress addresses that this node holds",
+    "egress_unheld": "Egress addresses that no node holds: the pods that leave from them are closed",
     "unreadable_documents": "Documents of policies, pods and namespaces that cannot be read; the log has the reason",
 }
 

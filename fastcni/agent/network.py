@@ -31,6 +31,7 @@ class Network:
         self.conf, self.backend, self.me, self.log, self.folder = conf, backend, me, log, folder
         self.written = False
         self.figures = dict.fromkeys(FIGURES, 0)
+        self.others: Collection[Node] = ()                  # those that the kernel has
         self._nodes: Collection[Node] | None = None         # the last list; None: there was none
         self._skipped: dict[str, str] = {}
         with ExitStack() as opened:
@@ -79,7 +80,7 @@ class Network:
         others, left_out = subnets.usable(self.conf, self.me, self._nodes)
         state = self.backend.state(self.me, others)
         self.keeper.set(state)
-        self.written = True
+        self.written, self.others = True, others
         peer_list.write(self.folder, others)
         self._tell_skipped({**left_out, **state.skipped})
         self.figures = {"nodes": len(others), "skipped": len(self._skipped), "routes": len(state.routes)}

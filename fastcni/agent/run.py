@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +28,10 @@ from fastcni.agent.backends import open_backend
 from fastcni.agent.bgp import Bgp
 from fastcni.agent.bgp import Settings as BgpSettings
 from fastcni.agent.contract import ConfigurationError, Node, NoSubnetLeft, State, SubnetLost
+from fastcni.agent.egress import routes
+from fastcni.agent.egress.claims import open_claims
+from fastcni.agent.egress.service import Egress
+from fastcni.agent.egress.table import Table
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.masquerade import Masquerade
 from fastcni.agent.network import FIGURES, Network, text
@@ -89,6 +93,7 @@ class Agent:
         self.fault: BaseException | None = None             # of a thread
         self.bgp = Bgp(options.bgp, log) if options.bgp else None
         self.policies: Policies | None = None
+        self.egress: Egress | None = None
         self.network: Network | None = None
         self.ready = False                                  # pods may be made
 
@@ -99,6 +104,8 @@ class Agent:
         self.announce_now.set()
         self.wakeup.wake()
         self.policies_wakeup.wake()
+        if self.egress:
+            self.egress.wakeup.wake()
 
     def figures(self) -> dict[str, int]:
         """For metrics.py."""
@@ -109,11 +116,14 @@ class Agent:
         """After run(): free what stop() needs."""
         self.wakeup.close()
         self.policies_wakeup.close()
+        if self.egress:
+            self.egress.close()
 
     def run(self) -> None:
         """Run until stop(). Raises OSError for what the kernel refuses at the start."""
         if self.options.policies:
-            self._start(self._serve_policies, self.options.policies)
+            self.egress = Egress(self.log)
+            self._start(self._serve_policies, replace(self.options.policies, egress=self.egress))
         elif self._persist(remove_policies):
             self.log.warning("policies_removed", why="the agent is run without --policies now")
         try:
@@ -139,6 +149,9 @@ class Agent:
         # Requests to the registry and to BGP's engine may take long; the kernel's announcements do not wait for them.
         self._start(self.registry.watch, self._changed, self.stopped.is_set)
         self._start(self._renew_until_stop, conf, me)
+        if self.egress:
+            self._start(self.egress.run, open_claims(self.options.registry, self.options.settings, me.name),
+                        self.stopped)
         if self.bgp:
             self._start(self._announce_until_stop, self.bgp)
         try:
@@ -155,6 +168,7 @@ class Agent:
             mine = self.registry.join(conf, me)
             self.registry.leave(mine)
             rules.remove()
+        remove_egress()
         keeper, masquerade = Keeper(self.log), Masquerade(self.log)
         keeper.set(State())
         masquerade.remove()
@@ -218,6 +232,8 @@ class Agent:
                 network.take(self.nodes.pop())
             if not network.written:
                 network.write()
+                if network.written and self.egress:
+                    self.egress.see(network.conf, network.me, network.others, network.keeper.wanted.routes)
                 if network.written and not network.has_record():
                     self.renew_now.set()                    # it is gone, or another node has its place
             if network.written and not self.ready and self._policies_are_ready():
@@ -323,6 +339,15 @@ def milliseconds(due: float) -> float | None:
 
 
 def remove_policies() -> bool:
-    """Remove the table of policies. Return whether there was one. Raises ConfigurationError, OSError."""
+    """Remove the table of policies, and what egress addresses have. Return whether there was one. Raises
+    ConfigurationError, OSError."""
     with closing(Ruleset()) as rules:
+        remove_egress()
         return rules.remove()
+
+
+def remove_egress() -> None:
+    """Remove the table, rules and routes of egress addresses. Raises OSError."""
+    with closing(Table()) as table:
+        table.remove()
+    routes.remove()

@@ -58,11 +58,12 @@ class NoSuchKind(Away):
 
 class Api:
     """An API server. access: finds out where it is and who we are; asked at the first request, and when the server does
-    not know us any more."""
+    not know us any more. timeout_s: of requests but watches; 0.0: the usual one."""
 
     def __init__(self, access: Callable[[], Access]) -> None:
         self._find, self._lock = access, allocate_lock()
         self._session: tuple[Access, Http] | None = None
+        self.timeout_s = 0.0
         self.revision = 0               # the resourceVersion of the last list or new object, 0 if it is not a number
         self._revision_at = 0.0         # when that answer came
         self.clock_offset = 0.0         # the server's clock less ours, by its last answer
@@ -225,7 +226,7 @@ class Api:
         while True:
             session = self._open()
             answer = session[1].request(method, path, data, headers={"Accept": "application/json"} | headers,
-                                        timeout=timeout_s)
+                                        timeout=timeout_s or self.timeout_s)
             if answer.status == UNAUTHORIZED and not repeated:
                 repeated = True
                 self._renew(session)

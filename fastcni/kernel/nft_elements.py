@@ -286,6 +286,12 @@ def del_elements(batch: Batch, family: int, table: str, name: str, keys: Iterabl
                      "delete from")
 
 
+def flush_set(batch: Batch, family: int, table: str, name: str) -> Batch:
+    """Delete all elements."""
+    batch.begin(NFT_MSG_DELSETELEM, NLM_F_ACK, nfgenmsg(family), f"flush nftables set {table} {name}")
+    return batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
+
+
 def del_element(batch: Batch, family: int, table: str, name: str, key: bytes) -> Batch:
     return del_elements(batch, family, table, name, [key])
 

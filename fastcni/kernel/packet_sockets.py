@@ -1,4 +1,5 @@
-"""Packet sockets of one link (packet(7)): DHCP before the link has an address, and ARP probes; UDP from an address.
+"""Packet sockets of one link (packet(7)): DHCP before the link has an address, ARP probes, announcements of addresses;
+UDP from an address.
 
 Each is opened in the calling thread's namespace and stays there. The kernel's filter drops all packets but those of one
 exchange, so that the broadcasts of other pods wake no thread.
@@ -19,6 +20,9 @@ LDB, LDH, LDH_X, LD_X, LDX_IP = 0x30, 0x28, 0x48, 0x40, 0xB1
 JEQ, JSET, RET = 0x15, 0x45, 0x06
 RECEIVE_BYTES = 1 << 16
 AUXDATA_BYTES = 20                      # struct tpacket_auxdata
+ALL_NODES, ALL_NODES_MAC = b"\xff\x02" + bytes(13) + b"\x01", b"\x33\x33\0\0\0\x01"      # ff02::1
+ARP_ETHERNET = b"\0\x01\x08\0\x06\x04\0\x01"    # Ethernet, IPv4, lengths 6 and 4, a request (RFC 5227: an announcement)
+ICMPV6, HOP_LIMIT, NA, OVERRIDE, TARGET_LLADDR = 58, 255, 136, 0x20, b"\x02\x01"
 FLAGS = SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK
 
 
@@ -100,3 +104,32 @@ def send_from_here(server: str, data: bytes) -> None:
         sock.sendto(data, (server, SERVER_PORT))
     finally:
         sock.close()
+
+
+def announce(ifname: str, mac: bytes, packed: bytes) -> None:
+    """Tell the neighbours on a link that an address is at this MAC: gratuitous ARP, or an unsolicited neighbour
+    advertisement (RFC 4861, 7.2.6). Raises OSError."""
+    sock = socket(AF_PACKET, FLAGS, 0)
+    try:
+        if len(packed) == 4:
+            send_to(sock, ifname, ARP_ETHERNET + mac + packed + bytes(6) + packed, BROADCAST, uapi.ETH_P_ARP)
+        else:
+            send_to(sock, ifname, advertisement(mac, packed), ALL_NODES_MAC, uapi.ETH_P_IPV6)
+    finally:
+        sock.close()
+
+
+def advertisement(mac: bytes, packed: bytes) -> bytes:
+    """An unsolicited neighbour advertisement of an address, from its IPv6 header on."""
+    body = bytes((NA, 0, 0, 0, OVERRIDE, 0, 0, 0)) + packed + TARGET_LLADDR + mac
+    pseudo = packed + ALL_NODES + len(body).to_bytes(4, "big") + bytes((0, 0, 0, ICMPV6))
+    body = body[:2] + checksum(pseudo + body).to_bytes(2, "big") + body[4:]
+    return b"\x60\0\0\0" + len(body).to_bytes(2, "big") + bytes((ICMPV6, HOP_LIMIT)) + packed + ALL_NODES + body
+
+
+def checksum(data: bytes) -> int:
+    """The internet checksum (RFC 1071) of an even number of bytes."""
+    total = sum(int.from_bytes(data[at:at + 2], "big") for at in range(0, len(data), 2))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF

@@ -36,6 +36,17 @@ def rule(batch: Batch, source: bytes, table: int, *, delete: bool = False, what:
     return batch.u32(uapi.FRA_TABLE, table) if table > 255 else batch
 
 
+def marked_rule(batch: Batch, source: bytes, table: int, *, mark: int, priority: int, protocol: int,
+                delete: bool = False, what: str | None = None) -> Batch:
+    """Add `from <source> fwmark <mark>/<mark> lookup <table> priority <priority>`, or delete it. protocol: its
+    originator. The kernel answers EEXIST if there is such a rule."""
+    kind, flags = (uapi.RTM_DELRULE, NLM_F_ACK) if delete else (uapi.RTM_NEWRULE, rtnl.CREATE)
+    batch.begin(kind, flags, fib_rule_hdr(rtnl.family_of(source), 8 * len(source), table, uapi.FR_ACT_TO_TBL), what)
+    batch.raw(uapi.FRA_SRC, source).u32(uapi.FRA_PRIORITY, priority).u32(uapi.FRA_FWMARK, mark)
+    batch.u32(uapi.FRA_FWMASK, mark).u8(uapi.FRA_PROTOCOL, protocol)
+    return batch.u32(uapi.FRA_TABLE, table)
+
+
 def delete_rule(batch: Batch, payload: bytes, *, what: str | None = None) -> Batch:
     """Delete exactly the rule of an RTM_NEWRULE payload."""
     batch.begin(uapi.RTM_DELRULE, NLM_F_ACK, payload[:12], what)
@@ -43,12 +54,15 @@ def delete_rule(batch: Batch, payload: bytes, *, what: str | None = None) -> Bat
 
 
 class Rule:
-    """The fields in use of an RTM_NEWRULE: source (b"" for any), prefix (of the source), table (0: it names none)."""
+    """The fields in use of an RTM_NEWRULE: source (b"" for any), prefix (of the source), table (0: it names none),
+    priority, protocol (its originator, 0 for none)."""
 
-    __slots__ = ("source", "prefix", "table")
+    __slots__ = ("source", "prefix", "table", "priority", "protocol")
     source: bytes
     prefix: int
     table: int
+    priority: int
+    protocol: int
 
     @property
     def host(self) -> bool:
@@ -64,6 +78,8 @@ def read_rule(payload: bytes) -> Rule:
     it.source, it.prefix = found.get(uapi.FRA_SRC, b""), payload[2]
     table = rtnl.u32(found[uapi.FRA_TABLE]) if uapi.FRA_TABLE in found else payload[4]
     it.table = table if payload[7] == uapi.FR_ACT_TO_TBL else 0
+    it.priority = rtnl.u32(found.get(uapi.FRA_PRIORITY, b""))
+    it.protocol = found.get(uapi.FRA_PROTOCOL, b"\0")[0]
     return it
 
 
@@ -78,6 +94,22 @@ def put_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway
     if source:
         batch.raw(uapi.RTA_PREFSRC, source)
     return batch.u32(uapi.RTA_OIF, index)
+
+
+def put_default(batch: Batch, family: int, table: int, index: int, gateway: bytes, *, onlink: bool, protocol: int,
+                what: str | None = None) -> Batch:
+    """Add the default route of a table, or replace it. onlink: see put_node_route()."""
+    head = rtnl.rtmsg(family, 0, table=uapi.RT_TABLE_UNSPEC, protocol=protocol, scope=uapi.RT_SCOPE_UNIVERSE,
+                      kind=uapi.RTN_UNICAST)
+    batch.begin(uapi.RTM_NEWROUTE, NLM_F_ACK | uapi.NLM_F_CREATE | uapi.NLM_F_REPLACE,
+                head[:8] + (uapi.RTNH_F_ONLINK if onlink else 0).to_bytes(4, ORDER), what)
+    return batch.raw(uapi.RTA_GATEWAY, gateway).u32(uapi.RTA_TABLE, table).u32(uapi.RTA_OIF, index)
+
+
+def del_default(batch: Batch, family: int, table: int, *, what: str | None = None) -> Batch:
+    """Delete the default route of a table. The kernel answers ESRCH if there is none."""
+    head = rtnl.rtmsg(family, 0, table=uapi.RT_TABLE_UNSPEC, scope=uapi.RT_SCOPE_NOWHERE)
+    return batch.begin(uapi.RTM_DELROUTE, NLM_F_ACK, head, what).u32(uapi.RTA_TABLE, table)
 
 
 def del_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway: bytes = b"",

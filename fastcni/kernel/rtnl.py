@@ -322,6 +322,19 @@ def del_address(batch: Batch, index: int, packed: bytes, prefix: int, *, what: s
     return batch.raw(uapi.IFA_LOCAL, packed)
 
 
+def lend_address(batch: Batch, index: int, packed: bytes, seconds: int, *, what: str | None = None) -> Batch:
+    """Add an address to a link for so many seconds, or begin its time again. It brings no route to its network, the
+    node takes it as the source of no connection of its own, and IPv6 does not look for duplicates.
+
+    struct ifa_cacheinfo   prefered:u32 valid:u32 cstamp:u32 tstamp:u32
+    """
+    batch.begin(uapi.RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | uapi.NLM_F_REPLACE,
+                ifaddrmsg(family_of(packed), 8 * len(packed), index), what)
+    batch.raw(uapi.IFA_LOCAL, packed).raw(uapi.IFA_ADDRESS, packed)
+    batch.u32(uapi.IFA_FLAGS, uapi.IFA_F_NODAD | uapi.IFA_F_NOPREFIXROUTE)
+    return batch.raw(uapi.IFA_CACHEINFO, bytes(4) + seconds.to_bytes(4, ORDER) + bytes(8))
+
+
 class Address:
     """The fields in use of an RTM_NEWADDR: index, packed, prefix, scope, flags."""
 

@@ -201,11 +201,13 @@ OPERSTATES = ("unknown", "not-present", "down", "lower-layer-down", "testing", "
 IFA_ADDRESS = 1
 IFA_LOCAL = 2
 IFA_BROADCAST = 4
+IFA_CACHEINFO = 6
 IFA_FLAGS = 8
 IFA_F_NODAD = 0x02
 IFA_F_DADFAILED = 0x08
 IFA_F_TENTATIVE = 0x40
 IFA_F_PERMANENT = 0x80
+IFA_F_NOPREFIXROUTE = 0x200
 
 # neighbour.h
 NDA_DST = 1
@@ -224,7 +226,11 @@ NTF_STICKY = 0x40
 # fib_rules.h
 FR_ACT_TO_TBL = 1
 FRA_SRC = 2
+FRA_PRIORITY = 6
+FRA_FWMARK = 10
 FRA_TABLE = 15
+FRA_FWMASK = 16
+FRA_PROTOCOL = 21
 
 # socket.h
 AF_UNSPEC = 0

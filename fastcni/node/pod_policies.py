@@ -28,10 +28,20 @@ def texts_on(networks: Iterable[NetworkList], ip: str) -> Iterator[str]:
         try:
             for pod in policies.ask(path, {"do": "explain", "address": ip})["pods"]:
                 yield f"{ip} is of pod {pod['pod']}: {'; '.join(text(it, pod) for it in DIRECTIONS)}"
+                if found := pod.get("egress_address"):
+                    yield egress_text(ip, found)
         except policies.Away as e:
             yield f"network policies on {ip} are not known: the agent at {path}: {e}"
         except CniError as e:
             yield f"network policies on {ip} are not known: {e.msg}"
+
+
+def egress_text(ip: str, found: dict[str, str]) -> str:
+    """Say from which address a pod leaves the cluster. found: of the answer to `explain`."""
+    if not found["address"]:
+        return f"{ip} does not leave the cluster: no node holds an address of EgressAddress {found['name']}"
+    return (f"{ip} leaves the cluster from {found['address']} of EgressAddress {found['name']}, which the node "
+            f"{found['node']} holds")
 
 
 def text(direction: str, pod: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ def test_a_node_has_the_subnet_in_the_file(registry):
     found = registry.join(registry.conf(), ME)
     assert (found.name, found.subnets, found.public) == ("one", {4: ip_network("10.244.1.0/24")}, ME.public)
     assert registry.keep(found) > 0
-    assert found in registry._nodes()           # so the agent knows its record again
+    assert found in registry.nodes()           # so the agent knows its record again
 
 
 def test_a_change_of_the_file_is_noticed(registry, file):

@@ -103,8 +103,13 @@ class Answers:
             direction.lower(): [policy.key for policy in selecting(cluster, [pod], direction)]
             for direction in directions} | {
             tier.lower(): {direction.lower(): [policy.key for policy in in_tier(cluster, [pod], direction, tier)]
-                           for direction in directions} for tier in TIERS}
+                           for direction in directions} for tier in TIERS} | self._egress(request["address"])
             for pod in cluster.pods_at(address.read_ip(request["address"]))]}
+
+    def _egress(self, text: str) -> Answer:
+        """What the pod's address has as its egress address."""
+        found = self.settings.egress.describe(address.read_ip(text)) if self.settings.egress else None
+        return {"egress_address": found} if found else {}
 
     def _report(self, _: Asked, __: float) -> Answer:
         """Whether pods can be added, what `fastcni doctor` shows, and the folder of files for `fastcni selftest`."""
@@ -119,4 +124,6 @@ class Answers:
             shown["unrecorded"] = ports_left
         if unseen := self.engine.redirects.check(self.engine.rules.sock):
             shown["datapath"] = unseen
+        if self.settings.egress and (unheld := self.settings.egress.unheld()):
+            shown["unheld"] = unheld
         return {**self.not_ready(), **shown, "folder": self.settings.folder}

@@ -14,6 +14,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from fastcni.agent.egress.index import EgressIndex
 from fastcni.agent.policy.chains import Compiled, group_set, named_set
 from fastcni.agent.policy.cluster_policies import ADMIN, BASELINE, ClusterPolicy
 from fastcni.agent.policy.evaluate import Cluster
@@ -53,7 +54,7 @@ class Compiler:
     """node: whose pods are isolated, and those whose node is not known; "": all pods.
 
     cluster: what was put. state: what is wanted. domains: those of the policies, by the name of their set. forwarders:
-    the ports to which DNS queries are redirected, see names/; as keys.
+    the ports to which DNS queries are redirected, see names/; as keys. egress: the egress addresses that were put.
     """
 
     def __init__(self, node: str = "") -> None:
@@ -62,6 +63,7 @@ class Compiler:
         self.forwarders: set[bytes] = set()
         self._journal = Journal(self.state)
         self._groups = Groups(self.cluster)
+        self.egress = EgressIndex(self.cluster, self._groups)
         self._compiled: dict[tuple[str, str], Compiled] = {}        # by policy's key and direction
         self._selecting: dict[Group, set[str]] = {}                 # keys of the policies that select a group's pods
         self._used: Counter[str] = Counter()                        # how many chains use a set, or elements a chain
@@ -154,6 +156,7 @@ class Compiler:
         if new:
             self.cluster.pods[new.key] = new
             self._groups.add(new)
+        self.egress.pods_changed()
         has = self._elements_of(new, self._groups.of(new.key)) if new else set()
         for element in has - had:
             self._hold(element)

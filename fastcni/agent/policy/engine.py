@@ -25,6 +25,8 @@ from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.datapath.restrict import Restricted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastcni.agent.policy.attached import AttachedCompiler, Attachment
     from fastcni.agent.policy.state import Change
 
@@ -42,6 +44,7 @@ class Engine:
             raise
         self._begun = False             # load() was called: the compiler has all there is
         self._loaded = False            # the kernel has what take() gave
+        self.protecting: list[Callable[[Attachment], object]] = []      # called by protect() before its answer
         self.flows = cut.Listing()
         self.suspects: set[bytes] = set()       # addresses whose connections changes may have forbidden
         self._looked_at: set[bytes] = set()     # those of begin_cut()
@@ -54,6 +57,11 @@ class Engine:
         """Leave the table: pods stay protected."""
         self.flows.close()
         self.rules.close()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the compiler has all there is."""
+        return self._begun
 
     def load(self) -> None:
         """Write the complete table. The first call comes when all there is was put; the table of a former agent is in
@@ -124,6 +132,8 @@ class Engine:
         """
         self.changed = True
         self._added.update(it.addresses)
+        for protect in self.protecting:
+            protect(it)
         if self.compiler.restricted(it):
             link = it.port.name if it.port else ""
             if not (it.port and it.port.bridged):           # a port of a bridge is in no datapath

@@ -28,7 +28,7 @@ MAX_ERROR = 800                 # characters
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
 DIRECTIONS = INGRESS, EGRESS = "Ingress", "Egress"
 API_VERSION = "networking.k8s.io/v1"
-CLUSTER_SCOPED = ("Namespace", "Node", "ClusterNetworkPolicy")          # kinds without a namespace
+CLUSTER_SCOPED = ("Namespace", "Node", "ClusterNetworkPolicy", "EgressAddress")          # kinds without a namespace
 # Of selectors and ports, as the API server validates them: k8s.io/apimachinery/pkg/util/validation
 LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 DNS_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"

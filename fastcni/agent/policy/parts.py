@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from fastcni.agent.egress.part import EgressPart
 from fastcni.agent.policy.names.part import Names
 from fastcni.daemon.attended import Attended
 
@@ -34,4 +35,4 @@ class Part(Attended, Protocol):
         ...
 
 
-OPENERS: tuple[Opener, ...] = (Names,)
+OPENERS: tuple[Opener, ...] = (Names, EgressPart)

@@ -45,6 +45,7 @@ from fastcni.kernel.deletions import generation
 from fastcni.kit.policies import SOCKET
 
 if TYPE_CHECKING:
+    from fastcni.agent.egress.service import Egress
     from fastcni.agent.policy.requests import Answer, Asked
     from fastcni.clients.kubernetes import Api
     from fastcni.daemon.log import Logger
@@ -63,7 +64,7 @@ class Settings:
     """folder: of files with pods and policies; "": they are in the Kubernetes API, `api`. node: this node's name there.
     state: the folder of attachments. socket: where the plugin asks. kept: a file with what the source has said last;
     "": policies.kept next to `state`. dns_servers: the resolvers whose answers count for domain names; none: those of
-    /etc/resolv.conf."""
+    /etc/resolv.conf. egress: the node's, which claims egress addresses."""
 
     folder: str = ""
     api: Callable[[], Api] | None = None
@@ -72,6 +73,7 @@ class Settings:
     socket: str = SOCKET
     kept: str = ""
     dns_servers: tuple[str, ...] = ()
+    egress: Egress | None = None
 
 
 class Policies:

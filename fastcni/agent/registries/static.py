@@ -68,7 +68,7 @@ class Static:
                 found = os.stat(self.path)
                 look = found.st_ino, found.st_mtime_ns, found.st_size
                 if look != seen:
-                    changed(self._nodes())
+                    changed(self.nodes())
                 seen = look
             except (OSError, ConfigurationError, Away) as e:
                 if seen != str(e):
@@ -77,12 +77,12 @@ class Static:
             self.wait(LOOK_S)
 
     def _own(self) -> Node:
-        for node in self._nodes():
+        for node in self.nodes():
             if node.name == self.name:
                 return node
         raise ConfigurationError(f'{self.path} has no node "{self.name}": --node-name names this node')
 
-    def _nodes(self) -> list[Node]:
+    def nodes(self) -> list[Node]:
         document = self._document()
         backend = confs.read(json.dumps(document.get("network", {}))).backend["Type"]
         try:

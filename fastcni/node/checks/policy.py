@@ -29,6 +29,11 @@ def agent(node: Node) -> Iterator[Finding]:
                           "waits for")
         else:
             yield from unreadable(status)
+            for address in status.get("unheld", []):
+                yield Finding(ERROR, f"no node holds the egress address {address}",
+                              "pods that leave the cluster from this address are closed to outside",
+                              "a node that runs the agent needs a link, up, with an address in its network; "
+                              "docs/policy-egress.md")
             for record in status.get("damaged", []):
                 yield Finding(ERROR, f"network policies: {record}: the agent's record of a pod was damaged",
                               "the pod is closed in both directions" if record in status.get("closed", ()) else

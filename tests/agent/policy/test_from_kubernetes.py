@@ -50,8 +50,7 @@ class FakeApi:
         self.events = {path: queue.Queue() for path in self.objects}
 
     def get(self, path):
-        assert path == CLUSTER_GROUP
-        if not self.served:
+        if path != CLUSTER_GROUP or not self.served:
             raise NoSuchKind("404")
         return {"resources": [{"name": "clusternetworkpolicies"}, {"name": "clusternetworkpolicies/status"}]}
 
@@ -213,7 +212,7 @@ def test_policies_stay_if_the_crd_is_missing_for_a_moment_only(source):
     policies = source.content.compiler.cluster.policies
     wait(source, lambda: "c" in policies)
     answers, asked = iter((False, True)), source.is_served
-    source.is_served = lambda: next(answers, None) or asked()
+    source.is_served = lambda path: path == CLUSTER_POLICIES and (next(answers, None) or asked(path))
     source.api.events[CLUSTER_POLICIES].put(None)
     source.api.objects[CLUSTER_POLICIES] = [cluster_policy("c", {"namespaces": {}}), cluster_policy("d", {"nodes": {}})]
     gone = []

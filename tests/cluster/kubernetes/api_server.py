@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from cluster.kubernetes.core_schemas import EVENT, LEASE
 
 WHY = "pip install -e '.[test,test-kubernetes]'"
 yaml = pytest.importorskip("yaml", reason=WHY)
@@ -30,24 +31,6 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")
 FORMATS = jsonschema.FormatChecker(formats=())
 FORMATS.checks("date-time")(lambda text: bool(TIME.fullmatch(text)))
-# Event of events.k8s.io/v1, with what ValidateEvent of Kubernetes asks of new ones
-EVENT = {"group": "events.k8s.io", "names": {"kind": "Event", "plural": "events"}, "versions": [{
-    "name": "v1", "schema": {"openAPIV3Schema": {
-        "type": "object",
-        "required": ["eventTime", "reportingController", "reportingInstance", "action", "reason", "type", "regarding"],
-        "properties": {
-            "apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"},
-            "eventTime": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$"},
-            "reportingController": {"type": "string", "pattern": "^[a-z0-9.]+/[A-Za-z0-9._-]+$", "maxLength": 128},
-            "reportingInstance": {"type": "string", "minLength": 1, "maxLength": 128},
-            "action": {"type": "string", "minLength": 1, "maxLength": 128},
-            "reason": {"type": "string", "minLength": 1, "maxLength": 128},
-            "type": {"enum": ["Normal", "Warning"]}, "note": {"type": "string", "maxLength": 1024},
-            "regarding": {"type": "object", "properties": {
-                name: {"type": "string"} for name in ("apiVersion", "kind", "name", "namespace", "uid")}},
-            "series": {"type": "object", "required": ["count", "lastObservedTime"], "properties": {
-                "count": {"type": "integer", "minimum": 2},
-                "lastObservedTime": {"type": "string", "pattern": r"\.\d{6}Z$"}}}}}}}]}
 CORE = {"nodes": "", "namespaces": "", "pods": "", "leases": "coordination.k8s.io",
         "networkpolicies": "networking.k8s.io", "network-attachment-definitions": "k8s.cni.cncf.io"}
 KINDS = {resource(group, "v1", plural) for plural, group in CORE.items()}        # that a server has without any object
@@ -82,7 +65,7 @@ class ApiServer(kmock.KubernetesEmulator):
         self.asked = set()                  # (verb, group, resource)
         self.log, self.next = [], []        # (method, path and query) of requests; (status, headers) to answer first
         self.crds = {crd["spec"]["names"]["plural"]: crd["spec"] for crd in documents("cluster-ipam-crds.yaml")}
-        self.crds["events"] = EVENT
+        self.crds |= {"events": EVENT, "leases": LEASE}
         self.validators = {plural: jsonschema.Draft4Validator(
             strict(crd["versions"][0]["schema"]["openAPIV3Schema"]), format_checker=FORMATS)
             for plural, crd in self.crds.items()}

@@ -20,7 +20,8 @@ from fastcni.testing.witnesses import eventually
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=WHY)
 
 SUPPORTED = 3                   # minor versions that Kubernetes supports at a time
-MANIFESTS = [it for name in ("cluster-ipam-crds", "cluster-ipam", "kubernetes-events", "networks", "agent")
+MANIFESTS = [it for name in ("cluster-ipam-crds", "cluster-ipam", "kubernetes-events", "networks", "agent",
+                                              "egress-crd")
              for it in documents(f"{name}.yaml")]
 
 

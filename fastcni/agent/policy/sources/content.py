@@ -12,9 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fastcni.agent.egress.objects import EgressAddress
 from fastcni.agent.policy.cluster_policies import ClusterPolicy
 from fastcni.agent.policy.objects import Node, Pod, Policy
-from fastcni.agent.policy.sources.documents import CLUSTER_POLICY, NAMESPACE, NODE, POD, POLICY, read_entry
+from fastcni.agent.policy.sources.documents import (
+    CLUSTER_POLICY,
+    EGRESS_ADDRESS,
+    NAMESPACE,
+    NODE,
+    POD,
+    POLICY,
+    read_entry,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -95,6 +104,10 @@ class Content:
             compiler.put_policy(record)
         elif isinstance(record, Node):
             compiler.put_node(key, record)
+        elif isinstance(record, EgressAddress):
+            compiler.egress.put(key, record)
+        elif kind == EGRESS_ADDRESS:
+            compiler.egress.put(key, None)
         elif kind == NAMESPACE:
             compiler.put_namespace(key, record)
         elif kind == NODE:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from fastcni.agent.egress import objects as egress
+from fastcni.agent.egress.objects import EgressAddress, closed_egress_address, read_egress_address
 from fastcni.agent.policy import cluster_policies
 from fastcni.agent.policy.cluster_policies import ClusterPolicy, read_cluster_policy, read_node
 from fastcni.agent.policy.objects import Node, Pod, PolicyError, read_namespace, read_pod, read_policy
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.objects import Policy
 
     Id = tuple[str, str]                        # kind, "shop/web" or a name without a namespace
-    Record = Pod | Policy | ClusterPolicy | Node | dict[str, str]       # of a Namespace: its labels
+    Record = Pod | Policy | ClusterPolicy | EgressAddress | Node | dict[str, str]      # of a Namespace: its labels
 
 POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY = "Pod", "Namespace", "NetworkPolicy", "Node", "ClusterNetworkPolicy"
-KINDS = {kind.lower(): kind for kind in (POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY)}
-GROUPS = {POLICY: "networking.k8s.io/", CLUSTER_POLICY: cluster_policies.GROUP}
+EGRESS_ADDRESS = egress.KIND
+KINDS = {kind.lower(): kind for kind in (POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY, EGRESS_ADDRESS)}
+GROUPS = {POLICY: "networking.k8s.io/", CLUSTER_POLICY: cluster_policies.GROUP, EGRESS_ADDRESS: egress.GROUP}
 PORTS = [{"ports": True, "restartPolicy": True}]
 # The keys that are read. Others, the most of a pod, are dropped before a document is passed on or kept
 KEYS: dict[str, Any] = {
@@ -34,6 +37,7 @@ KEYS: dict[str, Any] = {
     NAMESPACE: {"metadata": {"name": True, "labels": True}},
     POLICY: {"apiVersion": True, "metadata": {"name": True, "namespace": True, "uid": True}, "spec": True},
     CLUSTER_POLICY: {"apiVersion": True, "metadata": {"name": True, "uid": True}, "spec": True},
+    EGRESS_ADDRESS: {"apiVersion": True, "metadata": {"name": True, "uid": True}, "spec": True},
     NODE: {"metadata": {"name": True, "labels": True}, "status": {"addresses": True}}}
 
 
@@ -86,6 +90,9 @@ def read_entry(line: bytes) -> Entry:
         id, record = read_record(kind, document)
         return Entry(kind, {id: record}, notes=tuple(record.notes()) if isinstance(record, ClusterPolicy) else ())
     except PolicyError as e:
+        if kind == EGRESS_ADDRESS:
+            shut = closed_egress_address(document)
+            return Entry(kind, {(kind, shut.name): shut} if shut else {}, str(e))
         unnamed = f"unnamed-{blake2b(line, digest_size=4).hexdigest()}"
         closed = unreadable.close(kind, document, unnamed)
         return Entry(kind, {(POD if isinstance(each, Pod) else kind if kind == CLUSTER_POLICY else POLICY,
@@ -100,6 +107,9 @@ def read_record(kind: str, document: dict[str, Any]) -> tuple[Id, Record]:
     if kind == NODE:
         node = read_node(document)
         return (kind, node.name), node
+    if kind == EGRESS_ADDRESS:
+        address = read_egress_address(document)
+        return (kind, address.name), address
     record: Pod | Policy | ClusterPolicy = (read_pod if kind == POD else read_policy if kind == POLICY else
                                             read_cluster_policy)(document)
     return (kind, record.key), record

@@ -1,6 +1,7 @@
 """Pods, namespaces and policies from the Kubernetes API. Threads list and watch; the agent's thread applies.
 
-Objects of ClusterNetworkPolicy are watched if the API server has their CRD, and nodes while a policy names nodes.
+Objects of ClusterNetworkPolicy and EgressAddress are watched if the API server has their CRD, and nodes while a policy
+names nodes.
 """
 
 from __future__ import annotations
@@ -9,13 +10,24 @@ import random
 import threading
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from fastcni.agent.egress import objects as egress
 from fastcni.agent.policy.cluster_policies import API_VERSION
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.sources.content import Content
-from fastcni.agent.policy.sources.documents import CLUSTER_POLICY, NAMESPACE, NODE, POD, POLICY, encode, reduced
+from fastcni.agent.policy.sources.documents import (
+    CLUSTER_POLICY,
+    EGRESS_ADDRESS,
+    NAMESPACE,
+    NODE,
+    POD,
+    POLICY,
+    encode,
+    reduced,
+)
 from fastcni.clients.away import Away
 from fastcni.clients.kubernetes import NoSuchKind
 from fastcni.clients.kubernetes_watch import key_of, watch_all
@@ -35,14 +47,16 @@ PODS, NAMESPACES, NODES = "/api/v1/pods", "/api/v1/namespaces", "/api/v1/nodes"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 CLUSTER_GROUP = f"/apis/{API_VERSION}"
 CLUSTER_POLICIES = f"{CLUSTER_GROUP}/clusternetworkpolicies"
-PATHS = {NAMESPACES: NAMESPACE, PODS: POD, POLICIES: POLICY, CLUSTER_POLICIES: CLUSTER_POLICY, NODES: NODE}
-ALWAYS = (NAMESPACES, PODS, POLICIES)
+EGRESS_ADDRESSES = f"/apis/{egress.API_VERSION}/egressaddresses"
+PATHS = {NAMESPACES: NAMESPACE, PODS: POD, POLICIES: POLICY, CLUSTER_POLICIES: CLUSTER_POLICY, NODES: NODE,
+         EGRESS_ADDRESSES: EGRESS_ADDRESS}
+ALWAYS, OF_CRDS = (NAMESPACES, PODS, POLICIES), (CLUSTER_POLICIES, EGRESS_ADDRESSES)
 # Pods and nodes are many, so their lists come from the API server's cache. Policies and namespaces are as in etcd: an
 # agent that is started again never goes back to former ones.
 CACHED, METADATA = (PODS, NODES), (NAMESPACES,)
 RETRY_S = 1.0                   # after the API server was unavailable; random by half
-ABSENT_S = 30.0                 # between two questions for the CRD of cluster policies
-CONFIRM_S = 5.0                 # until the CRD of policies that the agent has is asked for again
+ABSENT_S = 30.0                 # between two questions for a CRD
+CONFIRM_S = 5.0                 # until the CRD of objects that the agent has is asked for again
 STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
 
 
@@ -50,8 +64,8 @@ class Kubernetes:
     """Keeps a Compiler as the API says; see Content for objects that cannot be read. start() starts the threads, and
     attend() applies what they have read.
 
-    complete: each kind has been listed, so the first table can be written; an API server without the CRD of cluster
-    policies has none. Until then the Compiler has what an agent before this one has `kept`; without that, `former` is
+    complete: each kind has been listed, so the first table can be written; an API server without the CRD of a kind has
+    no objects of it. Until then the Compiler has what an agent before this one has `kept`; without that, `former` is
     False. errors: {path and key: texts}. away: why the API server cannot be asked, "" if it can. due: see Files.
     """
 
@@ -73,7 +87,8 @@ class Kubernetes:
         self._wakeup = Wakeup()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(follow,), name="policies", daemon=True)
-                         for follow in (self._follow, self._follow_cluster_policies, self._follow_nodes)]
+                         for follow in (self._follow, self._follow_nodes,
+                                        *(partial(self._follow_crd, path) for path in OF_CRDS))]
         former = kept.read() if kept else None
         self.former = former is not None
         for place, lines in (former or {}).items():
@@ -84,7 +99,7 @@ class Kubernetes:
 
     @property
     def complete(self) -> bool:
-        self._complete = self._complete or (self._listed.issuperset((*ALWAYS, CLUSTER_POLICIES)) and (
+        self._complete = self._complete or (self._listed.issuperset((*ALWAYS, *OF_CRDS)) and (
             NODES in self._listed or not self.content.compiler.names_nodes))
         return self._complete
 
@@ -141,28 +156,27 @@ class Kubernetes:
     def _follow(self) -> None:
         self._watch(ALWAYS, self._stop.is_set)
 
-    def _follow_cluster_policies(self) -> None:
-        """Watch the cluster policies if their CRD is there. Without it there are none; if there were some before, the
+    def _follow_crd(self, path: str) -> None:
+        """Watch the objects of a kind if its CRD is there. Without it there are none; if there were some before, the
         API server is asked twice, because one that is being started does not know all CRDs."""
         try:
-            if self.is_served() or (self._own[CLUSTER_POLICIES] and not self._stop.wait(CONFIRM_S)
-                                     and self.is_served()):
-                self._watch((CLUSTER_POLICIES,), self._stop.is_set)
+            if self.is_served(path) or (self._own[path] and not self._stop.wait(CONFIRM_S) and self.is_served(path)):
+                self._watch((path,), self._stop.is_set)
             else:
-                self._add((CLUSTER_POLICIES, frozenset(), False))
-                self._away.pop(CLUSTER_POLICIES, None)
+                self._add((path, frozenset(), False))
+                self._away.pop(path, None)
                 self._stop.wait(ABSENT_S)
         except Away as e:
-            self._away[CLUSTER_POLICIES] = str(e)
+            self._away[path] = str(e)
 
-    def is_served(self) -> bool:
-        """Whether the API server has the kind of cluster policies. Raises Away. Any account may ask, as the list may
-        not."""
+    def is_served(self, path: str) -> bool:
+        """Whether the API server has the kind of a path. Raises Away. Any account may ask, as the list may not."""
+        group, _, plural = path.rpartition("/")
         try:
-            found = self.api.get(CLUSTER_GROUP) or {}
+            found = self.api.get(group) or {}
         except NoSuchKind:
             return False
-        return any(CLUSTER_POLICIES.endswith(f"/{each.get('name')}") for each in found.get("resources") or ())
+        return any(each.get("name") == plural for each in found.get("resources") or ())
 
     def _follow_nodes(self) -> None:
         self._nodes.wait()
@@ -242,7 +256,7 @@ class Kubernetes:
 def read_cluster(api: Api) -> Cluster:
     """All that the API has now. Objects that cannot be read are as in Kubernetes. Raises Away."""
     source = Kubernetes(api, Compiler())
-    for path in (*ALWAYS, *((CLUSTER_POLICIES,) if source.is_served() else ()), NODES):
+    for path in (*ALWAYS, *filter(source.is_served, OF_CRDS), NODES):
         if path == NODES and not source.content.compiler.names_nodes:
             continue
         for document in api.list_with_revision(path)[0]:

@@ -1,0 +1,133 @@
+"""Claims in etcd, next to the nodes' records: <prefix>/egress/<address> has the name of the holder's record.
+
+All keys of a node have one lease of LEASE_S, so a node renews one lease however many addresses it holds, and etcd
+deletes the keys of a node that has stopped to renew.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from ipaddress import ip_address
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.agent.egress.claims.contract import ENDPOINT_S, LEASE_S, REQUEST_S
+from fastcni.agent.registries.etcd import PREFIX
+from fastcni.clients import etcd as etcd_client
+from fastcni.clients.away import Away
+from fastcni.clients.etcd import Client, Refused, delete, put, revision_is, value_is
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from typing import Any
+
+    from fastcni.clients.etcd import Pair
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0           # before a lost watch is opened again
+IDLE_S = 1500.0                                 # etcd tells its progress each 10 minutes
+
+
+class Etcd:
+    """See contract.Claims. settings: of etcd_client.Client, and "prefix"."""
+
+    def __init__(self, settings: Mapping[str, Any], node: str) -> None:
+        self.client, self.node = Client(dict(settings)), node
+        self.client.http.timeout, self.client.http.endpoint_timeout = REQUEST_S, ENDPOINT_S
+        self.folder = f"{settings.get('prefix', PREFIX).rstrip('/')}/egress/"
+        self._lease = 0                 # 0: none
+        self._until = 0.0               # of the lease, monotonic
+        self._holders: dict[bytes, str] = {}
+        self._listed = False
+        self._pause = threading.Event()
+
+    def close(self) -> None:
+        self._pause.set()
+        self.client.close()
+
+    def renew(self, held: Collection[bytes]) -> Mapping[bytes, float]:
+        if not held:
+            return {}
+        began = monotonic()
+        if not self.client.renew(self._lease, self.folder):
+            self._lease = 0
+            return {}
+        self._until = began + LEASE_S
+        lost = {packed for packed, node in self._holders.items() if node != self.node}
+        return {packed: self._until for packed in held if packed not in lost}
+
+    def claim(self, address: bytes) -> float:
+        began, key = monotonic(), self._key(address)
+        if not (self._lease and began < self._until):
+            self._lease, self._until = self.client.grant(LEASE_S), began + LEASE_S
+        for condition in (revision_is(key, 0), value_is(key, self.node)):       # the latter: from before a restart
+            try:
+                if self.client.txn([condition], [put(key, self.node, self._lease)]).done:
+                    self._holders[address] = self.node
+                    return self._until
+            except Refused:             # the lease has ended meanwhile
+                self._lease = 0
+                return 0.0
+        return 0.0
+
+    def release(self, addresses: Collection[bytes]) -> None:
+        for address in addresses:
+            key = self._key(address)
+            self.client.txn([value_is(key, self.node)], [delete(key)])
+
+    def holders(self) -> Mapping[bytes, str]:
+        return dict(self._holders)
+
+    def free_at(self, address: bytes) -> float:
+        return 0.0 if self._listed and self._holders.get(address, self.node) == self.node else inf
+
+    def watch(self, changed: Callable[[], object], stop: Callable[[], bool]) -> None:
+        pause = FIRST_PAUSE_S
+        while not stop():
+            opened = monotonic()
+            try:
+                self._follow(changed, stop)
+            except Away:                # the thread that renews tells of it
+                pass
+            pause = FIRST_PAUSE_S if monotonic() - opened > MAX_PAUSE_S else min(2 * pause, MAX_PAUSE_S)
+            if not stop():
+                self._pause.wait(random.uniform(0.5, 1.5) * pause)
+
+    def _follow(self, changed: Callable[[], object], stop: Callable[[], bool]) -> None:
+        """List all claims, then follow the changes, until requests have left the endpoint of the watch."""
+        http, endpoint = self.client.http, ""
+
+        def leave() -> bool:
+            return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
+
+        pairs, revision = self.client.read_range(*etcd_client.below(self.folder))
+        self._holders = {packed: pair.value for pair in pairs if (packed := self._address(pair))}
+        self._listed = True
+        changed()
+        with self.client.watch(*etcd_client.below(self.folder), revision + 1, leave, IDLE_S) as stream:
+            endpoint = stream.endpoint
+            for document in stream:
+                result = document.get("result", {})
+                if not result or result.get("canceled") or result.get("compact_revision"):
+                    self.client.token = None            # its age may be why
+                    return
+                for event in result.get("events", ()):
+                    pair = etcd_client.read_pair(event["kv"])
+                    if packed := self._address(pair):
+                        if event.get("type") == "DELETE":
+                            self._holders.pop(packed, None)
+                        else:
+                            self._holders[packed] = pair.value
+                if result.get("events"):
+                    changed()
+
+    def _key(self, address: bytes) -> str:
+        return f"{self.folder}{ip_address(address)}"
+
+    def _address(self, pair: Pair) -> bytes:
+        """The address of a key; b"" if the key is none of ours."""
+        try:
+            return ip_address(pair.key.removeprefix(self.folder)).packed
+        except ValueError:
+            return b""

@@ -1,0 +1,181 @@
+"""Claims as Lease objects (coordination.k8s.io/v1) in kube-system, one for each egress address.
+
+A node renews each of its Leases. Another node takes a Lease over when it has seen no renewal for LEASE_S by its own
+clock, and only as it has last seen the Lease (resourceVersion): so a watch that lags takes nothing from a live node.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.agent.egress.claims.contract import LEASE_S, REQUEST_S
+from fastcni.clients.away import Away
+from fastcni.clients.kubernetes import Conflict, Missing, open_api
+from fastcni.clients.kubernetes_watch import follow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from typing import Any
+
+    Object = dict[str, Any]
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+PREFIX = "fastcni-egress-"
+LABEL, ADDRESS = "fastcni.dev/egress-address", "fastcni.dev/address"    # label of the Leases; annotation
+SELECTOR = "labelSelector=fastcni.dev%2Fegress-address%3Dtrue"
+GRACE_S = 0.1                   # behind the end of a lease: the kernel removes an address some 30 ms late
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0
+
+
+class Seen:
+    """A Lease as it was seen last, and when that was, monotonic."""
+
+    __slots__ = ("document", "at")
+
+    def __init__(self, document: Object) -> None:
+        self.document, self.at = document, monotonic()
+
+    @property
+    def holder(self) -> str:
+        return str((self.document.get("spec") or {}).get("holderIdentity") or "")
+
+    @property
+    def revision(self) -> str:
+        return str(self.document["metadata"]["resourceVersion"])
+
+
+class Kubernetes:
+    """See contract.Claims. settings: "kubeconfig" ("" in a pod: its service account)."""
+
+    def __init__(self, settings: Mapping[str, Any], node: str) -> None:
+        self.api, self.node = open_api(settings.get("kubeconfig", "")), node
+        self.api.timeout_s = REQUEST_S
+        self._lock = threading.Lock()
+        self._seen: dict[bytes, Seen] = {}
+        self._listed = False
+        self._pause = threading.Event()
+
+    def close(self) -> None:
+        self._pause.set()
+        self.api.close()
+
+    def renew(self, held: Collection[bytes]) -> Mapping[bytes, float]:
+        found = {}
+        for address in held:
+            began, seen = monotonic(), self._seen.get(address)
+            if seen and seen.holder == self.node and self._write(address, seen):
+                found[address] = began + LEASE_S
+        return found
+
+    def claim(self, address: bytes) -> float:
+        began, seen = monotonic(), self._seen.get(address)
+        if monotonic() < self.free_at(address):
+            return 0.0
+        try:
+            done = self._write(address, seen) if seen else self._create(address)
+        except Conflict:                        # another node was faster
+            return 0.0
+        return began + LEASE_S if done else 0.0
+
+    def release(self, addresses: Collection[bytes]) -> None:
+        for address in addresses:
+            if (seen := self._seen.get(address)) and seen.holder == self.node:
+                self._write(address, seen, holder="")
+
+    def holders(self) -> Mapping[bytes, str]:
+        with self._lock:
+            return {address: seen.holder for address, seen in self._seen.items() if seen.holder}
+
+    def free_at(self, address: bytes) -> float:
+        seen = self._seen.get(address)
+        if not self._listed:
+            return inf
+        return 0.0 if seen is None or seen.holder in ("", self.node) else seen.at + LEASE_S + GRACE_S
+
+    def watch(self, changed: Callable[[], object], stop: Callable[[], bool]) -> None:
+        def tell(_: str, document: Object, gone: bool) -> None:
+            if self._note(document, gone):
+                changed()
+
+        def listed(_: str) -> None:
+            self._listed = True
+            changed()
+
+        pause = FIRST_PAUSE_S
+        while not stop():
+            opened = monotonic()
+            try:
+                follow(self.api, "leases", LEASES, tell, stop, listed, SELECTOR)
+            except Away:                # the thread that renews tells of it
+                pass
+            pause = FIRST_PAUSE_S if monotonic() - opened > MAX_PAUSE_S else min(2 * pause, MAX_PAUSE_S)
+            if not stop():
+                self._pause.wait(pause)
+
+    # -- Leases --------------------------------------------------------------------------------------------------------
+
+    def _note(self, document: Object, gone: bool = False) -> bool:
+        """Record a Lease. Return whether it has another holder now. A revision that was seen is not seen again: a new
+        list does not prolong a lease."""
+        try:
+            address = ip_address((document["metadata"].get("annotations") or {}).get(ADDRESS, "")).packed
+        except ValueError:
+            return False
+        with self._lock:
+            old = self._seen.get(address)
+            if gone:
+                self._seen.pop(address, None)
+                return old is not None
+            new = Seen(document)
+            if old and (old.revision == new.revision or number(new.revision) < number(old.revision)):
+                return False
+            self._seen[address] = new
+            return not old or old.holder != new.holder
+
+    def _write(self, address: bytes, seen: Seen, holder: str | None = None) -> bool:
+        """Renew a Lease, or take it over, if it is as seen. Return False if it is not."""
+        now, spec = timestamp(), seen.document.get("spec") or {}
+        changes: Object = {"holderIdentity": self.node if holder is None else holder, "renewTime": now,
+                           "leaseDurationSeconds": LEASE_S}
+        if seen.holder != changes["holderIdentity"]:
+            changes |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
+        try:
+            self._note(self.api.patch(f"{LEASES}/{name_of(address)}", {
+                "metadata": {"resourceVersion": seen.revision}, "spec": changes}))
+        except Conflict:
+            return False
+        except Missing:
+            self._note(seen.document, gone=True)
+            return False
+        return True
+
+    def _create(self, address: bytes) -> bool:
+        now = timestamp()
+        self._note(self.api.create(LEASES, {
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": name_of(address), "namespace": "kube-system", "labels": {LABEL: "true"},
+                         "annotations": {ADDRESS: str(ip_address(address))}},
+            "spec": {"holderIdentity": self.node, "leaseDurationSeconds": LEASE_S, "acquireTime": now,
+                     "renewTime": now, "leaseTransitions": 0}}))
+        return True
+
+
+def name_of(address: bytes) -> str:
+    """The name of an address's Lease."""
+    return PREFIX + ip_address(address).exploded.replace(":", "-")
+
+
+def timestamp() -> str:
+    """The time, as a MicroTime of the Kubernetes API."""
+    return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def number(revision: str) -> int:
+    """A resourceVersion for comparisons, 0 if it is no number."""
+    return int(revision) if revision.isdigit() else 0

@@ -1,0 +1,105 @@
+"""The egress addresses that a node holds: claimed in the store, lent to a link, and used by the table until a time."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.agent.egress.claims.contract import RENEW_S
+from fastcni.clients.away import Away
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from fastcni.agent.egress.claims.contract import Claims
+    from fastcni.agent.egress.lending import Lending
+    from fastcni.agent.egress.table import Table
+    from fastcni.daemon.log import Logger
+
+YIELD_S = 0.05          # for each address that a node holds, it lets other nodes claim the next one first
+AGAIN_S = 0.5           # between two tries to claim
+
+
+class Holding:
+    """One thread calls all methods. attend() raises OSError if the kernel refuses.
+
+    until: what this node holds, until a time, monotonic. due: when to call attend() without a change of the claims.
+    """
+
+    def __init__(self, claims: Claims, lending: Lending, table: Table, log: Logger) -> None:
+        self.claims, self.lending, self.table, self.log = claims, lending, table, log
+        self.until: dict[bytes, float] = {}
+        self.due = 0.0
+        self._renewed = 0.0
+        self._tried: dict[bytes, float] = {}            # when this node may claim an address, monotonic
+        self._problem = ""
+
+    def attend(self, wanted: Collection[bytes]) -> None:
+        """Renew what this node holds, claim what is free and may be on a link of this node, give up the rest."""
+        before = dict(self.until)
+        if self.until and monotonic() >= self._renewed + RENEW_S:
+            self._renew()
+        now = monotonic()
+        self.until = {packed: end for packed, end in self.until.items() if end > now}
+        places = self.lending.places(self.until.keys() | {packed for packed in wanted if self._is_due(packed, now)})
+        if gone := [packed for packed in self.until if packed not in wanted or packed not in places]:
+            self.give_up(gone)
+        for packed in wanted:
+            if packed in places and self._is_due(packed, now):
+                self._claim(packed)
+        if self.until != before:
+            self.lending.lend(self.until, places)
+            self.table.hold(self.until)
+            self._tell(before.keys() - self.until.keys(), self.until.keys() - before.keys())
+        self.due = min([self._renewed + RENEW_S if self.until else inf,
+                        *(self._due_of(packed) for packed in wanted if packed not in self.until)])
+
+    def give_up(self, addresses: Collection[bytes]) -> None:
+        """End the use of these addresses, and let other nodes claim them."""
+        self.until = {packed: end for packed, end in self.until.items() if packed not in addresses}
+        self.table.hold(self.until)
+        try:
+            self.claims.release(addresses)
+        except Away as e:
+            self._tell_away(e)
+
+    def _renew(self) -> None:
+        self._renewed = monotonic()
+        try:
+            renewed = self.claims.renew(self.until.keys())
+            self.until = dict(renewed)
+            holders = self.claims.holders()
+            for packed in [packed for packed in self.until if packed not in holders]:   # another program deleted it
+                self.until[packed] = self.claims.claim(packed)
+            self._problem = ""
+        except Away as e:
+            self._tell_away(e)
+
+    def _due_of(self, packed: bytes) -> float:
+        """When to try to claim an address: a node that holds fewer addresses comes first."""
+        free = self.claims.free_at(packed)
+        return max(self._tried.get(packed, 0.0), free + YIELD_S * len(self.until))
+
+    def _is_due(self, packed: bytes, now: float) -> bool:
+        return packed not in self.until and now >= self._due_of(packed)
+
+    def _claim(self, packed: bytes) -> None:
+        self._tried[packed] = monotonic() + AGAIN_S
+        try:
+            if end := self.claims.claim(packed):
+                self.until[packed] = end
+        except Away as e:
+            self._tell_away(e)
+
+    def _tell(self, lost: Collection[bytes], won: Collection[bytes]) -> None:
+        for packed in won:
+            self.log.info("egress_held", address=str(ip_address(packed)), link=self.lending.link_of(packed))
+        for packed in lost:
+            self.log.warning("egress_lost", address=str(ip_address(packed)))
+
+    def _tell_away(self, e: Away) -> None:
+        if str(e) != self._problem:
+            self.log.error("egress_claims_away", error=str(e))
+        self._problem = str(e)

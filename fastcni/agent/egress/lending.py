@@ -1,0 +1,106 @@
+"""Egress addresses on this node's links. The kernel removes an address when this node no longer renews it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from errno import EADDRNOTAVAIL, ENODEV
+from ipaddress import ip_interface
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastcni._netlink import Batch
+from fastcni.kernel import packet_sockets, rtnl, uapi, wire
+from fastcni.kernel.wire import NetlinkError
+from fastcni.kit.links import find
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from fastcni.agent.contract import Prefix
+    from fastcni.kernel.rtnl import Link
+
+ANNOUNCEMENTS, ANNOUNCE_S = 4, 0.5      # of a new address: a switch or a neighbour may miss one
+ROUND_S = 0.4                           # how far behind the time at which it must end an address may end
+
+
+class Place(NamedTuple):
+    """A link, up and with a carrier, that has an address in `network`."""
+
+    link: Link
+    network: Prefix
+
+
+class Lending:
+    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError."""
+
+    def __init__(self) -> None:
+        self.sock = wire.open_socket()
+        self.lent: dict[bytes, Link] = {}
+        self._announced: dict[bytes, list[float]] = {}          # when it is to be announced again, monotonic
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def link_of(self, packed: bytes) -> str:
+        """The name of the link that an address was lent to, or ""."""
+        return self.lent[packed].name if packed in self.lent else ""
+
+    def places(self, addresses: Collection[bytes]) -> dict[bytes, Link]:
+        """The link on which this node can hold each of these addresses; without those for which it has none."""
+        if not addresses:
+            return {}
+        places = [place for link in find.all_links(self.sock) if usable(link)
+                  for it in find.addresses(self.sock, link.index)
+                  if it.prefix < 8 * len(it.packed) and not it.flags & uapi.IFA_F_DADFAILED
+                  for place in [Place(link, ip_interface((it.packed, it.prefix)).network)]]
+        found = {}
+        for packed in addresses:
+            number = int.from_bytes(packed, "big")
+            fitting = [place for place in places if place.network.max_prefixlen == 8 * len(packed) and
+                       int(place.network[0]) <= number <= int(place.network[-1])]
+            if fitting:
+                found[packed] = max(fitting, key=lambda place: place.network.prefixlen).link
+        return found
+
+    def lend(self, until: Mapping[bytes, float], places: Mapping[bytes, Link]) -> None:
+        """Have these addresses on their links until a time each, monotonic; remove others that were lent."""
+        for packed in self.lent.keys() - until.keys():
+            self._take_back(packed)
+        for packed, end in until.items():
+            link = places[packed]
+            if packed in self.lent and self.lent[packed].index != link.index:
+                self._take_back(packed)
+            seconds = int(end - monotonic() + ROUND_S)
+            if seconds < 1:
+                continue                        # the kernel knows whole seconds only
+            wire.exchange(self.sock, rtnl.lend_address(Batch(), link.index, packed, seconds, what="lend an address"))
+            if packed not in self.lent:
+                now = monotonic()
+                self.lent[packed] = link
+                self._announced[packed] = [now + number * ANNOUNCE_S for number in range(ANNOUNCEMENTS)]
+            if monotonic() > end:               # the process has slept since: another node may have the address
+                self._take_back(packed)
+        self._announce()
+
+    def _announce(self) -> None:
+        for packed, times in self._announced.items():
+            if times and times[0] <= monotonic():
+                del times[0]
+                with suppress(OSError):         # the link went down, and the next call sees that
+                    packet_sockets.announce(self.lent[packed].name, self.lent[packed].address, packed)
+
+    def _take_back(self, packed: bytes) -> None:
+        link = self.lent.pop(packed)
+        self._announced.pop(packed, None)
+        try:
+            wire.exchange(self.sock, rtnl.del_address(Batch(), link.index, packed, 8 * len(packed),
+                                                      what="take back an address"))
+        except NetlinkError as e:
+            if e.errno not in (EADDRNOTAVAIL, ENODEV):
+                raise
+
+
+def usable(link: Link) -> bool:
+    """Whether neighbours of a link may find an address on it: it is up, has a carrier and a MAC."""
+    return link.up and bool(link.flags & uapi.IFF_LOWER_UP) and not link.flags & uapi.IFF_LOOPBACK and (
+        len(link.address) == 6)

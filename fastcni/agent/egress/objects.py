@@ -1,0 +1,100 @@
+"""Egress addresses, read from documents: EgressAddress of policy.fastcni.dev/v1alpha1.
+
+    read_egress_address({"metadata": {"name": "billing"}, "spec": {
+        "subject": {"namespaces": {"matchLabels": {"team": "billing"}}}, "addresses": ["192.0.2.50"]}})
+
+Pods of the subject leave the cluster from one of the addresses of their family. If two documents select a pod, the
+first by name counts. A pod's family without an address in `addresses` keeps its way.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+from hashlib import blake2b
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy.cluster_policies import read_subject
+from fastcni.agent.policy.objects import PolicyError, Reader, open_document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from typing import Any
+
+    from fastcni.agent.policy.objects import Group, Pod
+
+    Subjects = Mapping[bytes, "EgressAddress"]          # by a pod's address
+
+GROUP = "policy.fastcni.dev/"
+API_VERSION = f"{GROUP}v1alpha1"
+KIND = "EgressAddress"
+MAX_ADDRESSES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EgressAddress:
+    """pods: the subject, in all namespaces. addresses: packed. closed: the document's addresses cannot be read, so its
+    pods do not leave the cluster."""
+
+    name: str
+    pods: Group
+    addresses: tuple[bytes, ...] = ()
+    closed: bool = False
+
+    def of_family(self, packed: bytes) -> tuple[bytes, ...]:
+        """The addresses of the same family as `packed`."""
+        return tuple(each for each in self.addresses if len(each) == len(packed))
+
+
+def read_egress_address(document: Any) -> EgressAddress:
+    """Read an EgressAddress. Raises PolicyError."""
+    it, _, name, _ = open_document(KIND, document)
+    if (version := it.get("apiVersion", str, API_VERSION)) != API_VERSION:
+        it.wrong(f"expected {API_VERSION}, got {reprlib.repr(version)}", "apiVersion")
+    spec = it.part("spec") or it.wrong("is missing", "spec")
+    spec.only("subject", "addresses")
+    return EgressAddress(name, read_subject(spec), read_addresses(spec))
+
+
+def read_addresses(spec: Reader) -> tuple[bytes, ...]:
+    """Read the key `addresses`. Raises PolicyError."""
+    texts = spec.get("addresses", list, [])
+    if not 1 <= len(texts) <= MAX_ADDRESSES:
+        spec.wrong(f"expected 1 to {MAX_ADDRESSES} addresses, got {len(texts)}", "addresses")
+    found = []
+    for text in texts:
+        try:
+            address = ip_address(text if isinstance(text, str) else "")
+        except ValueError:
+            spec.wrong(f"{reprlib.repr(text)} is no address", "addresses")
+        if address.is_multicast or address.is_unspecified or address.is_loopback or address.is_link_local:
+            spec.wrong(f"{address} cannot be the source of a packet that leaves a node", "addresses")
+        found.append(address.packed)
+    return tuple(dict.fromkeys(found))
+
+
+def closed_egress_address(document: Mapping[str, Any]) -> EgressAddress | None:
+    """The record of a document that cannot be read: its pods do not leave the cluster. None: it does not say whose."""
+    try:
+        it, _, name, _ = open_document(KIND, document)
+        return EgressAddress(name, read_subject(it.part("spec") or Reader("", {})), closed=True)
+    except PolicyError:
+        return None
+
+
+def subjects(documents: Iterable[EgressAddress], members: Callable[[EgressAddress], Iterable[Pod]]) -> Subjects:
+    """Return which EgressAddress counts for each address of a pod."""
+    found: dict[bytes, EgressAddress] = {}
+    for each in sorted(documents, key=lambda one: one.name):
+        for pod in members(each):
+            for packed in pod.addresses:
+                if each.closed or each.of_family(packed):
+                    found.setdefault(packed, each)
+    return found
+
+
+def preferred(pod: bytes, addresses: Collection[bytes]) -> bytes | None:
+    """Return the one of these egress addresses that a pod's address leaves from: the same on all nodes, and another one
+    only if this one is not among them (rendezvous hashing). None without any."""
+    return max(addresses, key=lambda each: blake2b(pod + each, digest_size=8).digest(), default=None)

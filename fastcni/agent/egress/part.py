@@ -1,0 +1,90 @@
+"""The part of policies for egress addresses: tells the node's Egress which pods have which, and restores the table."""
+
+from __future__ import annotations
+
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import attributes
+from fastcni.agent.egress.service import Egress
+from fastcni.agent.egress.table import FAMILY, TABLE
+from fastcni.agent.policy.objects import Pod
+from fastcni.daemon.backoff import Backoff
+from fastcni.kernel import nft, uapi, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastcni.agent.policy.attached import Attachment
+    from fastcni.agent.policy.engine import Engine
+    from fastcni.agent.policy.service import Settings
+    from fastcni.daemon.log import Logger
+
+EVENT_BYTES = 4 << 20
+AGAIN_S = 0.1                   # while the policies are not known
+REMOVALS = (nft.NFT_MSG_DELRULE, nft.NFT_MSG_DELCHAIN, nft.NFT_MSG_DELTABLE)
+
+
+class EgressPart:
+    """See policy/parts.py. settings: with the Egress; without one no address is claimed, and the pods are closed."""
+
+    def __init__(self, engine: Engine, settings: Settings, log: Logger) -> None:
+        self.engine, self.egress, self.log = engine, settings.egress or Egress(log), log
+        self._own = None if settings.egress else self.egress
+        self.events = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
+        wire.set_buffer_size(self.events, EVENT_BYTES)
+        self._suspect = False
+        self._backoff = Backoff()
+        self._stale, self.due = True, 0.0       # the Egress has to be told of the index
+        engine.compiler.egress.notify = self._note_index
+        engine.protecting.append(self._protect)
+
+    def fileno(self) -> int:
+        return self.events.fileno()
+
+    def close(self) -> None:
+        self.events.close()
+        if self._own:
+            self._own.close()
+
+    def changed(self) -> None:
+        """The index tells of its changes."""
+
+    def attend(self) -> None:
+        index, table = self.engine.compiler.egress, self.egress.table
+        wire.drain(self.events, self._note, self._note_dropped, own=table.port)
+        if self.engine.begun:           # before the policies are known, the table of a former agent counts
+            self.engine.compiler.settle()
+            if self._stale:
+                self.egress.put(index.documents, index.subjects())
+                self._stale = False
+        if self._suspect and monotonic() >= self._backoff.until:
+            self._suspect = False
+            if table.wanted:
+                self._backoff.begin()
+                table.restore()
+                self.log.warning("egress_restored")
+        self.due = monotonic() + AGAIN_S if self._stale else self._backoff.until if self._suspect else inf
+
+    def figures(self) -> Mapping[str, int]:
+        return self.egress.figures()
+
+    def _protect(self, it: Attachment) -> None:
+        namespace, _, name = it.pod.partition("/")
+        if chosen := self.engine.compiler.egress.selects(Pod(namespace, name, it.labels)):
+            found = [packed for packed in it.all_addresses for each in chosen if each.closed or each.of_family(packed)]
+            if found:
+                self.egress.protect(found)
+
+    def _note_index(self) -> None:
+        self._stale, self.due = True, 0.0
+
+    def _note(self, kind: int, payload: bytes) -> None:
+        """Another program's change of the table."""
+        if kind in REMOVALS and nft.read_family(payload) == FAMILY:
+            self._suspect = self._suspect or nft.as_text(
+                attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) == TABLE
+
+    def _note_dropped(self) -> None:
+        self._suspect = True

@@ -1,0 +1,197 @@
+"""Egress addresses of a node: a thread that claims addresses, keeps them on links, and leads pods to the holders.
+
+    put(), protect()    from the thread of policies: which pods have which egress addresses
+    see()               from the agent's thread: this node, the other nodes and the routes to them
+    run()               the thread. Only here requests to the store take time
+
+Until a pod's address is held, and while this node does not know by whom, the pod's packets to outside are dropped
+(table.py). At its end the agent gives its claims up, and waits for the next holders, so that its own pods have a way.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from contextlib import ExitStack, closing, suppress
+from ipaddress import ip_address
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.agent.egress import flows
+from fastcni.agent.egress.holding import Holding
+from fastcni.agent.egress.lending import Lending
+from fastcni.agent.egress.objects import preferred
+from fastcni.agent.egress.routes import NextHop, Routes
+from fastcni.agent.egress.surroundings import Surroundings
+from fastcni.agent.egress.table import Table
+from fastcni.daemon.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from fastcni.agent.contract import NetworkConf, Node, Route
+    from fastcni.agent.egress.claims.contract import Claims
+    from fastcni.agent.egress.objects import EgressAddress, Subjects
+    from fastcni.daemon.log import Logger
+
+CHECK_S = 1.0           # between two comparisons of rules and routes with the kernel
+RETRY_S = 1.0           # after the kernel has refused something
+HANDOVER_S = 1.5        # at the end, until other nodes have claimed what this one gave up
+NEVER_S = 3600.0
+
+
+class Egress:
+    """Made in a thread that is in the node's namespace; close() comes after run()."""
+
+    def __init__(self, log: Logger) -> None:
+        self.log = log
+        self.table, self.wakeup = Table(), Wakeup()
+        self.documents: Mapping[str, EgressAddress] = {}
+        self.subjects: Subjects = {}
+        self.around: Surroundings | None = None
+        self.holders: Mapping[bytes, str] = {}          # names of nodes
+        self.held = 0                                   # addresses, by this node
+        self._changed = True
+        self._poll = select.poll()
+        self._poll.register(self.wakeup.fileno(), select.POLLIN)
+        # By pod: the address that this node gives it, or the way to another node; None: those of an agent before
+        self._former: dict[bytes, object] | None = None if self.table.exists() else {}
+
+    def close(self) -> None:
+        self.table.close()
+        self.wakeup.close()
+
+    # -- from other threads --------------------------------------------------------------------------------------------
+
+    def put(self, documents: Mapping[str, EgressAddress], subjects: Subjects) -> None:
+        """Let these documents count. Closes pods before it returns. Raises OSError."""
+        if documents:
+            self.table.put("subjects", dict.fromkeys(subjects))
+        else:
+            self.table.remove()
+        self.documents, self.subjects = dict(documents), subjects
+        self.changed()
+
+    def protect(self, addresses: Collection[bytes]) -> None:
+        """Within an ADD: close a new pod of a subject until its way is written. Raises OSError."""
+        self.table.add_subjects(addresses)
+
+    def see(self, conf: NetworkConf, me: Node, nodes: Collection[Node], routes: Collection[Route]) -> None:
+        """Record all nodes, and the routes to their subnets."""
+        self.around = Surroundings(conf, me, nodes, routes)
+        self.changed()
+
+    def changed(self) -> None:
+        """Let the thread look at everything again."""
+        self._changed = True
+        self.wakeup.wake()
+
+    def wanted(self) -> set[bytes]:
+        """The addresses of all documents."""
+        return {packed for it in self.documents.values() for packed in it.addresses}
+
+    def figures(self) -> Mapping[str, int]:
+        """For metrics."""
+        wanted = self.wanted()
+        return {"egress_addresses": len(wanted), "egress_held": self.held,
+                "egress_unheld": len(wanted - self.holders.keys())}
+
+    def unheld(self) -> list[str]:
+        """The addresses of documents that no node holds."""
+        return [str(ip_address(packed)) for packed in sorted(self.wanted() - self.holders.keys())]
+
+    def describe(self, pod: bytes) -> dict[str, str] | None:
+        """The document that counts for a pod's address, the egress address (""; no node holds one) and the holder's
+        addresses; None: the pod keeps its way."""
+        it = self.subjects.get(pod)
+        if it is None:
+            return None
+        address = preferred(pod, [each for each in it.of_family(pod) if each in self.holders])
+        node = self.around.nodes.get(self.holders[address]) if self.around and address else None
+        return {"name": it.name, "address": str(ip_address(address)) if address else "",
+                "node": " ".join(map(str, node.public.values())) if node else ""}
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def run(self, claims: Claims, stopped: threading.Event) -> None:
+        """Keep egress addresses until `stopped`; wake up the thread then. Raises OSError at the start only."""
+        ended = threading.Event()
+        with ExitStack() as opened:
+            lending, ways = opened.enter_context(closing(Lending())), opened.enter_context(closing(Routes()))
+            holding = Holding(claims, lending, self.table, self.log)
+            watch = threading.Thread(target=claims.watch, args=(self.changed, ended.is_set), name="egress-claims",
+                                     daemon=True)
+            watch.start()
+            opened.callback(claims.close)
+            opened.callback(watch.join)
+            opened.callback(ended.set)
+            due = checked = 0.0
+            while not stopped.is_set():
+                self._wait(due)
+                due = monotonic() + RETRY_S
+                try:
+                    due = min(self._hold(holding), checked + CHECK_S if self.documents else due + NEVER_S)
+                    if self._changed or monotonic() >= checked + CHECK_S:
+                        self._changed, checked = False, monotonic()
+                        self._lead(holding, ways)
+                except OSError as e:
+                    self.log.error("egress_refused", error=str(e))
+                    checked = 0.0
+            self._hand_over(holding, ways)
+
+    def _wait(self, due: float) -> None:
+        self._poll.poll(max(0.0, due - monotonic()) * 1000)
+        with suppress(BlockingIOError):
+            self.wakeup.clear()
+
+    def _hold(self, holding: Holding) -> float:
+        """Claim and renew. Return when to do so again, monotonic."""
+        if self.around is None:
+            return monotonic() + NEVER_S
+        if holding.claims.node != self.around.me.name:          # the node has another subnet now
+            holding.give_up(list(holding.until))
+            holding.claims.node = self.around.me.name
+        before = set(holding.until)
+        holding.attend(self.wanted())
+        self._changed = self._changed or before != holding.until.keys()
+        self.holders, self.held = holding.claims.holders(), len(holding.until)
+        return holding.due
+
+    def _lead(self, holding: Holding, ways: Routes) -> None:
+        """Write what pods have: the address that this node gives them, or the way to its holder."""
+        around = self.around
+        if around is None:
+            return
+        hops: dict[bytes, NextHop] = {}
+        given: dict[bytes, bytes] = {}
+        for pod, it in self.subjects.items():
+            if mine := preferred(pod, [each for each in it.of_family(pod) if each in holding.until]):
+                given[pod] = mine
+            address = preferred(pod, [each for each in it.of_family(pod) if each in self.holders])
+            if address and address != mine and around.is_mine(pod) and (
+                    hop := around.hop(self.holders[address], len(pod))):
+                hops[pod] = hop
+        ways.put(hops)
+        if self.documents:
+            self.table.put_ranges("inside", around.inside)
+            self.table.put_ranges("foreign", around.foreign)
+            self.table.put("to", {pod: address for pod, address in given.items() if pod not in hops})
+            self.table.put("ways", {pod + hop.gateway: None for pod, hop in hops.items()})
+        now: dict[bytes, object] = {**given, **dict.fromkeys(hops, "elsewhere")}
+        if self._former is not None:
+            flows.end({pod for pod in self._former.keys() | now.keys() if self._former.get(pod) != now.get(pod)},
+                      around.inside)
+        self._former = now
+
+    def _hand_over(self, holding: Holding, ways: Routes) -> None:
+        gone, until = set(holding.until), monotonic() + HANDOVER_S
+        holding.give_up(gone)
+        holding.lending.lend({}, {})
+        me = holding.claims.node
+        while gone and self.around and len(self.around.nodes) > 1 and monotonic() < until:
+            self.holders = holding.claims.holders()
+            if all(self.holders.get(packed, me) != me for packed in gone):
+                break
+            self._wait(until)
+        with suppress(OSError):         # as when the agent is killed: the pods stay closed
+            self._lead(holding, ways)

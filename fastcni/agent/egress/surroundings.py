@@ -1,0 +1,60 @@
+"""What a node knows of the network when it leads pods to egress addresses: the nodes, and what is inside."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from fastcni.agent.egress.routes import NextHop
+from fastcni.agent.policy.objects import Block
+from fastcni.agent.policy.ranges import of_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from fastcni.agent.contract import NetworkConf, Node, Prefix, Route
+    from fastcni.agent.policy.state import Range
+
+# Addresses that mean this link or all neighbours: no packet to them leaves the cluster, and clouds answer on the node
+LOCAL = [Block((ip_address(address).packed, prefix)) for address, prefix in (
+    ("169.254.0.0", 16), ("224.0.0.0", 4), ("255.255.255.255", 32), ("fe80::", 10), ("ff00::", 8))]
+FAMILIES = {4: 4, 16: 6}                # by length of an address
+
+
+class Surroundings:
+    """inside: ranges of addresses to which pods of a subject keep their way: pods, nodes, LOCAL. foreign: those of
+    other nodes' pods."""
+
+    def __init__(self, conf: NetworkConf, me: Node, nodes: Collection[Node], routes: Iterable[Route]) -> None:
+        self.me, self.nodes = me, {node.name: node for node in (*nodes, me)}
+        self._routes = {route.destination: route for route in routes}
+        networks = [family.network for family in conf.families.values()]
+        publics = [Block((address.packed, address.max_prefixlen))
+                   for node in self.nodes.values() for address in node.public.values()]
+        self.inside = ranges([*map(block, networks), *publics, *LOCAL])
+        self.foreign = ranges([Block(pair(network), tuple(
+            pair(subnet) for subnet in me.subnets.values() if subnet.version == network.version))
+            for network in networks])
+
+    def is_mine(self, pod: bytes) -> bool:
+        """Whether a pod's address is of this node's subnets."""
+        return any(ip_address(pod) in subnet for subnet in self.me.subnets.values())
+
+    def hop(self, name: str, length: int) -> NextHop | None:
+        """The way to a node for addresses of so many bytes; None if there is none, or it has no next hop."""
+        node = self.nodes.get(name)
+        subnet = node.subnets.get(FAMILIES[length]) if node else None
+        route = self._routes.get(subnet) if subnet else None
+        return NextHop(route.link, route.gateway.packed, route.onlink) if route and route.gateway else None
+
+
+def ranges(blocks: Collection[Block]) -> list[Range]:
+    return [each for length in FAMILIES for each in of_blocks(blocks, length)]
+
+
+def block(network: Prefix) -> Block:
+    return Block(pair(network))
+
+
+def pair(network: Prefix) -> tuple[bytes, int]:
+    return network.network_address.packed, network.prefixlen

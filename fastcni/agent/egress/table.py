@@ -1,0 +1,257 @@
+"""The nftables table of egress addresses. For each family (here IPv4):
+
+    table inet fastcni-egress {
+        set subjects4 { type ipv4_addr; }                   pods that have an egress address
+        set foreign4 { type ipv4_addr; flags interval; }    addresses of other nodes' pods
+        set inside4 { type ipv4_addr; flags interval; }     pods' network, nodes, link-local, multicast
+        set ways4 { type ipv4_addr . ipv4_addr; }           pod . next hop to the node that holds its egress address
+        map to4 { type ipv4_addr : ipv4_addr; }             pod : egress address that this node holds
+        set held4 { type ipv4_addr; flags timeout; }        these addresses, for as long as this node may use them
+        chain mark {                        hook prerouting, after the translation of services: see routes.py
+            ct direction original ip saddr @subjects4 ip daddr != @inside4 meta mark set meta mark or 0x1000
+        }
+        chain translate {                   hook postrouting, before all other source NAT
+            ip saddr . rt ip nexthop @ways4 ip daddr != @inside4 snat to ip saddr
+            ip daddr != @inside4 snat to ip saddr map @to4
+        }
+        chain check {                       hook postrouting, after all source NAT
+            ct direction original ct original ip saddr @subjects4 ip daddr != @inside4 goto leaving
+            ct direction original ct original ip saddr @foreign4 ip daddr != @inside4 goto leaving
+            ct state invalid,untracked ip saddr @subjects4 ip daddr != @inside4 goto leaving
+        }
+        chain leaving {
+            ip saddr @held4 return
+            ip saddr . rt ip nexthop @ways4 return
+            drop
+        }
+    }
+
+The first SNAT that matches is the only one, so no masquerade takes such a connection. Whatever translates a packet, the
+chain `check` sees the source that it leaves with. Answers on connections from outside keep their way.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import Batch
+from fastcni.agent.egress import expressions
+from fastcni.agent.policy.ruleset import ELEMENTS, Transaction
+from fastcni.kernel import nft, nft_elements, nft_rules, uapi, wire
+from fastcni.kernel.nft_elements import ADDRESS_TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from fastcni.agent.policy.state import Range
+    from fastcni.kernel.nft_rules import Expression
+
+    Elements = Mapping[bytes, bytes | None]             # value: of a map
+
+FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-egress"
+COMMENT = "fastcni agent: egress addresses"
+MARK = 0x1000
+VERSIONS = {4: "4", 16: "6"}                            # by length of an address
+MARKING, TRANSLATE, CHECK, LEAVING = "mark", "translate", "check", "leaving"
+BASE_CHAINS = {MARKING: ("filter", nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_NAT_DST + 1),
+               TRANSLATE: ("nat", nft.NF_INET_POST_ROUTING, nft.NF_IP_PRI_NAT_SRC - 1),
+               CHECK: ("filter", nft.NF_INET_POST_ROUTING, nft.NF_IP_PRI_NAT_SRC + 1)}
+PLAIN, RANGES = ("subjects", "ways", "to"), ("foreign", "inside")
+SET_ID = 1
+SEND_BYTES, ACK_BYTES = 16 << 20, 16 << 20
+
+
+class Table:
+    """Any thread may call; each call is one short transaction. Raises OSError.
+
+    wanted: whether there is to be a table.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._lock = threading.Lock()
+        self._plain: dict[str, dict[bytes, bytes | None]] = {}  # by set: what it is to have
+        self._ranges: dict[str, list[Range]] = {}
+        self._written: dict[str, dict[bytes, bytes | None]] | None = None       # None: the kernel's is not known
+        self._until: dict[bytes, float] = {}                    # when this node's use of an address ends, monotonic
+        self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
+        wire.set_request_size(self.sock, SEND_BYTES)
+        wire.set_buffer_size(self.sock, ACK_BYTES)
+
+    def close(self) -> None:
+        """Leave the table: pods stay closed, or on their way to the holder."""
+        self.sock.close()
+
+    @property
+    def port(self) -> int:
+        """The netlink port by which the kernel's notifications tell these changes from others'."""
+        return int(self.sock.getsockname()[0])
+
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return bool(wire.look_up(self.sock, nft.get_table(Batch(), FAMILY, TABLE)))
+
+    def put(self, name: str, elements: Elements) -> None:
+        """Let a set or map of both families have these elements; keys of `ways` have two addresses."""
+        with self._lock:
+            self.wanted = True
+            for length, version in VERSIONS.items():
+                size = 2 * length if name == "ways" else length
+                self._plain[name + version] = {key: value for key, value in elements.items() if len(key) == size}
+            self._write()
+
+    def put_ranges(self, name: str, ranges: Iterable[Range]) -> None:
+        """Let a set of ranges have these, which do not touch."""
+        with self._lock:
+            found = list(ranges)
+            for length, version in VERSIONS.items():
+                wanted = [each for each in found if len(each[0]) == length]
+                if self._ranges.get(name + version) != wanted:
+                    self._ranges[name + version] = wanted
+                    if self._written is not None:
+                        requests = Transaction()
+                        put_ranges(requests, name + version, wanted)
+                        self._commit(requests)
+
+    def add_subjects(self, addresses: Iterable[bytes]) -> None:
+        """Within an ADD: close the pod with these addresses until its way is written."""
+        with self._lock:
+            for packed in addresses:
+                self._plain.setdefault(f"subjects{VERSIONS[len(packed)]}", {})[packed] = None
+            self.wanted = True
+            self._write()
+
+    def hold(self, until: Mapping[bytes, float]) -> None:
+        """Let this node use these addresses until a time each, monotonic, and no others."""
+        with self._lock:
+            gone, self._until = self._until.keys() - until.keys(), dict(until)
+            if self._written is None or not (gone or until):
+                return                          # _write() puts them
+            requests = Transaction()
+            put_held(requests, self._until, gone)
+            self._commit(requests)
+
+    def restore(self) -> None:
+        """Write everything again."""
+        with self._lock:
+            self._written = None
+            self._write()
+
+    def remove(self) -> None:
+        """Remove the table."""
+        with self._lock:
+            self.wanted, self._written, self._until, self._plain, self._ranges = False, None, {}, {}, {}
+            requests = Transaction()
+            requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
+            requests.add(nft.del_table, FAMILY, TABLE)
+            requests.commit(self.sock)
+
+    # -- with the lock -------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        if not self.wanted:
+            return
+        requests = Transaction()
+        if first := self._written is None:
+            set_up(requests)
+            for name, ranges in self._ranges.items():
+                put_ranges(requests, name, ranges)
+            put_held(requests, self._until, ())
+        had = self._written or {}
+        for name, wanted in self._plain.items():
+            if first:
+                requests.add(nft_elements.flush_set, FAMILY, TABLE, name)
+            put_difference(requests, name, had.get(name, {}), wanted)
+        self._commit(requests)
+        self._written = {name: dict(elements) for name, elements in self._plain.items()}
+
+    def _commit(self, requests: Transaction) -> None:
+        """After a refusal, which may come from another program's change, the next call writes everything."""
+        try:
+            requests.commit(self.sock)
+        except OSError:
+            self._written = None
+            raise
+
+
+def set_up(requests: Transaction) -> None:
+    """Make the table as it is without elements, and keep the elements that its sets have."""
+    requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
+    for length, version in VERSIONS.items():
+        kind = ADDRESS_TYPES[length]
+        for name, named in (("subjects", {}), ("foreign", {"intervals": True}), ("inside", {"intervals": True}),
+                            ("to", {"values": (kind,)}), ("held", {"timed": True})):
+            requests.add(nft_elements.add_set, FAMILY, TABLE, name + version, (kind,), set_id=SET_ID, **named)
+        requests.add(nft_elements.add_set, FAMILY, TABLE, f"ways{version}", (kind, kind), set_id=SET_ID)
+    requests.add(nft.add_chain, FAMILY, TABLE, LEAVING)
+    for name, (kind_of_chain, hook, priority) in BASE_CHAINS.items():
+        requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind=kind_of_chain, hook=hook, priority=priority)
+    for name in (*BASE_CHAINS, LEAVING):
+        requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
+    for name, rule in rules():
+        requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule)
+
+
+def rules() -> Iterator[tuple[str, tuple[Expression, ...]]]:
+    """Yield (chain, rule), as they are above."""
+    for length, version in VERSIONS.items():
+        original = expressions.ct_original()
+        outside = *nft_rules.daddr(length), lookup(f"inside{version}", inverted=True)
+        subject = *nft_rules.saddr(length), lookup(f"subjects{version}")
+        way = *expressions.saddr_and_nexthop(length), lookup(f"ways{version}")
+        yield MARKING, (*original, *subject, *outside, *expressions.add_mark(MARK))
+        yield TRANSLATE, (*way, *outside, *nft_rules.saddr(length), expressions.snat(length))
+        yield TRANSLATE, (*outside, *nft_rules.saddr(length), nft_rules.value_of(f"to{version}", SET_ID),
+                          expressions.snat(length))
+        for name in ("subjects", "foreign"):
+            yield CHECK, (*original, *expressions.ct_original_saddr(length), lookup(f"{name}{version}"), *outside,
+                          nft_rules.go_to(LEAVING))
+        yield CHECK, (*expressions.ct_unknown(), *subject, *outside, nft_rules.go_to(LEAVING))
+        yield LEAVING, (*nft_rules.saddr(length), lookup(f"held{version}"), nft_rules.leave())
+        yield LEAVING, (*way, nft_rules.leave())
+    yield LEAVING, (nft_rules.drop(),)
+
+
+def lookup(name: str, inverted: bool = False) -> Expression:
+    return nft_rules.in_set(name, SET_ID, inverted)
+
+
+def put_ranges(requests: Transaction, name: str, ranges: list[Range]) -> None:
+    """Replace the elements of a set of ranges."""
+    requests.add(nft_elements.flush_set, FAMILY, TABLE, name)
+    for some in parts(ranges):
+        requests.add(nft_elements.add_intervals, FAMILY, TABLE, name, some)
+
+
+def put_held(requests: Transaction, until: Mapping[bytes, float], gone: Iterable[bytes]) -> None:
+    """Begin the time of addresses again. The kernel deletes no element that is missing, and a second addition prolongs
+    nothing: so each address is added, deleted and added."""
+    now = monotonic()
+    for length, version in VERSIONS.items():
+        name, left = f"held{version}", [(packed, round((end - now) * 1000)) for packed, end in until.items()
+                                        if len(packed) == length and end - now > 0.001]
+        stale = [packed for packed in (*until, *gone) if len(packed) == length]
+        for some in parts(stale):
+            requests.add(nft_elements.add_timed, FAMILY, TABLE, name, [(packed, 1000) for packed in some])
+            requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
+        for timed in parts(left):
+            requests.add(nft_elements.add_timed, FAMILY, TABLE, name, timed)
+
+
+def put_difference(requests: Transaction, name: str, had: Elements, wanted: Elements) -> None:
+    """Change a set or map. The value of a key cannot change, so such an element is deleted first."""
+    removed = [key for key, value in had.items() if key not in wanted or wanted[key] != value]
+    added = [(key, value) for key, value in wanted.items() if key not in had or had[key] != value]
+    for some in parts(removed):
+        requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
+    for each in parts(added):
+        requests.add(nft_elements.add_elements, FAMILY, TABLE, name, each)
+
+
+def parts(items: list) -> Iterator[list]:
+    """Split what does not fit into one message."""
+    return (items[at:at + ELEMENTS] for at in range(0, len(items), ELEMENTS))
+
+

@@ -1,0 +1,31 @@
+"""Schemas of objects of Kubernetes itself that fastcni writes, in the form of CRDs, for the API mock."""
+
+# Event of events.k8s.io/v1, with what ValidateEvent of Kubernetes asks of new ones
+EVENT = {"group": "events.k8s.io", "names": {"kind": "Event", "plural": "events"}, "versions": [{
+    "name": "v1", "schema": {"openAPIV3Schema": {
+        "type": "object",
+        "required": ["eventTime", "reportingController", "reportingInstance", "action", "reason", "type", "regarding"],
+        "properties": {
+            "apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"},
+            "eventTime": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$"},
+            "reportingController": {"type": "string", "pattern": "^[a-z0-9.]+/[A-Za-z0-9._-]+$", "maxLength": 128},
+            "reportingInstance": {"type": "string", "minLength": 1, "maxLength": 128},
+            "action": {"type": "string", "minLength": 1, "maxLength": 128},
+            "reason": {"type": "string", "minLength": 1, "maxLength": 128},
+            "type": {"enum": ["Normal", "Warning"]}, "note": {"type": "string", "maxLength": 1024},
+            "regarding": {"type": "object", "properties": {
+                name: {"type": "string"} for name in ("apiVersion", "kind", "name", "namespace", "uid")}},
+            "series": {"type": "object", "required": ["count", "lastObservedTime"], "properties": {
+                "count": {"type": "integer", "minimum": 2},
+                "lastObservedTime": {"type": "string", "pattern": r"\.\d{6}Z$"}}}}}}}]}
+# Lease of coordination.k8s.io/v1; times are MicroTime
+LEASE = {"group": "coordination.k8s.io", "names": {"kind": "Lease", "plural": "leases"}, "versions": [{
+    "name": "v1", "schema": {"openAPIV3Schema": {
+        "type": "object",
+        "properties": {
+            "apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"},
+            "spec": {"type": "object", "properties": {
+                "holderIdentity": {"type": "string"}, "leaseDurationSeconds": {"type": "integer", "minimum": 1},
+                "acquireTime": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$"},
+                "renewTime": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$"},
+                "leaseTransitions": {"type": "integer", "minimum": 0}}}}}}}]}
