@@ -161,7 +161,7 @@ class Decider:
     """
 
     def __init__(self, state: State) -> None:
-        self._state, self._known = state, dict[Connection, bool]()
+        self._state, self._known = state, dict[tuple[Connection, int], bool]()
         self.own = restricted_node(state)
         self._forwarders = state.elements.get(FORWARDERS, {})
 
@@ -171,16 +171,19 @@ class Decider:
         end, port = flow.replier, flow.replier_port
         if service(port) in self._forwarders and end in self.own:
             end, port = flow.destination, flow.port
-        return len(flow.source) != len(end) or self.decide(Connection(flow.source, end, flow.protocol, port))
+        return len(flow.source) != len(end) or self.decide(
+            Connection(flow.source, end, flow.protocol, port), flow.source_port)
 
-    def decide(self, it: Connection) -> bool:
+    def decide(self, it: Connection, source_port: int) -> bool:
+        """source_port: it counts in requests for DHCP leases and in their answers."""
         if it.source in self.own:
             return True
         if it.destination in self.own:
-            return interpret.allows_to_node(self._state, it)
-        found = self._known.get(it)
+            return interpret.allows_to_node(self._state, it, source_port)
+        key = it, source_port if source_port in interpret.LEASE_PORTS else 0
+        found = self._known.get(key)
         if found is None:
-            found = self._known[it] = interpret.allows(self._state, it)
+            found = self._known[key] = interpret.allows(self._state, *key)
         return found
 
 
@@ -214,8 +217,9 @@ def allowed_again(dropped: Mapping[str, list[bytes]], state: State, added: Colle
         length = 4 if name.endswith(VERSIONS[4]) else 16
         parts = {key: split(key, length, length, 1, *((2, 2) if len(key) > 2 * length + 4 else ())) for key in keys}
         if chosen := [key for key, (replier, source, number, *ports) in parts.items()
-                      if replier in added or source in added or decide.decide(Connection(
-                          source, replier, number[0], read_service(ports[0]) if ports else 0))]:
+                      if replier in added or source in added or decide.decide(
+                          Connection(source, replier, number[0], read_service(ports[0]) if ports else 0),
+                          read_service(ports[1]) if ports else 0)]:
             found[name] = chosen
     return found
 

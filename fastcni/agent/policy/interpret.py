@@ -6,6 +6,8 @@ from __future__ import annotations
 from operator import and_
 from typing import TYPE_CHECKING
 
+from fastcni.agent.policy.objects import PROTOCOLS
+from fastcni.agent.policy.ports import DHCP4
 from fastcni.agent.policy.state import ACCEPT, IN, LINK, LINK_LOCAL_MASK, OUT, RETURN, TO_NODE, VERSIONS
 from fastcni.kernel.nft_elements import concat, service
 
@@ -13,22 +15,38 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.evaluate import Connection
     from fastcni.agent.policy.state import Line, State
 
+LEASE_PORTS = CLIENT, SERVER = 68, 67           # of DHCP
 
-def allows(state: State, it: Connection) -> bool:
-    """Whether the first packet of a connection is accepted."""
+
+def allows(state: State, it: Connection, source_port: int = 0) -> bool:
+    """Whether the first packet of a connection is accepted. source_port: 0 if it is not known."""
     version = VERSIONS[len(it.source)]
     if any(bytes(map(and_, packed, LINK_LOCAL_MASK)) in state.elements[LINK] for packed in (it.source, it.destination)):
         return False
     if concat(it.source, it.destination) in state.elements[f"self{version}"]:
         return True
-    return (passes(state, state.elements[f"{OUT}{version}"].get(it.source), it.destination, it)
-            and passes(state, state.elements[f"{IN}{version}"].get(it.destination), it.source, it))
+    return ((asks_for_lease(state, it, source_port)
+             or passes(state, state.elements[f"{OUT}{version}"].get(it.source), it.destination, it))
+            and (gives_lease(state, it, source_port)
+                 or passes(state, state.elements[f"{IN}{version}"].get(it.destination), it.source, it)))
 
 
-def allows_to_node(state: State, it: Connection) -> bool:
+def asks_for_lease(state: State, it: Connection, source_port: int) -> bool:
+    """udp sport 68 udp dport 67 ip saddr @dhcp4"""
+    return (it.protocol, source_port, it.port) == (PROTOCOLS["UDP"], CLIENT, SERVER) and (
+        it.source in state.elements[DHCP4])
+
+
+def gives_lease(state: State, it: Connection, source_port: int) -> bool:
+    """udp sport 67 udp dport 68 ip daddr @dhcp4"""
+    return (it.protocol, source_port, it.port) == (PROTOCOLS["UDP"], SERVER, CLIENT) and (
+        it.destination in state.elements[DHCP4])
+
+
+def allows_to_node(state: State, it: Connection, source_port: int = 0) -> bool:
     """Whether the first packet from a pod to its own node is accepted."""
-    return passes(state, state.elements.get(f"{TO_NODE}{VERSIONS[len(it.source)]}", {}).get(it.source),
-                  it.destination, it)
+    chains = state.elements.get(f"{TO_NODE}{VERSIONS[len(it.source)]}", {})
+    return asks_for_lease(state, it, source_port) or passes(state, chains.get(it.source), it.destination, it)
 
 
 def passes(state: State, chain: str | None, peer: bytes, it: Connection) -> bool:

@@ -6,13 +6,16 @@ import socket
 import subprocess
 
 import pytest
-from agent.policy.pods import ADDRESSES, TCP, UDP, Node, pods
+from agent.policy.frames import mac_bytes
+from agent.policy.pods import ADDRESSES, TCP, UDP, Node, mac_of_pod, pods
 
 from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_policy
+from fastcni.agent.policy.ports import Port
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.spec.address import read_ip
+from fastcni.testing.namespaces import Inside
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 WEB, LOCKED = {"podSelector": {"matchLabels": {"app": "web"}}}, {"podSelector": {}}
@@ -121,6 +124,31 @@ def test_udp_is_cut_too(policed):
     listener.settimeout(0.15)
     with pytest.raises(TimeoutError):
         listener.recv(64)
+
+
+def test_a_lease_is_renewed_in_spite_of_a_change_of_policies(policed):
+    """The cut looked at a renewal by the policies alone, and the server's answers were dropped for 120 s."""
+    port = Port("port-a", True, mac_bytes(mac_of_pod("a")), dhcp=True)
+    addresses = tuple(map(read_ip, ADDRESSES["a"]))
+    policed.engine.protect(Attachment(("net", "a", "eth0"), "default/a", {}, addresses, port=port))
+    policed.engine.commit()
+    with datagrams(policed.node, "a", 68) as client, datagrams(policed.node, "a", 69) as other, datagrams(
+            policed.node, "c", 67) as server:
+        for sock in (client, other):
+            sock.sendto(b"renew", (ADDRESSES["c"][0], 67))
+            assert server.recv(64) == b"renew"
+        assert policed.set({"podSelector": {}, "policyTypes": ["Egress"]}, labels={}) == 1      # that of `other`
+        server.sendto(b"lease", (ADDRESSES["a"][0], 68))
+        assert client.recv(64) == b"lease"
+
+
+def datagrams(node, name, port):
+    """A UDP socket of a pod."""
+    with Inside(node.names[name]):
+        sock = socket.socket(type=socket.SOCK_DGRAM)
+    sock.bind(("", port))
+    sock.settimeout(5)
+    return sock
 
 
 def test_a_table_that_another_program_has_removed_is_written_again(policed):

@@ -1,6 +1,7 @@
 """Each connection that a change forbids is looked at by the cut. Answers on those that are allowed again are let."""
 
 from socket import IPPROTO_ICMP, IPPROTO_UDP
+from types import SimpleNamespace
 
 import pytest
 from agent.policy.clusters import connections, make_pod
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 
 from fastcni.agent.policy import cut, interpret
 from fastcni.agent.policy.compile import Compiler
+from fastcni.agent.policy.ports import DHCP4
 from fastcni.agent.policy.rules import CUT, CUT_ANY
 from fastcni.kernel.nft_elements import concat, protocol, service
 from fastcni.spec.address import read_ip
@@ -46,3 +48,29 @@ def test_answers_are_let_by_the_port_of_their_connection(server, client):
     dropped = {f"{CUT}{version}": keys, f"{CUT_ANY}{version}": [concat(*ends, protocol(IPPROTO_ICMP))]}
     assert cut.allowed_again(dropped, it.state, ()) == {f"{CUT}{version}": keys[:1]}
     assert cut.allowed_again(dropped, it.state, ends[1:]) == dropped
+
+
+def test_what_a_pod_sends_to_its_own_node_is_not_cut(monkeypatch):
+    """The node's addresses are read only if a flow seems forbidden, and then each of these is looked at again."""
+    monkeypatch.setattr(cut, "node_addresses", lambda: {read_ip("192.0.2.1")})
+    it = Compiler()
+    it.put_pod(make_pod("client", "10.0.0.1"))
+    it.put_policy(policy("p", policyTypes=["Egress"]))
+    to_node, to_other = (SimpleNamespace(source=read_ip("10.0.0.1"), replier=read_ip(replier), protocol=IPPROTO_UDP,
+                                         replier_port=53, source_port=5000) for replier in ("192.0.2.1", "192.0.2.2"))
+    assert cut.forbidden([to_node, to_other], it.state) == [to_other]
+
+
+@pytest.mark.parametrize("ports, ends, kept", [
+    ((68, 67), ("10.0.0.1", "10.0.0.2"), True), ((67, 68), ("10.0.0.2", "10.0.0.1"), True),
+    ((68, 67), ("10.0.0.2", "10.0.0.1"), False), ((67, 68), ("10.0.0.1", "10.0.0.2"), False),
+    ((69, 67), ("10.0.0.1", "10.0.0.2"), False), ((67, 69), ("10.0.0.2", "10.0.0.1"), False)])
+def test_requests_for_a_lease_and_answers_are_not_cut(ports, ends, kept):
+    """10.0.0.1 comes from DHCP; its pod is closed in both directions."""
+    it = Compiler()
+    it.put_pod(make_pod("client", "10.0.0.1"))
+    it.put_policy(policy("p", policyTypes=["Ingress", "Egress"]))
+    it.state.elements[DHCP4][read_ip("10.0.0.1")] = ""
+    flow = SimpleNamespace(source=read_ip(ends[0]), replier=read_ip(ends[1]), protocol=IPPROTO_UDP,
+                           source_port=ports[0], replier_port=ports[1])
+    assert cut.forbidden([flow], it.state) == ([] if kept else [flow])
