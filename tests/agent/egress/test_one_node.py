@@ -1,0 +1,171 @@
+"""Egress addresses of a node without etcd: rules, address and packets in the real kernel. Needs root."""
+
+import json
+import socket
+import threading
+from ipaddress import ip_address, ip_network
+
+import pytest
+import structlog
+from agent.nodes import conf
+
+from fastcni.agent.contract import Node, Route
+from fastcni.agent.egress.claims import open_claims
+from fastcni.agent.egress.objects import EgressAddress
+from fastcni.agent.egress.service import Egress
+from fastcni.agent.policy.objects import EVERYTHING, Group
+from fastcni.agent.run import remove_egress
+from fastcni.spec.address import read_ip
+from fastcni.testing import needs_root
+from fastcni.testing.namespaces import Inside, ip, run
+from fastcni.testing.witnesses import eventually
+
+pytestmark = needs_root
+ADDRESS, POD, OUTSIDE, PORT = "192.0.2.50", "10.244.1.5", "192.0.2.200", 8000
+ME = Node("one", {4: ip_network("10.244.1.0/24")}, {4: ip_address("192.0.2.1")}, "host-gw")
+OTHER = Node("two", {4: ip_network("10.244.2.0/24")}, {4: ip_address("192.0.2.2")}, "host-gw")
+WAY = Route("eth0", OTHER.subnets[4], OTHER.public[4])
+
+
+class Place:
+    """A node in the test's namespace, a pod, and a host outside that says who asks."""
+
+    def __init__(self, pod, outside, folder):
+        self.pod, self.outside = pod, outside
+        ip("link", "add", "eth0", "type", "veth", "peer", "eth0", "netns", outside)
+        ip("link", "add", "pod", "type", "veth", "peer", "eth0", "netns", pod)
+        for name, netns in (("eth0", None), ("pod", None), ("eth0", outside), ("eth0", pod)):
+            ip("link", "set", name, "up", netns=netns)
+        ip("addr", "add", "192.0.2.1/24", "dev", "eth0")
+        ip("addr", "add", f"{OUTSIDE}/24", "dev", "eth0", netns=outside)
+        ip("addr", "add", f"{POD}/32", "dev", "eth0", netns=pod)
+        ip("route", "add", f"{POD}/32", "dev", "pod")
+        ip("route", "add", "default", "dev", "eth0", netns=pod)
+        with open("/proc/sys/net/ipv4/conf/pod/proxy_arp", "w", encoding="ascii") as file:
+            file.write("1")
+        with open("/proc/sys/net/ipv4/ip_forward", "w", encoding="ascii") as file:
+            file.write("1")
+        run("nft", "-f", "-", stdin="table ip usual {\nchain nat {\ntype nat hook postrouting priority srcnat\n"
+                                    "ip saddr 10.244.0.0/16 oifname eth0 masquerade\n}\n}")
+        with Inside(outside):
+            self.server = socket.create_server((OUTSIDE, PORT))
+        self.nodes = folder / "nodes.json"
+        self.write("one")
+        self.log, self.stopped = [], threading.Event()
+        self.it = Egress(structlog.wrap_logger(None, processors=[self._note]))
+        self.claims = open_claims("static", {"path": str(self.nodes), "name": "one"}, "one")
+        self.it.see(conf(), ME, [ME, OTHER], [WAY])
+        self.thread = threading.Thread(target=self.it.run, args=(self.claims, self.stopped))
+
+    def write(self, *names):
+        self.nodes.write_text(json.dumps({"network": {"Network": "10.244.0.0/16"}, "nodes": [
+            {"name": name, "subnets": [f"10.244.{number}.0/24"], "public": [f"192.0.2.{number}"]}
+            for number, name in enumerate(names, 1)]}))
+
+    def _note(self, logger, method, event):
+        self.log.append(event["event"])
+        raise structlog.DropEvent
+
+    def put(self, *addresses):
+        document = EgressAddress("billing", Group(EVERYTHING, EVERYTHING), tuple(map(read_ip, addresses)))
+        self.it.put({"billing": document}, {read_ip(POD): document})
+
+    def source(self):
+        """Who asks, as the host outside sees it; "" if nothing comes."""
+        with Inside(self.pod), socket.socket() as sock:
+            sock.settimeout(0.3)
+            try:
+                sock.connect((OUTSIDE, PORT))
+            except OSError:
+                return ""
+        one, (host, _) = self.server.accept()
+        one.close()
+        return host
+
+    def has_address(self):
+        return ADDRESS in ip("addr", "show", "dev", "eth0")
+
+    def end(self):
+        self.stopped.set()
+        self.it.changed()
+        if self.thread.ident:
+            self.thread.join()
+
+    def close(self):
+        self.end()
+        self.it.close()
+        self.server.close()
+
+
+@pytest.fixture
+def place(host_netns, pod_netns, tmp_path):
+    found = Place(pod_netns(), pod_netns(), tmp_path)
+    try:
+        assert eventually(lambda: found.source() == "192.0.2.1")        # as any pod: masqueraded
+        yield found
+    finally:
+        found.close()
+
+
+def test_a_pod_is_closed_until_the_node_holds_its_address_then_leaves_from_it_and_is_closed_at_the_end(place):
+    place.put(ADDRESS)
+    assert place.source() == ""
+    place.thread.start()
+    assert eventually(lambda: place.source() == ADDRESS), place.log
+    assert place.has_address()
+    place.end()
+    assert not place.has_address()
+    assert place.source() == ""
+
+
+def test_the_kernel_takes_address_and_permission_from_a_node_that_no_longer_renews(place):
+    """As an agent that hangs. Another program's masquerade does not get the packets."""
+    place.put(ADDRESS)
+    place.thread.start()
+    assert eventually(lambda: place.source() == ADDRESS), place.log
+    place.it.table.hold = lambda until: None
+    place.it.table.sock.close()
+    hang = threading.Event()
+    place.claims.renew = lambda held: hang.wait(60) and {}
+    try:
+        assert eventually(lambda: not place.has_address())
+        assert eventually(lambda: place.source() == "")
+        assert "elements" not in run("nft", "list", "set", "inet", "fastcni-egress", "held4")
+    finally:
+        hang.set()
+
+
+def test_a_way_to_another_nodes_address_is_a_rule_for_the_pod_and_a_table_for_the_node(place):
+    place.claims.holders = lambda: {read_ip(ADDRESS): "two"}
+    place.claims.free_at = lambda address: float("inf")
+    place.put(ADDRESS)
+    place.thread.start()
+    assert eventually(lambda: f"from {POD} fwmark 0x1000/0x1000" in ip("rule")), place.log
+    (rule,) = [line for line in ip("rule").splitlines() if POD in line]
+    assert ip("route", "show", "table", rule.split("lookup")[1].split()[0]).startswith("default via 192.0.2.2 dev eth0")
+    assert eventually(lambda: f"{POD} . 192.0.2.2" in run("nft", "list", "set", "inet", "fastcni-egress", "ways4"))
+    ip("rule", "del", "priority", "900")
+    assert place.source() == ""                 # without its rule the packet has another next hop
+    assert eventually(lambda: "fwmark 0x1000/0x1000" in ip("rule"))
+    place.it.put({}, {})
+    assert eventually(lambda: "fwmark" not in ip("rule"))
+    assert "fastcni-egress" not in run("nft", "list", "tables")
+
+
+def test_with_several_nodes_in_the_file_no_node_holds_an_address(place):
+    place.write("one", "two")
+    place.put(ADDRESS)
+    place.thread.start()
+    assert eventually(lambda: "egress_claims_away" in place.log)
+    assert not place.has_address()
+    assert place.source() == ""
+
+
+def test_all_that_egress_addresses_have_made_can_be_removed(place):
+    place.put(ADDRESS)
+    place.thread.start()
+    assert eventually(lambda: place.source() == ADDRESS), place.log
+    place.end()
+    remove_egress()
+    assert "fastcni-egress" not in run("nft", "list", "tables")
+    assert eventually(lambda: place.source() == "192.0.2.1")
