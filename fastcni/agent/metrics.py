@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 EVENTS = ("agent_failed", "bridge_filter_off", "bridge_filter_restored", "conflist_kept", "datapath_unseen",
           "domain_names_closed", "egress_claims_away", "egress_lost", "egress_refused", "egress_restored",
-          "entry_refused", "link_failed", "masquerade_refused", "masquerade_restored",
+          "entry_refused", "http_proxy_ended", "http_proxy_missing", "http_proxy_refused", "http_rules_on_bridge",
+          "link_failed", "masquerade_refused", "masquerade_restored",
           "network_repaired", "node_skipped", "pod_record_damaged", "pod_record_missing", "policies_gone",
           "policies_kept", "policies_not_kept", "policies_refused", "policies_restored", "policy_unreadable",
           "record_restored", "record_unreadable", "registry_away", "subnet_changed", "subnet_lost", "waiting")
@@ -35,6 +36,7 @@ POLICY_GAUGES = {
     "egress_addresses": "Egress addresses of all documents",
     "egress_held": "Egress addresses that this node holds",
     "egress_unheld": "Egress addresses that no node holds: the pods that leave from them are closed",
+    "http_requests_denied": "HTTP requests that no rule of a policy has allowed",
     "unreadable_documents": "Documents of policies, pods and namespaces that cannot be read; the log has the reason",
 }
 

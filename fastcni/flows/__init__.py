@@ -7,6 +7,7 @@
     pods         the names of pods by address
     policies     the names of policies
     connections  the events of conntrack
+    requests     HTTP requests that an agent's proxy has judged
     records      Flow, one line of the output
     collector    all of these
     kept         `fastcni serve --flows`: the last flows, and how many there were

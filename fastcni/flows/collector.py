@@ -14,10 +14,11 @@ from fastcni.flows.connections import Connections
 from fastcni.flows.isolation import Isolation
 from fastcni.flows.pods import Pods
 from fastcni.flows.policies import Policies
-from fastcni.flows.records import ALLOWED, DROPPED, ISOLATION, POLICY, End, Flow
+from fastcni.flows.records import ALLOWED, DROPPED, HTTP, ISOLATION, POLICY, End, Flow
+from fastcni.flows.requests import Requests
 from fastcni.flows.traces import Asking, Drop, Traces
 from fastcni.kernel import conntrack, nft_trace, uapi, wire
-from fastcni.spec.address import ip_text
+from fastcni.spec.address import ip_text, read_ip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,7 +43,9 @@ class Collector:
         self.pods, self.traces = Pods(cache_dirs), Traces()
         self.isolation = Isolation(self.pods)
         self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
+        agents = tuple(agents)
         self.policies = Policies(self.sock, agents)
+        self.requests = Requests(agents)
         self.tracing = wire.open_socket(uapi.NETLINK_NETFILTER, (nft_trace.NFNLGRP_NFTRACE,))
         self.connections = Connections()
         wire.set_buffer_size(self.tracing, TRACE_BYTES)
@@ -59,6 +62,7 @@ class Collector:
         """End the reports of the kernel. It removes the tables with their socket."""
         for sock in (self.sock, self.tracing, self.connections.sock, self.isolation.sock):
             sock.close()
+        self.requests.close()
 
     @property
     def sampled(self) -> bool:
@@ -67,11 +71,12 @@ class Collector:
 
     def collect(self, wait_s: float) -> list[Flow]:
         """Return the flows since the last call, or [] if none came in time."""
-        if not self.sampled and not select.select([self.tracing, self.connections.sock], [], [], wait_s)[0]:
+        if not self.sampled and not select.select(
+                [self.tracing, self.connections.sock, *self.requests.socks], [], [], wait_s)[0]:
             return []
         self.connections.wait()
         self.pods.refresh()
-        return [*self._drops(), *self._connections()]
+        return [*self._drops(), *self._connections(), *self._requests()]
 
     def _drops(self) -> Iterator[Flow]:
         found: list[Drop | Asking] = []
@@ -104,6 +109,13 @@ class Collector:
                 allowing = [self.policies.of_rule(*rule) for rule in self.traces.allowing(packet)]
                 names = ", ".join(dict.fromkeys(filter(None, allowing)))
                 yield self._flow(packet, ALLOWED, POLICY if names else "", names)
+
+    def _requests(self) -> Iterator[Flow]:
+        for it in self.requests.read():
+            source, destination = read_ip(it["source"]), read_ip(it["destination"])
+            yield Flow(round(time.time(), 3), it["verdict"], POLICY if it["policy"] else HTTP, it["policy"], "http",
+                       self._end(source, it["source_port"]), self._end(destination, it["port"]),
+                       request={key: it[key] for key in ("method", "host", "path", "status", "reason")})
 
     def _flow(self, it: Packet, verdict: str, by: str, policy: str = "", where: str = "") -> Flow:
         return Flow(round(time.time(), 3), verdict, by, policy, it.protocol, self._end(it.source, it.source_port),

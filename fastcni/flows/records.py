@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 ALLOWED, DROPPED = "allowed", "dropped"                             # verdicts
-POLICY, FIREWALL, ISOLATION = "policy", "firewall", "isolation"     # by what
+POLICY, FIREWALL, ISOLATION, HTTP = "policy", "firewall", "isolation", "http"      # by what
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,10 @@ class End:
 class Flow:
     """One line of `fastcni flows`.
 
-    time: Unix seconds. by: POLICY, FIREWALL or ISOLATION; "" for an allowed flow that no policy restricts. policy: the
-    names of policies, with ", " between them: of those that allow the flow, or that restrict the pod at which it is
-    dropped. chain: what dropped it, "inet fastcni-policy ingress".
+    time: Unix seconds. by: POLICY, FIREWALL, ISOLATION, or HTTP for a request that no rule allows; "" for an allowed
+    flow that no policy restricts. policy: the names of policies, with ", " between them: of those that allow the flow,
+    or that restrict the pod at which it is dropped. chain: what dropped it, "inet fastcni-policy ingress". request: of
+    HTTP, its method, host and path, the status of the answer, and the reason why it was denied; {} of other flows.
     """
 
     time: float
@@ -45,6 +46,7 @@ class Flow:
     source: End
     destination: End
     chain: str = ""
+    request: dict[str, Any] = field(default_factory=dict)
 
     @property
     def network(self) -> str:
@@ -55,4 +57,5 @@ class Flow:
         """Return the object of `--json`. asdict() takes ten times as long."""
         return {"time": self.time, "verdict": self.verdict, "by": self.by, "policy": self.policy,
                 "protocol": self.protocol, "source": self.source.document(),
-                "destination": self.destination.document(), "chain": self.chain}
+                "destination": self.destination.document(), "chain": self.chain,
+                **({"request": self.request} if self.request else {})}

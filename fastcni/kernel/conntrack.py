@@ -25,6 +25,7 @@ NFNLGRP_CONNTRACK_NEW = 1      # linux/netfilter/nfnetlink.h: a socket in this g
 # subsystem 1, NFNL_SUBSYS_CTNETLINK
 IPCTNL_MSG_CT_NEW, IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x100, 0x101, 0x102
 CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_STATUS, CTA_ID, CTA_ZONE, CTA_FILTER, CTA_STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
+CTA_MARK = 8
 CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
 CTA_IP_SRC, CTA_IP_DST = {AF_INET: 1, AF_INET6: 3}, {AF_INET: 2, AF_INET6: 4}      # CTA_IP_V4_SRC and so on
 CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
@@ -77,11 +78,12 @@ class Flow:
     source_port                                   of it; 0 if conntrack knows no ports of the protocol
     replier, replier_port                         the address and port that answer: the destination after NAT
     nat                                           whether it has NAT
+    mark                                          its mark, ct mark in nftables
     tuple, id, zone                               attributes by which delete() names it
     """
 
     __slots__ = ("family", "protocol", "port", "source", "destination", "source_port", "replier", "replier_port", "nat",
-                 "tuple", "id", "zone")
+                 "mark", "tuple", "id", "zone")
     family: int
     protocol: int
     port: int
@@ -91,6 +93,7 @@ class Flow:
     replier: bytes
     replier_port: int
     nat: bool
+    mark: int
     tuple: bytes
     id: bytes | None
     zone: bytes | None
@@ -147,6 +150,7 @@ def read(payload: bytes) -> Flow:
     flow.replier_port = int.from_bytes(reply_ports.get(CTA_PROTO_SRC_PORT, b""), "big")
     flow.replier = attributes(answered.get(CTA_TUPLE_IP, b"")).get(CTA_IP_SRC[flow.family], b"")
     flow.nat = bool(int.from_bytes(found.get(CTA_STATUS, b""), "big") & (IPS_SRC_NAT | IPS_DST_NAT))
+    flow.mark = int.from_bytes(found.get(CTA_MARK, b""), "big")
     flow.tuple, flow.id, flow.zone = found.get(CTA_TUPLE_ORIG, b""), found.get(CTA_ID), found.get(CTA_ZONE)
     return flow
 

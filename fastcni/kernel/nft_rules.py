@@ -36,7 +36,8 @@ NFT_CMP_EQ, NFT_CMP_NEQ = 0, 1
 NFT_CT_STATE, NFT_CT_STATUS, NFT_CT_SRC_IPS = 0, 2, {4: 19, 16: 21}        # NFT_CT_SRC_IP, _IP6, by length
 IP_CT_DIR_ORIGINAL, IP_CT_DIR_REPLY = 0, 1
 NF_CT_STATE_ESTABLISHED, NF_CT_STATE_RELATED = 1 << 1, 1 << 2      # linux/netfilter/nf_conntrack_common.h
-NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR = 3, 1 << 1
+NFT_CT_MARK = 3
+NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_SADDR, NFTA_FIB_F_DADDR = 3, 1 << 0, 1 << 1
 NFT_DYNSET_OP_UPDATE = 1
 NFT_NAT_DNAT = 1
 NF_NAT_RANGE_PROTO_RANDOM_FULLY = 1 << 4      # linux/netfilter/nf_nat.h
@@ -271,8 +272,13 @@ def set_nftrace(on: bool) -> tuple[Expression, ...]:
 
 
 def fib_daddr_type() -> Expression:
-    """Load the kind of route (RTN_*) of the destination address. NFTA_FIB_DREG 1, _RESULT 2, _FLAGS 3"""
-    return "fib", lambda b: b.be32(1, NFT_REG_1).be32(2, NFT_FIB_RESULT_ADDRTYPE).be32(3, NFTA_FIB_F_DADDR)
+    """Load the kind of route (RTN_*) of the destination address."""
+    return fib_type(NFTA_FIB_F_DADDR)
+
+
+def fib_type(flags: int) -> Expression:
+    """Load the kind of route (RTN_*) of an address. NFTA_FIB_DREG 1, _RESULT 2, _FLAGS 3"""
+    return "fib", lambda b: b.be32(1, NFT_REG_1).be32(2, NFT_FIB_RESULT_ADDRTYPE).be32(3, flags)
 
 
 def dnat(length: int) -> Expression:
@@ -386,6 +392,16 @@ def icmpv6_type(number: int) -> tuple[Expression, ...]:
 def to_local_address() -> tuple[Expression, ...]:
     """fib daddr type local"""
     return fib_daddr_type(), compare(RTN_LOCAL.to_bytes(4, nft.ORDER))
+
+
+def from_local_address() -> tuple[Expression, ...]:
+    """fib saddr type local"""
+    return fib_type(NFTA_FIB_F_SADDR), compare(RTN_LOCAL.to_bytes(4, nft.ORDER))
+
+
+def any_ct_mark(bits: int) -> tuple[Expression, ...]:
+    """ct mark and <bits> != 0"""
+    return ct(NFT_CT_MARK), *_any_bit(bits)
 
 
 def any_mark(bits: int) -> tuple[Expression, ...]:

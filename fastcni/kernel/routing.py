@@ -21,6 +21,8 @@ ORDER = sys.byteorder
 OF_THE_MOMENT = (uapi.RTA_TABLE, uapi.RTA_CACHEINFO)    # attributes that a copy of a route does not have
 
 
+MARK_PRIORITY = 90              # before the main table's, and those that `ip rule add` gives a place
+
 # struct fib_rule_hdr   family dst_len src_len tos | table res1 res2 action | flags:u32
 
 def fib_rule_hdr(family: int, source_prefix: int = 0, table: int = 0, action: int = 0) -> bytes:
@@ -45,6 +47,22 @@ def marked_rule(batch: Batch, source: bytes, table: int, *, mark: int, priority:
     batch.raw(uapi.FRA_SRC, source).u32(uapi.FRA_PRIORITY, priority).u32(uapi.FRA_FWMARK, mark)
     batch.u32(uapi.FRA_FWMASK, mark).u8(uapi.FRA_PROTOCOL, protocol)
     return batch.u32(uapi.FRA_TABLE, table)
+
+
+def mark_rule(batch: Batch, family: int, bits: int, table: int, *, delete: bool = False) -> Batch:
+    """Add `fwmark <bits>/<bits> lookup <table>` at MARK_PRIORITY, or delete it."""
+    kind, flags = (uapi.RTM_DELRULE, NLM_F_ACK) if delete else (uapi.RTM_NEWRULE, rtnl.CREATE)
+    batch.begin(kind, flags, fib_rule_hdr(family, 0, table, uapi.FR_ACT_TO_TBL), f"routing rule for mark {bits:#x}")
+    batch.u32(uapi.FRA_PRIORITY, MARK_PRIORITY).u32(uapi.FRA_FWMARK, bits).u32(uapi.FRA_FWMASK, bits)
+    return batch.u32(uapi.FRA_TABLE, table)
+
+
+def local_default(batch: Batch, family: int, table: int, index: int, *, delete: bool = False) -> Batch:
+    """Add the route `local default dev lo table <table>`, or delete it. index: of lo."""
+    kind, flags = (uapi.RTM_DELROUTE, NLM_F_ACK) if delete else (uapi.RTM_NEWROUTE, rtnl.CREATE)
+    batch.begin(kind, flags, rtnl.rtmsg(family, 0, table=uapi.RT_TABLE_UNSPEC, scope=uapi.RT_SCOPE_HOST,
+                                        kind=uapi.RTN_LOCAL), f"local route of table {table}")
+    return batch.u32(uapi.RTA_TABLE, table).u32(uapi.RTA_OIF, index)
 
 
 def delete_rule(batch: Batch, payload: bytes, *, what: str | None = None) -> Batch:

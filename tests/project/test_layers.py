@@ -46,8 +46,9 @@ ROW_OF = {package: number for number, packages in enumerate(ROWS) for package in
 ENTRY_POINTS = {package for packages in ROWS[7:] for package in packages}
 ONE_SHOT = {"spec", "kernel", "clients", "kit", "plugin", "plugins", "handle"}
 SOCKETS = {                             # modules that import socket
+    "agent/policy/http/access_log", "agent/policy/http/part", "agent/policy/http/process",
     "agent/policy/names/forwarder", "agent/policy/names/process", "agent/policy/requests",
-    "agent/policy/sources/reader", "bench/echo", "bench/sides", "daemon/listening",
+    "agent/policy/sources/reader", "bench/echo", "bench/sides", "daemon/listening", "flows/requests",
     "daemon/systemd_notify", "dhcp/daemon", "node/server_process", "runtime/served", "selftest/icmp",
     "selftest/sockets", "server/control", "server/requests/acceptor", "server/requests/protocol",
     "server/web/address", "why/echo", "why/probe",
@@ -203,7 +204,8 @@ def opens_sockets(name):
         # spec/address.py has inet_pton and inet_ntop of _socket: text to bytes, nothing of the kernel's.
         # The server listens on a unix socket and sends to systemd's; so do its stand-in in bench and the agent. The
         # runtime asks the server. The self-test's pods send packets. The agent hands descriptors to the process that
-        # reads files. None of them opens netlink sockets.
+        # reads files, and listening sockets to the HTTP proxy, which tells of requests. None of them opens netlink
+        # sockets.
         first = dotted.split(".")[0]
         if ((first == "socket" and name not in SOCKETS) or dotted.endswith("setns")
                 or (first == "_socket" and (name != "spec/address" or dotted not in (

@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.agent.egress import expressions
-from fastcni.agent.policy.ruleset import ELEMENTS, Transaction
+from fastcni.agent.policy.rules import ELEMENTS
+from fastcni.agent.policy.ruleset import Transaction
 from fastcni.kernel import nft, nft_elements, nft_rules, uapi, wire
 from fastcni.kernel.nft_elements import ADDRESS_TYPES
 

@@ -10,12 +10,15 @@ from fastcni.agent.policy import ranges
 from fastcni.agent.policy.cluster_policies import ACCEPT as ALLOW
 from fastcni.agent.policy.cluster_policies import DENY, PASS, ClusterPolicy, OrderedRule
 from fastcni.agent.policy.evaluate import rule_name
+from fastcni.agent.policy.http.documents import HttpRule
 from fastcni.agent.policy.objects import Block, Domain, Group, Nodes
 from fastcni.agent.policy.state import (
     ACCEPT,
     DROP,
+    HTTP_CHAINS,
     LENGTHS,
     PREFIXES,
+    PROXY,
     RETURN,
     VERSIONS,
     Chain,
@@ -33,10 +36,12 @@ VERDICTS = {ALLOW: ACCEPT, DENY: DROP, PASS: RETURN}
 
 
 class Compiled:
-    """name: of the chain of a NetworkPolicy. sets: blocks and ports that it uses, by name. groups, nodes, domains,
-    named: of peers and named ports, by the name of their set; a named port is (name, protocol)."""
+    """name: of the chain of a NetworkPolicy. http: the chain of its rules by HTTP requests, which comes behind the
+    chains of all policies, because a rule without HTTP allows each request; http_name: its name, "" without any.
+    sets: blocks and ports that it uses, by name. groups, nodes, domains, named: of peers and named ports, by the
+    name of their set; a named port is (name, protocol)."""
 
-    __slots__ = ("chain", "domains", "groups", "name", "named", "nodes", "policy", "sets")
+    __slots__ = ("chain", "domains", "groups", "http", "http_name", "name", "named", "nodes", "policy", "sets")
 
     def __init__(self, policy: Policy | ClusterPolicy, direction: str) -> None:
         self.policy = policy
@@ -46,9 +51,11 @@ class Compiled:
         self.domains: dict[str, Domain] = {}
         self.named: dict[str, tuple[str, int]] = {}
         self.name = f"{PREFIXES[direction]}-{short_hash(policy.key)}"
-        self.chain = Chain(direction, tuple(
-            line for number, rule in enumerate(policy.rules(direction) or ())
-            for line in self._lines(rule, rule_name(policy, direction, number))))
+        lines = [line for number, rule in enumerate(policy.rules(direction) or ())
+                 for line in self._lines(rule, rule_name(policy, direction, number))]
+        self.chain = Chain(direction, tuple(line for line in lines if not line.requests))
+        self.http = Chain(direction, tuple(line for line in lines if line.requests))
+        self.http_name = f"{HTTP_CHAINS}{self.name}" if self.http.lines else ""
 
     @property
     def cluster_policy(self) -> ClusterPolicy | None:
@@ -57,10 +64,11 @@ class Compiled:
     def _lines(self, rule: Rule, comment: str) -> Iterator[Line]:
         if isinstance(rule, OrderedRule) and rule.void:
             return
-        verdict = VERDICTS[rule.action] if isinstance(rule, OrderedRule) else ACCEPT
+        requests = rule.requests if isinstance(rule, HttpRule) else ()
+        verdict = VERDICTS[rule.action] if isinstance(rule, OrderedRule) else PROXY if requests else ACCEPT
         for length, peer in self._peers(rule):
             for of_ports in self._ports(rule, length):
-                yield Line(peer=peer, comment=comment, verdict=verdict,
+                yield Line(peer=peer, comment=comment, verdict=verdict, requests=requests,
                            **{"length": length, **of_ports})    # type: ignore[arg-type]
         for length, domain in self._domains(rule):
             for of_ports in self._ports(rule, length):

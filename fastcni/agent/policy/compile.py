@@ -243,7 +243,8 @@ class Compiler:
             namespaced = tuple(sorted([one.name for one in compiled if not one.cluster_policy]))
             admin = self._tier(direction, [one for one in ordered if one.tier == ADMIN])
             baseline = () if namespaced else self._tier(direction, [one for one in ordered if one.tier == BASELINE])
-            found.append((*admin, *namespaced, *baseline))
+            http = tuple(sorted([one.http_name for one in compiled if one.http_name]))
+            found.append((*admin, *namespaced, *http, *baseline))
         return [*found, (*admin, *baseline) if selecting & self._reaching else ()]
 
     def _tier(self, direction: str, policies: list[ClusterPolicy]) -> tuple[str, ...]:
@@ -341,7 +342,7 @@ class Compiler:
             self._journal.put_chain(name, self._tier_chain(name, self.state.chains[name].direction))
         for direction, past in zip(DIRECTIONS, former, strict=True):
             if past:
-                self._forget(past, (key, direction) not in self._compiled)
+                self._forget(past, self._compiled.get((key, direction)))
 
     def _select(self, policy: Policy | ClusterPolicy | None, key: str, there: bool) -> set[bytes]:
         """Note that a policy selects its pods, or no longer does. Return the addresses of this node's among them."""
@@ -388,6 +389,8 @@ class Compiler:
             self._add_set(name, Set("domain", 4 if name.startswith("d4") else 16))
         if not it.cluster_policy:
             self._journal.put_chain(it.name, it.chain)
+        if it.http_name:
+            self._journal.put_chain(it.http_name, it.http)
 
     def _add_set(self, name: str, it: Set) -> bool:
         """Note one more use of a set. Return whether it is new."""
@@ -397,9 +400,12 @@ class Compiler:
             self._held[name] = Counter()
         return self._used[name] == 1
 
-    def _forget(self, past: Compiled, with_chain: bool) -> None:
-        if with_chain:
+    def _forget(self, past: Compiled, new: Compiled | None) -> None:
+        """Release what a policy used. new: what took its place."""
+        if not new:
             self._journal.put_chain(past.name, None)
+        if past.http_name and not (new and new.http_name):
+            self._journal.put_chain(past.http_name, None)
         for name in (*past.sets, *past.groups, *past.nodes, *past.domains, *past.named):
             self._unuse(name, self._journal.put_set)
             if name not in self.state.sets:

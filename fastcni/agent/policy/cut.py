@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.agent.policy import interpret
 from fastcni.agent.policy.evaluate import Connection
+from fastcni.agent.policy.http.marks import PROXIED
 from fastcni.agent.policy.own_addresses import node_addresses
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.rules import CUT, CUT_ANY, IPPROTO_TCP
@@ -161,7 +162,7 @@ class Decider:
     """
 
     def __init__(self, state: State) -> None:
-        self._state, self._known = state, dict[tuple[Connection, int], bool]()
+        self._state, self._known = state, dict[tuple[Connection, int, bool], bool]()
         self.own = restricted_node(state)
         self._forwarders = state.elements.get(FORWARDERS, {})
 
@@ -172,15 +173,15 @@ class Decider:
         if service(port) in self._forwarders and end in self.own:
             end, port = flow.destination, flow.port
         return len(flow.source) != len(end) or self.decide(
-            Connection(flow.source, end, flow.protocol, port), flow.source_port)
+            Connection(flow.source, end, flow.protocol, port), flow.source_port, bool(flow.mark & PROXIED))
 
-    def decide(self, it: Connection, source_port: int) -> bool:
-        """source_port: it counts in requests for DHCP leases and in their answers."""
+    def decide(self, it: Connection, source_port: int, proxied: bool = False) -> bool:
+        """source_port: it counts in requests for DHCP leases and in their answers. proxied: see interpret.py."""
         if it.source in self.own:
             return True
         if it.destination in self.own:
             return interpret.allows_to_node(self._state, it, source_port)
-        key = it, source_port if source_port in interpret.LEASE_PORTS else 0
+        key = it, source_port if source_port in interpret.LEASE_PORTS else 0, proxied
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = interpret.allows(self._state, *key)

@@ -25,7 +25,7 @@ from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.datapath.restrict import Restricted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from fastcni.agent.policy.attached import AttachedCompiler, Attachment
     from fastcni.agent.policy.state import Change
@@ -42,6 +42,7 @@ class Engine:
         except BaseException:
             self.rules.close()
             raise
+        self.prepare: Callable[[Iterable[str]], object] = lambda new_chains: None       # called before a write
         self._begun = False             # load() was called: the compiler has all there is
         self._loaded = False            # the kernel has what take() gave
         self.protecting: list[Callable[[Attachment], object]] = []      # called by protect() before its answer
@@ -68,6 +69,7 @@ class Engine:
         force until then."""
         self._begun, self._loaded = True, False
         self.compiler.take()
+        self.prepare(self.compiler.state.chains)
         try:
             self.redirects.put(self.rules.sock, cut.isolated(self.compiler.state))
         finally:
@@ -168,6 +170,7 @@ class Engine:
         for name, keys in self._dropped.items():
             there = () if name in VERDICT_MAPS else self.compiler.state.elements[name]
             change.removed.setdefault(name, []).extend([key for key in keys if key not in there])
+        self.prepare(change.new_chains)
         self._loaded = False            # also after other errors, because take() gives a change only once
         try:
             if MAPS & (change.added.keys() | change.removed.keys()):

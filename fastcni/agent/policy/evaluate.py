@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.cluster_policies import ACCEPT, PASS, TIERS, ClusterPolicy, OrderedRule
+from fastcni.agent.policy.http.documents import HttpRule
 from fastcni.agent.policy.objects import EGRESS, INGRESS, Block, Domain, Nodes
 
 if TYPE_CHECKING:
@@ -50,16 +51,18 @@ class Connection:
 class Reason:
     """Why one direction is allowed or denied. rule: "shop/web ingress[0]", of the rule that allows, or of the rule of a
     cluster policy that decides; "" without one. isolating: the policies that select the pod in this direction. own: the
-    destination is the pod's own node."""
+    destination is the pod's own node. by_request: allowed are the HTTP requests that rules name."""
 
     allowed: bool
     rule: str = ""
     isolating: tuple[str, ...] = ()
     own: bool = False
+    by_request: bool = False
 
     def __str__(self) -> str:
         if self.rule:
-            return f"{'allowed' if self.allowed else 'denied'} by {self.rule}"
+            requests = ", for its HTTP requests" if self.by_request else ""
+            return f"{'allowed' if self.allowed else 'denied'} by {self.rule}{requests}"
         if self.own:
             return "allowed: the destination is the pod's own node"
         if self.allowed:
@@ -107,10 +110,15 @@ def one_direction(cluster: Cluster, it: Connection, direction: str, to_node: boo
 
 def by_policies(cluster: Cluster, isolating: Iterable[Policy], it: Connection, direction: str) -> Reason:
     """What the NetworkPolicies of a pod decide."""
+    by_request = ""
     for policy in isolating:
         for number, rule in enumerate(policy.rules(direction) or ()):
             if allows(cluster, rule, it, direction):
-                return Reason(True, rule_name(policy, direction, number))
+                if not isinstance(rule, HttpRule):
+                    return Reason(True, rule_name(policy, direction, number))
+                by_request = by_request or rule_name(policy, direction, number)
+    if by_request:
+        return Reason(True, by_request, by_request=True)
     return Reason(False, isolating=tuple(policy.key for policy in isolating))
 
 

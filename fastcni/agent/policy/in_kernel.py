@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import nft_read, nft_walk, port_rules
+from fastcni.agent.policy.http.redirect import BASE_CHAINS as TO_PROXY
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.ports import BRIDGED, MACS, ROUTED
 from fastcni.agent.policy.rules import EGRESS_CHAIN, INGRESS_CHAIN, TO_NODE_CHAIN
@@ -79,6 +80,9 @@ def decide(tables: Iterable[Table], it: Connection, bypass: str = "", to_node: b
     """Return what each base chain decides, each as if the others let the packet through. bypass: why no chain of
     the family inet sees it, "" if they see it. to_node: a pod sends the packet to its own node.
 
+    A connection that goes through the HTTP proxy is allowed here: the chains of TO_PROXY ask the same maps, and the
+    proxy judges its requests.
+
     Keys: "Egress" and "Ingress", which are always there; for another base chain "inet fastcni-policy-guard forward".
     The chain of a pod's port belongs to the direction: its decision is returned unless it lets the packet through.
     """
@@ -88,7 +92,8 @@ def decide(tables: Iterable[Table], it: Connection, bypass: str = "", to_node: b
         packet = first_packet(it, ports)
         passed = Decision(True, bypass) if bypass and table.family == FAMILY else None
         for name, chain in table.chains.items():
-            if chain.hook is None or (table.family == FAMILY and passes_by(chain.hook, to_node)):
+            if chain.hook is None or (own and name in TO_PROXY) or (
+                    table.family == FAMILY and passes_by(chain.hook, to_node)):
                 continue
             direction = OF_PORTS.get((table.family, name)) if table.name == TABLE else None
             if direction is None:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.objects import PROTOCOLS
 from fastcni.agent.policy.ports import DHCP4
-from fastcni.agent.policy.state import ACCEPT, IN, LINK, LINK_LOCAL_MASK, OUT, RETURN, TO_NODE, VERSIONS
+from fastcni.agent.policy.state import (
+    ACCEPT,
+    DROP,
+    IN,
+    LINK,
+    LINK_LOCAL_MASK,
+    OUT,
+    PROXY,
+    RETURN,
+    TO_NODE,
+    VERSIONS,
+)
 from fastcni.kernel.nft_elements import concat, service
 
 if TYPE_CHECKING:
@@ -18,17 +29,19 @@ if TYPE_CHECKING:
 LEASE_PORTS = CLIENT, SERVER = 68, 67           # of DHCP
 
 
-def allows(state: State, it: Connection, source_port: int = 0) -> bool:
-    """Whether the first packet of a connection is accepted. source_port: 0 if it is not known."""
+def allows(state: State, it: Connection, source_port: int = 0, proxied: bool = False) -> bool:
+    """Whether the first packet of a connection is accepted. source_port: 0 if it is not known. proxied: on its way to
+    or from the HTTP proxy, which also keeps connections that it has when another rule allows each request."""
     version = VERSIONS[len(it.source)]
     if any(bytes(map(and_, packed, LINK_LOCAL_MASK)) in state.elements[LINK] for packed in (it.source, it.destination)):
         return False
     if concat(it.source, it.destination) in state.elements[f"self{version}"]:
         return True
-    return ((asks_for_lease(state, it, source_port)
-             or passes(state, state.elements[f"{OUT}{version}"].get(it.source), it.destination, it))
-            and (gives_lease(state, it, source_port)
-                 or passes(state, state.elements[f"{IN}{version}"].get(it.destination), it.source, it)))
+    verdicts = (ACCEPT if asks_for_lease(state, it, source_port) else
+                verdict(state, state.elements[f"{OUT}{version}"].get(it.source), it.destination, it),
+                ACCEPT if gives_lease(state, it, source_port) else
+                verdict(state, state.elements[f"{IN}{version}"].get(it.destination), it.source, it))
+    return all(each in (ACCEPT, PROXY) for each in verdicts) and (PROXY in verdicts) <= proxied
 
 
 def asks_for_lease(state: State, it: Connection, source_port: int) -> bool:
@@ -46,18 +59,19 @@ def gives_lease(state: State, it: Connection, source_port: int) -> bool:
 def allows_to_node(state: State, it: Connection, source_port: int = 0) -> bool:
     """Whether the first packet from a pod to its own node is accepted."""
     chains = state.elements.get(f"{TO_NODE}{VERSIONS[len(it.source)]}", {})
-    return asks_for_lease(state, it, source_port) or passes(state, chains.get(it.source), it.destination, it)
+    return asks_for_lease(state, it, source_port) or (
+        verdict(state, chains.get(it.source), it.destination, it) == ACCEPT)
 
 
-def passes(state: State, chain: str | None, peer: bytes, it: Connection) -> bool:
-    """Whether the chains that a chain jumps to let the connection through; without a chain always."""
+def verdict(state: State, chain: str | None, peer: bytes, it: Connection) -> str:
+    """What the chains that a chain jumps to decide on the connection; without a chain ACCEPT."""
     if chain is None:
-        return True
+        return ACCEPT
     for jump in state.chains[chain].jumps:
-        verdict = next((line.verdict for line in state.chains[jump].lines if fits(state, line, peer, it)), RETURN)
-        if verdict != RETURN:
-            return verdict == ACCEPT
-    return not state.chains[chain].closed
+        found = next((line.verdict for line in state.chains[jump].lines if fits(state, line, peer, it)), RETURN)
+        if found != RETURN:
+            return found
+    return DROP if state.chains[chain].closed else ACCEPT
 
 
 def fits(state: State, line: Line, peer: bytes, it: Connection) -> bool:

@@ -201,6 +201,9 @@ def number(fields: Fields, kind: int, missing: int = 0) -> int:
 
 def _meta(it: _Walker, fields: Fields) -> bool:
     key = number(fields, 2)
+    if key == nft_rules.NFT_META_MARK and 3 in fields:          # 3: the register with the new mark
+        it.packet.meta = {**it.packet.meta, key: it.load(number(fields, 3), 4)}
+        return True
     if 1 not in fields or key not in it.packet.meta:            # 1: without a destination it sets a property
         raise Unknown(f"meta key {key}")
     it.store(number(fields, 1), it.packet.meta[key])

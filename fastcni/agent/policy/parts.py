@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from fastcni.agent.egress.part import EgressPart
+from fastcni.agent.policy.http.part import Proxy
 from fastcni.agent.policy.names.part import Names
 from fastcni.daemon.attended import Attended
 
@@ -35,4 +36,4 @@ class Part(Attended, Protocol):
         ...
 
 
-OPENERS: tuple[Opener, ...] = (Names, EgressPart)
+OPENERS: tuple[Opener, ...] = (Names, Proxy, EgressPart)

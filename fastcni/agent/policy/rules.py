@@ -96,9 +96,11 @@ CUT_MS.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import port_rules
+from fastcni.agent.policy.http import expressions, marks
 from fastcni.agent.policy.objects import INGRESS
 from fastcni.agent.policy.ports import POD_MACS, ROUTED
 from fastcni.agent.policy.state import (
@@ -110,12 +112,15 @@ from fastcni.agent.policy.state import (
     LINK,
     LINK_LOCAL,
     LINK_LOCAL_MASK,
+    NODE_MAPS,
     OUT,
+    PERMANENT,
+    PROXY,
     RETURN,
     TO_NODE,
     VERSIONS,
 )
-from fastcni.kernel import nft, nft_rules
+from fastcni.kernel import nft, nft_elements, nft_rules
 from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, service
 from fastcni.kernel.nft_rules import (
     DADDRS,
@@ -146,13 +151,20 @@ from fastcni.kernel.nft_rules import (
 from fastcni.kit.firewall.port_sources import MULTICAST6
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from typing import TypeVar
 
-    from fastcni.agent.policy.state import Chain, Line
+    from fastcni.agent.batches import Requests
+    from fastcni.agent.policy.state import Chain, Line, State
     from fastcni.kernel.nft_rules import Expression, Field
 
+    Item = TypeVar("Item")
     Rule = tuple[Expression, ...]
 
+FAMILY = nft.NFPROTO_INET
+GUARD, GUARD_CHAIN, GUARD_INPUT = "fastcni-policy-guard", "forward", "input"           # while the table is replaced
+COMMENT = "fastcni: network policies of pods"
+ELEMENTS = 250                  # in one message, which has 32 KiB
 EGRESS_CHAIN, INGRESS_CHAIN, MIDSTREAM, REPORTS = "egress", "ingress", "midstream", "reports"
 BASE_CHAINS = {EGRESS_CHAIN: nft.NF_IP_PRI_FILTER, INGRESS_CHAIN: nft.NF_IP_PRI_FILTER + 1}     # priorities
 TO_NODE_CHAIN, FROM_NODE_CHAIN = "to-node", "from-node"
@@ -272,7 +284,9 @@ def rules_of(chain: Chain) -> Iterator[tuple[Rule, str]]:
     if chain.jumps and chain.closed:
         yield (drop(),), ""
     for line in chain.lines:
-        yield (*conditions(line, chain.direction), VERDICTS[line.verdict]()), line.comment
+        verdict = ((*expressions.set_mark(marks.IN if chain.direction == INGRESS else marks.OUT), accept())
+                   if line.verdict == PROXY else (VERDICTS[line.verdict](),))
+        yield (*conditions(line, chain.direction), *verdict), line.comment
 
 
 def conditions(line: Line, direction: str) -> Rule:
@@ -294,3 +308,48 @@ def conditions(line: Line, direction: str) -> Rule:
     if line.named:
         found += *nft_rules.daddr(length), payload(TH_DPORT, NFT_REG32_00 + length // 4), in_set(line.named, SET_ID)
     return tuple(found)
+
+
+# While the table is replaced, another one drops the first packets from and to restricted pods -------------------------
+
+def add_guard(requests: Requests, state: State, flags: int) -> None:
+    """Add the table, in place of one that may exist."""
+    replace_table(requests, FAMILY, GUARD, flags)
+    requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
+                 priority=nft.NF_IP_PRI_FILTER)
+    for name in sorted(PERMANENT):
+        if name.startswith("self"):
+            length = 4 if name.endswith("4") else 16
+            requests.add(nft_elements.add_set, FAMILY, GUARD, name, (ADDRESS_TYPES[length],), set_id=SET_ID)
+            for some in parts((key[:length], None) for key in state.elements[name]):
+                requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
+            for rule in guard_rules(length, name):
+                requests.add(nft_rules.add_rule, FAMILY, GUARD, GUARD_CHAIN, *rule)
+    if state.sets.keys() >= NODE_MAPS:
+        guard_node(requests, state)
+
+
+def guard_node(requests: Requests, state: State) -> None:
+    """Drop the first packets from pods to their own node, where policies restrict these."""
+    requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_INPUT, kind="filter", hook=nft.NF_INET_LOCAL_IN,
+                 priority=nft.NF_IP_PRI_FILTER)
+    for name in sorted(NODE_MAPS):
+        length = state.sets[name].length
+        requests.add(nft_elements.add_set, FAMILY, GUARD, name, (ADDRESS_TYPES[length],), set_id=SET_ID)
+        for some in parts((key, None) for key in state.elements[name]):
+            requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
+        requests.add(nft_rules.add_rule, FAMILY, GUARD, GUARD_INPUT, *node_guard_rule(length, name))
+
+
+def replace_table(requests: Requests, family: int, table: str, flags: int) -> None:
+    """Make an empty table, in place of one that may exist."""
+    requests.add(nft.add_table, family, table, COMMENT)
+    requests.add(nft.del_table, family, table)
+    requests.add(nft.add_table, family, table, COMMENT, flags)
+
+
+def parts(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Lists of at most ELEMENTS items."""
+    each = iter(items)
+    while some := list(islice(each, ELEMENTS)):
+        yield some

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from errno import EINVAL, ENOENT, EOPNOTSUPP
 from functools import cache
-from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,12 @@ from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import port_rules, rules
+from fastcni.agent.policy.http import redirect
 from fastcni.agent.policy.names.told import elements_left
 from fastcni.agent.policy.ports import BRIDGED as BRIDGED_PORTS
 from fastcni.agent.policy.ports import ON_BRIDGES, ROUTED
-from fastcni.agent.policy.state import NODE_MAPS, PERMANENT, PORT_SETS, VERDICT_MAPS, State, difference
+from fastcni.agent.policy.rules import COMMENT, FAMILY, GUARD, add_guard, parts, replace_table
+from fastcni.agent.policy.state import HTTP_CHAINS, NODE_MAPS, PORT_SETS, VERDICT_MAPS, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import (
     ADDRESS_TYPES,
@@ -34,23 +35,18 @@ from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-    from typing import TypeVar
 
     from fastcni.agent.policy.ports import Element
     from fastcni.agent.policy.state import Chain, Change, Set
 
-    Item = TypeVar("Item")
     Answers = Mapping[str, list[bytes]]     # by set: keys
 
-FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
-GUARD, GUARD_CHAIN, GUARD_INPUT = "fastcni-policy-guard", "forward", "input"           # while the table is replaced
+TABLE = "fastcni-policy"
 BRIDGE_FAMILY = nft.NFPROTO_BRIDGE                              # of another table with the same name
 NAMES = "fastcni-names"         # see names/redirect.py
 TABLES = ((FAMILY, GUARD), (FAMILY, NAMES), (FAMILY, TABLE), (BRIDGE_FAMILY, TABLE))
-COMMENT = "fastcni: network policies of pods"
 LOAD_TRANSACTIONS = 3
 OWNED = nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST
-ELEMENTS = 250                  # in one message, which has 32 KiB
 SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # limits, as the kernel counts: 768 bytes and more for an ACK
 BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables",
            "net/bridge/bridge-nf-filter-vlan-tagged")           # also of packets with a VLAN tag, as on a trunk
@@ -61,11 +57,13 @@ class Ruleset:
     OSError.
 
     flags: of its tables, 0 if the kernel cannot give them to this socket. links: the chain `source` exists. tunnels:
-    the rules for packets of the node's tunnels exist.
+    the rules for packets of the node's tunnels exist. http: names of the chains of rules by HTTP requests. listeners:
+    where the HTTP proxy gets connections.
     """
 
     def __init__(self) -> None:
         self.flags, self.links, self.tunnels = OWNED, False, False
+        self.http, self.listeners = set[str](), dict[int, tuple[tuple[bytes, int], ...]]()
         self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
         wire.set_request_size(self.sock, SEND_BYTES)
         wire.set_buffer_size(self.sock, ACK_BYTES)
@@ -114,6 +112,9 @@ class Ruleset:
             replace_table(requests, family, TABLE, self.flags)
         set_up(requests, state)
         put_answers(requests, kept)
+        self.http = {name for name in state.chains if name.startswith(HTTP_CHAINS)}
+        if self.http:
+            redirect.add_chains(requests, FAMILY, TABLE, self.listeners)
         self.links = bool(state.elements[ROUTED.ports])
         self.tunnels = has_tunnels(state.elements)
         try:
@@ -125,19 +126,7 @@ class Ruleset:
 
     def _guard(self, state: State) -> None:
         requests = Transaction()
-        replace_table(requests, FAMILY, GUARD, self.flags)
-        requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
-                     priority=nft.NF_IP_PRI_FILTER)
-        for name in sorted(PERMANENT):
-            if name.startswith("self"):
-                length = 4 if name.endswith("4") else 16
-                requests.add(nft_elements.add_set, FAMILY, GUARD, name, (ADDRESS_TYPES[length],), set_id=rules.SET_ID)
-                for some in parts((key[:length], None) for key in state.elements[name]):
-                    requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
-                for rule in rules.guard_rules(length, name):
-                    requests.add(nft_rules.add_rule, FAMILY, GUARD, GUARD_CHAIN, *rule)
-        if state.sets.keys() >= NODE_MAPS:
-            guard_node(requests, state)
+        add_guard(requests, state, self.flags)
         requests.commit(self.sock)
 
     def write(self, change: Change) -> None:
@@ -149,6 +138,7 @@ class Ruleset:
         if change.new_chains:
             requests = Transaction()
             prepare(requests, change)
+            self._lead_to_proxy(requests, change.new_chains)
             requests.commit(self.sock)
         if change:
             requests = Transaction()
@@ -156,6 +146,9 @@ class Ruleset:
                 prepare(requests, change)
             fill(requests, change)
             self._complete(requests, change.added)
+            if self.http and self.http <= {*change.gone_chains}:
+                redirect.del_chains(requests, FAMILY, TABLE)
+            self.http.difference_update(change.gone_chains)
             requests.commit(self.sock)
 
     def drop(self, elements: Sequence[Element]) -> None:
@@ -229,6 +222,21 @@ class Ruleset:
             add_tunnels(requests)
             self.tunnels = True
 
+    def _lead_to_proxy(self, requests: Transaction, new_chains: Iterable[str]) -> None:
+        """Add what the first chain of rules by HTTP requests needs."""
+        new = {name for name in new_chains if name.startswith(HTTP_CHAINS)}
+        if new and not self.http:
+            redirect.add_chains(requests, FAMILY, TABLE, self.listeners)
+        self.http |= new
+
+    def divert(self, listeners: redirect.Listeners) -> None:
+        """From now on, let the HTTP proxy get connections at `listeners`; without any, drop them."""
+        self.listeners = dict(listeners)
+        if self.http:
+            requests = Transaction()
+            redirect.divert(requests, FAMILY, TABLE, listeners)
+            requests.commit(self.sock)
+
     def remove(self) -> bool:
         """Remove the table: all pods are open. Return whether there was one. Raises ConfigurationError if a running
         agent has it."""
@@ -239,6 +247,7 @@ class Ruleset:
             if refused and refused[0].errno != ENOENT:
                 raise refused[0]
             there = there or not refused
+        redirect.del_routes()
         return there
 
 
@@ -253,13 +262,6 @@ class Transaction(Requests):
         self.add(nft.stop)
         if refused := self.send(sock):
             raise refused[0]
-
-
-def replace_table(requests: Requests, family: int, table: str, flags: int) -> None:
-    """Make an empty table, in place of one that may exist."""
-    requests.add(nft.add_table, family, table, COMMENT)
-    requests.add(nft.del_table, family, table)
-    requests.add(nft.add_table, family, table, COMMENT, flags)
 
 
 def set_up(requests: Requests, state: State) -> None:
@@ -291,18 +293,6 @@ def set_up(requests: Requests, state: State) -> None:
         add_source(requests)
     if has_tunnels(state.elements):
         add_tunnels(requests)
-
-
-def guard_node(requests: Requests, state: State) -> None:
-    """Drop the first packets from pods to their own node, where policies restrict these."""
-    requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_INPUT, kind="filter", hook=nft.NF_INET_LOCAL_IN,
-                 priority=nft.NF_IP_PRI_FILTER)
-    for name in sorted(NODE_MAPS):
-        length = state.sets[name].length
-        requests.add(nft_elements.add_set, FAMILY, GUARD, name, (ADDRESS_TYPES[length],), set_id=rules.SET_ID)
-        for some in parts((key, None) for key in state.elements[name]):
-            requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
-        requests.add(nft_rules.add_rule, FAMILY, GUARD, GUARD_INPUT, *rules.node_guard_rule(length, name))
 
 
 def add_node_chains(requests: Requests) -> None:
@@ -424,13 +414,6 @@ def put_answers(requests: Requests, answers: Answers) -> None:
     for name, keys in answers.items():
         for some in parts((key, None) for key in keys):
             requests.add(nft_elements.add_elements, FAMILY, TABLE, name, some, exclusive=False)
-
-
-def parts(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Lists of at most ELEMENTS items."""
-    each = iter(items)
-    while some := list(islice(each, ELEMENTS)):
-        yield some
 
 
 def sees_bridged_traffic() -> bool:

@@ -3,9 +3,9 @@
 Names: in4, in6, out4, out6 (maps: local pod's address -> chain), self4, self6 and link6 are always there. node4 and
 node6 (the same, for what a pod sends to its own node) are there while they have elements. Others end with the hash of
 what they stand for: g4-... (pods of a group), k4-... (nodes), n4-... (pods with a named port), b4-... (blocks), p-...
-(ports), d4-... (addresses of a domain name, for each pod that asked); in-..., out-... (chain of a policy), admin-
-in-..., baseline-out-... (chain of all cluster policies of a tier that apply to a pod), all-in-..., all-out-... (chain
-of all that applies to a pod).
+(ports), d4-... (addresses of a domain name, for each pod that asked); in-..., out-... (chain of a policy), http-in-...,
+http-out-... (of a policy, its rules by HTTP requests), admin-in-..., baseline-out-... (chain of all cluster policies of
+a tier that apply to a pod), all-in-..., all-out-... (chain of all that applies to a pod).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from fastcni.agent.policy.ports import VERSIONS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fastcni.agent.policy.http.documents import Request
+
     Range = tuple[bytes, bytes]                 # first and last, packed
 
 LENGTHS = tuple(VERSIONS)                       # of packed addresses
@@ -33,7 +35,8 @@ NODE_MAPS = {f"{TO_NODE}{version}" for version in VERSIONS.values()}
 FORWARDERS = "forwarders"       # a set next to NODE_MAPS: the ports at which the agent takes redirected DNS queries
 VERDICT_MAPS = MAPS | NODE_MAPS
 TIER_CHAINS = ("admin-", "baseline-")           # begin the names of chains of cluster policies
-ACCEPT, DROP, RETURN = "accept", "drop", "return"           # verdicts
+HTTP_CHAINS = "http-"           # begins the names of chains of rules by HTTP requests
+ACCEPT, DROP, RETURN, PROXY = "accept", "drop", "return", "proxy"          # verdicts; proxy: accept what HAProxy relays
 PERMANENT = {LINK, *MAPS, *(f"self{version}" for version in VERSIONS.values()), *PORT_SETS}
 
 
@@ -55,6 +58,7 @@ class Line:
     length: of addresses, 0: any family. peer: set with the peer's address, "": anywhere. protocol: 0: any.
     first, last: of the destination port, 0 and 0: any. ports: set of ports. named: set of destination . port.
     domain: set of source . destination.
+    requests: of the verdict PROXY, the HTTP requests that are allowed.
     """
 
     length: int = 0
@@ -67,6 +71,7 @@ class Line:
     domain: str = ""
     comment: str = ""
     verdict: str = ACCEPT
+    requests: tuple[Request, ...] = ()
 
     def sets(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.peer, self.ports, self.named, self.domain)))

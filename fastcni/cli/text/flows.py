@@ -24,7 +24,15 @@ def line(flow: Document, coloured: bool = False) -> str:
     if flow["by"] == "firewall":
         by = f"firewall {flow['chain']}"
     ends = f"{end_text(flow['source'], with_port=False)} > {end_text(flow['destination'])}"
-    return f"{when}  {verdict}  {flow['protocol']:5}  {printable(ends)}" + (f"  by {printable(by)}" if by else "")
+    asked = f"  {printable(request_text(flow['request']))}" if flow.get("request") else ""
+    decided = f"  by {printable(by)}" if by else ""
+    return f"{when}  {verdict}  {flow['protocol']:5}  {printable(ends)}{decided}{asked}"
+
+
+def request_text(it: Document) -> str:
+    """ "GET web/public/a 200", or with the reason "POST web/a 403: no rule for ingress allows it"."""
+    text = " ".join(filter(None, (it["method"] or "TLS", f"{it['host']}{it['path']}", str(it["status"] or ""))))
+    return f"{text}: {it['reason']}" if it["reason"] else text
 
 
 def end_text(end: Document, with_port: bool = True) -> str:

@@ -36,7 +36,9 @@ WEB_ONLY = {"kind": "NetworkPolicy", "metadata": {"name": "web-only"}, "spec": {
 
 
 class Running:
-    """Policies in a thread, as the agent runs them."""
+    """Policies in a thread, as the agent runs them. addresses: of the pods that the plugin is called for."""
+
+    addresses = ADDRESSES
 
     def __init__(self, tmp_path, **settings):
         self.folder, self.log = tmp_path / "policies", []
@@ -79,7 +81,7 @@ class Running:
         port = port_of(name) if command == "ADD" else f"port-{name}"
         previous = {"cniVersion": "1.1.0", "interfaces": [{"name": "br0"}, {"name": port},
                                                           {"name": "eth0", "sandbox": "/pod", "mac": mac_of_pod(name)}],
-                    "ips": [{"address": f"{text}/24", "interface": 2} for text in ADDRESSES[name]]}
+                    "ips": [{"address": f"{text}/24", "interface": 2} for text in self.addresses[name]]}
         conf = {"cniVersion": "1.1.0", "name": "net", "type": "policy", "prevResult": previous,
                 "agentSocketPath": self.settings.socket, **keys}
         return Request(Mode(), plugin="policy", command=command, conf=conf, version="1.1.0", name="net",

@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING
 from fastcni.agent.egress.objects import EgressAddress
 from fastcni.agent.policy.cluster_policies import ClusterPolicy
 from fastcni.agent.policy.objects import Node, Pod, Policy
-from fastcni.agent.policy.sources.documents import (
-    CLUSTER_POLICY,
-    EGRESS_ADDRESS,
-    NAMESPACE,
-    NODE,
-    POD,
-    POLICY,
-    read_entry,
-)
+from fastcni.agent.policy.sources.documents import EGRESS_ADDRESS, NAMESPACE, NODE, POD, read_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -122,7 +114,8 @@ def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> None
     """Add to the entries of a place with errors those that it had before, unless new ones replace them. Entries that
     close pods are added if a policy may be among the documents that cannot be told apart."""
     good = records_of(entry for entry in entries.values() if not entry.error)
-    unsure = unparsed or any(entry.kind in (POLICY, CLUSTER_POLICY) and not entry.records for entry in entries.values())
+    unsure = unparsed or any(entry.kind not in (POD, NAMESPACE, NODE) and not entry.records
+                             for entry in entries.values())
     for line, entry in old.entries.items():
         if unsure if entry.error else not entry.records.keys() <= good.keys():
             entries.setdefault(line, entry)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -15,19 +16,22 @@ from fastcni.agent.egress import objects as egress
 from fastcni.agent.egress.objects import EgressAddress, closed_egress_address, read_egress_address
 from fastcni.agent.policy import cluster_policies
 from fastcni.agent.policy.cluster_policies import ClusterPolicy, read_cluster_policy, read_node
-from fastcni.agent.policy.objects import Node, Pod, PolicyError, read_namespace, read_pod, read_policy
+from fastcni.agent.policy.http import documents as http
+from fastcni.agent.policy.objects import Node, Pod, Policy, PolicyError, read_namespace, read_pod, read_policy
 from fastcni.agent.policy.sources import unreadable
 
 if TYPE_CHECKING:
-    from fastcni.agent.policy.objects import Policy
-
     Id = tuple[str, str]                        # kind, "shop/web" or a name without a namespace
     Record = Pod | Policy | ClusterPolicy | EgressAddress | Node | dict[str, str]      # of a Namespace: its labels
 
 POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY = "Pod", "Namespace", "NetworkPolicy", "Node", "ClusterNetworkPolicy"
-EGRESS_ADDRESS = egress.KIND
-KINDS = {kind.lower(): kind for kind in (POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY, EGRESS_ADDRESS)}
-GROUPS = {POLICY: "networking.k8s.io/", CLUSTER_POLICY: cluster_policies.GROUP, EGRESS_ADDRESS: egress.GROUP}
+EGRESS_ADDRESS, CILIUM_POLICY = egress.KIND, http.KIND
+KINDS = {kind.lower(): kind for kind in (POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY, EGRESS_ADDRESS, CILIUM_POLICY)}
+GROUPS = {POLICY: "networking.k8s.io/", CLUSTER_POLICY: cluster_policies.GROUP, EGRESS_ADDRESS: egress.GROUP,
+          CILIUM_POLICY: http.GROUP}
+READERS: dict[str, Callable[[Any], Pod | Policy | ClusterPolicy]] = {
+    POD: read_pod, POLICY: read_policy, CLUSTER_POLICY: read_cluster_policy,
+    CILIUM_POLICY: http.read_cilium_policy}
 PORTS = [{"ports": True, "restartPolicy": True}]
 # The keys that are read. Others, the most of a pod, are dropped before a document is passed on or kept
 KEYS: dict[str, Any] = {
@@ -38,6 +42,8 @@ KEYS: dict[str, Any] = {
     POLICY: {"apiVersion": True, "metadata": {"name": True, "namespace": True, "uid": True}, "spec": True},
     CLUSTER_POLICY: {"apiVersion": True, "metadata": {"name": True, "uid": True}, "spec": True},
     EGRESS_ADDRESS: {"apiVersion": True, "metadata": {"name": True, "uid": True}, "spec": True},
+    CILIUM_POLICY: {"apiVersion": True, "metadata": {"name": True, "namespace": True, "uid": True}, "spec": True,
+                    "specs": True},
     NODE: {"metadata": {"name": True, "labels": True}, "status": {"addresses": True}}}
 
 
@@ -95,7 +101,7 @@ def read_entry(line: bytes) -> Entry:
             return Entry(kind, {(kind, shut.name): shut} if shut else {}, str(e))
         unnamed = f"unnamed-{blake2b(line, digest_size=4).hexdigest()}"
         closed = unreadable.close(kind, document, unnamed)
-        return Entry(kind, {(POD if isinstance(each, Pod) else kind if kind == CLUSTER_POLICY else POLICY,
+        return Entry(kind, {(POD if isinstance(each, Pod) else POLICY if kind == POD else kind,
                              each.key): each for each in closed}, str(e))
 
 
@@ -110,6 +116,5 @@ def read_record(kind: str, document: dict[str, Any]) -> tuple[Id, Record]:
     if kind == EGRESS_ADDRESS:
         address = read_egress_address(document)
         return (kind, address.name), address
-    record: Pod | Policy | ClusterPolicy = (read_pod if kind == POD else read_policy if kind == POLICY else
-                                            read_cluster_policy)(document)
+    record = READERS[kind](document)
     return (kind, record.key), record

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastcni.agent.policy import cluster_policies
 from fastcni.agent.policy.cluster_policies import ClusterPolicy, OrderedRule
+from fastcni.agent.policy.http import documents as http
 from fastcni.agent.policy.objects import (
     DIRECTIONS,
     EGRESS,
@@ -52,6 +53,8 @@ def close(kind: str, document: dict[str, Any], unnamed: str) -> list[Pod | Polic
         return []
     if kind == "NetworkPolicy":
         return [closed_policy(namespace, name if is_name(name) else "", document.get("spec"), unnamed)]
+    if kind == http.KIND:
+        return [http.closed(namespace, name if is_name(name) else "", document.get("spec"), unnamed, SUFFIX, attempt)]
     return closed_pod(namespace, name, document.get("status")) if kind == "Pod" and is_name(name) else []
 
 

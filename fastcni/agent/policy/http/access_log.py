@@ -1,0 +1,95 @@
+"""What HAProxy tells of each request: a datagram, whose JSON goes to all who listen.
+
+A listener is a socket `<pid>.sock` in the directory `LISTENERS` next to the agent's socket; `fastcni flows` makes both.
+HAProxy tells of what it allows while there are listeners only (configuration.py): this process is slower than HAProxy.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.policy.http.configuration import LOG
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+LISTENERS = "http-listeners"
+MAX_BYTES, MAX_TAKEN = 16384, 200       # of a datagram; datagrams of one take()
+REASONS = {"target": "the target is no path", "path": "the path has empty, dot or needlessly encoded parts",
+           "upgrade": "an upgrade to another protocol than websocket", "host": "more than one Host"}
+DENIED = (403, -1, 0)           # status: denied, and without an answer
+
+
+class AccessLog:
+    """labels: {id: name of the rule}. counts: of requests by verdict; of those allowed without the most. Raises
+    OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.listeners, self.labels, self.counts = folder.parent / LISTENERS, dict[str, str](), Counter[str]()
+        self.path = folder / LOG
+        self.path.unlink(missing_ok=True)
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            self.sock.bind(str(self.path))
+            self.path.chmod(0o600)
+        except OSError:
+            self.sock.close()
+            raise
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def close(self) -> None:
+        self.sock.close()
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def listening(self) -> list[Path]:
+        return list(self.listeners.glob("*.sock"))
+
+    def take(self) -> None:
+        """Read what has come, some of it at a time."""
+        listeners = self.listening
+        with suppress(BlockingIOError):
+            for _ in range(MAX_TAKEN):
+                self._read(self.sock.recv(MAX_BYTES), listeners)
+
+    def _read(self, data: bytes, listeners: list[Path]) -> None:
+        try:
+            found = record(json.loads(data), self.labels.get)
+        except (ValueError, TypeError, KeyError):       # a line that HAProxy has cut short
+            self.counts["unreadable"] += 1
+            return
+        if found is None:
+            return
+        self.counts[found["verdict"]] += 1
+        line = json.dumps(found).encode()
+        for path in listeners:
+            try:
+                self.sock.sendto(line, str(path))
+            except (FileNotFoundError, ConnectionRefusedError):
+                path.unlink(missing_ok=True)            # the listener was killed
+            except BlockingIOError:                     # slow
+                self.counts["missed"] += 1
+
+
+def record(said: dict[str, Any], label: Callable[[str, str], str]) -> dict[str, Any] | None:
+    """A line of the log as `fastcni flows` shows it; None: a connection that ended without a request."""
+    sides = {"both": ("egress", "ingress")}.get(said["side"], (said["side"],))
+    rules = {side: label(said[side], "") if said[side] != "-" else "" for side in sides}
+    why, tls = said["why"], said["tls"] not in ("", "-")
+    if not tls and said["method"] in ("-", "", "<BADREQ>") and said["status"] <= 0:
+        return None
+    allowed = all(rules.values()) and why == "-" and said["status"] not in (400,)
+    return {"verdict": "allowed" if allowed else "dropped", "by": "http",
+            "policy": ", ".join(dict.fromkeys(filter(None, rules.values()))),
+            "source": said["source"], "source_port": said["source_port"], "destination": said["destination"],
+            "port": said["port"], "status": max(said["status"], 0), "method": "" if tls else said["method"],
+            "host": said["tls"] if tls else said["host"], "path": "" if tls else said["path"],
+            "reason": "" if allowed else REASONS.get(why, f"no rule for {why} allows it" if why != "-" else
+                                                     "the request cannot be read")}

@@ -1,0 +1,211 @@
+"""Documents of kind CiliumNetworkPolicy (cilium.io/v2), read as policies of their namespace.
+
+    read_cilium_policy({"metadata": {"name": "web", "namespace": "shop"}, "spec": {
+        "endpointSelector": {"matchLabels": {"app": "web"}},
+        "ingress": [{"toPorts": [{"ports": [{"port": "80"}], "rules": {"http": [{"method": "GET"}]}}]}]}})
+
+Read are endpointSelector, fromEndpoints, toEndpoints, toCIDR and toPorts with rules.http. Any other key is an error, so
+that the document closes what it selects. An item of `ingress` or `egress` gives a Rule for each item of its `toPorts`.
+
+Keys: https://docs.cilium.io/en/stable/security/policy/language/
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.policy.http.patterns import PatternError, read_pattern
+from fastcni.agent.policy.objects import (
+    EGRESS,
+    EVERYTHING,
+    INGRESS,
+    MAX_PORT,
+    PORT_NAME,
+    PROTOCOLS,
+    Block,
+    Group,
+    Policy,
+    Port,
+    Reader,
+    Rule,
+    open_document,
+    read_network,
+    read_selector,
+)
+
+if TYPE_CHECKING:
+    from fastcni.agent.policy.objects import Peer
+
+KIND, GROUP = "CiliumNetworkPolicy", "cilium.io/"
+API_VERSION = f"{GROUP}v2"
+SUFFIX = " (Cilium)"            # of the policy's name: a NetworkPolicy may have the same name
+NAMESPACE_LABEL = "io.kubernetes.pod.namespace"
+SOURCES = ("k8s:", "any:")      # begin labels; others are no labels of Kubernetes
+KEYS = {INGRESS: ("ingress", ("fromEndpoints",)), EGRESS: ("egress", ("toEndpoints", "toCIDR"))}
+IPPROTO_TCP = 6
+MAX_DIGITS = 5                  # of a port
+MAX_ITEMS = 64                  # http rules of an item of toPorts, headers of one
+HEADER_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
+HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a request has to be. method, path, host: regular expressions for the complete value, "": any. headers:
+    (name in lower case, value), value "": any."""
+
+    method: str = ""
+    path: str = ""
+    host: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def by_host_only(self) -> bool:
+        """Whether the name in a TLS handshake says all that is asked for."""
+        return bool(self.host) and not (self.method or self.path or self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRule(Rule):
+    """A rule that allows connections through the proxy, and there the requests that are one of `requests`."""
+
+    requests: tuple[Request, ...] = ()
+
+
+def read_cilium_policy(document: Any) -> Policy:
+    """Read a CiliumNetworkPolicy. Raises PolicyError."""
+    it, _, name, namespace = open_document(KIND, document)
+    if (version := it.get("apiVersion", str, API_VERSION)) != API_VERSION:
+        it.wrong(f"expected {API_VERSION}, got {reprlib.repr(version)}", "apiVersion")
+    if it.value.get("specs") is not None:
+        it.wrong("is not known", "specs")
+    spec = it.part("spec") or it.wrong("is missing", "spec")
+    spec.only("endpointSelector", "ingress", "egress")
+    if not {"ingress", "egress"} & {key for key, value in spec.value.items() if value is not None}:
+        spec.wrong("expected ingress or egress")
+    group = read_subject(spec, namespace)
+    ingress, egress = (tuple(rule for found in spec.each(key, lambda one, peers=peers: read_rules(  # type: ignore[misc]
+        one, peers, namespace)) for rule in found) if spec.value.get(key) is not None else None
+        for key, peers in KEYS.values())
+    return Policy(namespace, name + SUFFIX, group, ingress, egress)
+
+
+def read_subject(spec: Reader, namespace: str) -> Group:
+    """Read the key `endpointSelector`: pods of the document's namespace. Raises PolicyError."""
+    selector = spec.part("endpointSelector") or spec.wrong("is missing", "endpointSelector")
+    group = read_endpoints(selector, namespace)
+    if group.namespace != namespace:
+        selector.wrong("expected pods of the policy's namespace")
+    return group
+
+
+def read_rules(it: Reader, peer_keys: tuple[str, ...], namespace: str) -> tuple[Rule, ...]:
+    """Read an item of `ingress` or `egress`. One without peers and ports allows nothing; one with `toPorts` alone
+    allows these ports to all peers."""
+    it.only(*peer_keys, "toPorts")
+    there = [key for key in peer_keys if it.value.get(key) is not None]
+    if len(there) > 1:
+        it.wrong(f"{' and '.join(there)} do not go together")
+    peers: tuple[Peer, ...] = ()
+    if "toCIDR" in there:
+        peers = tuple(Block(read_network(it, "toCIDR", text)) for text in it.get("toCIDR", list, []))
+    elif there:
+        peers = it.each(there[0], lambda one: read_endpoints(one, namespace))
+    if there and not peers:
+        return ()
+    if it.value.get("toPorts") is None:
+        return (Rule(peers),) if there else ()
+    return it.each("toPorts", lambda one: read_ports(one, peers))
+
+
+def read_endpoints(it: Reader, namespace: str) -> Group:
+    """Read an EndpointSelector: pods of this namespace, or of the one that the label io.kubernetes.pod.namespace
+    names."""
+    it.only("matchLabels", "matchExpressions")
+    labels = {without_source(key): value for key, value in it.texts("matchLabels").items()}
+    namespace = labels.pop(NAMESPACE_LABEL, namespace)
+    expressions = [{**each, "key": without_source(each["key"])} if isinstance(each, dict) and isinstance(
+        each.get("key"), str) else each for each in it.get("matchExpressions", list, [])]
+    selector = read_selector(Reader(it.what, {"matchLabels": labels, "matchExpressions": expressions}, it.path))
+    if any(one.key == NAMESPACE_LABEL for one in selector.requirements):
+        it.wrong(f"expected {NAMESPACE_LABEL} in matchLabels", "matchExpressions")
+    return Group(namespace, selector)
+
+
+def without_source(key: str) -> str:
+    return next((key.removeprefix(source) for source in SOURCES if key.startswith(source)), key)
+
+
+def read_ports(it: Reader, peers: tuple[Peer, ...]) -> Rule:
+    """Read an item of `toPorts`."""
+    it.only("ports", "rules")
+    rules = it.part("rules")
+    found = it.each("ports", lambda one: read_port(one, with_http=rules is not None))
+    ports = tuple(port for each in found for port in each) or it.wrong("is missing", "ports")
+    if rules is None:
+        return Rule(peers, ports)
+    rules.only("http")
+    if not 1 <= len(rules.get("http", list, [])) <= MAX_ITEMS:
+        rules.wrong(f"expected 1 to {MAX_ITEMS} items", "http")
+    return HttpRule(peers, ports, rules.each("http", read_request))
+
+
+def read_port(it: Reader, with_http: bool) -> tuple[Port, ...]:
+    """Read an item of `ports`. HTTP has TCP ports only."""
+    it.only("port", "endPort", "protocol")
+    text, name = it.get("port", str, ""), it.get("protocol", str, "ANY")
+    protocols = tuple(PROTOCOLS.values()) if name == "ANY" else (
+        PROTOCOLS.get(name) or it.wrong(f"expected TCP, UDP, SCTP or ANY, got {reprlib.repr(name)}", "protocol"),)
+    if with_http:
+        if IPPROTO_TCP not in protocols:
+            it.wrong("expected TCP, because there are rules.http", "protocol")
+        protocols = (IPPROTO_TCP,)
+    if not (text.isascii() and text.isdigit()):
+        if it.value.get("endPort") is not None or not PORT_NAME.fullmatch(text):
+            it.wrong(f"expected a port's number or name, got {reprlib.repr(text)}", "port")
+        return tuple(Port(protocol, name=text) for protocol in protocols)
+    first = int(text[:MAX_DIGITS])
+    last = it.get("endPort", int, first)
+    if not 1 <= first <= last <= MAX_PORT or len(text) > MAX_DIGITS:
+        it.wrong(f"expected 1 to {MAX_PORT}", "port")
+    return tuple(Port(protocol, first, last) for protocol in protocols)
+
+
+def read_request(it: Reader) -> Request:
+    """Read an item of `rules.http`."""
+    it.only("method", "path", "host", "headers")
+    found = {}
+    for key in ("method", "path", "host"):
+        if text := it.get(key, str, ""):
+            try:
+                found[key] = read_pattern(text)
+            except PatternError as e:
+                it.wrong(f"{reprlib.repr(text)}: {e}", key)
+    headers = it.get("headers", list, [])
+    if len(headers) > MAX_ITEMS:
+        it.wrong(f"expected at most {MAX_ITEMS} items", "headers")
+    return Request(**found, headers=tuple(read_header(it, text) for text in headers))
+
+
+def read_header(it: Reader, text: Any) -> tuple[str, str]:
+    """Read "Name: value", or "Name" alone."""
+    name, colon, value = (text if isinstance(text, str) else "").partition(":")
+    value = value.strip(" ")
+    if not HEADER_NAME.fullmatch(name) or (colon and not HEADER_VALUE.fullmatch(value)):
+        it.wrong(f"expected a header's name, or its name and value, got {reprlib.repr(text)}", "headers")
+    return name.lower(), value
+
+
+def closed(namespace: str, name: str, spec: Any, unnamed: str, suffix: str, attempt: Any) -> Policy:
+    """The policy that stands in for a document that cannot be read: it closes the pods of `endpointSelector`, in the
+    directions of the keys `ingress` and `egress`; what is not known counts as all. attempt, suffix: see
+    unreadable.py."""
+    group = attempt(lambda: read_subject(Reader("", spec), namespace))
+    named = [isinstance(spec, dict) and spec.get(key) is not None for key, _ in KEYS.values()]
+    ingress, egress = (() if one or not any(named) else None for one in named)
+    known = f"{name}{SUFFIX}" if name else unnamed
+    return Policy(namespace, known if name and group else f"{known}{suffix}", group or Group(namespace, EVERYTHING),
+                  ingress, egress)

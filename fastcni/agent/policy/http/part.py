@@ -1,0 +1,273 @@
+"""Keep the HTTP proxy as the policies ask for it: one process a node, while a policy has rules by HTTP requests.
+
+Without the process, connections that need it are dropped by nftables (redirect.py). The agent has the listening
+sockets: while a process takes the place of another one, connections wait in their queue.
+"""
+
+from __future__ import annotations
+
+import select
+import shutil
+import socket
+from contextlib import suppress
+from errno import EADDRNOTAVAIL, EAFNOSUPPORT
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.agent.policy.http import redirect
+from fastcni.agent.policy.http.access_log import AccessLog
+from fastcni.agent.policy.http.configuration import EVERYWHERE, LISTENERS, MARKS, Configuration
+from fastcni.agent.policy.http.process import HAProxyError, Process
+from fastcni.agent.policy.state import HTTP_CHAINS
+from fastcni.spec.address import read_ip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fastcni.agent.policy.engine import Engine
+    from fastcni.agent.policy.service import Settings
+    from fastcni.daemon.log import Logger
+
+FOLDER = "http"                 # next to that of attachments
+LOOPBACK = ("127.0.0.1", "::1")
+BACKLOG = 4096
+IPV6_TRANSPARENT = 75           # linux/in6.h
+BEGIN_S = 0.01                  # until the runtime API of a new process is asked again
+MIN_RETRY_S, MAX_RETRY_S = 0.1, 4.0     # until a process that has ended is started again
+STEADY_S = 30.0                 # a process that has run so long starts again without delay
+LOOK_S = 1.0                    # until the routes and listeners are looked for again
+
+
+class Proxy:
+    """A Part, see parts.py."""
+
+    def __init__(self, engine: Engine, settings: Settings, log: Logger) -> None:
+        self.engine, self.log = engine, log
+        engine.prepare = self.prepare
+        self.folder = Path(settings.state).parent / FOLDER
+        self.due = 0.0
+        self.wanted: Configuration | None = None
+        self.process: Process | None = None
+        self.former: list[Process] = []                 # that finish their connections
+        self._text = ""                                 # of the process, without its generation
+        self._generation, self._begun = 0, 0.0
+        self._retry_s, self._retry_at = MIN_RETRY_S, 0.0
+        self._sockets: dict[str, list[socket.socket]] = {}
+        self._access: AccessLog | None = None
+        self._denied = 0                                # requests, before this log
+        self._routed = True                             # an agent before this one may have left routes
+        self._bridged: set[str] = set()                 # pods that were named in the log
+        self._poll = select.epoll()
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def figures(self) -> dict[str, int]:
+        return {"http_requests_denied": self._denied + (self._access.counts["dropped"] if self._access else 0)}
+
+    def close(self) -> None:
+        """End the process. The rules stay: what needs the proxy is dropped until the next agent has started one."""
+        self._end()
+        with suppress(OSError):         # the next agent deletes the routes, or uses them
+            redirect.del_routes()
+        self._poll.close()
+
+    def changed(self) -> None:
+        """Nothing: prepare() has followed the change."""
+
+    def prepare(self, new_chains: Iterable[str]) -> None:
+        """Follow a change before the kernel has it: else the proxy would refuse what is allowed a moment later.
+        new_chains: their names."""
+        state = self.engine.compiler.state
+        known = {*self.engine.rules.http, *new_chains}
+        if any(name.startswith(HTTP_CHAINS) and name in state.chains for name in known):
+            self.wanted = Configuration(state)
+            self._name_bridged()
+        elif self.wanted or self._routed:
+            self.wanted = None
+        else:
+            return
+        try:
+            self._keep()
+        except OSError as e:            # the kernel gives no socket, or the disk is full
+            self.log.error("http_proxy_missing", error=str(e), effect="connections with HTTP rules get no answer")
+            self.due = monotonic() + MAX_RETRY_S
+
+    def attend(self) -> None:
+        self._poll.poll(0)
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._access:
+            self._access.take()
+        self.former = [each for each in self.former if not self._reap(each)]
+        if self.wanted:
+            if not self._sockets:
+                self._open()
+            self._routed = True
+            redirect.put_routes(it.family for each in self._sockets.values() for it in each)
+            assert self._access
+            self.wanted.lists[LISTENERS] = EVERYWHERE if self._access.listening else set()
+            self._follow(self.wanted)
+        else:
+            self._end()
+            if self._routed:
+                redirect.del_routes()
+                self._routed = False
+        self.due = min(monotonic() + (LOOK_S if self.wanted else float("inf")), self._next()) if (
+            self.wanted or self.former) else float("inf")
+
+    def _next(self) -> float:
+        """When there is something to do for the process, monotonic."""
+        if self.process is None:
+            return self._retry_at
+        behind = self.wanted and (self.process.ended or self.process.lists != self.wanted.lists
+                                  or self._text != self._written(self.wanted, 0))
+        return monotonic() + BEGIN_S if behind else float("inf")
+
+    def _open(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in (*self.folder.glob("stats-*"), *self.folder.glob("*-*")):
+            path.unlink(missing_ok=True)
+        try:
+            self._access = AccessLog(self.folder)
+            self._poll.register(self._access.fileno(), select.EPOLLIN)
+            self._sockets = {side: list(filter(None, map(listen, LOOPBACK))) for side in MARKS}
+            self._divert()
+        except OSError:
+            self._end()
+            raise
+
+    def _divert(self) -> None:
+        self.engine.rules.divert({MARKS[side]: tuple((read_ip(it.getsockname()[0]), it.getsockname()[1]) for it in each)
+                                  for side, each in self._sockets.items()})
+
+    def _follow(self, wanted: Configuration) -> None:
+        """Let the process be as it is wanted, or start another one."""
+        if self.process and (how := self.process.ended):
+            self._forget(self.process)
+            self.process = None
+            self._retry_s = MIN_RETRY_S if monotonic() - self._begun > STEADY_S else min(2 * self._retry_s, MAX_RETRY_S)
+            self._retry_at = monotonic() + self._retry_s
+            self.log.error("http_proxy_ended", how=how, effect="connections with HTTP rules get no answer",
+                           again_s=round(self._retry_s, 1))
+        if self.process and self._text == self._written(wanted, 0):
+            if self.process.lists != wanted.lists and self.process.listens:
+                write_lists(self.folder, wanted)
+                self._put(self.process, wanted)
+        elif monotonic() >= self._retry_at:
+            self._start(wanted)
+
+    def _put(self, process: Process, wanted: Configuration, last: bool = False) -> None:
+        """Change the lists of a process. One that does not take this ends: it would allow what is no longer allowed.
+        last: another process gets the new connections, because this one does not know the new rules."""
+        try:
+            if last:
+                process.stop_accepting()
+            process.put(wanted.lists)
+        except HAProxyError as e:
+            self.log.error("http_proxy_refused", error=str(e))
+            process.end()
+
+    def _start(self, wanted: Configuration) -> None:
+        """Start a process in the place of the one that runs. The rules that are gone end in the former one first."""
+        former = self.process
+        if former:
+            if not former.listens:                      # it starts
+                return
+            self._put(former, wanted, last=True)
+        self._generation += 1
+        self._text = self._written(wanted, 0)
+        write_lists(self.folder, wanted)
+        (self.folder / "haproxy.cfg").write_text(self._written(wanted, self._generation))
+        try:
+            self.process = Process(self.folder, self._generation, [it.fileno() for each in self._sockets.values()
+                                                                   for it in each], wanted.lists, former)
+        except OSError as e:
+            self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+            self._retry_at = monotonic() + self._retry_s
+            self.log.error("http_proxy_missing", error=str(e), effect="connections with HTTP rules get no answer")
+            return
+        self._begun = monotonic()
+        self._poll.register(self.process.descriptor, select.EPOLLIN)
+        if former:
+            self.former.append(former)
+        assert self._access
+        self._access.labels = {**dict(list(self._access.labels.items())[-1000:]), **wanted.labels}
+        self.log.info("http_proxy_started", pid=self.process.pid, rules=len(set(wanted.labels.values())))
+
+    def _written(self, wanted: Configuration, generation: int) -> str:
+        return wanted.text(generation, {side: tuple(it.fileno() for it in each)
+                                        for side, each in self._sockets.items()})
+
+    def _reap(self, process: Process) -> bool:
+        if process.ended:
+            self._forget(process)
+            return True
+        return False
+
+    def _forget(self, process: Process) -> None:
+        if process.descriptor >= 0:
+            self._poll.unregister(process.descriptor)
+        process.end()
+
+    def _end(self) -> None:
+        for process in (*self.former, *filter(None, (self.process,))):
+            self._forget(process)
+        self.former, self.process = [], None
+        self._retry_s, self._retry_at = MIN_RETRY_S, 0.0
+        if self._sockets:
+            for it in (it for each in self._sockets.values() for it in each):
+                it.close()
+            self._sockets = {}
+            self.engine.rules.listeners = {}
+        if self._access:
+            self._denied += self._access.counts["dropped"]
+            self._poll.unregister(self._access.fileno())
+            self._access.close()
+            self._access = None
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _name_bridged(self) -> None:
+        """Say which pods with HTTP rules are at a bridge: no connection of theirs gets to the proxy."""
+        compiler = self.engine.compiler
+        chains = {name for name, chain in compiler.state.chains.items()
+                  if any(jump.startswith(HTTP_CHAINS) for jump in chain.jumps)}
+        found = {it.pod for it in compiler.attachments.values() if it.port and it.port.bridged and any(
+            compiler.state.elements[name].get(packed) in chains
+            for packed in it.addresses for name in ("in4", "in6", "out4", "out6"))}
+        for pod in sorted(found - self._bridged):
+            self.log.error("http_rules_on_bridge", pod=pod, do="use ptp",
+                           effect="the connections of this pod that HTTP rules are about are closed")
+        self._bridged = found
+
+
+def listen(text: str) -> socket.socket | None:
+    """A socket that gets connections to any address, by tproxy. Only the loopback address is bound. None: IPv6 is
+    disabled. Raises OSError."""
+    family = socket.AF_INET6 if ":" in text else socket.AF_INET
+    try:
+        it = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as e:
+        if e.errno == EAFNOSUPPORT:
+            return None
+        raise
+    try:
+        if family == socket.AF_INET6:
+            it.setsockopt(socket.IPPROTO_IPV6, IPV6_TRANSPARENT, 1)
+        else:
+            it.setsockopt(socket.IPPROTO_IP, socket.IP_TRANSPARENT, 1)
+        it.bind((text, 0))
+        it.listen(BACKLOG)
+    except OSError as e:
+        it.close()
+        if family == socket.AF_INET6 and e.errno == EADDRNOTAVAIL:
+            return None
+        raise
+    return it
+
+
+def write_lists(folder: Path, wanted: Configuration) -> None:
+    for name, texts in wanted.lists.items():
+        (folder / name).write_text("".join(f"{text}\n" for text in sorted(texts)))

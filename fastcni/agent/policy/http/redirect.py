@@ -1,0 +1,167 @@
+"""How connections get to the proxy: nftables rules, a routing rule and a route. `nft list table inet fastcni-policy`
+prints the rules, which exist while a pod has rules by HTTP requests, as
+
+    chain http-out-... { ip daddr @g4-... tcp dport 80 meta mark set meta mark | 0x01000000 accept }
+    chain proxy-egress {
+        type filter hook prerouting priority dstnat + 10; policy accept;
+        meta l4proto != tcp accept
+        ct state established accept
+        fib daddr type local accept                                 (the pod's own node)
+        ...                                                         (the rules of the chain `egress`)
+    }
+    chain proxy-ingress { type filter hook prerouting priority dstnat + 11; ... }
+    chain proxy-divert {
+        type filter hook prerouting priority dstnat + 12; policy accept;
+        tcp flags & (syn | ack) != syn socket transparent 1 meta mark set meta mark | 0x04000000 accept
+        ct state related socket transparent 1 meta mark set meta mark | 0x04000000 accept      (ICMP errors)
+        meta mark & 0x03000000 == 0x01000000 tproxy ip to 127.0.0.1:... ct mark set ... meta mark set ... accept
+        meta mark & 0x03000000 != 0 drop
+    }
+    chain proxy-forward {
+        type filter hook forward priority filter + 2; policy accept;
+        ct mark & 0x04000000 != 0 drop
+        meta mark & 0x03000000 != 0 drop
+    }
+    chain proxy-out-egress {
+        type filter hook output priority filter; policy accept;
+        meta l4proto != tcp accept
+        ct state established accept
+        fib saddr type local accept                                 (what the node itself sends)
+        ct mark set ct mark | 0x04000000
+        ...                                                         (the rules of the chain `egress`)
+    }
+    chain proxy-out-ingress { type filter hook output priority filter + 1; ... }
+
+and `ip rule` and `ip route show table 4604750`
+
+    from all fwmark 0x4000000/0x4000000 lookup 4604750
+    local default dev lo
+
+A proxied connection has two halves, neither of which passes the hook `forward`. So the policies of both ends decide on
+its first packet before the proxy gets it, and again when the proxy connects to the destination with the address of the
+source. What should have been proxied and comes to `forward` is dropped: without the proxy, the routing rule or the
+route, connections are closed. `socket transparent` leaves out first packets: a connection in TIME_WAIT would match
+them, and the client would repeat them 10 ms later.
+
+On a bridge with br_netfilter, packets of its ports lose the socket that tproxy gives them, and are dropped.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from errno import EAFNOSUPPORT, EEXIST, ENOENT, EOPNOTSUPP, ESRCH
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import Batch
+from fastcni.agent.policy import rules
+from fastcni.agent.policy.http import expressions
+from fastcni.agent.policy.http.marks import EITHER, PROXIED
+from fastcni.kernel import nft, nft_rules, routing, wire
+from fastcni.kernel.nft_rules import NFT_CMP_NEQ, NFT_META_L4PROTO, NFT_META_MARK, accept, compare, drop, mask, meta
+from fastcni.kernel.uapi import AF_INET, AF_INET6
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from fastcni.agent.batches import Requests
+
+    Rule = tuple[nft_rules.Expression, ...]
+    Listeners = Mapping[int, tuple[tuple[bytes, int], ...]]     # by marks: where the proxy listens, packed and port
+
+ROUTE_TABLE = 0x46434E
+EGRESS, INGRESS, DIVERT, FORWARD = "proxy-egress", "proxy-ingress", "proxy-divert", "proxy-forward"
+OUT_EGRESS, OUT_INGRESS = "proxy-out-egress", "proxy-out-ingress"
+BASE_CHAINS = {                 # (hook, priority)
+    EGRESS: (nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_NAT_DST + 10),
+    INGRESS: (nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_NAT_DST + 11),
+    DIVERT: (nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_NAT_DST + 12),
+    FORWARD: (nft.NF_INET_FORWARD, nft.NF_IP_PRI_FILTER + 2),
+    OUT_EGRESS: (nft.NF_INET_LOCAL_OUT, nft.NF_IP_PRI_FILTER),
+    OUT_INGRESS: (nft.NF_INET_LOCAL_OUT, nft.NF_IP_PRI_FILTER + 1)}
+JUDGED = {EGRESS: rules.EGRESS_CHAIN, INGRESS: rules.INGRESS_CHAIN, OUT_EGRESS: rules.EGRESS_CHAIN,
+          OUT_INGRESS: rules.INGRESS_CHAIN}
+SYN_ACK, SYN = b"\x12", b"\x02"
+NOT_TCP = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,)), NFT_CMP_NEQ))
+
+
+def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
+    """(chain, rule) of BASE_CHAINS. listeners: without any, what has to be proxied is dropped."""
+    judged = list(rules.permanent_rules())
+    for name, source in JUDGED.items():
+        yield name, (*NOT_TCP, accept())
+        yield name, (*nft_rules.established(), accept())
+        if name in (OUT_EGRESS, OUT_INGRESS):
+            yield name, (*nft_rules.from_local_address(), accept())
+            yield name, expressions.set_ct_mark(PROXIED)
+        else:
+            yield name, (*nft_rules.to_local_address(), accept())
+        for chain, rule in judged:
+            if chain == source:
+                yield name, rule
+    for rule in divert_rules(listeners):
+        yield DIVERT, rule
+    yield FORWARD, (*nft_rules.any_ct_mark(PROXIED), drop())
+    yield FORWARD, (*nft_rules.any_mark(EITHER), drop())
+
+
+def divert_rules(listeners: Listeners) -> Iterator[Rule]:
+    """The rules of the chain DIVERT."""
+    to_proxy = (*expressions.transparent(), *expressions.set_mark(PROXIED), accept())
+    yield (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,))), nft_rules.payload(nft_rules.TCP_FLAGS),
+           mask(SYN_ACK), compare(SYN, NFT_CMP_NEQ), *to_proxy)
+    yield *nft_rules.related(), *to_proxy
+    for marks, each in listeners.items():
+        for packed, port in each:
+            yield (*rules.port_rules.of_family(len(packed)), meta(NFT_META_MARK), mask(word(EITHER)),
+                   compare(word(marks)), *expressions.tproxy(packed, port), *expressions.set_ct_mark(PROXIED),
+                   *expressions.set_mark(PROXIED), accept())
+    yield *nft_rules.any_mark(EITHER), drop()
+
+
+def word(number: int) -> bytes:
+    return number.to_bytes(4, nft.ORDER)
+
+
+def add_chains(requests: Requests, family: int, table: str, listeners: Listeners) -> None:
+    """Add BASE_CHAINS with their rules."""
+    for name, (hook, priority) in BASE_CHAINS.items():
+        requests.add(nft.add_base_chain, family, table, name, kind="filter", hook=hook, priority=priority)
+    for name, rule in chain_rules(listeners):
+        requests.add(nft_rules.add_rule, family, table, name, *rule)
+
+
+def divert(requests: Requests, family: int, table: str, listeners: Listeners) -> None:
+    """Replace the rules of the chain DIVERT."""
+    requests.add(nft_rules.flush_chain, family, table, DIVERT)
+    for rule in divert_rules(listeners):
+        requests.add(nft_rules.add_rule, family, table, DIVERT, *rule)
+
+
+def del_chains(requests: Requests, family: int, table: str) -> None:
+    for write in (nft_rules.flush_chain, nft.del_chain):
+        for name in BASE_CHAINS:
+            requests.add(write, family, table, name)
+
+
+# -- routing -----------------------------------------------------------------------------------------------------------
+
+def put_routes(families: Iterable[int]) -> None:
+    """Add the routing rules and the routes of this namespace; those that exist stay. Raises NetlinkError."""
+    exchange(set(families), False, (EEXIST,))
+
+
+def del_routes() -> None:
+    """Delete the routing rules and the routes. Raises NetlinkError."""
+    exchange((AF_INET, AF_INET6), True, (ENOENT, ESRCH, EAFNOSUPPORT, EOPNOTSUPP))
+
+
+def exchange(families: Iterable[int], delete: bool, harmless: Iterable[int]) -> None:
+    """harmless: errors that say that there is nothing to do."""
+    batch = Batch()
+    for family in families:
+        routing.mark_rule(batch, family, PROXIED, ROUTE_TABLE, delete=delete)
+        routing.local_default(batch, family, ROUTE_TABLE, wire.index_of("lo"), delete=delete)
+    with closing(wire.open_socket()) as sock:
+        for e in wire.attempt(sock, batch)[1]:
+            if e.errno not in harmless:
+                raise e

@@ -1,0 +1,54 @@
+"""HTTP requests that the agents' proxies have judged: each agent sends them to the sockets of a directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastcni.agent.policy.http.access_log import LISTENERS, MAX_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MAX_TAKEN = 500                 # of one call, so that other flows are shown, too
+
+
+class Requests:
+    """agents: sockets of agents with policies. A directory that cannot be made is left out: no agent has run there."""
+
+    def __init__(self, agents: Iterable[str]) -> None:
+        self.paths: list[Path] = []
+        self.socks: list[socket.socket] = []
+        for agent in agents:
+            folder = Path(agent).parent / LISTENERS
+            with suppress(OSError):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                self._open(folder / f"{os.getpid()}.sock")
+
+    def _open(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        it = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            it.bind(str(path))
+        except OSError:
+            it.close()
+            raise
+        self.socks.append(it)
+        self.paths.append(path)
+
+    def close(self) -> None:
+        for it in self.socks:
+            it.close()
+        for path in self.paths:
+            path.unlink(missing_ok=True)
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The records that have come, see access_log.record()."""
+        for it in self.socks:
+            with suppress(BlockingIOError):
+                for _ in range(MAX_TAKEN):
+                    yield json.loads(it.recv(MAX_BYTES))

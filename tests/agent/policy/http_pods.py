@@ -1,0 +1,158 @@
+"""A node in the test's namespace, its agent with files, and pods on links of their own that serve HTTP."""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+
+from agent.policy.pods import FORWARDING, batch, mac_of_pod
+from agent.policy.test_service import Running
+
+from fastcni.kernel import sysctl
+from fastcni.testing.namespaces import Inside
+
+ADDRESSES = {name: (f"10.9.{number}.1", f"fd00:9:{number}::1") for number, name in enumerate("abc", 1)}
+GATEWAYS = ("169.254.1.1", "fd00:9::fe")
+PORT = 80
+WAIT_S = 10
+
+
+class Server:
+    """Answers each request on a connection with what it has got. seen: (source address, request lines)."""
+
+    def __init__(self, netns, port=PORT):
+        self.seen, self.ended = [], False
+        with Inside(netns):
+            self.sock = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def close(self):
+        self.ended = True
+        self.thread.join()
+        self.sock.close()
+
+    def _run(self):
+        connections = {}
+        while not self.ended:
+            for it in select.select([self.sock, *connections], [], [], 0.05)[0]:
+                if it is self.sock:
+                    connection, ends = it.accept()
+                    connections[connection] = (ends[0].removeprefix("::ffff:"), b"")
+                    continue
+                with contextlib.suppress(OSError):
+                    data = it.recv(65536)
+                    source, before = connections[it]
+                    if data:
+                        connections[it] = source, self._answer(it, source, before + data)
+                        continue
+                del connections[it]
+                it.close()
+        for it in connections:
+            it.close()
+
+    def _answer(self, it, source, data):
+        while b"\r\n\r\n" in data:
+            head, _, data = data.partition(b"\r\n\r\n")
+            line = head.split(b"\r\n")[0].decode(errors="replace")
+            self.seen.append((source, line))
+            it.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        return data
+
+
+class Agent(Running):
+    addresses = ADDRESSES
+
+
+class World:
+    """pods: {name: namespace}; each has a server. agent: see Running."""
+
+    def __init__(self, tmp_path, make_netns):
+        for name in FORWARDING:
+            sysctl.write(name, "1")
+        self.pods = {name: make_netns() for name in ADDRESSES}
+        for netns in (None, *self.pods.values()):
+            with Inside(netns):
+                sysctl.write("net/ipv6/conf/default/accept_dad", "0")
+        batch(None, "link set lo up")
+        for name, netns in self.pods.items():
+            v4, v6 = ADDRESSES[name]
+            batch(None, f"link add port-{name} type veth peer eth0 address {mac_of_pod(name)} netns {netns}",
+                  f"addr add {GATEWAYS[0]}/32 dev port-{name}", f"addr add {GATEWAYS[1]}/128 dev port-{name} nodad",
+                  f"link set port-{name} up", f"route add {v4}/32 dev port-{name}",
+                  f"route add {v6}/128 dev port-{name}")
+            batch(netns, "link set lo up", f"addr add {v4}/32 dev eth0", f"addr add {v6}/128 dev eth0 nodad",
+                  "link set eth0 up", *(f"route add {gateway} dev eth0" for gateway in GATEWAYS),
+                  *(f"route add default via {gateway} dev eth0" for gateway in GATEWAYS))
+        self.open = contextlib.ExitStack()
+        self.servers = {name: self.open.enter_context(contextlib.closing(Server(netns)))
+                        for name, netns in self.pods.items()}
+        self.agent = Agent(tmp_path)
+        self.open.callback(self.agent.stop)
+
+    def close(self):
+        self.open.close()
+
+    def add(self, name, **labels):
+        """Run the plugin for a pod."""
+        self.agent.add(name, **labels)
+
+    def connect(self, source, to, version=0, seconds=WAIT_S, port=PORT):
+        """A connection of a pod. Raises OSError."""
+        address = ADDRESSES[to][version] if to in ADDRESSES else to
+        with Inside(self.pods.get(source)):
+            it = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self.open.callback(it.close)
+        it.settimeout(seconds)
+        it.connect((address, port))
+        return it
+
+    def ask(self, source, to, data, version=0, port=PORT):
+        """The first bytes of the answer to these bytes, as a status: 0 without an answer."""
+        if isinstance(data, str):
+            data = request(data)
+        with contextlib.closing(self.connect(source, to, version, port=port)) as it:
+            it.sendall(data)
+            return status(read(it))
+
+
+def request(text, host="web", more=()):
+    """ "GET /a" as a request."""
+    return "\r\n".join((f"{text} HTTP/1.1", f"Host: {host}", *more, "", "")).encode()
+
+
+def read(it):
+    """All that a complete answer has."""
+    found = b""
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        while b"\r\n\r\n" not in found and (data := it.recv(65536)):
+            found += data
+        head, _, body = found.partition(b"\r\n\r\n")
+        lengths = [int(line.split(b":")[1]) for line in head.split(b"\r\n")
+                   if line.lower().startswith(b"content-length")]
+        while lengths and len(body) < lengths[0] and (data := it.recv(65536)):
+            found, body = found + data, body + data
+    return found
+
+
+def status(answer):
+    return int(answer.split()[1]) if answer.startswith(b"HTTP/") else 0
+
+
+def policy(name="web", selector=None, **directions):
+    """A document of kind CiliumNetworkPolicy."""
+    return {"apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy", "metadata": {"name": name},
+            "spec": {"endpointSelector": {"matchLabels": selector or {"app": "web"}}, **directions}}
+
+
+def http(*requests, port="80", **peers):
+    """An item of ingress or egress."""
+    return {**peers, "toPorts": [{"ports": [{"port": port, "protocol": "TCP"}], "rules": {"http": list(requests)}}]}
+
+
+def eventually_status(world, expected, *asked, **named):
+    until = time.monotonic() + WAIT_S
+    while (found := world.ask(*asked, **named)) != expected and time.monotonic() < until:
+        time.sleep(0.02)
+    return found

@@ -1,0 +1,411 @@
+"""Rules by HTTP requests on the real kernel, with HAProxy. Needs root and haproxy."""
+
+import contextlib
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from agent.policy.http_pods import (
+    ADDRESSES,
+    GATEWAYS,
+    Server,
+    World,
+    eventually_status,
+    http,
+    policy,
+    read,
+    request,
+    status,
+)
+from agent.policy.pods import ADDRESSES as NODE_ADDRESSES
+from agent.policy.pods import TCP
+from agent.policy.test_service import node, running  # noqa: F401 - fixtures
+
+from fastcni.agent.policy import in_kernel
+from fastcni.agent.policy.evaluate import Connection, evaluate
+from fastcni.agent.policy.http import part, process
+from fastcni.agent.policy.ruleset import see_bridged_traffic
+from fastcni.flows.requests import Requests
+from fastcni.kernel import sysctl
+from fastcni.spec.address import read_ip
+from fastcni.testing.namespaces import run
+from fastcni.testing.witnesses import eventually
+
+pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces"),
+              pytest.mark.skipif(not shutil.which("haproxy"), reason="needs haproxy (apt-get install haproxy)")]
+CLIENTS = [{"matchLabels": {"app": "client"}}]
+READ_ONLY = policy(ingress=[http({"method": "GET", "path": "/public/.*"}, fromEndpoints=CLIENTS)])
+
+
+@pytest.fixture
+def world(host_netns, pod_netns, tmp_path):
+    if not see_bridged_traffic():
+        pytest.skip("needs br_netfilter in the kernel")
+    it = World(tmp_path, pod_netns)
+    yield it
+    it.close()
+
+
+@pytest.mark.parametrize("version", (0, 1))
+def test_ingress_allows_the_requests_of_a_rule_and_keeps_the_source(world, version):
+    world.agent.write(READ_ONLY)
+    world.add("a", app="client")
+    world.add("b", app="web")
+    assert eventually_status(world, 200, "a", "b", "GET /public/x", version=version) == 200
+    assert world.servers["b"].seen == [(ADDRESSES["a"][version], "GET /public/x HTTP/1.1")]
+    assert world.ask("a", "b", "GET /secret", version) == 403
+    with contextlib.closing(world.connect("a", "b", version)) as it:
+        it.sendall(request("POST /public/x"))
+        assert status(read(it)) == 403
+        assert it.recv(1) == b"", "the connection ends"
+    assert len(world.servers["b"].seen) == 1
+
+
+def begin(world, *documents, labels=None):
+    """Two pods, `a` and `b`, with these policies, and a proxy that runs: it knows a pod before the kernel lets it
+    connect."""
+    world.agent.write(*documents)
+    proxy = next(each for each in world.agent.it.parts if isinstance(each, part.Proxy))
+    assert eventually(lambda: proxy.process and proxy.process.listens)
+    for name, app in (labels or {"a": "client", "b": "web"}).items():
+        world.add(name, app=app)
+    return proxy
+
+
+def test_egress_rules_hold_for_pods_and_for_addresses_outside(world):
+    begin(world, policy(selector={"app": "client"}, egress=[
+        http({"path": "/in"}, toEndpoints=[{"matchLabels": {"app": "web"}}]),
+        http({"path": "/out"}, toCIDR=[f"{ADDRESSES['c'][0]}/32"])]))
+    assert [world.ask("a", "b", f"GET /{path}") for path in ("in", "out")] == [200, 403]
+    assert [world.ask("a", "c", f"GET /{path}") for path in ("in", "out")] == [403, 200]
+    assert world.ask("b", "a", "GET /any") == 200, "no policy restricts this direction"
+    with pytest.raises(TimeoutError):
+        world.connect("a", "c", version=1, seconds=0.5)
+
+
+def test_the_rules_of_both_ends_have_to_allow_a_request(world):
+    begin(world, READ_ONLY, policy("out", {"app": "client"}, egress=[http({"path": "/public/a"})]))
+    found = [world.ask("a", "b", text) for text in ("GET /public/a", "GET /public/b", "POST /public/a")]
+    assert found == [200, 403, 403]
+
+
+def test_policies_on_addresses_and_ports_of_the_other_end_hold_for_proxied_connections(world):
+    """They skip the hook forward."""
+    begin(world, policy(selector={"app": "client"}, egress=[http({})]), {
+        "kind": "NetworkPolicy", "metadata": {"name": "closed"},
+        "spec": {"podSelector": {"matchLabels": {"app": "web"}}}})
+    with pytest.raises(TimeoutError):
+        world.connect("a", "b", seconds=0.5)
+    assert world.ask("a", "c", "GET /") == 200
+    assert not world.servers["b"].seen
+
+
+def test_a_rule_without_http_allows_each_request(world):
+    begin(world, READ_ONLY, policy("more", ingress=[{"fromEndpoints": CLIENTS}]))
+    assert world.ask("a", "b", "POST /secret") == 200
+    assert world.ask("a", "b", b"HELO there\r\n\r\n") == 200, "the proxy has no part in it"
+
+
+def test_a_pod_and_its_own_node_reach_each_other_past_the_rules(world):
+    """As the probes of a kubelet."""
+    begin(world, READ_ONLY, policy("out", {"app": "client"}, egress=[http({"method": "GET"})]))
+    assert world.ask(None, "b", "POST /secret") == 200
+    with contextlib.closing(Server(None)) as own:
+        assert world.ask("a", GATEWAYS[0], "POST /any") == 200
+        assert own.seen == [(ADDRESSES["a"][0], "POST /any HTTP/1.1")]
+
+
+ATTACKS = {
+    "dot segments": request("GET /public/../secret"), "one dot": request("GET /public/./x"),
+    "an encoded dot": request("GET /public/%2e%2E/secret"), "a half encoded dot": request("GET /public/.%2e/secret"),
+    "an encoded slash": request("GET /public/..%2fsecret"), "a backslash": request("GET /public/..\\secret"),
+    "an encoded backslash": request("GET /public/%5c..%5csecret"), "twice encoded": request("GET /public/%252e%252e/x"),
+    "overlong UTF-8": request("GET /public/%c0%ae%c0%ae/secret"), "NUL": request("GET /public/%00/x"),
+    "path parameters": request("GET /public/..;a=b/secret"), "an empty segment": request("GET //public/x"),
+    "an encoded letter": request("GET /public/%73ecret"), "broken encoding": request("GET /public/%zz"),
+    "a fragment": request("GET /public/#/../../secret"),
+    "an absolute target": request("GET http://web/public/x"),
+    "an absolute target of another host": request("GET http://other/public/x"),
+    "CONNECT": request("CONNECT web:80"), "an asterisk": request("OPTIONS *"),
+    "the method in lower case": request("get /public/x"), "a longer method": request("GETX /public/x"),
+    "HTTP/2 by prior knowledge": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+    "an upgrade to HTTP/2": request("GET /public/x", more=(
+        "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")),
+    "an upgrade to two protocols": request("GET /public/x", more=("Connection: Upgrade", "Upgrade: websocket, h2c")),
+    "two Hosts": request("GET /public/x", more=("Host: other",)),
+    "HTTP/0.9": b"GET /public/x\r\n\r\n",
+    "a folded header": request("GET /secret", more=("X: 1", " GET /public/x HTTP/1.1")),
+    "a space before the colon": request("GET /public/x", more=("Transfer-Encoding : chunked",)),
+    "a bare carriage return": b"GET /secret\rGET /public/x HTTP/1.1\r\nHost: web\r\n\r\n",
+    "no HTTP": b"\x00\x01\x02\x03\r\n\r\n",
+    "two lengths": request("GET /public/x", more=("Content-Length: 0", "Content-Length: 44")),
+}
+SMUGGLED = b"POST /secret HTTP/1.1\r\nHost: web\r\n\r\n"
+
+
+def test_what_could_be_read_in_two_ways_does_not_reach_the_server(world):
+    begin(world, READ_ONLY)
+    assert world.ask("a", "b", "GET /public/x?next=/../%2e") == 200, "a query is no path"
+    for name, data in ATTACKS.items():
+        assert world.ask("a", "b", data) in (0, 400, 403, 405, 501), name
+    assert [line for _, line in world.servers["b"].seen] == ["GET /public/x?next=/../%2e HTTP/1.1"]
+
+
+@pytest.mark.parametrize("more", ((), (f"Content-Length: {len(SMUGGLED) + 5}", "Transfer-Encoding: chunked"),
+                                  ("Transfer-Encoding: chunked", f"Content-Length: {len(SMUGGLED) + 5}"),
+                                  ("Transfer-Encoding: xchunked", "Content-Length: 5")))
+def test_each_request_of_a_connection_is_judged(world, more):
+    """Pipelined, or behind a body whose end a server may see elsewhere."""
+    begin(world, policy(ingress=[http({"path": "/public/.*"})]))
+    body = b"0\r\n\r\n" if more else b""
+    world.ask("a", "b", request("GET /public/1" if not more else "POST /public/1", more=more) + body + SMUGGLED)
+    assert world.ask("a", "b", "GET /public/2") == 200
+    assert not [line for _, line in world.servers["b"].seen if "secret" in line]
+
+
+def test_headers_and_hosts_are_compared_with_their_complete_values(world):
+    begin(world, policy(ingress=[http({"host": r"api\.shop", "headers": ["X-Team: red", "X-Other"]})]))
+
+    def ask(host, *more):
+        return world.ask("a", "b", request("GET /", host, more))
+    assert ask("api.shop", "x-team: red", "X-OTHER: any") == 200
+    for host, *more in (("api.shop", "X-Team: red"), ("api.shop", "X-Team: redder", "X-Other: 1"),
+                        ("apixshop", "X-Team: red", "X-Other: 1"), ("api.shop.evil", "X-Team: red", "X-Other: 1"),
+                        ("evil,api.shop", "X-Team: red", "X-Other: 1"),
+                        ("api.shop", "X-Team: blue", "X-Team: red", "X-Other: 1")):
+        assert ask(host, *more) == 403, (host, more)
+
+
+def hello(world, name):
+    """Begin TLS for a name. Return whether the server has seen the bytes."""
+    it, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(it, out, server_hostname=name)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    with contextlib.closing(world.connect("a", "b")) as to:
+        to.sendall(out.read() + b"\r\n\r\n")
+        return read(to).startswith(b"HTTP/1.1 200")
+
+
+def test_tls_passes_by_the_name_in_its_handshake_alone(world):
+    begin(world, policy(ingress=[http({"host": r"api\.shop"}, {"host": r"other\.shop", "method": "GET"})]))
+    assert hello(world, "api.shop")
+    assert not hello(world, "other.shop"), "TLS hides the method"
+    assert not hello(world, "api.shop.evil")
+    assert not hello(world, "127.0.0.1"), "no name"
+
+
+def test_without_the_proxy_connections_are_closed_and_it_comes_back(world):
+    proxy = begin(world, READ_ONLY)
+    old = world.connect("a", "b")
+    old.sendall(request("GET /public/1"))
+    assert status(read(old)) == 200
+    former = proxy.process.pid
+    os.kill(former, signal.SIGKILL)
+    assert eventually(lambda: proxy.process and proxy.process.pid != former, 5)
+    with contextlib.suppress(OSError):
+        old.sendall(request("GET /public/2"))
+    assert not read(old)
+    assert world.ask("a", "b", "GET /public/3") == 200
+    assert world.ask("a", "b", "POST /secret") == 403
+    assert [line for _, line in world.servers["b"].seen] == [f"GET /public/{each} HTTP/1.1" for each in (1, 3)]
+
+
+def test_an_ended_agent_opens_nothing_and_the_next_one_goes_on(world):
+    proxy = begin(world, READ_ONLY)
+    pid = proxy.process.pid
+    world.agent.stop()
+    assert not os.path.exists(f"/proc/{pid}")
+    assert "4604750" not in run("ip", "rule") + run("ip", "route", "show", "table", "all")
+    with pytest.raises(TimeoutError):
+        world.connect("a", "b", seconds=0.5)
+    world.agent.start()
+    assert eventually_status(world, 200, "a", "b", "GET /public/x") == 200
+    assert world.ask("a", "b", "GET /secret") == 403
+
+
+def test_a_killed_agent_leaves_no_proxy(tmp_path):
+    """Another process would not know what the next agent allows."""
+    (tmp_path / "haproxy.cfg").write_text("global\n stats socket unix@./stats-1.sock\n")
+    code = ("import sys; from pathlib import Path; from fastcni.agent.policy.http.process import Process\n"
+            "print(Process(Path(sys.argv[1]), 1, (), {}).pid, flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as agent:
+        pid = int(agent.stdout.readline())
+        assert os.path.exists(f"/proc/{pid}")
+        agent.kill()
+    assert eventually(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_without_the_routing_rule_connections_are_closed_until_it_is_back(world, monkeypatch):
+    proxy = begin(world, READ_ONLY)
+    old = world.connect("a", "b")
+    old.sendall(request("GET /public/1"))
+    assert status(read(old)) == 200
+    sysctl.write("net/ipv4/tcp_early_demux", "0")       # with it the kernel itself does not forward such packets
+    monkeypatch.setattr(part.redirect, "put_routes", lambda _: None)
+    run("ip", "rule", "del", "pref", "90")
+    with pytest.raises(TimeoutError):
+        world.connect("a", "b", seconds=0.5)
+    old.settimeout(0.5)
+    old.sendall(request("GET /public/2"))
+    with pytest.raises(TimeoutError):           # the server would reset a connection that it does not know
+        old.recv(1)
+    assert len(world.servers["b"].seen) == 1
+    monkeypatch.undo()
+    proxy.due = 0.0
+    assert eventually_status(world, 200, "a", "b", "GET /public/x") == 200
+
+
+def test_with_the_last_http_rule_the_proxy_and_its_traces_go(world):
+    proxy = begin(world, READ_ONLY)
+    pid = proxy.process.pid
+    world.agent.write()
+    assert eventually(lambda: proxy.process is None and not os.path.exists(f"/proc/{pid}"))
+    assert eventually(lambda: "4604750" not in run("ip", "rule") + run("ip", "route", "show", "table", "all"))
+    assert "proxy-" not in run("nft", "list", "table", "inet", "fastcni-policy")
+    assert not proxy.folder.exists()
+    assert world.ask("a", "b", "POST /secret") == 200
+
+
+def test_a_change_of_rules_loses_no_request_and_holds_for_open_connections(world):
+    proxy = begin(world, policy(ingress=[http({"path": "/public/load"}, {"path": "/public/0"})]))
+    old = world.connect("a", "b")
+    old.sendall(request("GET /public/0"))
+    assert status(read(old)) == 200
+    ended, answers = threading.Event(), []
+
+    def load():
+        it = world.connect("a", "b")
+        while not ended.is_set():
+            it.sendall(request("GET /public/load"))
+            answers.append(status(answer := read(it)))
+            if b"connection: close" in answer.lower():
+                it = world.connect("a", "b")
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load)
+        for number in range(3):
+            pid = proxy.process.pid
+            world.agent.write(policy(ingress=[http({"path": "/public/load"}, {"path": f"/{number}"})]))
+            assert eventually(lambda pid=pid: proxy.process and proxy.process.pid != pid)
+            assert eventually_status(world, 200, "a", "b", f"GET /{number}") == 200
+        ended.set()
+        loading.result()
+    assert set(answers) == {200}
+    with contextlib.suppress(OSError):
+        old.sendall(request("GET /public/0"))
+    assert status(read(old)) in (0, 403)
+    assert [line for _, line in world.servers["b"].seen].count("GET /public/0 HTTP/1.1") == 1
+
+
+def test_a_direct_connection_is_cut_when_rules_by_requests_come(world):
+    """It has not gone through the proxy, which would have judged its requests."""
+    world.add("a", app="client")
+    world.add("b", app="web")
+    it = world.connect("a", "b", seconds=1)
+    it.sendall(request("GET /before"))
+    assert status(read(it)) == 200
+    world.agent.write(READ_ONLY)
+    assert eventually(lambda: "connections_cut" in world.agent.events())
+    it.sendall(request("GET /public/after"))
+    assert not read(it)
+    assert eventually_status(world, 200, "a", "b", "GET /public/x") == 200
+
+
+def test_labels_change_who_may_ask_without_another_process(world):
+    proxy = begin(world, READ_ONLY, {"kind": "Pod", "metadata": {"name": "c", "labels": {"app": "no"}},
+                                     "status": {"podIP": ADDRESSES["c"][0]}})
+    pid = proxy.process.pid
+    with pytest.raises(TimeoutError):
+        world.connect("c", "b", seconds=0.5)
+    world.agent.write(READ_ONLY, {"kind": "Pod", "metadata": {"name": "c", "labels": {"app": "client"}},
+                                  "status": {"podIP": ADDRESSES["c"][0]}})
+    assert eventually_status(world, 200, "c", "b", "GET /public/x") == 200
+    assert proxy.process.pid == pid
+
+
+def test_a_pod_at_a_bridge_stays_closed_and_the_log_names_it(running, node):  # noqa: F811
+    running.write(READ_ONLY)
+    running.add("a", app="client")
+    running.add("b", app="web")
+    assert node.reached({("a", NODE_ADDRESSES["b"][0], TCP, 80)}, set()) == set()
+    assert eventually(lambda: {"event": "http_rules_on_bridge", "pod": "default/b"}.items() <= next(
+        (each for each in running.log if each["event"] == "http_rules_on_bridge"), {}).items())
+
+
+def test_requests_are_told_to_those_who_listen(world):
+    proxy = begin(world, READ_ONLY)
+    with contextlib.closing(Requests([world.agent.settings.socket])) as it:
+        assert eventually(lambda: proxy.process.lists["listeners"])
+        assert [world.ask("a", "b", text) for text in ("GET /public/x", "GET /secret")] == [200, 403]
+        found: list[dict] = []
+        assert eventually(lambda: found.extend(it.read()) or len(found) == 2)
+        paths = it.paths
+    assert not any(path.exists() for path in paths) and world.ask("a", "b", "GET /public/x") == 200
+    assert [(each["verdict"], each["policy"], each["method"], each["path"], each["reason"]) for each in found] == [
+        ("allowed", "default/web (Cilium) ingress[0]", "GET", "/public/x", ""),
+        ("dropped", "", "GET", "/secret", "no rule for ingress allows it")]
+    assert {each["source"] for each in found} == {ADDRESSES["a"][0]}
+    assert world.agent.it.figures()["http_requests_denied"] == 1
+
+
+def test_the_command_policy_test_agrees_with_the_kernel(world):
+    begin(world, READ_ONLY)
+    wanted = Connection(*(read_ip(ADDRESSES[name][0]) for name in "ab"), TCP, 80)
+    denied = Connection(wanted.source, wanted.destination, TCP, 81)
+    assert eventually_status(world, 200, "a", "b", "GET /public/x") == 200
+    tables = in_kernel.read()
+    found, refused = (in_kernel.decide(tables, each) for each in (wanted, denied))
+    assert (found["Ingress"].allowed, found["Ingress"].text) == (True, "allowed by default/web (Cilium) ingress[0]")
+    assert refused["Ingress"].allowed is False
+    assert all(each.allowed is not None for each in found.values())
+    assert evaluate(world.agent.it.compiler.cluster, wanted).ingress.by_request
+
+
+def test_without_haproxy_connections_get_no_answer_and_the_log_says_so(world, monkeypatch):
+    monkeypatch.setattr(process, "PROGRAMS", ("no-such-program",))
+    monkeypatch.setattr(part, "MAX_RETRY_S", 0.2)
+    world.agent.write(READ_ONLY)
+    world.add("a", app="client")
+    world.add("b", app="web")
+    assert eventually(lambda: "http_proxy_missing" in world.agent.events())
+    with contextlib.closing(world.connect("a", "b")) as it:
+        it.settimeout(0.5)
+        it.sendall(request("GET /public/x"))
+        assert not read(it)
+    monkeypatch.undo()
+    assert eventually_status(world, 200, "a", "b", "GET /public/x") == 200
+
+
+def test_a_process_that_does_not_take_a_change_ends(world, monkeypatch):
+    """It would go on allowing what is no longer allowed."""
+    proxy = begin(world, READ_ONLY)
+    former = proxy.process.pid
+
+    def refuse(*_):
+        monkeypatch.undo()
+        raise process.HAProxyError("refused")
+    monkeypatch.setattr(process.Process, "_ask", refuse)
+    world.add("c", app="client")
+    assert eventually(lambda: proxy.process and proxy.process.pid != former)
+    assert "http_proxy_refused" in world.agent.events()
+    assert eventually_status(world, 200, "c", "b", "GET /public/x") == 200
+
+
+def test_a_rule_without_http_that_comes_later_ends_a_proxied_connection_with_its_next_answer(world):
+    """The proxy does not know that rule. The client's next connection does not come to the proxy."""
+    begin(world, READ_ONLY)
+    it = world.connect("a", "b")
+    it.sendall(request("GET /public/1"))
+    assert status(read(it)) == 200
+    world.agent.write(READ_ONLY, policy("more", ingress=[{"fromEndpoints": CLIENTS}]))
+    assert eventually_status(world, 200, "a", "b", "POST /secret") == 200
+    it.sendall(request("GET /other"))
+    assert status(read(it)) == 403
+    assert not read(it)
