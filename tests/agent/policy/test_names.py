@@ -280,6 +280,20 @@ def test_a_policy_that_no_longer_names_a_domain_closes_it_and_one_that_names_mor
     assert it.told("a", "a.test") == [host(1)]          # the policy lets queries pass, without the forwarder
 
 
+def test_queries_from_a_port_that_was_redirected_go_directly_when_the_forwarder_has_ended(named_pods, running):
+    it, data = named_pods, dns.message.make_query("a.test", "A").to_wire()
+    it.put("a.test", host(1))
+    with Inside(it.node.names["a"]), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+        asks.settimeout(5)
+        asks.connect((RESOLVERS[0], 53))
+        asks.send(data)
+        assert asks.recv(512)
+        running.write(named())
+        assert eventually(lambda: running.it.parts[0].process is None)
+        asks.send(data)
+        assert asks.recv(512)
+
+
 def test_another_pod_with_the_address_of_a_former_one_was_told_nothing(named_pods, running):
     it = named_pods
     it.put("a.test", host(1))

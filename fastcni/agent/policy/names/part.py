@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy import interpret
+from fastcni.agent.policy import cut, interpret
 from fastcni.agent.policy.evaluate import Connection
 from fastcni.agent.policy.names import elements
 from fastcni.agent.policy.names.process import BEAT_S, Listener, Process
@@ -22,6 +22,7 @@ from fastcni.agent.policy.names.resolvers import read_resolvers
 from fastcni.agent.policy.names.told import Told
 from fastcni.agent.policy.own_addresses import node_addresses
 from fastcni.agent.policy.state import OUT, VERSIONS
+from fastcni.kernel import conntrack
 from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
@@ -102,13 +103,23 @@ class Names:
             self.poll.register(self.process.fileno(), select.EPOLLIN)
             self._opened = opened.pop_all()
         self.due = 0.0
+        self._forget_flows()                    # of a former agent
 
     def _stop(self) -> None:
         if self.process:
             self.redirect.remove()
+            self._forget_flows()
         self._opened.close()
         self.process, self.listeners, self.due, self._held = None, [], FOREVER, []
         self._tell("")
+
+    def _forget_flows(self) -> None:
+        """Delete the flows of queries that were redirected: conntrack would lead later ones from the same port to a
+        forwarder that is gone."""
+        own, resolvers = node_addresses(), {each.resolver for each in self.listeners}
+        cut.delete(self.engine.rules.sock, [
+            flow for flow in conntrack.list_flows(self.engine.rules.sock)
+            if flow.port == DNS_PORT != flow.replier_port and flow.replier in own and flow.destination in resolvers])
 
     def _queries(self) -> dict[Query, int]:
         """The queries to redirect, with the ports: of pods with names in their policies, to resolvers that these
