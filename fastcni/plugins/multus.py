@@ -95,13 +95,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     conf.state.write(conf.networks)
     added = []
     for network in conf.networks:
-        sub = sub_request(req, conf, network)
-        network.cni_args = sub.args
-        with Failing(network, "add"):
-            result = delegate.add(sub, undo)
-            undo(conf.state.remove_result, network)
-            conf.state.write_result(req, network, result)
-        added.append((network, result))
+        added.append((network, attach(req, conf, network, undo)))
     if any(network.gateways is not None for network in conf.networks):
         from fastcni.kit.networks import default_routes
 
@@ -109,6 +103,21 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
             conf.state.write_result(req, *added[place])
     write_status(req, conf, added)
     return added[0][1]
+
+
+def attach(req: Request, conf: Conf, network: Network, undo: Undo) -> dict[str, Any]:
+    """ADD of one network; its result."""
+    sub = sub_request(req, conf, network)
+    sub.command, network.cni_args = "ADD", sub.args
+    with Failing(network, "add"):
+        if "deviceID" in network.capabilities:
+            from fastcni.kit.networks import device_info
+
+            device_info.prepare(req, network, undo)
+        result = delegate.add(sub, undo)
+        undo(conf.state.remove_result, network)
+        conf.state.write_result(req, network, result)
+    return result
 
 
 def write_status(req: Request, conf: Conf, added: Sequence[tuple[Network, dict[str, Any]]]) -> None:
@@ -160,6 +169,10 @@ def delete_network(req: Request, conf: Conf, network: Network) -> None:
         sub = sub_request(req, conf, network)
         sub.mode.announce_delete(sub)
         delegate.run(sub, "DEL")
+    if "deviceID" in network.capabilities:
+        from fastcni.kit.networks import device_info
+
+        device_info.remove(network)
     conf.state.remove_result(network)
 
 
@@ -225,16 +238,10 @@ def join(req: Request, conf: Conf, pod: Pod, network: Network, added: list[tuple
     with Undo() as undo:
         undo(conf.state.rewrite, elements)
         conf.state.rewrite([*elements, state.element(network, 1)])
-        sub = sub_request(req, conf, network)
-        sub.command, network.cni_args = "ADD", sub.args
-        with Failing(network, "add"):
-            result = delegate.add(sub, undo)
-            undo(conf.state.remove_result, network)
-            conf.state.write_result(req, network, result)
-        after = [*added, (network, result)]
+        after = [*added, (network, attach(req, conf, network, undo))]
         for place in default_routes.arrange(pod, after):
             conf.state.write_result(req, *after[place])
-        added.append((network, result))
+        added.append(after[-1])
 
 
 def check(req: Request, conf: Conf) -> None:

@@ -153,7 +153,7 @@ COMPLETE = {
     "macvlan": {**DEVICE, "master": "eth9", "mode": "vepa", "mtu": 1400, "mac": "02:00:00:00:00:01",
                 "linkInContainer": False, "bcqueuelen": 5},
     "multus": MULTUS | {"delegates": [{"type": "acme", "anything": 5}]},
-    "multus-shim": MULTUS | {"clusterNetwork": "/etc/cni/net.d/10-mynet.conflist"},
+    "multus-shim": MULTUS | {"clusterNetwork": "/etc/cni/net.d/10-mynet.conflist", "auxiliaryCNIChainName": "x"},
     "ovs": {**DEVICE, "bridge": "br0", "vlan": 5, "trunk": [{"minID": 1, "maxID": 2}, {"id": 5}], "mtu": 1400,
             "ofport_request": 7, "interface_type": "system", "socket_file": "unix:/run/x", "dataDir": "/run/x",
             "configuration_path": "/run/x", "link_state_check_retries": 5, "link_state_check_interval": 100,

@@ -115,6 +115,10 @@ def networks_of(req: Request, keys: Keys, asked: Asked, known: Definitions) -> l
         found.append(selected(keys, asked, known, selection, ifname_at(len(found), "")))
         found[-1].standing = asked.by_args
     give_devices(req, asked.kubelet_uid, found)
+    if auxiliary := known.auxiliary():
+        found.append(Network(auxiliary, ifname_at(len(found), "")))
+        found[-1].standing = True
+        found[-1].given = {"prevResult": {"cniVersion": auxiliary.conf.values["cniVersion"]}}
     return found
 
 
@@ -129,12 +133,15 @@ def give_devices(req: Request, uid: str, networks: list[Network], used: Iterable
     networks."""
     if not any(network.definition.resource for network in networks):
         return
+    from fastcni.kit.networks import device_info
     from fastcni.kit.networks.devices import Devices
 
     devices = Devices(uid, req.warn, used)
     for network in networks:
         if network.definition.resource and (device := devices.take(network.definition.resource)):
             network.definition = with_device(network.definition, device)
+            network.capabilities = {**network.capabilities, "deviceID": device,
+                                    device_info.FILE: device_info.path_of(network, req.container_id)}
 
 
 def first_networks(req: Request, keys: Keys, asked: Asked, known: Definitions) -> list[Network]:

@@ -102,6 +102,25 @@ class Definitions:
                        "no such file, or a directory without *.conf, *.conflist and *.json")
 
 
+    def auxiliary(self) -> Definition | None:
+        """Return the network `auxiliaryCNIChainName`: the plugins of the files *.conf in the directory of that name,
+        beside the file of `clusterNetwork`. None if there are no such files. Raises CniError 7."""
+        name = self.keys.auxiliary
+        if not name:
+            return None
+        broken: list[str] = []
+        place = self.keys.cluster_network.rpartition("/")[0]
+        folders = [f"{place}/{name}", f"{place.removeprefix(OF_DAEMON)}/{name}"]
+        folder = next((it for it in folders if kind_of(it) == S_IFDIR), folders[0])
+        plugins = [document for file in sorted(files.names(folder)) if file.endswith(".conf")
+                   for _, document in read(f"{folder}/{file}", broken)]
+        if broken:                      # Multus would leave out the whole chain
+            raise CniError(errors.INVALID_CONFIG, f"auxiliaryCNIChainName: {broken[0]}")
+        # No CHECK: that of tuning asks for the link CNI_IFNAME, which this network has not
+        document = {"cniVersion": self.version, "name": name, "disableCheck": True, "plugins": plugins}
+        return define(document, name, self.version, folder) if plugins else None
+
+
 def kind_of(path: str) -> int | None:
     try:
         return posix.stat(path).st_mode & S_IFMT

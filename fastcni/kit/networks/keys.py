@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fastcni.kit.networks.network import Definition, define
+from fastcni.spec import config
+from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,11 +25,12 @@ class Keys:
     ready_file                  the file that has to exist before an ADD
     bin_dir                     "": the directories of CNI_PATH, then BIN_DIR
     kubeconfig                  of the API server with pods and definitions, "" for none
+    auxiliary                   the name of the chain behind all networks, "" for none (auxiliaryCNIChainName)
     hot_plug                    whether the server follows the annotations of running pods
     """
 
     __slots__ = ("delegates", "cluster_network", "defaults", "namespace", "system_namespaces", "isolation", "shared",
-                 "ready_file", "cni_dir", "conf_dir", "bin_dir", "kubeconfig", "hot_plug")
+                 "ready_file", "cni_dir", "conf_dir", "bin_dir", "kubeconfig", "hot_plug", "auxiliary")
     delegates: list[Definition]
     cluster_network: str
     defaults: list[str]
@@ -41,6 +44,7 @@ class Keys:
     bin_dir: str
     kubeconfig: str
     hot_plug: bool
+    auxiliary: str
 
     def default_titles(self, namespace: str) -> list[str]:
         """The titles of the networks that `defaultNetworks` names, for the pods of a namespace."""
@@ -63,6 +67,15 @@ def read_keys(conf: Section) -> Keys:
     keys.isolation = conf.flag("namespaceIsolation")
     keys.shared = [name.strip() for name in (conf.text("globalNamespaces") or "default").split(",")]
     keys.kubeconfig, keys.hot_plug = path(conf, "kubeconfig", ""), conf.flag("hotPlug")
+    keys.auxiliary = conf.text("auxiliaryCNIChainName")
+    if keys.auxiliary:
+        try:
+            config.check_network_name(keys.auxiliary)
+        except CniError as e:
+            keys.auxiliary = str(conf.bad("auxiliaryCNIChainName", e.msg, ""))
+        if "/" not in keys.cluster_network:
+            keys.auxiliary = str(conf.bad("auxiliaryCNIChainName", "`clusterNetwork` must be the path of a file; the "
+                                          "directory of that name is next to it", ""))
     for key in IGNORED:
         conf.has(key)
     keys.delegates = []

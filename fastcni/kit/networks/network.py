@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.selection import Selection
 
 RUNS_NETWORKS = ("multus", "multus-shim")       # types that cannot be inside themselves
+PASSTHRU = "passthru"           # a plugin of Multus that does nothing, and begins the list of auxiliaryCNIChainName
 # The key of CNI_ARGS with networks in the short form, and the keys that are about the pod's first interface only
 OWN_ARG, FIRST_ONLY = "FASTCNI_NETWORKS", ("IP", "MAC", "GATEWAY")
 
@@ -54,7 +55,8 @@ def define(document: Any, name: str, version: str, where: str, title: str = "") 
     config.check_network_name(name)
     document = {**document, "name": name, "cniVersion": version}
     is_list = not keys.has("type")
-    plugins = keys.items("plugins") if is_list else [document]
+    plugins = [it for it in keys.items("plugins") if not (isinstance(it, dict) and it.get("type") == PASSTHRU)
+               ] if is_list else [document]
     if not plugins:
         raise wrong(where, "neither `type` nor `plugins`")
     for index, plugin in enumerate(plugins):

@@ -5,6 +5,7 @@ Source: Network Plumbing Working Group, Kubernetes Network Custom Resource Defin
 
 from __future__ import annotations
 
+from fastcni.kit.networks import device_info
 from fastcni.spec import address, json
 from fastcni.spec import result as results
 
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
 def text_of(added: Iterable[tuple[Network, dict[str, Any]]]) -> str:
     """Return the annotation's text: a list, one object for each network. added: (network, result), the first first."""
-    return json.write([element(network, result, place == 0) for place, (network, result) in enumerate(added)]).decode()
+    found = [element(network, result, place == 0) for place, (network, result) in enumerate(added)]
+    return json.write([it for it in found if "default" in it or "interface" in it or "ips" in it]).decode()
 
 
 def element(network: Network, result: dict[str, Any], first: bool) -> dict[str, Any]:
+    """The object of a network. Without an interface and addresses it is not shown, unless it is the first one."""
     shaped = results.printed(results.to_version({"cniVersion": "1.1.0", **result}, "1.1.0"))
     inside = [it for it in shaped.get("interfaces", ()) if it.get("sandbox")]
     link = next((it for it in inside if it["name"] == network.ifname), inside[-1] if inside else {})
@@ -34,6 +37,8 @@ def element(network: Network, result: dict[str, Any], first: bool) -> dict[str, 
     if first:
         found["default"] = True
     found["dns"] = shaped.get("dns") or {}
+    if "CNIDeviceInfoFile" in network.capabilities and (info := device_info.read(network)):
+        found["device-info"] = info
     if network.gateways:
         found["gateway"] = [address.ip_text(gateway) for gateway in network.gateways]
     return found

@@ -57,7 +57,8 @@ def test_what_a_pod_sends_to_its_own_node_is_not_cut(monkeypatch):
     it.put_pod(make_pod("client", "10.0.0.1"))
     it.put_policy(policy("p", policyTypes=["Egress"]))
     to_node, to_other = (SimpleNamespace(source=read_ip("10.0.0.1"), replier=read_ip(replier), protocol=IPPROTO_UDP,
-                                         replier_port=53, source_port=5000) for replier in ("192.0.2.1", "192.0.2.2"))
+                                         replier_port=53, source_port=5000, mark=0)
+                         for replier in ("192.0.2.1", "192.0.2.2"))
     assert cut.forbidden([to_node, to_other], it.state) == [to_other]
 
 
@@ -71,6 +72,6 @@ def test_requests_for_a_lease_and_answers_are_not_cut(ports, ends, kept):
     it.put_pod(make_pod("client", "10.0.0.1"))
     it.put_policy(policy("p", policyTypes=["Ingress", "Egress"]))
     it.state.elements[DHCP4][read_ip("10.0.0.1")] = ""
-    flow = SimpleNamespace(source=read_ip(ends[0]), replier=read_ip(ends[1]), protocol=IPPROTO_UDP,
+    flow = SimpleNamespace(mark=0, source=read_ip(ends[0]), replier=read_ip(ends[1]), protocol=IPPROTO_UDP,
                            source_port=ports[0], replier_port=ports[1])
     assert cut.forbidden([flow], it.state) == ([] if kept else [flow])

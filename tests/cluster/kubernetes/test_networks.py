@@ -119,6 +119,40 @@ def test_networks_that_name_a_resource_get_the_pods_devices(node, pod, cluster, 
         assert [(it["deviceID"], it["pciBusID"]) for it in found] == [("dev1", "dev1"), ("dev2", "dev2")]
 
 
+@pytest.mark.parametrize("written_by", ["device plugin", "CNI plugin"])
+def test_the_status_has_the_information_of_a_networks_device(node, pod, cluster, conf, tmp_path, monkeypatch,
+                                                             written_by):
+    """The copy of the device plugin's file goes with the pod; the CNI plugin may replace it."""
+    monkeypatch.setattr("fastcni.kit.networks.devices.CHECKPOINT", str(tmp_path / "checkpoint"))
+    monkeypatch.setattr("fastcni.kit.networks.device_info.ROOT", str(tmp_path / "devinfo"))
+    (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [
+        {"PodUID": "uid-1", "ResourceName": "a/x", "DeviceIDs": {"-1": ["0000:01:00.1"]}}]}}))
+    info = {"type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:01:00.1"}}
+    (tmp_path / "devinfo" / "dp").mkdir(parents=True)
+    (tmp_path / "devinfo" / "dp" / "a-x-0000:01:00.1-device.json").write_text(json.dumps(info))
+    change = "" if written_by == "device plugin" else "sed -i s/0000:01/0000:02/ $file; "
+    (tmp_path / "acme").write_text(
+        f"""#!/bin/sh
+cat > {tmp_path}/$CNI_COMMAND
+file=$(sed 's/.*CNIDeviceInfoFile": *"//; s/".*//' {tmp_path}/$CNI_COMMAND | grep devinfo)
+[ $CNI_COMMAND = ADD ] && {{ cp $file {tmp_path}/seen; {change} }}
+echo '{{"cniVersion": "1.1.0", "interfaces": [{{"name": "net1", "sandbox": "/x"}}]}}'
+""")
+    (tmp_path / "acme").chmod(0o755)
+    cluster.define({"cniVersion": "1.1.0", "name": "x", "type": "acme", "capabilities": {"CNIDeviceInfoFile": True}},
+                   annotations={RESOURCE: "a/x"})
+    cluster.create_pod(**{NETWORKS: "x"})
+    made = conf(binDir=str(tmp_path))
+    node.add(made, pod, env=args())
+    assert json.loads((tmp_path / "seen").read_text()) == info
+    if written_by == "CNI plugin":
+        info["pci"]["pci-address"] = "0000:02:00.1"
+    assert cluster.status()[1]["device-info"] == info
+    assert len(list((tmp_path / "devinfo" / "cni").iterdir())) == 1
+    node.delete(made, pod, env=args())
+    assert list((tmp_path / "devinfo" / "cni").iterdir()) == []
+
+
 def test_clusternetwork_is_in_the_api_then_in_files(node, pod_netns, cluster, conf):
     define(node, network(node, "c") | {"name": "x"})
     for number in (3, 2):
