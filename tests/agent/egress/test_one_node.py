@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from contextlib import closing
 from ipaddress import ip_address, ip_network
 
 import pytest
@@ -12,6 +13,7 @@ from agent.nodes import conf
 from fastcni.agent.contract import Node, Route
 from fastcni.agent.egress.claims import open_claims
 from fastcni.agent.egress.objects import EgressAddress
+from fastcni.agent.egress.routes import NextHop, Routes
 from fastcni.agent.egress.service import Egress
 from fastcni.agent.policy.objects import EVERYTHING, Group
 from fastcni.agent.run import remove_egress
@@ -166,6 +168,10 @@ def test_all_that_egress_addresses_have_made_can_be_removed(place):
     place.thread.start()
     assert eventually(lambda: place.source() == ADDRESS), place.log
     place.end()
+    with closing(Routes()) as routes:
+        routes.put({read_ip(POD): NextHop("eth0", read_ip("192.0.2.2"), False)})
+    assert "fwmark" in ip("rule")
     remove_egress()
+    assert "fwmark" not in ip("rule")
     assert "fastcni-egress" not in run("nft", "list", "tables")
     assert eventually(lambda: place.source() == "192.0.2.1")

@@ -4,8 +4,10 @@ import contextlib
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from cluster.agent.egress_nodes import (
@@ -190,6 +192,13 @@ def test_explain_names_the_address_and_its_holder(cluster):
     assert eventually(lambda: told() == {"name": "shop", "address": EGRESS[4],
                                          "node": f"192.0.2.{one.number} 2001:db8::{one.number}"}), told()
     assert "unheld" not in ask(pod.node, {"do": "status"})
+
+
+def test_the_benchmark_measures_each_failure_and_leaves_nothing_behind():
+    bench = Path(__file__).parents[3] / "benchmarks" / "bench_egress.py"
+    printed = run(sys.executable, bench, "--rounds", "1")
+    assert [line.split("  ")[0] for line in printed.splitlines()[1:]] == ["killed", "stopped", "cut off"]
+    assert "fceg" not in run("ip", "netns", "list")
 
 
 class Echo:
