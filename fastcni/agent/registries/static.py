@@ -36,6 +36,7 @@ class Static:
 
     def __init__(self, path: str, name: str, log: Logger, wait: Callable[[float], object]) -> None:
         self.path, self.name, self.log, self.wait = path, name, log, wait
+        self._read: dict[str, tuple[dict[str, Any], str, Node]] = {}    # by name: (document, backend, what was read)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -86,9 +87,19 @@ class Static:
         document = self._document()
         backend = confs.read(json.dumps(document.get("network", {}))).backend["Type"]
         try:
-            return [read_node(each, backend) for each in document.get("nodes", [])]
+            found = [(each, backend, self._read_again(each, backend)) for each in document.get("nodes", [])]
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             raise ConfigurationError(f"{self.path}: nodes: {e}") from None
+        self._read = {each[2].name: each for each in found}
+        return [node for _, _, node in found]
+
+    def _read_again(self, document: dict[str, Any], backend: str) -> Node:
+        """The Node of a document: the former one if the document has not changed. To parse four addresses of each of
+        5,000 nodes takes 40 ms."""
+        if not isinstance(document["name"], str):
+            raise TypeError(f"a name is not a text: {document['name']}")
+        former = self._read.get(document["name"])
+        return former[2] if former and former[:2] == (document, backend) else read_node(document, backend)
 
     def _document(self) -> dict[str, Any]:
         try:
