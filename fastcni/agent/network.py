@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from fastcni.agent.contract import Backend, NetworkConf, Node
+    from fastcni.daemon.attended import Attended
     from fastcni.daemon.log import Logger
 
 
@@ -38,7 +39,8 @@ class Network:
             self.keeper = opened.enter_context(closing(Keeper(log)))
             self.masquerade = opened.enter_context(closing(Masquerade(log)))
             self._poll = opened.enter_context(closing(select.epoll()))
-            for each in (self.keeper, self.masquerade):
+            self._attended: tuple[Attended, ...] = (self.keeper, self.masquerade)
+            for each in self._attended:
                 self._poll.register(each.fileno(), select.EPOLLIN)
             self._opened = opened.pop_all()
 
@@ -53,12 +55,12 @@ class Network:
     @property
     def due(self) -> float:
         """When to call attend() without an announcement, in monotonic seconds."""
-        return min(self.keeper.due, self.masquerade.due)
+        return min(each.due for each in self._attended)
 
     def attend(self) -> None:
         """Read the kernel's announcements, and restore what they say is lost."""
-        self.keeper.attend()
-        self.masquerade.attend()
+        for each in self._attended:
+            each.attend()
 
     def take(self, nodes: Collection[Node]) -> None:
         """Note a list of all nodes, for write()."""

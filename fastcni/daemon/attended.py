@@ -6,9 +6,12 @@ from typing import Protocol
 
 
 class Attended(Protocol):
-    """due: when to call attend() without an event, in monotonic seconds; infinite: only after an event."""
+    """Something with a descriptor to wait on, and a time."""
 
-    due: float
+    @property
+    def due(self) -> float:
+        """When to call attend() without an event, in monotonic seconds; infinite: only after an event."""
+        ...
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when attend() has to be called."""

@@ -1,9 +1,6 @@
 """Announce this node's subnets, and its blocks of cluster-wide addresses, by BGP. BIRD 2 or FRR does it.
 
-settings.py has what the file of `fastcni agent --bgp FILE` says. An engine is a module with
-    text(settings, router_id, prefixes)     the configuration
-    apply(settings, text)                   give it to the engine
-    is_applied(settings)                    whether the engine still has it, asked each CHECK_S seconds
+settings.py has what the file of `fastcni agent --bgp FILE` says. An engine is a module with the functions of Engine.
 
 The engine goes on announcing while the agent is restarted. A node that leaves (`--leave`) announces nothing any more.
 """
@@ -15,7 +12,7 @@ import json
 from ipaddress import ip_network
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fastcni.agent.bgp import bird, frr
 from fastcni.agent.bgp.settings import BgpError, Settings, read_settings
@@ -30,7 +27,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Bgp", "Settings", "read_settings"]
 
-ENGINES = {"bird": bird, "frr": frr}
+
+class Engine(Protocol):
+    """Each function raises BgpError if the program does not answer, or refuses the configuration."""
+
+    @property
+    def CHECK_S(self) -> float:
+        """Seconds between two calls of is_applied(); infinite: the program keeps what it has read."""
+        ...
+
+    def text(self, settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> str:
+        """Return the configuration that announces these prefixes."""
+        ...
+
+    def apply(self, settings: Settings, configuration: str) -> None:
+        """Write the configuration, and have the program read it."""
+        ...
+
+    def is_applied(self, settings: Settings) -> bool:
+        """Return whether the program still has the configuration."""
+        ...
+
+
+ENGINES: dict[str, Engine] = {"bird": bird, "frr": frr}
 LOOK_S = 1.0                    # between two looks at the blocks of spaces
 RETRY_S = 5.0                   # while the engine is away
 
@@ -46,7 +65,8 @@ def blocks_of(folders: Sequence[str]) -> list[Prefix]:
 
 
 class Bgp:
-    """Keeps the engine's configuration as it should be. due: when to call attend(), in monotonic seconds."""
+    """Keeps the engine's configuration as it should be. due: when to call attend(), in monotonic seconds; a thread of
+    its own waits for that time, because the engine may take long to answer."""
 
     def __init__(self, settings: Settings, log: Logger) -> None:
         self.settings, self.log = settings, log

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.objects import Pod
     from fastcni.agent.policy.requests import Answer, Asked
     from fastcni.agent.policy.service import Settings
-    from fastcni.agent.policy.sources.files import Files
-    from fastcni.agent.policy.sources.kubernetes import Kubernetes
+    from fastcni.agent.policy.sources.contract import Source
 
 POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent
 # How long an ADD waits for files that have changed before it: small ones take some milliseconds of another process
@@ -30,7 +29,7 @@ MAX_TOLD = 20                   # errors of documents
 class Answers:
     """write: brings what has changed into the kernel. not_ready: the error that says why no pod can be added, or {}."""
 
-    def __init__(self, engine: Engine, finder: ports.Finder, source: Files | Kubernetes, leaving: Leaving,
+    def __init__(self, engine: Engine, finder: ports.Finder, source: Source, leaving: Leaving,
                  settings: Settings, write: Callable[[], None], not_ready: Callable[[], Answer]) -> None:
         self.engine, self.compiler, self.ports, self.source = engine, engine.compiler, finder, source
         self.leaving, self.settings, self.write, self.not_ready = leaving, settings, write, not_ready

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from errno import EINTR
@@ -45,8 +45,11 @@ from fastcni.kernel.deletions import generation
 from fastcni.kit.policies import SOCKET
 
 if TYPE_CHECKING:
+    from _typeshed import HasFileno
+
     from fastcni.agent.egress.service import Egress
     from fastcni.agent.policy.requests import Answer, Asked
+    from fastcni.agent.policy.sources.contract import Source
     from fastcni.clients.kubernetes import Api
     from fastcni.daemon.log import Logger
 
@@ -86,7 +89,7 @@ class Policies:
     def __init__(self, settings: Settings, log: Logger) -> None:
         self.settings, self.log = settings, log
         self.ready, self.due = False, 0.0
-        self.errors: dict[str, list[str]] = {}              # by place: documents that cannot be read
+        self.errors: dict[str, Sequence[str]] = {}          # by place: documents that cannot be read
         self.stale = False                                  # the kernel may have another table
         self.asked = False                                  # requests were answered
         self.cut = 0                                        # connections
@@ -123,7 +126,9 @@ class Policies:
                                    self._not_ready)
             self.parts = [opened.enter_context(closing(part(self.engine, settings, log))) for part in parts.OPENERS]
             self.poll = opened.enter_context(closing(select.epoll()))
-            for waited_for in (self.source, self.events, self.tunnels, self.requests, self.engine.flows, *self.parts):
+            readable: tuple[HasFileno, ...] = (self.source, self.events, self.tunnels, self.requests, self.engine.flows,
+                                               *self.parts)
+            for waited_for in readable:
                 self.poll.register(waited_for.fileno(), select.EPOLLIN)
             # Until the source has answered, the table of the former agent stays; after a reboot there is none.
             self.stale = self.source.former and not self.engine.rules.exists()
@@ -147,7 +152,7 @@ class Policies:
                 self.log.error("pod_record_missing", port=it.port.name, do="fastcni restore",
                                effect="the pod is closed")
 
-    def _open_source(self) -> Files | Kubernetes:
+    def _open_source(self) -> Source:
         settings, compiler = self.settings, self.compiler
         kept = Kept(settings.kept or os.path.join(os.path.dirname(settings.state), "policies.kept"),
                     settings.folder or "kubernetes", self.log)

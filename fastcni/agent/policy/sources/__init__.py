@@ -1,5 +1,6 @@
 """Where pods, namespaces and policies come from: documents, read into a Compiler.
 
+    contract    what the loop of policies asks of a source
     files       a directory of JSON and YAML files
     kubernetes  the Kubernetes API
     content     what the documents of a source say, put into the Compiler
