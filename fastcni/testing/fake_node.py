@@ -35,6 +35,10 @@ class NodeSocket(Socket):
         self.node.receive(self, data)
         return len(data)
 
+    def getsockopt(self, level: int, name: int, size: int) -> bytes:
+        """Return the cookie of a namespace that nothing else has, SO_NETNS_COOKIE, the one option that plugins ask."""
+        return b"\xff" * size
+
 
 class Node(Links):
     """`batches` has the sent messages: one (namespace, [type of message]) for each send().
