@@ -8,5 +8,6 @@
     kubernetes        the Kubernetes API
     kubernetes_watch  the watch of several kinds of objects
     kubeconfig        kubeconfig files, and the credentials of a pod in the cluster
-    site_packages     finds urllib3 and yaml in a one-shot plugin
+    pod_resources     the kubelet's pod-resources API
+    site_packages     finds urllib3, yaml and h2 in a one-shot plugin
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-NEEDED = ("urllib3", "yaml")
+NEEDED = ("urllib3", "yaml", "h2")
 FOLDERS: tuple[str, ...] = ()           # where they were when the plugin file was made: launcher/modules.py adds it
 
 

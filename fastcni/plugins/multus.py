@@ -197,7 +197,7 @@ def update(req: Request, conf: Conf) -> None:
     joins = [selected(conf.keys, asked, known, selection, ifname) for selection, ifname in plan.joins]
     check_names([*(it for it, _ in plan.stays), *joins])
     default_routes.check(joins)
-    give_devices(req, asked.kubelet_uid, joins, changes.devices_of(it for it, _ in plan.stays))
+    give_devices(req, asked, joins, changes.devices_of(it for it, _ in plan.stays))
     elements = {id(it): element for element, it in listed}
     for network in reversed(plan.leaves):
         delete_network(req, conf, network)

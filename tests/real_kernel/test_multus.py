@@ -286,13 +286,13 @@ def test_each_network_of_a_resource_gets_a_device_in_sorted_order(tmp_path, monk
     path.write_text(json.dumps({"Data": {"PodDeviceEntries": [
         entry("uid-2", "a/x", {"0": ["0000:00:00.0"]}), entry("uid-1", "a/x", ids),
         entry("uid-1", "a/y", {"0": ["0000:00:03.0"]})], "RegisteredDevices": {}}, "Checksum": 1}))
-    devices = Devices("uid-1", warnings.append)
+    devices = Devices("shop", "web", "uid-1", warnings.append)
     assert [devices.take(name) for name in ("a/x", "a/y", "a/x")] == ["0000:00:01.0", "0000:00:03.0", "0000:00:02.0"]
     assert warnings == []
     assert (devices.take("a/x"), devices.take("a/z"), len(warnings)) == ("", "", 2)
     for content in ("", "[]", '{"Data": {"PodDeviceEntries": [{"PodUID": "uid-1"}]}}'):
         path.write_text(content)
-        assert Devices("uid-1", warnings.append).take("a/x") == ""
+        assert Devices("shop", "web", "uid-1", warnings.append).take("a/x") == ""
 
 
 # -- a network fails ---------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def networks_of(req: Request, keys: Keys, asked: Asked, known: Definitions) -> l
     for selection in read_networks(asked.networks, asked.namespace):
         found.append(selected(keys, asked, known, selection, ifname_at(len(found), "")))
         found[-1].standing = asked.by_args
-    give_devices(req, asked.kubelet_uid, found)
+    give_devices(req, asked, found)
     if auxiliary := known.auxiliary():
         found.append(Network(auxiliary, ifname_at(len(found), "")))
         found[-1].standing = True
@@ -128,7 +128,7 @@ def selected(keys: Keys, asked: Asked, known: Definitions, selection: Selection,
     return select(known.by_name(selection.namespace, selection.name), selection, ifname)
 
 
-def give_devices(req: Request, uid: str, networks: list[Network], used: Iterable[str] = ()) -> None:
+def give_devices(req: Request, asked: Asked, networks: list[Network], used: Iterable[str] = ()) -> None:
     """Write a device of the pod into the definition of each network that needs one. used: devices of its other
     networks."""
     if not any(network.definition.resource for network in networks):
@@ -136,7 +136,7 @@ def give_devices(req: Request, uid: str, networks: list[Network], used: Iterable
     from fastcni.kit.networks import device_info
     from fastcni.kit.networks.devices import Devices
 
-    devices = Devices(uid, req.warn, used)
+    devices = Devices(asked.namespace, asked.name, asked.kubelet_uid, req.warn, used)
     for network in networks:
         if network.definition.resource and (device := devices.take(network.definition.resource)):
             network.definition = with_device(network.definition, device)

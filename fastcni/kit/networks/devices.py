@@ -1,12 +1,15 @@
 """Find the devices that the kubelet has given to a pod, for networks whose definition names a resource.
 
-A device plugin offers resources such as intel.com/sriov. The kubelet's device manager keeps which devices a pod has in
-CHECKPOINT, before it asks the runtime for the pod.
+A device plugin offers resources such as intel.com/sriov. The kubelet's device manager gives devices to a pod before it
+asks the runtime for the pod. The kubelet's pod-resources API tells them; without that, they are in CHECKPOINT.
 """
 
 from __future__ import annotations
 
+from fastcni.clients import pod_resources
+from fastcni.clients.away import Away
 from fastcni.kit.call import files
+from fastcni.kit.networks.ready import exists
 from fastcni.spec import json
 from fastcni.spec.errors import CniError
 
@@ -23,8 +26,10 @@ class Devices:
     """The devices of one pod, of which each goes to one network. uid: of the pod, as the kubelet knows it. used: those
     that networks have already."""
 
-    def __init__(self, uid: str, warn: Callable[[str], object], used: Iterable[str] = ()) -> None:
-        self.uid, self.warn, self.used = uid, warn, frozenset(used)
+    def __init__(self, namespace: str, name: str, uid: str, warn: Callable[[str], object],
+                 used: Iterable[str] = ()) -> None:
+        self.namespace, self.name, self.uid = namespace, name, uid
+        self.warn, self.used = warn, frozenset(used)
         self.left: dict[str, list[str]] | None = None       # by resource; None: not read so far
 
     def take(self, resource: str) -> str:
@@ -33,11 +38,20 @@ class Devices:
             self.left = {name: sorted(devices - self.used) for name, devices in self._read().items()}
         found = self.left.get(resource)
         if not found:
-            self.warn(f"multus: {CHECKPOINT} has no further device of {resource} for the pod {self.uid or '(no uid)'}")
+            self.warn(f"multus: the kubelet has no further device of {resource} for the pod "
+                      f"{self.namespace}/{self.name or '(no name)'} {self.uid or '(no uid)'}")
             return ""
         return found.pop(0)
 
     def _read(self) -> dict[str, set[str]]:
+        if exists(pod_resources.SOCKET):
+            try:
+                return pod_resources.devices_of(self.namespace, self.name, pod_resources.SOCKET)
+            except Away as e:
+                self.warn(f"multus: devices are read from {CHECKPOINT}: {e}")
+        return self._read_checkpoint()
+
+    def _read_checkpoint(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
         try:
             document = json.read(files.read(CHECKPOINT, MAX_BYTES) or b"{}")
