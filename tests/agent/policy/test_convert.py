@@ -144,6 +144,27 @@ def test_more_networks_than_a_peer_may_have_become_several_peers_and_rules():
     assert end["metadata"]["name"] == "p-end"
 
 
+def test_deny_without_an_order_leaves_open_what_a_network_policy_of_kubernetes_allows():
+    """Calico asks NetworkPolicies, of order 1000, before a policy without an order."""
+    admin, end = converted(calico(types=["Egress"], egress=[deny(nets=["10.0.0.0/8"])])).documents
+    assert (admin["spec"]["priority"], admin["spec"]["egress"][0]["action"]) == (1000, "Pass")
+    assert (end["spec"]["tier"], end["spec"]["egress"][0]["action"]) == ("Baseline", "Deny")
+
+
+def test_a_network_policy_allows_nothing_that_deny_without_an_order_comes_before():
+    """Pass would go on to the NetworkPolicy, and open what was closed."""
+    found = converted(of_namespace({"action": "Deny", "source": {"selector": "has(a)"}},
+                                   {"action": "Allow", "source": {"nets": ["10.0.0.0/8"]}}))
+    assert ["spec.ingress[1]: " in error and "give the policy an order" in error for error in found.errors] == [True]
+    assert found.documents[1]["spec"]["ingress"] == []
+
+
+def test_a_network_that_is_excluded_as_a_whole_allows_nothing():
+    (document,) = converted(of_namespace({"action": "Allow", "source": {
+        "nets": ["10.1.0.0/16"], "notNets": ["10.0.0.0/8"]}})).documents
+    assert document["spec"]["ingress"] == []
+
+
 def test_log_is_left_out_with_a_note():
     found = converted(egress({"action": "Log"}, ANYWHERE))
     assert found.errors == [] and any("spec.egress[0]: Log is left out" in note for note in found.notes)
