@@ -180,11 +180,12 @@ ECHO_REPLY, ECHO_REPLY6 = b"\0", b"\x81"          # linux/icmp.h, linux/icmpv6.h
 MLD_QUERY, MLD_DONE, MLD2_REPORT, ONE_HOP = b"\x82", b"\x84", b"\x8f", b"\1"
 
 
-def permanent_rules() -> Iterator[tuple[str, Rule]]:
-    """(chain, rule) of the chains that are always there."""
+def permanent_rules(of_known: Rule = ()) -> Iterator[tuple[str, Rule]]:
+    """(chain, rule) of the chains that are always there. of_known: the condition on packets of known connections, else
+    ct state established."""
     from_link, to_link = ((*address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID))
                           for address in (nft_rules.saddr, nft_rules.daddr))
-    known = (*nft_rules.established(), accept())
+    known = (*(of_known or nft_rules.established()), accept())
     yield EGRESS_CHAIN, (*port_rules.of_family(4), *known)         # of IPv6, link-local ones have to be found first
     yield EGRESS_CHAIN, port_rules.to_neighbours()
     yield EGRESS_CHAIN, (*to_link, drop())

@@ -4,7 +4,9 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -34,7 +36,7 @@ from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.flows.requests import Requests
 from fastcni.kernel import sysctl
 from fastcni.spec.address import read_ip
-from fastcni.testing.namespaces import run
+from fastcni.testing.namespaces import Inside, run
 from fastcni.testing.witnesses import eventually
 
 pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces"),
@@ -409,3 +411,19 @@ def test_a_rule_without_http_that_comes_later_ends_a_proxied_connection_with_its
     it.sendall(request("GET /other"))
     assert status(read(it)) == 403
     assert not read(it)
+
+
+def test_a_client_uses_a_port_again(world):
+    """The first packet was one of the former connection, which conntrack remembers for two minutes, and was dropped."""
+    begin(world, READ_ONLY)
+    for _ in range(3):
+        with Inside(world.pods["a"]), socket.socket() as it:
+            it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            it.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            it.bind((ADDRESSES["a"][0], 40000))
+            it.settimeout(10)
+            it.connect((ADDRESSES["b"][0], 80))
+            it.sendall(request("GET /public/x"))
+            assert status(read(it)) == 200
+            it.shutdown(socket.SHUT_WR)
+            assert it.recv(1) == b""

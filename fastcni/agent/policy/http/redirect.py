@@ -5,7 +5,7 @@ prints the rules, which exist while a pod has rules by HTTP requests, as
     chain proxy-egress {
         type filter hook prerouting priority dstnat + 10; policy accept;
         meta l4proto != tcp accept
-        ct state established accept
+        tcp flags & (syn | ack) != syn ct state established accept
         fib daddr type local accept                                 (the pod's own node)
         ...                                                         (the rules of the chain `egress`)
     }
@@ -25,7 +25,7 @@ prints the rules, which exist while a pod has rules by HTTP requests, as
     chain proxy-out-egress {
         type filter hook output priority filter; policy accept;
         meta l4proto != tcp accept
-        ct state established accept
+        tcp flags & (syn | ack) != syn ct state established accept
         fib saddr type local accept                                 (what the node itself sends)
         ct mark set ct mark | 0x04000000
         ...                                                         (the rules of the chain `egress`)
@@ -81,15 +81,19 @@ BASE_CHAINS = {                 # (hook, priority)
 JUDGED = {EGRESS: rules.EGRESS_CHAIN, INGRESS: rules.INGRESS_CHAIN, OUT_EGRESS: rules.EGRESS_CHAIN,
           OUT_INGRESS: rules.INGRESS_CHAIN}
 SYN_ACK, SYN = b"\x12", b"\x02"
+NO_SYN = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,))), nft_rules.payload(nft_rules.TCP_FLAGS),
+          mask(SYN_ACK), compare(SYN, NFT_CMP_NEQ))
 NOT_TCP = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,)), NFT_CMP_NEQ))
 
 
 def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
     """(chain, rule) of BASE_CHAINS. listeners: without any, what has to be proxied is dropped."""
-    judged = list(rules.permanent_rules())
+    # A first packet from a port that was in use before belongs to the former connection, as conntrack sees it.
+    known = *NO_SYN, *nft_rules.established()
+    judged = list(rules.permanent_rules(known))
     for name, source in JUDGED.items():
         yield name, (*NOT_TCP, accept())
-        yield name, (*nft_rules.established(), accept())
+        yield name, (*known, accept())
         if name in (OUT_EGRESS, OUT_INGRESS):
             yield name, (*nft_rules.from_local_address(), accept())
             yield name, expressions.set_ct_mark(PROXIED)
@@ -107,8 +111,7 @@ def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
 def divert_rules(listeners: Listeners) -> Iterator[Rule]:
     """The rules of the chain DIVERT."""
     to_proxy = (*expressions.transparent(), *expressions.set_mark(PROXIED), accept())
-    yield (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,))), nft_rules.payload(nft_rules.TCP_FLAGS),
-           mask(SYN_ACK), compare(SYN, NFT_CMP_NEQ), *to_proxy)
+    yield *NO_SYN, *to_proxy
     yield *nft_rules.related(), *to_proxy
     for marks, each in listeners.items():
         for packed, port in each:
