@@ -159,5 +159,6 @@ def flow(source, destination, port):
     """A UDP flow to port 80."""
     it = conntrack.Flow()
     it.family, it.protocol, it.source_port, it.port, it.replier_port = socket.AF_INET, UDP, port, 80, 80
+    it.mark = 0
     it.source, it.destination, it.replier = (read_ip(ADDRESSES[name][0]) for name in (source, destination, destination))
     return it
