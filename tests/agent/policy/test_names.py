@@ -344,7 +344,7 @@ def test_two_thousand_first_packets_pass_and_none_of_another_pod(named_pods):
     def client(first):
         for number in range(first, 2000, 8):
             pod = "ad"[number & 1]
-            assert it.told(pod, f"n{number}.b.test", seconds=30) == [host(number + 256)]
+            assert eventually(lambda: it.told(pod, f"n{number}.b.test")) == [host(number + 256)]      # noqa: B023
             it.send(pod, host(number + 256), f"{number}")
             it.send("b", host(number + 256), "b")
 
