@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import ssl
-import struct
 import subprocess
 import sys
 import threading
@@ -31,7 +30,7 @@ from agent.policy.test_service import node, running  # noqa: F401 - fixtures
 
 from fastcni.agent.policy import in_kernel
 from fastcni.agent.policy.evaluate import Connection, evaluate
-from fastcni.agent.policy.http import part, process
+from fastcni.agent.policy.http import marks, part, process
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.flows.requests import Requests
 from fastcni.kernel import sysctl
@@ -413,17 +412,15 @@ def test_a_rule_without_http_that_comes_later_ends_a_proxied_connection_with_its
     assert not read(it)
 
 
-def test_a_client_uses_a_port_again(world):
-    """The first packet was one of the former connection, which conntrack remembers for two minutes, and was dropped."""
+def test_a_client_uses_a_port_again_of_which_conntrack_has_a_connection(world):
+    """It took the first packet for one of that connection: the packet did not get to the proxy, and was dropped."""
     begin(world, READ_ONLY)
-    for _ in range(3):
-        with Inside(world.pods["a"]), socket.socket() as it:
-            it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            it.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            it.bind((ADDRESSES["a"][0], 40000))
-            it.settimeout(10)
-            it.connect((ADDRESSES["b"][0], 80))
-            it.sendall(request("GET /public/x"))
-            assert status(read(it)) == 200
-            it.shutdown(socket.SHUT_WR)
-            assert it.recv(1) == b""
+    client, server = ADDRESSES["a"][0], ADDRESSES["b"][0]
+    run("conntrack", "-I", "-p", "tcp", "-s", client, "-d", server, "--sport", 40000, "--dport", 80, "--state",
+        "ESTABLISHED", "--timeout", 100, "-u", "ASSURED,SEEN_REPLY", "-m", marks.PROXIED)
+    with Inside(world.pods["a"]), socket.socket() as it:
+        it.bind((client, 40000))
+        it.settimeout(10)
+        it.connect((server, 80))
+        it.sendall(request("GET /public/x"))
+        assert status(read(it)) == 200
