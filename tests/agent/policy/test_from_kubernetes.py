@@ -10,6 +10,7 @@ import pytest
 
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.sources.kubernetes import (
+    CILIUM_POLICIES,
     CLUSTER_GROUP,
     CLUSTER_POLICIES,
     NAMESPACES,
@@ -38,21 +39,30 @@ def cluster_policy(name, *peers):
         "tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "egress": [{"action": "Deny", "to": [*peers]}]}}
 
 
+def cilium_policy(name, **rule):
+    return {"metadata": {"name": name, "namespace": "shop", "resourceVersion": "1"},
+            "spec": {"endpointSelector": {}, "ingress": [rule]}}
+
+
+KINDS = {CLUSTER_GROUP: "clusternetworkpolicies", "/apis/cilium.io/v2": "ciliumnetworkpolicies"}     # by group
+
+
 class FakeApi:
-    served = False                  # whether the CRD of cluster policies is there
+    served = False                  # whether the CRDs of cluster policies and of Cilium's are there
 
     def __init__(self):
         self.objects = {PODS: [POD], NAMESPACES: [{"metadata": {"name": "shop", "resourceVersion": "1"}}],
                         POLICIES: [policy("p"), policy("p", namespace="other")], CLUSTER_POLICIES: [],
+                        CILIUM_POLICIES: [],
                         NODES: [{"metadata": {"name": "here", "resourceVersion": "1"},
                                  "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}]}
         self.listed = []
         self.events = {path: queue.Queue() for path in self.objects}
 
     def get(self, path):
-        if path != CLUSTER_GROUP or not self.served:
+        if path not in KINDS or not self.served:
             raise NoSuchKind("404")
-        return {"resources": [{"name": "clusternetworkpolicies"}, {"name": "clusternetworkpolicies/status"}]}
+        return {"resources": [{"name": KINDS[path]}, {"name": f"{KINDS[path]}/status"}]}
 
     def list_with_revision(self, path, selector="", metadata=False):
         self.listed.append(path)
@@ -218,6 +228,21 @@ def test_policies_stay_if_the_crd_is_missing_for_a_moment_only(source):
     gone = []
     wait(source, lambda: gone.append("c" not in policies) or "d" in policies)
     assert not any(gone)
+
+
+def test_policies_by_http_requests_come_from_the_api_and_unknown_keys_close(source):
+    ports = [{"ports": [{"port": "80", "protocol": "TCP"}], "rules": {"http": [{"method": "GET"}]}}]
+    source.api.objects[CILIUM_POLICIES] = [cilium_policy("web", toPorts=ports), cilium_policy("icmp", icmps=[{}])]
+    source.api.served = True
+    policies = source.content.compiler.cluster.policies
+    wait(source, lambda: len(policies) == 4)
+    (found,) = [it for key, it in policies.items() if key.startswith("shop/web")]
+    assert [request.method for request in found.ingress[0].requests] == ["GET"]
+    assert [*source.errors] == [f"{CILIUM_POLICIES} shop/icmp"] and "icmps" in source.errors[
+        f"{CILIUM_POLICIES} shop/icmp"][0]
+    assert next(it for key, it in policies.items() if "icmp" in key).ingress == ()
+    source.api.events[CILIUM_POLICIES].put(("DELETED", cilium_policy("web")))
+    wait(source, lambda: not any(key.startswith("shop/web") for key in policies))
 
 
 def test_nodes_are_watched_while_a_policy_names_nodes(source):

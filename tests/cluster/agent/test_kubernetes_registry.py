@@ -239,5 +239,6 @@ def test_the_rights_in_deploy_are_enough_and_all_are_used(mock, registry):
                for what in rule["resources"]}
     assert asked <= allowed
     for_policies = {("pods", ""), ("namespaces", ""), ("networkpolicies", "networking.k8s.io"),
-                    ("clusternetworkpolicies", "policy.networking.k8s.io"), ("events", "events.k8s.io")}
+                    ("clusternetworkpolicies", "policy.networking.k8s.io"), ("ciliumnetworkpolicies", "cilium.io"),
+                    ("egressaddresses", "policy.fastcni.dev"), ("events", "events.k8s.io")}
     assert {it for it in allowed - asked if (it[2], it[1]) not in for_policies} <= {("watch", "", "nodes")}

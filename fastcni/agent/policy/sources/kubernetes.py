@@ -1,7 +1,7 @@
 """Pods, namespaces and policies from the Kubernetes API. Threads list and watch; the agent's thread applies.
 
-Objects of ClusterNetworkPolicy and EgressAddress are watched if the API server has their CRD, and nodes while a policy
-names nodes.
+Objects of ClusterNetworkPolicy, CiliumNetworkPolicy and EgressAddress are watched if the API server has their CRD, and
+nodes while a policy names nodes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from fastcni.agent.egress import objects as egress
 from fastcni.agent.policy.cluster_policies import API_VERSION
 from fastcni.agent.policy.compile import Compiler
+from fastcni.agent.policy.http import documents as http
 from fastcni.agent.policy.sources.content import Content
 from fastcni.agent.policy.sources.documents import (
+    CILIUM_POLICY,
     CLUSTER_POLICY,
     EGRESS_ADDRESS,
     NAMESPACE,
@@ -47,10 +49,11 @@ PODS, NAMESPACES, NODES = "/api/v1/pods", "/api/v1/namespaces", "/api/v1/nodes"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 CLUSTER_GROUP = f"/apis/{API_VERSION}"
 CLUSTER_POLICIES = f"{CLUSTER_GROUP}/clusternetworkpolicies"
+CILIUM_POLICIES = f"/apis/{http.API_VERSION}/ciliumnetworkpolicies"
 EGRESS_ADDRESSES = f"/apis/{egress.API_VERSION}/egressaddresses"
 PATHS = {NAMESPACES: NAMESPACE, PODS: POD, POLICIES: POLICY, CLUSTER_POLICIES: CLUSTER_POLICY, NODES: NODE,
-         EGRESS_ADDRESSES: EGRESS_ADDRESS}
-ALWAYS, OF_CRDS = (NAMESPACES, PODS, POLICIES), (CLUSTER_POLICIES, EGRESS_ADDRESSES)
+         CILIUM_POLICIES: CILIUM_POLICY, EGRESS_ADDRESSES: EGRESS_ADDRESS}
+ALWAYS, OF_CRDS = (NAMESPACES, PODS, POLICIES), (CLUSTER_POLICIES, CILIUM_POLICIES, EGRESS_ADDRESSES)
 # Pods and nodes are many, so their lists come from the API server's cache. Policies and namespaces are as in etcd: an
 # agent that is started again never goes back to former ones.
 CACHED, METADATA = (PODS, NODES), (NAMESPACES,)
