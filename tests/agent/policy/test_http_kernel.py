@@ -231,17 +231,28 @@ def test_an_ended_agent_opens_nothing_and_the_next_one_goes_on(world):
     assert world.ask("a", "b", "GET /secret") == 403
 
 
-def test_a_killed_agent_leaves_no_proxy(tmp_path):
-    """Another process would not know what the next agent allows."""
+@pytest.mark.parametrize("seconds", [0, 0.5])
+def test_a_killed_agent_leaves_no_proxy(tmp_path, seconds):
+    """The former proxy would not know what the next agent allows. seconds: until the proxy asks the kernel for a signal
+    at the end of the agent, which may have ended before."""
+    late = tmp_path / "bin" / "setpriv"
+    late.parent.mkdir()
+    late.write_text(f"#!/bin/sh\nsleep {seconds}\nexec {shutil.which('setpriv')} \"$@\"\n")
+    late.chmod(0o755)
     (tmp_path / "haproxy.cfg").write_text("global\n stats socket unix@./stats-1.sock\n")
     code = ("import sys; from pathlib import Path; from fastcni.agent.policy.http.process import Process\n"
             "print(Process(Path(sys.argv[1]), 1, (), {}).pid, flush=True); sys.stdin.read()")
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as agent:
+                          text=True, env={**os.environ, "PATH": f"{late.parent}:{os.environ['PATH']}"}) as agent:
         pid = int(agent.stdout.readline())
-        assert os.path.exists(f"/proc/{pid}")
+        proxy = os.pidfd_open(pid)
         agent.kill()
-    assert eventually(lambda: not os.path.exists(f"/proc/{pid}"))
+    try:
+        assert eventually(lambda: not os.path.exists(f"/proc/{pid}"))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(proxy, signal.SIGKILL)
+        os.close(proxy)
 
 
 def test_without_the_routing_rule_connections_are_closed_until_it_is_back(world, monkeypatch):

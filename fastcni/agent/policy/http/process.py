@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 PROGRAMS = ("haproxy", "setpriv")
+# The kernel sends no signal for a parent that has ended before setpriv asks for it
+IF_PARENT_LIVES = '[ "$PPID" = "$0" ] && exec "$@"'
 CAP_SETPCAP = 8
 COMMANDS, ANSWER_S = 100, 1.0   # of one line to the runtime API, which has 16 KiB; until it answers
 ERRORS, MAX_ERROR = "errors", 2000      # the file that has what the process prints; characters of it
@@ -40,6 +42,7 @@ class Process:
         self.lists = {name: set(each) for name, each in lists.items()}
         command = ["setpriv", "--pdeathsig", "TERM", "--no-new-privs",
                    *(["--bounding-set=-all,+net_admin"] if may_limit() else []),
+                   "sh", "-c", IF_PARENT_LIVES, str(os.getpid()),
                    "haproxy", "-db", "-f", "haproxy.cfg", *(["-sf", str(former.pid)] if former else [])]
         with (folder / ERRORS).open("wb") as errors:
             self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, cwd=folder,
