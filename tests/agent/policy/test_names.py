@@ -11,7 +11,7 @@ import dns.message
 import dns.rrset
 import pytest
 from agent.policy import pods
-from agent.policy.names_world import ALL, RESOLVERS, World, host, named
+from agent.policy.names_world import ALL, ANSWER_S, NODE_OUTSIDE, RESOLVERS, World, host, named
 from agent.policy.test_cluster_policies import policy, rule
 from agent.policy.test_policy_command_kernel import command
 from agent.policy.test_service import Running, node  # noqa: F401 - fixture
@@ -191,6 +191,22 @@ def test_the_forwarders_ports_answer_only_redirected_queries(named_pods, running
                 with pytest.raises(TimeoutError):
                     asks.recv(512)
     assert "a.test" not in [name for name, _ in it.asked]
+
+
+def test_programs_of_the_node_use_the_forwarders_ports_of_another_protocol_and_family(named_pods, running):
+    """The kernel gives them as sources, also to the forwarder: what came back was dropped."""
+    it = named_pods
+    it.put("a.test", host(1))
+    assert it.told("a", "a.test") == [host(1)]
+    four, six = running.it.parts[0].listeners
+    for family, kind, port in ((socket.AF_INET, socket.SOCK_STREAM, four.ports[17]),
+                               (socket.AF_INET, socket.SOCK_STREAM, six.ports[6]),
+                               (socket.AF_INET6, socket.SOCK_STREAM, four.ports[6]),
+                               (socket.AF_INET6, socket.SOCK_STREAM, six.ports[17])):
+        with socket.socket(family, kind) as asks:
+            asks.settimeout(ANSWER_S)
+            asks.bind((NODE_OUTSIDE[family == socket.AF_INET6], port))
+            asks.connect((host(1, 4 if family == socket.AF_INET else 6), 80))
 
 
 def test_what_pods_were_told_outlives_the_table_the_agent_and_its_death(named_pods, running):

@@ -199,7 +199,7 @@ class Names:
             return
         self._renewed = now
         resolvers = [each.resolver for each in self.listeners]
-        ports = [port for each in self.listeners for port in each.ports.values()]
+        ports = [(len(each.resolver), *port) for each in self.listeners for port in each.ports.items()]
         for again in (True, False):
             try:
                 self.redirect.write(self._wanted, self.engine.rules.flags)

@@ -6,7 +6,7 @@
     }
     chain direct {
         type filter hook input priority filter; policy accept;
-        ct status & dnat == 0 th dport @forwarders drop
+        ct status & dnat == 0 meta nfproto ipv4 meta l4proto . th dport @forwarders4 drop                   (and ipv6)
     }
 
 queries4 has pod . resolver . protocol for each pod that has a policy with names, if the policies let the pod send
@@ -15,7 +15,8 @@ Its elements live 2 s, and the agent renews them while the forwarder works. If t
 the resolver directly.
 
 These rules come before those that translate the address of a Service. `direct` keeps other hosts, and pods without the
-right to ask the resolver, from the forwarder's ports.
+right to ask the resolver, from the forwarder's ports. Programs of the node may use the same numbers in the other
+protocol or family.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from errno import ENOENT
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
+from fastcni.agent.policy.port_rules import of_family
 from fastcni.agent.policy.rules import SET_ID, ends
 from fastcni.agent.policy.ruleset import COMMENT, FAMILY, NAMES, Transaction, parts
-from fastcni.agent.policy.state import FORWARDERS, VERSIONS
+from fastcni.agent.policy.state import VERSIONS
 from fastcni.kernel import nft, nft_elements, nft_rules, wire
 from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, concat, protocol, service
 from fastcni.kernel.nft_rules import DADDRS, NFT_META_L4PROTO, NFT_REG32_00, SADDRS, TH_DPORT
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
     Query = tuple[bytes, bytes, int]            # pod's address, resolver's address, IPPROTO_*
+    Port = tuple[int, int, int]                 # length of the family's addresses, IPPROTO_*, number
 
 DNS_PORT = 53
 LIVE_MS = 2000                  # of the elements that the agent renews
@@ -71,15 +74,17 @@ class Redirect:
         requests.commit(self.sock)
         self.written = dict(wanted)
 
-    def renew(self, resolvers: Collection[bytes], ports: Collection[int]) -> None:
-        """Let the redirections count for LIVE_MS from now. Raises OSError."""
+    def renew(self, resolvers: Collection[bytes], ports: Collection[Port]) -> None:
+        """Let the redirections count for LIVE_MS from now. ports: of the forwarder. Raises OSError."""
         requests = Transaction()
-        for name, keys in (*((f"resolvers{version}", [packed for packed in resolvers if len(packed) == length])
-                             for length, version in VERSIONS.items()), (FORWARDERS, list(map(service, ports)))):
-            for some in parts(keys):            # see elements.change()
-                requests.add(nft_elements.add_timed, FAMILY, NAMES, name, timed(some))
-                requests.add(nft_elements.del_elements, FAMILY, NAMES, name, some)
-                requests.add(nft_elements.add_timed, FAMILY, NAMES, name, timed(some))
+        for length, version in VERSIONS.items():
+            for name, keys in ((f"resolvers{version}", [packed for packed in resolvers if len(packed) == length]),
+                               (f"forwarders{version}", [concat(protocol(each), service(port))
+                                                         for of, each, port in ports if of == length])):
+                for some in parts(keys):        # see elements.change()
+                    requests.add(nft_elements.add_timed, FAMILY, NAMES, name, timed(some))
+                    requests.add(nft_elements.del_elements, FAMILY, NAMES, name, some)
+                    requests.add(nft_elements.add_timed, FAMILY, NAMES, name, timed(some))
         requests.commit(self.sock)
 
     def remove(self) -> None:
@@ -99,10 +104,11 @@ def set_up(requests: Transaction, flags: int) -> None:
     requests.add(nft.add_table, FAMILY, NAMES, COMMENT)
     requests.add(nft.del_table, FAMILY, NAMES)
     requests.add(nft.add_table, FAMILY, NAMES, COMMENT, flags)
-    requests.add(nft_elements.add_set, FAMILY, NAMES, FORWARDERS, (TYPE_INET_SERVICE,), set_id=SET_ID, timed=True)
     for length, version in VERSIONS.items():
         address = ADDRESS_TYPES[length]
         requests.add(nft_elements.add_set, FAMILY, NAMES, f"resolvers{version}", (address,), set_id=SET_ID, timed=True)
+        requests.add(nft_elements.add_set, FAMILY, NAMES, f"forwarders{version}",
+                     (TYPE_INET_PROTOCOL, TYPE_INET_SERVICE), set_id=SET_ID, timed=True)
         requests.add(nft_elements.add_set, FAMILY, NAMES, f"queries{version}", (address, address, TYPE_INET_PROTOCOL),
                      values=(TYPE_INET_SERVICE,), set_id=SET_ID)
     requests.add(nft.add_base_chain, FAMILY, NAMES, QUERIES_CHAIN, kind="nat", hook=nft.NF_INET_PRE_ROUTING,
@@ -121,5 +127,7 @@ def rules() -> Iterator[tuple[str, tuple[Expression, ...]]]:
             nft_rules.in_set(f"resolvers{version}", SET_ID), *ends(length, SADDRS[length], DADDRS[length]),
             nft_rules.meta(NFT_META_L4PROTO, NFT_REG32_00 + length // 2),
             nft_rules.value_of(f"queries{version}", SET_ID), nft_rules.redirect())
-    yield DIRECT_CHAIN, (*nft_rules.destination_not_translated(), nft_rules.payload(TH_DPORT),
-                         nft_rules.in_set(FORWARDERS, SET_ID), nft_rules.drop())
+        yield DIRECT_CHAIN, (
+            *nft_rules.destination_not_translated(), *of_family(length), nft_rules.meta(NFT_META_L4PROTO, NFT_REG32_00),
+            nft_rules.payload(TH_DPORT, NFT_REG32_00 + 1), nft_rules.in_set(f"forwarders{version}", SET_ID),
+            nft_rules.drop())
