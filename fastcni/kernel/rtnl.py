@@ -318,8 +318,9 @@ def new_address(batch: Batch, index: int, packed: bytes, prefix: int, *, broadca
 
 
 def del_address(batch: Batch, index: int, packed: bytes, prefix: int, *, what: str | None = None) -> Batch:
+    """Delete an address of a link. Without IFA_ADDRESS Linux would not compare the prefix length of IPv4."""
     batch.begin(uapi.RTM_DELADDR, NLM_F_ACK, ifaddrmsg(family_of(packed), prefix, index), what)
-    return batch.raw(uapi.IFA_LOCAL, packed)
+    return batch.raw(uapi.IFA_LOCAL, packed).raw(uapi.IFA_ADDRESS, packed)
 
 
 def lend_address(batch: Batch, index: int, packed: bytes, seconds: int, *, what: str | None = None) -> Batch:

@@ -46,19 +46,20 @@ class Lending:
         return self.lent[packed].name if packed in self.lent else ""
 
     def places(self, addresses: Collection[bytes]) -> dict[bytes, Link]:
-        """The link on which this node can hold each of these addresses; without those for which it has none."""
+        """The link on which this node can hold each of these addresses; without those for which it has none, and those
+        that it has itself."""
         if not addresses:
             return {}
-        places = [place for link in find.all_links(self.sock) if usable(link)
-                  for it in find.addresses(self.sock, link.index)
-                  if it.prefix < 8 * len(it.packed) and not it.flags & uapi.IFA_F_DADFAILED
-                  for place in [Place(link, ip_interface((it.packed, it.prefix)).network)]]
+        there = [(link, it) for link in find.all_links(self.sock) for it in find.addresses(self.sock, link.index)]
+        own = {it.packed for _, it in there if it.flags & uapi.IFA_F_PERMANENT or it.prefix < 8 * len(it.packed)}
+        places = [Place(link, ip_interface((it.packed, it.prefix)).network) for link, it in there
+                  if usable(link) and it.prefix < 8 * len(it.packed) and not it.flags & uapi.IFA_F_DADFAILED]
         found = {}
         for packed in addresses:
             number = int.from_bytes(packed, "big")
             fitting = [place for place in places if place.network.max_prefixlen == 8 * len(packed) and
-                       int(place.network[0]) <= number <= int(place.network[-1])]
-            if fitting:
+                       int(place.network[0]) <= number <= int(place.network[-1]) and not is_broadcast(packed, place)]
+            if fitting and packed not in own:
                 found[packed] = max(fitting, key=lambda place: place.network.prefixlen).link
         return found
 
@@ -98,6 +99,12 @@ class Lending:
         except NetlinkError as e:
             if e.errno not in (EADDRNOTAVAIL, ENODEV):
                 raise
+
+
+def is_broadcast(packed: bytes, place: Place) -> bool:
+    """Whether an address is the first or last one of a network of IPv4, which no host can have."""
+    network = place.network
+    return len(packed) == 4 and network.prefixlen < 31 and packed in (network[0].packed, network[-1].packed)
 
 
 def usable(link: Link) -> bool:

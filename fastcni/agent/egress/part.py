@@ -10,7 +10,6 @@ from fastcni._netlink import attributes
 from fastcni.agent.egress.service import Egress
 from fastcni.agent.egress.table import FAMILY, TABLE
 from fastcni.agent.policy.objects import Pod
-from fastcni.daemon.backoff import Backoff
 from fastcni.kernel import nft, uapi, wire
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ class EgressPart:
         self.events = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
         wire.set_buffer_size(self.events, EVENT_BYTES)
         self._suspect = False
-        self._backoff = Backoff()
         self._stale, self.due = True, 0.0       # the Egress has to be told of the index
         engine.compiler.egress.notify = self._note_index
         engine.protecting.append(self._protect)
@@ -59,13 +57,12 @@ class EgressPart:
             if self._stale:
                 self.egress.put(index.documents, index.subjects())
                 self._stale = False
-        if self._suspect and monotonic() >= self._backoff.until:
+        if self._suspect:               # at once each time, as the policies' table: without it pods are open
             self._suspect = False
             if table.wanted:
-                self._backoff.begin()
                 table.restore()
                 self.log.warning("egress_restored")
-        self.due = monotonic() + AGAIN_S if self._stale else self._backoff.until if self._suspect else inf
+        self.due = monotonic() + AGAIN_S if self._stale else inf
 
     def figures(self) -> Mapping[str, int]:
         return self.egress.figures()

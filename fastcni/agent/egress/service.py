@@ -51,6 +51,7 @@ class Egress:
         self.around: Surroundings | None = None
         self.holders: Mapping[bytes, str] = {}          # names of nodes
         self.held = 0                                   # addresses, by this node
+        self._inside: set[bytes] = set()                # addresses of documents that no node can hold
         self._changed = True
         self._poll = select.poll()
         self._poll.register(self.wakeup.fileno(), select.POLLIN)
@@ -151,8 +152,13 @@ class Egress:
         if holding.claims.node != self.around.me.name:          # the node has another subnet now
             holding.give_up(list(holding.until))
             holding.claims.node = self.around.me.name
-        before = set(holding.until)
-        holding.attend(self.wanted())
+        before, wanted = set(holding.until), self.wanted()
+        inside = {packed for packed in wanted if self.around.is_inside(packed)}
+        for packed in sorted(inside - self._inside):
+            self.log.error("egress_refused", error=f"{ip_address(packed)} is an address of a node, of the network of "
+                           "pods or of a link: no node holds it")
+        self._inside = inside
+        holding.attend(wanted - inside)
         self._changed = self._changed or before != holding.until.keys()
         self.holders, self.held = holding.claims.holders(), len(holding.until)
         return holding.due

@@ -36,6 +36,10 @@ class Surroundings:
             pair(subnet) for subnet in me.subnets.values() if subnet.version == network.version))
             for network in networks])
 
+    def is_inside(self, packed: bytes) -> bool:
+        """Whether an address is in `inside`, so that no node can hold it."""
+        return any(len(first) == len(packed) and first <= packed <= last for first, last in self.inside)
+
     def is_mine(self, pod: bytes) -> bool:
         """Whether a pod's address is of this node's subnets."""
         return any(ip_address(pod) in subnet for subnet in self.me.subnets.values())

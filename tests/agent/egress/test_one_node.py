@@ -10,6 +10,7 @@ import pytest
 import structlog
 from agent.nodes import conf
 
+from fastcni._netlink import Batch
 from fastcni.agent.contract import Node, Route
 from fastcni.agent.egress.claims import open_claims
 from fastcni.agent.egress.objects import EgressAddress
@@ -17,6 +18,7 @@ from fastcni.agent.egress.routes import NextHop, Routes
 from fastcni.agent.egress.service import Egress
 from fastcni.agent.policy.objects import EVERYTHING, Group
 from fastcni.agent.run import remove_egress
+from fastcni.kernel import rtnl, wire
 from fastcni.spec.address import read_ip
 from fastcni.testing import needs_root
 from fastcni.testing.namespaces import Inside, ip, run
@@ -175,3 +177,40 @@ def test_all_that_egress_addresses_have_made_can_be_removed(place):
     assert "fwmark" not in ip("rule")
     assert "fastcni-egress" not in run("nft", "list", "tables")
     assert eventually(lambda: place.source() == "192.0.2.1")
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "192.0.2.2", "192.0.2.7", "192.0.2.255", "10.244.2.9"])
+def test_a_node_takes_no_address_that_it_or_another_node_or_a_pod_has(place, address):
+    """It took the node's own address, and deleted it at the end of the document."""
+    ip("addr", "add", "192.0.2.7/24", "dev", "eth0")
+    place.thread.start()
+    place.put(address)
+    place.put(address, ADDRESS)
+    assert eventually(lambda: place.it.held == 1)
+    place.put()
+    assert eventually(lambda: place.it.held == 0)
+    assert addresses_of("eth0") == {"192.0.2.1/24", "192.0.2.7/24"}
+
+
+def test_an_address_that_the_administrator_adds_is_not_taken_away(place):
+    place.thread.start()
+    place.put(ADDRESS)
+    assert eventually(lambda: place.it.held == 1)
+    ip("addr", "add", f"{ADDRESS}/24", "dev", "eth0")
+    assert eventually(lambda: addresses_of("eth0") == {"192.0.2.1/24", f"{ADDRESS}/24"})
+    assert eventually(lambda: place.it.held == 0)
+
+
+def test_an_address_is_deleted_with_its_own_prefix_only(host_netns):
+    """Linux deletes the first one of IPv4 whose prefix is another one, if it is not told the address of the link."""
+    ip("link", "add", "eth0", "type", "veth", "peer", "eth1")
+    for prefix in (24, 32):
+        ip("addr", "add", f"{ADDRESS}/{prefix}", "dev", "eth0")
+    with closing(wire.open_socket()) as sock:
+        wire.exchange(sock, rtnl.del_address(Batch(), wire.index_of("eth0"), read_ip(ADDRESS), 32))
+    assert addresses_of("eth0") == {f"{ADDRESS}/24"}
+
+
+def addresses_of(link):
+    return {f"{it['local']}/{it['prefixlen']}" for each in json.loads(ip("-j", "-4", "addr", "show", "dev", link))
+            for it in each["addr_info"]}
