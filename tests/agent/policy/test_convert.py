@@ -165,6 +165,46 @@ def test_a_network_that_is_excluded_as_a_whole_allows_nothing():
     assert document["spec"]["ingress"] == []
 
 
+def of_calico(kind, name, namespace=None, **spec):
+    return {"apiVersion": "crd.projectcalico.org/v1", "kind": kind, "spec": spec,
+            "metadata": {"name": name, **({"namespace": namespace} if namespace else {})}}
+
+
+def test_an_empty_text_is_no_selector_of_namespaces():
+    peers = {"namespaceSelector": "", "selector": "app == 'web'"}
+    found = convert([("f", of_calico("NetworkPolicy", "web", "prod", order=10, selector="all()", types=["Ingress"],
+                                     ingress=[{"action": "Allow", "source": peers}]))])
+    (it,) = found.documents
+    assert it["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}]
+
+
+@pytest.mark.parametrize("excepted, found", [
+    (["10.0.0.0/8"], ["0.0.0.0/0"]), (["0.0.0.0/0"], []), (["fd00::/8"], ["::/0"]),
+    (["10.0.0.0/8", "fd00::/8"], ["0.0.0.0/0", "::/0"])])
+def test_a_rule_that_excepts_networks_of_one_version_is_of_this_version(excepted, found):
+    (it,) = convert([("f", of_calico("NetworkPolicy", "out", "prod", order=10, selector="all()", types=["Egress"],
+                                     egress=[{"action": "Allow", "destination": {"notNets": excepted}}]))]).documents
+    assert [peer["ipBlock"]["cidr"] for rule in it["spec"]["egress"] for peer in rule["to"]] == found
+
+
+def test_no_document_takes_the_name_of_another_one():
+    """The API server would keep the last one, and what the other one closed would open."""
+    ends = {"selector": "all()", "types": ["Egress"]}
+    allow, deny = ({"action": action, "destination": {"nets": [net]}} for action, net in (
+        ("Allow", "10.0.0.0/8"), ("Deny", "1.0.0.0/8")))
+    found = convert([
+        ("f", of_calico("GlobalNetworkPolicy", "x", order=10, egress=[allow], **ends)),
+        ("g", of_calico("GlobalNetworkPolicy", "x-end", order=11, egress=[deny, {"action": "Allow"}], **ends))])
+    names = [it["metadata"]["name"] for it in found.documents]
+    assert "x-end" in names and len(names) == len(set(names))
+    assert [text for text in found.errors if text.startswith("g: ") and "ClusterNetworkPolicy x-end is there" in text]
+    own = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": {"podSelector": {}},
+           "metadata": {"name": "d", "namespace": "prod"}}
+    it = of_calico("NetworkPolicy", "d", "prod", order=10, selector="all()", types=["Ingress"])
+    found = convert([("f", it), ("g", own)])
+    assert not found.documents and "NetworkPolicy prod/d is there already" in found.errors[0]
+
+
 def test_log_is_left_out_with_a_note():
     found = converted(egress({"action": "Log"}, ANYWHERE))
     assert found.errors == [] and any("spec.egress[0]: Log is left out" in note for note in found.notes)

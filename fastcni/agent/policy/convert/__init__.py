@@ -40,6 +40,8 @@ def convert(documents: Iterable[tuple[str, Any]]) -> Conversion:
     in one call, because AdminNetworkPolicies come before all policies of Calico.
     """
     total, last_admin, of_calico = Conversion(), -1, []
+    documents = list(documents)
+    taken = {identity_of(document) for _, document in documents if is_own(document)}
     for where, document in documents:
         try:
             found = convert_one(document)
@@ -49,14 +51,40 @@ def convert(documents: Iterable[tuple[str, Any]]) -> Conversion:
             of_calico.append((where, found))
             continue
         last_admin = max([last_admin, *admin_priorities(found)])
-        total.add(found, where)
+        total.add(unless_taken(found, taken), where)
     for where, found in of_calico:
         if early := [priority for priority in admin_priorities(found) if priority <= last_admin]:
             found = Conversion(errors=[
                 f"{found.what}: spec.order: priority {early[0]} does not come after the AdminNetworkPolicies, the last "
                 f"of which has {last_admin}; the document is not converted"])
-        total.add(found, where)
+        total.add(unless_taken(found, taken), where)
     return total
+
+
+def is_own(document: Any) -> bool:
+    """Whether a document needs no conversion."""
+    return isinstance(document, dict) and (f"{str(document.get('apiVersion')).rpartition('/')[0]}/",
+                                           document.get("kind")) in OWN
+
+
+def identity_of(document: dict[str, Any]) -> tuple[str, str, str]:
+    """Return (kind, namespace, name): the API server has one document of each."""
+    metadata = document.get("metadata")
+    names = metadata if isinstance(metadata, dict) else {}
+    return (str(document["kind"]), *(str(names.get(key) or default) for key, default in (     # type: ignore[return-value]
+        ("namespace", "default" if document["kind"] == "NetworkPolicy" else ""), ("name", ""))))
+
+
+def unless_taken(found: Conversion, taken: set[tuple[str, str, str]]) -> Conversion:
+    """Return what comes of a document; an error if another document would be replaced by it. Add its names to
+    `taken`."""
+    names = {identity_of(each) for each in found.documents}
+    if clash := sorted(names & taken):
+        kind, namespace, name = clash[0]
+        return Conversion(errors=[f"{found.what}: metadata.name: {kind} {'/'.join(filter(None, (namespace, name)))} is "
+                                  "there already; the document is not converted"])
+    taken |= names
+    return found
 
 
 def convert_one(document: Any) -> Conversion:

@@ -178,11 +178,12 @@ def read_peers(it: Reader, own: str, version: int) -> tuple[Pods | Block, ...]:
     """Read what a source or destination matches."""
     it.only("nets", "notNets", "selector", "notSelector", "namespaceSelector", "ports")
     nets, excepted = ([read_net(it, key, text) for text in it.get(key, list, [])] for key in ("nets", "notNets"))
-    if not it.value.keys() & {"selector", "notSelector", "namespaceSelector"}:
+    there = {key for key in ("selector", "notSelector", "namespaceSelector") if it.value.get(key) not in (None, "")}
+    if not there:
         return blocks_of(nets, excepted, version)
     if nets or excepted or version:
         it.wrong("networks or an IP version together with a selector cannot be expressed")
-    if not it.value.keys() & {"selector", "namespaceSelector"}:
+    if there == {"notSelector"}:
         it.wrong("matches addresses outside of the cluster, too, which cannot be expressed", "notSelector")
     return read_pods(it, own)
 
@@ -195,11 +196,12 @@ def read_net(it: Reader, key: str, text: Any) -> Network:
 
 
 def blocks_of(nets: Any, excepted: Any, version: int) -> tuple[Block, ...]:
-    """Networks less others, of one IP version unless `version` is 0."""
+    """Networks less others, of one IP version unless `version` is 0. Calico has no rule for a version of which no
+    network is excepted, if some are."""
     found = []
     for net in nets or EVERYWHERE:
         within = [each for each in excepted if each.version == net.version]
-        if version in (0, net.version) and not any(net.subnet_of(each) for each in within):
+        if version in (0, net.version) and bool(within) == bool(excepted) and not any(map(net.subnet_of, within)):
             found.append(Block(net, tuple(each for each in within if each.subnet_of(net))))
     return tuple(found)
 
@@ -212,7 +214,7 @@ def read_pods(it: Reader, own: str) -> tuple[Pods, ...]:
 
 
 def read_namespaces(it: Reader, own: str) -> list[Alternative]:
-    if it.value.get("namespaceSelector") is None:
+    if it.value.get("namespaceSelector") in (None, ""):
         return [in_namespace(own) if own else ()]
     found = read_selector(it, "namespaceSelector")
     return [tuple(checked(Requirement(NAME_LABEL, one.operator, one.values) if one.key == NAMESPACE_NAME else one,
