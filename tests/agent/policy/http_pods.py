@@ -156,3 +156,38 @@ def eventually_status(world, expected, *asked, **named):
     while (found := world.ask(*asked, **named)) != expected and time.monotonic() < until:
         time.sleep(0.02)
     return found
+
+
+# Requests that a server may read in another way than the proxy
+ATTACKS = {
+    "dot segments": request("GET /public/../secret"), "one dot": request("GET /public/./x"),
+    "an encoded dot": request("GET /public/%2e%2E/secret"), "a half encoded dot": request("GET /public/.%2e/secret"),
+    "an encoded slash": request("GET /public/..%2fsecret"), "a backslash": request("GET /public/..\\secret"),
+    "an encoded backslash": request("GET /public/%5c..%5csecret"), "twice encoded": request("GET /public/%252e%252e/x"),
+    "overlong UTF-8": request("GET /public/%c0%ae%c0%ae/secret"),
+    "overlong UTF-8 of three bytes": request("GET /public/%e0%80%ae%E0%80%AE/secret"),
+    "overlong UTF-8 of four bytes": request("GET /public/%f0%80%80%af../secret"),
+    "overlong UTF-8 of five bytes": request("GET /public/%f8%80%80%80%ae/secret"),
+    "a surrogate": request("GET /public/%ed%a0%80"), "an encoded line break": request("GET /public/a%0d%0aGET%20/x"),
+    "dots before an encoded semicolon": request("GET /public/..%3bx/secret"),
+    "dots before a space": request("GET /public/..%20/secret"), "three times encoded": request("GET /public/%25252e/x"),
+    "NUL": request("GET /public/%00/x"),
+    "path parameters": request("GET /public/..;a=b/secret"), "an empty segment": request("GET //public/x"),
+    "an encoded letter": request("GET /public/%73ecret"), "broken encoding": request("GET /public/%zz"),
+    "a fragment": request("GET /public/#/../../secret"),
+    "an absolute target": request("GET http://web/public/x"),
+    "an absolute target of another host": request("GET http://other/public/x"),
+    "CONNECT": request("CONNECT web:80"), "an asterisk": request("OPTIONS *"),
+    "the method in lower case": request("get /public/x"), "a longer method": request("GETX /public/x"),
+    "HTTP/2 by prior knowledge": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+    "an upgrade to HTTP/2": request("GET /public/x", more=(
+        "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")),
+    "an upgrade to two protocols": request("GET /public/x", more=("Connection: Upgrade", "Upgrade: websocket, h2c")),
+    "two Hosts": request("GET /public/x", more=("Host: other",)),
+    "HTTP/0.9": b"GET /public/x\r\n\r\n",
+    "a folded header": request("GET /secret", more=("X: 1", " GET /public/x HTTP/1.1")),
+    "a space before the colon": request("GET /public/x", more=("Transfer-Encoding : chunked",)),
+    "a bare carriage return": b"GET /secret\rGET /public/x HTTP/1.1\r\nHost: web\r\n\r\n",
+    "no HTTP": b"\x00\x01\x02\x03\r\n\r\n",
+    "two lengths": request("GET /public/x", more=("Content-Length: 0", "Content-Length: 44")),
+}

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from agent.policy.http_pods import (
     ADDRESSES,
+    ATTACKS,
     GATEWAYS,
     Server,
     World,
@@ -30,7 +31,7 @@ from agent.policy.test_service import node, running  # noqa: F401 - fixtures
 
 from fastcni.agent.policy import in_kernel
 from fastcni.agent.policy.evaluate import Connection, evaluate
-from fastcni.agent.policy.http import marks, part, process
+from fastcni.agent.policy.http import configuration, marks, part, process
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.flows.requests import Requests
 from fastcni.kernel import sysctl
@@ -122,31 +123,32 @@ def test_a_pod_and_its_own_node_reach_each_other_past_the_rules(world):
         assert own.seen == [(ADDRESSES["a"][0], "POST /any HTTP/1.1")]
 
 
-ATTACKS = {
-    "dot segments": request("GET /public/../secret"), "one dot": request("GET /public/./x"),
-    "an encoded dot": request("GET /public/%2e%2E/secret"), "a half encoded dot": request("GET /public/.%2e/secret"),
-    "an encoded slash": request("GET /public/..%2fsecret"), "a backslash": request("GET /public/..\\secret"),
-    "an encoded backslash": request("GET /public/%5c..%5csecret"), "twice encoded": request("GET /public/%252e%252e/x"),
-    "overlong UTF-8": request("GET /public/%c0%ae%c0%ae/secret"), "NUL": request("GET /public/%00/x"),
-    "path parameters": request("GET /public/..;a=b/secret"), "an empty segment": request("GET //public/x"),
-    "an encoded letter": request("GET /public/%73ecret"), "broken encoding": request("GET /public/%zz"),
-    "a fragment": request("GET /public/#/../../secret"),
-    "an absolute target": request("GET http://web/public/x"),
-    "an absolute target of another host": request("GET http://other/public/x"),
-    "CONNECT": request("CONNECT web:80"), "an asterisk": request("OPTIONS *"),
-    "the method in lower case": request("get /public/x"), "a longer method": request("GETX /public/x"),
-    "HTTP/2 by prior knowledge": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
-    "an upgrade to HTTP/2": request("GET /public/x", more=(
-        "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")),
-    "an upgrade to two protocols": request("GET /public/x", more=("Connection: Upgrade", "Upgrade: websocket, h2c")),
-    "two Hosts": request("GET /public/x", more=("Host: other",)),
-    "HTTP/0.9": b"GET /public/x\r\n\r\n",
-    "a folded header": request("GET /secret", more=("X: 1", " GET /public/x HTTP/1.1")),
-    "a space before the colon": request("GET /public/x", more=("Transfer-Encoding : chunked",)),
-    "a bare carriage return": b"GET /secret\rGET /public/x HTTP/1.1\r\nHost: web\r\n\r\n",
-    "no HTTP": b"\x00\x01\x02\x03\r\n\r\n",
-    "two lengths": request("GET /public/x", more=("Content-Length: 0", "Content-Length: 44")),
-}
+def test_a_connection_to_a_service_is_closed_over_ipv4(world):
+    """HAProxy would judge its requests by the address of the Service."""
+    begin(world, READ_ONLY)
+    run("nft", "-f", "-", stdin="table ip services {\nchain c {\ntype nat hook prerouting priority dstnat\n"
+                                f"ip daddr 10.96.0.80 dnat to {ADDRESSES['b'][0]}\n}}\n}}")
+    assert world.ask("a", "b", "GET /public/x") == 200
+    seen = len(world.servers["b"].seen)
+    with pytest.raises(TimeoutError):
+        world.connect("a", "10.96.0.80", seconds=0.5)
+    assert len(world.servers["b"].seen) == seen
+
+
+def test_a_client_cannot_take_all_connections_of_the_proxy(world, monkeypatch):
+    monkeypatch.setattr(configuration, "MAX_CONNECTIONS", 5)
+    begin(world, READ_ONLY)
+    with contextlib.ExitStack() as opened:
+        answers = []
+        for _ in range(12):
+            with contextlib.suppress(ConnectionError):
+                it = opened.enter_context(world.connect("a", "b"))
+                it.sendall(request("GET /public/x"))
+                answers.append(status(read(it)))
+        assert answers.count(200) == 5
+    assert eventually_status(world, 200, "a", "b", "GET /public/x") == 200
+
+
 SMUGGLED = b"POST /secret HTTP/1.1\r\nHost: web\r\n\r\n"
 
 

@@ -35,19 +35,20 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.state import Line, State
 
 LISTENERS, EVERYWHERE = "listeners", {"0.0.0.0/0", "::/0"}
+MAX_CONNECTIONS = 2000          # of a client at a time, of the 10,000 that HAProxy can have
 LOG, STATS = "log.sock", "stats-{generation}.sock"      # sockets, in the directory of the configuration
 SIDES = {"egress": (EGRESS,), "ingress": (INGRESS,), "both": (EGRESS, INGRESS)}
 MARKS = {"egress": marks.OUT, "ingress": marks.IN, "both": marks.EITHER}
 VARIABLES = {EGRESS: "txn.egress", INGRESS: "txn.ingress"}
-# A path that a server may read as another one than the policy did: dot segments, also before path parameters; empty
-# segments; backslashes; fragments; percent-encoding that is broken, or of characters that need none (RFC 3986, 2.3),
-# of NUL, slash, backslash, twice, or of overlong UTF-8
-ODD_PATH = (r"(^|/)[.]{1,2}(/|;|$)|//|[\\#]|%(?![0-9a-f]{2})|%(00|2[def]|3[0-9]|4[1-9a-f]|5[0-9acf]|6[1-9a-f]|7[0-9ae]"
-            r"|25(2[ef]|5c)|c[01])")
+# A path that a server may read as another one than the policy did: dot segments, also before path parameters and
+# spaces; empty segments; backslashes; fragments; percent-encoding that is broken, or of characters that need none (RFC
+# 3986, 2.3), of control characters, slash, backslash, twice, or of overlong UTF-8 and surrogates (RFC 3629)
+ODD_PATH = (r"(^|/)[.]{1,2}(/|;|%3b|%20|$)|//|[\\#]|%(?![0-9a-f]{2})|%([01].|2[def]|3[0-9]|4[1-9a-f]|5[0-9acf]"
+            r"|6[1-9a-f]|7[0-9aef]|25(25|2[ef]|5c)|c[01]|e0%[89]|ed%[ab]|f0%8|f[5-9a-f])")
 GLOBAL = """global
     log unix@{log} len 8192 format raw local0
     stats socket unix@{stats} mode 600 level admin
-    hard-stop-after 10m
+    hard-stop-after 1m
     fd-hard-limit 20000
 
 defaults
@@ -71,7 +72,10 @@ FRONTEND = """
 frontend {side}
     mode tcp
     log-format '{log_format}'
+    stick-table type ipv6 size 10k expire 1m store conn_cur
     tcp-request connection reject if {{ dst 127.0.0.0/8 ::1 }}
+    tcp-request connection track-sc0 src
+    tcp-request connection reject if {{ sc0_conn_cur gt {most} }}
     tcp-request inspect-delay 5s
     acl tls req.ssl_hello_type 1
     tcp-request content set-var(txn.port) dst_port
@@ -141,7 +145,7 @@ class Configuration:
         ) + PROXY_BACKENDS
 
     def _frontend(self, side: str, descriptors: tuple[int, ...]) -> Iterator[str]:
-        yield FRONTEND.format(side=side, log_format=LOG_FORMAT.format(side=side))
+        yield FRONTEND.format(side=side, log_format=LOG_FORMAT.format(side=side), most=MAX_CONNECTIONS)
         yield from (f"    bind fd@{descriptor}\n" for descriptor in descriptors)
         for direction in SIDES[side]:
             for id, line, request in self.allowed[direction]:

@@ -14,6 +14,7 @@ prints the rules, which exist while a pod has rules by HTTP requests, as
         type filter hook prerouting priority dstnat + 12; policy accept;
         tcp flags & (syn | ack) != syn socket transparent 1 meta mark set meta mark | 0x04000000 accept
         ct state related socket transparent 1 meta mark set meta mark | 0x04000000 accept      (ICMP errors)
+        meta nfproto ipv4 ct status & dnat != 0 meta mark & 0x03000000 != 0 drop
         meta mark & 0x03000000 == 0x01000000 tproxy ip to 127.0.0.1:... ct mark set ... meta mark set ... accept
         meta mark & 0x03000000 != 0 drop
     }
@@ -42,6 +43,9 @@ its first packet before the proxy gets it, and again when the proxy connects to 
 source. What should have been proxied and comes to `forward` is dropped: without the proxy, the routing rule or the
 route, connections are closed. `socket transparent` leaves out first packets: a connection in TIME_WAIT would match
 them, and the client would repeat them 10 ms later.
+
+HAProxy takes the address before its translation for the destination of a connection over IPv4 (SO_ORIGINAL_DST), and
+would judge requests by it. So such connections are dropped.
 
 On a bridge with br_netfilter, packets of its ports lose the socket that tproxy gives them, and are dropped.
 """
@@ -113,6 +117,7 @@ def divert_rules(listeners: Listeners) -> Iterator[Rule]:
     to_proxy = (*expressions.transparent(), *expressions.set_mark(PROXIED), accept())
     yield *NO_SYN, *to_proxy
     yield *nft_rules.related(), *to_proxy
+    yield (*rules.port_rules.of_family(4), *nft_rules.destination_translated(), *nft_rules.any_mark(EITHER), drop())
     for marks, each in listeners.items():
         for packed, port in each:
             yield (*rules.port_rules.of_family(len(packed)), meta(NFT_META_MARK), mask(word(EITHER)),
