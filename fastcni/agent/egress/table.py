@@ -36,11 +36,11 @@ import threading
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni._netlink import Batch
 from fastcni.agent.egress import expressions
-from fastcni.agent.policy.rules import ELEMENTS
+from fastcni.agent.nft_table import NftTable
+from fastcni.agent.policy.rules import parts
 from fastcni.agent.policy.ruleset import Transaction
-from fastcni.kernel import nft, nft_elements, nft_rules, uapi, wire
+from fastcni.kernel import nft, nft_elements, nft_rules
 from fastcni.kernel.nft_elements import ADDRESS_TYPES
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ SET_ID = 1
 SEND_BYTES, ACK_BYTES = 16 << 20, 16 << 20
 
 
-class Table:
+class Table(NftTable):
     """Any thread may call; each call is one short transaction. Raises OSError.
 
     wanted: whether there is to be a table.
@@ -77,22 +77,7 @@ class Table:
         self._ranges: dict[str, list[Range]] = {}
         self._written: dict[str, dict[bytes, bytes | None]] | None = None       # None: the kernel's is not known
         self._until: dict[bytes, float] = {}                    # when this node's use of an address ends, monotonic
-        self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
-        wire.set_request_size(self.sock, SEND_BYTES)
-        wire.set_buffer_size(self.sock, ACK_BYTES)
-
-    def close(self) -> None:
-        """Leave the table: pods stay closed, or on their way to the holder."""
-        self.sock.close()
-
-    @property
-    def port(self) -> int:
-        """The netlink port by which the kernel's notifications tell these changes from others'."""
-        return int(self.sock.getsockname()[0])
-
-    def exists(self) -> bool:
-        """Whether there is a table."""
-        return bool(wire.look_up(self.sock, nft.get_table(Batch(), FAMILY, TABLE)))
+        super().__init__(FAMILY, TABLE, SEND_BYTES, ACK_BYTES)
 
     def put(self, name: str, elements: Elements) -> None:
         """Let a set or map of both families have these elements; keys of `ways` have two addresses."""
@@ -249,10 +234,3 @@ def put_difference(requests: Transaction, name: str, had: Elements, wanted: Elem
         requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
     for each in parts(added):
         requests.add(nft_elements.add_elements, FAMILY, TABLE, name, each)
-
-
-def parts(items: list) -> Iterator[list]:
-    """Split what does not fit into one message."""
-    return (items[at:at + ELEMENTS] for at in range(0, len(items), ELEMENTS))
-
-

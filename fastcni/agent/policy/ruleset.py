@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
 from fastcni.agent.contract import ConfigurationError
+from fastcni.agent.nft_table import NftTable
 from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.http import redirect
 from fastcni.agent.policy.names.told import elements_left
@@ -52,7 +53,7 @@ BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6t
            "net/bridge/bridge-nf-filter-vlan-tagged")           # also of packets with a VLAN tag, as on a trunk
 
 
-class Ruleset:
+class Ruleset(NftTable):
     """Writes the table. Made in a thread that is in the node's namespace; any one thread at a time calls. Raises
     OSError.
 
@@ -64,22 +65,7 @@ class Ruleset:
     def __init__(self) -> None:
         self.flags, self.links, self.tunnels = OWNED, False, False
         self.http, self.listeners = set[str](), dict[int, tuple[tuple[bytes, int], ...]]()
-        self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
-        wire.set_request_size(self.sock, SEND_BYTES)
-        wire.set_buffer_size(self.sock, ACK_BYTES)
-
-    def close(self) -> None:
-        """Leave the table: pods stay protected while the agent is restarted."""
-        self.sock.close()
-
-    @property
-    def port(self) -> int:
-        """The netlink port by which the kernel's notifications tell these changes from others'."""
-        return int(self.sock.getsockname()[0])
-
-    def exists(self) -> bool:
-        """Whether there is a table."""
-        return bool(wire.look_up(self.sock, nft.get_table(Batch(), FAMILY, TABLE)))
+        super().__init__(FAMILY, TABLE, SEND_BYTES, ACK_BYTES)
 
     def adopt(self) -> None:
         """Take over the tables that an agent has left. Raises ConfigurationError if a running one has them."""
