@@ -12,7 +12,7 @@ from time import monotonic
 
 from fastcni.clients.away import Away
 from fastcni.clients.site_packages import make_importable
-from fastcni.kernel.name_lookup import Lookups, is_name
+from fastcni.kernel.sockets.name_lookup import Lookups, is_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

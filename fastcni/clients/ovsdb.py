@@ -9,7 +9,8 @@ from __future__ import annotations
 from errno import ETIMEDOUT
 
 from fastcni.clients.away import Away
-from fastcni.kernel import streams, waiting
+from fastcni.kernel import waiting
+from fastcni.kernel.sockets import streams
 from fastcni.spec import json
 from fastcni.spec.address import ip_text, read_ip
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from fastcni.clients.away import Away
 from fastcni.clients.site_packages import make_importable
-from fastcni.kernel import streams, waiting
+from fastcni.kernel import waiting
+from fastcni.kernel.sockets import streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from fastcni.dhcp.closer import Closer
 from fastcni.dhcp.lease import Lease, Owner, result_of
 from fastcni.dhcp.lease_files import LeaseFiles, Saved
 from fastcni.dhcp.loop import Loop
-from fastcni.kernel import netns, packet_sockets
+from fastcni.kernel import netns
 from fastcni.kernel.presence import ALIVE, GONE
+from fastcni.kernel.sockets import packet_sockets
 from fastcni.kernel.uapi import ETH_P_ARP
 from fastcni.spec import address
 

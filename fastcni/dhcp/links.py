@@ -12,7 +12,8 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV, ENOENT
 
 from fastcni._netlink import Batch
 from fastcni.dhcp.client import LinkGone
-from fastcni.kernel import netns, packet_sockets, presence, rtnl, uapi, wire
+from fastcni.kernel import netns, presence, rtnl, uapi, wire
+from fastcni.kernel.sockets import packet_sockets
 from fastcni.kit.links import change, configure, find
 from fastcni.spec.address import ip_text
 

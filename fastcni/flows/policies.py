@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from fastcni.agent.policy.in_kernel import DIRECTIONS, OF_PORTS
+from fastcni.agent.policy.in_kernel.decisions import DIRECTIONS, OF_PORTS
 from fastcni.agent.policy.objects import EGRESS
 from fastcni.agent.policy.ruleset import FAMILY, TABLE
 from fastcni.kernel import nft, nft_rules, wire

@@ -10,7 +10,8 @@ from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket
 from time import monotonic
 
 from fastcni._abandoned import check_request
-from fastcni.kernel import streams, waiting
+from fastcni.kernel import waiting
+from fastcni.kernel.sockets import streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from errno import ETIMEDOUT
 
-from fastcni.kernel import streams, waiting
+from fastcni.kernel import waiting
+from fastcni.kernel.sockets import streams
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 
 from fastcni.agent import peer_list
-from fastcni.kernel.name_lookup import Lookups
+from fastcni.kernel.sockets.name_lookup import Lookups
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

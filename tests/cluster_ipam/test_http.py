@@ -13,7 +13,8 @@ from cluster_ipam.http_service import Service
 import fastcni
 from fastcni.clients.away import Away
 from fastcni.clients.http import Http
-from fastcni.kernel import name_lookup, waiting
+from fastcni.kernel import waiting
+from fastcni.kernel.sockets import name_lookup
 from fastcni.launcher import modules
 
 pytest.importorskip("urllib3")

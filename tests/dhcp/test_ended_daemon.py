@@ -9,7 +9,7 @@ from errno import EAGAIN, EMFILE, ENOMEM
 import pytest
 from dhcp.process import call
 
-from fastcni.kernel import streams
+from fastcni.kernel.sockets import streams
 from fastcni.kit.dhcp import client, rpc
 
 CONF = {"cniVersion": "1.1.0", "name": "net", "type": "dhcp", "cni.dev/valid-attachments": []}

@@ -102,7 +102,7 @@ PROMISES = [
     Promise("agent/policy/test_kernel.py::test_random_policies", "agent/policy/compile.py",
             "                for key in members:\n", "                for key in ():\n"),
     Promise("agent/policy/test_in_kernel.py::test_the_kernels_table_decides_as_the_policies_do",
-            "agent/policy/in_kernel.py",
+            "agent/policy/in_kernel/decisions.py",
             "return Decision(outcome.code == nft.NF_ACCEPT", "return Decision(outcome.code != nft.NF_ACCEPT"),
     Promise("agent/policy/test_service.py::test_policies_stay_while_their_folder_is_away",
             "agent/policy/sources/files.py", "            return set()\n        self._missing",

@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastcni._netlink import Batch
-from fastcni.kernel import inet_sockets, nft, uapi
+from fastcni.kernel import nft, uapi
+from fastcni.kernel.sockets import inet_sockets
 from fastcni.node.activity.netlink_text import lines
 
 IFINFO = struct.Struct("=BxHiII")

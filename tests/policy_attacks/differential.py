@@ -13,8 +13,8 @@ import time
 from policy_attacks.node import NODE, Node
 from policy_attacks.random_cluster import PODS, RandomCluster
 
-from fastcni.agent.policy import in_kernel
 from fastcni.agent.policy.evaluate import Connection
+from fastcni.agent.policy.in_kernel import decisions
 from fastcni.spec.address import read_ip
 from fastcni.testing.namespaces import Inside, enter
 
@@ -106,14 +106,14 @@ def settle(it, event, seconds=None):
 
 def wrong_answers(it, verdicts):
     """Compare what `fastcni policy test` reads from the kernel with the oracle, for some of the probes."""
-    tables, wrong = in_kernel.read(), []
+    tables, wrong = decisions.read(), []
     numbers = {"TCP": 6, "UDP": 17, "SCTP": 132, "ICMP": 58}
     asked = [probe for probe in verdicts if it.host not in (probe.source, probe.receiver) and probe.to not in NODE]
     for probe in asked[:ASKED]:
         connection = Connection(read_ip(probe.address), read_ip(probe.to),
                                 1 if probe.protocol == "ICMP" and ":" not in probe.to else numbers[probe.protocol],
                                 probe.port)
-        found = in_kernel.decide(tables, connection)
+        found = decisions.decide(tables, connection)
         known = [each.allowed for each in found.values()]
         if None in known or all(known) is not verdicts[probe]:
             wrong.append(f"{probe}: {'; '.join(each.text for each in found.values())}")

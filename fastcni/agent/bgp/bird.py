@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.bgp.settings import BgpError
 from fastcni.agent.files import write
-from fastcni.kernel import streams, waiting
+from fastcni.kernel import waiting
+from fastcni.kernel.sockets import streams
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -9,7 +9,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastcni._netlink import Batch
-from fastcni.kernel import packet_sockets, rtnl, uapi, wire
+from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kernel.sockets import packet_sockets
 from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.links import find
 

@@ -12,8 +12,9 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy import attached, bypass, in_kernel
+from fastcni.agent.policy import attached
 from fastcni.agent.policy.evaluate import Cluster, evaluate
+from fastcni.agent.policy.in_kernel import bypass, decisions
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.ruleset import halves
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.attached import Attachment
     from fastcni.agent.policy.evaluate import Connection, Reason
-    from fastcni.agent.policy.in_kernel import Decision
-    from fastcni.agent.policy.nft_read import Table
+    from fastcni.agent.policy.in_kernel.decisions import Decision
+    from fastcni.agent.policy.in_kernel.nft_read import Table
     from fastcni.agent.policy.objects import Domain
 
 ALLOWED, DENIED, UNKNOWN, DIFFERS = 0, 1, 2, 3          # exit statuses
@@ -95,7 +96,7 @@ def answer(sources: Sources, it: Connection) -> Answer:
     decided = {name: bool(sources.unread) or sources.local(packed) for name, packed in ends.items()}
     kernel = {}
     if sources.tables is not None and any(decided.values()):
-        kernel = in_kernel.decide(sources.tables, it, "" if to_node else bypass.why(sources.tables, it), to_node)
+        kernel = decisions.decide(sources.tables, it, "" if to_node else bypass.why(sources.tables, it), to_node)
     directions = {name: Direction(not sources.unread, policies[name], kernel.get(name) if decided[name] else None)
                   for name in ends}
     return Answer(it, directions, {name: one for name, one in kernel.items() if name not in ends})
@@ -108,7 +109,7 @@ def read_tables(folder: str) -> list[Table] | None:
     """
     ran = bool(folder) and exists(os.path.join(folder, attached.FOLDER))
     try:
-        tables = in_kernel.read() if folder else []
+        tables = decisions.read() if folder else []
     except OSError:
         if ran:
             raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from errno import ECONNRESET, EPIPE, ETIMEDOUT
 
-from fastcni.kernel import streams, waiting
+from fastcni.kernel import waiting
+from fastcni.kernel.sockets import streams
 from fastcni.kit.dhcp import gob, rpc
 
 TYPE_CHECKING = False

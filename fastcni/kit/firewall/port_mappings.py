@@ -99,7 +99,8 @@ def warn_of_processes(req: Request, mappings: Sequence[Mapping], lengths: Collec
 
     A kernel that does not list its sockets is no error: the mapping does not need the list.
     """
-    from fastcni.kernel import inet_sockets, wire
+    from fastcni.kernel import wire
+    from fastcni.kernel.sockets import inet_sockets
 
     for protocol in sorted({mapping.protocol for mapping in mappings}):
         by_port: dict[int, list[Mapping]] = {}

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 
 from fastcni._netlink import read_ack
-from fastcni.kernel import inet_sockets, nft, uapi
+from fastcni.kernel import nft, uapi
+from fastcni.kernel.sockets import inet_sockets
 
 Attributes = dict[int, bytes]
 
@@ -143,7 +144,7 @@ def is_sock_diag(payload: bytes) -> bool:
 
 
 def sock_diag(payload: bytes) -> str:
-    """A request for sockets, or a socket (see kernel/inet_sockets.py)."""
+    """A request for sockets, or a socket (see kernel/sockets/inet_sockets.py)."""
     if len(payload) < inet_sockets.MESSAGE_BYTES:
         return f"SOCK_DIAG_BY_FAMILY {ROUTE_FAMILIES.get(payload[0], str(payload[0]))} protocol {payload[1]}"
     packed = payload[8:24 if payload[0] == uapi.AF_INET6 else 12]

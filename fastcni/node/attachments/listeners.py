@@ -7,7 +7,8 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fastcni.kernel import inet_sockets, wire
+from fastcni.kernel import wire
+from fastcni.kernel.sockets import inet_sockets
 from fastcni.kit.firewall.port_mappings import PROTOCOLS
 from fastcni.kit.links import find
 from fastcni.spec import address

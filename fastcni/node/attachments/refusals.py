@@ -15,9 +15,9 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fastcni.agent.policy import nft_read, nft_walk
 from fastcni.agent.policy.evaluate import Connection
-from fastcni.agent.policy.in_kernel import NEW, network_header
+from fastcni.agent.policy.in_kernel import nft_read, nft_walk
+from fastcni.agent.policy.in_kernel.decisions import NEW, network_header
 from fastcni.agent.policy.rules import IPPROTO_TCP
 from fastcni.kernel import nft, nft_rules, wire
 from fastcni.kernel.uapi import IFNAMSIZ

@@ -29,9 +29,9 @@ from agent.policy.pods import ADDRESSES as NODE_ADDRESSES
 from agent.policy.pods import TCP
 from agent.policy.test_service import node, running  # noqa: F401 - fixtures
 
-from fastcni.agent.policy import in_kernel
 from fastcni.agent.policy.evaluate import Connection, evaluate
 from fastcni.agent.policy.http import configuration, marks, part, process
+from fastcni.agent.policy.in_kernel import decisions
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.flows.requests import Requests
 from fastcni.kernel import sysctl
@@ -374,8 +374,8 @@ def test_the_command_policy_test_agrees_with_the_kernel(world):
     wanted = Connection(*(read_ip(ADDRESSES[name][0]) for name in "ab"), TCP, 80)
     denied = Connection(wanted.source, wanted.destination, TCP, 81)
     assert eventually_status(world, 200, "a", "b", "GET /public/x") == 200
-    tables = in_kernel.read()
-    found, refused = (in_kernel.decide(tables, each) for each in (wanted, denied))
+    tables = decisions.read()
+    found, refused = (decisions.decide(tables, each) for each in (wanted, denied))
     assert (found["Ingress"].allowed, found["Ingress"].text) == (True, "allowed by default/web (Cilium) ingress[0]")
     assert refused["Ingress"].allowed is False
     assert all(each.allowed is not None for each in found.values())

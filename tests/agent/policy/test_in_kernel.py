@@ -9,10 +9,10 @@ from agent.policy.test_kernel import ON_A_NODE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcni.agent.policy import in_kernel, nft_read
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.evaluate import Connection, evaluate
-from fastcni.agent.policy.nft_walk import Unknown, walk
+from fastcni.agent.policy.in_kernel import decisions, nft_read
+from fastcni.agent.policy.in_kernel.nft_walk import Unknown, walk
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.ruleset import Ruleset
 from fastcni.kernel import nft, uapi, wire
@@ -40,9 +40,9 @@ def test_the_kernels_table_decides_as_the_policies_do(rules, pods, policies):
         compiler.put_policy(policy)
     compiler.take()
     rules.load(compiler.state)
-    tables = in_kernel.read()
+    tables = decisions.read()
     for connection in connections():
-        kernel, said = in_kernel.decide(tables, connection), evaluate(compiler.cluster, connection)
+        kernel, said = decisions.decide(tables, connection), evaluate(compiler.cluster, connection)
         assert kernel.keys() == {EGRESS, INGRESS}
         assert {direction: one.allowed for direction, one in kernel.items()} == {
             direction: reason is None or reason.allowed
@@ -88,7 +88,7 @@ def test_a_packet_is_followed_as_the_kernel_does(host_netns, chain, source, port
     run("nft", "-f", "-", stdin=RULESET)
     (table,) = read("others")
     other = "10.9.9.9" if "." in source else "fd00::9"
-    packet = in_kernel.first_packet(Connection(read_ip(source), read_ip(other), socket.IPPROTO_TCP, port))
+    packet = decisions.first_packet(Connection(read_ip(source), read_ip(other), socket.IPPROTO_TCP, port))
     if expected is None:
         with pytest.raises(Unknown, match=r"meta key|expression reject"):
             walk(table, chain, packet)
@@ -111,6 +111,6 @@ def test_another_table_of_this_name_is_no_silent_yes(host_netns):
     """A later version may have another chain: what it decides is not known here."""
     run("nft", "add table bridge fastcni-policy; add chain bridge fastcni-policy forward "
                "{ type filter hook forward priority 0; }")
-    found = in_kernel.decide(in_kernel.read(), Connection(read_ip("10.0.0.1"), read_ip("10.0.0.2"), 6, 80))
+    found = decisions.decide(decisions.read(), Connection(read_ip("10.0.0.1"), read_ip("10.0.0.2"), 6, 80))
     assert found["bridge fastcni-policy forward"].allowed is None
     assert found[INGRESS].allowed and "there is no table inet fastcni-policy" in found[INGRESS].text

@@ -5,7 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from fastcni.agent.policy import attached, in_kernel
+from fastcni.agent.policy import attached
+from fastcni.agent.policy.in_kernel import decisions
 from fastcni.cli.commands import cli
 from fastcni.spec.address import read_ip
 
@@ -50,7 +51,7 @@ def test_what_is_asked_wrongly(run, words, text):
 
 def test_pods_of_this_node_that_are_in_no_file_are_known(run, tmp_path, monkeypatch):
     """With policies in files, pods are known by their ADDs. A connection to one was said to be allowed."""
-    monkeypatch.setattr(in_kernel, "read", list)        # the machine's kernel has no table
+    monkeypatch.setattr(decisions, "read", list)        # the machine's kernel has no table
     pods = tmp_path / "agent" / "pods"
     pods.mkdir(parents=True)
     for name, pod, labels, address in (("c1", "shop/other", {"app": "db"}, "10.0.0.7"),
@@ -72,7 +73,7 @@ def test_pods_of_this_node_that_are_in_no_file_are_known(run, tmp_path, monkeypa
 @pytest.mark.parametrize("former, latest", [("c1", "c2"), ("c2", "c1")])
 def test_the_labels_of_the_latest_add_count(run, tmp_path, monkeypatch, former, latest):
     """As in the agent, also while the former pod of the name has had no DEL."""
-    monkeypatch.setattr(in_kernel, "read", list)
+    monkeypatch.setattr(decisions, "read", list)
     pods = tmp_path / "agent" / "pods"
     pods.mkdir(parents=True)
     for number, (name, app) in enumerate([(former, "web"), (latest, "db")]):

@@ -9,8 +9,9 @@ from agent.policy.frames import MARK, ipv4, ipv6, udp
 from agent.policy.pods import ADDRESSES, NODE, ROUTED_NODE, TCP, UDP, mac_of_pod
 from agent.policy.test_ports import FROM_C, MAC_A, MAC_B, site, to  # noqa: F401
 
-from fastcni.agent.policy import in_kernel, tunnels
+from fastcni.agent.policy import tunnels
 from fastcni.agent.policy.evaluate import Connection
+from fastcni.agent.policy.in_kernel import decisions
 from fastcni.agent.policy.objects import EGRESS
 from fastcni.kernel import rtnl, uapi
 from fastcni.kit.links import find
@@ -132,7 +133,7 @@ def test_the_command_follows_a_packet_of_a_tunnel(site):        # noqa: F811
 
     def decided(source, destination, protocol, port):
         connection = Connection(read_ip(ADDRESSES[source][0]), read_ip(ADDRESSES[destination][0]), protocol, port)
-        return in_kernel.decide(in_kernel.read(), connection)[EGRESS]
+        return decisions.decide(decisions.read(), connection)[EGRESS]
 
     for source, destination, chain in (("a", "b", "addresses"), ("d", "a", "source")):
         assert eventually(lambda ends=(source, destination): not decided(*ends, UDP, 8472).allowed)

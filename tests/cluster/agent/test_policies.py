@@ -16,8 +16,9 @@ from click.testing import CliRunner
 from cluster.agent.test_agent import joined, nodes  # noqa: F401 - a fixture
 from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
 
-from fastcni.agent.policy import attached, in_kernel, priority
+from fastcni.agent.policy import attached, priority
 from fastcni.agent.policy.attached import AttachedCompiler
+from fastcni.agent.policy.in_kernel import decisions
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.agent.policy.sources.events import UnreadableEvents
 from fastcni.agent.policy.sources.kubernetes import Kubernetes
@@ -130,7 +131,7 @@ def test_the_command_asks_the_api_too(server, tmp_path):
 def test_of_pods_of_this_node_the_command_asks_the_kernel(server, tmp_path, monkeypatch):
     """Its kernel has no table. The command said "denied"; for a pod of another node that is right."""
     (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
-    monkeypatch.setattr(in_kernel, "read", list)
+    monkeypatch.setattr(decisions, "read", list)
     (tmp_path / "pods").mkdir()
     attached.keep(str(tmp_path / "pods"), attached.Attachment(("net", "c1", "eth0"), "shop/added", LABELS,
                                                               (socket.inet_aton("10.244.1.6"),)))

@@ -12,14 +12,14 @@ import operator
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.nft_read import NFT_SET_ELEM_CATCHALL, Verdict, read_data
+from fastcni.agent.policy.in_kernel.nft_read import NFT_SET_ELEM_CATCHALL, Verdict, read_data
 from fastcni.kernel import nft, nft_rules
 from fastcni.kernel.nft_elements import NFT_SET_ELEM_INTERVAL_END, NFT_SET_INTERVAL, padded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fastcni.agent.policy.nft_read import Rule, Set, Table
+    from fastcni.agent.policy.in_kernel.nft_read import Rule, Set, Table
 
     Fields = dict[int, bytes]
 

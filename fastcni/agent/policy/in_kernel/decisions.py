@@ -7,8 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy import nft_read, nft_walk, port_rules
+from fastcni.agent.policy import port_rules
 from fastcni.agent.policy.http.redirect import BASE_CHAINS as TO_PROXY
+from fastcni.agent.policy.in_kernel import nft_read, nft_walk
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.ports import BRIDGED, MACS, ROUTED
 from fastcni.agent.policy.rules import EGRESS_CHAIN, INGRESS_CHAIN, TO_NODE_CHAIN
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fastcni.agent.policy.evaluate import Connection
-    from fastcni.agent.policy.nft_read import Table
-    from fastcni.agent.policy.nft_walk import Outcome
+    from fastcni.agent.policy.in_kernel.nft_read import Table
+    from fastcni.agent.policy.in_kernel.nft_walk import Outcome
 
 DIRECTIONS = {EGRESS_CHAIN: EGRESS, INGRESS_CHAIN: INGRESS, TO_NODE_CHAIN: EGRESS}
 OF_PORTS = {(nft.NFPROTO_BRIDGE, port_rules.ADDRESSES): EGRESS, (FAMILY, port_rules.SOURCE): EGRESS,

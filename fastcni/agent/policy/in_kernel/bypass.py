@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch, attributes
-from fastcni.agent.policy.in_kernel import Ports
+from fastcni.agent.policy.in_kernel.decisions import Ports
 from fastcni.kernel import nft, rtnl, sysctl, uapi, wire
 from fastcni.kit.links import find
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fastcni.agent.policy.evaluate import Connection
-    from fastcni.agent.policy.nft_read import Table
+    from fastcni.agent.policy.in_kernel.nft_read import Table
     from fastcni.kernel.wire import Socket
 
 # By length of an address: the sysctl for all bridges, and the switch of one
