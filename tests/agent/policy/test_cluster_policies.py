@@ -1,6 +1,7 @@
 """ClusterNetworkPolicy: what is read, what is refused, and what decides."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from agent.policy.clusters import make_pod
@@ -64,6 +65,7 @@ WRONG = {
     "priority: expected int": {"priority": "high"}, "subject: expected namespaces or pods": {"subject": {}},
     "subject.nodes: is not known": {"subject": {"nodes": {}}},
     "subject.pods.podSelector: is missing": {"subject": {"pods": {"namespaceSelector": {}}}},
+    "subject.pods.nodes: is not known": {"subject": {"pods": {**OTHER["pods"], "nodes": {}}}},
     "egres: is not known": {"egres": []},
     "ingress: expected 0 to 25 items, got 26": {"ingress": [RULE] * 26},
     "ingress[0].from: expected 1 to 25 items, got 0": {"ingress": [rule("Deny")]},
@@ -75,13 +77,19 @@ WRONG = {
     "ingress[0].protocols[0].icmp: is not known": {"ingress": [rule("Deny", OTHER, protocols=[{"icmp": {}}])]},
     "ingress[0].protocols[0].tcp.destinationPort: is missing": {
         "ingress": [rule("Deny", OTHER, protocols=[{"tcp": {}}])]},
+    "ingress[0].protocols[0].tcp.sourcePort: is not known": {
+        "ingress": [rule("Deny", OTHER, protocols=[{"tcp": {"destinationPort": {"number": 80}, "sourcePort": 1}}])]},
+    "destinationPort.nummer: is not known": {"ingress": [rule("Deny", OTHER, protocols=[tcp(nummer=80)])]},
     "destinationPort.number: expected 1 to 65535": {"ingress": [rule("Deny", OTHER, protocols=[tcp(number=65536)])]},
+    "destinationPort.range.start: expected 1 to 65535": {
+        "ingress": [rule("Deny", OTHER, protocols=[tcp(range={"start": 0, "end": 81})])]},
     "destinationPort.range.start: 81 is not less than 81": {
         "ingress": [rule("Deny", OTHER, protocols=[tcp(range={"start": 81, "end": 81})])]},
     "destinationPort: expected number or range": {"ingress": [rule("Deny", OTHER, protocols=[tcp()])]},
     "'HTTP' is no name of a port": {"ingress": [rule("Deny", OTHER, protocols=[{"destinationNamedPort": "HTTP"}])]},
     "protocols: destinationNamedPort goes with namespaces and pods only": {
-        "egress": [rule("Deny", {"networks": ["0.0.0.0/0"]}, key="to", protocols=[{"destinationNamedPort": "http"}])]},
+        "egress": [rule("Deny", OTHER, {"networks": ["0.0.0.0/0"]}, key="to",
+                        protocols=[{"destinationNamedPort": "http"}])]},
     "egress[0].to[0].networks: expected 1 to 25 items": {"egress": [rule("Deny", {"networks": []}, key="to")]},
     "egress[0].to[0].networks: ": {"egress": [rule("Deny", {"networks": ["10.0.0.0/33"]}, key="to")]},
     "egress[0].to[0]: expected one of": {"egress": [rule("Deny", {"nodes": {}, "networks": ["::/0"]}, key="to")]},
@@ -129,6 +137,26 @@ def test_pass_leaves_the_tier_and_a_network_policy_is_final(it):
     assert reason(it, "web", "db") == "denied: no rule of default/np allows it"
 
 
+def test_a_named_port_is_that_of_each_protocol(it):
+    it.compiler.put_pod(replace(make_pod("db", ADDRESSES["db"], labels={"app": "db"}), ports={("dns", 17): 53}))
+    put(it, policy(ingress=[rule("Deny", OTHER, protocols=[{"destinationNamedPort": "dns"}])]))
+    ends = read_ip(ADDRESSES["other"]), read_ip(ADDRESSES["db"])
+    for protocol, allowed in ((6, True), (17, False)):
+        connection = Connection(*ends, protocol, 53)
+        assert evaluate(it.compiler.cluster, connection).allowed is allowed
+        assert interpret.allows(it.compiler.state, connection) is allowed
+
+
+def test_only_a_rule_that_can_match_a_node_needs_the_chains_of_the_node():
+    def reaches(*egress):
+        return read_cluster_policy(policy(egress=list(egress))).reaches_nodes
+
+    assert reaches(rule("Deny", {"networks": ["192.0.2.0/24"]}, key="to"))
+    assert reaches(rule("Deny", {"since-v3": 1}, key="to"))
+    assert not reaches(rule("Accept", {"since-v3": 1}, key="to"))
+    assert not reaches(rule("Deny", OTHER, key="to"))
+
+
 def test_nothing_is_closed_that_no_rule_names(it):
     put(it, policy(ingress=[rule("Accept", OTHER)]))
     assert reason(it, "web", "db") == "allowed: no rule of c denies it"
@@ -144,6 +172,8 @@ def test_a_peer_that_is_not_known_closes_the_rule(it, peer):
         assert decided(it, "db", "192.0.2.1", to_node=True).allowed is opened
         (note,) = it.notes["a.yaml"]
         assert note.startswith("ClusterNetworkPolicy c: spec.egress[0].to[1]: ") and not it.errors
+    put(it, policy(egress=[rule("Accept", WEB, peer, key="to"), rule("Deny", {"networks": ["0.0.0.0/0"]}, key="to")]))
+    assert reason(it, "db", "web", "egress") == reason(it, "db", "192.0.2.9", "egress") == "denied by c egress[1]"
     put(it)
     assert not it.notes
 
@@ -172,13 +202,15 @@ def test_a_policy_that_can_no_longer_be_read_stays_as_it_was(it):
 
 def test_nodes_are_their_addresses_also_of_the_pods_own(it):
     node = {"kind": "Node", "metadata": {"name": "here", "labels": {"os": "linux"}}, "status": {"addresses": [
-        {"type": "Hostname", "address": "here"}, {"type": "InternalIP", "address": "192.0.2.1"}]}}
+        {"type": "Hostname", "address": "here"}, {"type": "InternalIP", "address": "192.0.2.1"},
+        {"type": "ExternalIP", "address": "198.51.100.1"}]}}
     put(it, node, place="node.yaml")
     linux = {"nodes": {"matchLabels": {"os": "linux"}}}
     put(it, policy(egress=[rule("Accept", linux, key="to", protocols=[tcp(number=80)]), rule("Deny", linux, key="to")]))
     for to_node in (False, True):
         assert reason(it, "db", "192.0.2.1", "egress", to_node=to_node) == "allowed by c egress[0]"
         assert reason(it, "db", "192.0.2.1", "egress", port=81, to_node=to_node) == "denied by c egress[1]"
+    assert not decided(it, "db", "198.51.100.1", port=81).allowed
     assert decided(it, "db", "192.0.2.2", port=81).allowed and decided(it, "web", "192.0.2.1", port=81).allowed
     put(it, {**node, "metadata": {"name": "here"}}, place="node.yaml")
     assert decided(it, "db", "192.0.2.1", port=81, to_node=True).allowed

@@ -16,6 +16,7 @@ from fastcni.agent.policy.objects import Domain, PolicyError
 from fastcni.agent.policy.state import State
 from fastcni.spec.address import read_ip
 
+LONGEST = ".".join([63 * "a", 63 * "b", 63 * "c", 61 * "d"])      # 253 characters
 NAMES = {"domainNames": ["a.test", "*.b.test"]}
 POD, OTHER_POD, HOST = b"\n\0\0\1", b"\n\0\0\2", b"\xc0\0\2\1"
 
@@ -25,7 +26,7 @@ def names(*texts):
 
 
 @pytest.mark.parametrize("text, name", [("A.Test", "a.test"), ("a.test.", "a.test"), ("*.A.test", "*.a.test"),
-                                        ("_x.b-c.1", None), ("x_y.b-c.1", "x_y.b-c.1")])
+                                        ("_x.b-c.1", None), ("x_y.b-c.1", "x_y.b-c.1"), (f"{LONGEST}.", LONGEST)])
 def test_a_name_is_read_as_the_crd_reads_it(text, name):
     if name is None:
         with pytest.raises(PolicyError, match=r"egress\[0\].to\[0\].domainNames: '_x.b-c.1' is no domain name"):
@@ -35,7 +36,8 @@ def test_a_name_is_read_as_the_crd_reads_it(text, name):
 
 
 @pytest.mark.parametrize("texts", [[], ["a"], ["*"], ["*.a", "*.*.a.b"], ["a.*.b"], ["-a.b"], ["a..b"], ["*a.b"], [1],
-                                   ["a.b/"], ["a." + 64 * "b"], [64 * "abc." + "test"], 26 * ["a.b"], "a.b"])
+                                   ["a.b/"], ["a." + 64 * "b"], [64 * "abc." + "test"], [f"{LONGEST}d"],
+                                   26 * ["a.b"], "a.b"])
 def test_what_is_no_list_of_names_is_refused(texts):
     with pytest.raises(PolicyError, match="domainNames: "):
         read_cluster_policy(policy(egress=[rule("Accept", {"domainNames": texts}, key="to")]))
