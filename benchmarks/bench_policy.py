@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/bench_policy.py                 # as root; 500 policies, 200 pods of the node
     .venv/bin/python benchmarks/bench_policy.py --policies 1000
     .venv/bin/python benchmarks/bench_policy.py --cluster-policies 20
+    .venv/bin/python benchmarks/bench_policy.py --dense         # policy_density.py: 5,000 pods of one namespace
     .venv/bin/python benchmarks/bench_policy.py --enforced API --changes 100 --load 6      # policy_enforced.py
 
 Prints a table with the figure wanted beside each. It makes a network namespace, in which no pod has a link: the figures
@@ -22,6 +23,7 @@ import time
 import traceback
 from dataclasses import replace
 
+import policy_density
 import policy_enforced
 import policy_packets
 import pytest
@@ -296,6 +298,7 @@ def main():
     parser.add_argument("--changes", type=int, default=100, help="rounds of --enforced")
     parser.add_argument("--load", type=int, default=0, help="processes that use processor time during --enforced")
     parser.add_argument("--packets", action="store_true", help="what policies cost a packet, on ptp and on a bridge")
+    parser.add_argument("--dense", action="store_true", help="1,000 policies and 500 + 4,500 pods of one namespace")
     options = parser.parse_args()
     os.unshare(os.CLONE_NEWNET) if hasattr(os, "unshare") else unshare()
     table = Table()
@@ -303,6 +306,8 @@ def main():
         measure_enforced(table, options.enforced, options.policies, options.pods, options.changes, options.load)
     elif options.packets:
         policy_packets.measure(table, options.rounds)
+    elif options.dense:
+        policy_density.measure(table, (500, 4500), 1000, pod, policy_document, NODE, APPS)
     else:
         measure(table, options.policies, options.pods, options.others, options.rounds, options.cluster_policies)
     print(table)
@@ -337,6 +342,13 @@ def test_each_part_of_the_benchmark_runs(host_netns):
     table = Table()
     measure(table, 20, 10, 10, 5, 4)
     assert "one label change" in str(table)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")
+def test_a_dense_node_is_measured(host_netns):
+    table = Table()
+    policy_density.measure(table, (5, 5), 10, pod, policy_document, NODE, APPS)
+    assert "5 pods restart" in str(table)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")

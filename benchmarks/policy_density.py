@@ -1,0 +1,70 @@
+"""What policies cost the agent of a dense node: a part of bench_policy.py.
+
+One namespace of 5,000 pods, 500 of them on this node, and 1,000 policies, each of which selects every hundredth pod. A
+change is one event of the source: compiled, and written to the kernel in one transaction.
+"""
+
+import gc
+import os
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from fastcni.agent.policy.attached import AttachedCompiler
+from fastcni.agent.policy.engine import Engine
+from fastcni.agent.policy.objects import read_policy
+
+NAMESPACE = "dense"
+
+
+def measure(table, pods, policies, pod, document, node, apps):
+    """Add rows to the table: memory, the first load, a label, and the restart of all pods of the node one after another.
+
+    pods: (of this node, of other nodes). pod, document: functions that make the pod and the policy of a number."""
+    here, elsewhere = pods
+
+    def made(number, address=0):
+        return replace(pod(number, number % apps, node if number < here else "other"), namespace=NAMESPACE,
+                       name=f"pod-{number}", addresses=pod(address or number, 0).addresses)
+
+    before = resident_mb()
+    compiler = AttachedCompiler(node)
+    engine = Engine(compiler)
+    compiler.put_namespace(NAMESPACE, {"team": "team-1"})
+    began = time.perf_counter()
+    for number in range(here + elsewhere):
+        compiler.put_pod(made(number))
+    for number in range(policies):
+        one = document(number)
+        compiler.put_policy(read_policy({**one, "metadata": {**one["metadata"], "namespace": NAMESPACE}}))
+    engine.load()
+    table.add(f"first load, {policies} policies, {here} + {elsewhere} pods of one namespace",
+              f"{(time.perf_counter() - began) * 1e3:.0f} ms")
+    gc.collect()
+    gc.freeze()
+    table.add("    memory for these", f"{resident_mb() - before:.0f} MB")
+    table.add("    elements, chains", f"{sum(map(len, compiler.state.elements.values()))}, {len(compiler.state.chains)}")
+    labels = [commit_ms(engine, compiler.put_pod, replace(made(number), labels={"app": f"app-{(number + 7) % apps}"}))
+              for number in range(min(here, 100))]
+    table.add("one label of a pod of this node", f"{statistics.median(labels):.2f} ms, the longest {max(labels):.2f} ms")
+    labels = [commit_ms(engine, compiler.put_pod, replace(made(number), labels={"app": f"app-{(number + 7) % apps}"}))
+              for number in range(here, here + min(elsewhere, 100))]
+    table.add("one label of a pod elsewhere", f"{statistics.median(labels):.2f} ms, the longest {max(labels):.2f} ms")
+    used = time.process_time()
+    spans = [commit_ms(engine, compiler.put_pod, made(number, 1 + number + here + elsewhere)) for number in range(here)]
+    table.add(f"{here} pods restart with other addresses",
+              f"{(time.process_time() - used) * 1e3:.0f} ms of processor time, {statistics.median(spans):.2f} ms each")
+    engine.rules.remove()
+    engine.close()
+
+
+def commit_ms(engine, put, *args):
+    began = time.perf_counter()
+    put(*args)
+    engine.commit()
+    return (time.perf_counter() - began) * 1e3
+
+
+def resident_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
