@@ -22,6 +22,7 @@ import time
 import traceback
 from pathlib import Path
 
+import ipam_at_scale
 from cluster_nodes import ENV, Etcd, Local, Node, host_local
 
 from fastcni.bench.calls import Running, one
@@ -31,7 +32,7 @@ from fastcni.plugins import load
 BLOCK = 64                      # addresses
 HELD = (0, 48, 1000)
 WARM_UP = 20                    # pairs of ADD and DEL
-PARTS = ("present", "files", "claim", "many", "first", "usual")
+PARTS = ("present", "files", "claim", "many", "first", "usual", "given", "full", "week")
 
 
 def took_ms(function, *args):
@@ -333,6 +334,12 @@ def main():
             firsts(table, etcd, folder, 1000, 20)
         if "usual" in parts:
             usual(table, etcd, folder, 1000)
+        if "given" in parts:
+            ipam_at_scale.given(table, etcd, folder, 1000, 100, 20, together)
+        if "full" in parts:
+            ipam_at_scale.full(table, etcd.conf, folder, 200, 18)
+        if "week" in parts:
+            ipam_at_scale.week(table, etcd.conf, folder, 50)
     print(table)
 
 
@@ -346,6 +353,9 @@ def test_each_part_of_the_benchmark_runs(tmp_path, scaled):
     seconds, addresses, _ = first_blocks(store.conf, tmp_path / "first", 8, 2, "first")
     assert seconds > 0 and len(addresses) == len(set(addresses)) == 8
     usual(table, store, tmp_path, scaled(100))
+    ipam_at_scale.given(table, store, tmp_path, 4, 3, 2, together)
+    ipam_at_scale.full(table, store.conf, tmp_path, 3, 24)
+    ipam_at_scale.week(table, store.conf, tmp_path, 2, 1)
     assert "host-local" in str(table)
 
 

@@ -19,7 +19,7 @@ NAMESPACE = "dense"
 
 
 def measure(table, pods, policies, pod, document, node, apps):
-    """Add rows to the table: memory, the first load, a label, and the restart of all pods of the node one after another.
+    """Add rows to the table: memory, first load, a label, and the restart of all pods of the node one after another.
 
     pods: (of this node, of other nodes). pod, document: functions that make the pod and the policy of a number."""
     here, elsewhere = pods
@@ -44,13 +44,13 @@ def measure(table, pods, policies, pod, document, node, apps):
     gc.collect()
     gc.freeze()
     table.add("    memory for these", f"{resident_mb() - before:.0f} MB")
-    table.add("    elements, chains", f"{sum(map(len, compiler.state.elements.values()))}, {len(compiler.state.chains)}")
-    labels = [commit_ms(engine, compiler.put_pod, replace(made(number), labels={"app": f"app-{(number + 7) % apps}"}))
-              for number in range(min(here, 100))]
-    table.add("one label of a pod of this node", f"{statistics.median(labels):.2f} ms, the longest {max(labels):.2f} ms")
-    labels = [commit_ms(engine, compiler.put_pod, replace(made(number), labels={"app": f"app-{(number + 7) % apps}"}))
-              for number in range(here, here + min(elsewhere, 100))]
-    table.add("one label of a pod elsewhere", f"{statistics.median(labels):.2f} ms, the longest {max(labels):.2f} ms")
+    elements = sum(map(len, compiler.state.elements.values()))
+    table.add("    elements, chains", f"{elements}, {len(compiler.state.chains)}")
+    for where, numbers in (("of this node", range(min(here, 100))),
+                           ("elsewhere", range(here, here + min(elsewhere, 100)))):
+        relabelled = [replace(made(number), labels={"app": f"app-{(number + 7) % apps}"}) for number in numbers]
+        spans = [commit_ms(engine, compiler.put_pod, one) for one in relabelled]
+        table.add(f"one label of a pod {where}", f"{statistics.median(spans):.2f} ms, the longest {max(spans):.2f} ms")
     used = time.process_time()
     spans = [commit_ms(engine, compiler.put_pod, made(number, 1 + number + here + elsewhere)) for number in range(here)]
     table.add(f"{here} pods restart with other addresses",
