@@ -1,1 +1,1 @@
-"""The code that plugins share, with a folder for each subject."""
+"""The code that plugins share, with a directory for each subject."""

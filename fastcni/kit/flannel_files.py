@@ -1,5 +1,5 @@
-"""The two files of flannel: the node's part of the network, which flanneld writes, and the configuration of a pod's
-delegate.
+"""Read and write the two files of flannel: the node's part of the network, which flanneld writes, and the configuration
+of a pod's delegate.
 
     /run/flannel/subnet.env                     <dataDir>/<container id>, 0600
         FLANNEL_NETWORK=10.244.0.0/16               {"cniVersion": "1.0.0", "ipMasq": false, "ipam": {...}, ...}
@@ -29,8 +29,8 @@ MTU, MASQUERADES = "FLANNEL_MTU", "FLANNEL_IPMASQ"
 
 
 class Subnet:
-    """networks (of the cluster) and subnets (of this node) as CIDR texts, IPv4 first; mtu; masquerades (flanneld
-    masquerades the pods' traffic)."""
+    """flanneld's file. networks: those of the cluster, as CIDR texts, IPv4 first. subnets: those of this node. mtu.
+    masquerades: whether flanneld masquerades the pods' traffic."""
 
     __slots__ = ("networks", "subnets", "mtu", "masquerades")
     networks: list[str]
@@ -64,7 +64,7 @@ def read_subnet(path: str) -> Subnet:
 
 
 def read_cidrs(text: str) -> list[str]:
-    """Networks from a list with commas, with host bits zero. Raises ValueError."""
+    """Return the networks of a comma-separated list, with host bits zero. Raises ValueError."""
     pairs = [addresses.read_cidr(word.strip()) for word in text.split(",") if word]
     return [addresses.cidr_text(addresses.network(*pair), pair[1]) for pair in pairs]
 
@@ -76,8 +76,8 @@ def read_mtu(text: str) -> int:
 
 
 class Saved:
-    """The delegate's configuration for a container in a network. If several networks have one folder, or a container
-    has several interfaces, the last ADD's configuration is kept, as in the reference."""
+    """The delegate's configuration for a container in a network. If several networks use one directory, or a container
+    has several interfaces, the configuration of the last ADD is kept, as in the reference."""
 
     __slots__ = ("path", "network")
 
@@ -85,12 +85,13 @@ class Saved:
         self.path, self.network = f"{folder}/{container_id}", network
 
     def read(self) -> dict[str, Any] | None:
-        """The configuration; None without a file, for another network's, and for a file that a crash has cut."""
+        """Return the configuration; None if there is no file, if the file belongs to another network, or if a crash has
+        cut it."""
         found = self.content()
         return found.values if found and found.text("name") == self.network else None
 
     def content(self) -> Section | None:
-        """The file as a Section, None if it has no configuration."""
+        """Return the file as a Section, None if the file has no configuration."""
         content = files.read(self.path)
         try:
             section = Section(json.read(content or b"{}"))
@@ -110,7 +111,7 @@ class Saved:
         files.write(self.path, after)
 
     def remove(self) -> None:
-        """Remove the file, unless it is another network's now."""
+        """Remove the file, unless it now belongs to another network."""
         if self.read() or not self.content():
             files.remove(self.path)
 

@@ -1,4 +1,4 @@
-"""Asks fastcni's agent to protect a pod by network policies: one connection for one request."""
+"""Ask fastcni's agent to protect a pod by network policies, one connection for each request."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 SOCKET = "/run/fastcni/agent/policy.sock"
-TIMEOUT_S = 30.0                # the agent answers before, if it lives
+TIMEOUT_S = 30.0                # seconds; a running agent answers sooner
 HINT = "it is `fastcni agent --policies`; its log says what it waits for"
 
 
 class Away(Exception):
-    """No agent listens at the socket, or it has ended before it answered. The text says why."""
+    """No agent listens at the socket, or the agent ended before it answered. The text says why."""
 
 
 def admit() -> None:
-    """Check whether the request may wait for the agent now, before its first step. Raises Crowded."""
+    """Check before a request's first step whether the request may wait for the agent. Raises Crowded if too many
+    requests wait."""
     waiting.admit(waiting.AGENT)
 
 
 def ask(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the agent's answer. Raises Away, CallerGone, and CniError 11 or 999 with why the agent refuses."""
+    """Return the agent's answer. Raises Away, CallerGone, and CniError 11 or 999 with the agent's reason."""
     try:
         stream = streams.Stream(path, waiting.limit(TIMEOUT_S), waiting.AGENT)
         try:

@@ -1,4 +1,4 @@
-"""The table of plugins: CNI type -> module. A new plugin is one module here and one line in this table."""
+"""List the plugins in one table: CNI type -> module. A new plugin needs one module and one line in this table."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ BUILT_IN = INTERFACE | IPAM | CHAINED
 TABLE = dict(BUILT_IN)          # third_party.register() and launcher/modules.py add the plugins of other distributions
 # They run the requests of other protocols: no CNI types, so no configuration can name them
 OTHER = {"netavark": "fastcni.plugins.netavark"}
-# The functions that a plugin module has to have, see fastcni.plugin.Plugin
+# The functions that a plugin module must have, see fastcni.plugin.Plugin
 REQUIRED = ("read", "add", "delete", "check")
 
 
 def load(kind: str) -> ModuleType:
-    """The module of a plugin type; only this one is imported. fastcni.plugin.Plugin says what is in it.
+    """Import and return the module of a plugin type, without other plugins. fastcni.plugin.Plugin lists its functions.
 
     kind may also be a name of OTHER. Raises KeyError for an unknown type, CniError 50 for a plugin of another
     distribution that cannot be used.
@@ -66,7 +66,8 @@ def load(kind: str) -> ModuleType:
 
 
 def load_third_party(kind: str, name: str) -> ModuleType:
-    """The module of a plugin of another distribution. Raises CniError 50 if it cannot be imported or is incomplete."""
+    """Return the module of a plugin of another distribution. Raises CniError 50 if the import fails or a function is
+    missing."""
     try:
         __import__(name)                # waits if another thread is importing it
     except (Exception, SystemExit) as e:
@@ -87,8 +88,8 @@ def kind_of(plugin: str) -> str:
 
 
 def gives_addresses(kind: str) -> bool:
-    """Whether a plugin of that name can be an IPAM plugin. fastcni's interface plugins cannot: they would call
-    themselves. A plugin of another distribution declares it by `KIND = "ipam"`."""
+    """Return whether a plugin of that name can be an IPAM plugin. fastcni's interface plugins cannot: as IPAM plugins
+    they would call themselves. A plugin of another distribution declares it by `KIND = "ipam"`."""
     if kind in BUILT_IN:
         return kind in IPAM
     return kind not in TABLE or kind_of(kind) == "ipam"

@@ -1,7 +1,7 @@
 """bandwidth: limits the rate at which a pod receives and sends. Ingress is the traffic into the pod.
 
-The host end of the pod's veth pair limits the packets that it sends to the pod. The packets that it receives from the
-pod are redirected to an ifb, which limits them.
+A qdisc at the host end of the pod's veth pair limits the packets to the pod. The packets from the pod are redirected to
+an ifb, whose qdisc limits them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERSIONS = version.ALL[version.ALL.index("0.3.0"):]         # results of earlier
 
 
 def read(req: Request) -> Limits | None:
-    """The Limits; None for DEL and GC, which need no configuration."""
+    """Return the Limits; None for DEL and GC, which need no configuration."""
     return None if req.command in ENDINGS else limits.read(req.conf)
 
 
@@ -46,7 +46,7 @@ def add(req: Request, conf: Limits, undo: Undo) -> dict[str, Any]:
     if conf.ingress:
         qdiscs.add(pod.host, host, conf.ingress, undo)
     if conf.egress:
-        qdiscs.add_ingress(pod.host, host, undo)           # refuses a pod that was added before: it keeps its ifb
+        qdiscs.add_ingress(pod.host, host, undo)           # fails for a pod that was added before, which keeps its ifb
         ifb = ifbs.add(req, host.mtu, undo)
         qdiscs.add(pod.host, ifb, conf.egress, undo)
         qdiscs.redirect(pod.host, host, ifb)
@@ -73,7 +73,8 @@ def gc(req: Request, _: None) -> None:
 
 
 def status(req: Request, conf: Limits) -> None:
-    """A missing kernel feature is an error if every pod has limits, and a warning if only pods that ask have limits."""
+    """Raise CniError 50 for a missing kernel feature if the network limits every pod. Warn if only pods that ask for
+    limits have them."""
     from fastcni.kit.links import devices
 
     try:

@@ -4,8 +4,9 @@
         {"type": "bridge", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.22.0.0/16"}},
         {"type": "portmap", "capabilities": {"portMappings": true}}]}
 
-Each nested plugin gets what libcni would give it: name, cniVersion, its part of runtimeConfig, and prevResult. That is
-the result of the plugin before it for ADD, else the result of the whole ADD. `fastcni fuse` writes this configuration.
+Each nested plugin gets what libcni would give it: name, cniVersion, its part of runtimeConfig, and prevResult. In ADD
+prevResult is the result of the previous plugin, otherwise the result of the whole ADD. `fastcni fuse` writes this
+configuration.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
 
 KIND = "chain"
-# Keys of a request, which libcni puts into the configuration of each plugin
+# Keys of a request that libcni adds to the configuration of each plugin
 GIVEN = ("prevResult", "cni.dev/valid-attachments", "cni.dev/attachments")
 # fastcni's runtime sets it: all plugins are fastcni's, and an error document names one by errors.FAILED_AT
 FROM_RUNTIME = "fastcni/list"
 
 
 class Nested:
-    """A nested plugin: its type, its place from 0, and its configuration as pods share it."""
+    """A nested plugin: its type, its index, and its configuration, which pods share."""
 
     __slots__ = ("kind", "index", "conf")
 
@@ -42,7 +43,7 @@ class Nested:
 
 
 class Failing:
-    """`with Failing(nested, req, "add"):` an error names the plugin, see NestedError."""
+    """A context manager, `with Failing(nested, req, "add"):`. Its errors name the plugin, see NestedError."""
 
     __slots__ = ("nested", "req", "doing")
 
@@ -59,9 +60,9 @@ class Failing:
 
 
 def read(req: Request) -> list[Nested]:
-    """The nested plugins. Each reads its own keys when its turn comes: most need prevResult for that."""
+    """Return the nested plugins. Each reads its own keys when it runs, because most need prevResult for that."""
     found = read_once(req, read_plugins)
-    if req.command == "ADD":            # before anything is changed
+    if req.command == "ADD":            # check all versions before anything is changed
         for nested in found:
             with Failing(nested, req, "add"):
                 delegate.check_version(req.version, nested.kind)
@@ -80,7 +81,7 @@ def read_plugins(conf: Section) -> list[Nested]:
             raise conf.wrong(f"plugins[{index}]", "a chain inside a chain; move its plugins into the outer one")
         values = {**keys.values, **first, "name": conf.text("name"), "cniVersion": conf.text("cniVersion")}
         taken = {name: asked[name] for name, on in keys.section("capabilities").values.items() if on and name in asked}
-        if taken:                       # else a runtimeConfig of the file stays, as in libcni
+        if taken:                       # otherwise a runtimeConfig in the file stays, as in libcni
             values["runtimeConfig"] = taken
         found.append(Nested(kind, index, Section(values)))
         first = {}
@@ -90,13 +91,13 @@ def read_plugins(conf: Section) -> list[Nested]:
 
 
 def given_args(conf: Section) -> dict[str, Any]:
-    """{"args": ...}, if a program (Multus) has written that key into the list's first plugin, which is the chain. It
-    means the first nested plugin."""
+    """Return {"args": ...} if a program such as Multus has written that key into the list's first plugin, the chain.
+    The key is meant for the first nested plugin. Otherwise return {}."""
     return {"args": conf.section("args").values} if conf.has("args") else {}
 
 
 def sub_request(req: Request, nested: Nested, given: dict[str, Any]) -> Request:
-    """The request for a nested plugin; given: keys of this request alone."""
+    """Return the request for a nested plugin. given: keys of only this request."""
     conf = Section({**nested.conf.values, **given}, common=nested.conf) if given else nested.conf
     found = req.delegate(nested.kind, conf)
     found.found_own = req.conf.raw(FROM_RUNTIME) is True
@@ -104,12 +105,13 @@ def sub_request(req: Request, nested: Nested, given: dict[str, Any]) -> Request:
 
 
 def given_keys(req: Request) -> dict[str, Any]:
-    """The keys that the runtime gave the chain for this request."""
+    """Return the keys that the runtime gave the chain for this request."""
     return {key: req.conf.raw(key) for key in GIVEN if req.conf.has(key)}
 
 
 def add(req: Request, conf: list[Nested], undo: Undo) -> dict[str, Any]:
-    """ADD in order. If one fails, the rollback undoes those before it, too: nothing is left for the runtime's DEL."""
+    """Run ADD of each plugin in order. If one fails, the rollback also undoes the plugins before it, so that nothing is
+    left for the runtime's DEL."""
     given, result = given_keys(req), {}
     for nested in conf:
         with Failing(nested, req, "add"):
@@ -127,7 +129,8 @@ def run(req: Request, nested: Nested, doing: str = "") -> None:
 
 
 def delete(req: Request, conf: list[Nested]) -> None:
-    """DEL in reverse order. The first failure ends it, as in libcni: a port mapping that stays keeps its address."""
+    """Run DEL of each plugin in reverse order. The first error ends the DEL, as in libcni: while a port mapping exists,
+    its address must stay allocated."""
     req.links = []
     try:
         for nested in reversed(conf):
@@ -143,7 +146,7 @@ def check(req: Request, conf: list[Nested]) -> None:
 
 
 def gc(req: Request, conf: list[Nested]) -> None:
-    """GC of each plugin, also after one has failed."""
+    """Run GC of each plugin, even after an error."""
     every(*((run, req, nested) for nested in conf))
 
 
@@ -153,7 +156,7 @@ def status(req: Request, conf: list[Nested]) -> None:
 
 
 def restore(req: Request, conf: list[Nested]) -> None:
-    """Restore what the nested plugins have in the host's firewall."""
+    """Restore the rules and elements of the nested plugins in the host's firewall."""
     for nested in conf:
         with Failing(nested, req, "restore"):
             delegate.restore(sub_request(req, nested, given_keys(req)))

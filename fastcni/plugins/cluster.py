@@ -1,8 +1,8 @@
 """cluster: addresses that are unique in a cluster, from etcd, the Kubernetes API or a file; also named whereabouts.
 
-This node claims blocks of the range in a store, and gives their addresses by itself: a usual ADD or DEL asks no other
-machine. The keys are those of whereabouts 0.9, its flat file included, and fastcni's own (kit/ipam/cluster/conf.py,
-docs/ipam.md): a configuration of whereabouts works as it is.
+A node claims blocks of the range in a store, and allocates addresses of its blocks itself: a usual ADD or DEL contacts
+no other machine. The keys are those of whereabouts 0.9, its flat file included, and fastcni's own
+(kit/ipam/cluster/conf.py, docs/ipam.md): a configuration of whereabouts works unchanged.
 
 Differences from whereabouts:
 - /31, /32, /127 and /128 can be given, and all of an IPv6 range. The gateway is not given to a pod (exclude_gateway);
@@ -55,13 +55,13 @@ def add(req: Request, it: Attachment, undo: Undo) -> dict[str, Any]:
 
 
 def delete(req: Request, it: Attachment) -> None:
-    """Release all addresses of the container's interface; success if there is none. If the store has to release one and
-    is away, that is noted, and done later by the next ADD or the server."""
+    """Release all addresses of the container's interface; no address is no error. If the store must release an address
+    and is unavailable, the release is recorded, and the next ADD or the server does it."""
     release.release_attachment(req, it)
 
 
 def check(req: Request, it: Attachment) -> None:
-    """The attachment holds an address of each range."""
+    """Check that the attachment holds an address of each range."""
     missing = release.missing(req, it)
     if missing:
         raise CniError(INTERNAL, f"container {req.container_id} {req.ifname} has no address of {', '.join(missing)}",
@@ -69,12 +69,13 @@ def check(req: Request, it: Attachment) -> None:
 
 
 def gc(req: Request, it: Attachment) -> None:
-    """Release addresses of this network that no valid attachment holds."""
+    """Release the addresses of this network without a valid attachment."""
     release.collect(req, it)
 
 
 def status(req: Request, it: Attachment) -> None:
-    """Code 50 if no address can be given, 51 if the store is away and own blocks have addresses left."""
+    """Raise CniError 50 if no address can be allocated, 51 if the store is unavailable but the node's blocks have free
+    addresses."""
     for text in it.keys.warnings:
         req.warn(text)
     release.report(req, it)

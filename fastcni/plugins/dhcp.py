@@ -1,16 +1,16 @@
 """dhcp: addresses from the DHCP server of the pod's network; a daemon leases and renews them.
 
-The daemon is `dhcp daemon`, or `fastcni serve --dhcp`; docs/dhcp.md describes it. Its keys are below `ipam` and those
-of the reference: daemonSocketPath, provide, request, priority.
+The daemon is `dhcp daemon`, or `fastcni serve --dhcp`; docs/dhcp.md describes it. The keys are those of the reference,
+below `ipam`: daemonSocketPath, provide, request, priority.
 
 Differences from the reference:
 - the result has the DNS servers and domains and the MTU that the server sends;
-- DEL without a daemon, or with one that ends before it answers, succeeds with a warning: the daemon keeps leases in
-  files, and at its start it releases those whose pod is gone;
-- CHECK compares the address of the lease with prevResult, if that has one. As in the reference, it acquires a lease
-  that the daemon has lost;
+- DEL succeeds with a warning if no daemon runs or the daemon ends before it answers: the daemon keeps leases in files,
+  and at its start it releases leases whose pod no longer exists;
+- CHECK compares the address of the lease with prevResult, if there is a prevResult. As in the reference, CHECK acquires
+  a lease again if the daemon has lost it;
 - GC releases leases that are not in cni.dev/valid-attachments. STATUS fails with code 50 if no daemon answers;
-- a configuration without `ipam` is refused.
+- a configuration without `ipam` is an error.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def read(req: Request) -> str:
 
 def add(req: Request, path: str, undo: Undo) -> dict[str, Any]:
     """Acquire a lease, or return the present one of this attachment."""
-    req.open_netns()                # a missing one is an error of the request, code 8, not of the daemon
+    req.open_netns()                # a missing namespace is an error of the request, code 8, not of the daemon
     client.admit()
     undo(delete, req, path)
     return allocate(req, path)
 
 
 def delete(req: Request, path: str) -> None:
-    """Release the lease; success if there is none."""
+    """Release the lease; no lease is no error."""
     try:
         release(req, path)
     except client.Unreachable as e:
@@ -58,7 +58,8 @@ def delete(req: Request, path: str) -> None:
 
 
 def check(req: Request, path: str) -> None:
-    """The daemon has a lease for this attachment, or acquires one. Its address is in prevResult."""
+    """Check that the daemon has a lease for this attachment, or acquires one, and that prevResult has the lease's
+    address."""
     previous = read_prev_result(req.conf, req.version)
     client.admit()
     leased = [ip["address"] for ip in allocate(req, path)["ips"]]
@@ -70,7 +71,7 @@ def check(req: Request, path: str) -> None:
 
 
 def gc(req: Request, path: str) -> None:
-    """Release the network's leases that no valid attachment has. Without a daemon there is none to release now."""
+    """Release the network's leases without a valid attachment. Without a daemon do nothing."""
     try:
         found = client.call(path, rpc.COLLECT, arguments(req), client.RELEASE_TIMEOUT_S)
     except client.Unreachable as e:
@@ -90,7 +91,7 @@ def status(req: Request, path: str) -> None:
     try:
         client.call(path, rpc.STATUS, arguments(req), client.STATUS_TIMEOUT_S)
     except (client.Unreachable, client.Refused, client.Late) as e:
-        if str(e).startswith(rpc.NO_METHOD):        # the reference's daemon, which answers
+        if str(e).startswith(rpc.NO_METHOD):        # the reference's daemon, which runs
             return
         text = unreachable(path, e) if isinstance(e, client.Unreachable) else f"dhcp daemon at {path}: {e}"
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, text,
@@ -98,7 +99,7 @@ def status(req: Request, path: str) -> None:
 
 
 def allocate(req: Request, path: str) -> dict[str, Any]:
-    """Raises CniError 11 if no daemon or no server answers."""
+    """Return the lease as a result. Raises CniError 11 if no daemon or no DHCP server answers."""
     try:
         found = rpc.from_result(client.call(path, rpc.ALLOCATE, arguments(req), client.ALLOCATE_TIMEOUT_S))
     except client.Unreachable as e:
@@ -112,7 +113,7 @@ def allocate(req: Request, path: str) -> dict[str, Any]:
 
 
 def release(req: Request, path: str) -> None:
-    """Raises Unreachable, and CniError if the daemon refuses."""
+    """Release the lease of the attachment. Raises Unreachable, and CniError if the daemon answers with an error."""
     try:
         client.call(path, rpc.RELEASE, arguments(req), client.RELEASE_TIMEOUT_S)
     except (client.Refused, client.Late) as e:
@@ -125,14 +126,15 @@ def arguments(req: Request) -> dict[str, Any]:
 
 
 def unreachable(path: str, e: Exception) -> str:
-    """The reference's text."""
+    """Return the reference's error text for a daemon that cannot be reached."""
     return f"error dialing DHCP daemon: dial unix {path}: connect: {e}"
 
 
 def failed(method: str, path: str, e: Exception) -> CniError:
-    """The reference's text. Without an answer of a server or of the daemon: code 11.
+    """Return the CniError with the reference's text. Its code is 11 if the DHCP server or the daemon did not answer.
 
-    An answer of the daemon has no details: Go's library appends these to the text, which the reference's tests compare.
+    An error that the daemon answered gets no details: Go's library would append them to the text, which the reference's
+    tests compare.
     """
     late = isinstance(e, client.Late)
     again = late or rpc.NO_MORE_TRIES in str(e)

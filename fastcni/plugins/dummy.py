@@ -19,11 +19,11 @@ CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf(devices.Conf):
-    """The key of dummy besides the common ones."""
+    """The keys of dummy: its own and those of devices.Conf."""
 
     __slots__ = ("mac",)
 
-    mac: bytes | None           # the requested one
+    mac: bytes | None           # the requested MAC
 
 
 def read(req: Request) -> Conf:

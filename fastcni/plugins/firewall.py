@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.forward.keys import Conf
 
-VERSIONS = version.ALL[version.ALL.index("0.4.0"):]         # as the reference: older versions have no CHECK
+VERSIONS = version.ALL[version.ALL.index("0.4.0"):]         # as in the reference: older versions have no CHECK
 
 
 def read(req: Request) -> Conf:
@@ -35,7 +35,8 @@ def restore(req: Request, conf: Conf) -> None:
 
 
 def isolate(req: Request, conf: Conf) -> None:
-    """Withdraw what would reach an isolated pod past the firewall."""
+    """If the policy isolates the pod, delete the pod's elements for neighbour solicitations (disableFlooding): their
+    copies would bypass the firewall."""
     if conf.isolated:
         from fastcni.kit.bridge import unflooded
 

@@ -1,6 +1,7 @@
 """flannel: has another plugin, bridge by default, connect the pod to the node's part of the network that flanneld runs.
 
-The delegate's configuration is kept in a file, so that DEL gives it the same one, even if flanneld's file has changed.
+ADD stores the delegate's configuration in a file, so that DEL uses the same configuration even if flanneld's file has
+changed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-DELEGATE, IPAM = "bridge", "host-local"             # if the configuration names none
+DELEGATE, IPAM = "bridge", "host-local"             # used if the configuration names none
 SUBNET_FILE, DATA_DIR = "/run/flannel/subnet.env", "/var/lib/cni/flannel"
 # Keys of the request for the delegate; kept with the delegate's configuration
 KEPT_KEYS = ("runtimeConfig", "args")
@@ -30,7 +31,8 @@ REQUEST_KEYS = ("prevResult", "cni.dev/valid-attachments")      # keys of each r
 
 
 class Conf:
-    """subnet_file, data_dir; delegate and ipam as written, Sections. delegate is None in a DEL whose keys are bad."""
+    """The keys of one network. subnet_file, data_dir; delegate, ipam: Sections as written. delegate is None in a DEL
+    with invalid keys."""
 
     __slots__ = ("subnet_file", "data_dir", "delegate", "ipam")
     subnet_file: str
@@ -77,7 +79,7 @@ def refused(why: str) -> CniError:
 
 
 def compose(req: Request, conf: Conf) -> Document:
-    """The delegate's configuration. Raises CniError 6 or 11 if flanneld's file is missing or incomplete."""
+    """Return the delegate's configuration. Raises CniError 6 or 11 if flanneld's file is missing or incomplete."""
     subnet = flannel_files.read_subnet(conf.subnet_file)
     document = {**conf.delegate.values, "name": req.name, "cniVersion": req.version}
     defaults = {"type": DELEGATE, "ipMasq": not subnet.masquerades, "mtu": subnet.mtu}
@@ -91,7 +93,7 @@ def compose(req: Request, conf: Conf) -> Document:
 
 
 def given(req: Request, keys: tuple[str, ...]) -> Document:
-    """Return the given keys that the request has, with their values."""
+    """Return the keys of `keys` that the request has, with their values."""
     return {key: req.conf.raw(key) for key in keys if req.conf.has(key)}
 
 
@@ -102,7 +104,7 @@ def fill(document: Document, defaults: Document) -> None:
 
 
 def sub_request(req: Request, document: Document) -> Request:
-    """The delegate's request, in the version of this one."""
+    """Return the delegate's request, with the cniVersion of this request."""
     return req.delegate(Section(document).text("type"),
                         {**document, "cniVersion": req.version, **given(req, REQUEST_KEYS)})
 
@@ -118,8 +120,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> Document:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Give the delegate the kept configuration. Without a file (another interface's DEL removed it), compose one from
-    flanneld's file; if that fails, there is nothing to delete."""
+    """Run the delegate's DEL with the stored configuration. If the file is missing because another interface's DEL has
+    removed it, compose the configuration from flanneld's file; if that fails, there is nothing to delete."""
     document = saved(req, conf).read()
     if document is None and conf.delegate:
         try:
@@ -136,7 +138,7 @@ def check(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Restore what the delegate has in the host's firewall."""
+    """Restore the delegate's rules and elements in the host's firewall."""
     delegate.restore(sub_request(req, saved(req, conf).read() or compose(req, conf)))
 
 

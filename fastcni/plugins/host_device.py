@@ -1,6 +1,6 @@
 """host-device: a link of the host moves into the pod, and back when the pod ends: a network card, a virtual function.
 
-A device with a driver of DPDK is no link, and stays where it is: the pod is given addresses alone.
+A device with a driver of DPDK has no link and is not moved: the pod only gets addresses.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FOLDER = "/run/cni/host-device"
 
 
 class Conf(devices.Conf):
-    """The keys of host-device besides the common ones."""
+    """The keys of host-device: its own and those of devices.Conf."""
 
     __slots__ = ("data_dir", "selector", "mac")
 
-    data_dir: str               # where a device's own MAC is kept
+    data_dir: str               # the directory of the files with devices' own MACs
     selector: Selector
-    mac: bytes | None           # the requested one
+    mac: bytes | None           # the requested MAC
 
 
 def read(req: Request) -> Conf:
@@ -42,7 +42,7 @@ def read(req: Request) -> Conf:
     if req.command in devices.ENDINGS:
         return conf
     conf.selector, conf.mac = Selector(req.conf), read_requested_mac(req, strict=False)
-    if not conf.selector.given and req.command != "STATUS":         # STATUS may not know a pod's deviceID
+    if not conf.selector.given and req.command != "STATUS":         # STATUS need not have a pod's deviceID
         raise CniError(errors.INVALID_CONFIG, 'specify either "device", "hwaddr", "kernelpath" or "pciBusID"')
     if not conf.layer3:
         conf.dns = None
@@ -57,7 +57,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
             req.warn(f"the MAC of {folder} is not set: it has a driver of DPDK")
         return devices.complete(conf, devices.addresses(req, conf, undo), {"name": req.ifname, "sandbox": req.netns})
     link, name = conf.selector.find(pod.host, folder)
-    # The addresses first: if IPAM has none, the device is not touched and keeps its own.
+    # Get addresses first: if IPAM has none, the device stays unchanged.
     late = conf.layer3 and ipam.needs_link(req)
     result = {} if late else devices.addresses(req, conf, undo)
     link = moving.move_into_pod(req, pod, undo, link, name)
@@ -73,8 +73,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """The device moves back first: its addresses must not be given to another pod while it has them, and the file with
-    its MAC is needed until then."""
+    """Move the device back, then release its addresses: another pod must not get them while the device has them. The
+    file with the device's MAC is needed until the move."""
     steps = devices.prepare_ipam_delete(req, conf)
     backup = Backup(req, conf.data_dir)
     mac = backup.read().get("mac")

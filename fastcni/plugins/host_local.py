@@ -1,19 +1,19 @@
 """host-local: addresses from ranges of this node, kept as files; the Go plugin can share the directory.
 
-Its keys are below `ipam` and those of the reference: subnet, rangeStart, rangeEnd, gateway, ranges, routes, dataDir,
+The keys are those of the reference, below `ipam`: subnet, rangeStart, rangeEnd, gateway, ranges, routes, dataDir,
 resolvConf. Requested addresses come from IP= in CNI_ARGS, args.cni.ips and runtimeConfig.ips, more ranges from
-runtimeConfig.ipRanges. The key `fsync` (false) is fastcni's: kit/ipam/address_files.py says what it gives and costs.
+runtimeConfig.ipRanges. The key `fsync` (default false) is fastcni's; kit/ipam/address_files.py has its effect and cost.
 
 Differences from the reference:
-- one lock for an ADD or DEL from its begin to its end; a lock that is not free in time is an error;
-- a container gets no second address of a set by a request for one (the reference looks for a duplicate only when no
+- an ADD or DEL holds one lock from begin to end; waiting for the lock too long is an error;
+- a container gets no second address of a set by requesting an address (the reference checks for a duplicate only if no
   address is requested);
 - a failed ADD releases the addresses that it allocated itself, never those of an earlier ADD;
 - a full range is code 11 (try again later), and so is a requested address that another container has; impossible
-  requests are code 7. The texts are the reference's, the numbers behind them are in the details;
+  requests are code 7. The texts are the reference's; the details have the numbers;
 - GC releases addresses that are not in cni.dev/valid-attachments. STATUS warns when a range set is full, and fails when
-  the files cannot be read. Both work without ranges, which a runtime may hand over for ADD only;
-- a relative dataDir is refused: a server has no working directory that it could be relative to.
+  the files cannot be read. Both work without ranges, because a runtime may pass ranges only for ADD;
+- a relative dataDir is an error: a server has no working directory of its caller.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CAPABILITIES, ARGS = ("ipRanges", "ips"), host_local_conf.ARGS
 
 
 class Conf:
-    """keys: host_local_conf.Keys; for this container `owner`, the content of its files, and `requested`, packed
-    addresses, each once."""
+    """The keys, and the values of one container. keys: host_local_conf.Keys. owner: the content of the container's
+    files. requested: packed addresses, each once."""
 
     __slots__ = ("keys", "owner", "requested")
     keys: host_local_conf.Keys
@@ -77,7 +77,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def release_taken(req: Request, conf: Conf, taken: list[bytes]) -> None:
-    """The rollback of ADD: remove the files that it created, if they still have its owner."""
+    """Roll back ADD: remove the files that ADD created, if they still have its owner."""
     if not taken:
         return
     with open_store(req, conf) as store:
@@ -88,11 +88,11 @@ def release_taken(req: Request, conf: Conf, taken: list[bytes]) -> None:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Release all addresses of the container's interface, in any range; success if there is none."""
+    """Release all addresses of the container's interface, in any range; no address is no error."""
     with open_store(req, conf) as store:
         if store is None:
             return
-        for owner in (conf.owner, owner_of(req.container_id)):      # the id alone: in files of plugins before 0.7
+        for owner in (conf.owner, owner_of(req.container_id)):      # files of plugins before 0.7 have only the id
             released = allocation.release_each(store, [(packed, owner) for packed in store.index.addresses_of(owner)])
             if released:
                 break
@@ -101,7 +101,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def check(req: Request, conf: Conf) -> None:
-    """The container holds an address of this network. As in the reference, it may be any."""
+    """Check that the container holds an address of this network. As in the reference, any address is enough."""
     with open_store(req, conf) as store:
         if store and (store.addresses_of(conf.owner) or store.addresses_of(owner_of(req.container_id))):
             return
@@ -111,7 +111,7 @@ def check(req: Request, conf: Conf) -> None:
 
 
 def gc(req: Request, conf: Conf) -> None:
-    """Release addresses that no valid attachment holds, and those of torn files."""
+    """Release addresses without a valid attachment, and addresses of torn files."""
     valid = {owner_of(*pair) for pair in req.valid_attachments}
     valid |= {owner_of(pair[0]) for pair in req.valid_attachments}
     with open_store(req, conf) as store:
@@ -120,8 +120,8 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request, conf: Conf) -> None:
-    """Check whether ADD can allocate addresses. Creates nothing. A full range is a warning: for a runtime a failure
-    means a node without network, and the runtime evicts the node's pods."""
+    """Check whether ADD can allocate addresses, without creating a file. A full range is only a warning: for a runtime,
+    an error of STATUS means a node without network, and the runtime evicts the node's pods."""
     try:
         with open_store(req, conf) as store:
             if store is None:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Conf(devices.Conf):
-    """The keys of ipvlan besides the common ones."""
+    """The keys of ipvlan: its own and those of devices.Conf."""
 
     __slots__ = ("master", "mode", "mtu", "previous")
 
     master: Master
     mode: str
-    mtu: int                            # 0: the master's
+    mtu: int                            # 0: the master's MTU
     previous: dict[str, Any] | None     # prevResult
 
 
@@ -45,9 +45,9 @@ def read(req: Request) -> Conf:
 
 
 def read_previous(conf: Conf) -> None:
-    """Take from prevResult what the keys leave out: its only interface is the master, its addresses are the pod's.
+    """Take missing values from prevResult: its only interface becomes the master, its addresses the pod's addresses.
 
-    Raises CniError 7 if there is neither a key nor such an entry.
+    Raises CniError 7 if neither the keys nor prevResult have a value.
     """
     if conf.previous and not conf.master.name:
         names = [item["name"] for item in conf.previous.get("interfaces", ())]
@@ -75,7 +75,7 @@ def check(req: Request, conf: Conf) -> None:
     from fastcni.kit.links import checks
 
     pod, link = devices.check(req, conf, "ipvlan")
-    if conf.master.name:                # otherwise it was the link of the default route, which may have changed since
+    if conf.master.name:                # otherwise the master was the link of the default route, which may have changed
         conf.master.find(req, pod)
     checks.same("Container IPVlan mode", kinds.ipvlan_mode(link), conf.mode)
 
@@ -84,6 +84,6 @@ gc = devices.gc
 
 
 def status(req: Request, conf: Conf) -> None:
-    if conf.master.name:                # otherwise it may come from prevResult, which STATUS does not have
+    if conf.master.name:                # otherwise the master may come from prevResult, which STATUS does not have
         conf.master.status(req)
     devices.status(req, conf, "ipvlan")

@@ -1,4 +1,4 @@
-"""loopback: sets `lo` up in the pod, and nothing else. CNI_IFNAME is not looked at."""
+"""loopback: sets `lo` up in the pod, and nothing else. CNI_IFNAME is ignored."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MISSING = "failed to find the loopback interface"
 
 
 def read(req: Request) -> dict[str, Any] | None:
-    """Return prevResult, if there is one: the plugin has no keys. DEL reads nothing, so that no configuration can make
-    it fail."""
+    """Return prevResult or None: the plugin has no keys. DEL reads nothing, so that no configuration can make DEL
+    fail."""
     if req.command == "DEL":
         return None
     try:

@@ -24,15 +24,15 @@ WHY_REFUSED = {**WHY, EINVAL: "it has to be of Ethernet, and a macvlan of mode p
 
 
 class Conf(devices.Conf):
-    """The keys of macvlan besides the common ones."""
+    """The keys of macvlan: its own and those of devices.Conf."""
 
     __slots__ = ("master", "mode", "mtu", "mac", "queue")
 
     master: Master
     mode: str
-    mtu: int                    # 0: the master's
+    mtu: int                    # 0: the master's MTU
     mac: bytes | None
-    queue: int                  # bcqueuelen, 0: the kernel's
+    queue: int                  # bcqueuelen, 0: the kernel's default
 
 
 def read(req: Request) -> Conf:

@@ -3,8 +3,8 @@
     {"type": "multus", "delegates": [{"name": "a", "type": "bridge", ...}]}
     {"type": "multus", "clusterNetwork": "/etc/cni/net.d/10-flannel.conflist", "confDir": "/etc/cni/multus/net.d"}
 
-The keys and the files are those of Multus, so it takes the place of its programs: `multus-shim` is another name of it.
-The plugins of each network run as a chain (plugins/chain.py).
+The keys and the files are those of Multus, so this plugin can replace the programs of Multus: `multus-shim` is a second
+name of this plugin. The plugins of each network run as a chain (plugins/chain.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VALID = "cni.dev/valid-attachments"
 
 
 class Conf:
-    """keys: of the configuration. asked, networks: of the pod, for ADD. state: the pod's files."""
+    """keys: those of the configuration. asked, networks: the pod and its networks, for ADD. state: the pod's files."""
 
     __slots__ = ("keys", "asked", "networks", "state")
 
@@ -71,7 +71,7 @@ def choose_networks(req: Request, conf: Conf) -> None:
 
 
 def check_names(networks: list[Network]) -> None:
-    """Raise CniError 7 if two networks would have one interface."""
+    """Raise CniError 7 if two networks would have the same interface name."""
     names = [network.ifname for network in networks]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if twice:
@@ -84,8 +84,8 @@ def sub_request(req: Request, conf: Conf, network: Network) -> Request:
 
 
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
-    """ADD in order: the first network is the pod's default, and its result is the result. If one fails, the rollback
-    removes all in reverse order."""
+    """Run ADD of each network in order. The result of the first network, the pod's default network, is the plugin's
+    result. If an ADD fails, the rollback removes all networks in reverse order."""
     wait_until_ready(conf.keys.ready_file)
     pod = Pod(req)
     for network in conf.networks:
@@ -106,7 +106,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def attach(req: Request, conf: Conf, network: Network, undo: Undo) -> dict[str, Any]:
-    """ADD of one network; its result."""
+    """Run ADD of one network, and return its result."""
     sub = sub_request(req, conf, network)
     sub.command, network.cni_args = "ADD", sub.args
     with Failing(network, "add"):
@@ -121,7 +121,7 @@ def attach(req: Request, conf: Conf, network: Network, undo: Undo) -> dict[str, 
 
 
 def write_status(req: Request, conf: Conf, added: Sequence[tuple[Network, dict[str, Any]]]) -> None:
-    """Write the pod's annotation network-status, if there is an API server. A failure is a warning."""
+    """Write the pod's annotation network-status, if there is a kubeconfig. A failure is a warning."""
     objects, asked = objects_of(req, conf.keys), conf.asked
     if not objects or not asked or not asked.name or asked.namespace in conf.keys.system_namespaces:
         return
@@ -135,8 +135,8 @@ def write_status(req: Request, conf: Conf, added: Sequence[tuple[Network, dict[s
 
 
 def attached(req: Request, conf: Conf) -> list[Network]:
-    """The pod's networks as its ADD has added them, for the other commands. For DEL: those that an ADD would add, too,
-    if the list of networks is lost. Raises CniError."""
+    """For commands after ADD: return the networks that ADD has added. For DEL, if the list of networks is lost, also
+    those that an ADD would add. Raises CniError."""
     networks, complete = conf.state.networks(req.ifname)
     if complete or networks:
         return networks
@@ -159,7 +159,7 @@ def attached(req: Request, conf: Conf) -> list[Network]:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """DEL in reverse order, each network also after another one has failed. The files stay until all are deleted."""
+    """Run DEL of each network in reverse order, even after an error. The files stay until all networks are deleted."""
     every(*((delete_network, req, conf, network) for network in reversed(attached(req, conf))))
     conf.state.remove()
 
@@ -177,11 +177,12 @@ def delete_network(req: Request, conf: Conf, network: Network) -> None:
 
 
 def update(req: Request, conf: Conf) -> None:
-    """Attach and detach networks of a running pod, so that it has those of its annotation. This is no command of CNI:
-    the server asks for it (server/networks/hot_plug.py), with the annotation in `runtimeConfig`.
+    """Attach and detach networks of a running pod, so that it has those of its annotation. UPDATE is no CNI command:
+    the server sends it (server/networks/hot_plug.py), with the annotation in `runtimeConfig`.
 
-    All definitions are found before anything is changed. A network that fails is rolled back, and those after it are
-    not attached; the pod keeps the others. Nothing happens if a DEL has deleted the pod's networks.
+    All definitions are found before anything is changed. If the ADD of a network fails, it is rolled back, and no
+    further network is attached; the pod keeps its other networks. Nothing happens if a DEL has deleted the pod's
+    networks.
     """
     from fastcni.kit.networks import changes, default_routes
 
@@ -218,11 +219,11 @@ def write_new_status(req: Request, conf: Conf, plan: Plan, added: list[tuple[Net
 
 def join_all(req: Request, conf: Conf, networks: list[Network], added: list[tuple[Network, dict[str, Any]]],
              elements: list[dict[str, Any]]) -> None:
-    """Attach further networks to a running pod. added: the pod's networks, to which they are appended. elements: the
-    objects of these in the pod's list."""
+    """Attach further networks to a running pod. added: the pod's networks, to which the new ones are appended.
+    elements: their objects in the pod's list."""
     if not networks:
         return
-    pod = Pod(req)                      # not before a DEL of another network, which closes what is open of the pod
+    pod = Pod(req)                      # after the DELs of other networks, which close the pod's open descriptors
     for network in networks:
         join(req, conf, pod, network, added, elements)
         elements = [*elements, state.element(network, 1)]
@@ -253,15 +254,15 @@ def check(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Restore what the networks' plugins have in the host's firewall."""
+    """Restore the rules and elements of the networks' plugins in the host's firewall."""
     for network in attached(req, conf):
         with Failing(network, "restore"):
             delegate.restore(sub_request(req, conf, network))
 
 
 def gc(req: Request, conf: Conf) -> None:
-    """Delete the networks of containers that no longer exist, then let each network's plugins release what belongs to
-    no other container."""
+    """Delete the networks of containers that no longer exist, then run GC of each network's plugins for the containers
+    that exist."""
     valid = req.valid_attachments
     kept = state.kept_results(conf.keys.cni_dir)
     gone = gone_containers(kept, {container_id for container_id, _ in valid})
@@ -273,14 +274,14 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def gone_containers(kept: list[Network], living: set[str]) -> set[str]:
-    """The containers that the runtime does not name, and of which no network namespace exists. Another runtime may have
-    containers in the same cniDir."""
+    """Return the containers that the runtime does not name and whose network namespaces no longer exist. Another
+    runtime may have containers in the same cniDir."""
     known = {it.container_id for it in kept if not it.netns or exists(it.netns)}
     return {it.container_id for it in kept} - known - living
 
 
 def delete_container(req: Request, conf: Conf, container_id: str) -> None:
-    """DEL of a container that no longer exists."""
+    """Run DEL for a container that no longer exists."""
     gone = req.delegate(req.plugin)
     gone.command, gone.container_id, gone.ifname = "DEL", container_id, "eth0"
     delete(gone, Conf(conf.keys, state.State(conf.keys.cni_dir, container_id)))
@@ -294,7 +295,7 @@ def gc_network(req: Request, conf: Conf, network: Network, given: list[dict[str,
 
 
 def status(req: Request, conf: Conf) -> None:
-    """STATUS of the networks that each pod gets. Raises CniError 50."""
+    """Run STATUS of the networks that each pod gets. Raises CniError 50."""
     if conf.keys.ready_file and not exists(conf.keys.ready_file):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"readinessindicatorfile {conf.keys.ready_file} does not exist")
     for network in standing(req, conf.keys):

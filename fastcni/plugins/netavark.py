@@ -2,9 +2,9 @@
 
     {"type": "netavark", "name": "podman-net", "setup": {"container_id": ..., "network": {...}, ...}}
 
-"setup" is podman's JSON. It becomes a network list, whose plugins run as one request. The attachment is recorded as
-libcni's runtimes do. netavark does not call teardown after a setup that failed or was lost: so each step has its
-rollback, and a setup first deletes what an earlier one of the same attachment has left.
+"setup" is podman's JSON. This plugin converts it to a network list, and runs the list's plugins as one request. It
+records the attachment as libcni does. netavark does not call teardown after a setup that failed or was lost. So each
+step has its rollback, and a setup first deletes what an earlier setup of the same attachment has left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def read(req: Request) -> Attachment | None:
-    """The attachment that podman asks for. For DEL the one that was recorded; None: there is nothing to delete."""
+    """Return the attachment that podman asks for. For DEL, return the recorded attachment; None: there is nothing to
+    delete."""
     setup = req.conf.section("setup")
     if req.command != "DEL":
         return attachment(setup)
@@ -35,13 +36,13 @@ def read(req: Request) -> Attachment | None:
         return kept
     try:
         return attachment(setup)
-    except CniError as e:               # a setup would have failed, too, or the list has been removed since
+    except CniError as e:               # the setup has failed for the same reason, or the list has been removed
         req.warn(f"nothing is deleted: {e}")
         return None
 
 
 def sub_request(req: Request, made: Attachment) -> Request:
-    """The request for all plugins of the list."""
+    """Return the request for all plugins of the list."""
     plugins = Section(made.document).sections("plugins")
     declared = {name: on for plugin in plugins for name, on in plugin.section("capabilities").values.items() if on}
     values = {**made.document, "type": "chain", "capabilities": declared, "runtimeConfig": made.capability_args}
@@ -55,7 +56,7 @@ def sub_request(req: Request, made: Attachment) -> Request:
 def add(req: Request, conf: Attachment, undo: Undo) -> dict[str, Any]:
     if left := record.read(req, conf.name):
         delete_left(req, left)
-    if conf.capability_args.get("portMappings"):        # netavark gives a container's ports to each of its networks
+    if conf.capability_args.get("portMappings"):        # netavark passes a container's ports to each of its networks
         conf.leave_ports(record.families_of_ports(req, conf.name))
     undo(record.remove, req, conf.name)
     record.write(req, conf)
@@ -65,13 +66,13 @@ def add(req: Request, conf: Attachment, undo: Undo) -> dict[str, Any]:
 
 
 def delete_left(req: Request, left: Attachment) -> None:
-    """Delete what an earlier setup has made, which has no teardown: in its own namespace, if that still exists."""
+    """Delete the links and rules of an earlier setup without teardown, in that setup's namespace if it still exists."""
     found = sub_request(req, left)
     found.netns, found.fds, found.opened, found.command = left.netns, {}, [], "DEL"
     try:
         found.fds["netns"] = netns.open_path(left.netns)
     except (OSError, ValueError):
-        found.netns = ""                # it is gone, or never was
+        found.netns = ""                # the namespace no longer exists, or never existed
     try:
         found.mode.announce_delete(found)
         delegate.run(found, "DEL")

@@ -1,7 +1,7 @@
 """ovs: a veth pair whose host end is a port of an Open vSwitch bridge, in a VLAN, a trunk or the segment of a tunnel.
 
-The keys, external_ids and files are ovs-cni's: either plugin deletes what the other added. docs/plugin-ovs.md has what
-differs.
+The keys, external_ids and files are ovs-cni's, so each plugin can delete ports of the other. docs/plugin-ovs.md lists
+the differences.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read(req: Request) -> Keys | OvsConf:
     conf = ovs_conf.read(req)
     if req.command in ENDINGS:
         return conf
-    args = ovs_conf.PodArgs(req)            # for every command, so that a bad MAC is refused
+    args = ovs_conf.PodArgs(req)            # for every command, so that a bad MAC is an error
     if not (conf.bridge or args.ovn_port) and req.command != "STATUS":
         raise CniError(errors.INVALID_CONFIG, "failed to get bridge name", "the key bridge has it")
     return conf, args
@@ -41,10 +41,10 @@ def read(req: Request) -> Keys | OvsConf:
 def add(req: Request, keys: Keys, undo: Undo) -> dict[str, Any]:
     conf, args = keys
     bridge = conf.bridge or ovs_conf.OVN_BRIDGE
-    datapath = ports.find_bridge(conf.address, bridge)      # before anything is made
+    datapath = ports.find_bridge(conf.address, bridge)      # checked before anything is made
     vlan = vlan_of(conf, bridge)
     pod = Pod(req)
-    late = conf.layer3 and ipam.needs_link(req)             # dhcp asks through the port
+    late = conf.layer3 and ipam.needs_link(req)             # dhcp sends through the port
     result = addresses.add(req, conf, undo) if conf.layer3 and not late else {}
     # The host end has no IPv6: a port of a switch has no addresses
     host, inside = veth.add(req, pod, undo, mtu=conf.mtu, mac=args.mac or addresses.mac_of(result), ipv6=False)
@@ -74,13 +74,14 @@ def delete(req: Request, conf: OvsConf) -> None:
     if (cache.read(req, conf) or {}).get("deviceID"):
         raise CniError(errors.UNSUPPORTED_FIELD, f"{req.ifname} is a virtual function that ovs-cni attached",
                        "ovs-cni's DEL gives it back")
-    # The port first: ovs-vswitchd would try to use a link that is gone. Then the link, before its address is released.
+    # Remove the port first, because ovs-vswitchd would try to use a deleted link. Then delete the link, before its
+    # address is released.
     steps = ipam.prepare_delete(req) if conf.layer3 else []
     every((delete_port, req, conf), (remove.pod_link, req), *steps)
 
 
 def delete_port(req: Request, conf: OvsConf) -> None:
-    """Remove the port and its file. Without a file there was no port: success, also if OVSDB does not answer."""
+    """Remove the port and its file. Without a file there was no port, so DEL succeeds even if OVSDB does not answer."""
     known = cache.read(req, conf)
     try:
         ports.forget(req, cache.address_in(known) or conf.address)

@@ -1,12 +1,13 @@
 """policy: network policies of Kubernetes hold for the pod before its first process runs; the node agent writes them.
 
-The agent is `fastcni agent --policies`; docs/policy.md describes it. Without it no pod is added (code 11). The pod is
-K8S_POD_NAMESPACE and K8S_POD_NAME of CNI_ARGS, else "default" and the container's ID. Its labels are those of its
-object. If policies are in files and the pod is not, its labels are those of the capability `labels`, of
-`args.cni.labels` ([{"key": "app", "value": "web"}], CNI's conventions), or LABELS=app:web,tier:front of CNI_ARGS.
+The agent is `fastcni agent --policies`; docs/policy.md describes it. Without it no pod is added (code 11). The pod's
+namespace and name are K8S_POD_NAMESPACE and K8S_POD_NAME of CNI_ARGS, otherwise "default" and the container's ID. Its
+labels are those of its Kubernetes object. If policies are in files and the pod is in no file, its labels are those of
+the capability `labels`, of `args.cni.labels` ([{"key": "app", "value": "web"}], CNI's conventions), or
+LABELS=app:web,tier:front of CNI_ARGS.
 
-The pod's traffic has to be forwarded by the node: another plugin before this one makes a veth pair with an end on the
-host, the pod's port. There the pod is held to its addresses and its MAC. Keys allow more:
+The node must forward the pod's traffic: a previous plugin makes a veth pair, whose host end is the pod's port. At this
+port the agent drops packets whose source is not an address or the MAC of the pod. Keys allow more:
 
     {"type": "policy", "allowedAddressPairs": [{"ipAddress": "10.1.0.100", "macAddress": "00:00:5e:00:01:05"}],
      "allowedEtherTypes": ["0x8847"], "allowRouterAdvertisements": false, "dhcp": false}
@@ -42,14 +43,14 @@ KNOWN = (*ARGS, "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID
 
 
 class Conf:
-    """The keys of one network, and CNI_ARGS. For DEL and GC only socket."""
+    """The keys of one network, and CNI_ARGS. For DEL and GC only socket is set."""
 
     __slots__ = ("args", "labels", "port", "socket")
 
     socket: str                         # agentSocketPath
     args: dict[str, str]
     labels: dict[str, str]
-    port: dict[str, Any]                # what the pod may send besides, for the agent
+    port: dict[str, Any]                # for the agent: what else the pod may send
 
 
 def read(req: Request) -> Conf:
@@ -70,7 +71,7 @@ def read(req: Request) -> Conf:
 
 
 def read_pair(section: Section) -> dict[str, str]:
-    """One of allowedAddressPairs, as the agent has it. Raises CniError 7."""
+    """Return one of allowedAddressPairs in the agent's form. Raises CniError 7."""
     text, mac = section.text("ipAddress"), section.text("macAddress")
     try:
         packed, prefix = address.read_cidr(text) if "/" in text else (found := address.read_ip(text), 8 * len(found))
@@ -85,7 +86,7 @@ def read_pair(section: Section) -> dict[str, str]:
 
 
 def read_ethertype(keys: Section, at: int, value: object) -> int:
-    """One of allowedEtherTypes: 35015, or "0x88c7". Raises CniError 7."""
+    """Return one of allowedEtherTypes, which is 35015 or "0x88c7" in the configuration. Raises CniError 7."""
     key = f"allowedEtherTypes[{at}]"
     try:
         found = int(value, 16) if isinstance(value, str) else value
@@ -99,7 +100,7 @@ def read_ethertype(keys: Section, at: int, value: object) -> int:
 
 
 def read_labels(text: str) -> dict[str, str]:
-    """Labels of CNI_ARGS: app:web,tier:front. Raises CniError 4."""
+    """Return the labels in CNI_ARGS: app:web,tier:front. Raises CniError 4."""
     found = {}
     for pair in text.split(",") if text else ():
         key, colon, value = pair.partition(":")
@@ -122,7 +123,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Tell the agent again: of pods of an earlier version it does not know the port."""
+    """Notify the agent again, because it does not know the port of pods that an earlier version of fastcni added."""
     try:
         policies.ask(conf.socket, {"do": "protect", **about(req, conf, chained.previous(req))})
     except policies.Away as e:
@@ -156,7 +157,7 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request, conf: Conf) -> None:
-    """Raises CniError 50 if no agent answers, or it does not know the policies yet."""
+    """Raise CniError 50 if no agent answers, or if the agent has not read the policies yet."""
     try:
         policies.ask(conf.socket, {"do": "status"})
     except (policies.Away, CniError) as e:
@@ -165,7 +166,7 @@ def status(req: Request, conf: Conf) -> None:
 
 
 def about(req: Request, conf: Conf, previous: dict[str, Any]) -> dict[str, Any]:
-    """What the agent has to know of an attachment."""
+    """Return the description of an attachment for the agent."""
     addresses = [ip["address"].partition("/")[0] for ip in previous.get("ips", ())
                  if chained.in_pod(previous, ip, req.ifname)]
     if not addresses:
@@ -190,7 +191,7 @@ def about(req: Request, conf: Conf, previous: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_lease(req: Request) -> bool:
-    """Return whether fastcni's dhcp daemon has a lease for the attachment. prevResult does not show the IPAM type."""
+    """Return whether fastcni's dhcp daemon has a lease for the attachment. prevResult does not have the IPAM type."""
     if not posix.access(lease_path.STATE_DIR, posix.F_OK):
         return False
     key = dhcp_conf.client_id(req.container_id, req.name, req.ifname)

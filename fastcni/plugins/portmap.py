@@ -59,7 +59,7 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request, conf: Conf) -> None:
-    """A backend that does not work is a warning: pods without mappings have their network."""
+    """Check the backend. An error is only a warning, because pods without mappings need no backend."""
     try:
         portmap.status(req, conf)
     except CniError as e:

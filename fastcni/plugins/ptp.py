@@ -33,23 +33,23 @@ CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf:
-    """The keys of one network. For DEL and GC only masquerade and datapath."""
+    """The keys of one network. For DEL and GC only masquerade and datapath are set."""
 
     __slots__ = ("mtu", "masquerade", "dns", "ipv6", "enable_dad", "datapath")
 
-    mtu: int                    # 0: the kernel's
+    mtu: int                    # 0: the kernel's default
     masquerade: Masquerade
-    dns: dict[str, Any] | None  # of the result, None: what IPAM says
+    dns: dict[str, Any] | None  # the result's dns; None: IPAM's dns
     ipv6: bool                  # the pod's link has IPv6
     enable_dad: bool
-    datapath: str               # of read_datapath()
+    datapath: str               # see read_datapath()
 
 
 def read(req: Request) -> Conf:
     if req.command in ENDINGS:
         return read_once(req, read_ending)
     conf = req.conf.once(read_keys)
-    requested_mac(req)              # for every command, so that a bad MAC is refused
+    requested_mac(req)              # for every command, so that a bad MAC is an error
     return conf
 
 
@@ -102,14 +102,15 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    # The link first: its address must not be given to another pod while the link still has it.
+    # Delete the link first: another pod must not get the address while this link has it.
     steps = ipam.prepare_delete(req)
     found, given = remove.pod_link(req, list_addresses=conf.masquerade.wanted or bool(conf.datapath))
     every(*steps, (leave_datapath, req, conf, found), (conf.masquerade.delete, req, found, given))
 
 
 def leave_datapath(req: Request, conf: Conf, addresses: list[bytes]) -> None:
-    """Delete a deleted pod's addresses from the datapath; without addresses those of all pods that do not exist."""
+    """Delete a deleted pod's addresses from the datapath; if `addresses` is empty, those of all pods that no longer
+    exist."""
     if conf.datapath:
         from fastcni.kit.datapath import redirect
 
@@ -117,7 +118,7 @@ def leave_datapath(req: Request, conf: Conf, addresses: list[bytes]) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Restore what is missing in the host's firewall."""
+    """Restore missing rules and elements in the host's firewall."""
     from fastcni.kit.links import checks
 
     conf.masquerade.restore(req, checks.prev_result(req))

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class Conf:
-    """The keys of one network. For DEL and GC only table."""
+    """The keys of one network. For DEL and GC only table is set."""
 
     __slots__ = ("table", "gateways", "hints")
 
-    table: int                          # 0: tables that are free
-    gateways: dict[int, bytes]          # {4 or 16: packed}: in place of the gateways of the addresses
+    table: int                          # 0: free tables
+    gateways: dict[int, bytes]          # {4 or 16: packed}: replace the addresses' gateways
     hints: bool                         # addSourceHints
 
 
@@ -56,7 +56,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def pod_addresses(req: Request) -> tuple[dict[str, Any], list[Any]]:
-    """Return prevResult, and its addresses of CNI_IFNAME. Raises CniError 7 if there are none."""
+    """Return prevResult, and its addresses of CNI_IFNAME. Raises CniError 7 if CNI_IFNAME has no address."""
     previous = chained.previous(req, "This plugin must be called as chained plugin")
     found = source_routing.addresses_of(previous, req.ifname)
     if not found:
@@ -77,7 +77,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def earlier_addresses(req: Request) -> set[bytes]:
-    """Return the addresses of prevResult. A DEL does not need them."""
+    """Return the addresses of prevResult. Without prevResult, as in a DEL, return an empty set."""
     try:
         return {packed for packed, _, _ in pod_addresses(req)[1]}
     except CniError:

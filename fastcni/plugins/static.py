@@ -1,8 +1,8 @@
 """static: the addresses that the configuration or the caller names. Keeps nothing.
 
-Sources: `ipam.addresses`, and behind them those of IP= in CNI_ARGS. args.cni.ips, without gateways, replaces both;
-runtimeConfig.ips replaces all others. A gateway of GATEWAY= in CNI_ARGS belongs to the addresses of CNI_ARGS whose
-subnet contains it. Without addresses the result has none, which main plugins refuse.
+The addresses are those of `ipam.addresses`, followed by those of IP= in CNI_ARGS. args.cni.ips, without gateways,
+replaces both; runtimeConfig.ips replaces all others. A gateway of GATEWAY= in CNI_ARGS belongs to the addresses of
+CNI_ARGS whose subnet contains it. Without any address the result is empty, which main plugins reject.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CAPABILITIES, ARGS = ("ips",), ("IP", "GATEWAY")
 
 
 class Conf:
-    """addresses: [(packed, prefix length, packed gateway or None)]; routes and dns as a result has them."""
+    """addresses: [(packed, prefix length, packed gateway or None)]; routes and dns in the shape of a result."""
 
     __slots__ = ("addresses", "dns", "routes")
     addresses: list[Address]
@@ -37,7 +37,7 @@ class Conf:
 
 
 def read(req: Request) -> Conf | None:
-    """The Conf; None for DEL, which never fails: it does not read its configuration."""
+    """Return the Conf; None for DEL, which does not read its configuration and so never fails."""
     if req.command == "DEL":
         return None
     ipam = ipam_conf.ipam_section(req.conf)
@@ -89,7 +89,7 @@ def _read_addresses(ipam: Section) -> list[Address]:
 
 
 def _read_cni_args(text: str) -> list[Address]:
-    """The addresses of IP=, each with the last address of GATEWAY= that is in its subnet."""
+    """Return the addresses of IP=, each with the last address of GATEWAY= that is in its subnet."""
     args = read_args(text, ("IP", "GATEWAY"))
     found: list[Address] = []
     for one in _listed(args, "IP"):

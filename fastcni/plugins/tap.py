@@ -22,11 +22,11 @@ CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf(devices.Conf):
-    """The keys of tap besides the common ones."""
+    """The keys of tap: its own and those of devices.Conf."""
 
     __slots__ = ("mtu", "mac", "multi_queue", "owner", "group", "context", "bridge")
 
-    mtu: int                    # 0: the kernel's
+    mtu: int                    # 0: the kernel's default
     mac: bytes | None
     multi_queue: bool
     owner: int | None           # a user id
@@ -73,7 +73,7 @@ def check(req: Request, conf: Conf) -> None:
     pod, link = devices.check(req, conf, "tun")
     wanted = {"type": "tap", "multiQueue": conf.multi_queue, "owner": conf.owner, "group": conf.group}
     for key, found in kinds.tun(link).items():
-        if wanted[key] is not None:             # not compared without the key: a program in the pod may have set it
+        if wanted[key] is not None:             # not compared without the key: a program in the pod may change it
             checks.same(f"container tap {key}", found, wanted[key])
     if conf.bridge:
         master = find.link(pod.inside, index=link.master) if link.master else None

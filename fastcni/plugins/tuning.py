@@ -59,7 +59,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
         attributes.write(pod.inside, link, conf.wanted)
     for interface in result.get("interfaces", ()):
         if interface["name"] == req.ifname and "mac" in conf.wanted:
-            interface["mac"] = conf.wanted["mac"]           # as it is written in the configuration
+            interface["mac"] = conf.wanted["mac"]           # in the configuration's spelling
     return result
 
 
@@ -68,7 +68,7 @@ def find_link(req: Request, pod: Pod) -> Link:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Restore the link. A failure is a warning, so that the pod can end; the file stays then."""
+    """Restore the link. An error is a warning, so that the pod can end; the file then stays."""
     backup = Backup(req, conf.data_dir)
     try:
         values = backup.read()

@@ -23,14 +23,14 @@ CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf(devices.Conf):
-    """The keys of vlan besides the common ones."""
+    """The keys of vlan: its own and those of devices.Conf."""
 
     __slots__ = ("master", "vid", "mtu", "mac")
 
     master: Master
     vid: int                    # vlanId
-    mtu: int                    # 0: the master's
-    mac: bytes | None           # the requested one
+    mtu: int                    # 0: the master's MTU
+    mac: bytes | None           # the requested MAC
 
 
 def read(req: Request) -> Conf:

@@ -1,6 +1,6 @@
 """vrf: puts the pod's link into a VRF: the links in a VRF share a separate routing table.
 
-DEL takes it out again, and deletes the VRF with its last link.
+DEL takes the link out of the VRF, and deletes a VRF without links.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MISSING = "missing prevResult from earlier plugin"
 
 
 class Conf:
-    """The keys of one network. For DEL and GC only name."""
+    """The keys of one network. For DEL and GC only name is set."""
 
     __slots__ = ("name", "table")
 
     name: str                   # vrfname; "" for a DEL that lacks it
-    table: int                  # 0: one that is free
+    table: int                  # 0: a free table
 
 
 def read(req: Request) -> Conf:

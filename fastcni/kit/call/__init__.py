@@ -1,1 +1,1 @@
-"""A request and its handling: configuration, rollback, delegates, CHECK's comparisons, the log."""
+"""Handle one CNI request: its configuration, rollback, mode, delegates and log line."""

@@ -1,4 +1,4 @@
-"""The result of the previous plugins, which a chained plugin returns from ADD."""
+"""Read prevResult, the result of the previous plugins of a chain. A chained plugin returns prevResult from ADD."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def previous(req: Request, message: str = "must be called as chained plugin") -> dict[str, Any]:
-    """Return prevResult in the 1.1.0 shape. Raises CniError 7 with `message` if there is none."""
+    """Return prevResult in the 1.1.0 shape. Raises CniError 7 with `message` if the configuration has no prevResult."""
     found = results.read_prev_result(req.conf, req.version)
     if found is None:
         raise CniError(errors.INVALID_CONFIG, message)
@@ -22,9 +22,9 @@ def previous(req: Request, message: str = "must be called as chained plugin") ->
 
 
 def in_pod(result: dict[str, Any], ip: dict[str, Any], ifname: str) -> bool:
-    """Return whether this entry of ips is an address of the pod.
+    """Return whether `ip`, an entry of the result's ips, is an address of the pod.
 
-    This is so if it names no interface, an interface that the result lacks, or `ifname` in a sandbox.
+    True if the entry names no interface, names an interface that the result lacks, or names `ifname` with a sandbox.
     """
     interfaces, index = result.get("interfaces", ()), ip.get("interface")
     if index is None or not 0 <= index < len(interfaces):

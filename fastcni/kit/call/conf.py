@@ -1,8 +1,8 @@
-"""Keys that several plugins share: MTU, dns, the requested MAC; and how DEL reads its configuration.
+"""Read the keys that several plugins share: mtu, dns, the requested MAC.
 
-DEL reads only the keys that it needs, and warns of a bad value: the configuration may have changed since ADD, and a
-typo must not keep a pod from ending. Only `dataDir` and `ipam.type`, which say where ADD's records are, must be valid.
-If DEL ignored these, it would succeed and the address would stay held.
+DEL reads only the keys that it needs. For a bad value it prints a warning, because the configuration may have changed
+since ADD, and a typo must not keep a pod from ending. Only `dataDir` and `ipam.type` must be valid, because they say
+where ADD's records are: if DEL ignored these keys, it would succeed and the address would stay held.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ if TYPE_CHECKING:
 ENDINGS = ("DEL", "GC")         # the commands that read leniently
 ETH_MIN_MTU, ETH_MAX_MTU = 68, 65535        # linux/if_ether.h
 ETH_ALEN = 6
-MAC_LENGTHS = (6, 8, 20)        # bytes: Ethernet, EUI-64, InfiniBand
-EBPF, AUTO = "ebpf", "auto"     # values of datapath
+MAC_LENGTHS = (6, 8, 20)        # lengths in bytes: Ethernet, EUI-64, InfiniBand
+EBPF, AUTO = "ebpf", "auto"     # values of the key datapath
 MAX_VID = 4094                  # 4095 is reserved (IEEE 802.1Q)
 
 
 def keys_of(req: Request) -> Section:
-    """The configuration as a Section, for DEL and GC as a Lenient one."""
+    """Return the configuration as a Section; for DEL and GC as a Lenient, which accepts bad values with a warning."""
     return Lenient(req.conf.values, req.warn) if req.command in ENDINGS else req.conf
 
 
 def read_once(req: Request, read: Callable[[Section], T]) -> T:
-    """The result of read(Section), kept for all pods of the network. For DEL and GC a bad value is a warning."""
+    """Return read(Section). The result is cached for all pods of the network. For DEL and GC a bad value is a
+    warning."""
     try:
         return req.conf.once(read)
     except CniError:
@@ -46,14 +47,14 @@ def read_once(req: Request, read: Callable[[Section], T]) -> T:
 
 
 def read_own_dns(conf: Section) -> dict[str, Any] | None:
-    """Return the top-level dns as a result's dns. None: it has no member, so the result keeps the dns of the IPAM
-    plugin."""
+    """Return the configuration's top-level dns in the shape of a result. None if that dns is absent or empty: the
+    result then keeps the IPAM plugin's dns."""
     section = conf.section("dns")
     return read_dns(section) if any(section.has(key) for key in (*DNS_LISTS, "domain")) else None
 
 
 def read_mtu(conf: Section) -> int:
-    """The key mtu of a veth pair; 0 and less mean the kernel's default. Raises CniError 7."""
+    """Return the key mtu of a veth pair; 0 and negative numbers mean the kernel's default. Raises CniError 7."""
     mtu: int = conf.integer("mtu", high=ETH_MAX_MTU)
     if 0 < mtu < ETH_MIN_MTU:
         raise conf.wrong("mtu", f"expected {ETH_MIN_MTU} or more, or 0 for the kernel's, got {mtu}")
@@ -66,7 +67,8 @@ def read_ipv6(conf: Section) -> bool:
 
 
 def read_datapath(conf: Section) -> str:
-    """Return fastcni's key datapath: EBPF, AUTO, or "" for the host's stack alone. Raises CniError 7."""
+    """Return fastcni's key datapath: EBPF, AUTO, or "" if only the host's network stack forwards the pod's packets.
+    Raises CniError 7."""
     found: str = conf.text("datapath")
     if found not in ("", EBPF, AUTO):
         return str(conf.bad("datapath", f'expected "{EBPF}" or "{AUTO}", got "{found}"', AUTO))
@@ -81,11 +83,12 @@ def check_families(ipv6: bool, result: dict[str, Any]) -> None:
 
 
 def read_requested_mac(req: Request, own: str = "", *, strict: bool = True) -> bytes | None:
-    """The requested MAC as 6 bytes, or None: runtimeConfig.mac before args.cni.mac before MAC= of CNI_ARGS before
-    `own`, the plugin's key. Raises CniError 7, and 4 for bad CNI_ARGS. strict=False accepts these, for plugins whose
-    reference does not read CNI_ARGS."""
+    """Return the requested MAC as 6 bytes, or None if no MAC is requested. The first of these counts:
+    runtimeConfig.mac, args.cni.mac, MAC= of CNI_ARGS, and `own`, the value of the plugin's own key. Raises CniError 7,
+    and CniError 4 for bad CNI_ARGS. strict=False accepts bad CNI_ARGS, for plugins whose reference plugin does not read
+    CNI_ARGS."""
     text = req.conf.once(read_runtime_mac)
-    # CNI_ARGS are read even if they are not needed, so that malformed ones are refused.
+    # Read CNI_ARGS even if another key has the MAC, so that malformed CNI_ARGS are an error.
     if req.args:
         args = read_args(req.args, ("MAC",)) if strict else dict(pair.partition("=")[::2]
                                                                  for pair in req.args.split(";"))
@@ -95,12 +98,12 @@ def read_requested_mac(req: Request, own: str = "", *, strict: bool = True) -> b
 
 
 def read_runtime_mac(conf: Section) -> str:
-    """runtimeConfig.mac, else args.cni.mac, else ""."""
+    """Return runtimeConfig.mac; without that key args.cni.mac; without both ""."""
     return conf.section("runtimeConfig").text("mac") or conf.section("args").section("cni").text("mac")
 
 
 def read_ethernet(text: str) -> bytes:
-    """A MAC of Ethernet as 6 bytes. Raises CniError 7."""
+    """Decode the text of an Ethernet MAC to 6 bytes. Raises CniError 7."""
     try:
         mac = read_mac(text)
     except ValueError as e:
@@ -111,7 +114,8 @@ def read_ethernet(text: str) -> bytes:
 
 
 def read_mac(text: str) -> bytes:
-    """A MAC in ':', '-' or dotted form as 6, 8 or 20 bytes, as Go reads it. Raises ValueError."""
+    """Decode a MAC in ':', '-' or dotted form to 6, 8 or 20 bytes, by the rules of Go's net.ParseMAC. Raises
+    ValueError."""
     parts = text.replace("-", ":").split(":")
     if len(parts) == 1:
         parts = [half for word in text.split(".") if len(word) == 4 for half in (word[:2], word[2:])]

@@ -1,10 +1,10 @@
-"""Delegates (spec section 4): fastcni's own plugins are called as functions, others are executed by the rules of the Go
-library.
+"""Run delegates (spec section 4): call fastcni's own plugins as functions, and execute other plugins by the rules of
+the Go library.
 
-If the delegate in CNI_PATH is one of fastcni's launchers, it would run the same code as this process. So this process
-calls the code, and does not start the launcher. A delegate that is not found is an error in both cases.
+A launcher of fastcni in CNI_PATH would run the code that this process already has. So this process calls the code and
+does not start the launcher. If CNI_PATH has no file of the delegate's name, that is an error in both cases.
 
-The functions here are given the delegate's request, as Request.delegate() makes it.
+`req` in this module is the delegate's request, made by Request.delegate().
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def add(req: Request, undo: Undo) -> dict[str, Any]:
-    """Run the delegate's ADD; its result in the 1.1.0 shape. The rollback runs its DEL, also of an ADD that failed."""
+    """Run the delegate's ADD and return its result in the 1.1.0 shape. The rollback runs the delegate's DEL, even if
+    the delegate's ADD failed."""
     plugin, path = _find(req)
     if plugin:
         return plugin.add(req, plugin.read(req), undo)
@@ -46,7 +47,7 @@ def run(req: Request, command: str) -> None:
 
 
 def prepare(req: Request, command: str) -> list[Step]:
-    """Find the delegate and read its configuration: the steps of run(). Raises CniError."""
+    """Find the delegate, read its configuration, and return the steps that run() then calls. Raises CniError."""
     plugin, path = _find(req)
     if not plugin:
         return [(_execute_other, req, path, command)]
@@ -56,7 +57,7 @@ def prepare(req: Request, command: str) -> list[Step]:
 
 
 def _execute_other(req: Request, path: str, command: str) -> None:
-    if command == "GC" and not version.at_least(req.version, "1.1.0"):      # see handle.REPORT
+    if command == "GC" and not version.at_least(req.version, "1.1.0"):      # see REPORT in handle.py
         req.warn(f'{req.plugin} ({path}) is not asked for GC: cniVersion "{req.version}" has none')
         return
     waiting.admit(waiting.PROGRAM)
@@ -64,8 +65,8 @@ def _execute_other(req: Request, path: str, command: str) -> None:
 
 
 def status(req: Request) -> None:
-    """STATUS of the delegate. Raises CniError 50 if it is missing. A delegate that does not know the command is no
-    failure: its state is unknown."""
+    """Run the delegate's STATUS. Raises CniError 50 if the delegate is missing. A delegate that does not know STATUS is
+    no error: its state is unknown."""
     try:
         _find(req)
     except CniError as e:
@@ -79,7 +80,7 @@ def status(req: Request) -> None:
 
 
 def restore(req: Request) -> None:
-    """Restore the host's firewall state of a delegate of fastcni. Delegates of others have no such command."""
+    """Restore the host's firewall state of a delegate of fastcni. Other delegates have no such command."""
     from fastcni import plugins  # as in _find()
 
     plugin = plugins.load(req.plugin) if req.plugin in plugins.BUILT_IN else None
@@ -88,7 +89,8 @@ def restore(req: Request) -> None:
 
 
 def check_version(spoken: str, kind: str) -> None:
-    """Raise CniError 1 if a plugin of fastcni does not speak this version of the spec. Others check it themselves."""
+    """Raise CniError 1 if `kind` is a plugin of fastcni that does not support the spec version `spoken`. Other plugins
+    check the version themselves."""
     from fastcni import plugins  # as in _find()
 
     if kind in plugins.TABLE:
@@ -96,15 +98,16 @@ def check_version(spoken: str, kind: str) -> None:
 
 
 def gives_addresses(kind: str) -> bool:
-    """Return whether a plugin of that name can be an IPAM plugin."""
+    """Return whether a plugin named `kind` can be an IPAM plugin."""
     from fastcni import plugins  # as in _find()
 
     return plugins.gives_addresses(kind)
 
 
 def _find(req: Request) -> tuple[ModuleType | None, str]:
-    """(plugin module, "") for one of fastcni's, (None, path) for another. Raises CniError if there is none."""
-    from fastcni import plugins  # the one marked exception to the layers: the kit reads the table of plugins
+    """Return (plugin module, "") for a plugin of fastcni, (None, path) for another plugin. Raises CniError if the
+    plugin is not found."""
+    from fastcni import plugins  # the only exception to the order of layers: the kit reads the table of plugins
 
     own = req.plugin in plugins.TABLE
     if own and (req.found_own or req.prefers_own):

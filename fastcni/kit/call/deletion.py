@@ -1,9 +1,9 @@
-"""Delete links, and wait until the kernel announces them gone.
+"""Delete links, and wait until the kernel notifies that they no longer exist.
 
-The kernel announces a veth gone within a millisecond. It acknowledges the request 20 ms later, after an RCU grace
-period that frees memory. So another thread or process sends the request, and the waiter listens for the announcement.
-Both use one socket: a refusal arrives there, too. Several links are several requests: within one, the kernel begins
-with the second link after the grace period of the first.
+The kernel notifies the deletion of a veth within a millisecond. It acknowledges the request 20 ms later, after an RCU
+grace period that frees memory. So another thread or process sends the request, and the waiter listens for the
+notification. Both use one socket, so the waiter also receives the kernel's error. Each link has a request of its own,
+because within one request the kernel begins with the second link only after the grace period of the first.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
     Send = Callable[[Socket, bytes, "DeleteRequest"], None]
 
-DELETE_TIMEOUT_S = 30           # the kernel announces a veth gone within a millisecond
+DELETE_TIMEOUT_S = 30           # the kernel notifies the deletion of a veth within a millisecond
 LOOK_S = 0.1                    # seconds between two checks whether the request could be sent
 
 
 def delete(watcher: Socket, send: Send, *links: tuple[int, str]) -> None:
-    """Delete links (index, name) of the watcher's namespace, and close the watcher. A link that is gone is fine.
+    """Delete links (index, name) of the watcher's namespace, and close the watcher. A link that does not exist is no
+    error.
 
-    Returns when the kernel has announced them gone. `send`: a mode's send_deletion(). Raises NetlinkError, CniError 11
-    if there is no announcement in time, CallerGone.
+    Returns when the kernel has notified that the links no longer exist. `send`: a mode's send_deletion(). Raises
+    NetlinkError, CallerGone, and CniError 11 if there is no notification within DELETE_TIMEOUT_S.
     """
     check_request()             # send() sends in a thread or process that works on no request
     deletions = [Deletion(*link) for link in links]
@@ -70,9 +71,9 @@ class DeleteRequest:
     """A request that deletes links.
 
     sent       whether the request was sent
-    asked      {sequence number of a message: the deletions that a refusal of it is about}
+    asked      {sequence number of a message: the deletions that fail if the kernel answers the message with an error}
     remaining  {index: Deletion} of the links that still exist
-    unsent     why the request could not be sent
+    unsent     the error that kept the request from being sent, or None
     """
 
     __slots__ = ("deletions", "sent", "asked", "remaining", "deadline", "unsent")
@@ -87,17 +88,17 @@ class DeleteRequest:
 
 
 class Deleter:
-    """Sends DeleteRequests by a watcher, one at a time. `send_deletion`: that of a mode. `sequence`: the last sequence
-    number that was used."""
+    """The sender of DeleteRequests, one at a time, on a watcher's socket. `send_deletion`: a mode's send_deletion().
+    `sequence`: the sequence number of the last message."""
 
     def __init__(self, watcher: Socket, send_deletion: Send) -> None:
         self.watcher, self.send_deletion, self.sequence = watcher, send_deletion, 0
 
     def run(self, request: DeleteRequest) -> None:
-        """Send the request, unless that was done before, and wait until each link is gone or has its error.
+        """Send the request, unless it has been sent, and wait until each link is deleted or has its error.
 
-        Raises CallerGone, and any BaseException that is not an Exception; run() can continue with the same request
-        afterwards.
+        Raises CallerGone, and any BaseException that is not an Exception; a second run() of the same request then
+        continues the wait.
         """
         try:
             if not request.sent:
@@ -120,13 +121,14 @@ class Deleter:
                 raise
 
     def send_all(self, request: DeleteRequest) -> None:
-        """Send what deletes the links."""
+        """Send one request for each link."""
         for each in request.deletions:
             self.send(request, [each], write_each)
 
     def send(self, request: DeleteRequest, deletions: Sequence[Deletion],
              write: Callable[..., dict[int, Sequence[Deletion]]]) -> None:
-        """Send one request to the kernel. write(batch, deletions) makes it, and returns the value for `asked`."""
+        """Send one request to the kernel. write(batch, deletions) appends its messages to the batch, and returns the
+        value of `asked`."""
         batch = Batch(self.sequence)
         asked = write(batch, deletions)
         request.asked |= asked
@@ -150,20 +152,20 @@ class Deleter:
 
     def answered(self, request: DeleteRequest, deletions: Sequence[Deletion], code: int, text: str,
                  offset: int) -> None:
-        """Handle the kernel's acknowledgement (code 0) or refusal of the message about these deletions."""
+        """Handle the kernel's acknowledgement (code 0) or error for the message about these deletions."""
         for each in deletions:
             if code not in (0, ENODEV) and each.index in request.remaining:
                 each.error = wire.NetlinkError(code, each.what, text, offset)
             request.remaining.pop(each.index, None)
 
     def missed(self, request: DeleteRequest) -> None:
-        """Continue after the kernel had to drop announcements. The acknowledgement is still to come on the same
+        """Continue after the kernel has dropped notifications (ENOBUFS). The acknowledgement still arrives on the same
         socket."""
 
 
 def send_out(watcher: Socket, data: bytes, request: DeleteRequest) -> None:
-    """Send the request, and return when the kernel has carried it out. An error is noted in the request, for the
-    thread that waits. If that thread has closed the watcher, nothing reads the error."""
+    """Send the request, and return when the kernel has carried it out. An error is stored in the request for the
+    waiting thread. If that thread has closed the watcher, nothing reads the error."""
     try:
         wire.send(watcher, data)
     except OSError as e:
@@ -186,5 +188,5 @@ def late(each: Deletion) -> CniError:
 
 
 def unfinished(each: Deletion) -> CniError:
-    """Return the error of a deletion whose request was abandoned by the thread that sent it."""
+    """Return the error of a deletion whose sending thread has abandoned the request."""
     return CniError(errors.TRY_AGAIN_LATER, f"{each.what}: the request that it shared was abandoned")

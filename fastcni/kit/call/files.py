@@ -1,7 +1,7 @@
-"""Small files that plugins read and keep. An error of the kernel is a CniError 5 with the path and the message.
+"""Read, write and remove small files of plugins. A kernel error becomes CniError 5 with the path and the message.
 
-A pipe, a device or a folder in the place of a file is an error, and open(2) does not wait for it. `details` become the
-details of that error.
+A pipe, a device or a directory in the place of a file is an error; open(2) does not block on a pipe. `details` are the
+error's details.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ WRITE = posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW
 
 
 def read(path: str, limit: int = MAX_BYTES, flags: int = 0) -> bytes | None:
-    """At most `limit` bytes of the content; None if there is no such file. flags: more flags of open(2)."""
+    """Return at most `limit` bytes of the content; None if the file does not exist. flags: additional flags of
+    open(2)."""
     try:
         return read_file(path, posix.O_RDONLY | flags, limit, regular=True)
     except (FileNotFoundError, NotADirectoryError):
@@ -28,7 +29,7 @@ def read(path: str, limit: int = MAX_BYTES, flags: int = 0) -> bytes | None:
 
 
 def write(path: str, content: bytes, details: str = "") -> None:
-    """Write a file with mode 0600, and make its folder with mode 0700 if it is missing."""
+    """Write a file with mode 0600. If its directory is missing, make the directory with mode 0700."""
     try:
         try:
             write_file(path, content, WRITE, regular=True)
@@ -40,7 +41,7 @@ def write(path: str, content: bytes, details: str = "") -> None:
 
 
 def make_folders(path: str, mode: int, above: int = 0o755) -> None:
-    """Make a folder if it is missing, and its missing parents with mode `above`. Raises OSError."""
+    """Make a directory with `mode` if it is missing, and its missing parents with mode `above`. Raises OSError."""
     try:
         try:
             posix.mkdir(path, mode)
@@ -66,7 +67,7 @@ def remove(path: str, details: str = "") -> None:
 
 
 def names(folder: str, details: str = "") -> list[str]:
-    """The names in a folder; [] if it does not exist."""
+    """Return the names in a directory; [] if the directory does not exist."""
     try:
         return posix.listdir(folder)
     except FileNotFoundError:

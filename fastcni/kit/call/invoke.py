@@ -1,6 +1,6 @@
 """Call a plugin that is an executable: make its environment, run it, read its result or error.
 
-The rules and the error texts are those of the Go library, because runtimes and people match them.
+The rules and the error texts are those of the Go library, because runtimes and scripts match these texts.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-# A program that is being written cannot be started (ETXTBSY). Six attempts in five seconds; the first pauses are short,
-# because a file that is renamed into place is busy only for a moment.
+# While a program is being written, exec fails (ETXTBSY). fastcni tries six times in five seconds. The first pauses are
+# short, because a file that is renamed into place is busy for less than a second.
 BUSY_PAUSES_S = (0.05, 0.45, 1.0, 1.5, 2.0)
 MAX_SHOWN = 8192                # bytes of a failed plugin's output that an error repeats
 
 
 def child_env(base_env: Mapping[str, str], command: str, **cni: str) -> dict[str, str]:
-    """Return a copy of `base_env` for a plugin, with CNI_COMMAND and the variables given by name.
+    """Return a copy of `base_env` for a plugin, with CNI_COMMAND and the keyword arguments as variables.
 
-    A delegate inherits all others: child_env(env, "ADD"). A runtime sets every CNI variable, so that it inherits none:
-    child_env(env, "ADD", CNI_CONTAINERID=..., CNI_NETNS="", ...).
+    A delegate inherits the other CNI variables: child_env(env, "ADD"). A runtime sets every CNI variable, so that the
+    plugin inherits none: child_env(env, "ADD", CNI_CONTAINERID=..., CNI_NETNS="", ...).
     """
     return {**base_env, "CNI_COMMAND": command, **cni}
 
@@ -40,8 +40,9 @@ class Late(CniError):
 def execute(path: str, env: Mapping[str, str], stdin: bytes, timeout: float | None = None) -> tuple[bytes, bytes]:
     """Run the plugin at `path`; return (stdout, stderr) if it exits with status 0.
 
-    timeout is in seconds, for all attempts together; None: no limit. Raises CniError: the plugin's own error document,
-    or without one code 0 and a text that says how it ended. Raises Late at the end of the timeout.
+    timeout: seconds for all attempts together; None: no limit. Raises CniError with the plugin's own error document; if
+    the plugin printed none, with code 0 and a text that says how the plugin ended. Raises Late at the end of the
+    timeout.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     pauses = list(BUSY_PAUSES_S)
@@ -64,7 +65,7 @@ def execute(path: str, env: Mapping[str, str], stdin: bytes, timeout: float | No
 
 
 def start_cause(path: str, error: OSError | ValueError) -> str:
-    """The text for a program that could not be started."""
+    """Return the error text for a program that could not be started."""
     if isinstance(error, ValueError):          # a NUL in the path or the environment
         return f"fork/exec {path}: {posix.strerror(EINVAL).lower()}"
     if error.errno == EFBIG:
@@ -82,7 +83,7 @@ def read_failure(stdout: bytes, stderr: bytes, cause: str) -> CniError:
 
 
 def read_error_document(stdout: bytes) -> CniError:
-    """Return the CniError in `stdout`; of a damaged document the members that can be read."""
+    """Return the CniError in `stdout`; for a damaged document a CniError of the members that can be read."""
     try:
         document = json.read(stdout)
     except json.JsonError as e:
@@ -115,7 +116,7 @@ def undecodable(stdout: bytes, why: object, code: int = 0, details: str = "") ->
 
 
 def quote_output(data: bytes) -> str:
-    """A plugin's output in quotes for an error; bytes beyond MAX_SHOWN are counted."""
+    """Return a plugin's output in quotes for an error text: MAX_SHOWN bytes, and the number of the remaining bytes."""
     text = json.quote(data[:MAX_SHOWN].decode("utf-8", "surrogateescape"))
     return text if len(data) <= MAX_SHOWN else f"{text} ({len(data) - MAX_SHOWN} bytes more)"
 
@@ -125,7 +126,7 @@ def is_code(value: object) -> bool:
 
 
 def go_kind(value: object) -> str:
-    """Go's word for the type of a JSON value, as its decoder prints it."""
+    """Return the name that Go's JSON decoder prints for the type of a value."""
     if isinstance(value, bool):
         return "bool"
     for kind, word in ((str, "string"), (int, f"number {value}"), (float, "number"), (list, "array")):
@@ -135,10 +136,10 @@ def go_kind(value: object) -> str:
 
 
 def read_add_output(stdout: bytes, config_version: str) -> dict[str, Any]:
-    """Return the result that an ADD printed, a dict in the shape of the version that it names.
+    """Return the result that an ADD printed, as a dict in the shape of the result's own cniVersion.
 
-    config_version: the configuration's cniVersion, "" for 0.1.0. The result's may be another. Raises CniError 6, see
-    result.create().
+    config_version: the configuration's cniVersion, "" for 0.1.0. The result's cniVersion may differ. Raises CniError 6,
+    see result.create().
     """
     try:
         document = json.read(stdout)
@@ -151,7 +152,7 @@ def read_add_output(stdout: bytes, config_version: str) -> dict[str, Any]:
                        f"{go_kind(document)} into Go value of type map[string]interface {{}}")
     version = document.get("cniVersion")
     if not (version and isinstance(version, str)):
-        # Only the exact spelling counts; create() would read another spelling.
+        # Only the exact spelling "cniVersion" counts here; create() would also read "CNIVersion".
         version = config_version or "0.1.0"
         document = {key: value for key, value in document.items() if key.lower() != "cniversion"}
         document["cniVersion"] = version

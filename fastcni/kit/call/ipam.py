@@ -1,4 +1,4 @@
-"""The IPAM delegate of a plugin, and the time that it takes."""
+"""Run the IPAM delegate of a plugin, and measure the delegate's time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def read_type(conf: Section) -> str:
-    """The IPAM plugin that the configuration names, "" if it names none. Raises CniError 7. For DEL, a plugin that
-    cannot be an IPAM plugin counts as none, because ADD refuses it."""
+    """Return the IPAM plugin that the configuration names, or "". Raises CniError 7. For DEL, the name of a plugin that
+    is not an IPAM plugin counts as "", because ADD rejects that name."""
     kind = named_type(conf)
     return kind if delegate.gives_addresses(kind) else conf.bad("ipam.type", f'"{kind}" is not an IPAM plugin', "")
 
@@ -34,12 +34,14 @@ def named_type(conf: Section) -> str:
 
 
 def add(req: Request, undo: Undo) -> dict[str, Any]:
-    """Run the delegate's ADD; its result in the 1.1.0 shape. The rollback runs its DEL, also of an ADD that failed."""
+    """Run the delegate's ADD and return its result in the 1.1.0 shape. The rollback runs the delegate's DEL, even if
+    the delegate's ADD failed."""
     return _timed(req, delegate.add, undo)
 
 
 def add_addresses(req: Request, undo: Undo, interface: int) -> dict[str, Any]:
-    """As add(), for entry `interface` of the result's interfaces. Raises CniError 999 if there is no address."""
+    """Run the delegate's ADD, and set `interface`, an index of the result's interfaces, in each address. Raises
+    CniError 999 if the delegate gives no address."""
     result = add(req, undo)
     if not result.get("ips"):
         raise CniError(errors.INTERNAL, "IPAM plugin returned missing IP config")
@@ -49,10 +51,10 @@ def add_addresses(req: Request, undo: Undo, interface: int) -> dict[str, Any]:
 
 
 def prepare_delete(req: Request) -> list[Step]:
-    """[(function, argument, ...)]: the step that runs the delegate's DEL, none if ADD ran no delegate.
+    """Return [(function, argument, ...)], the step that runs the delegate's DEL; [] if ADD ran no delegate.
 
-    Call it before anything is deleted: if the delegate is not found, or does not know where its records are, the DEL
-    fails and the pod stays as it was. Raises CniError.
+    Call prepare_delete() before anything is deleted: if the delegate is not found, or does not know where its records
+    are, the DEL fails and the pod stays unchanged. Raises CniError.
     """
     if not delegate.gives_addresses(req.conf.once(named_type)):
         return []
@@ -63,7 +65,8 @@ def prepare_delete(req: Request) -> list[Step]:
 
 
 def needs_link(req: Request) -> bool:
-    """Return whether the delegate sends and receives by the pod's link: it must be there before ADD and after DEL."""
+    """Return whether the delegate sends packets over the pod's link. The link must then exist before the delegate's ADD
+    and until after its DEL."""
     return req.conf.once(named_type) == "dhcp"
 
 

@@ -1,15 +1,17 @@
-"""How a request runs: everything that differs between one-shot, in-process and warm, as one class.
+"""Define Mode, the class of all that differs between one-shot, in-process and warm requests.
 
     mode        class                           when
     one-shot    launcher.one_shot.OneShotMode   no server answers: a process for this request
     in-process  runtime.mode.InProcessMode      a Python program calls a plugin as a function
-    warm        server.mode.WarmMode            the server, which keeps sockets and facts for the next request
+    warm        server.mode.WarmMode            the server, which keeps sockets and cached kernel state for the next
+                request
 
-handle() is given a mode. Plugins and kit call its methods, and never ask which mode they run in. Mode itself does each
-thing in the plain way: it keeps nothing between requests, and asks the kernel each time.
+handle() is given a mode. Plugins and kit call its methods, and never ask which mode they run in. Mode itself keeps
+nothing between requests, and asks the kernel each time.
 
-A mode is about a request; kernel.waiting.Request is about a thread: waits, the caller's connection, netlink messages
-shown or timed. That class is below the kit, because kernel/ knows no modes, and also works for no request.
+A mode belongs to a request. kernel.waiting.Request belongs to a thread: its waits, the caller's connection, the netlink
+messages that are shown or timed. kernel.waiting.Request is below the kit, because kernel/ knows no modes and also works
+outside of a request.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ IPV6 = "net/ipv6/conf"
 
 
 class Pair:
-    """A veth pair that an ADD made: index and name of its host end, and the packed addresses that the pod was given."""
+    """A veth pair that an ADD made: the index and name of its host end, and the pod's packed addresses."""
 
     __slots__ = ("index", "name", "ips")
 
@@ -48,74 +50,77 @@ class Pair:
 
 
 class Mode:
-    """The plain mode, and the contract of all modes. It has the network namespace that the request comes from.
+    """The contract of all modes, and the mode without any cache. A mode belongs to the network namespace that the
+    request comes from.
 
-    home  a descriptor of that namespace; None: it is opened when it is needed
+    home  a descriptor of that namespace; None: the mode opens the namespace when it needs a descriptor
     """
 
     __slots__ = ("home", "sockets", "ipv6", "deleting", "stores")
 
     def __init__(self, home: int | None = None) -> None:
         self.home = home
-        self.sockets: dict[int, Socket] = {}            # by netlink protocol
+        self.sockets: dict[int, Socket] = {}            # {netlink protocol: socket}
         self.ipv6: int | None = None                    # a descriptor of /proc/sys/net/ipv6/conf
         self.deleting: tuple[str, str, str] | None = None
-        self.stores: dict[Hashable, Any] = {}           # of cluster-wide addresses
+        self.stores: dict[Hashable, Any] = {}           # stores of cluster-wide addresses
 
     # The request and its answer
 
     def decode(self, stdin: bytes) -> Section:
-        """The configuration. Raises CniError 6 and 7."""
+        """Decode the configuration. Raises CniError 6 and 7."""
         return read_conf(stdin)
 
     def encode(self, result: dict[str, Any]) -> bytes:
-        """An ADD's result as it is printed."""
+        """Encode an ADD's result to the bytes that the plugin prints."""
         return results.encode(result)
 
     def deliver(self, reply: Reply) -> None:
-        """Send the result of an ADD to the caller before handle() returns. Raises OSError if the caller cannot get it:
-        then the ADD is rolled back. Here handle() returns the result."""
+        """Send the result of an ADD to the caller before handle() returns. Raises OSError if the caller cannot receive
+        the result; the ADD is then rolled back. Mode.deliver() does nothing: handle() returns the result."""
 
     def open_netns(self, path: str) -> int:
-        """A descriptor of the pod's namespace, which the request closes. Raises OSError, netns.NotNamespace."""
+        """Open the pod's namespace and return the descriptor, which the request closes. Raises OSError,
+        netns.NotNamespace."""
         return netns.open_path(path)
 
     def is_home(self, fd: int) -> bool:
-        """Return whether `fd`, of open_netns(), is the namespace that the request comes from."""
+        """Return whether `fd`, a descriptor of open_netns(), is the namespace that the request comes from."""
         return netns.is_own(fd, self.home)
 
     def find_plugin(self, name: str, folders: list[str], own: bool) -> str:
-        """The path of a delegate. "": it is called as a function without a search of `folders`, which only a plugin of
-        fastcni (`own`) can be. Raises CniError."""
+        """Return the path of a delegate. "" for a plugin of fastcni (`own`) that is called as a function without a
+        search of `folders`. Raises CniError."""
         from fastcni.kit.call import search
 
         return search.find(name, folders)
 
     def defer(self, fn: Callable[..., object], *args: object) -> None:
-        """Run `fn` in parallel to the request: the answer does not wait for it."""
+        """Run `fn` in a thread of its own, so that the answer does not wait for `fn`."""
         try:
             start_new_thread(fn, args)
-        except RuntimeError:                            # no thread can be started, so the answer waits for fn
+        except RuntimeError:                            # no thread can be started: run fn here, before the answer
             fn(*args)
 
     def end_request(self) -> None:
-        """Close what is open for this request alone. The request may go on, and open it again."""
+        """Close the descriptors and sockets that only this request uses. The request may continue and open them
+        again."""
         self.close()
 
     # The caller's namespace
 
     @property
     def route(self) -> Socket:
-        """A socket for links, addresses and routes."""
+        """Return a socket for links, addresses and routes."""
         return self._socket(uapi.NETLINK_ROUTE)
 
     @property
     def firewall(self) -> Socket:
-        """A socket for nftables, ipset and conntrack."""
+        """Return a socket for nftables, ipset and conntrack."""
         return self._socket(uapi.NETLINK_NETFILTER)
 
     def offer_ipv6(self, ifname: str, name: str, value: str) -> bool:
-        """Write net/ipv6/conf/<ifname>/<name>, if this kernel has it. Return whether it does."""
+        """Write net/ipv6/conf/<ifname>/<name>, if this kernel has that sysctl. Return whether the kernel has it."""
         try:
             sysctl.write_at(self._ipv6_folder(), f"{ifname}/{name}", value)
         except OSError:
@@ -123,14 +128,14 @@ class Mode:
         return True
 
     def read_ipv6(self, ifname: str, name: str) -> str:
-        """Return net/ipv6/conf/<ifname>/<name> as text, "" if this kernel does not have it."""
+        """Return net/ipv6/conf/<ifname>/<name> as text, "" if this kernel does not have that sysctl."""
         try:
             return sysctl.read_at(self._ipv6_folder(), f"{ifname}/{name}")
         except OSError:
             return ""
 
     def close(self) -> None:
-        """Close the sockets, the folder and the stores."""
+        """Close the sockets, the descriptor of /proc/sys/net/ipv6/conf and the stores."""
         if self.ipv6 is not None:
             posix.close(self.ipv6)
             self.ipv6 = None
@@ -144,64 +149,67 @@ class Mode:
             self.stores.popitem()[1].close()
 
     def close_later(self, sock: Socket) -> None:
-        """Close a netfilter socket. After any program has deleted something in nftables, that waits for an RCU grace
-        period (7 to 15 ms); no answer waits for it."""
+        """Close a netfilter socket in parallel to the request. After any program has deleted an object of nftables,
+        close(2) waits for an RCU grace period of 7 to 15 ms."""
         self.defer(sock.close)
 
     # Cluster-wide addresses
 
     def cluster_store(self, key: Hashable, open_store: Callable[[], T]) -> T:
-        """Return the store that `key` names, opened by open_store() if it is not open yet. The mode closes it."""
+        """Return the store that `key` names. If that store is not open yet, open_store() opens it. The mode closes the
+        store."""
         if key not in self.stores:
             self.stores[key] = open_store()
         store: T = self.stores[key]
         return store
 
     def network_objects(self, key: Hashable, open_objects: Callable[[], T]) -> T:
-        """Return the source of pods and of definitions of networks, see kit/networks/api_objects.py. A server watches
-        what is there. The mode closes it."""
+        """Return the source of pods and of network definitions, see kit/networks/api_objects.py. In a server the source
+        watches these objects. The mode closes the source."""
         return self.cluster_store(key, open_objects)
 
     def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
-        """Note that the request has given or released these addresses, packed, of a space. A server looks after its
-        blocks, see server/cluster/upkeep.py. keys: the configuration's, see kit/ipam/cluster/conf.py."""
+        """Record that the request has given or released these packed addresses of an address space. A server then
+        maintains the blocks of that space, see server/cluster/upkeep.py. keys: the configuration's keys, see
+        kit/ipam/cluster/conf.py."""
 
     # What is known of it
 
     def recall(self, key: tuple[Any, ...], ask: Callable[[], T]) -> T:
-        """Return ask(), or its earlier result if nothing has changed it since. `key` names the fact, its kind first:
+        """Return ask(), or the cached result of an earlier ask() if the kernel has notified no change since. `key`
+        names the cached state, its kind first:
 
-        ("link", name): a Link or None; (any, index, ...): of a link, "addresses" with the family
+        ("link", name): a Link or None; (kind, index, ...): state of a link, e.g. its "addresses" with the family
         ("sysctl", name): the text of a sysctl about forwarding
-        ("nftables", table, family, ...): of an nftables table; ("nftables", ""): of any
+        ("nftables", table, family, ...): state of an nftables table; ("nftables", ""): of all tables
         ("nftables", table, family, "chain", name): whether the chain exists
-        ("nftables", table, family, "rules", chain, ...): of the rules of these chains
-        ("legacy", table, length): of a table of the legacy iptables, of whose changes the kernel notifies nothing
+        ("nftables", table, family, "rules", chain, ...): the rules of these chains
+        ("legacy", table, length): a table of legacy iptables; the kernel does not notify changes of these tables
         """
         return ask()
 
     def keep_pair(self, req: Request, link: Link, result: dict[str, Any]) -> None:
-        """Note the veth pair that an ADD made, by its host end, so that the DEL need not search for the pair."""
+        """Record the veth pair that an ADD made, so that the DEL need not search for the pair. link: its host end."""
 
     def find_pair(self, req: Request) -> Pair | None:
-        """Return the pair that an ADD noted for this attachment. None: the caller has to search for it."""
+        """Return the pair that an ADD recorded for this attachment. None: the caller has to search for the pair."""
         return None
 
     def take_pair(self, req: Request) -> Pair | None:
-        """For DEL: return the noted pair and forget it; None if the pair does not exist any more."""
+        """For DEL: return the recorded pair and forget the record; None if the pair no longer exists."""
         return None
 
     # How it is changed
 
     def delete_links(self, *links: tuple[int, str]) -> None:
-        """Delete links (index, name), and return when the kernel has announced them gone. One that is gone already is
-        fine. Raises NetlinkError, CniError 11, CallerGone."""
+        """Delete links (index, name), and return when the kernel has notified that they no longer exist. A link that
+        does not exist is no error. Raises NetlinkError, CniError 11, CallerGone."""
         from fastcni.kit.call import deletion
 
         deletion.delete(wire.open_socket(groups=(uapi.RTNLGRP_LINK,)), self.send_deletion, *links)
 
     def send_deletion(self, watcher: Socket, data: bytes, request: DeleteRequest) -> None:
-        """Send a request that deletes links, in parallel to this one, see kit.call.deletion."""
+        """Send a netlink request that deletes links, in another thread or process, see kit.call.deletion."""
         from fastcni.kit.call.deletion import send_out
 
         self.defer(send_out, watcher, data, request)
@@ -210,7 +218,7 @@ class Mode:
         """Notify the servers that restore the namespace's firewall that a DEL begins. Call it before the DEL reads
         nftables."""
         self.deleting = req.name, req.container_id, req.ifname
-        if uapi.NETLINK_NETFILTER in self.sockets:      # of an earlier network of the pod
+        if uapi.NETLINK_NETFILTER in self.sockets:      # opened for an earlier network of the pod
             self._announce()
 
     def read_iptables(self, program: str, table: str, read: Callable[[], list[str]]) -> list[str]:
@@ -222,8 +230,8 @@ class Mode:
         return run()
 
     def _ipv6_folder(self) -> int:
-        """/proc/sys keeps the net/ipv6 of all namespaces in one hash chain, the oldest last. With 900 pods, finding the
-        node's takes 1.2 ms; the folder stays open."""
+        """Return a descriptor of /proc/sys/net/ipv6/conf, which stays open. The kernel keeps the net/ipv6 of all
+        namespaces in one hash chain, the oldest last: with 900 pods, opening the node's directory takes 1.2 ms."""
         if self.ipv6 is None:
             self.ipv6 = sysctl.open_folder(IPV6)
         return self.ipv6

@@ -1,5 +1,5 @@
-"""Names and marks that are derived from an attachment (network, container, ifname), the same each time; and names of
-iptables chains, derived or configured."""
+"""Derive names and marks from an attachment (network, container, ifname), the same each time; and read the names of
+iptables chains that a configuration has."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.spec.config import Section
 
-ADMIN_CHAIN = "CNI-ADMIN"       # the chain of the host's administrator, unless the network names another one
+ADMIN_CHAIN = "CNI-ADMIN"       # the chain of the host's administrator, unless the network names another chain
 MAX_CHAIN_LENGTH = 28           # XT_EXTENSION_MAXNAMELEN of linux/netfilter/x_tables.h, without the closing NUL
 
 
 def digest(text: str, length: int, prefix: str = "") -> str:
-    """`prefix` and the SHA-512 of `text` in lower-case hex, cut to `length` characters."""
+    """Return `prefix` and the SHA-512 of `text` in lower-case hex, cut to `length` characters."""
     # hashlib would load OpenSSL for this.
     if sys.hexversion >= 0x030C0000:
         from _sha2 import sha512
@@ -27,17 +27,18 @@ def digest(text: str, length: int, prefix: str = "") -> str:
 
 
 def chain(prefix: str, req: Request) -> str:
-    """An iptables chain name of the reference plugins: 28 characters, e.g. CNI-e8f6f419596f7f47b3468487."""
+    """Return the iptables chain name that the reference plugins derive: 28 characters, e.g.
+    CNI-e8f6f419596f7f47b3468487."""
     return container_chain(prefix, req.name, req.container_id)
 
 
 def container_chain(prefix: str, name: str, container_id: str) -> str:
-    """The same for a network's name and a container."""
+    """Return the chain name that the reference plugins derive from a network's name and a container id."""
     return digest(name + container_id, MAX_CHAIN_LENGTH, prefix)
 
 
 def read_chain(keys: Section, key: str, default: str = "") -> str:
-    """The name of an iptables chain that a configuration has, `default` if absent or empty. Raises CniError 7."""
+    """Return the name of an iptables chain in `key`, `default` if the key is absent or empty. Raises CniError 7."""
     name = keys.text(key) or default
     if name and not (is_name(name) and len(name) <= MAX_CHAIN_LENGTH):
         raise keys.wrong(key, f"not the name of a chain: {shown(name)}")
@@ -45,12 +46,12 @@ def read_chain(keys: Section, key: str, default: str = "") -> str:
 
 
 def network_mark(name: str) -> str:
-    """The part of a mark that all attachments of a network share."""
+    """Return the part of a mark that all attachments of a network share."""
     return digest(name, 16)
 
 
 def mark(req: Request) -> str:
-    """The comment of fastcni's nftables objects: hashes, which are compared, then text for people.
+    """Return the comment of an attachment's nftables objects: hashes, which fastcni compares, then text for people.
 
         6c3bf4d2..-a7f0e5b8.., net: mynet, if: eth0, id: container1
     """
@@ -59,5 +60,5 @@ def mark(req: Request) -> str:
 
 
 def hashes(name: str, container_id: str, ifname: str) -> str:
-    """The part of a mark that is compared; the text behind it may be cut."""
+    """Return the hashes of a mark. fastcni compares only these: the text behind them may be cut."""
     return f"{network_mark(name)}-{digest(f'{ifname}:{container_id}', 16)}"

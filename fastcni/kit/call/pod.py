@@ -1,4 +1,4 @@
-"""The pod of a request: a route socket inside it, and a way to run code there."""
+"""The pod of a request: a route socket in the pod's namespace, and a way to run code in that namespace."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Pod:
-    """The two route sockets of one request. Each is bound for life to the namespace in which it was opened.
+    """The two route sockets of one request. A socket always stays in the namespace in which it was opened.
 
     host      the socket in the caller's namespace
-    inside    the socket in the pod's namespace; it is closed with the request
-    netns_fd  a descriptor of the pod's namespace; it may be another one after Request.leave_mount()
-    home      a descriptor of the caller's namespace, None: the thread's own
+    inside    the socket in the pod's namespace; the request closes the socket
+    netns_fd  a descriptor of the pod's namespace; Request.leave_mount() may replace the descriptor
+    home      a descriptor of the caller's namespace; None: the thread's own namespace
 
     Raises CniError 8 if CNI_NETNS is not a network namespace.
     """

@@ -1,4 +1,5 @@
-"""One CNI request as a value: its variables and stdin, and descriptors of the files that they name; and its reply."""
+"""Define Request, one CNI request: its variables, its stdin, and descriptors of the namespaces that they name. Define
+Reply."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
         def fileno(self) -> int: ...
 
 MAX_STDIN_BYTES = 32 << 20      # a GC that names 200,000 valid attachments fits
-# Values of a configuration. A list or an object takes 60 bytes of memory or more, but only two bytes of the text
+# The limit of the values in a configuration. A list or an object takes 60 bytes of memory or more, but only two bytes
+# of text
 MAX_VALUES = 1 << 20
 
 
@@ -38,23 +40,24 @@ class Reply:
 class Request:
     """The request that a plugin function gets.
 
-    mode          how the request runs: sockets of the caller's namespace, what is known there; see kit.call.mode
+    mode          how the request runs: sockets and cached state of the caller's namespace, see kit.call.mode
     plugin        the CNI type that was called
     command       "ADD", "DEL", "CHECK", "GC" or "STATUS"
     container_id, ifname, netns, args, path
                   CNI_CONTAINERID, CNI_IFNAME, CNI_NETNS, CNI_ARGS, CNI_PATH as text, "" where absent
     env           the whole environment, for delegates that are executed
-    conf          a Section over the stdin object; stdin: its bytes as received
+    conf          a Section over the object in stdin; stdin: the bytes as received
     name, version the network's name and its cniVersion ("0.1.0" where absent)
-    fds           descriptors that are closed with the request, as far as they are open: "netns" of CNI_NETNS, "home" of
-                  the caller's namespace
+    fds           the open descriptors that close() closes: "netns" of CNI_NETNS, "home" of the caller's namespace
     opened        sockets in the pod's namespace, closed with the request
     warnings      lines for stderr, see warn()
-    links         links (index, name) of the host to be deleted, see delete_links(); None: they are deleted at once
-    released      for GC: what was released, see release()
+    links         links (index, name) of the host to be deleted, see delete_links(); None: delete_links() deletes them
+                  immediately
+    released      for GC: the objects that GC released, see release()
     found_own     whether the caller has found that the plugin in CNI_PATH is fastcni's
     caller_listens  whether the caller itself listens on the host ports of portMappings, so that no other process can
-    prefers_own   whether delegates with a name of fastcni's are fastcni's, whatever is in CNI_PATH
+    prefers_own   whether a delegate that has the name of a plugin of fastcni runs as fastcni's, whatever file CNI_PATH
+                  has
     """
 
     def __init__(self, mode: Mode, *, plugin: str = "", command: str = "", container_id: str = "", netns: str = "",
@@ -78,15 +81,16 @@ class Request:
 
     @property
     def stdin(self) -> bytes:
-        """The configuration's bytes, as received; those of a `conf` of delegate() as the Go library writes them."""
+        """Return the configuration's bytes as received. A delegate's configuration is encoded as the Go library encodes
+        it."""
         if self._stdin is None:
             self._stdin = json.write_members({key: json.write(json.normalize(value), sort=key != "prevResult")
                                               for key, value in self.conf.values.items()})
         return self._stdin
 
     def delegate(self, plugin: str, conf: dict[str, Any] | Section | None = None) -> Request:
-        """The same request for another plugin type, as a delegate is called (spec section 4). `conf` takes the place of
-        the configuration."""
+        """Return the request of a delegate (spec section 4): this request for another plugin type. conf: the delegate's
+        configuration, if it differs from this request's."""
         other = Request.__new__(Request)
         other.__dict__ = self.__dict__.copy()
         other.plugin, other.found_own = plugin, False
@@ -96,7 +100,8 @@ class Request:
         return other
 
     def for_network(self, plugin: str, conf: Section, name: str, ifname: str, args: str, path: str) -> Request:
-        """The request of the same pod for another network: another attachment. The plugin is one of fastcni's."""
+        """Return a request of the same pod for another network, that is, for another attachment. plugin: a type of
+        fastcni."""
         other = self.delegate(plugin, conf)
         other.name, other.ifname, other.args, other.path = name, ifname, args, path
         other.env = {**self.env, "CNI_CONTAINERID": self.container_id, "CNI_NETNS": self.netns, "CNI_IFNAME": ifname,
@@ -105,17 +110,17 @@ class Request:
         return other
 
     def warn(self, text: str) -> None:
-        """Add a line for stderr. The answer stays the same."""
+        """Add a warning line for stderr. The answer on stdout stays the same."""
         self.warnings.append(text)
 
     def release(self, what: str, of: str = "") -> None:
-        """For GC: note that `what` was released, and which attachment had it, where that is known."""
+        """For GC: record that `what` was released, and `of`, the attachment that had it, if that is known."""
         self.released.append({"plugin": self.plugin, "what": what, "of": of})
 
     def delete_links(self, *links: tuple[int, str]) -> None:
-        """Delete links of the host that no other step of this DEL depends on: at once, or, for a plugin in a chain,
-        together with the pod's own link. The kernel takes as long for several links as for one. Raises as
-        Mode.delete_links()."""
+        """Delete links of the host that no other step of this DEL needs. A plugin in a chain deletes them later,
+        together with the pod's own link, because the kernel takes as long for several links as for one. Other plugins
+        delete the links immediately. Raises the errors of Mode.delete_links()."""
         if self.links is None:
             if links:
                 self.mode.delete_links(*links)
@@ -123,7 +128,7 @@ class Request:
             self.links += links
 
     def take_links(self) -> list[tuple[int, str]]:
-        """Return the links that are still to be deleted, and forget them."""
+        """Return the links that delete_links() has stored for later, and forget them."""
         links = list(self.links or ())
         if self.links:
             self.links.clear()
@@ -131,7 +136,7 @@ class Request:
 
     @property
     def hashes(self) -> str:
-        """names.hashes() of the attachment, computed once."""
+        """Return names.hashes() of the attachment, computed once."""
         if not self._hashes:
             from fastcni.kit.call import names
 
@@ -140,15 +145,15 @@ class Request:
 
     @property
     def valid_attachments(self) -> set[tuple[str, str]]:
-        """{(containerID, ifname)} of cni.dev/valid-attachments (spec 1.1.0, GC)."""
+        """Return {(containerID, ifname)} of cni.dev/valid-attachments (spec 1.1.0, GC)."""
         found = set()
         for item in self.conf.sections("cni.dev/valid-attachments"):
             found.add((item.text("containerID"), item.text("ifname")))
         return found
 
     def open_netns(self) -> int:
-        """The descriptor of CNI_NETNS, opened once and closed with the request or by leave_mount(). Raises CniError
-        8."""
+        """Return the descriptor of CNI_NETNS, which is opened once and closed by close() or leave_mount(). Raises
+        CniError 8."""
         if "netns" not in self.fds:
             try:
                 if self.opened:                     # after leave_mount()
@@ -165,7 +170,8 @@ class Request:
         return self.fds["netns"]
 
     def netns_gone(self) -> bool:
-        """For DEL: return whether CNI_NETNS is empty, its path is missing, or only the empty mount point is left."""
+        """For DEL: return whether the pod's namespace no longer exists: CNI_NETNS is empty, its path is missing, or the
+        path is a mount point without a mount."""
         if "netns" in self.fds or self.opened:
             return False
         if not self.netns:
@@ -178,18 +184,19 @@ class Request:
             self.warn(f'"{self.netns}" is not a network namespace any more; taken as gone')
             return True
         except (OSError, ValueError):
-            self.open_netns()       # raises, with the text that clients know
+            self.open_netns()       # raises the error text that runtimes know
         return False
 
     def leave_mount(self) -> None:
-        """Release the mount of CNI_NETNS before an ADD is answered. The caller may unmount it at once, and the kernel
-        refuses that (EBUSY) while a descriptor opened by this mount is open. A rollback can still use the namespace: a
-        socket in the pod keeps it, and open_netns() gets a descriptor of it from there."""
+        """Close the descriptors of CNI_NETNS before an ADD is answered. The caller may unmount CNI_NETNS immediately,
+        and umount(2) fails with EBUSY while a descriptor of this mount is open. A rollback can still use the namespace:
+        a socket in the pod keeps the namespace, and open_netns() gets a descriptor of it from that socket."""
         if "netns" in self.fds:
             close_file(self.fds.pop("netns"))
 
     def close(self) -> None:
-        """Close what was opened; a descriptor keeps a dead pod's namespace alive. May be called again."""
+        """Close all descriptors and sockets, because an open descriptor keeps the namespace of a deleted pod. May be
+        called again."""
         while self.opened:
             self.opened.pop().close()
         while self.fds:
@@ -198,10 +205,10 @@ class Request:
 
 
 def read_request(plugin: str, command: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Request:
-    """stdin and variables as a Request. Raises CniError 6 and 7 for a configuration without a usable name."""
+    """Make a Request of stdin and the variables. Raises CniError 6 and 7 for a configuration without a valid name."""
     conf = mode.decode(stdin)
     name, spoken = conf.once(read_name_and_version)
-    # These commands are about no pod, whatever the environment has
+    # STATUS and GC are about no pod, whatever variables the environment has
     pod = {} if command in ("GC", "STATUS") else env
     return Request(mode, plugin=plugin, command=command, container_id=pod.get("CNI_CONTAINERID", ""),
                    netns=pod.get("CNI_NETNS", ""), ifname=pod.get("CNI_IFNAME", ""), args=pod.get("CNI_ARGS", ""),
@@ -213,7 +220,7 @@ def read_name_and_version(conf: Section) -> tuple[str, str]:
 
 
 def read_conf(stdin: bytes) -> Section:
-    """stdin as a Section that has a usable name and a version in text. Raises CniError 6 and 7."""
+    """Decode stdin to a Section with a valid name and a cniVersion that is text. Raises CniError 6 and 7."""
     return check_conf(Section(decode_conf(stdin)))
 
 
@@ -221,7 +228,7 @@ def decode_conf(stdin: bytes) -> dict[str, Any]:
     """Decode stdin to a dict. Raises CniError 6."""
     if len(stdin) > MAX_STDIN_BYTES:
         raise undecodable(f"more than {MAX_STDIN_BYTES} bytes")
-    if stdin.count(b",") + stdin.count(b"[") + stdin.count(b"{") > MAX_VALUES:      # brackets in strings count, too
+    if stdin.count(b",") + stdin.count(b"[") + stdin.count(b"{") > MAX_VALUES:      # counts characters in strings, too
         raise undecodable(f"more than {MAX_VALUES} values")
     try:
         document = json.read(stdin)

@@ -1,7 +1,7 @@
-"""The log line of a one-shot request. FASTCNI_LOG says where it goes: journald, syslog, or the path of a file.
+"""Write the log line of a one-shot request. FASTCNI_LOG names the log: journald, syslog, or the path of a file.
 
-The plugin writes it after the answer, and a failure to write it changes nothing. Events and fields are those of the
-server's log (docs/server-log.md).
+The plugin writes the line after the answer. If it cannot write the line, the answer stays the same. Events and fields
+are those of the server's log (docs/server-log.md).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ JOURNAL, SYSLOG = "/run/systemd/journal/socket", "/dev/log"
 LOG_INFO, LOG_WARNING = 6, 4        # syslog(3)
 LOG_DAEMON = 3 << 3
 LEVELS = {LOG_INFO: "info", LOG_WARNING: "warning"}
-MAX_VALUE = 8192                    # characters of one value: an error can repeat the output of programs
+MAX_VALUE = 8192                    # characters of one value: an error may contain a program's output
 
 
 class Entry:
-    """The entry of one request; its time runs from here to write()."""
+    """The entry of one request. Its duration is the time from __init__() to write()."""
 
     __slots__ = ("env", "plugin", "started", "stdin")
 
@@ -35,7 +35,7 @@ class Entry:
         self.started = time.perf_counter()
 
     def write(self, where: str, reply: Reply) -> None:
-        """Write the entry. If the log is missing, full or not a log, the entry is lost."""
+        """Write the entry to the log `where`. If that log is missing, full or not writable, the entry is lost."""
         priority, fields = self.fields(reply)
         try:
             if where == "journald":
@@ -48,7 +48,7 @@ class Entry:
             return
 
     def fields(self, reply: Reply) -> tuple[int, dict[str, str]]:
-        """(priority, {name: text}), in the order of the server's log."""
+        """Return (priority, {name: text}), in the order of the server's log."""
         values = {"event": "request_failed" if reply.status else "request_done", "id": posix.urandom(4).hex(),
                   "pid": posix.getpid(), "caller": posix.getppid(), "command": self.env.get("CNI_COMMAND", ""),
                   "plugin": self.plugin, "network": network_of(self.stdin),
@@ -63,7 +63,7 @@ class Entry:
 
 
 def network_of(stdin: bytes) -> object:
-    """The name in a configuration, "" if it has none."""
+    """Return the network's name in a configuration, or ""."""
     try:
         return json.read(stdin).get("name", "")
     except (json.JsonError, AttributeError):
@@ -71,7 +71,7 @@ def network_of(stdin: bytes) -> object:
 
 
 def error_of(stdout: bytes) -> str:
-    """The error document on one line."""
+    """Return the error document on one line."""
     try:
         return json.write(json.read(stdout)).decode()
     except json.JsonError:
@@ -79,19 +79,20 @@ def error_of(stdout: bytes) -> str:
 
 
 def readable(value: object) -> str:
-    """The value as text that can be encoded: bytes that are not UTF-8 become question marks."""
+    """Return the value as text that can be encoded: bytes that are not UTF-8 become question marks."""
     return str(value)[:MAX_VALUE].encode("utf-8", "replace").decode()
 
 
 # The formats of the logs --------------------------------------------------------------------------
 
 def logfmt(fields: dict[str, str]) -> str:
-    """name=value name="a value" ..."""
+    """Return the fields as logfmt: name=value name="a value" ..."""
     return " ".join(f"{name}={quoted(value)}" for name, value in fields.items())
 
 
 def quoted(value: str) -> str:
-    """A value as in the server's log: in quotes if it is empty or has a space, a quote or an equals sign."""
+    """Return a value as the server's log prints it: in quotes if it is empty or has a space, a quote or an equals
+    sign."""
     plain = value and value.isprintable() and not {*' "=\\'} & {*value}
     return value if plain else json.quote(value)
 
@@ -108,7 +109,7 @@ def syslog_line(priority: int, fields: dict[str, str]) -> bytes:
 
 
 def journal_entry(priority: int, fields: dict[str, str]) -> bytes:
-    """A datagram of journald's native protocol: NAME=value lines, or NAME, a length and the value."""
+    """Return a datagram of journald's native protocol: NAME=value lines, or NAME, a length and the value."""
     entry = {"MESSAGE": logfmt(fields), "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": "fastcni"}
     entry |= {f"FASTCNI_{name.upper()}": value for name, value in fields.items()}
     lines = []

@@ -1,6 +1,6 @@
 """Find the executable of a plugin in CNI_PATH, by the rules and with the error texts of the Go library.
 
-It is a module beside invoke.py because fastcni's own delegates are found, but not executed.
+This module is separate from invoke.py, because fastcni finds its own delegates but does not execute them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NOTE = b"\x08\0\0\0" b"\0\0\0\0" b"\x01\0\0\0" b"fastcni\0"      # of launcher.c; the bytes of a little-endian machine
-HEAD_BYTES = 512                # of a launcher: the ELF header, the program headers and the note
-FORMER_MARK, EI_PAD, EI_NIDENT = b"fastcni", 9, 16      # before 0.1.0: in the padding of the ELF identification, elf(5)
+NOTE = b"\x08\0\0\0" b"\0\0\0\0" b"\x01\0\0\0" b"fastcni\0"      # launcher.c's ELF note, little-endian
+HEAD_BYTES = 512                # bytes of a launcher's ELF header, program headers and note
+FORMER_MARK, EI_PAD, EI_NIDENT = b"fastcni", 9, 16      # until 0.1.0: in the padding of e_ident, elf(5)
 S_IFMT, S_IFREG = 0o170000, 0o100000        # stat(2)
 
 
@@ -33,7 +33,7 @@ def find(name: str, dirs: Sequence[str]) -> str:
     if not dirs:
         raise CniError(errors.INVALID_ENVIRONMENT, "no paths provided")
     for where in dirs:
-        # An empty directory is the current one; "./" keeps exec from meaning anything else.
+        # An empty entry means the current directory; with "./" exec does not search PATH.
         path = clean(f"{where}/{name}") if where else f"./{name}"
         if is_file(path):
             return path
@@ -52,7 +52,8 @@ def names_in(where: str) -> list[str]:
 
 
 def clean(path: str) -> str:
-    """Return the path as Go's filepath.Join does. Most paths need no change, and the import of os.path costs 0.9 ms."""
+    """Return the path cleaned as by Go's filepath.Join. Most paths need no change, so os.path is not imported (0.9
+    ms)."""
     if "//" not in path and "/." not in path:
         return path
     from posixpath import normpath
@@ -68,9 +69,9 @@ def is_file(path: str) -> bool:
 
 
 def is_own(path: str) -> bool:
-    """Return whether the file is one of fastcni's launchers. False for a missing file, a folder, or a file that this
-    process may not read. Raises CniError 5 or 11 if the file cannot be read for another reason: it may be a launcher of
-    fastcni, which must not run as a foreign plugin."""
+    """Return whether the file is one of fastcni's launchers. False for a missing file, a directory, or a file that this
+    process may not read. Raises CniError 5 or 11 if the read fails for another reason: the file may be a launcher of
+    fastcni, which must not run as another project's plugin."""
     try:
         head = read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, HEAD_BYTES)
         return head.startswith(b"\x7fELF") and (NOTE in head or head[EI_PAD:EI_NIDENT] == FORMER_MARK)

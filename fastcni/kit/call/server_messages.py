@@ -1,4 +1,4 @@
-"""The head of the messages between a caller and the server, and the bytes of a request.
+"""Encode a request to the server, and define the header of the messages between a caller and the server.
 
 server/requests/protocol.py describes the messages.
 """
@@ -11,14 +11,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-HEAD = "=4sIII"                 # for struct: magic, version, descriptors or status, length
+HEAD = "=4sIII"                 # format of struct: magic, version, number of descriptors or status, length
 MAGIC, VERSION = b"fcni", 2
 NETNS = 1
 DECLINED = 2
 
 
 def request(plugin: str, env: Mapping[str, str], *, has_netns: bool = False) -> bytes:
-    """The bytes of a request, up to its stdin. has_netns: the descriptor of CNI_NETNS goes with it."""
+    """Return the bytes of a request without its stdin. has_netns: the request carries the descriptor of CNI_NETNS."""
     texts = (plugin, *(f"{key}={value}" for key, value in env.items()))
     block = b"".join([text.encode("utf-8", "surrogateescape") + b"\0" for text in texts])
     numbers = VERSION, NETNS if has_netns else 0, len(block)

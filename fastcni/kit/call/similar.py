@@ -11,7 +11,7 @@ CLOSE = 0.7                     # similarity of a suggested name: "isGatway" and
 
 def meant(text: str, known: Iterable[str]) -> str:
     """Return 'did you mean "bridge"?' if one of the known names is similar to the text, else ""."""
-    from difflib import get_close_matches  # imports re: only an error may take its time
+    from difflib import get_close_matches  # difflib imports re, which takes time: only errors import it
 
     spelled = {name.lower(): name for name in known}
     close = get_close_matches(text.lower(), spelled, 1, CLOSE)
@@ -19,7 +19,7 @@ def meant(text: str, known: Iterable[str]) -> str:
 
 
 def meant_id(text: str, known: Iterable[str]) -> str:
-    """Return meant() of a container id, of which the text may be the beginning."""
+    """Return meant() for container ids; `text` may be the beginning of an id."""
     cut: dict[str, str] = {}
     for name in known:
         cut.setdefault(name[:len(text)], name)

@@ -1,4 +1,4 @@
-"""One entry of a list of VLANs, as in bridge's vlanTrunk and ovs's trunk: {"minID": 1, "maxID": 10} or {"id": 42}."""
+"""Read an entry of bridge's vlanTrunk or ovs's trunk: {"minID": 1, "maxID": 10} or {"id": 42}."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def read_trunk(item: Section, low: int = 1) -> set[int]:
-    """Return the VIDs of one entry: minID to maxID, and id. `low` is the least one. Raises CniError 7."""
+    """Return the VIDs of one entry: minID to maxID, and id. low: the lowest valid VID. Raises CniError 7."""
     found: set[int] = set()
     if item.has("minID") != item.has("maxID"):
         missing = "maxID" if item.has("minID") else "minID"

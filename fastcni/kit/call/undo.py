@@ -1,4 +1,4 @@
-"""The rollback of ADD, and the steps of DEL, each of which runs even if another fails."""
+"""Roll back a failed ADD, and run all steps of a DEL even if one step fails."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 class Undo:
-    """Call `undo(fn, *args)` beside the step that it rolls back. On an exception the steps run in reverse order.
+    """The rollback of an ADD. Call `undo(fn, *args)` next to the step that it rolls back. On an exception the steps run
+    in reverse order.
 
-    The first error stays the error; errors of the rollback are added to it as notes.
+    ADD fails with the first error. Errors of the rollback are added to the first error as notes.
     """
 
     __slots__ = ("steps",)
@@ -29,10 +30,11 @@ class Undo:
         self.steps.append((fn, args))
 
     def request(self, fn: Callable[..., object], *args: Any) -> Requested:
-        """`with undo.request(fn, *args): wire.exchange(...)`: roll back the request, unless the kernel has refused it.
+        """`with undo.request(fn, *args): wire.exchange(...)`: roll back the request, unless the kernel answers the
+        request with an error.
 
-        A refused request has made nothing: a link of that name belongs to another program. If the answer is lost, the
-        kernel may have made the link.
+        After an error the request has made nothing: a link of that name belongs to another program. If the answer is
+        lost, the kernel may have made the link.
         """
         self.steps.append((fn, args))
         return Requested(self.steps)
@@ -53,7 +55,7 @@ class Undo:
 
 
 class Requested:
-    """A context manager that removes the last rollback from `steps` if its request is refused."""
+    """A context manager that removes the last rollback from `steps` if the kernel answers the request with an error."""
 
     __slots__ = ("steps",)
 
@@ -69,7 +71,7 @@ class Requested:
 
 
 def every(*steps: tuple[Any, ...]) -> None:
-    """Run each (fn, *args), also after one has failed, then raise the first error with the others as notes."""
+    """Run each (fn, *args), even after an error. Then raise the first error, with the other errors as notes."""
     first: BaseException | None = None
     for fn, *args in steps:
         try:

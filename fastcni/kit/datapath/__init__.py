@@ -1,10 +1,10 @@
 """The datapath "ebpf" of ptp: packets of flows between two pods of the node skip the host's stack.
 
-    maps      what the two maps have, as bytes
-    pins      the programs and maps of this network namespace: opened, or loaded by the first that needs them
-    filters   those at the host end of a pod's link
-    redirect  a pod's link joins the datapath and leaves it; what no longer exists is swept
-    restrict  a policy begins to restrict a pod: its flows pass through the host's stack again
+    maps      encodes and decodes the elements of the two maps
+    pins      opens the programs and maps of this network namespace; the first pod that needs them loads them
+    filters   adds the filters at the host end of a pod's link
+    redirect  adds a pod's link to the datapath and removes it; sweeps old addresses and flows
+    restrict  lets a pod's flows pass through the host's stack again when a policy begins to restrict the pod
 
 kernel/bpf/redirect.bpf.c has the programs, docs/datapath.md what they skip.
 """

@@ -1,4 +1,4 @@
-"""The filters of the datapath at the host end of a pod's veth pair.
+"""Add and remove the datapath's filters at the host end of a pod's veth pair.
 
     qdisc clsact ffff:
       filter ingress pref 64512 bpf fastcni direct-action       from_pod
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
 
-PRIORITY, NAME = 0xFC00, "fastcni"      # filters of other programs come first, and what they decide stays
-MAX_ASKED = 64                  # links in one send
+PRIORITY, NAME = 0xFC00, "fastcni"      # filters of other programs run first, and their verdicts count
+MAX_ASKED = 64                  # links in one send()
 PARENTS = {"from_pod": uapi.TC_H_CLSACT_INGRESS, "to_pod": uapi.TC_H_CLSACT_EGRESS}
 
 
@@ -32,8 +32,8 @@ def add(sock: Socket, host: Link, programs: Mapping[str, int]) -> None:
 
 
 def replace(sock: Socket, indexes: Iterable[int], programs: Mapping[str, int]) -> int:
-    """Replace the programs of both filters of links. Each packet passes the old program or the new one. Return the
-    number of links that still exist. Raises NetlinkError."""
+    """Replace the programs of both filters of these links. Each packet passes either the old or the new program. Return
+    the number of links that still exist. Raises NetlinkError."""
     count = 0
     for index in indexes:
         for error in wire.attempt(sock, put(Batch(), index, programs, f"replace programs of link {index}"))[1]:
@@ -71,7 +71,7 @@ def linked(sock: Socket) -> dict[int, set[int]]:
         for index in indexes[at:at + MAX_ASKED]:
             for parent in PARENTS.values():
                 tc.get_bpf_filter(batch, index, parent, PRIORITY, f"get filters of link {index}")
-        for _, payload in wire.attempt(sock, batch)[0]:         # the kernel refuses where there is no such filter
+        for _, payload in wire.attempt(sock, batch)[0]:         # links without such a filter get an error
             options = attributes(tc.read_kind(payload)[1])
             if options.get(uapi.TCA_BPF_NAME, b"").rstrip(b"\0") == NAME.encode():
                 found.setdefault(u32(payload[4:8]), set()).add(u32(options[uapi.TCA_BPF_ID]))
@@ -80,8 +80,8 @@ def linked(sock: Socket) -> dict[int, set[int]]:
 
 def leave(sock: Socket, index: int) -> bool:
     """Take a link out of the datapath: its packets, in both directions, pass through the host's stack. Return whether
-    the link was in it. Call leave() before traffic is shaped: a redirected packet passes no qdisc of the host end.
-    Raises NetlinkError."""
+    the link was in the datapath. Call leave() before traffic is shaped: a redirected packet passes no qdisc of the host
+    end. Raises NetlinkError."""
     if not exist(sock, index):
         return False
     wire.exchange(sock, tc.del_qdisc(Batch(), index, uapi.TC_H_INGRESS, f"delete qdisc clsact of link {index}"))

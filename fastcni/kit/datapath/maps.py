@@ -1,7 +1,7 @@
-"""The elements of the datapath's two maps, as kernel/bpf/redirect.bpf.c has them.
+"""Encode and decode the elements of the datapath's two maps, which kernel/bpf/redirect.bpf.c defines.
 
-    struct pod   ifindex, flags, mtu:u32 | macs:u8[12]      by address, 16 bytes; IPv4 is mapped, ::ffff:10.1.0.2
-    struct key   ends:u8[16][2] | ports:u16[2] | protocol:u32       the smaller end is the first
+    struct pod   ifindex, flags, mtu:u32 | macs:u8[12]      key: an address of 16 bytes; IPv4 is mapped, ::ffff:10.1.0.2
+    struct key   ends:u8[16][2] | ports:u16[2] | protocol:u32       the smaller end comes first
     struct flow  2 of seen, packets, bytes:u64, ifindex, closed:u32 | first, unused:u32
 """
 
@@ -11,14 +11,14 @@ import sys
 
 ORDER = sys.byteorder
 ADDRESS_BYTES, POD_BYTES, KEY_BYTES, FLOW_BYTES = 16, 24, 40, 72
-MAX_PODS, MAX_FLOWS = 16384, 131072     # addresses of pods; flows, and ports to which there were connections
+MAX_PODS, MAX_FLOWS = 16384, 131072     # addresses of pods; flows and ports of earlier connections
 RESTRICTED = 1
 MAPPED = bytes(10) + b"\xff\xff"
 IPPROTO_TCP = 6
 
 
 def mapped(packed: bytes) -> bytes:
-    """Return an address of 4 or 16 bytes as 16."""
+    """Return an address of 4 or 16 bytes as 16 bytes."""
     return MAPPED + packed if len(packed) == 4 else packed
 
 
@@ -39,17 +39,18 @@ def with_flags(pod: bytes, flags: int) -> bytes:
 
 
 class Flow:
-    """A flow between two pods, from the end that sent its first packet. A list has the value of that end first.
+    """A flow between two pods. In each list, the value of the end that sent the first packet comes first.
 
     ends      packed addresses
-    ports     port 0 of the first end: no flow, but other connections to this port are redirected from their SYN on
+    ports     if the first end's port is 0, this is no flow: connections to the second end's port are redirected from
+              their SYN on
     protocol  IPPROTO_*
     seen      ns of CLOCK_MONOTONIC when a packet last passed through the host's stack, 0: none did
-    packets   redirected ones that the end has sent
-    bytes     of these, with Ethernet headers
-    ifindexes of the host ends of the pods' links
+    packets   number of redirected packets that the end has sent
+    bytes     bytes of these packets, with Ethernet headers
+    ifindexes  indexes of the host ends of the pods' links
     closed    whether the end has sent a FIN
-    key       in the map
+    key       the flow's key in the map
     """
 
     __slots__ = ("ends", "ports", "protocol", "seen", "packets", "bytes", "ifindexes", "closed", "key")

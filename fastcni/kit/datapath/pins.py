@@ -1,11 +1,11 @@
-"""The programs and maps of the datapath in one network namespace: pins in bpffs, which outlive every process.
+"""Open or load the datapath's programs and maps of one network namespace. Their pins in bpffs outlive every process.
 
-    /sys/fs/bpf/fastcni-COOKIE/pods-1           maps, by the version of their layout
+    /sys/fs/bpf/fastcni-COOKIE/pods-1           maps, named by the version of their layout
     /sys/fs/bpf/fastcni-COOKIE/flows-1
-    /sys/fs/bpf/fastcni-COOKIE/from_pod-DIGEST  programs, by their digest: a new version has new pins, and the same maps
-    /sys/fs/bpf/fastcni-COOKIE/to_pod-DIGEST
+    /sys/fs/bpf/fastcni-COOKIE/from_pod-DIGEST  programs, named by their digest: a new version has new pins and uses the
+    same maps /sys/fs/bpf/fastcni-COOKIE/to_pod-DIGEST
 
-COOKIE is the namespace's (socket(7), SO_NETNS_COOKIE): links of two namespaces can have the same index.
+COOKIE identifies the namespace (socket(7), SO_NETNS_COOKIE): links of two namespaces can have the same index.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MAPS = {"pods": (ADDRESS_BYTES, POD_BYTES, MAX_PODS), "flows": (KEY_BYTES, FLOW_
 
 
 class Unavailable(Exception):
-    """There is no datapath in this kernel, with these rights or in this build of fastcni. The text says why."""
+    """The datapath is unavailable in this kernel, with these rights or in this build of fastcni. The text says why."""
 
 
 class Pins:
     """Descriptors of the pinned objects. `with` closes them.
 
-    pods, flows: the maps. programs: {"from_pod", "to_pod"}, if open_pins() asked for them.
+    pods, flows: the maps. programs: {name: descriptor} of "from_pod" and "to_pod", if they were opened.
     """
 
     __slots__ = ("pods", "flows", "programs")
@@ -56,7 +56,8 @@ def folder(sock: Socket) -> str:
 
 
 def open_maps(sock: Socket) -> Pins | None:
-    """Return the maps of a socket's network namespace, None if no pod of it has had the datapath. Raises OSError."""
+    """Return the maps of a socket's network namespace, None if no pod of that namespace has used the datapath. Raises
+    OSError."""
     try:
         found = opened(folder(sock), [f"{name}-{LAYOUT}" for name in MAPS])
     except OSError as e:
@@ -67,7 +68,7 @@ def open_maps(sock: Socket) -> Pins | None:
 
 
 def exist(sock: Socket) -> bool:
-    """Return whether a pod of a socket's network namespace has had the datapath."""
+    """Return whether a pod of a socket's network namespace has used the datapath."""
     try:
         return posix.access(folder(sock), posix.F_OK)
     except OSError:                     # Linux before 5.14
@@ -82,8 +83,8 @@ def program_pins() -> list[str]:
 
 
 def open_or_load(sock: Socket, warn: Callable[[str], object]) -> Pins:
-    """Return the maps and programs of a socket's network namespace. The first call loads and pins them, which takes
-    some 15 ms; it also mounts bpffs if that is missing, and warns of it. Raises Unavailable."""
+    """Return the maps and programs of a socket's network namespace. The first call in a namespace loads and pins them,
+    which takes some 15 ms. If bpffs is not mounted, mount it and warn. Raises Unavailable."""
     from fastcni.kernel.bpf.redirect_programs import PROGRAMS
 
     if not PROGRAMS:
@@ -102,7 +103,7 @@ def open_or_load(sock: Socket, warn: Callable[[str], object]) -> Pins:
             if created:
                 from fastcni.kit.datapath import filters
 
-                # Without their pins nobody can end the flows of former maps: end the use of these maps.
+                # Without their pins no process can end the flows of the previous maps, so end the use of these maps.
                 try:
                     filters.replace(sock, filters.linked(sock), dict(zip(PROGRAMS, found[len(MAPS):], strict=True)))
                 except OSError:
@@ -114,7 +115,7 @@ def open_or_load(sock: Socket, warn: Callable[[str], object]) -> Pins:
 
 
 def opened(where: str, names: list[str]) -> list[int]:
-    """Return a descriptor for each pin. Raises OSError, and closes those that it has opened."""
+    """Return a descriptor for each pin. On an OSError, close the opened descriptors and raise it."""
     found: list[int] = []
     try:
         for name in names:
@@ -126,7 +127,7 @@ def opened(where: str, names: list[str]) -> list[int]:
 
 
 def make_folder(where: str, warn: Callable[[str], object]) -> None:
-    """Make the folder of the pins, and mount bpffs if there is none. Raises OSError."""
+    """Make the directory of the pins, and mount bpffs if it is not mounted. Raises OSError."""
     from fastcni.kernel import process
 
     for mounted in (False, True):
@@ -135,7 +136,7 @@ def make_folder(where: str, warn: Callable[[str], object]) -> None:
         except OSError as e:
             if e.errno == EEXIST:
                 return
-            if e.errno not in (ENOENT, EPERM) or mounted:       # as sysfs answers, whose folder /sys/fs/bpf is
+            if e.errno not in (ENOENT, EPERM) or mounted:       # the error of sysfs at the empty /sys/fs/bpf
                 raise
         else:
             return
@@ -146,8 +147,8 @@ def make_folder(where: str, warn: Callable[[str], object]) -> None:
 
 
 def load(where: str, names: list[str]) -> bool:
-    """Pin what is missing. Return whether a map was missing; then programs of the former map are loaded again. Two
-    processes can do this at the same time: the first pin counts. Raises OSError."""
+    """Pin the missing programs and maps. Return whether a map was missing; the caller then loads the programs of the
+    previous map again. If two processes pin at the same time, the first pin counts. Raises OSError."""
     from fastcni.kernel.bpf.redirect_programs import PROGRAMS
 
     fds: dict[str, int] = {}
@@ -167,7 +168,7 @@ def load(where: str, names: list[str]) -> bool:
 
 
 def pinned(path: str, make: Callable[[], int]) -> int:
-    """Return the object at a pin; if there is none, what make() makes. Raises OSError."""
+    """Return the object at a pin; if the pin does not exist, pin and return the object of make(). Raises OSError."""
     try:
         return objects.get(path)
     except OSError as e:

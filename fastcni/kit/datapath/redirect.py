@@ -1,4 +1,4 @@
-"""A pod's link joins the datapath "ebpf" and leaves it; what no longer exists is swept."""
+"""Add a pod's link to the datapath "ebpf", remove it, and sweep old addresses and flows."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from fastcni.kit.datapath.pins import Pins
 
 SECOND_NS = 10**9
-VERDICT_NS, UDP_NS, CLOSED_NS = 5 * SECOND_NS, 30 * SECOND_NS, 120 * SECOND_NS      # after which sweep() deletes
+VERDICT_NS, UDP_NS, CLOSED_NS = 5 * SECOND_NS, 30 * SECOND_NS, 120 * SECOND_NS      # age at which sweep() deletes flows
 
 
 def join(req: Request, wanted: str, sock: Socket, host: Link, inside: Link, result: dict[str, Any],
          undo: Undo) -> None:
-    """Redirect packets between the new pod and other pods of the datapath. If the kernel refuses that, the pod works
-    without it; the request warns if the configuration says "ebpf"."""
+    """Redirect packets between the new pod and other pods of the datapath. If the kernel does not support that, the pod
+    works without the datapath; the request warns if the configuration says "ebpf"."""
     addresses = [packed for packed, _ in results.ips_of(result)]
     try:
         with pins.open_or_load(sock, req.warn) as opened:
@@ -84,8 +84,8 @@ def leave(sock: Socket, host: Link, result: dict[str, Any]) -> None:
 
 
 def forget(sock: Socket, addresses: list[bytes]) -> None:
-    """Delete the addresses of a pod whose link was deleted; without addresses all whose links do not exist. sock: of
-    the calling thread's namespace. Raises OSError."""
+    """Delete the addresses of a pod whose link was deleted; if `addresses` is empty, all addresses whose links do not
+    exist. sock: a socket in the calling thread's namespace. Raises OSError."""
     if not addresses:
         sweep(sock)
         return
@@ -95,12 +95,12 @@ def forget(sock: Socket, addresses: list[bytes]) -> None:
     with opened:
         for packed in addresses:
             value = objects.look_up(opened.pods, mapped(packed), POD_BYTES)
-            if value and not wire.has_link(u32(value, 0)):      # else another pod has the address now
+            if value and not wire.has_link(u32(value, 0)):      # otherwise another pod now has the address
                 objects.delete(opened.pods, mapped(packed))
 
 
 def check(sock: Socket, host: Link, result: dict[str, Any]) -> None:
-    """Raise CniError 999 if a pod that is in the map has no filters. A pod without the datapath passes."""
+    """Raise CniError 999 if a pod in the map has no filters. No error for a pod outside of the map."""
     opened = pins.open_maps(sock)
     if opened is None:
         return
@@ -121,7 +121,7 @@ def sweep(sock: Socket) -> tuple[int, int]:
         pods, all_flows = dict(objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES)), list(flows(opened))
         if not pods and not all_flows:
             return 0, 0
-        # After the maps: an ADD makes the link before the elements.
+        # Read the links after the maps, because an ADD makes the link before the elements.
         links = {link.index for link in find.all_links(sock)}
         now = clock_gettime_ns(CLOCK_MONOTONIC)
         gone = [key for key, value in pods.items() if u32(value, 0) not in links]
@@ -136,7 +136,7 @@ def flows(opened: Pins) -> Iterator[Flow]:
 
 
 def has_ended(flow: Flow, now: int) -> bool:
-    """Return whether a flow is not redirected any more, or not for long."""
+    """Return whether a flow is no longer redirected, or soon will not be."""
     age = now - max(flow.seen)
     if flow.protocol != IPPROTO_TCP:
         return age > UDP_NS

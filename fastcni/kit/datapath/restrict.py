@@ -1,7 +1,8 @@
-"""Policies begin and end to restrict pods of the datapath: flows of a restricted pod are not redirected.
+"""Restrict pods of the datapath when policies apply to them: flows of a restricted pod are not redirected.
 
 A connection that is redirected is unknown to conntrack. So before its packets pass through the host's stack again,
-conntrack gets an entry for it, in the direction of its first packet. Then rules judge it as every known connection.
+conntrack gets an entry for it, in the direction of its first packet. The rules then treat it like every known
+connection.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
     from fastcni.kit.datapath.pins import Pins
 
-MAX_ENTRIES = 128               # of conntrack in one send
-ROUNDS = 3                      # a program that ran before the flag was set may add a flow after the first
+MAX_ENTRIES = 128               # conntrack entries in one send()
+ROUNDS = 3                      # a program that started before the flag was set may add a flow after round 1
 
 
 class Restricted:
-    """The restricted pods of the node, in the map of pods, for one process. sock: of NETLINK_NETFILTER.
+    """The restricted pods of the node, in the map of pods, for one process. sock: a NETLINK_NETFILTER socket.
 
     A process whose mount namespace lacks the node's bpffs, or that may not open the pins, cannot end redirected flows.
-    It takes links out of the datapath instead: the kernel deletes filters without bpffs. Then packets pass through
-    the host's stack.
+    Instead it takes links out of the datapath, because deleting filters does not need bpffs. Packets of these links
+    then pass through the host's stack.
 
     unseen      why the process cannot open the maps, "" if it can
     taken_out   number of links that the process took out of the datapath
-    reported    number of these that take_count() has returned
+    reported    number of these links that take_count() has returned
     """
 
     def __init__(self) -> None:
@@ -54,8 +55,8 @@ class Restricted:
         self._out: frozenset[bytes] = frozenset()       # restricted addresses whose links are out of the datapath
 
     def put(self, sock: Socket, addresses: Collection[bytes]) -> None:
-        """Make these packed addresses the restricted ones of the node: call this before their rules are written. Other
-        pods are not restricted any more. Raises OSError."""
+        """Restrict exactly these packed addresses of the node; other pods are no longer restricted. Call put() before
+        the addresses' rules are written. Raises OSError."""
         opened = self._open(sock)
         if opened is None:
             self._take_out(addresses)
@@ -88,8 +89,8 @@ class Restricted:
         return count
 
     def check(self, sock: Socket) -> str:
-        """Return why this process cannot end flows that links of the node redirect, "" if it can, or if no link
-        redirects any. Raises OSError."""
+        """Return why this process cannot end redirected flows. "" if it can, or if no link redirects flows. Raises
+        OSError."""
         opened = self._open(sock)
         if opened:
             with opened:
@@ -110,8 +111,8 @@ class Restricted:
         return opened
 
     def _take_out(self, addresses: Collection[bytes]) -> None:
-        """Take all links out of the datapath if an address is newly restricted: any of them may have redirected flows
-        to it."""
+        """Take all links out of the datapath if an address is newly restricted: any link may have redirected flows to
+        that address."""
         now = frozenset(addresses)
         if now - self._out:
             self.taken_out += with_route_socket(lambda route: sum(
@@ -119,7 +120,7 @@ class Restricted:
         self._out = now
 
     def _take_one_out(self, addresses: Collection[bytes], link: str) -> None:
-        """Take a new pod's link out of the datapath. No flow from or to the pod begins to be redirected then."""
+        """Take a new pod's link out of the datapath. Afterwards no flow from or to the pod begins to be redirected."""
         if not link:
             return                      # put() takes all links out
         self.taken_out += with_route_socket(lambda route: (found := find.link(route, link)) is not None
@@ -143,10 +144,10 @@ def restrict_all(opened: Pins) -> None:
 
 
 def hand_back(sock: Socket, opened: Pins, addresses: frozenset[bytes] | None = None) -> int:
-    """End the redirect of flows from or to these addresses, None: of all flows. Connections go on through the host's
-    stack. Return the number of flows. Raises OSError.
+    """End the redirection of flows from or to these addresses; None: of all flows. Their connections continue through
+    the host's stack. Return the number of flows. Raises OSError.
 
-    conntrack has UDP's flows, because one of their packets passes through the host every 10 s.
+    UDP flows are already in conntrack, because one of their packets passes through the host every 10 s.
     """
     count = 0
     for _ in range(ROUNDS):

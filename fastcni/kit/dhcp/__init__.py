@@ -1,1 +1,2 @@
-"""What the plugin `dhcp` and its daemon share: keys of the configuration, options, the protocol between the two."""
+"""Implement the parts that the plugin `dhcp` and its daemon share: the keys of a configuration, DHCP options, and the
+protocol between both."""

@@ -1,4 +1,5 @@
-"""Calls the dhcp daemon: one connection for one call. fastcni's daemon and the reference's answer alike."""
+"""Call the dhcp daemon, one connection for each call. fastcni's daemon and the reference's daemon use the same
+protocol."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-ALLOCATE_TIMEOUT_S = waiting.DELEGATE_TIMEOUT_S         # the daemon gives up before, after its -resendtimeout
+ALLOCATE_TIMEOUT_S = waiting.DELEGATE_TIMEOUT_S         # longer than the daemon's -resendtimeout
 RELEASE_TIMEOUT_S = 30.0
 STATUS_TIMEOUT_S = 5.0
-REPEAT_S = 0.2                                          # a process that is killed closes its socket a little later
+REPEAT_S = 0.2                                          # seconds; a killed process closes its socket a little later
 ENDED = "the daemon closed the connection before it answered"
 
 
@@ -25,7 +26,7 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """The daemon answered with an error, its text."""
+    """An error that the daemon answered; the exception has its text."""
 
 
 class Late(Exception):
@@ -33,19 +34,20 @@ class Late(Exception):
 
 
 class Ended(Late):
-    """The daemon ended before it answered. Nobody knows what it did of the call."""
+    """The daemon ended before it answered. Whether it has carried out the call is unknown."""
 
 
 def admit() -> None:
-    """Check whether the request may wait for the daemon now, before its first step. Raises Crowded."""
+    """Check before a request's first step whether the request may wait for the daemon. Raises Crowded if too many
+    requests wait."""
     waiting.admit(waiting.DHCP)
 
 
 def call(path: str, method: str, args: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Return the daemon's answer, a dict without zero fields. Raises Unreachable, Refused, Late, CallerGone.
 
-    If the daemon ends before it answers, the call is repeated once: every call can be, and a service manager may have
-    started the next daemon."""
+    If the daemon ends before it answers, call() repeats the call once, because a service manager may have started the
+    daemon again. Every call may safely be repeated."""
     try:
         return _call(path, method, args, seconds)
     except Ended:

@@ -1,4 +1,4 @@
-"""The keys of the plugin `dhcp`, and the options that it sends and requests. Touches nothing."""
+"""Read the keys of the plugin `dhcp`: which DHCP options the daemon sends and requests. Changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Option codes of RFC 2132, RFC 3397 and RFC 3442
 SUBNET_MASK, ROUTERS, DNS_SERVERS, HOST_NAME, DOMAIN_NAME, MTU = 1, 3, 6, 12, 15, 26
 STATIC_ROUTES, CLIENT_ID, DOMAIN_SEARCH, CLASSLESS_ROUTES = 33, 61, 119, 121
-# The first six names are the reference's
+# The reference plugin has the first six names
 OPTION_NAMES = {
     "dhcp-client-identifier": CLIENT_ID, "subnet-mask": SUBNET_MASK, "routers": ROUTERS, "host-name": HOST_NAME,
     "user-class": 77, "vendor-class-identifier": 60, "domain-name-servers": DNS_SERVERS, "domain-name": DOMAIN_NAME,
@@ -28,8 +28,8 @@ MAX_PRIORITY = 0xFFFFFFFF
 
 
 class Keys:
-    """socket_path; provide: [(code, text, name in CNI_ARGS)]; request: the codes to request; priority: the metric of
-    each route, 0: the kernel's."""
+    """The keys of one network. socket_path; provide: [(code, text, name in CNI_ARGS)]; request: the codes to request;
+    priority: the metric of each route, 0: the kernel's default."""
 
     __slots__ = ("priority", "provide", "request", "socket_path")
     socket_path: str
@@ -56,13 +56,13 @@ def read_keys(conf: Section) -> Keys:
 
 
 def read_socket_path(conf: Section) -> str:
-    """daemonSocketPath. DEL and GC read only this key."""
+    """Return the key daemonSocketPath, the only key that DEL and GC read."""
     path: str = conf.section("ipam").text("daemonSocketPath")
     return path or SOCKET_PATH
 
 
 def read_option(one: Section) -> int:
-    """The code of the key `option`: a name, or a number of 0 to 255 as text. Raises CniError 7."""
+    """Return the code in the key `option`: a name, or a number from 0 to 255 as text. Raises CniError 7."""
     name = one.text("option")
     if name in OPTION_NAMES:
         return OPTION_NAMES[name]
@@ -76,8 +76,8 @@ def read_option(one: Section) -> int:
 
 
 def provided(keys: Keys, cni_args: str) -> dict[int, bytes]:
-    """The options to send, {code: content}. CNI_ARGS win over `value`; pieces without "=" count for nothing. Raises
-    CniError 4 and 7."""
+    """Return the options to send, {code: content}. CNI_ARGS have precedence over the key `value`; parts of CNI_ARGS
+    without "=" are ignored. Raises CniError 4 and 7."""
     args = dict(pair.partition("=")[::2] for pair in cni_args.split(";") if "=" in pair)
     found = {}
     for code, text, name in keys.provide:
@@ -100,5 +100,5 @@ def encoded(text: str) -> bytes:
 
 
 def client_id(container_id: str, network: str, ifname: str) -> bytes:
-    """The content of option 61, which is the key of a lease, too: a 0 and the reference's text."""
+    """Return the content of option 61, which is also the key of a lease: a 0 byte and the reference's text."""
     return b"\0" + encoded(f"{container_id}/{network}/{ifname}")[:MAX_CLIENT_ID_BYTES]

@@ -1,14 +1,16 @@
-"""Go's gob format, as far as the protocol of the dhcp daemon needs it. Bytes only: no sockets, no method names.
+"""Encode and decode Go's gob format, as far as the protocol of the dhcp daemon needs it. Knows no sockets and no method
+names.
 
-A stream is a row of messages, each with its length before it. A message is the definition of a type, under its number
-made negative, or a value after the number of its type. A struct is its fields that are not zero, each after the step
-from the number of the field before it, and a 0 (https://pkg.go.dev/encoding/gob):
+A stream is a sequence of messages, each preceded by its length. A message is a type definition, which begins with the
+negated number of the type, or a value, which begins with the number of its type. A struct consists of its nonzero
+fields and a final 0; before each field stands the difference to the previous field's number
+(https://pkg.go.dev/encoding/gob):
 
     39                  57 bytes follow
     7f                  -64: the definition of type 64
     03 01 01 08 ...     wireType.StructT.CommonType.Name = "Response"
     11                  17 bytes follow
-    ff80                64: a value of it
+    ff80                64: a value of type 64
     01 0c "DHCP.Release" 00
 """
 
@@ -18,16 +20,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Types are the numbers of gob's own types, ("list", element) or ("struct", ((name, type), ...))
+# A type is the number of one of gob's own types, ("list", element) or ("struct", ((name, type), ...))
 INT, UINT, BYTES, STRING = 2, 3, 5, 6
 BOOL, FLOAT, COMPLEX = 1, 4, 7
-FIRST_ID = 65                   # Go numbers the types of a program from 64 on; any number does
-SLICE_FIELD, STRUCT_FIELD = 1, 2                # of wireType: ArrayT, SliceT, StructT, MapT
+FIRST_ID = 65                   # Go numbers a program's types from 64 on; any such number is valid
+SLICE_FIELD, STRUCT_FIELD = 1, 2                # field numbers in wireType: ArrayT, SliceT, StructT, MapT
 MAX_MESSAGE_BYTES = 40 << 20    # a GC's configuration may have 32 MiB
 MAX_DEPTH = 16
 MAX_TYPES = 64
 
-# What a definition is itself: the wireType of gob's type.go, less the kinds that no message here has
+# The type of a definition: wireType of gob's type.go, without the kinds that the daemon's messages do not use
 _COMMON = ("struct", (("Name", STRING), ("Id", INT)))
 _SLICE = ("struct", (("CommonType", _COMMON), ("Elem", INT)))
 _FIELDS = ("list", ("struct", (("Name", STRING), ("Id", INT))))
@@ -36,11 +38,11 @@ WIRE_TYPE = ("struct", (("ArrayT", _SLICE), ("SliceT", _SLICE), ("StructT", _STR
 
 
 class GobError(ValueError):
-    """Bytes that are no gob, or a type that this module does not read."""
+    """The bytes are not valid gob, or have a type that this module does not support."""
 
 
 def uint(number: int) -> bytes:
-    """Up to 127 one byte; else the count of bytes, made negative, and these bytes."""
+    """Encode an unsigned number: up to 127 as one byte, otherwise as the negated count of bytes and these bytes."""
     if number < 128:
         return bytes((number,))
     size = (number.bit_length() + 7) // 8
@@ -48,7 +50,7 @@ def uint(number: int) -> bytes:
 
 
 def signed(number: int) -> bytes:
-    """The sign is the lowest bit."""
+    """Encode a signed number: the lowest bit is the sign."""
     return uint(number << 1 if number >= 0 else ~number << 1 | 1)
 
 
@@ -57,7 +59,7 @@ def sized(data: bytes) -> bytes:
 
 
 class Encoder:
-    """Makes the messages of one stream: each type is defined before its first value."""
+    """The encoder of one stream. It defines each type before the type's first value."""
 
     __slots__ = ("ids",)
 
@@ -65,7 +67,7 @@ class Encoder:
         self.ids: dict[Any, int] = {}
 
     def value(self, kind: Any, value: dict[str, Any]) -> bytes:
-        """The messages for a struct, a dict whose absent fields are zero."""
+        """Return the messages for a struct, given as a dict; absent fields are zero."""
         definitions: list[bytes] = []
         number = self._define(kind, definitions)
         return b"".join(definitions) + sized(signed(number) + encoded(kind, value))
@@ -87,7 +89,7 @@ class Encoder:
 
 
 def encoded(kind: Any, value: Any) -> bytes:
-    """A value without its length and type."""
+    """Encode a value without its length and type."""
     if kind in (INT, UINT):
         return signed(value) if kind == INT else uint(value)
     if kind in (BYTES, STRING):
@@ -103,7 +105,7 @@ def encoded(kind: Any, value: Any) -> bytes:
 
 
 class Decoder:
-    """Reads the messages of one stream. feed() takes bytes, next_value() gives the next struct as a dict."""
+    """The decoder of one stream. feed() takes bytes, next_value() returns the next struct as a dict."""
 
     __slots__ = ("data", "types")
 
@@ -115,7 +117,7 @@ class Decoder:
         self.data += data
 
     def next_value(self) -> dict[str, Any] | None:
-        """The next struct without its zero fields; None: it is not complete yet. Raises GobError."""
+        """Return the next struct without its zero fields; None if its bytes are not complete yet. Raises GobError."""
         while message := self._next_message():
             reader = Reader(message, self.types)
             number = reader.signed()
@@ -149,7 +151,7 @@ class Decoder:
 
 
 class Reader:
-    """Reads values from one message. Each method raises GobError when the message is cut short."""
+    """A reader of the values in one message. Each method raises GobError when the message is cut short."""
 
     __slots__ = ("at", "data", "types")
 
@@ -172,7 +174,7 @@ class Reader:
         return piece
 
     def value(self, number: int, depth: int) -> Any:
-        """A value of the type of that number, as the stream has defined it."""
+        """Read a value of the type `number`, as the stream has defined that type."""
         if number in (BOOL, UINT, FLOAT):
             return self.uint()
         if number == INT:
@@ -196,7 +198,7 @@ class Reader:
                            lambda of: self.value(of, depth + 1))
 
     def of(self, kind: Any, depth: int) -> Any:
-        """A value of a type of this module."""
+        """Read a value of `kind`, a type in this module's notation."""
         if isinstance(kind, int):
             return self.value(kind, depth)
         if kind[0] == "list":

@@ -1,4 +1,4 @@
-"""The file in which fastcni's dhcp daemon keeps the lease of an attachment."""
+"""Name the file in which fastcni's dhcp daemon keeps the lease of an attachment."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The calls of the dhcp daemon: Go's net/rpc over a unix stream, as the reference's plugin and daemon speak it.
+"""Encode and decode calls to the dhcp daemon: Go's net/rpc over a unix stream, as between the reference's plugin and
+daemon.
 
 The client sends HELLO, the daemon WELCOME. Then each call is a header and its arguments, each answer a header and its
 result, all as gob. fastcni's plugin calls either daemon, and the reference's plugin fastcni's daemon. STATUS and
-COLLECT are fastcni's own methods: the reference's daemon answers that it has none of that name. Bytes only.
+COLLECT are fastcni's own methods: the reference's daemon answers that it has no such method. This module handles bytes
+only.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ SOCKET_PATH = "/run/cni/dhcp.sock"
 HELLO = b"CONNECT /_goRPC_ HTTP/1.0\n\n"
 WELCOME = b"HTTP/1.0 200 Connected to Go RPC\n\n"
 ALLOCATE, RELEASE, STATUS, COLLECT = "DHCP.Allocate", "DHCP.Release", "DHCP.Status", "DHCP.Collect"
-NO_METHOD = "rpc: can't find "          # how the error of an unknown method begins
-NO_MORE_TRIES = "no more tries"         # the reference's text when no server has answered
+NO_METHOD = "rpc: can't find "          # begins the error of an unknown method
+NO_MORE_TRIES = "no more tries"         # the reference's error text if no server has answered
 
 
 def struct(**fields: Any) -> tuple[str, tuple[tuple[str, Any], ...]]:
@@ -40,20 +42,20 @@ EMPTY = struct()
 COLLECTED = struct(Released=("list", struct(What=gob.STRING, Of=gob.STRING)))
 ANSWERS = {ALLOCATE: RESULT, RELEASE: EMPTY, STATUS: EMPTY, COLLECT: COLLECTED}
 
-# Members of a result, and the fields that they travel in
+# Members of a result, and their fields in a message
 ROUTE_NUMBERS = (("mtu", "MTU"), ("advmss", "AdvMSS"), ("priority", "Priority"), ("table", "Table"),
                  ("scope", "Scope"))
 DNS_MEMBERS = (("nameservers", "Nameservers"), ("domain", "Domain"), ("search", "Search"), ("options", "Options"))
 
 
 def call(method: str, args: dict[str, Any]) -> bytes:
-    """The bytes of a call, after the greeting."""
+    """Return the bytes of a call, which follow the greeting."""
     encoder = gob.Encoder()
     return encoder.value(CALL_HEADER, {"ServiceMethod": method}) + encoder.value(CMD_ARGS, args)
 
 
 def answer(encoder: gob.Encoder, header: dict[str, Any], result: dict[str, Any] | None, error: str = "") -> bytes:
-    """The bytes of an answer to the call with this header. `result` is None for an error."""
+    """Return the bytes of the answer to the call with this header. result: None for an error."""
     method = header.get("ServiceMethod", "")
     kind = EMPTY if result is None else ANSWERS.get(method, EMPTY)
     head = {"ServiceMethod": method, "Seq": header.get("Seq", 0), "Error": error}
@@ -61,7 +63,7 @@ def answer(encoder: gob.Encoder, header: dict[str, Any], result: dict[str, Any] 
 
 
 def to_result(document: dict[str, Any]) -> dict[str, Any]:
-    """A result in the 1.1.0 shape as it travels."""
+    """Convert a result in the 1.1.0 shape to the fields of a message."""
     return {
         "IPs": [{"Address": to_network(ip["address"]),
                  "Gateway": address.read_ip(ip["gateway"]) if ip.get("gateway") else b""} for ip in document["ips"]],
@@ -73,7 +75,7 @@ def to_result(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_result(found: dict[str, Any]) -> dict[str, Any]:
-    """The result that has travelled, in the 1.1.0 shape. Raises ValueError for addresses that are none."""
+    """Convert the fields of a message to a result in the 1.1.0 shape. Raises ValueError for invalid addresses."""
     document: dict[str, Any] = {"ips": []}
     for ip in found.get("IPs", ()):
         entry = {"address": from_network(ip.get("Address", {}))}
@@ -107,7 +109,7 @@ def from_network(network: dict[str, bytes]) -> str:
 
 
 def prefix_of(mask: bytes) -> int:
-    """The prefix length of a netmask. Raises ValueError for one with holes."""
+    """Return the prefix length of a netmask. Raises ValueError if the ones are not contiguous."""
     bits = int.from_bytes(mask, "big")
     prefix = bits.bit_count()
     if bits != (1 << 8 * len(mask)) - (1 << 8 * len(mask) - prefix):
@@ -116,7 +118,7 @@ def prefix_of(mask: bytes) -> int:
 
 
 def short(packed: bytes) -> bytes:
-    """An IPv4 address as 4 bytes; Go may send 16."""
+    """Return an address, an IPv4 address as 4 bytes: Go may send it as 16."""
     packed = packed[12:] if packed.startswith(address.MAPPED) else packed
     if len(packed) not in (4, 16):
         raise ValueError(f"an address of {len(packed)} bytes")

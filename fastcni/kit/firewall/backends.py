@@ -1,4 +1,4 @@
-"""The table of firewall backends. Late imports and the list of stores are derived from it.
+"""List the firewall backends in one table, and import them from it when they are needed.
 
 kit/firewall/contract.py says what the modules of a subject have in common.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.firewall.elements import Store
 
-# subject: {backend: module in kit/firewall}. The first backends of "forward" are the first that are asked whether they
+# subject: {backend: module in kit/firewall}. Backends of "forward" are asked in this order whether they
 # filter.
 TABLE = {
     "masquerade": {"nftables": "masquerade.nftables", "iptables": "masquerade.iptables"},
@@ -27,7 +27,8 @@ TABLE = {
 
 
 def load(subject: str, backend: str) -> Any:
-    """Return the module of a backend; only this one is imported. Raises KeyError for one that is not in the table."""
+    """Import and return the module of a backend, without the other backends. Raises KeyError for a backend that is not
+    in the table."""
     return _module(TABLE[subject][backend])
 
 
@@ -37,11 +38,12 @@ def load_all(subject: str) -> list[Any]:
 
 
 def stores() -> list[Store]:
-    """Return what pods have in fastcni's own tables: all that the server restores after a flush."""
+    """Return the stores of the elements that pods have in fastcni's own tables. The server restores these after a
+    flush."""
     return [store for subject in TABLE for backend in load_all(subject) for store in backend.stores()]
 
 
 def _module(name: str) -> Any:
     name = f"fastcni.kit.firewall.{name}"
-    __import__(name)                    # waits if another thread is importing it
+    __import__(name)                    # waits if another thread is importing the module
     return sys.modules[name]

@@ -1,12 +1,13 @@
-"""The contracts of firewall backends: a Protocol for each subject of kit/firewall/backends.py.
+"""Define the contracts of firewall backends: a Protocol for each subject of kit/firewall/backends.py.
 
-Each backend is a module. Only type checkers and tests import this one. Common to all contracts:
+Each backend is a module. Only type checkers and tests import contract.py. Common to all contracts:
 
 - `req` is the Request; its host has the netlink sockets of the caller's namespace.
 - `add` and `restore` raise CniError or NetlinkError; the caller has registered `delete` as the rollback.
-- `restore` adds again what is missing. CniError 11 if another attachment has one of the items by now.
+- `restore` adds the missing rules and elements of ADD. Raises CniError 11 if another attachment now has one of them.
 - `delete` is idempotent. It also removes what the reference plugins added for the attachment.
-- `gc` removes what attachments of the request's network have that are no longer valid, and reports it by req.release().
+- `gc` removes the rules and elements of attachments that are no longer valid, in the request's network only, and
+  reports each by req.release().
 - `missing` returns the first thing that CHECK misses, as text, or "".
 - `status` raises CniError 50 if the backend cannot be used.
 - `stores` lists the nftables sets that the server restores after a flush; backends of programs have none.
@@ -45,17 +46,17 @@ class Masquerade(Backend, Protocol):
     def restore(self, req: Request, ips: Addresses) -> None: ...
 
     def delete(self, req: Request, given: Collection[bytes], found: Collection[bytes]) -> None:
-        """`given`: packed addresses that ADD gave the pod, as far as they are known. `found`: those that its link had
-        at the end."""
+        """`given`: packed addresses that ADD gave the pod, if they are known. `found`: packed addresses that the pod's
+        link had when DEL deleted it."""
 
     def gc(self, req: Request) -> None: ...
 
 
 class Portmap(Backend, Protocol):
-    """Ports of the host lead to ports of the pod."""
+    """Forward ports of the host to ports of the pod."""
 
     def add(self, req: Request, conf: portmap.Conf) -> None:
-        """CniError 11 names the attachment that has one of the ports."""
+        """Raises CniError 11, which names the attachment that already has one of the ports."""
 
     def restore(self, req: Request, conf: portmap.Conf) -> None: ...
 
@@ -63,7 +64,7 @@ class Portmap(Backend, Protocol):
         """Return whether there was anything."""
 
     def present(self, req: Request) -> bool:
-        """Return whether the backend may have mappings of the attachment. No program is run for the answer."""
+        """Return whether the backend may have mappings of the attachment. Runs no program."""
 
     def missing(self, req: Request, conf: portmap.Conf) -> str: ...
 
@@ -73,7 +74,7 @@ class Portmap(Backend, Protocol):
 
 
 class Localnet(Backend, Protocol):
-    """The node's packets from 127.0.0.1 reach pods."""
+    """Let packets of the node from 127.0.0.1 reach pods."""
 
     def enable(self, req: Request, packed: bytes) -> None:
         """Let packets from 127.0.0.1 leave by the link that leads to a pod's address."""
@@ -83,7 +84,7 @@ class Localnet(Backend, Protocol):
 
 
 class Forward(Backend, Protocol):
-    """Traffic of pods passes the host's firewall."""
+    """Let traffic of pods pass the host's firewall."""
 
     def filters(self, req: Request) -> bool:
         """Return whether this firewall filters what the node forwards."""
@@ -93,7 +94,7 @@ class Forward(Backend, Protocol):
     def restore(self, req: Request, conf: forward.Conf) -> None: ...
 
     def recorded(self, req: Request, conf: forward.Conf) -> bool:
-        """Return whether ADD has given the attachment to this backend, by its owner records."""
+        """Return whether ADD used this backend for the attachment; the owner records say this."""
 
     def delete(self, req: Request, conf: forward.Conf) -> None: ...
 
@@ -105,14 +106,14 @@ class Forward(Backend, Protocol):
 
 
 class Ingress(Backend, Protocol):
-    """The policy of a bridge: from where its pods are reached. It lasts as long as the bridge."""
+    """The ingress policy of a bridge: who may send to its pods. The policy lasts as long as the bridge."""
 
     def add(self, req: Request, conf: forward.Conf) -> None: ...
 
     def restore(self, req: Request, conf: forward.Conf) -> None: ...
 
     def delete(self, req: Request, conf: forward.Conf) -> None:
-        """Remove what belongs to the pod alone."""
+        """Remove the elements of the pod, not those of its bridge."""
 
     def missing(self, req: Request, conf: forward.Conf) -> str: ...
 
@@ -120,7 +121,8 @@ class Ingress(Backend, Protocol):
 
 
 class Spoofcheck(Backend, Protocol):
-    """Frames from a pod's port carry the pod's own addresses. `host` and `inside` are the ends of the pod's link."""
+    """Drop frames from a pod's port whose source is not an address of the pod. `host` and `inside` are the ends of the
+    pod's link."""
 
     def add(self, req: Request, host: Link, inside: Link, result: dict[str, Any], undo: Undo) -> None: ...
 
@@ -135,10 +137,10 @@ class Spoofcheck(Backend, Protocol):
 
 
 class Solicitations(Backend, Protocol):
-    """Neighbour solicitations for a pod's addresses go to its MAC. `bridge` is a name, `ips` are packed."""
+    """Send neighbour solicitations for a pod's addresses to the pod's MAC. bridge: a name. ips: packed addresses."""
 
     def add(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
-        """Return whether this kernel can."""
+        """Return whether this kernel supports the rules."""
 
     def restore(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
         """The same."""

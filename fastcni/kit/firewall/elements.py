@@ -1,7 +1,7 @@
-"""nftables elements that carry the mark of their attachment: what a pod has in the host's firewall.
+"""Add, find, restore and delete nftables elements that carry the mark of their attachment.
 
-A pod adds and deletes elements; the rules stay. An element is (set or map, key, value). The value is bytes, the chain
-that the element goes to as text, or None in a set.
+ADD and DEL change elements; the rules stay. An element is (set or map, key, value). The value is bytes, the name of the
+chain that the element goes to, or None in a set.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     Item = tuple[Any, Any, bytes | str | None]          # (set, key, value); see chain_item()
     Found = tuple[str, bytes, str]                      # (set, key, comment)
 
-MAX_TRIES = 5                   # while other programs add and delete elements with the same keys
-MAX_ASKED = 64                  # elements asked for in one send: the answers fit into the socket's buffer
+MAX_TRIES = 5                   # tries while other programs add and delete elements with the same keys
+MAX_ASKED = 64                  # elements requested in one send(): the replies fit into the socket's buffer
 
 
 class Store:
-    """The sets of one table, and the chains with the rules that look into them.
+    """The sets of one table, and the chains whose rules use these sets.
 
-    chains: {chain: number of its rules and of the jumps to it}. Names of other chains, which some elements need, begin
-    with `leads_to`. `set_up(batch, items)` adds everything that the items need; it may run when all of that is there.
+    chains: {chain: number of its rules and of the jumps to it}. leads_to: the prefix of the names of chains that
+    elements go to. set_up(batch, items): add the sets, chains and rules that the items need, if they are missing.
     """
 
     __slots__ = ("family", "table", "sets", "chains", "set_up", "leads_to")
@@ -51,8 +51,9 @@ class Store:
             mark: str | None = None) -> None:
         """Add elements with the request's mark, or with `mark`. Set up the table only if the kernel lacks something.
 
-        Elements that are there already are replaced: they are left from a pod that had no DEL, and the kernel or IPAM
-        gave what they name to this one. If that is not certain, `taken(found)` raises. Raises NetlinkError.
+        Existing elements with the same key are replaced: a pod without DEL left them, and the kernel or IPAM has given
+        its link or address to the new pod. taken(found) raises if another attachment may still own them. Raises
+        NetlinkError.
         """
         sock, mark = req.mode.firewall, mark or names.mark(req)
         refused = self._where_set_up(req, items, lambda: self._add(sock, mark, items))
@@ -68,7 +69,7 @@ class Store:
             raise refused[0]
 
     def add_shared(self, req: Request, items: Sequence[Item]) -> None:
-        """Add elements without a mark. They belong to no attachment, and stay. Elements that exist already are fine."""
+        """Add elements without a mark. They belong to no attachment, and stay. An existing element is no error."""
         def fill(batch: Batch, items: Sequence[Item]) -> None:
             for name, some in by_set(items).items():
                 nft_elements.add_elements(batch, self.family, self.table, name, some, exclusive=False)
@@ -78,17 +79,17 @@ class Store:
             raise refused[0]
 
     def ensure(self, req: Request, items: Sequence[Item] = ()) -> None:
-        """Add the chains and their rules if they are incomplete, also the chains that elements go to."""
+        """Add missing chains and rules, also the chains that elements go to."""
         if not self.complete(req):
             sock = req.mode.firewall
             self._set_up(sock, [*items, *(chain_item(chain) for chain, _ in self._chains_led_to(sock))])
 
     def _where_set_up(self, req: Request, items: Sequence[Item],
                       attempt: Callable[[], list[NetlinkError]]) -> list[NetlinkError]:
-        """Return the refusals of attempt(); set up the table first if the kernel lacks something."""
+        """Return the errors of attempt(). If a set or chain is missing, set up the table and call attempt() again."""
         self.ensure(req, items)
         refused = attempt()
-        for _ in range(MAX_TRIES):          # another program may flush the table meanwhile
+        for _ in range(MAX_TRIES):          # another program may flush the table between two tries
             if not refused or refused[0].errno != ENOENT:
                 break
             self._set_up(req.mode.firewall, items)
@@ -107,9 +108,9 @@ class Store:
         return in_one(sock, items, fill)
 
     def refusal(self, req: Request, items: Sequence[Item] = ()) -> NetlinkError | None:
-        """Return why the kernel would refuse to set up the table, None if it would not.
+        """Return the error with which the kernel would reject the setup of the table, or None.
 
-        The transaction is never closed, so the kernel only tries it.
+        The transaction has no end message (NFNL_MSG_BATCH_END), so the kernel checks it and commits nothing.
         """
         _, refused = wire.attempt(req.mode.firewall, self.set_up(nft.start(Batch()), items))
         return refused[0] if refused else None
@@ -117,10 +118,10 @@ class Store:
     # Restoring ------------------------------------------------------------------------------------
 
     def restore(self, req: Request, items: Sequence[Item]) -> None:
-        """Add what is missing, of the items and of the chains' rules.
+        """Add the missing items and the missing rules of the chains.
 
-        Elements that another thread restores meanwhile are the attachment's. CniError 11 if another attachment has one
-        of the elements by now.
+        An element that another thread has just restored for the attachment is no error. Raises CniError 11 if another
+        attachment now has one of the elements.
         """
         own = req.hashes
 
@@ -155,7 +156,7 @@ class Store:
     def complete(self, req: Request) -> bool:
         """Return whether the chains have their rules.
 
-        `nft flush table` removes rules and leaves chains and sets, and nothing else would notice.
+        `nft flush table` removes the rules and keeps chains and sets. Only the number of rules shows this.
         """
         sock = req.mode.firewall
         return all(req.mode.recall(("nftables", self.table, self.family, chain),
@@ -163,11 +164,11 @@ class Store:
                    for chain, rules in self.chains.items())
 
     def keeps(self, chain: str) -> bool:
-        """Return whether fastcni never deletes this chain."""
+        """Return whether fastcni always keeps this chain."""
         return chain in self.chains
 
     def complete_on(self, sock: Socket) -> bool:
-        """The same as complete(), without a request."""
+        """Return complete() for a socket in place of a request."""
         return all(self._has_rules(sock, chain, rules) for chain, rules in self.chains.items())
 
     def _has_rules(self, sock: Socket, chain: str, rules: int) -> bool:
@@ -176,18 +177,19 @@ class Store:
         return bool(found and nft.read_chain(found[0][1])[2] >= rules)
 
     def used(self, req: Request) -> bool:
-        """Return whether the first of the sets exists. It exists once a pod in this namespace has needed it."""
+        """Return whether the first of the sets exists. The set exists once a pod of this namespace has used the
+        store."""
         return rulesets.has(req.mode, ("nftables", self.table, self.family, "set", self.sets[0]),
                             lambda batch: nft_elements.get_set(batch, self.family, self.table, self.sets[0]))
 
     def missing(self, req: Request, items: Sequence[Item]) -> list[Item]:
-        """Return those of the items that are not there with the request's mark."""
+        """Return the items that do not exist with the request's mark."""
         mark = req.hashes
         there = {(name, key) for name, key, comment in self.present(req, items) if comment.startswith(mark)}
         return [item for item in items if item[:2] not in there]
 
     def present(self, req: Request, items: Sequence[Item]) -> list[Found]:
-        """Return (set, key, comment) of those of the items that are there, with any mark."""
+        """Return (set, key, comment) of each item that exists, with any mark."""
         found: list[Found] = []
         for at in range(0, len(items), MAX_ASKED):
             batch = Batch()
@@ -229,8 +231,8 @@ class Store:
               number: int | None = None) -> list[tuple[str, bytes]]:
         """Return [(set, key)] with the request's mark.
 
-        These are the `known` items; `present` are those of them that are there. If fewer are there than known, or than
-        `number`, all sets are read.
+        known: the items that the configuration names. present: the known items that exist. If there are fewer of them
+        than known items, or than `number`, this function reads all sets.
         """
         mark = req.hashes
         owned = [(name, key) for name, key, comment in present if comment.startswith(mark)]
@@ -253,7 +255,7 @@ class Store:
             req.release(f"element of nftables {self.table} {name}", comment.partition(", ")[2])
 
     def stale(self, req: Request) -> list[Found]:
-        """Return what gc() deletes."""
+        """Return the elements that gc() deletes."""
         is_stale = stale_marks(req)
         return [element for element in self.read_all(req.mode.firewall) if is_stale(element[2])]
 
@@ -265,7 +267,7 @@ class Store:
                 batch = nft_rules.flush_chain(nft.start(Batch()), self.family, self.table, chain)
                 nft.del_chain(batch, self.family, self.table, chain)
                 _, refused = wire.attempt(sock, nft.stop(batch))
-                # a pod has been added meanwhile, or the table flushed
+                # since the dump, a pod has been added or the table has been flushed
                 if refused and refused[0].errno not in (EBUSY, ENOENT):
                     raise refused[0]
 
@@ -274,11 +276,11 @@ class Store:
         return rulesets.chains_of(sock, self.family, self.table, self.leads_to) if self.leads_to else []
 
     def remove(self, req: Request, found: Sequence[tuple[Any, ...]]) -> None:
-        """Delete elements, [(set, key, ...)], with any mark. Gone is fine."""
+        """Delete elements, [(set, key, ...)], with any mark. A missing element is no error."""
         self.remove_from(req.mode.firewall, found)
 
     def remove_from(self, sock: Socket, found: Sequence[tuple[Any, ...]]) -> None:
-        """The same as remove(), without a request."""
+        """Do remove() for a socket in place of a request."""
         if found:
             in_halves(sock, found, self._del, ENOENT)
 

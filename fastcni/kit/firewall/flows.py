@@ -1,7 +1,7 @@
 """Delete UDP and SCTP flows from conntrack after the host's ports have changed.
 
-Otherwise the packets of a client that keeps its source port still go to the former pod. A TCP connection ends by
-itself.
+Without this, packets of a client that keeps its source port still go to the previous pod. TCP needs no deletion: its
+connections end by themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.portmap.keys import Conf
 
-    Port = tuple[int, int, int]         # (family, protocol, port) as the kernel has them
+    Port = tuple[int, int, int]         # (family, protocol, port) as numbers of the kernel
 
 WITHOUT_END = ("udp", "sctp")
 FAMILIES = {4: uapi.AF_INET, 16: uapi.AF_INET6}        # by length of an address
@@ -49,7 +49,7 @@ def ports_of(conf: Conf, lengths: Iterable[int]) -> list[Port]:
 
 
 def with_warning(req: Request, function: Callable[..., None], *args: Any) -> None:
-    """Call function(req, *args). A refusal of the kernel is a warning, because new flows work all the same."""
+    """Call function(req, *args). A kernel error is only a warning, because new flows work nevertheless."""
     try:
         function(req, *args)
     except wire.NetlinkError as e:
@@ -79,7 +79,7 @@ def forget_at_node(req: Request, ports: Iterable[Port]) -> None:
 
 
 def known(req: Request, batch: Batch) -> bool:
-    """Send requests. Return False if the kernel does not know them: Linux before 6.8."""
+    """Send requests. Return False if the kernel does not support them (Linux before 6.8)."""
     _, refused = wire.attempt(req.mode.firewall, batch)
     for e in refused:
         if e.errno != EINVAL:
@@ -97,6 +97,6 @@ def forget_each(req: Request, what: tuple[int, ...], wanted: Callable[[Any], boo
 
 
 def is_local(req: Request, packed: bytes) -> bool:
-    """Return whether it is an address of the node."""
+    """Return whether `packed` is an address of the node."""
     replies, refused = wire.attempt(req.mode.route, rtnl.get_route(Batch(), packed, "look up a flow's destination"))
     return not refused and rtnl.read_way(replies[0][1])[0] == uapi.RTN_LOCAL

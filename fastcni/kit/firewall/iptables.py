@@ -1,7 +1,7 @@
-"""iptables by its programs: one run of iptables-save reads a table, one of iptables-restore changes it.
+"""Read a table with one run of iptables-save, and change it with one run of iptables-restore.
 
-Whether there is a table or a chain, the kernel says without a program: by netlink for iptables over nf_tables, by
-kernel/xtables.py for the legacy kind.
+Whether a table or a chain exists is read from the kernel without a program: over netlink for iptables-nft, by
+kernel/xtables.py for iptables-legacy.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
 
 PROGRAMS = {4: "iptables", 16: "ip6tables"}            # by length of an address
-LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # seconds for the xtables lock, which the legacy programs take
-RESOURCE_PROBLEM = 4                    # their exit status if they do not get the lock
-MAX_LINKS = 8                           # from a program to the file that has it
+LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # seconds to wait for the xtables lock of legacy programs
+RESOURCE_PROBLEM = 4                    # exit status of a program that did not get the lock
+MAX_LINKS = 8                           # symbolic links from a program's name to its file
 RECENT_S = 1.0
-MAX_TRIES = 5                           # while other programs change the table between reading and changing
+MAX_TRIES = 5                           # tries if other programs change the table between reading and changing
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TABLES = ("nat", "filter")
 # The names of the legacy tables in the calling thread's namespace; /proc/self has those of the process's first thread.
@@ -39,9 +39,9 @@ LEGACY_TABLES = {4: "/proc/thread-self/net/ip_tables_names", 16: "/proc/thread-s
 
 def has_chain(req: Request, chain: str, table: str = "nat", *, legacy: bool = True, shared: bool = False,
               recent: bool = False) -> bool:
-    """Return whether iptables has a chain of this name, of either kind. The kernel is asked; no program is run.
+    """Return whether iptables-nft or iptables-legacy has a chain of this name. Asks the kernel and runs no program.
 
-    legacy: look also into the tables of the legacy kind. shared, recent: see read_legacy().
+    legacy: search the tables of iptables-legacy, too. shared, recent: see read_legacy().
     """
     for family in families(req, table):
         if has_nft_chain(req, family, table, chain):
@@ -64,7 +64,7 @@ def families(req: Request, table: str = "nat") -> list[int]:
 
 
 def legacy(req: Request, table: str = "nat", *lengths: int) -> bool:
-    """Return whether the legacy iptables has such a table, for addresses of these lengths, or of any."""
+    """Return whether iptables-legacy has a table of this name, for addresses of these lengths, or of any length."""
     return any(table in _tables(req, LEGACY_TABLES[length]) for length in lengths or LEGACY_TABLES)
 
 
@@ -72,15 +72,16 @@ def read_legacy(req: Request, length: int, table: str = "nat", *, shared: bool,
                 recent: bool = False) -> xtables.Table | None:
     """Return a table of the legacy iptables, None if there is no such table. Raises OSError.
 
-    shared: the caller looks for what all pods share. A server may return the table that it has read before, if the
-    kernel gives the same figures of it: a pod's own rules may have been replaced by as many of another pod.
-    recent: a table that the server has read within the last RECENT_S seconds is enough if its chain FORWARD still has
-    the same length: the kernel takes 1 ms to copy a table with 1,500 rules. A flush changes that length. The server's
-    poll restores what a change of CNI-FORWARD alone takes away.
+    shared: the caller needs only the rules that all pods share. A server may then return its copy if the kernel gives
+    the same counts of the table. A copy is not enough for a pod's own rules: as many rules of another pod may have
+    replaced them.
+    recent: the server may return a copy of the last RECENT_S seconds if the chain FORWARD still has the same length:
+    the kernel takes 1 ms to copy a table with 1,500 rules. A flush changes that length. If only CNI-FORWARD has
+    changed, the server's poll restores the missing rules.
     """
-    if not legacy(req, table, length):          # the kernel would make the table that it is asked for
+    if not legacy(req, table, length):          # the request would make the kernel create the table
         return None
-    known: list[Any] = req.mode.recall(("legacy", table, length), lambda: [None, 0.0])     # the table, and when
+    known: list[Any] = req.mode.recall(("legacy", table, length), lambda: [None, 0.0])     # table, time of reading
     found, read_at = known
     now = monotonic()
     try:
@@ -126,7 +127,7 @@ def _read(req: Request, program: str, table: str) -> list[str]:
 
 
 def read_if_there(req: Request, program: str, table: str = "nat") -> list[str]:
-    """The same as read(), but [] if the host lacks this family's program: then it has no rules of this family."""
+    """Return read(), or [] if the host lacks this family's program: the host then has no rules of this family."""
     return read(req, program, table) if find(req, program + "-save") else []
 
 
@@ -138,7 +139,8 @@ def change(req: Request, program: str, commands: Sequence[str], table: str = "na
 
 
 def attempt(req: Request, program: str, commands: Sequence[str], table: str = "nat") -> Finished:
-    """The same as change(), but return the ended program. Raises CniError 11 if the xtables lock was not free."""
+    """Run commands as change() does, but return the ended program. Raises CniError 11 if another program held the
+    xtables lock."""
     return req.mode.change_iptables(program, table, [*commands], lambda: _attempt(req, program, commands, table))
 
 
@@ -182,7 +184,8 @@ def remove_chains(req: Request, program: str, lines: list[str], shared: str, cha
 
 
 def gc(req: Request, shared: str, prefix: str, text: str) -> None:
-    """Delete the chains in table nat, by their prefix, of containers of this network that have no valid attachment.
+    """Delete the chains in table nat whose names begin with `prefix`, for containers of this network without a valid
+    attachment.
 
     The rules of `shared` that lead there have the comment <text>name: "<network>" id: "<container>". Raises CniError.
     """
@@ -213,7 +216,7 @@ def need_one(req: Request, table: str = "nat") -> None:
 
 
 def has_line(lines: list[str], chain: str) -> bool:
-    """Return whether the chain is among the lines of read()."""
+    """Return whether `lines`, of read(), have the chain."""
     return any(line.startswith(f":{chain} ") for line in lines)
 
 
@@ -239,7 +242,7 @@ def find(req: Request, program: str) -> str:
 def program_of_kind(req: Request, length: int, kind: str) -> str:
     """Return the name of the iptables that changes the tables of a kind, "nft" or "legacy"; "" if there is none.
 
-    That is "iptables", unless it is known to be of the other kind: Debian's is a link to xtables-nft-multi or to
+    That is "iptables", unless its symbolic link shows the other kind: on Debian it leads to xtables-nft-multi or to
     xtables-legacy-multi.
     """
     plain = PROGRAMS[length]

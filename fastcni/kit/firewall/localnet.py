@@ -1,4 +1,4 @@
-"""127.0.0.1 of the node reaches pods: route_localnet on the one link that leads to the pod.
+"""Let the node reach pods by 127.0.0.1: set route_localnet on the link that leads to the pod.
 
 route_localnet also lets packets for 127.0.0.0/8 in from outside (CVE-2020-8558). Rules drop these:
 
@@ -30,7 +30,7 @@ LOOPBACK, LOOPBACK_IFINDEX = (b"\x7f\0\0\0", 8), 1
 def enable(req: Request, packed: bytes) -> None:
     """Let packets from 127.0.0.1 leave by the link that leads to a pod's address. Raises NetlinkError.
 
-    Without a route there is no such link. The sysctl stays on: the link leads to other pods, too.
+    Without a route to the address nothing is changed. The sysctl stays on, because the link leads to other pods, too.
     """
     sock = req.mode.route
     replies, refused = wire.attempt(sock, rtnl.get_route(Batch(), packed, "look up the way to the pod"))

@@ -1,4 +1,4 @@
-"""Owner records: which attachment an address belongs to. They are two sets of a table, one for each family.
+"""Record which attachment an address belongs to, in two sets of a table, one for each family.
 
 Backends whose own rules carry no mark keep such records in sets that no rule uses:
 
@@ -7,8 +7,8 @@ Backends whose own rules carry no mark keep such records in sets that no rule us
         set iptables-forward6 { type ipv6_addr }
     }
 
-ADD writes the record before the rule, DEL deletes it after the rule. So DEL finds what to delete without any
-configuration, GC knows the attachment, and a late DEL takes nothing from the pod that has the address now.
+ADD writes the record before the rule, DEL deletes it after the rule. So DEL finds the addresses without any
+configuration, GC knows the attachment, and a late DEL does not change the pod that has the address now.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Addresses(elements.Store):
-    """Packed addresses, in the sets <name>4 and <name>6; in one of them if the table is of one family."""
+    """Sets of packed addresses, <name>4 and <name>6; only one of these if the table is of one family."""
 
     __slots__ = ("of_length",)
 
@@ -39,14 +39,14 @@ class Addresses(elements.Store):
         super().__init__(family, table, [*self.of_length.values()], chains or {}, lambda batch, _: self.fill(batch))
 
     def fill(self, batch: Batch) -> Batch:
-        """Add the sets. The length of an address is its set's number in this transaction."""
+        """Add the sets. In this transaction a set's number is the length of its addresses."""
         for length, name in self.of_length.items():
             nft_elements.add_set(batch, self.family, self.table, name, (nft_elements.ADDRESS_TYPES[length],),
                                  set_id=length)
         return batch
 
     def items(self, ips: Iterable[bytes]) -> list[Item]:
-        """Return the elements of those addresses that have a set."""
+        """Return the elements of the addresses whose family has a set."""
         return [(self.of_length[len(packed)], packed, None) for packed in ips if len(packed) in self.of_length]
 
 
@@ -68,14 +68,14 @@ class OwnAddresses(Addresses):
 
 
 class OwnerRecords(OwnAddresses):
-    """The owner records of one backend, whose rules work without them."""
+    """The owner records of one backend. The backend's rules work without the records."""
 
     __slots__ = ()
 
     def add(self, req: Request, items: Sequence[Item], taken: Callable[[list[Found]], object] | None = None,
             mark: str | None = None) -> None:
-        """See Store.add(). A kernel without nftables' family inet has no records: DEL then removes the addresses of
-        prevResult, and GC knows none."""
+        """Add records, see Store.add(). On a kernel without nftables' family inet there are no records: DEL then
+        removes the addresses of prevResult, and GC removes nothing."""
         try:
             super().add(req, items, taken, mark)
         except NetlinkError as e:
@@ -83,10 +83,10 @@ class OwnerRecords(OwnAddresses):
                 raise
 
     def to_delete(self, req: Request, ips: Sequence[bytes]) -> tuple[list[bytes], list[tuple[str, bytes]]]:
-        """Return what DEL removes: (addresses, [(set, address)] of their records).
+        """Return the addresses that DEL removes, and their records: (addresses, [(set, address)]).
 
-        The addresses are those recorded for the attachment, and those of `ips` without any record: the
-        reference plugins write none.
+        The addresses are those recorded for the attachment, and those of `ips` without a record: the reference plugins
+        write no records.
         """
         if not self.used(req):
             return list(ips), []

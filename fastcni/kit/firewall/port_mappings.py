@@ -1,4 +1,4 @@
-"""The capability portMappings: which ports of the host go to which ports of the pod."""
+"""Read the capability portMappings: which ports of the host go to which ports of the pod."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_MAPPINGS = 65536            # of one pod
 class Mapping:
     """A port of the host and the port of the pod that it leads to.
 
-    protocol: a key of PROTOCOLS. host_ip: packed, b"" for every address of the host. lengths: of the pod's addresses
-    that the mapping is for: 4, 16 or both.
+    protocol: a key of PROTOCOLS. host_ip: a packed address, b"" for every address of the host. lengths: the lengths of
+    the pod's addresses that the mapping is for: 4, 16 or both.
     """
 
     __slots__ = ("protocol", "host_port", "container_port", "host_ip", "lengths")
@@ -77,8 +77,8 @@ def read_host_ip(section: Section) -> tuple[bytes, Sequence[int]]:
 
 
 def check_distinct(mappings: Sequence[Mapping]) -> None:
-    """Raises CniError 7 for a port that is mapped twice. As for bind(2), a port of every address excludes the same port
-    of one address."""
+    """Raises CniError 7 for a port that is mapped twice. As with bind(2), a mapping on all addresses (0.0.0.0, ::)
+    conflicts with the same port on one address."""
     taken: dict[tuple[str, int, int], dict[bytes, Mapping]] = {}
     for mapping in mappings:
         for length in mapping.lengths:
@@ -95,7 +95,8 @@ def first(found: dict[bytes, Mapping]) -> Mapping | None:
 
 
 def warn_of_processes(req: Request, mappings: Sequence[Mapping], lengths: Collection[int]) -> None:
-    """Add a warning for each mapped port at which a process of the node listens. lengths: of the pod's addresses.
+    """Add a warning for each mapped port at which a process of the node listens. lengths: the lengths of the pod's
+    addresses.
 
     A kernel that does not list its sockets is no error: the mapping does not need the list.
     """

@@ -30,12 +30,13 @@ prints them as
     }
 
 The first rule decides for nearly all packets. Bridges read IGMP even in a later fragment, where nftables finds no type
-(@th): such a packet is dropped. A frame with two VLAN tags is of neither protocol: the kernel takes out the outer tag,
-and the inner one is the ethertype then. RFC 4861 lets a solicitation or an advertisement have other
+(@th): such a packet is dropped. A frame with two VLAN tags counts as neither IPv4 nor IPv6: the kernel removes the
+outer tag, and the ethertype is then that of the inner tag. RFC 4861 lets a solicitation or an advertisement have other
 options than the link-layer address, but defines none. RFC 7527 defines the nonce (RFC 3971) of duplicate address
 detection. nftables cannot loop over options, so a message has at most the one option that its type may have, and no
-extension header in front: RFC 6980 forbids fragments. A report of multicast groups (RFC 2710 and 3810) has the router
-alert in front, 8 bytes. It goes to a group, and the frame to no single station: else a pod could send bytes to another.
+extension header in front: RFC 6980 forbids fragments. A report of multicast groups (RFC 2710 and 3810) begins with the
+router alert option, 8 bytes. The rules accept a report only to a multicast group and in a broadcast or multicast frame:
+otherwise a pod could send bytes to one other pod.
 """
 
 from __future__ import annotations
@@ -81,35 +82,35 @@ if TYPE_CHECKING:
     Rule = tuple[Expression, ...]
 
 NEIGHBOURS = "neighbours"       # the chain
-BEHIND_MAC = NFT_REG32_00 + 6     # the register behind a link's name and a MAC, 16 and 8 bytes
+BEHIND_MAC = NFT_REG32_00 + 6     # the register after a link's name (16 bytes) and a MAC (8 bytes)
 SET_ID = 1                      # the kernel finds sets by their names
 IPPROTO_IGMP, IPPROTO_UDP = 2, 17
 IP_PROTOCOL = NFT_PAYLOAD_NETWORK_HEADER, 9, 1
 IGMP_TYPE, IGMP_QUERY = (NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1), b"\x11"     # IGMP_HOST_MEMBERSHIP_QUERY, linux/igmp.h
 UNSPECIFIED4, UNSPECIFIED6 = bytes(4), bytes(16)
-SOURCE_LINK, TARGET_LINK, NONCE = b"\x01\x01", b"\x02\x01", b"\x0e\x01"         # type of an option, and length 8
+SOURCE_LINK, TARGET_LINK, NONCE = b"\x01\x01", b"\x02\x01", b"\x0e\x01"         # an option's type, and length 8 bytes
 FROM_CLIENT = b"\0\x44\0\x43"   # DHCP's ports: 68 and 67
 TH_PORTS = NFT_PAYLOAD_TRANSPORT_HEADER, 0, 4
-ALERTED = b"\0\x01"              # hop-by-hop options and hop limit 1, behind the length
+ALERTED = b"\0\x01"              # next header hop-by-hop options, and hop limit 1
 IP6_LENGTH, IP6_NEXT_AND_HOPS = (NFT_PAYLOAD_NETWORK_HEADER, 4, 2), (NFT_PAYLOAD_NETWORK_HEADER, 6, 2)
-REPORT_BYTES, REPORT2_BYTES = (32, 32), (36, 1016)          # least and most: one group; up to 50 groups of 20 bytes
+REPORT_BYTES, REPORT2_BYTES = (32, 32), (36, 1016)          # min, max: one group; up to 50 groups of 20 bytes
 MULTICAST6 = b"\xff" + bytes(15)                        # ff00::/8, and its mask
 ALL_MLD2_ROUTERS = b"\xff\x02" + bytes(13) + b"\x16"     # ff02::16, RFC 3810
-PACKET_BROADCAST, PACKET_MULTICAST = b"\1", b"\2"        # linux/if_packet.h: to whom the frame is
-BEHIND_PADDING = NFT_PAYLOAD_NETWORK_HEADER, 46, 1          # padding makes a frame 60 bytes long, its header has 14
+PACKET_BROADCAST, PACKET_MULTICAST = b"\1", b"\2"        # linux/if_packet.h: the frame's pkttype
+BEHIND_PADDING = NFT_PAYLOAD_NETWORK_HEADER, 46, 1          # padding ends at byte 60 of a frame, whose header has 14
 
 
 class Sets:
-    """The names of the sets. Keys begin with the port's name.
+    """The names of the sets that the rules use. The keys of these sets begin with the port's name.
 
-    bound       the ports that the rules hold
+    bound       the ports that the rules restrict
     macs        port . MAC; "" if the hook has no frames (inet)
     own         {length of an address: set of port . address}
-    more        {length of an address: further set of these, or ""}
-    checks_mac  whether these rules check the frame's source, too. Keys of `own` are port . MAC . address then
+    more        {length of an address: a second set like `own`, or ""}
+    checks_mac  whether these rules check the frame's source MAC, too; the keys of `own` are then port . MAC . address
     routers     ports that may send router advertisements, redirects, MLD and IGMP queries; "": none may
     dhcp        ports that may ask for a lease; "": none may
-    types       port . ethertype that it may send further; "": none
+    types       port . ethertype, for other ethertypes that the port may send; "": none
     """
 
     __slots__ = ("bound", "checks_mac", "dhcp", "macs", "more", "own", "routers", "types")
@@ -120,7 +121,7 @@ class Sets:
         self.routers, self.dhcp, self.types = routers, dhcp, types
 
     def each(self, length: int, field: Field, inverted: bool = False) -> list[Rule]:
-        """Lookups of the port's name and this address in the sets that there are."""
+        """Return lookups of the port's name and this address, in each set of this length that exists."""
         key = iifname_and(field)
         if self.checks_mac:
             key = meta(NFT_META_IIFNAME), payload(ETHER_SADDR, NFT_REG_2), payload(field, BEHIND_MAC)
@@ -175,7 +176,7 @@ def _arp(sets: Sets) -> Iterator[Rule]:
 
 
 def _unspecified(sets: Sets) -> Iterator[Rule]:
-    """What a pod sends before it has an address."""
+    """Yield the rules for packets that a pod sends before it has an address."""
     accept = nft_rules.accept()
     begin = *ether_type(ETH_P_IPV6), payload(IP6_SADDR), compare(UNSPECIFIED6)
     for known in sets.each(16, ND_TARGET):
@@ -189,7 +190,7 @@ def _unspecified(sets: Sets) -> Iterator[Rule]:
 
 
 def neighbour_rules(sets: Sets) -> Iterator[Rule]:
-    """Yield the rules of the chain NEIGHBOURS, for ICMPv6. It ends without a verdict if nothing is wrong."""
+    """Yield the rules of the chain NEIGHBOURS, for ICMPv6. A valid packet leaves the chain without a verdict."""
     drop = nft_rules.drop()
     unless = (meta(NFT_META_IIFNAME), of_set(sets.routers, inverted=True)) if sets.routers else ()
     for kind in (nft_rules.NDISC_ROUTER_ADVERTISEMENT, nft_rules.NDISC_REDIRECT, nft_rules.ICMPV6_MGM_QUERY):
@@ -211,7 +212,7 @@ def neighbour_rules(sets: Sets) -> Iterator[Rule]:
 
 
 def _reports(sets: Sets) -> Iterator[Rule]:
-    """What listens to a multicast group. The address in front of it may still be another pod's."""
+    """Yield the rules for reports of multicast groups. They do not check the source address; a later rule does."""
     kind = payload(nft_rules.ICMPV6_TYPE)
     first = kind, between(bytes((nft_rules.ICMPV6_MGM_REPORT,)), bytes((nft_rules.ICMPV6_MGM_REDUCTION,)))
     second = _type(nft_rules.ICMPV6_MLD2_REPORT)
@@ -233,11 +234,11 @@ def _from_unspecified(op: int) -> Rule:
 
 
 def length_is(size: int) -> Rule:
-    """ip6 length <size> ip6 nexthdr ipv6-icmp"""
+    """Return the rule part `ip6 length <size> ip6 nexthdr ipv6-icmp`."""
     return payload(IP6_LENGTH_AND_NEXT), compare(size.to_bytes(2, "big") + bytes((IPPROTO_ICMPV6,)))
 
 
 def length_is_not(*sizes: int) -> Rule:
-    """The packet has none of these lengths, or an extension header."""
+    """Return a rule part that matches a packet with none of these lengths, or with an extension header."""
     return payload(IP6_LENGTH_AND_NEXT), *[compare(size.to_bytes(2, "big") + bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ)
                                            for size in sizes]

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def has_table(mode: Mode, family: int, table: str) -> bool:
-    """Return whether there is a table of that name."""
+    """Return whether a table of that name exists."""
     return has(mode, ("nftables", table, family), lambda batch: nft.get_table(batch, family, table))
 
 
 def has(mode: Mode, key: tuple[Any, ...], look_up: Callable[[Batch], Batch]) -> bool:
-    """Return whether the object exists that look_up(batch) asks for. `key` is the key for mode.recall()."""
+    """Return whether the object that look_up(batch) requests exists. key: the key for mode.recall()."""
     return mode.recall(key, lambda: wire.look_up(mode.firewall, look_up(Batch())) is not None)
 
 
@@ -43,7 +43,7 @@ def delete_rules(mode: Mode, family: int, table: str, chain: str, is_ours: Calla
                  then: Callable[[Batch], object] | None = None) -> list[str]:
     """Delete the rules of a chain for whose comment is_ours(comment) is true. Return their comments.
 
-    `then(batch)` adds what has to go with them, in the same transaction. Rules that are gone are fine.
+    then(batch) adds further deletions to the same transaction. A rule that no longer exists is no error.
     """
     batch, found = nft.start(Batch()), []
     for payload in mode.recall(("nftables", table, family, chain),

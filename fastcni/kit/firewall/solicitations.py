@@ -1,4 +1,4 @@
-"""Neighbour solicitations (IPv6) for pods with disableFlooding: the bridge's own interface sends a copy to the pod.
+"""Send IPv6 neighbour solicitations to pods with disableFlooding: the bridge's own interface sends a copy to the pod.
 
 The port of such a pod receives no multicast. The bridge's own interface receives every solicitation, and a map has the
 pod's MAC. There is one rule for all bridges, a chain for each bridge, and an element for each IPv6 address of a pod.
@@ -47,16 +47,17 @@ if TYPE_CHECKING:
 
 CHAIN, RULES, BRIDGE = "solicitations", 1, "bridge-"
 SOLICITED, SOLICITED_ID = "solicited", 1
-UNKNOWN = ENOENT, EOPNOTSUPP, EAFNOSUPPORT      # what a kernel answers that lacks NF_TABLES_NETDEV or NFT_DUP_NETDEV
+UNKNOWN = ENOENT, EOPNOTSUPP, EAFNOSUPPORT      # the errors of a kernel without NF_TABLES_NETDEV or NFT_DUP_NETDEV
 
 
 def add(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
-    """Send solicitations for the pod to its MAC. Return whether this kernel can. Raises NetlinkError."""
+    """Send solicitations for the pod to its MAC. Return whether this kernel supports these rules. Raises
+    NetlinkError."""
     return _possible(req, lambda: store(bridge).add(req, items(bridge, mac, ips)))
 
 
 def restore(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
-    """Add again what is missing. Return whether this kernel can. Raises CniError, NetlinkError."""
+    """Add the missing elements and rules. Return whether this kernel supports them. Raises CniError, NetlinkError."""
     return _possible(req, lambda: store(bridge).restore(req, items(bridge, mac, ips)))
 
 
@@ -72,7 +73,7 @@ def _possible(req: Request, change: Callable[[], object]) -> bool:
 
 
 def items(bridge: str, mac: bytes, ips: Sequence[bytes]) -> list[Item]:
-    """Return the elements of a pod with these packed addresses; those of IPv4 do not matter."""
+    """Return the elements of a pod with these packed addresses; IPv4 addresses need no element."""
     return [(SOLICITED, concat(ifname(bridge), packed), mac)
             for packed in dict.fromkeys((*ips, link_local(mac))) if len(packed) == 16]
 
@@ -101,7 +102,8 @@ class Store(elements.Store):
     __slots__ = ()
 
     def complete(self, req: Request) -> bool:
-        """Ask the kernel each time: it deletes a bridge's chain with the bridge, and announces nothing."""
+        """Return whether the chains have their rules. Asks the kernel each time: it deletes a bridge's chain with the
+        bridge and sends no notification."""
         return self.complete_on(req.mode.firewall)
 
     def keeps(self, chain: str) -> bool:

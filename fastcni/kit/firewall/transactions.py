@@ -1,4 +1,4 @@
-"""Changes of many elements in few transactions: split if a Batch is full or the kernel refuses one."""
+"""Change many elements in few transactions. Split a transaction if a Batch is full or the kernel rejects an item."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def in_one(sock: Socket, items: Sequence[Any], fill: Fill) -> list[NetlinkError]:
-    """Send fill(batch, items) as one transaction, or as several if a Batch is too small. Return the refusals."""
+    """Send fill(batch, items) as one transaction, or as several if a Batch is too small. Return the kernel's errors."""
     batch = nft.start(Batch())
     try:
         fill(batch, items)
@@ -30,9 +30,11 @@ def in_one(sock: Socket, items: Sequence[Any], fill: Fill) -> list[NetlinkError]
 
 
 def in_halves(sock: Socket, items: Sequence[Any], fill: Fill, *fine: int) -> int:
-    """The same as in_one(), but repeat a refused transaction in halves: one refused item does not keep the others out.
+    """Send items as in_one() does, but send a rejected transaction again in halves, so that one bad item does not keep
+    the others out.
 
-    Return how many items went in. Raises NetlinkError if an item alone is refused, but not for the errnos in `fine`.
+    Return the number of items that the kernel accepted. Raises NetlinkError if the kernel rejects a single item, except
+    for the errnos in `fine`.
     """
     refused = in_one(sock, items, fill)
     if refused and len(items) > 1:

@@ -1,1 +1,1 @@
-"""Addresses: ranges, the files of held addresses and their index."""
+"""Allocate addresses: ranges, the files of held addresses, and their index."""

@@ -1,21 +1,23 @@
-"""The address files of one host-local network, with the Go plugin's layout and contents.
+"""Read, create and remove the address files of one host-local network, with the reference plugin's layout and contents.
 
     <dataDir>/<network>/              0755
         10.1.2.5, fd00:9::2           0600, "<container id>\\r\\n<ifname>"; old files have only the id
         last_reserved_ip.<set>        0600, the cursor: the last allocated address of a range set, as text
 
-Exclusive creation of its file allocates an address. Directories below this one are ignored.
+Creating an address's file exclusively (O_EXCL) allocates the address. Subdirectories are ignored.
 
-A file that cannot be read (EIO, ESTALE, EACCES) has an unknown owner. A pipe, a folder or a symbolic link with the name
-of an address holds the address, and has no owner.
+A file that cannot be read (EIO, ESTALE, EACCES) has an unknown owner. A pipe, a directory or a symbolic link with the
+name of an address keeps the address from being allocated, and has no owner.
 
-A crash or a power cut can leave a file empty or full of NUL bytes. No DEL ever matches such a torn file, so its address
-is free here, and is reclaimed with a warning. Any printable content is respected: it may be a note of an operator. An
-empty file is read again after EMPTY_S, because a program without the lock may have created it this moment.
+A crash or a power cut can leave a file empty or full of NUL bytes. No DEL ever matches such a torn file, so fastcni
+treats its address as free, and removes the file with a warning. A file with any printable content holds its address:
+the content may be an operator's remark. An empty file is read again after EMPTY_S seconds, because a program without
+the lock may have just created it.
 
-With sync=True (`ipam.fsync`), file and directory are on disk before the answer. The default is off, as in the
-reference. On ext4 over a virtio disk, sync took ADD from 0.08 to between 0.4 and 1.5 ms (bench_ipam.py). It protects
-the addresses of pods that were added just before a power cut; without it DEL and GC release these afterwards.
+With sync=True (`ipam.fsync`), file and directory are written to disk before the request is answered. The default is
+off, as in the reference. On ext4 over a virtio disk, sync took ADD from 0.08 to between 0.4 and 1.5 ms (bench_ipam.py).
+sync protects the addresses of pods that were added just before a power cut. Without it DEL and GC release these
+addresses after the power cut.
 """
 
 from __future__ import annotations
@@ -33,49 +35,50 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Errors of the process or of the moment, not of the file: the request fails.
+# Errors of the process, or temporary ones, not errors of the file: the request fails.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
-NOT_A_FILE = (errno.EISDIR, errno.EOPNOTSUPP, errno.ELOOP, errno.ENXIO, errno.ENODEV)     # a folder, a pipe, a link ...
-OWNER_BYTES = 512                   # longer than an owner can be: the length of a file name (255) and 17
-MAX_BYTES = 1 << 20                 # bytes of a file that are read: an operator's note may be longer than an owner
-NO_OWNER = b"/"                     # owner of anything but a regular file: no id and no interface name has a slash
-UNKNOWN = b"//"                     # of a file that could not be read
+NOT_A_FILE = (errno.EISDIR, errno.EOPNOTSUPP, errno.ELOOP, errno.ENXIO, errno.ENODEV)     # directory, pipe, link ...
+OWNER_BYTES = 512                   # more than the longest owner: a file name (255 bytes) and 17
+MAX_BYTES = 1 << 20                 # bytes of a file that are read: an operator's remark may be longer than an owner
+NO_OWNER = b"/"                     # owner of all but regular files: no id and no interface name has a slash
+UNKNOWN = b"//"                     # owner of a file that could not be read
 CONTROL = bytes(b for b in range(32) if b not in b"\t\n\r") + b"\x7f"
 READ = posix.O_RDONLY | posix.O_NOFOLLOW
 WRITE = posix.O_CREAT | posix.O_NOFOLLOW
 CREATE = WRITE | posix.O_EXCL
-EMPTY_S = 0.01                      # a program writes a file that it has created much sooner
-FIRST_CHARACTERS = "0123456789abcdef:"      # of an address
+EMPTY_S = 0.01                      # seconds; a program needs much less from creating a file to writing it
+FIRST_CHARACTERS = "0123456789abcdef:"      # characters that begin an address
 
 
 def owner_of(container_id: str, ifname: str = "") -> bytes:
-    """The content of an address file."""
+    """Return the content of an address file."""
     return f"{container_id}\r\n{ifname}".strip().encode()
 
 
 def owner_text(owner: bytes) -> str:
-    """An owner for people: "id eth0"."""
+    """Return an owner as text for people: "id eth0"."""
     return " ".join(owner.decode("utf-8", "replace").split())
 
 
 def is_attachment(owner: bytes) -> bool:
-    """Return whether ADD wrote this content: an id alone, or an id and an interface. An operator's note has another
+    """Return whether ADD wrote this content: an id alone, or an id and an interface. An operator's remark has another
     form."""
     return len(owner.split(None)) == (2 if b"\r\n" in owner else 1)
 
 
 def is_torn(content: bytes) -> bool:
-    """Return whether the content is torn: empty, or with bytes that no text has. No complete write leaves that."""
+    """Return whether the content is torn, that is, empty or with bytes that are not text. No complete write leaves such
+    content."""
     return not content or len(content.translate(None, CONTROL)) != len(content)
 
 
 def wait_for_content() -> None:
-    """Let a program without the lock write what it has created."""
+    """Wait EMPTY_S seconds, so that a program without the lock can write a file that it has created."""
     waiting.readable(-1, EMPTY_S, waiting.LOCK)
 
 
 def address_of(name: str) -> bytes | None:
-    """The packed address that a file's name spells; None if it is not the canonical text of an address."""
+    """Return the packed address of a file's name; None if the name is not the canonical text of an address."""
     try:
         packed = address.read_ip(name)
     except ValueError:
@@ -84,18 +87,19 @@ def address_of(name: str) -> bytes | None:
 
 
 class Unreadable(CniError):
-    """An address file that exists and cannot be read: code 5, with its path and errno. Its owner is unknown."""
+    """An address file that exists and cannot be read: CniError 5 with the path and errno. The file's owner is
+    unknown."""
 
 
 class AddressFiles:
     """The directory of a network. Not for use by two threads at once.
 
-    path        of the directory
-    fd          its descriptor while it is open, else -1
+    path        the directory's path
+    fd          the directory's descriptor while it is open, otherwise -1
     changed     a file was created or removed, or may have been
     unreadable  an Unreadable for each file that could not be read
-    warn        warn(text) gets what an operator should know
-    sync        see above
+    warn        warn(text) prints a warning for the operator
+    sync        whether to write changes to disk, see above
 
     Methods raise CniError 5 with the path and the kernel's message, unless they say otherwise.
     """
@@ -139,7 +143,7 @@ class AddressFiles:
                 raise self.error("fsync", "", e) from None
 
     def names(self) -> list[str]:
-        """The names that look like addresses."""
+        """Return the names that begin like an address."""
         try:
             return [name for name in posix.listdir(self.fd) if name[0] in FIRST_CHARACTERS]
         except OSError as e:
@@ -164,7 +168,7 @@ class AddressFiles:
         return content.strip()
 
     def read_owner(self, name: str) -> bytes | None:
-        """As read(), but a file that cannot be read is noted in `unreadable`, with a warning; its owner is UNKNOWN."""
+        """Return read(). For a file that cannot be read, return UNKNOWN, add the file to `unreadable`, and warn."""
         try:
             return self.read(name)
         except Unreadable as e:
@@ -173,7 +177,7 @@ class AddressFiles:
             return UNKNOWN
 
     def create(self, name: str, owner: bytes) -> bytes | None:
-        """Create the file of an address. Return None, or the owner of the file that is there already.
+        """Create the file of an address. Return None, or the owner of an existing file.
 
         A torn file is replaced. After an error there is no new file.
         """
@@ -190,7 +194,7 @@ class AddressFiles:
                 wait_for_content()
                 content = self.read_owner(name)
             if content is None:
-                continue                        # a program without the lock has removed it meanwhile
+                continue                        # a program without the lock has removed the file in between
             if not is_torn(content):
                 return content
             self.warn(f"{self.path}/{name}: empty or torn address file reclaimed")
@@ -209,8 +213,8 @@ class AddressFiles:
             raise self.error("remove", name, e) from None
 
     def read_cursor(self, number: int) -> bytes | None:
-        """The last allocated address of range set `number`, packed, or None. If it is lost, only the order of
-        allocation changes."""
+        """Return the last allocated address of range set `number`, packed, or None. If that address is lost, only the
+        order of allocation changes."""
         try:
             content = self.read(f"last_reserved_ip.{number}")
             return address.read_ip(content.decode("ascii")) if content else None
@@ -232,7 +236,7 @@ class AddressFiles:
             self.warn(str(self.error("write", name, e)))
 
     def error(self, verb: str, name: str, error: OSError) -> CniError:
-        """The CniError 5, or 11, for what the kernel refused; name "": the directory itself."""
+        """Return the CniError, 5 or 11, for a kernel error. name "": the directory itself."""
         path = f"{self.path}/{name}" if name else self.path
         return CniError(of_errno(error.errno or 0), f"{verb} {path}: {error.strerror} (errno {error.errno})",
                         f'ipam.dataDir is "{self.data_dir}"; is that a directory that can be written, '

@@ -1,4 +1,5 @@
-"""Allocate addresses of range sets in a Store, and release them. Every function needs the Store open, and so locked."""
+"""Allocate addresses of range sets in a Store, and release them. All functions but assign_requested() need an open
+Store, which holds the lock."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def assign_requested(range_sets: Sequence[RangeSet], requested: Iterable[bytes]) -> list[bytes | None]:
-    """The requested address, packed, or None, for each set. Needs no Store. Raises CniError 7 for a gateway, and for
-    an address that is in no set or in a set that has another one already."""
+    """Return for each set its requested address, packed, or None. Raises CniError 7 for a gateway, for an address in no
+    set, and for a second address in the same set."""
     left = list(requested)
     wanted = []
     for i, range_set in enumerate(range_sets):
@@ -39,8 +40,8 @@ def assign_requested(range_sets: Sequence[RangeSet], requested: Iterable[bytes])
 
 
 def allocate(store: Store, number: int, range_set: RangeSet, wanted: bytes | None, owner: bytes) -> bytes:
-    """Allocate an address of set `number` to `owner`, the wanted one or the next. Return it packed. Raises CniError:
-    11 if there is none, 999 if the owner has an address of the set already."""
+    """Allocate an address of set `number` to `owner`: `wanted`, or the next free address. Return the packed address.
+    Raises CniError 11 if no address is free, 999 if the owner already has an address of the set."""
     try:
         return _allocate(store, number, range_set, wanted, owner)
     except CniError as e:
@@ -72,13 +73,13 @@ def _take_next(store: Store, number: int, range_set: RangeSet, owner: bytes) -> 
     for first, last, gateway in search_order(range_set, store.files.read_cursor(number)):
         while (packed := store.index.next_free(first, last, gateway)) is not None:
             if store.take(packed, owner):
-                return packed           # another owner has it, and the index knows this now
+                return packed           # another owner has the address, which the index now has recorded
     return None
 
 
 def release_each(store: Store, held: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Release (packed, owner) pairs; a failure does not stop it. Return those that were held. Raises one CniError for
-    all failures."""
+    """Release (packed, owner) pairs, all of them even after an error. Return the pairs that were held. Raises one
+    CniError for all errors."""
     released, failures = [], []
     for packed, owner in held:
         try:
@@ -92,9 +93,9 @@ def release_each(store: Store, held: Iterable[tuple[bytes, bytes]]) -> list[tupl
 
 
 def collect(req: Request, store: Store, is_stale: Callable[[bytes, bytes], bool]) -> list[bytes]:
-    """Do what GC does: remove torn files, and release the addresses of attachments of which is_stale(packed, owner) is
-    true. Report each to `req`, and those of the former boot. Return the released addresses, packed. Reads every file.
-    Raises CniError 5 at the end if one cannot be read."""
+    """For GC: remove torn files, and release the addresses for which is_stale(packed, owner) is true. Report to `req`
+    each released address, also those of the previous boot. Return the released addresses, packed. Reads every file.
+    Raises CniError 5 at the end if a file cannot be read."""
     for packed, owner in store.released:
         req.release(f"address {address.ip_text(packed)}", owner_text(owner))
     held, torn = store.read_all()
@@ -108,7 +109,7 @@ def collect(req: Request, store: Store, is_stale: Callable[[bytes, bytes], bool]
 
 
 def is_full(store: Store, range_set: RangeSet) -> bool:
-    """Return whether the set has no free address, also after a recheck."""
+    """Return whether the set has no free address, even after store.recheck()."""
     return not _has_free(store, range_set) and not (store.recheck() and _has_free(store, range_set))
 
 

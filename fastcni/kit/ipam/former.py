@@ -1,19 +1,19 @@
-"""Addresses of pods from before the last reboot.
+"""Release addresses of pods that ran before the last reboot.
 
 No pod survives a reboot, but its address file does, if the dataDir is on a disk. The index has the boot id of its last
-change. So the first request of a network in a new boot finds what this node held in the former one. A file is released
-only if all of this is true:
+change. So the first request of a network after a reboot finds the addresses that this node held before it. fastcni
+removes a file only if all of this is true:
 
-- the index is undamaged, of another boot and of this very directory, on a local file system. Another machine can have
-  changed a directory on NFS, or one that was copied;
-- the index was last written before this boot began, by the clock of now;
+- the index is undamaged, has another boot id, and belongs to this directory, which is on a local file system. Another
+  machine may have changed a directory on NFS, or the original of a copied directory;
+- the index was last written before this boot began, by the current clock;
 - the index has this address with this owner, a container id and an interface name;
-- the file has not changed since then (its ctime). A pod that was added in this boot, by the Go plugins too, has a new
-  file;
+- the file has not changed since then (its ctime). A pod that was added since the reboot, by the reference plugins too,
+  has a new file;
 - no cached result of the attachment names a network namespace that exists.
 
-All other files stay, and the runtime's DEL or GC releases them. The files are read under the directory's lock. The
-usual request, with an index of this boot, does none of this.
+All other files stay, and the runtime's DEL or GC releases them. The files are read under the directory's lock. If the
+index has the current boot id, a request skips all of this.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_LISTED = 10                         # addresses that a warning names
 
 
 def find(store: Store) -> list[tuple[bytes, bytes]]:
-    """Return (packed, owner) of the files to release. The index is empty afterwards. Raises CniError."""
+    """Return (packed, owner) of the files to remove, and clear the index. Raises CniError."""
     written_ns = store.index.former_ns
     found = []
     if written_ns < boot_began_ns() and store.index.load_former():
@@ -55,8 +55,8 @@ def find(store: Store) -> list[tuple[bytes, bytes]]:
 
 
 def release(store: Store, found: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Release the (packed, owner) that find() has returned, with one warning that names the first MAX_LISTED of them.
-    Return those that were released. A failure ends it with a warning."""
+    """Release the (packed, owner) pairs of find(), with one warning that names the first MAX_LISTED. Return the
+    released pairs. After an error, warn and stop."""
     released = []
     try:
         for packed, owner in found:
@@ -72,7 +72,7 @@ def release(store: Store, found: list[tuple[bytes, bytes]]) -> list[tuple[bytes,
 
 
 def boot_began_ns() -> int:
-    """When this boot began, in nanoseconds of the clock as it is set now."""
+    """Return when this boot began, in nanoseconds by the current clock."""
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
@@ -84,8 +84,8 @@ def is_unchanged(files: AddressFiles, name: str, since_ns: int) -> bool:
 
 
 def is_claimed(network: str, owner: bytes) -> bool:
-    """Return whether the attachment may exist. Yes if the owner has not both names, as an operator's note, or if a
-    cached result of it names a namespace that exists, or cannot be read."""
+    """Return whether the attachment may exist. True if `owner` is not a container id and an interface name, if a cached
+    result of the attachment names an existing namespace, or if that result cannot be read."""
     container_id, _, ifname = owner.decode("utf-8", "replace").partition("\r\n")
     if not container_id or not ifname or "/" in container_id + ifname or len(owner.split()) != 2:
         return True
@@ -100,7 +100,8 @@ def is_claimed(network: str, owner: bytes) -> bool:
 
 
 def namespaces_of(cached: Any) -> list[str]:
-    """The network namespaces that a cached result names: its own, else those of the result's interfaces."""
+    """Return the network namespaces that a cached result names: its member `netns`, otherwise those of the result's
+    interfaces."""
     try:
         links = cached["result"].get("interfaces", ()) if not cached.get("netns") else ()
         found = [cached.get("netns"), *(link.get("sandbox") for link in links)]

@@ -1,4 +1,4 @@
-"""The keys of host-local, read and checked, and the addresses that a container asks for. Touches nothing."""
+"""Read and check the keys of host-local and the requested addresses. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.ranges import RangeSet
     from fastcni.spec.config import Section
 
-ARGS = ("IP",)                      # the pairs of CNI_ARGS that are read
+ARGS = ("IP",)                      # the names in CNI_ARGS that are read
 DATA_DIR = "/var/lib/cni/networks"
 
 
 class Keys:
     """The keys that all pods of a network share, so no code may change them.
 
-    data_dir, fsync     the folder of the address files, and whether they are synced
-    sets                the range sets, a tuple; this and the next two not for DEL and GC
-    routes, resolv_conf routes as a result has them; a path or ""
+    data_dir, fsync     the directory of the address files, and whether changes are synced to disk
+    sets                a tuple of range sets; sets, routes and resolv_conf are not set for DEL and GC
+    routes, resolv_conf routes in the shape of a result; a path or ""
     """
 
     __slots__ = ("data_dir", "fsync", "resolv_conf", "routes", "sets")
@@ -38,7 +38,7 @@ class Keys:
 
 
 def read_place(section: Section) -> Keys:
-    """Read the Keys of DEL and GC: the folder of the address files. Raises CniError 7."""
+    """Read the Keys of DEL and GC: the directory of the address files. Raises CniError 7."""
     ipam = ipam_conf.ipam_section(section)
     keys = Keys()
     keys.data_dir = ipam.strict.text("dataDir") or DATA_DIR
@@ -49,7 +49,7 @@ def read_place(section: Section) -> Keys:
 
 
 def read_keys(section: Section) -> Keys:
-    """All Keys. Raises CniError 7."""
+    """Read all Keys. Raises CniError 7."""
     ipam, keys = ipam_conf.ipam_section(section), read_place(section)
     keys.sets = read_range_sets(ipam, section.section("runtimeConfig"), section.text("cniVersion"))
     keys.routes = ipam_conf.read_routes(ipam)
@@ -58,17 +58,17 @@ def read_keys(section: Section) -> Keys:
 
 
 def max_held(req: Request) -> float:
-    """The number of addresses that the container's interface can have: one of each range set."""
+    """Return the number of addresses that the container's interface can have: one of each range set."""
     try:
         return len(req.conf.once(read_keys).sets)
-    # the ranges have a typo since the ADD: then a file that could not be read may be the container's, too
+    # the ranges have become invalid since ADD: an unreadable file may then belong to the container, too
     except CniError:
         return float("inf")
 
 
 def read_requested(req: Request) -> list[bytes]:
-    """The requested addresses, packed, prefix lengths ignored: IP= of CNI_ARGS, args.cni.ips and runtimeConfig.ips,
-    each address once. Raises CniError 4 or 7."""
+    """Return the requested packed addresses of IP= in CNI_ARGS, args.cni.ips and runtimeConfig.ips, each address once
+    and without its prefix length. Raises CniError 4 or 7."""
     text = read_args(req.args, ARGS).get("IP", "")
     if not text:
         return req.conf.once(read_configured)
@@ -81,7 +81,7 @@ def read_requested(req: Request) -> list[bytes]:
 
 
 def read_configured(conf: Section) -> list[bytes]:
-    """The addresses that the configuration asks for. Raises CniError 7."""
+    """Return the addresses that the configuration requests. Raises CniError 7."""
     found = []
     for path, texts in ipam_conf.requested_ips(conf):
         for text in texts:
@@ -93,5 +93,5 @@ def read_configured(conf: Section) -> list[bytes]:
 
 
 def read_address(text: str) -> bytes:
-    """An address with or without prefix length, packed. Raises ValueError."""
+    """Return the packed address of a text with or without a prefix length. Raises ValueError."""
     return address.read_cidr(text)[0] if "/" in text else address.read_ip(text)

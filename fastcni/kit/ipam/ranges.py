@@ -1,4 +1,4 @@
-"""Range sets of host-local: the addresses that a configuration allows to be allocated, checked. Touches nothing.
+"""Read and check the range sets of host-local: the addresses that may be allocated. Changes nothing.
 
 A range set is a tuple of Range of one family; each container gets one address of each set. Addresses are packed: 4 or
 16 bytes, which compare like numbers within a family.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Range:
-    """Addresses of one subnet from start to end, both included; the gateway is never allocated.
+    """The addresses of one subnet from start to end, both included. The gateway is never allocated.
 
     start, end, gateway, subnet     packed addresses; the gateway may lie outside of the subnet
     prefix                          length of the subnet's prefix
@@ -35,7 +35,7 @@ class Range:
         return f"{address.ip_text(self.start)}-{address.ip_text(self.end)}"
 
     def network(self) -> str:
-        """The subnet as text."""
+        """Return the subnet as text."""
         return address.cidr_text(self.subnet, self.prefix)
 
     def contains(self, packed: bytes) -> bool:
@@ -45,18 +45,18 @@ class Range:
         return len(self.start) == len(other.start) and self.start <= other.end and other.start <= self.end
 
     def size(self) -> int:
-        """The number of addresses that can be allocated; the gateway is not one of them."""
+        """Return the number of addresses that can be allocated, without the gateway."""
         count = int.from_bytes(self.end, "big") - int.from_bytes(self.start, "big") + 1
         return count - self.contains(self.gateway)
 
 
 def set_text(range_set: RangeSet) -> str:
-    """A set as errors print it: "10.1.0.1-10.1.0.254,10.2.0.1-10.2.0.254"."""
+    """Return a set as errors print it: "10.1.0.1-10.1.0.254,10.2.0.1-10.2.0.254"."""
     return ",".join(map(str, range_set))
 
 
 def find_range(range_set: RangeSet, packed: bytes) -> Range | None:
-    """The Range of the set that has this address, or None."""
+    """Return the Range of the set that contains this address, or None."""
     for one in range_set:
         if one.contains(packed):
             return one
@@ -64,10 +64,10 @@ def find_range(range_set: RangeSet, packed: bytes) -> Range | None:
 
 
 def search_order(range_set: RangeSet, after: bytes | None) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """The (first, last, gateway) spans in which to search for a free address, in order; both ends included.
+    """Yield the spans (first, last, gateway) in which to search for a free address, in order; both ends included.
 
-    Round-robin as in the reference: from the address behind `after` through the ranges of the set, and around to
-    `after`. If `after` is None or in no range of the set, the search starts with the first range.
+    The order is round-robin as in the reference: from the address that follows `after` through the ranges of the set,
+    and around to `after`. If `after` is None or in no range of the set, the search starts with the first range.
     """
     for i, one in enumerate(range_set):
         if after is not None and one.contains(after):
@@ -82,10 +82,10 @@ def search_order(range_set: RangeSet, after: bytes | None) -> Iterator[tuple[byt
 
 
 def read_range_sets(ipam: Section, runtime_config: Section, config_version: str) -> tuple[RangeSet, ...]:
-    """The range sets in order: runtimeConfig.ipRanges, the single range of old configurations, ranges.
+    """Return the range sets in order: runtimeConfig.ipRanges, the single range of old configurations, ranges.
 
-    The index of a set is part of the state on disk (the cursor of set 0 is last_reserved_ip.0), hence the order.
-    Raises CniError 7. No sets at all is not an error here.
+    The order matters, because a set's index is in the name of its file: the cursor of set 0 is last_reserved_ip.0.
+    Raises CniError 7. An empty tuple is no error.
     """
     raw = list(_raw_sets(runtime_config, "ipRanges"))
     if ipam.has("subnet"):
@@ -118,7 +118,7 @@ def check_one_per_family(addresses: Iterable[bytes], config_version: str) -> Non
 
 
 def _raw_sets(section: Section, key: str) -> Iterator[list[Section]]:
-    """The lists of Sections under `key`, [[{"subnet": ...}, ...], ...]."""
+    """Yield the lists of Sections under `key`, [[{"subnet": ...}, ...], ...]."""
     for i, values in enumerate(section.items(key)):
         if values is None:
             values = []
@@ -133,7 +133,7 @@ def _raw_sets(section: Section, key: str) -> Iterator[list[Section]]:
 
 
 def _read_set(sections: list[Section]) -> RangeSet:
-    """One range set. Raises ValueError with the reference's text."""
+    """Read one range set. Raises ValueError with the reference's text."""
     if not sections:
         raise ValueError("empty range set")
     ranges = []
@@ -149,7 +149,7 @@ def _read_set(sections: list[Section]) -> RangeSet:
 
 
 def _read_range(section: Section) -> Range:
-    """One range. The checks are in the reference's order, which decides the text of an error."""
+    """Read one range. The checks follow the reference's order, so that the same error is reported first."""
     subnet = section.cidr("subnet")
     if subnet is None:
         raise ValueError("IP <nil> not v4 nor v6")
@@ -175,7 +175,7 @@ def _read_range(section: Section) -> Range:
             raise ValueError(f"{key} {address.ip_text(packed)} not in network {r.network()}")
     r.start = start or address.plus(base, 1)
     r.end = end or (address.plus(last, -1) if bits == 32 else last)
-    if r.start > r.end:             # only one of the two is configured, and lies beyond the default of the other
+    if r.start > r.end:             # only one of the two is configured, and is beyond the other's default
         raise ValueError(f"{'RangeEnd' if end else 'RangeStart'} {address.ip_text(end or r.start)} "
                          f"not in network {r.network()}")
     return r

@@ -15,8 +15,8 @@ MAX_BYTES = 1 << 20
 
 
 def read(path: str) -> dict[str, Any]:
-    """The file as a result's dns, without what is empty: {"nameservers": [...], "domain": "", "search": [...],
-    "options": [...]}. Raises CniError 5."""
+    """Return the file in the shape of a result's dns, without empty members: {"nameservers": [...], "domain": "",
+    "search": [...], "options": [...]}. Raises CniError 5."""
     try:
         data = read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, MAX_BYTES)
     except (OSError, ValueError) as e:

@@ -1,18 +1,20 @@
-"""The held addresses of one host-local network: its files, the lock around them, and an index that finds them fast.
+"""Keep the held addresses of one host-local network: its files, their lock, and an index to find addresses fast.
 
     <dataDir>/<network>/
-        lock                          0750, flock(2) LOCK_EX on it around every read and change; the Go plugin's
+        lock                          0750, flock(2) LOCK_EX around every read and change; the reference plugin's file
         10.1.2.5, fd00:9::2 ...       see address_files.py
-        .fastcni.index                fastcni's only, see _ipam_bitmap.pyx. It may be removed at any time
+        .fastcni.index                only fastcni's, see _ipam_bitmap.pyx. The index may be removed at any time
 
-The files are the truth, and both implementations can work on one directory. The index finds candidates. A file is read
-and compared before it is removed, and if it contradicts the index, the index is corrected.
+The files decide which addresses are held, so fastcni and the reference plugin can use one directory. The index finds
+candidates. Before fastcni removes a file, it reads the file; if the file contradicts the index, fastcni corrects the
+index.
 
-The index misses two changes: inside an existing file (no program does this), and by a program without the lock in the
-microseconds in which this one has the lock. The next full range, GC or foreign change corrects the index.
+The index misses two changes: one inside an existing file (no program does this), and one by a program without the lock
+in the microseconds in which fastcni has the lock. The index is corrected at the next full range, at GC, or at the next
+change by another program.
 
-The index notes a file that cannot be read, and each request reads the file again. A request that may be about it fails
-with code 5 and the file's name; ADD allocates other addresses.
+The index records a file that cannot be read, and each request reads that file again. A request that may concern the
+file fails with code 5 and the file's name; ADD allocates other addresses.
 """
 
 from __future__ import annotations
@@ -33,19 +35,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOCK = posix.O_RDONLY | WRITE
-SPACE_FOLDER = ".cluster"           # of a space of cluster-wide addresses, see cluster/node_state.py
+SPACE_FOLDER = ".cluster"           # the directory of a cluster-wide address space, see cluster/node_state.py
 MAX_LISTED = 10                     # addresses that a warning names
-known_boot_id = b""                 # once read; it lasts as long as the process
+known_boot_id = b""                 # the boot id, read once per process
 
 
 class Store:
     """A network's directory, open and locked inside `with`. Not for use by two threads at once.
 
-    `with Store(...) as store` gives None when the directory does not exist and create is False. The first Store in a
-    new boot releases addresses of pods from before, see former.py; `released` has them, as (packed, owner). With
-    release_former=False it leaves that, and the index, to the next one.
-    Methods raise CniError: 7 for a network name that cannot be a directory's name, 11 if the lock is not free in time,
-    5 with the path and the kernel's message otherwise.
+    `with Store(...) as store` gives None when the directory does not exist and create is False. The first Store after a
+    reboot releases addresses of pods from before it, see former.py; `released` has these as (packed, owner). With
+    release_former=False the Store changes neither these nor the index, and the next Store does that.
+    Methods raise CniError: 7 for a network name that cannot be a directory's name, 11 if another process holds the lock
+    too long, otherwise 5 with the path and the kernel's message.
     """
 
     __slots__ = ("create", "files", "index", "lock", "network", "release_former", "released", "signs")
@@ -91,7 +93,7 @@ class Store:
                 return
             self.files.write_out()
             # After a CniError files and index agree. After any other error the index is not written, so that the files
-            # of a changed folder are read again.
+            # of a changed directory are read again.
             if self.signs and self.index.dirty and (kind is None or issubclass(kind, CniError)):
                 self.index.sign()
             if self.index.trouble:
@@ -101,8 +103,8 @@ class Store:
             self._close()
 
     def _is_of_another_kind(self) -> bool:
-        """Return whether this is a space of cluster-wide addresses. Its files have more lines than an owner: its own
-        requests release what is of another boot, and write the index."""
+        """Return whether this is a cluster-wide address space. Its files have more lines than an owner; requests for
+        that space release addresses of another boot and write the index."""
         if not self.index.plain:
             self.index.plain = not posix.access(SPACE_FOLDER, posix.F_OK, dir_fd=self.files.fd)
         return not self.index.plain
@@ -117,7 +119,7 @@ class Store:
         if self.index is not None:
             self.index.close()
         if self.lock >= 0:
-            _ipam_bitmap.unlock(self.lock, self.files.fd)       # closes both
+            _ipam_bitmap.unlock(self.lock, self.files.fd)       # closes both descriptors
         elif self.files.fd >= 0:
             posix.close(self.files.fd)
         self.files.fd = self.lock = -1
@@ -126,7 +128,7 @@ class Store:
     # -- what is held ---------------------------------------------------------------------------------
 
     def addresses_of(self, owner: bytes) -> list[bytes]:
-        """The packed addresses whose files have this owner: from the index, each file read."""
+        """Return the packed addresses of this owner: the index finds them, and each file is read and compared."""
         return [packed for packed in self.index.addresses_of(owner) if self._has_owner(packed, owner)]
 
     def read_all(self) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
@@ -151,7 +153,7 @@ class Store:
         return held, torn
 
     def _begin_boot(self) -> None:
-        """Release the addresses of the former boot, and read the other files."""
+        """Release the addresses of the previous boot, and read the other files."""
         from fastcni.kit.ipam import former
 
         found = former.find(self)
@@ -159,19 +161,19 @@ class Store:
         self.released = former.release(self, found)
 
     def _read_unknown(self) -> None:
-        """Read the unreadable files again, and note in the index the owners of the files that can be read now."""
+        """Read the unreadable files again, and record in the index the owners of the files that can be read now."""
         for packed in self.index.addresses_of(UNKNOWN):
             content = self.files.read_owner(address.ip_text(packed))
             if content != UNKNOWN:
                 self._correct(packed, UNKNOWN, content)
 
     def network_of(self, name: str) -> str:
-        """The network of the attachment that has an address file, which was read."""
+        """Return the network of the attachment that has an address file. The file must have been read."""
         return self.network
 
     @property
     def unread(self) -> int:
-        """The number of files that could not be read."""
+        """Return the number of files that could not be read."""
         return len(self.files.unreadable)
 
     def check_all_read(self) -> None:
@@ -180,10 +182,10 @@ class Store:
             raise self.files.unreadable[0]
 
     def recheck(self) -> bool:
-        """Before a range counts as full: if there are not as many files as in the index, read them. Return True if that
-        freed addresses.
+        """Read all files if their number differs from the index. Return True if that freed addresses. Call recheck()
+        before a range counts as full.
 
-        Only names are counted: 60,000 of them take 20 ms.
+        Only names are counted, which takes 20 ms for 60,000 names.
         """
         before = len(self.index)
         if len(self.files.names()) == before:
@@ -194,18 +196,19 @@ class Store:
     # -- taking and releasing -------------------------------------------------------------------------
 
     def take(self, packed: bytes, owner: bytes) -> bool:
-        """Allocate the address to `owner`. Return False if another owner holds it; then the index has that owner."""
+        """Allocate the address to `owner`. Return False if another owner holds the address; the index then has that
+        owner."""
         self.index.reserve()
         holder = self.files.create(address.ip_text(packed), owner)
         if holder is not None:
             self.index.hold(packed, holder)
             return False
         if not self.index.hold(packed, owner):
-            self.read_all()         # the index says held, and there is no file: a program has worked without the lock
+            self.read_all()         # the index has it without a file: a program has worked without the lock
         return True
 
     def release(self, packed: bytes, owner: bytes) -> bool:
-        """Remove the address's file if it has this owner. True if it was removed."""
+        """Remove the address's file if the file has this owner. Return whether it was removed."""
         if not self._has_owner(packed, owner):
             return False
         self.files.remove(address.ip_text(packed))
@@ -231,14 +234,14 @@ class Store:
         return False
 
     def _correct(self, packed: bytes, owner: bytes, content: bytes | None) -> None:
-        """Correct the index, which has `owner` for this address, while the file has `content`."""
+        """Correct the index entry of this address: the index has `owner`, but the file has `content`."""
         self.index.drop(packed, owner)
         if content is not None and not is_torn(content):
             self.index.hold(packed, content)
 
 
 def boot_id() -> bytes:
-    """The 36 bytes of this boot's id (random(4)). b"" without /proc: then no index is used."""
+    """Return the 36 bytes of this boot's id (random(4)). b"" without /proc: no index is used then."""
     global known_boot_id
     if not known_boot_id:
         try:

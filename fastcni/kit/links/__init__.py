@@ -1,1 +1,1 @@
-"""The pod's links: made, found, moved, configured, deleted; bridges, VLANs, routes."""
+"""Make, find, move, configure and delete the pod's links; change the pod's routes and routing rules."""

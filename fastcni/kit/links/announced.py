@@ -1,5 +1,5 @@
-"""Wait for an announcement of the kernel, never for a time: a port is up, addresses are usable. For links that go:
-deletion.py."""
+"""Wait until the kernel notifies that a port is up or that addresses are usable. kit/call/deletion.py waits for deleted
+links."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
 
-PORT_UP_TIMEOUT_S = 2.55        # the reference's sleeps of 50, 500, 1000 and 1000 ms together
+PORT_UP_TIMEOUT_S = 2.55        # the sum of the reference's sleeps of 50, 500, 1000 and 1000 ms
 SETTLE_TIMEOUT_S = 5            # the reference's limit for duplicate address detection
 
 
 def open_watcher() -> Socket:
-    """Open a socket that receives announcements of links, in the calling thread's namespace."""
+    """Open a socket that receives notifications of links, in the calling thread's namespace."""
     return wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
 
 
 def port_up(sock: Socket, index: int, bridge_index: int) -> Link:
-    """Wait until the host end of a veth is operationally up. Return its Link of that moment.
+    """Wait until the host end of a veth is operationally up. Return its current Link.
 
-    Raises CniError after 2.55 s, or at once with code 11 if the port has left its bridge: another program has deleted
-    the bridge.
+    Raises CniError after 2.55 s. Raises CniError 11 immediately if the port has left its bridge, because another
+    program has deleted the bridge.
     """
     seen: list[Link] = []
 
@@ -112,7 +112,8 @@ def local(sock: Socket, watcher: Socket, link: Link, table: int, addresses: Sequ
 
 
 def _settle(sock: Socket, watcher: Socket, link: Link, look: Callable[..., bool], failure: Callable[[], str]) -> None:
-    """Wait until look() is true. After 5 s raise CniError with the text failure(), if the link is operationally up."""
+    """Wait until look() returns true. After 5 s raise CniError with the text failure(), if the link is operationally
+    up."""
     try:
         _until(watcher, SETTLE_TIMEOUT_S, look, look)
     except TimeoutError:
@@ -121,7 +122,7 @@ def _settle(sock: Socket, watcher: Socket, link: Link, look: Callable[..., bool]
 
 
 def _present(sock: Socket, index: int) -> Link:
-    """Return the link as it is now. Raises NetlinkError if it is gone."""
+    """Return the link's current state. Raises NetlinkError if the link no longer exists."""
     link = rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), index=index)))
     if link is None:
         raise wire.NetlinkError(ENODEV, f"find link {index}")
@@ -129,8 +130,8 @@ def _present(sock: Socket, index: int) -> Link:
 
 
 def _until(watcher: Socket, seconds: float, done: Callable[[list[Message]], bool], look: Callable[[], bool]) -> None:
-    """Pass notifications to done() until it returns true. If the kernel dropped some, call look() in their place.
-    Raises TimeoutError."""
+    """Pass notifications to done() until done() returns true. If the kernel has dropped notifications, call look()
+    instead. Raises TimeoutError."""
     deadline = monotonic() + seconds
     while True:
         left = deadline - monotonic()

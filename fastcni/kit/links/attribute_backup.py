@@ -1,8 +1,8 @@
-"""The attributes that a pod's link had before, kept in a file until DEL restores them: the Go plugin's file, byte for
-byte. tuning and host-device use it, each with its own directory.
+"""Keep the previous attributes of a pod's link in a file until DEL restores them. The file is byte for byte that of the
+reference plugin. tuning and host-device use such files, each in its own directory.
 
     <dataDir>/<container id>_<ifname>.json                      0600
-    <dataDir>/.fastcni/<network>/<container id>_<ifname>.json   fastcni's only: a symbolic link to it
+    <dataDir>/.fastcni/<network>/<container id>_<ifname>.json   only fastcni's: a symbolic link to the file above
 
 The file does not name its network. The symbolic link does, so that GC of one network leaves the files of others.
 """
@@ -30,7 +30,7 @@ BAD_FOLDER = "dataDir has to be a folder that can be written"
 
 
 def read_folder(keys: Section, default: str = FOLDER) -> str:
-    """The key dataDir. Raises CniError 7."""
+    """Return the key dataDir. Raises CniError 7."""
     folder = keys.text("dataDir") or default
     if "\0" in folder:
         raise keys.wrong("dataDir", "a path has no NUL byte")
@@ -38,7 +38,7 @@ def read_folder(keys: Section, default: str = FOLDER) -> str:
 
 
 class Backup:
-    """The file of one attachment. Methods raise CniError 5, with the path and the kernel's message."""
+    """The backup file of one attachment. Methods raise CniError 5, with the path and the kernel's message."""
 
     __slots__ = ("mark", "name", "path")
 
@@ -47,7 +47,7 @@ class Backup:
         self.path, self.mark = f"{folder}/{self.name}", f"{marks(folder, req.name)}/{self.name}"
 
     def read(self) -> Values:
-        """{attribute: value}; {} without a file, and for a file that a crash has cut."""
+        """Return {attribute: value}; {} if there is no file or a crash has cut the file."""
         content = files.read(self.path, MAX_BYTES, posix.O_NOFOLLOW)
         try:
             section = Section(json.read(content or b"{}") or {})
@@ -56,7 +56,8 @@ class Backup:
             return {}
 
     def keep(self, values: Values, undo: Undo) -> None:
-        """Write {attribute: value}. Values of an earlier ADD stay: these are the link's original ones."""
+        """Write {attribute: value}. Values that an earlier ADD has stored stay, because they are the link's original
+        values."""
         before = self.read()
         after = {**values, **before}
         if after == before:             # equal content is not written again, so that no crash can lose the file
@@ -66,7 +67,7 @@ class Backup:
         self.write(after)
 
     def write(self, values: Values) -> None:
-        """Write the file; without values remove it."""
+        """Write the file; if `values` is empty, remove the file."""
         if not values:
             self.remove()
             return
@@ -96,8 +97,8 @@ class Backup:
 
 
 def gc(req: Request, folder: str) -> None:
-    """Remove the files of this network's attachments that are not valid. Files of other networks and of the Go plugin
-    stay."""
+    """Remove the files of this network's attachments that are not valid. Files of other networks and of the reference
+    plugin stay."""
     own = marks(folder, req.name)
     valid = {f"{container_id}_{ifname}.json" for container_id, ifname in req.valid_attachments}
     for name in files.names(own, BAD_FOLDER):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
 
-    Values = dict[str, Any]         # types of values: str for mac, bool for FLAGS, int for the others
+    Values = dict[str, Any]         # value types: str for mac, bool for FLAGS, int for other attributes
 
 # {attribute: (keyword of rtnl.set_link, CHECK's text)}, in the order of the backup file
 TABLE = {
@@ -30,12 +30,13 @@ TABLE = {
 }
 FLAGS = ("promisc", "allmulti")
 MAX_U32 = 0xFFFFFFFF
-ARGS = ("MAC",)                 # the pairs of CNI_ARGS that are read
+ARGS = ("MAC",)                 # the names in CNI_ARGS that are read
 
 
 def read_wanted(req: Request) -> Values:
-    """The attributes that a request asks for: args.cni before the plugin's own keys. For the MAC runtimeConfig and MAC=
-    of CNI_ARGS come between them. promisc only if it is true. Raises CniError 4 or 7."""
+    """Return the attributes that a request asks for: from args.cni, otherwise from the plugin's own keys. For the MAC
+    the order is args.cni, runtimeConfig, MAC= of CNI_ARGS, the plugin's key. promisc is included only if it is true.
+    Raises CniError 4 or 7."""
     keys = req.conf
     asked, runtime, variable = (keys.section("args").section("cni"), keys.section("runtimeConfig"),
                                 Section(read_args(req.args, ARGS)))
@@ -69,13 +70,13 @@ def read(pick: Callable[[str], Section]) -> Values:
 
 
 def of(link: Link) -> Values:
-    """All attributes of a link."""
+    """Return all attributes of a link."""
     return {"mac": link.mac, "promisc": bool(link.flags & uapi.IFF_PROMISC), "mtu": link.mtu,
             "allmulti": bool(link.flags & uapi.IFF_ALLMULTI), "txQLen": link.txqlen}
 
 
 def write(sock: Socket, link: Link, values: Values) -> None:
-    """Set attributes. If the kernel refuses one, the others are set nevertheless. Raises NetlinkError."""
+    """Set attributes. If the kernel rejects one, set the other attributes nevertheless. Raises NetlinkError."""
     batch = Batch()
     for key, value in values.items():
         keyword, _ = TABLE[key]

@@ -1,4 +1,4 @@
-"""One link changed or deleted by one request. The call returns when the kernel has done it."""
+"""Change or delete one link by one netlink request. Each function returns when the kernel has answered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 def link(sock: Socket, index: int, *, what: str, up: bool | None = None, promisc: bool | None = None,
          address: bytes | None = None, mtu: int = 0, master: int | None = None, name: str | None = None) -> None:
-    """Set what is given of a link: flags, MAC, MTU, master (an index; 0: none), name (only while it is down).
+    """Set the given properties of a link: flags, MAC, MTU, master (an index; 0: none), name (only while the link is
+    down).
 
     `what` opens the text of the NetlinkError that is raised when the kernel refuses it.
     """
@@ -23,7 +24,7 @@ def link(sock: Socket, index: int, *, what: str, up: bool | None = None, promisc
 
 
 def delete_by_name(sock: Socket, name: str) -> None:
-    """Delete a link and wait for it, for the rollback of an ADD. No error if the link is gone."""
+    """Delete a link and wait for it, for the rollback of an ADD. No error if the link no longer exists."""
     _delete(sock, rtnl.del_link(Batch(), name=name))
 
 

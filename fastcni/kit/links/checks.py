@@ -1,4 +1,5 @@
-"""CHECK: compare prevResult with what the kernel has, with the order and the texts of the reference plugins."""
+"""For CHECK: compare prevResult with the kernel's links, addresses and routes, in the reference plugins' order and with
+their texts."""
 
 from __future__ import annotations
 
@@ -93,8 +94,8 @@ ADDRESS, SUBNET, ROUTE = "address", "subnet", "route"
 
 
 def differences(inside: Socket, link: Link, previous: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], CniError]]:
-    """Yield what a link in the pod lacks of prevResult: (ADDRESS, an entry of ips), (SUBNET, the entry of ips whose
-    prefix has no route), (ROUTE, an entry of routes), each with its error. inside: a socket in the pod."""
+    """Yield what prevResult lists and the link in the pod lacks: (ADDRESS, an entry of ips), (SUBNET, the entry of ips
+    whose prefix has no route), (ROUTE, an entry of routes), each with its CniError. inside: a socket in the pod."""
     present = {(item.packed, item.prefix) for item in find.addresses(inside, link.index)}
     tables = _Tables(inside, link, present)
     for ip in previous.get("ips", ()):
@@ -112,7 +113,7 @@ def differences(inside: Socket, link: Link, previous: dict[str, Any]) -> Iterato
         dst, prefix = addresses.read_cidr(item["dst"])
         gateway = addresses.read_ip(item["gw"]) if item.get("gw") and prefix else None
         if gateway and not any(gateway):
-            gateway = b""               # 0.0.0.0 says: a route without a gateway
+            gateway = b""               # 0.0.0.0 means a route without a gateway
         if not tables.have(item.get("table"), addresses.network(dst, prefix), prefix, gateway):
             yield ROUTE, item, wrong(f"Expected Route {item['dst']} via {item.get('gw', '<nil>')} not found in routing "
                                      "table")
@@ -134,16 +135,17 @@ class _Tables:
         self.routes = [route for route, _ in routing.routes(inside, find.FAMILIES)]
 
     def have(self, table: int | None, dst: bytes, prefix: int, gateway: bytes | None = None) -> bool:
-        """Return whether `table` has such a route; without a table: whether any table has it that the packets use.
+        """Return whether `table` has such a route; without `table`: whether any table that the packets use has such a
+        route.
 
-        gateway None: any gateway, or none.
+        gateway None: routes with and without a gateway match.
         """
         tables = {route.table for route in self.routes
                   if route.dst == dst and route.prefix == prefix and gateway in (None, route.gateway)}
         return (table or uapi.RT_TABLE_MAIN) in tables or (not table and not tables.isdisjoint(self.others()))
 
     def others(self) -> set[int]:
-        """Return the tables besides the main one. They are looked up only for a pod whose main table lacks a route."""
+        """Return the tables besides the main table. Called only if the main table lacks a route."""
         if self.chosen is None:
             rules = routing.rules(self.inside, routing.families_of(self.sources))
             self.chosen = {it.table for it, _ in rules if it.host and it.source in self.sources}

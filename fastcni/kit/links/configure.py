@@ -1,4 +1,4 @@
-"""The pod's link gets the addresses and routes of a result, and is set up."""
+"""Give the pod's link the addresses and routes of a result, and set the link up."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True,
     """Give the pod's link the addresses and routes of `result` (1.1.0 shape), and set it up.
 
     ipv6          False: the link has no IPv6
-    dad           duplicate address detection on or off, None: as the kernel has it
+    dad           duplicate address detection on or off; None: the kernel's default
     arp_notify    the kernel announces the IPv4 addresses by gratuitous ARP
     ndisc_notify  the kernel announces the IPv6 addresses by unsolicited neighbour advertisements
-    then          a function that adds its requests behind the routes
+    then          a function that adds further requests after the routes
 
-    All is one batch. With detection and an IPv6 gateway it is two, and the routes wait until the addresses are not
-    tentative any more. Raises NetlinkError, and CniError 7 for a route whose numbers do not fit.
+    All requests are one batch. With detection and an IPv6 gateway there are two batches: the routes are added when the
+    addresses are no longer tentative. Raises NetlinkError, and CniError 7 for a route with a number that is too large
+    for the kernel's field.
     """
     ips = results.ips_of(result)
     gateways = first_gateways(result)
@@ -101,7 +102,8 @@ def add_route(batch: Batch, link: Link, item: dict[str, Any], gateways: dict[int
 
 
 def route_number(item: dict[str, Any], key: str) -> int:
-    """Return a number of a route, 0 where it has none. Raises CniError 7 if the kernel's field is too small for it."""
+    """Return the value of a numeric key of a route, 0 if the key is absent. Raises CniError 7 if the kernel's field is
+    too small for it."""
     number = item.get(key) or 0
     most = 0xFF if key == "scope" else 0xFFFFFFFF
     if not 0 <= number <= most:

@@ -1,5 +1,5 @@
-"""The common part of the plugins that give the pod one link and leave nothing on the host: macvlan, ipvlan, vlan,
-host-device, dummy, tap."""
+"""Implement the common part of macvlan, ipvlan, vlan, host-device, dummy and tap: plugins that give the pod one link
+and leave nothing on the host."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
-    Result = dict[str, Any]             # of ADD, in the 1.1.0 shape
+    Result = dict[str, Any]             # ADD's result in the 1.1.0 shape
 
 
 class Conf:
-    """The keys that these plugins have in common. For DEL and GC only layer3."""
+    """The keys that these plugins have in common. For DEL and GC only layer3 is set."""
 
     __slots__ = ("layer3", "ipv6", "enable_dad", "dns")
 
     layer3: bool                        # there is IPAM
     ipv6: bool                          # whether the link has IPv6
     enable_dad: bool
-    dns: dict[str, Any] | None          # of the result; None: the dns that IPAM returns
+    dns: dict[str, Any] | None          # the result's dns; None: the dns that IPAM returns
 
     def __init__(self, req: Request) -> None:
         self.layer3 = bool(ipam.read_type(keys_of(req)))
@@ -53,12 +53,12 @@ def create(req: Request, pod: Pod, undo: Undo, kind: str, *, sock: Socket | None
            data: Iterable[tuple[int, bytes]] = ()) -> Link:
     """Make a link of `kind` in the pod, named CNI_IFNAME, not yet up, and return it.
 
-    master  the link that it is made on, in the namespace of `sock`
-    why     {errno: text}: what the kernel's refusal means, for the error's details
+    master  the parent link, in the namespace of `sock`
+    why     {errno: text}: what a kernel error means, for the error's details
     data    the attributes of the kind, from kernel.kinds
 
-    Raises CniError if a master is given and the kernel refuses, else NetlinkError. The link is made under another name
-    and then renamed: the kernel refuses a name that a link in the master's namespace has.
+    After a kernel error, raises CniError if a master is given, otherwise NetlinkError. The link is made under another
+    name and then renamed, because the kernel rejects a name that a link in the master's namespace has.
     """
     name = remove.unfinished(req.ifname)
     batch = rtnl.new_link(Batch(), name, kind, pod.netns_fd, parent=master.index if master else 0, mtu=mtu,
@@ -75,7 +75,7 @@ def create(req: Request, pod: Pod, undo: Undo, kind: str, *, sock: Socket | None
 
 
 def rename(req: Request, pod: Pod, undo: Undo, link: Link, kind: str) -> Link:
-    """Name a new link in the pod CNI_IFNAME. The rollback deletes it, whatever its name is."""
+    """Name a new link in the pod CNI_IFNAME. The rollback deletes the link, even if its name has changed."""
     undo(change.delete_by_index, pod.inside, link.index)
     change.link(pod.inside, link.index, name=req.ifname, what=f'failed to rename {kind} to "{req.ifname}"')
     link.name = req.ifname
@@ -84,13 +84,15 @@ def rename(req: Request, pod: Pod, undo: Undo, link: Link, kind: str) -> Link:
 
 def attach(req: Request, conf: Conf, undo: Undo, pod: Pod, link: Link, *, given: Result | None = None,
            arp_notify: bool = False, ndisc_notify: bool = False) -> Result:
-    """Do the second half of ADD, the addresses and the link up, and return the result. See addresses(), set_up()."""
+    """Do the second half of ADD: get addresses, set the link up, and return the result. See addresses() and
+    set_up()."""
     result = addresses(req, conf, undo, given)
     return set_up(req, conf, pod, link, result, arp_notify=arp_notify, ndisc_notify=ndisc_notify)
 
 
 def addresses(req: Request, conf: Conf, undo: Undo, given: Result | None = None) -> Result:
-    """Return what IPAM gives. Without IPAM, return addresses and routes of the result `given`; {} without either."""
+    """Return the result of IPAM. Without IPAM, return the addresses and routes of the result `given`; {} without
+    `given`."""
     if not conf.layer3 and not given:
         return {}
     result = ipam.add_addresses(req, undo, interface=0) if conf.layer3 else of_interface_0(given or {})
@@ -100,7 +102,7 @@ def addresses(req: Request, conf: Conf, undo: Undo, given: Result | None = None)
 
 def set_up(req: Request, conf: Conf, pod: Pod, link: Link, result: Result, *, arp_notify: bool = False,
            ndisc_notify: bool = False) -> Result:
-    """Set the link up, with what addresses() returned, and return the complete result."""
+    """Set the link up with the addresses and routes of `result`, and return the complete result."""
     if result:
         configure.pod_link(pod, link, result, ipv6=conf.ipv6, dad=conf.enable_dad, arp_notify=arp_notify,
                            ndisc_notify=ndisc_notify)
@@ -118,14 +120,14 @@ def complete(conf: Conf, result: Result, entry: dict[str, str]) -> Result:
 
 
 def of_interface_0(given: Result) -> Result:
-    """Return the addresses and routes of a result. The addresses become those of its only interface."""
+    """Return the addresses and routes of a result. The addresses name interface 0, the result's only interface."""
     return {"ips": [{**ip, "interface": 0} for ip in given["ips"]], "routes": given.get("routes", [])}
 
 
 # -- DEL, CHECK, GC, STATUS ---------------------------------------------------------------------------------
 
 def delete(req: Request, conf: Conf) -> None:
-    # The link first: its address must not be given to another pod while the link still has it.
+    # Delete the link first: another pod must not get the address while this link has it.
     steps = prepare_ipam_delete(req, conf)
     every((remove.pod_link, req), *steps)
 
@@ -136,7 +138,8 @@ def prepare_ipam_delete(req: Request, conf: Conf) -> list[tuple[Any, ...]]:
 
 
 def check(req: Request, conf: Conf, kind: str = "") -> tuple[Pod, Link]:
-    """Check with IPAM, and that the pod's link is of `kind`, is up and has what prevResult says. Raises CniError."""
+    """Run CHECK of IPAM. Check that the pod's link is of `kind`, is up, and has the addresses and routes of prevResult.
+    Raises CniError."""
     from fastcni.kit.links import checks
 
     if conf.layer3:
@@ -146,7 +149,7 @@ def check(req: Request, conf: Conf, kind: str = "") -> tuple[Pod, Link]:
     link = checks.link_in_pod(req, pod, previous)
     if kind and link.kind != kind:
         raise checks.wrong(f"Error: Container interface {link.name} not of type {kind}")
-    # CHECK reports the link that is down, not its routes: the kernel has removed these because the link is down
+    # Report that the link is down before missing routes: the kernel has removed them because the link is down
     if conf.layer3 and not link.up:
         raise checks.wrong(f"Interface {link.name} is down")
     checks.addresses_and_routes(pod, link, previous)
@@ -169,7 +172,7 @@ def need_kind(req: Request, kind: str) -> None:
 
 
 def has_kind(sock: Socket, kind: str) -> bool:
-    """Return whether this kernel makes links of that kind. The kernel loads the module that has it."""
+    """Return whether this kernel makes links of that kind. The kernel loads the module if needed."""
     _, (refused,) = wire.attempt(sock, rtnl.ask_for_kind(Batch(), kind))
     return refused.errno != EOPNOTSUPP
 

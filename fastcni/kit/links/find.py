@@ -1,4 +1,4 @@
-"""Links and their addresses, read from the kernel. No function here changes a link."""
+"""Read links and their addresses from the kernel. No function of this module changes a link."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
 
 
 def link(sock: Socket, name: str | None = None, *, index: int = 0) -> Link | None:
-    """Return the link with this name, or with this index. None: there is none, or no link can have that name."""
+    """Return the link with this name, or with this index. None: no link has it, or `name` is not a valid name of a
+    link."""
     if name and ("\0" in name or len(name.encode("utf-8", "replace")) >= uapi.ALTIFNAMSIZ):
         return None
     try:
@@ -51,13 +52,14 @@ def pod_link(pod: Pod, name: str, message: str) -> Link:
 
 
 def host_link(mode: Mode, name: str) -> Link | None:
-    """Return the link with this name on the host, from the mode's memory if that is up to date. None: there is none."""
+    """Return the link with this name on the host, from the mode's cache if that is up to date. None: no link has this
+    name."""
     return mode.recall(("link", name), lambda: link(mode.route, name))
 
 
 def host_end(req: Request, named: list[str]) -> int:
-    """Return the index of the host end of the pod's veth pair, which has one of these names. 0: none of the names is
-    that of a veth, or several are."""
+    """Return the index of the host end of the pod's veth pair, which has one of these names. 0 unless exactly one of
+    the names is that of a veth."""
     pair = req.mode.find_pair(req)
     if pair and pair.name in named:
         return pair.index
@@ -87,7 +89,7 @@ def addresses(sock: Socket, index: int, families: Iterable[int] = FAMILIES) -> l
         for kind, payload in messages:
             if kind == uapi.RTM_NEWADDR:
                 item = rtnl.read_address(payload)
-                if item.index == index:         # a kernel without strict checking lists those of every link
+                if item.index == index:         # a kernel without strict checking lists the addresses of all links
                     found.append(item)
     return found
 

@@ -1,4 +1,4 @@
-"""The keys of host-device that name a device of the host, and where the machine has it."""
+"""Read the keys of host-device that name a device of the host, and find the device in /sys."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 SYS, DEVICES = "/sys/", "/sys/devices/"
 BUSES = ("pci", "auxiliary")
 NOT_FOUND = "failed to find host device"
-# A program in user space drives such a device, so it is no link
+# A program in user space drives such a device, so the device has no link
 DPDK_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 
 class Selector:
-    """The keys that name the device; the first that is set counts.
+    """The keys that name the device; the first key that is set counts.
 
     device      the name of a link
     hwaddr      its MAC as bytes
-    kernelpath  its folder below /sys/devices
+    kernelpath  its directory below /sys/devices
     pci         pciBusID
-    device_id   runtimeConfig.deviceID, of a PCI or an auxiliary device; it counts before pci
+    device_id   runtimeConfig.deviceID, the id of a PCI or an auxiliary device; has precedence over pci
     """
 
     __slots__ = ("device", "hwaddr", "kernelpath", "pci", "device_id")
@@ -41,11 +41,12 @@ class Selector:
 
     @property
     def given(self) -> bool:
-        """Whether any of the keys is set."""
+        """Return whether any of the keys is set."""
         return bool(self.device or self.hwaddr or self.kernelpath or self.pci or self.device_id)
 
     def on_bus(self) -> str:
-        """Return the folder below /sys of the named PCI or auxiliary device, "" if none is named. Raises CniError 7."""
+        """Return the directory below /sys of the named PCI or auxiliary device, "" if none is named. Raises CniError
+        7."""
         if not self.device_id:
             return f"bus/pci/devices/{self.pci}" if self.pci else ""
         for bus in BUSES:
@@ -56,9 +57,10 @@ class Selector:
                        f"{SYS}bus has it neither as {' nor as '.join(BUSES)} device")
 
     def find(self, host: Socket, folder: str) -> tuple[Link, str]:
-        """Return (the link on the host, the name that it gets there after the pod). `folder` is from on_bus().
+        """Return (the link on the host, the name that the link gets when it moves back to the host). folder: the result
+        of on_bus().
 
-        Raises CniError 11 if it is not on the host now.
+        Raises CniError 11 if the link is not on the host now.
         """
         link, name, why = None, "", "failed to find physical interface"
         if self.device:
@@ -82,7 +84,7 @@ class Selector:
         return link, name or link.name
 
     def status(self) -> None:
-        """Raise CniError 50 for STATUS if the machine does not have the device. Its link may be in a pod."""
+        """For STATUS: raise CniError 50 if the machine does not have the device. The device's link may be in a pod."""
         folder = self.kernelpath.removeprefix(SYS) or self.on_bus()
         if folder and not sysfs.exists(folder):
             raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"{NOT_FOUND}: {SYS}{folder} is not there")
@@ -121,10 +123,10 @@ def first(sock: Socket, field: str, value: object) -> Link | None:
 
 
 def first_of(sock: Socket, *folders: str) -> Link | None:
-    """Return the first link that `net` folders below /sys list, or None.
+    """Return the first link that the `net` directories below /sys list, or None.
 
-    /sys may be of another namespace than the socket, see kernel/devices/sysfs.py. A link that has such a name by chance
-    has another MAC.
+    /sys may show another namespace than the socket's, see kernel/devices/sysfs.py. So the MAC is compared, too: another
+    link with the same name has another MAC.
     """
     for folder in folders:
         for name in sysfs.names(folder):
@@ -135,8 +137,8 @@ def first_of(sock: Socket, *folders: str) -> Link | None:
 
 
 def is_dpdk(folder: str) -> bool:
-    """Return whether the device of a folder from on_bus() has a driver of DPDK. Raises CniError 999 for a PCI device
-    without a driver."""
+    """Return whether the device in `folder`, a result of on_bus(), has a driver of DPDK. Raises CniError 999 for a PCI
+    device without a driver."""
     if not folder.startswith("bus/pci/"):
         return False
     try:

@@ -1,4 +1,5 @@
-"""The keys `master` and `linkInContainer` of macvlan, ipvlan and vlan: the link that a pod's link is made on."""
+"""Read the keys `master` and `linkInContainer` of macvlan, ipvlan and vlan, and find the master: the parent of a pod's
+link."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Master:
         return pod.inside if self.in_container else pod.host
 
     def find(self, req: Request, pod: Pod) -> Link:
-        """Return the master. Raises CniError 7 if there is none."""
+        """Return the master. Raises CniError 7 if the master does not exist."""
         if not self.name:
             return default_link(self.sock(pod))
         link = find.link(pod.inside, self.name) if self.in_container else find.host_link(req.mode, self.name)
@@ -45,9 +46,11 @@ class Master:
         return link
 
     def status(self, req: Request) -> None:
-        """Raise CniError 50 for STATUS if the named master is missing. A master in the pod is not known before ADD.
+        """For STATUS: raise CniError 50 if the named master is missing. A master in the pod cannot be checked before
+        ADD.
 
-        A missing default route is a warning: it comes and goes, and the pods on its link stay connected.
+        A missing default route is only a warning: it may be back before the next ADD, and pods on its link stay
+        connected.
         """
         if self.in_container:
             return

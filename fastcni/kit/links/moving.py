@@ -1,6 +1,6 @@
-"""A link of the host that moves into a pod, and back when the pod ends.
+"""Move a link of the host into a pod, and back when the pod ends.
 
-In the pod its alias (ip-link(8)) is the name that it had on the host. The Go plugin does the same, so each
+In the pod the link's alias (ip-link(8)) is its name on the host. The reference plugin does the same, so each
 implementation can move back a link that the other has moved.
 """
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Side:
-    """The host or the pod: its route socket, a function that gives a descriptor of its namespace, and the details of
-    the error for a name that is taken there."""
+    """The host's or the pod's namespace: its route socket, a function that returns its descriptor, and the details of
+    the error for a name that is taken in it."""
 
     __slots__ = ("sock", "open", "taken")
 
@@ -45,10 +45,10 @@ def sides(req: Request, pod: Pod) -> tuple[Side, Side]:
 
 
 def move_into_pod(req: Request, pod: Pod, undo: Undo, link: Link, name: str) -> Link:
-    """Move a link of the host into the pod as CNI_IFNAME, and return it as it is there: down, without addresses.
+    """Move a link of the host into the pod as CNI_IFNAME, and return its Link in the pod: down, without addresses.
 
-    `name` is the name that it gets when it moves back. Raises CniError if the pod has a link named CNI_IFNAME,
-    NetlinkError for any other refusal.
+    name: the link's name when it moves back. Raises CniError if the pod has a link named CNI_IFNAME, NetlinkError for
+    any other kernel error.
     """
     host, inside = sides(req, pod)
     check_free(inside, link, req.ifname)
@@ -58,23 +58,23 @@ def move_into_pod(req: Request, pod: Pod, undo: Undo, link: Link, name: str) -> 
 
 
 def roll_back(ifname: str, host: Side, inside: Side, link: Link, name: str) -> None:
-    """Undo move_into_pod(): the link is on the host again, with the name, MAC, master and state of `link`."""
+    """Undo move_into_pod(): move the link back to the host, with the name, MAC, master and state of `link`."""
     moved = find.link(inside.sock, ifname)
     if moved and moved.alias == name:
         check_free(host, moved, link.name)
         move(moved, inside, host, link.name, link.alias)
     found = find.link(host.sock, link.name)
     if found:                           # otherwise another program has deleted the link
-        mac = link.address if link.address != found.address else None   # some drivers refuse even the same MAC
+        mac = link.address if link.address != found.address else None   # some drivers reject even the same MAC
         change.link(host.sock, found.index, up=link.up, address=mac, master=link.master,
                     what=f'failed to restore "{link.name}"')
 
 
 def move_back(req: Request, mac: bytes | None) -> None:
-    """Move CNI_IFNAME to the host for DEL: down, under its name there, with `mac` if one is given.
+    """For DEL: move CNI_IFNAME back to the host, down, under its name on the host, with `mac` if that is given.
 
-    No error if the link or the namespace is gone. A link whose alias is not a name stays in the pod, with a warning.
-    Raises CniError if the host has a link of that name.
+    No error if the link or the namespace no longer exists. A link whose alias is no valid name stays in the pod, with a
+    warning. Raises CniError if the host has a link of that name.
     """
     if req.netns_gone():
         return
@@ -96,7 +96,8 @@ def move_back(req: Request, mac: bytes | None) -> None:
 
 
 def name_on_host(link: Link) -> str:
-    """Return the name that a link in the pod has on the host; "" if its alias is no name: the pod can set it."""
+    """Return the name that a link in the pod had on the host, its alias. "" if the alias is no valid name: the pod can
+    change the alias."""
     try:
         check_ifname(link.alias)
     except CniError:
@@ -105,20 +106,21 @@ def name_on_host(link: Link) -> str:
 
 
 def check_free(side: Side, link: Link, name: str) -> None:
-    """Raise CniError if the side has a link of that name. Checked before the move, which costs a link its addresses."""
+    """Raise CniError if the side's namespace has a link of that name. Call this before the move, because the move
+    removes the link's addresses."""
     if find.link(side.sock, name):
         raise CniError(errors.INTERNAL, f'failed to rename host device "{link.name}" to "{name}": File exists',
                        side.taken)
 
 
 def move(link: Link, here: Side, there: Side, name: str, alias: str) -> None:
-    """Move a link to the other side, down, as `name` and with `alias`. If it raises NetlinkError, the link is where it
-    was."""
+    """Move a link to the other side, down, as `name` and with `alias`. After a NetlinkError the link is still in its
+    first namespace."""
     try:
         wire.exchange(here.sock, rtnl.move_link(Batch(), link.index, there.open(), name, alias,
                                                 what=f'failed to move link "{link.name}"'))
     except wire.NetlinkError:
-        # Another program may have taken the name since check_free(): then the link has moved but not been renamed.
+        # Another program may have taken the name since check_free(): the link has then moved without the new name.
         strayed = find.link(there.sock, link.name) if not find.link(here.sock, link.name) else None
         if strayed:
             wire.exchange(there.sock, rtnl.move_link(Batch(), strayed.index, here.open(), link.name, link.alias))

@@ -1,4 +1,4 @@
-"""DEL of the pod's link: CNI_IFNAME and, for a veth pair, the host end."""
+"""Delete the pod's link for DEL: CNI_IFNAME and, for a veth pair, the host end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes], list[bytes]]:
-    """Delete CNI_IFNAME in the pod. No error if the link or the namespace is gone.
+    """Delete CNI_IFNAME in the pod. No error if the link or the namespace no longer exists.
 
-    Returns two lists of packed addresses: the addresses that the link had, if `list_addresses` asks for them; and the
-    addresses that the ADD gave it, as far as they are known.
+    Returns two lists of packed addresses: the addresses that the link had, if `list_addresses` is true; and the
+    addresses that ADD gave the link, if they are known.
 
-    If the peer is certainly on the host, its end is deleted there. So no descriptor of this process holds the pod's
-    namespace while the kernel frees the links.
+    If the peer is certainly on the host, this function deletes the host end. So no descriptor of this process holds the
+    pod's namespace while the kernel frees the links.
     """
     if req.netns_gone():
         return [], []

@@ -1,4 +1,4 @@
-"""The routes of ptp at both ends of its veth pair: nothing is on-link, the gateway is the host end."""
+"""Add the routes of ptp at both ends of its veth pair: no subnet is on-link, and the host end is the gateway."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ def configure_host(pod: Pod, host: Link, result: dict[str, Any], *, dad: bool) -
 
 
 def configure_pod(pod: Pod, inside: Link, result: dict[str, Any], *, ipv6: bool, dad: bool) -> None:
-    """Configure the pod's link, with routes that send everything through the gateways. See configure.pod_link()."""
+    """Configure the pod's link, with routes that send all packets through the gateways. See configure.pod_link()."""
     configure.pod_link(pod, inside, result, ipv6=ipv6, dad=dad,
                        then=lambda batch: route_through_gateways(batch, inside, result))
 
 
 def route_through_gateways(batch: Batch, inside: Link, result: dict[str, Any]) -> None:
-    """Add requests that send everything to the gateway, the pod's subnet too: the kernel's on-link route is replaced.
+    """Add requests that route all packets through the gateway, including those to the pod's subnet: the kernel's
+    on-link route is replaced.
 
         10.9.0.1 scope link src 10.9.0.2
         10.9.0.0/24 via 10.9.0.1 src 10.9.0.2

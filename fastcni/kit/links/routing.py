@@ -1,4 +1,4 @@
-"""The pod's routes and routing rules: listed, moved to another table, restored."""
+"""List the pod's routes and routing rules, move routes to another table, and restore them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def families_of(addresses: Iterable[bytes]) -> list[int]:
 
 
 def send(sock: Socket, requests: Iterable[Add], fine: Collection[int] = ()) -> None:
-    """Send requests in as few batches as possible. Raises the first NetlinkError whose errno is not `fine`.
+    """Send requests in as few batches as possible. Raises the first NetlinkError whose errno is not in `fine`.
 
     Each request is a function that adds it to a Batch.
     """
@@ -86,17 +86,17 @@ def _send(sock: Socket, batch: Batch, fine: Collection[int]) -> None:
 
 
 def again(payload: bytes, **changes: Any) -> Add:
-    """Return a request for send(): the same route with changes, see kernel.routing.route_again()."""
+    """Return a request for send() that adds the same route with changes, see kernel.routing.route_again()."""
     return lambda batch: routing.route_again(batch, payload, **changes)
 
 
 def without(payload: bytes) -> Add:
-    """Return a request for send(): the rule deleted."""
+    """Return a request for send() that deletes the rule."""
     return lambda batch: routing.delete_rule(batch, payload, what="failed to delete rule")
 
 
 def restore(sock: Socket, index: int, families: Iterable[int], saved: Routes) -> None:
-    """Give the link `index` the routes in the main table that it had there, and no other."""
+    """Give the link `index` exactly the `saved` routes in the main table."""
     now = {routing.route_key(payload): payload for _, payload in of_link(routes(sock, families), index)}
     before = {routing.route_key(payload): payload for _, payload in gateways_last(saved)}
     send(sock, [again(now[key], delete=True, what="delete route") for key in now if key not in before], GONE)
@@ -106,8 +106,8 @@ def restore(sock: Socket, index: int, families: Iterable[int], saved: Routes) ->
 
 
 def gateways_last(found: Routes) -> Routes:
-    """Return routes in an order that the kernel accepts: it takes a route through a gateway only if it has a route to
-    the gateway."""
+    """Return the routes in an order that the kernel accepts: a route through a gateway needs an earlier route to the
+    gateway."""
     return sorted(found, key=lambda pair: pair[0].gateway)
 
 

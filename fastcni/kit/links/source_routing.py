@@ -1,10 +1,12 @@
-"""Source-based routing in the pod: for each address a rule that chooses a routing table, and the routes in it.
+"""Set up source-based routing in the pod: for each address a rule that selects a routing table, and the routes in that
+table.
 
     32765: from 10.22.0.2 lookup 100                    (ip rule)
     default via 10.22.0.1 dev net1                      (ip route show table 100)
     10.22.0.0/24 dev net1 scope link src 10.22.0.2
 
-The caller holds the pod's lock for add(), move_routes() and delete(): nothing else may take a free table meanwhile.
+The caller holds the pod's lock for add(), move_routes() and delete(): until they return, no other request may take a
+free table.
 """
 
 from __future__ import annotations
@@ -82,9 +84,9 @@ def move_routes(pod: Pod, undo: Undo, link: Link, ips: list[Address], gateways: 
                 warn: Callable[[str], None]) -> None:
     """Give each address a rule and a free table, and move the link's routes of the main table into these tables.
 
-    gateways  {4 or 16: packed}: used in place of the gateways of the addresses
-    hints     leave routes in the main table that choose the source address, see add_hints()
-    warn      is called with a text for stderr
+    gateways  {4 or 16: packed}: replace the gateways of the addresses
+    hints     whether to leave routes in the main table that select the source address, see add_hints()
+    warn      a function that prints a warning
     """
     families = routing.families_of(packed for packed, _, _ in ips)
     known = routing.routes(pod.inside, families)
@@ -152,9 +154,9 @@ def add_hints(pod: Pod, link: Link, ips: list[Address], saved: routing.Routes,
 
 
 def delete(pod: Pod, ifname: str, earlier: Collection[bytes], table: int) -> None:
-    """Delete the rules for the addresses of the link, and for `earlier` addresses. `table` 0: whatever their table.
+    """Delete the rules for the addresses of the link, and for `earlier` addresses. table 0: rules for any table.
 
-    The routes end with the link.
+    The kernel deletes the routes with the link.
     """
     link = find.link(pod.inside, ifname)
     mine = set(earlier)
@@ -166,7 +168,7 @@ def delete(pod: Pod, ifname: str, earlier: Collection[bytes], table: int) -> Non
 
 
 def check(pod: Pod, link: Link, ips: list[Address], gateways: Gateways, table: int) -> None:
-    """Raise CniError unless each address has a rule, and that rule's table the default route. `table` 0: any table."""
+    """Raise CniError unless each address has a rule and the rule's table has the default route. table 0: any table."""
     from fastcni.kit.links.checks import wrong
 
     families = routing.families_of(packed for packed, _, _ in ips)
@@ -183,7 +185,7 @@ def check(pod: Pod, link: Link, ips: list[Address], gateways: Gateways, table: i
 
 
 def need_rules(sock: Socket) -> None:
-    """Raise CniError 50 for STATUS if this kernel has no routing rules."""
+    """For STATUS: raise CniError 50 if this kernel does not support routing rules."""
     try:
         routing.rules(sock, (uapi.AF_INET,))
     except wire.NetlinkError as e:

@@ -1,4 +1,4 @@
-"""TAP devices in the pod."""
+"""Make TAP devices in the pod."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
-MAX_ID = 0xFFFFFFFE             # of an owner or a group; 0xFFFFFFFF, or -1, is none
+MAX_ID = 0xFFFFFFFE             # the greatest user or group id; 0xFFFFFFFF, or -1, means none
 NO_TUN = f"is {tun.PATH} here, and the module tun in the kernel? modprobe tun; a container needs the device given to it"
 WHY = {ENOENT: NO_TUN, ENODEV: NO_TUN, ENXIO: NO_TUN,
        EBUSY: "the pod has an interface of that name; was it added before?"}
@@ -27,16 +27,16 @@ WHY = {ENOENT: NO_TUN, ENODEV: NO_TUN, ENXIO: NO_TUN,
 
 def create(req: Request, pod: Pod, undo: Undo, *, mtu: int, mac: bytes | None, bridge: Link | None, multi_queue: bool,
            owner: int | None, group: int | None, context: str) -> Link:
-    """Make a persistent device in the pod, named CNI_IFNAME, not yet up, and return it.
+    """Make a persistent TAP device in the pod, named CNI_IFNAME, not yet up, and return its Link.
 
-    mtu     0: the kernel's
-    mac     None: the kernel's
+    mtu     0: the kernel's default
+    mac     None: the kernel chooses the MAC
     bridge  a bridge inside the pod, of which the device becomes a port
     owner, group, multi_queue, context
             see kernel.tun.create_tap()
 
-    Raises CniError if the device cannot be made: 2 if the kernel refuses the SELinux context. A link that has the name
-    is not changed.
+    Raises CniError if the device cannot be made, with code 2 if the kernel rejects the SELinux context. An existing
+    link of that name is not changed.
     """
     try:
         with pod.enter():
@@ -62,7 +62,7 @@ def create(req: Request, pod: Pod, undo: Undo, *, mtu: int, mac: bytes | None, b
 
 
 def check_driver() -> None:
-    """Raise CniError 50 if this kernel makes no TAP devices. The kernel loads the module that makes them."""
+    """Raise CniError 50 if this kernel does not support TAP devices. The kernel loads the module if needed."""
     try:
         close(tun.open_device())
     except OSError as e:

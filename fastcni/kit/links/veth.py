@@ -1,4 +1,4 @@
-"""The pod's veth pair. *host* is its end in the caller's namespace, *inside* its end in the pod."""
+"""Make the pod's veth pair. *host* is its end in the caller's namespace, *inside* its end in the pod."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NAME_TRIES = 10                 # as the reference: four random bytes rarely col
 
 
 def random_mac(raw: bytes = b"") -> bytes:
-    """Return a locally administered unicast MAC of six random bytes, or of the bytes `raw`. As it is known, nothing
-    asks for it, and udev does not change it."""
+    """Return a locally administered unicast MAC of six random bytes, or of the bytes `raw`. With a given MAC fastcni
+    need not read the MAC from the kernel, and udev does not change it."""
     first, *rest = raw or posix.urandom(6)
     return bytes((first & 0xFE | 0x02, *rest))
 
@@ -37,9 +37,9 @@ def add(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, master: int = 0, ma
         ipv6: bool = True) -> tuple[Link, Link]:
     """Make a veth pair and return (host, inside). The host end is up. `master` is the index of its bridge.
 
-    The kernel's echo of this one request has both indexes. Without ipv6, IPv6 is off on the host end before anything
-    is sent from it: it sends nothing until its peer is up. Raises CniError if the pod has an interface of that name,
-    NetlinkError for any other refusal.
+    The kernel's echo of this one request has both indexes. Without ipv6, IPv6 is disabled on the host end before that
+    end sends a packet, because it sends only when its peer is up. Raises CniError if the pod has an interface of that
+    name, NetlinkError for any other kernel error.
     """
     for _ in range(NAME_TRIES):
         random = posix.urandom(16)          # one system call for the name and both MACs

@@ -1,6 +1,7 @@
-"""VRFs of the pod: a link that has a routing table for the links whose master it is.
+"""Make and delete VRFs in the pod. A VRF is a link with a routing table, which the links whose master it is use.
 
-The kernel sets a link down and up when its master changes, so its addresses and routes are restored, in that table.
+The kernel sets a link down and up when the link's master changes. So this module restores the link's addresses, and its
+routes in the new table.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ def failed(text: str, details: str = "") -> CniError:
 
 
 def add_link(pod: Pod, undo: Undo, link: Link, name: str, table: int) -> None:
-    """Put a link into the VRF `name`, which is made if it is missing. `table` 0: the first table that is free.
+    """Put a link into the VRF `name`, and make the VRF if it is missing. table 0: the first free table.
 
     The caller holds the pod's lock: two links of a pod may want the same VRF. Raises CniError if the link has a master,
-    or another kind of link has the name, or the VRF has another table.
+    if a link of another kind has the name, or if the VRF has another table.
     """
     if link.master:
         master = find.link(pod.inside, index=link.master)
@@ -44,7 +45,8 @@ def add_link(pod: Pod, undo: Undo, link: Link, name: str, table: int) -> None:
 
 
 def existing(pod: Pod, name: str, table: int) -> Link | None:
-    """Return the VRF of that name, None if there is none. Raises CniError for another kind of link or another table."""
+    """Return the VRF of that name, None if no link has the name. Raises CniError for another kind of link or another
+    table."""
     vrf = find.link(pod.inside, name)
     if vrf is None:
         return None
@@ -77,12 +79,12 @@ def used_tables(sock: Socket, families: Iterable[int]) -> set[int]:
 def enslave(pod: Pod, undo: Undo, link: Link, vrf: Link, present: Iterable[Address], families: Collection[int]) -> None:
     """Make the VRF the link's master, and move the link's routes into its table.
 
-    The kernel makes the routes to the link's own subnets there. `present` are the link's addresses.
+    The kernel makes the routes to the link's own subnets in that table. present: the link's addresses.
     """
     # Addresses from a router's advertisements are not restored: the next advertisement does that.
     lasting = [item.packed for item in present if len(item.packed) == 16 and item.scope == uapi.RT_SCOPE_UNIVERSE
                and item.flags & uapi.IFA_F_PERMANENT]
-    if lasting:                         # without the sysctl, the kernel removes them when the link goes down
+    if lasting:                         # without the sysctl, the kernel removes the addresses when the link goes down
         name = f"net/ipv6/conf/{link.name}/keep_addr_on_down"
         pod_sysctls.write(pod, undo, {name: ([name], "1")})
     saved, table = routing.of_link(routing.routes(pod.inside, families), link.index), kinds.vrf_table(vrf)
@@ -111,8 +113,8 @@ def set_master(pod: Pod, link: Link, index: int, table: int, lasting: Sequence[b
 def delete_link(pod: Pod, ifname: str, name: str) -> None:
     """Take a link out of the VRF `name`, and delete the VRF if that was its last link.
 
-    `name` "": the VRF that the link is in. No error if either is gone; a link in another VRF stays there. The caller
-    holds the pod's lock.
+    name "": the VRF that the link is in. No error if the link or the VRF no longer exists. A link in another VRF stays
+    in that VRF. The caller holds the pod's lock.
     """
     link = find.link(pod.inside, ifname)
     if name:

@@ -1,1 +1,1 @@
-"""Several networks of a pod: which networks a pod has, and the files that Multus keeps of them."""
+"""Attach a pod to several networks: choose the networks, find their definitions, and keep the files of Multus."""

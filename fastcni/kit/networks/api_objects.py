@@ -1,7 +1,7 @@
-"""Read pods and NetworkAttachmentDefinitions from the Kubernetes API, and write which networks a pod has.
+"""Read pods and NetworkAttachmentDefinitions from the Kubernetes API, and write a pod's network status.
 
-Each call here is one request. A server has both kinds of objects from a watch (server/networks/watched.py), and asks
-only for those that the watch lacks.
+Each call here is one request. A server gets both kinds of objects from a watch (server/networks/watched.py), and
+requests only those that the watch lacks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ DEFINITIONS, PODS = f"{GROUP}/network-attachment-definitions", "/api/v1/pods"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"        # an annotation of a definition
 MIRROR = "kubernetes.io/config.mirror"              # an annotation of the API's copy of a static pod
-STATUS_TIMEOUT_S = 0.5                              # how long an ADD waits until its pod's status is written
-RETRY_S = 5.0                                       # after a failure, for which the API server is not asked
+STATUS_TIMEOUT_S = 0.5                              # seconds that an ADD waits for the write of its pod's status
+RETRY_S = 5.0                                       # seconds after a failure without requests to the API server
 
 
 class Pod:
-    """What fastcni reads of a pod. annotations: of NETWORKS and DEFAULT_NETWORK those that exist. mirror: the pod is
-    the copy of a static pod, whose uid the kubelet gives to the runtime instead."""
+    """The parts of a pod that fastcni reads. annotations: the values of NETWORKS and DEFAULT_NETWORK, if the pod has
+    them. mirror: the pod is the API's copy of a static pod; the kubelet gives the runtime the static pod's uid
+    instead."""
 
     __slots__ = ("uid", "annotations", "mirror")
 
@@ -42,37 +43,39 @@ class Pod:
         self.mirror = MIRROR in found
 
     def is_of(self, uid: str) -> bool:
-        """Return whether it is the pod that the runtime means. uid: of the runtime, "" if it gives none."""
+        """Return whether the runtime means this pod. uid: the uid that the runtime gives, "" if it gives none."""
         return not uid or uid == self.uid or self.mirror
 
 
 def read_definition(document: Object) -> Stored:
-    """Return what fastcni reads of a NetworkAttachmentDefinition."""
+    """Return the parts of a NetworkAttachmentDefinition that fastcni reads."""
     config = (document.get("spec") or {}).get("config")
     resource = (document["metadata"].get("annotations") or {}).get(RESOURCE)
     return Stored(config if isinstance(config, str) else "", resource if isinstance(resource, str) else "")
 
 
 class ApiObjects:
-    """The API server of a kubeconfig. copies: where definitions are kept for times when it does not answer.
+    """The API server of a kubeconfig. copies: the copies of definitions for times when the API server does not answer.
 
-    Methods raise Away if it does not answer.
+    Methods raise Away if the API server does not answer.
     """
 
     def __init__(self, kubeconfig: str, copies: Copies) -> None:
         self.api, self.copies = open_api(kubeconfig), copies
-        self.why, self.retry_at = "", 0.0           # of the last failure
+        self.why, self.retry_at = "", 0.0           # the last failure's error, and when to try again
 
     def close(self) -> None:
         self.api.close()
 
     def pod(self, namespace: str, name: str, uid: str) -> Pod | None:
-        """Return a pod, None if it does not exist. uid: of the runtime; the answer may be of a pod with another uid."""
+        """Return a pod, None if it does not exist. uid: the uid that the runtime gives; the returned pod may have
+        another uid."""
         document = self.api.get(path_of_pod(namespace, name))
         return Pod(document) if document else None
 
     def definition(self, namespace: str, name: str) -> Stored | None:
-        """Return a definition, None if it does not exist. If the API server does not answer: the copy, with `stale`."""
+        """Return a definition, None if it does not exist. If the API server does not answer, return the copy, whose
+        `stale` says why."""
         if monotonic() >= self.retry_at:
             try:
                 document = self._get_definition(namespace, name)
@@ -89,12 +92,12 @@ class ApiObjects:
     def _get_definition(self, namespace: str, name: str) -> Object | None:
         try:
             return self.api.get(f"{GROUP}/namespaces/{namespace}/network-attachment-definitions/{name}")
-        except NoSuchKind:              # the cluster uses no definitions
+        except NoSuchKind:              # the cluster has no NetworkAttachmentDefinitions
             return None
 
     def write_status(self, namespace: str, name: str, uid: str, text: str, timeout_s: float = STATUS_TIMEOUT_S) -> None:
-        """Write the annotation STATUS of a pod, by one request. uid: the pod must have it; "": any. A pod that no
-        longer exists needs none."""
+        """Write the annotation STATUS of a pod, by one request. uid: the uid that the pod must have, "": any uid. For a
+        pod that no longer exists nothing is written."""
         changes: Object = {"metadata": {"annotations": {STATUS: text}}}
         if uid:
             changes["metadata"]["uid"] = uid
@@ -105,7 +108,7 @@ class ApiObjects:
 
 
 def path_of_pod(namespace: str, name: str) -> str:
-    """Raises Away for texts that no pod has as its name."""
+    """Return the API path of a pod. Raises Away for an invalid name or namespace."""
     if not (is_label(namespace) and is_label(name)):
         raise Away(f"no pod can have the name {namespace}/{name}")
     return f"/api/v1/namespaces/{namespace}/pods/{name}"

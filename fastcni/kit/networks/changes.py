@@ -1,6 +1,7 @@
 """Compare the networks that a running pod has with those that its annotation names now.
 
-A network that was attached for the annotation and is no longer named is detached. Networks of the configuration stay.
+A network that was attached by the annotation is detached if the annotation no longer names it. Networks of the
+configuration stay.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class Plan:
-    """stays: (network, its selection), None for a network of the configuration. leaves: networks to detach. joins:
-    (selection, interface) to attach."""
+    """The changes of a pod's networks. stays: (network, its selection or None for a network of the configuration).
+    leaves: networks to detach. joins: (selection, interface) to attach."""
 
     __slots__ = ("stays", "leaves", "joins")
 
@@ -37,10 +38,11 @@ class Plan:
 def make_plan(attached: Iterable[Network], selections: list[Selection], defaults: Iterable[str]) -> Plan:
     """Find the changes by which a pod gets the networks of its annotation.
 
-    attached: in the order of the pod's list. defaults: titles of the configuration's `defaultNetworks`, for pods that
-    Multus added. A selection with an interface means the network with that interface. A selection without one means the
-    network at its place, else any other attachment to the same network, which keeps its interface. A network without a
-    result was not added completely: it is detached, and attached again.
+    attached: the pod's networks in the order of its list. defaults: titles of the configuration's `defaultNetworks`,
+    for pods that Multus added. A selection with an interface matches the network with that interface. A selection
+    without an interface matches the network at the same place in the list, otherwise any other attachment to the same
+    network, which keeps its interface. A network without a result was not added completely: it is detached and attached
+    again.
     """
     free: list[Network] = []
     plan, titles = Plan(), list(defaults)
@@ -78,7 +80,7 @@ def title_of(selection: Selection) -> str:
 
 
 def first_free(place: int, taken: set[str]) -> str:
-    """The interface's name of a place in the pod's list, or the first other one that no network has."""
+    """Return the interface name of `place` in the pod's list; if a network has that name, the first free name."""
     found, number = ifname_at(place, ""), 0
     while found in taken:
         number += 1
@@ -87,12 +89,13 @@ def first_free(place: int, taken: set[str]) -> str:
 
 
 def with_results(networks: Iterable[Network]) -> list[Added]:
-    """(network, its result in the newest shape) of attached networks; {} for a network without a result."""
+    """Return [(network, its result in the newest shape)] of attached networks; the result is {} for a network without
+    one."""
     return [(it, results.to_version(results.create_any(it.given["prevResult"]), "1.1.0")
              if "prevResult" in it.given else {}) for it in networks]
 
 
 def devices_of(networks: Iterable[Network]) -> set[str]:
-    """The devices that networks have."""
+    """Return the devices that the networks use."""
     plugins = [plugin for network in networks for plugin in network.definition.conf.values["plugins"]]
     return {device for plugin in plugins if isinstance(device := plugin.get("deviceID"), str)}

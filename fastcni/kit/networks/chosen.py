@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.network import Definition
     from fastcni.kit.networks.selection import Selection
 
-SHIM = "multus-shim"            # its daemon asks the Kubernetes API, without a kubeconfig
+SHIM = "multus-shim"            # with Multus, its daemon reads the Kubernetes API without a kubeconfig
 ANNOTATIONS = "io.kubernetes.cri.pod-annotations"       # the capability of containerd, CRI-O and fastcni's runtime
-SOURCE = "kubernetes.io/config.source"          # of a pod's annotations: "api", or another value for a static pod
+SOURCE = "kubernetes.io/config.source"          # an annotation of a pod: "api", or another value for a static pod
 
 
 class Asked:
-    """What a request says of its pod.
+    """The pod of a request, and the networks that it asks for.
 
     namespace, name     "default" and "" if the runtime does not give them
-    uid                 of the pod as the API has it, "" if it is unknown
-    kubelet_uid         of the pod as the kubelet has it: of a static pod it differs
+    uid                 the pod's uid in the API, "" if it is unknown
+    kubelet_uid         the pod's uid in the kubelet: for a static pod another one than in the API
     networks, default   the texts of the two annotations, "" for none
-    by_args             `networks` is of CNI_ARGS, not of an annotation
+    by_args             whether `networks` comes from CNI_ARGS, not from an annotation
     """
 
     __slots__ = ("namespace", "name", "uid", "kubelet_uid", "networks", "default", "by_args")
@@ -47,7 +47,7 @@ class Asked:
         self.default = annotations.text(DEFAULT_NETWORK)
 
     def _annotations(self, req: Request, objects: ApiObjects | None) -> dict[str, Any]:
-        """The pod's annotations, of the first that has them: the request, the Kubernetes API."""
+        """Return the pod's annotations, from the request or otherwise from the Kubernetes API."""
         runtime = req.conf.section("runtimeConfig")
         if runtime.has(ANNOTATIONS):
             given = runtime.raw(ANNOTATIONS)
@@ -62,7 +62,7 @@ class Asked:
             pod = pod_of(objects, self.namespace, self.name, self.uid, req.conf.text("kubeconfig"))
             self.uid = pod.uid
             return pod.annotations
-        if req.plugin == SHIM:          # else the pod would silently get only its first network
+        if req.plugin == SHIM:          # otherwise the pod would silently get only its first network
             raise CniError(errors.INVALID_CONFIG, "the runtime has not passed the pod's annotations", HOW)
         return {}
 
@@ -71,7 +71,7 @@ HOW = f'write "capabilities": {{"{ANNOTATIONS}": true}} or "kubeconfig" into the
 
 
 def pod_of(objects: ApiObjects, namespace: str, name: str, uid: str, kubeconfig: str) -> Pod:
-    """Return a pod of the API. Raises CniError 11 if it is unknown, or is another one of that name."""
+    """Return a pod of the API. Raises CniError 11 if the pod does not exist, or has another uid."""
     from fastcni.clients.away import Away
 
     try:
@@ -89,12 +89,12 @@ def pod_of(objects: ApiObjects, namespace: str, name: str, uid: str, kubeconfig:
 
 
 def objects_of(req: Request, keys: Keys) -> ApiObjects | None:
-    """The Kubernetes API of the configuration, None for a configuration without a kubeconfig."""
+    """Return the Kubernetes API of the configuration's kubeconfig, None without a kubeconfig."""
     return req.mode.network_objects(*source_of(keys)) if keys.kubeconfig else None
 
 
 def source_of(keys: Keys) -> tuple[Hashable, Callable[[], ApiObjects]]:
-    """The arguments of Mode.network_objects()."""
+    """Return the arguments of Mode.network_objects()."""
     def open_objects() -> ApiObjects:
         from fastcni.kit.networks.api_objects import ApiObjects
         from fastcni.kit.networks.copies import Copies
@@ -109,7 +109,7 @@ def definitions_of(req: Request, keys: Keys) -> Definitions:
 
 
 def networks_of(req: Request, keys: Keys, asked: Asked, known: Definitions) -> list[Network]:
-    """The networks of a pod, the first one first. Raises CniError 7 and 11, before anything is added."""
+    """Return the networks of a pod in their order. Raises CniError 7 and 11, before anything is added."""
     found = first_networks(req, keys, asked, known)
     for selection in read_networks(asked.networks, asked.namespace):
         found.append(selected(keys, asked, known, selection, ifname_at(len(found), "")))
@@ -123,14 +123,15 @@ def networks_of(req: Request, keys: Keys, asked: Asked, known: Definitions) -> l
 
 
 def selected(keys: Keys, asked: Asked, known: Definitions, selection: Selection, ifname: str) -> Network:
-    """The network of a selection. ifname: of a selection without one. Raises CniError 7 and 11."""
+    """Return the network of a selection. ifname: the interface name if the selection has none. Raises CniError 7 and
+    11."""
     check_isolation(keys, selection, asked.namespace)
     return select(known.by_name(selection.namespace, selection.name), selection, ifname)
 
 
 def give_devices(req: Request, asked: Asked, networks: list[Network], used: Iterable[str] = ()) -> None:
-    """Write a device of the pod into the definition of each network that needs one. used: devices of its other
-    networks."""
+    """Write a device of the pod into the definition of each network that needs a device. used: devices of the pod's
+    other networks."""
     if not any(network.definition.resource for network in networks):
         return
     from fastcni.kit.networks import device_info
@@ -145,7 +146,7 @@ def give_devices(req: Request, asked: Asked, networks: list[Network], used: Iter
 
 
 def first_networks(req: Request, keys: Keys, asked: Asked, known: Definitions) -> list[Network]:
-    """The networks that the configuration gives to the pod."""
+    """Return the networks that the configuration gives to the pod."""
     found = standing_definitions(keys, known, asked.namespace not in keys.system_namespaces)
     if asked.default:
         selected = read_networks(asked.default, keys.namespace)
@@ -161,14 +162,16 @@ def first_networks(req: Request, keys: Keys, asked: Asked, known: Definitions) -
 
 
 def standing_definitions(keys: Keys, known: Definitions, with_defaults: bool = True) -> list[Definition]:
-    """The networks of each pod. with_defaults: also those of `defaultNetworks`. Raises CniError 7 and 11."""
+    """Return the definitions of the networks that each pod gets. with_defaults: also those of `defaultNetworks`. Raises
+    CniError 7 and 11."""
     if not keys.cluster_network:
         return list(keys.delegates)
     return [known.of_cluster(name) for name in (keys.cluster_network, *(keys.defaults if with_defaults else ()))]
 
 
 def standing(req: Request, keys: Keys, warn: Callable[[str], object] | None = None) -> list[Network]:
-    """The networks of each pod, for GC and STATUS. warn: called instead of raising. Raises CniError 50."""
+    """Return the networks that each pod gets, for GC and STATUS. warn: if given, called with the error in place of
+    CniError 50."""
     try:
         return [Network(it, "") for it in standing_definitions(keys, definitions_of(req, keys))]
     except CniError as e:
@@ -179,7 +182,7 @@ def standing(req: Request, keys: Keys, warn: Callable[[str], object] | None = No
 
 
 def of_runtime(req: Request) -> dict[str, Any]:
-    """The capabilities that the runtime gives: they are about the pod's first network."""
+    """Return the capabilities that the runtime gives: they are for the pod's first network."""
     given = req.conf.section("runtimeConfig").values
     return {key: value for key, value in given.items() if key != ANNOTATIONS}
 

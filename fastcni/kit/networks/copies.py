@@ -1,4 +1,4 @@
-"""Keep the definitions of the Kubernetes API on disk, as they were last seen, for times when it does not answer.
+"""Keep copies of the Kubernetes API's network definitions on disk, for times when the API server does not answer.
 
     <cniDir>/definitions/<namespace>/<name>     {"config": ..., "resource": ...}
 """
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NEW = ".new-"                   # begins the name of a copy that is not complete
-MAX_BYTES = 4 << 20             # of a copy; etcd holds 1.5 MiB of an object by default, and JSON escapes make it longer
+MAX_BYTES = 4 << 20             # of a copy; etcd allows an object 1.5 MiB by default, and JSON escapes make it longer
 
 
 class Stored:
-    """A definition of the API. config: its text, "" for none. resource: of a device plugin, "" for none. stale: why it
-    is a copy; "": the API server has it."""
+    """A definition of the API. config: its text, "" for none. resource: the resource of a device plugin, "" for none.
+    stale: why this is a copy; "": the API server has just returned it."""
 
     __slots__ = ("config", "resource", "stale")
 
@@ -32,7 +32,7 @@ class Stored:
 
 
 class Copies:
-    """The copies of one cniDir. A copy that cannot be written or read does not exist: nothing depends on it while the
+    """The copies of one cniDir. Errors of writing and reading a copy are ignored, because no copy is needed while the
     API server answers."""
 
     def __init__(self, cni_dir: str) -> None:
@@ -70,13 +70,14 @@ class Copies:
             return None
 
     def remove_incomplete(self) -> None:
-        """Remove what a killed process has left. A process that writes just now writes its copy the next time."""
+        """Remove the incomplete files of killed processes. If another process is just writing a copy, that copy is lost
+        until its next write."""
         for name in files.names(self.folder):
             if name.startswith(NEW):
                 files.remove(f"{self.folder}/{name}")
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """(namespace, name) of each copy."""
+        """Yield (namespace, name) of each copy."""
         for namespace in files.names(self.folder):
             if is_label(namespace):
                 yield from ((namespace, name) for name in files.names(f"{self.folder}/{namespace}"))

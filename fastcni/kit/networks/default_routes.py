@@ -1,4 +1,4 @@
-"""Leave one default route in a pod with several networks, as the pod's annotation asks for by `default-route`."""
+"""Keep one default route in a pod with several networks, as `default-route` in the pod's annotation asks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def check(networks: list[Network]) -> None:
 
 
 def arrange(pod: Pod, added: Added) -> list[int]:
-    """Delete the default routes that no longer count, in the pod and in the results, and add those that are asked for.
+    """Delete the replaced default routes, in the pod and in the results, and add the requested ones.
 
-    A gateway takes the place of every other default route of its family. A network with an empty list gives no default
-    route. Returns the places of the results that have changed. Raises NetlinkError.
+    A requested gateway replaces every other default route of its family. A network with an empty list gives no default
+    route. Returns the indexes of the changed results. Raises NetlinkError.
     """
     asked = {rtnl.family_of(gateway) for network, _ in added for gateway in network.gateways or ()}
     changed = []
@@ -52,7 +52,7 @@ def arrange(pod: Pod, added: Added) -> list[int]:
 
 
 def family_of_default(route: dict[str, Any]) -> int:
-    """The address family of a result's default route, 0 for another route."""
+    """Return the address family of a result's default route, 0 for another route."""
     packed, prefix = address.read_cidr(route["dst"])
     return 0 if prefix else rtnl.family_of(packed)
 
@@ -64,7 +64,7 @@ def delete(pod: Pod, index: int, families: set[int]) -> None:
 
 
 def add(pod: Pod, index: int, gateway: bytes) -> dict[str, Any]:
-    """Add a default route, and return it as a result has it."""
+    """Add a default route, and return it in the shape of a result's routes."""
     text = address.ip_text(gateway)
     wire.exchange(pod.inside, rtnl.route(Batch(), bytes(len(gateway)), 0, index=index, gateway=gateway,
                                          what=f"add default route by {text}"))

@@ -1,7 +1,7 @@
 """Find the configuration of a network that a pod or the multus plugin's configuration names: in the Kubernetes API, if
 there is a kubeconfig, then in files.
 
-    /etc/cni/multus/net.d/storage/mynet.conf    a network of the namespace "storage", by the `name` in the file
+    /etc/cni/multus/net.d/storage/mynet.conf    a network of the namespace "storage", found by the `name` in the file
     /etc/cni/multus/net.d/mynet.conflist        a network of every namespace
 """
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 ENDINGS = (".conf", ".conflist", ".json")
 S_IFMT, S_IFDIR = 0o170000, 0o040000        # stat(2)
-OF_DAEMON = "/host"             # where the daemon of Multus sees the host's files
+OF_DAEMON = "/host"             # the path of the host's files in the daemon of Multus
 
 
 class Definitions:
-    """Where the networks of a request are looked up.
+    """The sources of a request's network definitions.
 
-    objects: the Kubernetes API, which is asked before the files; None: there is none. version: the cniVersion of a
-    definition without one. warn: called for a definition that is a copy.
+    objects: the Kubernetes API, which is asked before the files; None: only files are read. version: the cniVersion of
+    a definition that has none. warn: called for a definition that is a copy.
     """
 
     def __init__(self, keys: Keys, objects: ApiObjects | None, version: str, warn: Callable[[str], object]) -> None:
@@ -60,7 +60,7 @@ class Definitions:
                        + "".join(f"; {text}" for text in broken))
 
     def _stored(self, namespace: str, name: str) -> Stored | None:
-        """Return what the Kubernetes API has, None if it has no such definition. Raises CniError 11."""
+        """Return the definition in the Kubernetes API, None if the API has no such definition. Raises CniError 11."""
         if not (self.objects and is_label(namespace) and is_label(name)):
             return None
         from fastcni.clients.away import Away
@@ -86,7 +86,7 @@ class Definitions:
 
     def of_cluster(self, name: str) -> Definition:
         """Return the network that `clusterNetwork` or `defaultNetworks` names: by its name, or by the path of a file or
-        of a directory, whose first file it is. Raises CniError 7, and 11 as by_name()."""
+        of a directory, whose first file counts. Raises CniError 7, and CniError 11 as by_name()."""
         if not name.startswith("/"):
             namespace, _, rest = name.rpartition("/")
             return self.by_name(namespace or self.keys.namespace, rest)
@@ -104,7 +104,7 @@ class Definitions:
 
     def auxiliary(self) -> Definition | None:
         """Return the network `auxiliaryCNIChainName`: the plugins of the files *.conf in the directory of that name,
-        beside the file of `clusterNetwork`. None if there are no such files. Raises CniError 7."""
+        next to the file of `clusterNetwork`. None if there are no such files. Raises CniError 7."""
         name = self.keys.auxiliary
         if not name:
             return None
@@ -114,9 +114,9 @@ class Definitions:
         folder = next((it for it in folders if kind_of(it) == S_IFDIR), folders[0])
         plugins = [document for file in sorted(files.names(folder)) if file.endswith(".conf")
                    for _, document in read(f"{folder}/{file}", broken)]
-        if broken:                      # Multus would leave out the whole chain
+        if broken:                      # Multus would ignore the whole chain
             raise CniError(errors.INVALID_CONFIG, f"auxiliaryCNIChainName: {broken[0]}")
-        # No CHECK: that of tuning asks for the link CNI_IFNAME, which this network has not
+        # No CHECK: CHECK of tuning needs the link CNI_IFNAME, which this network does not have
         document = {"cniVersion": self.version, "name": name, "disableCheck": True, "plugins": plugins}
         return define(document, name, self.version, folder) if plugins else None
 
@@ -129,7 +129,8 @@ def kind_of(path: str) -> int | None:
 
 
 def configurations(folder: str, broken: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each (path, document) of a directory, in the order of names. broken: gets a text for each unreadable file."""
+    """Yield (path, document) of each file in a directory, in the order of names. broken: gets a text for each
+    unreadable file."""
     for name in sorted(files.names(folder)):
         if name.endswith(ENDINGS):
             yield from read(f"{folder}/{name}", broken)

@@ -1,7 +1,7 @@
-"""The files with information of devices: the device plugin writes one for each device, and network-status shows it.
+"""Copy and read the device-information files. A device plugin writes one for each device, and network-status shows it.
 
-    ROOT/dp/<resource>-<device>-device.json             of the device plugin
-    ROOT/cni/<network>-<container id>_<interface>       its copy, which the CNI plugin may write instead
+    ROOT/dp/<resource>-<device>-device.json             the device plugin's file
+    ROOT/cni/<network>-<container id>_<interface>       a copy of that file, or the CNI plugin's own file
 
 Source: Network Plumbing Working Group, Device Information Specification 1.1.
 """
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.network import Network
 
 ROOT = "/var/run/k8s.cni.cncf.io/devinfo"
-FILE = "CNIDeviceInfoFile"      # the capability with the path of the copy
+FILE = "CNIDeviceInfoFile"      # the capability whose value is the path of the copy
 
 
 def path_of(network: Network, container_id: str) -> str:
-    """The path of a network's copy."""
+    """Return the path of a network's copy."""
     return f"{ROOT}/cni/" + f"{network.definition.title}-{container_id}_{network.ifname}".replace("/", "-")
 
 
@@ -37,7 +37,7 @@ def prepare(req: Request, network: Network, undo: Undo) -> None:
     undo(files.remove, path)
     name = f"{network.definition.resource}-{device}-device.json".replace("/", "-")
     try:
-        files.remove(path)              # of an earlier ADD that was killed
+        files.remove(path)              # a killed ADD may have left it
         if content := files.read(f"{ROOT}/dp/{name}"):
             files.write(path, content)
     except CniError as e:
@@ -45,7 +45,7 @@ def prepare(req: Request, network: Network, undo: Undo) -> None:
 
 
 def read(network: Network) -> dict[str, Any]:
-    """The information of a network's device; {} without any, and for a file that is no JSON object."""
+    """Return the information of a network's device; {} if there is no file or it is no JSON object."""
     try:
         found = json.read(((path := copy_of(network)) and files.read(path)) or b"{}")
     except (CniError, json.JsonError):
@@ -59,6 +59,6 @@ def remove(network: Network) -> None:
 
 
 def copy_of(network: Network) -> str:
-    """The path of the copy, "" for a network without a device."""
+    """Return the path of the copy, "" for a network without a device."""
     path = str(network.capabilities.get(FILE, ""))
     return path if path.startswith(f"{ROOT}/cni/") and "/.." not in path else ""

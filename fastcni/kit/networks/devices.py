@@ -1,7 +1,8 @@
 """Find the devices that the kubelet has given to a pod, for networks whose definition names a resource.
 
 A device plugin offers resources such as intel.com/sriov. The kubelet's device manager gives devices to a pod before it
-asks the runtime for the pod. The kubelet's pod-resources API tells them; without that, they are in CHECKPOINT.
+asks the runtime for the pod. fastcni reads the pod's devices from the kubelet's pod-resources API; if that does not
+answer, from the file CHECKPOINT.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ MAX_BYTES = 16 << 20
 
 
 class Devices:
-    """The devices of one pod, of which each goes to one network. uid: of the pod, as the kubelet knows it. used: those
-    that networks have already."""
+    """The devices of one pod; each device goes to one network. uid: the pod's uid in the kubelet. used: devices that
+    networks already have."""
 
     def __init__(self, namespace: str, name: str, uid: str, warn: Callable[[str], object],
                  used: Iterable[str] = ()) -> None:
         self.namespace, self.name, self.uid = namespace, name, uid
         self.warn, self.used = warn, frozenset(used)
-        self.left: dict[str, list[str]] | None = None       # by resource; None: not read so far
+        self.left: dict[str, list[str]] | None = None       # {resource: ids}; None: not read yet
 
     def take(self, resource: str) -> str:
         """Return the next device of a resource, in sorted order; "" and a warning if there is none."""
@@ -64,6 +65,6 @@ class Devices:
 
 
 def ids_of(value: Any) -> Iterator[str]:
-    """The ids of an entry: lists by NUMA node, or one list, as kubelets before 1.20 write them."""
+    """Yield the device ids of an entry: lists by NUMA node, or one list, as kubelets before 1.20 write."""
     for ids in value.values() if isinstance(value, dict) else [value]:
         yield from (it for it in ids or () if isinstance(it, str))

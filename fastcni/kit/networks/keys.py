@@ -18,14 +18,15 @@ CNI_DIR, CONF_DIR, BIN_DIR = "/var/lib/cni/multus", "/etc/cni/multus/net.d", "/o
 class Keys:
     """The keys of one configuration.
 
-    delegates                   networks that are written in the configuration
+    delegates                   networks whose definitions are in the configuration
     cluster_network, defaults   networks by name or path, instead of `delegates`
-    namespace                   where the definitions of these are (multusNamespace)
-    isolation, shared           whether a pod may name networks of its own namespace and of those in `shared` only
-    ready_file                  the file that has to exist before an ADD
+    namespace                   the namespace of their definitions (multusNamespace)
+    isolation, shared           whether a pod may name only networks of its own namespace and of the namespaces in
+                                `shared`
+    ready_file                  the file for which an ADD waits
     bin_dir                     "": the directories of CNI_PATH, then BIN_DIR
-    kubeconfig                  of the API server with pods and definitions, "" for none
-    auxiliary                   the name of the chain behind all networks, "" for none (auxiliaryCNIChainName)
+    kubeconfig                  the kubeconfig of the API server with pods and definitions, "" for none
+    auxiliary                   the name of the chain that runs after all networks, "" for none (auxiliaryCNIChainName)
     hot_plug                    whether the server follows the annotations of running pods
     """
 
@@ -47,7 +48,7 @@ class Keys:
     auxiliary: str
 
     def default_titles(self, namespace: str) -> list[str]:
-        """The titles of the networks that `defaultNetworks` names, for the pods of a namespace."""
+        """Return the titles of the networks that `defaultNetworks` names, for pods of a namespace."""
         if namespace in self.system_namespaces:
             return []
         return [name if "/" in name else f"{self.namespace}/{name}" for name in self.defaults]

@@ -1,4 +1,4 @@
-"""One network of a pod: its definition, which pods share, and what one pod asks of it."""
+"""Define Network, a pod's attachment to a network, and Definition, the network's configuration, which pods share."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.networks.selection import Selection
 
-RUNS_NETWORKS = ("multus", "multus-shim")       # types that cannot be inside themselves
-PASSTHRU = "passthru"           # a plugin of Multus that does nothing, and begins the list of auxiliaryCNIChainName
-# The key of CNI_ARGS with networks in the short form, and the keys that are about the pod's first interface only
+RUNS_NETWORKS = ("multus", "multus-shim")       # types that cannot be nested in each other
+PASSTHRU = "passthru"           # a plugin of Multus that does nothing; the first in the list of auxiliaryCNIChainName
+# The key of CNI_ARGS with networks in the short form, and the keys for the pod's first interface only
 OWN_ARG, FIRST_ONLY = "FASTCNI_NETWORKS", ("IP", "MAC", "GATEWAY")
 
 
 class Definition:
     """A network's configuration.
 
-    title     "mynet"; "namespace/name" of one that a pod has selected
+    title     "mynet"; "namespace/name" for a network that a pod has selected
     document  the configuration of a plugin or a list of plugins, with name and cniVersion
-    conf      the same as a configuration of the plugin chain
-    stale     why this is the last seen copy of a definition; "": it is no copy
-    resource  of which the network needs a device, see devices.py; "" for none
+    conf      the document as a configuration of the plugin chain
+    stale     why the definition is a copy; "": it is no copy
+    resource  the resource of the device that the network needs, see devices.py; "" for none
     """
 
     __slots__ = ("title", "document", "conf", "stale", "resource")
@@ -47,7 +47,8 @@ class Definition:
 
 
 def define(document: Any, name: str, version: str, where: str, title: str = "") -> Definition:
-    """Make a Definition of a decoded configuration. name and version: if it has none. Raises CniError 7."""
+    """Make a Definition of a decoded configuration. name, version: used if the configuration has none. Raises CniError
+    7."""
     if not isinstance(document, dict):
         raise wrong(where, f"expected an object, got {shown(document)}")
     keys = Section(document, where)
@@ -78,10 +79,11 @@ class Network:
     """A pod's attachment to a network. The attributes after `ifname` are as in Selection.
 
     given     keys of this request for the plugins: prevResult, cni.dev/valid-attachments
-    cni_args  CNI_ARGS of the ADD, for its DEL; None: those of the request
+    cni_args  CNI_ARGS of the ADD, for the DEL; None: CNI_ARGS of the request
     container_id, netns
-              of the ADD, "" if no result of it is kept
-    standing  it is not of the pod's annotation, so no change of the annotation detaches it
+              those of the ADD, "" if its result is not kept
+    standing  whether the configuration, not the pod's annotation, names the network; changes of the annotation then do
+              not detach it
     """
 
     __slots__ = ("definition", "ifname", "capabilities", "gateways", "given", "cni_args", "container_id", "netns",
@@ -98,14 +100,15 @@ class Network:
 
     @property
     def conf(self) -> Section:
-        """The configuration of the chain for this pod. Without capabilities, pods share what plugins read of it."""
+        """Return the configuration of the chain for this pod. Pods without capabilities share one configuration and
+        what plugins read of it."""
         shared = self.definition.conf
         if self.capabilities:
             return Section({**shared.values, "runtimeConfig": self.capabilities, **self.given})
         return Section({**shared.values, **self.given}, common=shared) if self.given else shared
 
     def request(self, req: Request, bin_dir: str, default_bin_dir: str) -> Request:
-        """The request for the plugins of this network. The directories are those of Keys.bin_dir and BIN_DIR."""
+        """Return the request for the plugins of this network. bin_dir, default_bin_dir: Keys.bin_dir and BIN_DIR."""
         folders = [bin_dir, req.path] if bin_dir else [req.path, default_bin_dir]
         args = self.cni_args if self.cni_args is not None else own_args(req.args, self.ifname == req.ifname)
         return req.for_network("chain", self.conf, self.definition.name, self.ifname, args,
@@ -113,19 +116,19 @@ class Network:
 
 
 def ifname_at(place: int, first: str) -> str:
-    """The interface's name of the network at a place of the pod's list, from 0: first, net1, net2 and so on."""
+    """Return the interface name of the network at index `place` of the pod's list: `first`, net1, net2 and so on."""
     return f"net{place}" if place else first
 
 
 def select(definition: Definition, selection: Selection, ifname: str) -> Network:
-    """The attachment that a pod asks for. ifname: of a selection without one."""
+    """Return the attachment that a pod asks for. ifname: the interface name if the selection has none."""
     if selection.cni_args:
         definition = with_args(definition, selection.cni_args)
     return Network(definition, selection.ifname or ifname, selection.capabilities, selection.gateways)
 
 
 def with_args(definition: Definition, cni_args: dict[str, Any]) -> Definition:
-    """The definition with more members of `args.cni` in each plugin."""
+    """Return the definition with more members of `args.cni` in each plugin."""
     def merged(plugin: dict[str, Any]) -> dict[str, Any]:
         args = Section(plugin).section("args")
         return without(plugin, "args") | {"args": {**args.values, "cni": {**args.section("cni").values, **cni_args}}}
@@ -134,13 +137,13 @@ def with_args(definition: Definition, cni_args: dict[str, Any]) -> Definition:
 
 
 def with_device(definition: Definition, device: str) -> Definition:
-    """The definition with a device in each plugin, under both keys that plugins know."""
+    """Return the definition with a device in each plugin, under both keys that plugins read."""
     return with_plugins(definition, lambda plugin: without(plugin, "deviceid", "pcibusid") | {
         "deviceID": device, "pciBusID": device})
 
 
 def with_plugins(definition: Definition, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Definition:
-    """The definition with each plugin changed."""
+    """Return the definition with change(plugin) for each plugin."""
     document = definition.document
     if Section(document).has("type"):
         document = change(document)
@@ -153,12 +156,13 @@ def with_plugins(definition: Definition, change: Callable[[dict[str, Any]], dict
 
 
 def without(document: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """The document without some keys, in lower case: Go matches keys in any case."""
+    """Return the document without some keys. keys: in lower case, because Go matches keys in any case."""
     return {key: value for key, value in document.items() if key.lower() not in keys}
 
 
 def own_args(args: str, first: bool) -> str:
-    """CNI_ARGS for the plugins of a network. They need not know all names, which Multus says as well."""
+    """Return CNI_ARGS for the plugins of a network. As in Multus they contain IgnoreUnknown, so a plugin need not know
+    all names."""
     pairs = [pair for pair in args.split(";") if pair]
     kept = [pair for pair in pairs if pair.partition("=")[0] not in ((OWN_ARG,) if first else (OWN_ARG, *FIRST_ONLY))]
     if any(pair.startswith("IgnoreUnknown=") for pair in kept):
@@ -167,7 +171,8 @@ def own_args(args: str, first: bool) -> str:
 
 
 class Failing:
-    """`with Failing(network, "add"):` an error names the network, and has the words and the code of its plugin."""
+    """A context manager, `with Failing(network, "add"):`. Its errors name the network, and have the text and code of
+    the failed plugin."""
 
     __slots__ = ("network", "doing")
 
@@ -183,7 +188,7 @@ class Failing:
 
 
 class NetworkError(NestedError):
-    """A network of a pod failed: the error of its plugins is `__cause__`."""
+    """A network of a pod failed. `__cause__` is the plugin's error."""
 
     def __init__(self, network: Network, doing: str) -> None:
         super().__init__("chain", 0, doing, False)

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 def text_of(added: Iterable[tuple[Network, dict[str, Any]]]) -> str:
-    """Return the annotation's text: a list, one object for each network. added: (network, result), the first first."""
+    """Return the annotation's text: a list, one object for each network. added: [(network, result)] in the pod's
+    order."""
     found = [element(network, result, place == 0) for place, (network, result) in enumerate(added)]
     return json.write([it for it in found if "default" in it or "interface" in it or "ips" in it]).decode()
 
 
 def element(network: Network, result: dict[str, Any], first: bool) -> dict[str, Any]:
-    """The object of a network. Without an interface and addresses it is not shown, unless it is the first one."""
+    """Return the object of a network. A network without an interface and addresses is omitted, unless it is the
+    first."""
     shaped = results.printed(results.to_version({"cniVersion": "1.1.0", **result}, "1.1.0"))
     inside = [it for it in shaped.get("interfaces", ()) if it.get("sandbox")]
     link = next((it for it in inside if it["name"] == network.ifname), inside[-1] if inside else {})

@@ -8,11 +8,11 @@ from fastcni.kernel import waiting
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-READY_TIMEOUT_S = 45.0          # as long as Multus waits
+READY_TIMEOUT_S = 45.0          # the same as in Multus
 
 
 def wait_until_ready(path: str) -> None:
-    """Wait until the file exists; "" is no file. Raises CniError 11 after READY_TIMEOUT_S."""
+    """Wait until the file exists; with "" return immediately. Raises CniError 11 after READY_TIMEOUT_S."""
     if path and not waiting.until(lambda: exists(path), READY_TIMEOUT_S, waiting.ANNOUNCEMENT):
         raise CniError(errors.TRY_AGAIN_LATER, f"readinessindicatorfile {path} does not exist",
                        "the default network's daemon writes it: does it run on this node?")

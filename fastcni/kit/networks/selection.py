@@ -1,4 +1,4 @@
-"""Read which further networks a pod asks for: the annotation k8s.v1.cni.cncf.io/networks, in both forms.
+"""Read the annotation k8s.v1.cni.cncf.io/networks, which names a pod's additional networks, in both forms.
 
     mynet, other/storage@stor0
     [{"name": "mynet", "interface": "stor0", "ips": ["10.1.0.5/24"], "mac": "02:00:00:00:00:01"}]
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 NETWORKS, DEFAULT_NETWORK = "k8s.v1.cni.cncf.io/networks", "v1.multus-cni.io/default-network"
 MAX_LABEL, LABEL_CHARACTERS = 253, frozenset("abcdefghijklmnopqrstuvwxyz0123456789-.")
-MAX_NETWORKS = 64               # elements of one annotation
-# Key of an element -> capability that the delegate's plugins may declare
+MAX_NETWORKS = 64               # limit of the elements of one annotation
+# {key of an element: capability that the delegate's plugins may declare}
 CAPABILITIES = {"ips": "ips", "mac": "mac", "infiniband-guid": "infinibandGUID", "bandwidth": "bandwidth",
                 "portMappings": "portMappings", "deviceID": "deviceID"}
 
@@ -28,11 +28,12 @@ CAPABILITIES = {"ips": "ips", "mac": "mac", "infiniband-guid": "infinibandGUID",
 class Selection:
     """One network that a pod asks for.
 
-    namespace, name  of its definition
-    ifname           the interface's name in the pod; "": by its place, "net1"
+    namespace, name  of the network's definition
+    ifname           the interface name in the pod; "": given by the network's place, e.g. "net1"
     capabilities     {capability: value} for plugins that declare it
     cni_args         for `args.cni` of each plugin
-    gateways         packed addresses of default routes; None: not asked for, []: no default route by this network
+    gateways         packed addresses of default routes; None: the pod asks for nothing; []: this network gives no
+                     default route
     """
 
     __slots__ = ("namespace", "name", "ifname", "capabilities", "cni_args", "gateways")
@@ -52,7 +53,7 @@ class Selection:
 
 
 def read_networks(text: str, namespace: str) -> list[Selection]:
-    """Read an annotation's text. namespace: of a network that names none. Raises CniError 7."""
+    """Read an annotation's text. namespace: the namespace of networks that name none. Raises CniError 7."""
     if not text.strip():
         return []
     found = read_json(text, namespace) if any(c in text for c in '[{"') else [
@@ -63,7 +64,7 @@ def read_networks(text: str, namespace: str) -> list[Selection]:
 
 
 def read_short(item: str, namespace: str) -> Selection:
-    """Read `namespace/name@interface`, of which only the name is needed. Raises CniError 7."""
+    """Read `namespace/name@interface`; namespace and interface are optional. Raises CniError 7."""
     head, slash, rest = item.partition("/")
     if not slash:
         head, rest = namespace, item
@@ -120,7 +121,7 @@ def is_label(text: str) -> bool:
 
 
 def check_label(text: str, what: str) -> None:
-    """Raise CniError 7 unless is_label()."""
+    """Raise CniError 7 unless is_label(text)."""
     if not is_label(text):
         raise wrong(f"{what} {shown(text)} must consist of lower case letters, digits, - and .")
 

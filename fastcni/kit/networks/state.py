@@ -1,9 +1,9 @@
-"""The files that Multus keeps of a pod's networks. Both programs read what the other has written.
+"""Read and write the files that Multus keeps about a pod's networks. fastcni and Multus can read each other's files.
 
-    <cniDir>/<container id>                                     which networks the pod has: a list, one object each
-    <cniDir>/results/<network>-<container id>-<interface>       libcni's file of each attachment, with its result
+    <cniDir>/<container id>                                     the pod's networks: a list of objects
+    <cniDir>/results/<network>-<container id>-<interface>       libcni's cache file of each attachment, with its result
 
-The first is written before the first network is added, so a DEL knows all networks that an ADD may have added.
+The list is written before the first network is added, so a DEL knows all networks that an ADD may have added.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class State:
         files.write(self.path, json.write([element(network, place) for place, network in enumerate(networks)]))
 
     def rewrite(self, elements: list[dict[str, Any]]) -> None:
-        """Write the list of a running pod. A process that is killed leaves the old list or the new one."""
+        """Write the list of a running pod. A killed process leaves either the old list or the new list."""
         files.write(self.new_path, json.write(elements))
         try:
             posix.rename(self.new_path, self.path)
@@ -54,7 +54,7 @@ class State:
         return f"{self.path}.new"
 
     def write_result(self, req: Request, network: Network, result: dict[str, Any]) -> None:
-        """Write libcni's file of an attachment. result: in the newest shape."""
+        """Write libcni's cache file of an attachment. result: in the newest shape."""
         definition = network.definition
         shaped = results.to_version({"cniVersion": "1.1.0", **result}, definition.conf.values["cniVersion"])
         args = network.cni_args or ""
@@ -70,16 +70,17 @@ class State:
     # Read by the other commands
 
     def networks(self, ifname: str) -> tuple[list[Network], bool]:
-        """(the container's networks, whether the list is complete). ifname: of the pod's first network.
+        """Return (the container's networks, whether the list is complete). ifname: the interface of the pod's first
+        network.
 
-        If the list of networks is lost or damaged, these are the networks of which a result is kept: each one that an
-        ADD has added completely.
+        If the list of networks is lost or damaged, return the networks that have a cached result: all that an ADD has
+        added completely.
         """
         listed = self.listed(ifname)
         return ([network for _, network in listed], True) if listed else (self.kept_results(), False)
 
     def listed(self, ifname: str) -> list[tuple[dict[str, Any], Network]]:
-        """(its object, network) of each network in the list; [] if the list is lost or damaged."""
+        """Return [(object, network)] of the list; [] if the list is lost or damaged."""
         content = files.read(self.path, MAX_BYTES)
         try:
             return [(it.values, self.from_element(it, place, ifname)) for place, it in enumerate(
@@ -92,7 +93,7 @@ class State:
                 if it.container_id == self.container_id]
 
     def from_element(self, it: Section, place: int, ifname: str) -> Network:
-        """The network of an object of the list. Raises one of DAMAGED."""
+        """Return the network of an object in the list. Raises one of DAMAGED."""
         document = json.read(from_base64(it.text("Bytes")))
         keys = it.section("ConfList") if it.has("ConfList") and it.section("ConfList").has("plugins") else it.section(
             "Conf")
@@ -117,16 +118,17 @@ class State:
 
 
 def kept_results(cni_dir: str, part: str = "-") -> list[Network]:
-    """The networks of all files of libcni whose name has `part` in it."""
+    """Return the networks of all libcni cache files whose name contains `part`."""
     folder = f"{cni_dir}/{RESULTS}"
     found = [read_result(f"{folder}/{name}") for name in sorted(files.names(folder)) if part in name]
     return [network for network in found if network is not None]
 
 
 def read_result(path: str, definition: Definition | None = None) -> Network | None:
-    """The network of a file of libcni, with its result as prevResult; None: the file does not exist or is damaged.
+    """Return the network of a libcni cache file, with its result as prevResult. None if the file does not exist or is
+    damaged.
 
-    definition: instead of the one in the file. Raises CniError 5.
+    definition: used in place of the file's definition. Raises CniError 5.
     """
     content = files.read(path, MAX_BYTES)
     try:
@@ -146,12 +148,12 @@ def read_result(path: str, definition: Definition | None = None) -> Network | No
             shaped = results.to_version(results.create_any(it.raw("result")), definition.conf.values["cniVersion"])
             network.given["prevResult"] = results.printed(shaped)
     except (*DAMAGED, TypeError):
-        return None             # DEL works without it, by the list of networks
+        return None             # DEL uses the list of networks instead
     return network
 
 
 def elements(content: bytes) -> list[Section]:
-    """The objects of the list of networks. Raises one of DAMAGED, also for an empty list."""
+    """Decode the list of networks to its objects. Raises one of DAMAGED, also for an empty list."""
     holder = Section({"networks": json.read(content)})
     found = holder.sections("networks")
     if not found:
@@ -160,7 +162,7 @@ def elements(content: bytes) -> list[Section]:
 
 
 def element(network: Network, place: int) -> dict[str, Any]:
-    """The object of a network in the list, with the keys of Multus' types.DelegateNetConf."""
+    """Return the object of a network for the list, with the keys of Multus' types.DelegateNetConf."""
     document, values = network.definition.document, network.definition.conf.values
     names = {"cniVersion": values["cniVersion"], "name": network.definition.name}
     is_list = not Section(document).has("type")

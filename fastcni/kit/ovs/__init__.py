@@ -1,9 +1,9 @@
-"""The ovs plugin: pods as ports of an Open vSwitch bridge.
+"""Implement the ovs plugin: pods are ports of an Open vSwitch bridge.
 
-    ovs_conf   its keys, those of ovs-cni's file ovs.conf, and what one pod asks for
+    ovs_conf   reads the plugin's keys, ovs-cni's file ovs.conf, and a pod's arguments
     database   the connection to OVSDB, with errors for the runtime
-    ports      a pod's port: added, awaited, found, compared, removed
-    addresses  the pod's addresses and MAC behind the port
-    cache      the files in which ovs-cni keeps what it was called with
-    collect    ports whose pod is gone
+    ports      adds, awaits, finds, compares and removes a pod's port
+    addresses  configures the pod's addresses and MAC
+    cache      reads and writes ovs-cni's cache files
+    collect    removes ports whose pod no longer exists
 """

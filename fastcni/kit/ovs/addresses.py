@@ -1,4 +1,4 @@
-"""A pod's addresses behind its port, and the MAC that follows from them."""
+"""Configure a pod's addresses, and derive its MAC from them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.ovs.ovs_conf import OvsConf
 
-MAC_PREFIX = b"\x0a\x58"        # as ovs-cni and ovn-kubernetes: the rest is the address
+MAC_PREFIX = b"\x0a\x58"        # as in ovs-cni and ovn-kubernetes: the IPv4 address follows
 
 
 def add(req: Request, conf: OvsConf, undo: Undo) -> dict[str, Any]:
-    """Return what IPAM gives, for the second of the result's interfaces."""
+    """Return the result of IPAM; its addresses name the second interface of the plugin's result."""
     result = ipam.add_addresses(req, undo, interface=1)
     check_families(conf.ipv6, result)
     return result
 
 
 def mac_of(result: dict[str, Any]) -> bytes | None:
-    """Return the MAC of a pod with these addresses, None without an IPv4 address: then it is random."""
+    """Return the MAC that follows from a pod's IPv4 address; None without an IPv4 address: the MAC is then random."""
     for ip in result.get("ips", ()):
         packed, _ = address.read_cidr(ip["address"])
         if len(packed) == 4:
@@ -39,8 +39,8 @@ def mac_of(result: dict[str, Any]) -> bytes | None:
 
 
 def complete_checksums(req: Request, pod: Pod, inside: Link) -> None:
-    """Have the pod's kernel compute checksums. The userspace datapath takes packets from a veth as they are: without
-    this it forwards UDP and TCP with checksums that no receiver accepts."""
+    """Switch checksum offloading off on the pod's link. The userspace datapath forwards packets of a veth unchanged:
+    with offloading, UDP and TCP packets would have wrong checksums."""
     from fastcni.kernel.devices import offloads
 
     with pod.enter():
@@ -54,7 +54,7 @@ def complete_checksums(req: Request, pod: Pod, inside: Link) -> None:
 
 
 def set_up(pod: Pod, inside: Link, conf: OvsConf) -> None:
-    """Set the pod's link up, without addresses: only then is the port up."""
+    """Set the pod's link up, without addresses: the port is up only if the pod's link is up."""
     configure.pod_link(pod, inside, {}, ipv6=conf.ipv6, dad=conf.enable_dad if conf.layer3 else None)
 
 

@@ -1,7 +1,9 @@
-"""The files in which ovs-cni keeps what it was called with. Its DEL does nothing without them.
+"""Read and write the files in which ovs-cni stores the configuration of each ADD. ovs-cni's DEL does nothing without
+its file.
 
-/var/lib/cni/ovs-cni/cache/CONTAINER-IFNAME is {"Netconf": {...}, "OrigIfName": "", ...}. fastcni writes the same, with
-one more member, and reads where the port is: the network may name another socket by now.
+/var/lib/cni/ovs-cni/cache/CONTAINER-IFNAME is {"Netconf": {...}, "OrigIfName": "", ...}. fastcni writes the same file
+with one more member. It reads from the file which OVSDB has the port, because the network may name another socket since
+ADD.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def write(req: Request, conf: OvsConf, bridge: str) -> None:
 
 
 def read(req: Request, conf: OvsConf) -> dict[str, Any] | None:
-    """Return Netconf of the attachment's file, {} if it cannot be read; None if there is no file."""
+    """Return Netconf of the attachment's file, {} if the file cannot be read; None if there is no file."""
     return parsed(files.read(path(conf.folder, req.container_id, req.ifname)), "Netconf")
 
 
@@ -68,12 +70,12 @@ def attachments(folder: str, network: str) -> Iterator[tuple[str, str]]:
 
 
 def addresses(folder: str) -> set[str]:
-    """Return where OVSDB is, for all files."""
+    """Return the OVSDB addresses of all files."""
     return {address for name in files.names(folder)
             if (address := address_in(parsed(files.read(f"{folder}/{name}"), "Netconf")))}
 
 
 def address_in(net_conf: dict[str, Any] | None) -> str:
-    """Return where OVSDB is for a pod, by Netconf of its file; "": where its network says."""
+    """Return the OVSDB address in Netconf of a pod's file; "": use the network's address."""
     found = (net_conf or {}).get("socket_file")
     return found if isinstance(found, str) else ""

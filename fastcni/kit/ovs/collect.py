@@ -1,8 +1,8 @@
-"""Ports whose pod is gone, of fastcni and of ovs-cni: for GC, for DEL, and at the server's start.
+"""Remove ports whose pod no longer exists, of fastcni and of ovs-cni: for GC, for DEL, and at the server's start.
 
-A port is stale if its link is gone: the kernel deletes both ends of a veth pair with the pod's namespace. Ports of the
-operator and of other owners are never touched. A port counts only if the link of its bridge is here, too: else this
-process does not see the links of that switch.
+A port is stale if its link no longer exists: the kernel deletes both ends of a veth pair with the pod's namespace.
+Ports of the operator and of other owners are never changed. A port counts only if its bridge's link is in this network
+namespace: otherwise this process does not see the links of that switch.
 
 Interface.error, by which ovs-cni finds stale ports, is empty in the userspace datapath until ovs-vswitchd restarts.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def gc(req: Request, conf: OvsConf) -> None:
-    """Remove the network's ports that no valid attachment has, with their links and files, and each stale port. Raises
+    """Remove the network's ports without a valid attachment, with their links and files, and each stale port. Raises
     CniError."""
     valid = req.valid_attachments
     with Database(conf.address) as db:
@@ -40,7 +40,7 @@ def gc(req: Request, conf: OvsConf) -> None:
 
 
 def remove_stale(db: Ovsdb, sock: Socket) -> list[Row]:
-    """Remove the stale ports, and return them. sock: in the namespace of the switch."""
+    """Remove the stale ports, and return them. sock: a socket in the switch's network namespace."""
     owned, links = look(db, sock)
     gone = [row for row in owned if row["name"] not in links]
     ports.remove(db, gone)
@@ -48,18 +48,18 @@ def remove_stale(db: Ovsdb, sock: Socket) -> list[Row]:
 
 
 def look(db: Ovsdb, sock: Socket) -> tuple[list[Row], set[str]]:
-    """Return the ports of pods on the bridges that are here, and the names of all links."""
+    """Return the pods' ports on bridges of this network namespace, and the names of all links."""
     owned, bridges = db.transact(ports.select("Port", ports.has_ids(owner=ports.OWNER), *ports.COLUMNS),
                                  ports.select("Bridge", [], "name", "ports"))
     if not owned["rows"]:
         return [], set()
-    links = {link.name for link in find.all_links(sock)}        # after the ports: an ADD makes the link first
+    links = {link.name for link in find.all_links(sock)}        # read after the ports: an ADD makes the link first
     here = [uuid for row in bridges["rows"] if row["name"] in links for uuid in as_list(row["ports"])]
     return [row for row in owned["rows"] if row["_uuid"] in here], links
 
 
 def network_of(row: Row) -> str:
-    """Return the network of a port, "" for one of ovs-cni."""
+    """Return the network of a port, "" for a port of ovs-cni."""
     return as_dict(row["external_ids"]).get(ports.NETWORK, "")
 
 

@@ -1,4 +1,4 @@
-"""The keys of the ovs plugin, those of ovs-cni's file ovs.conf, and what the caller asks for one pod."""
+"""Read the keys of the ovs plugin, those of ovs-cni's file ovs.conf, and the arguments of one pod."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
 
-# ovs.conf of ovs-cni: the first that exists counts, after the one that configuration_path names
+# Paths of ovs-cni's ovs.conf. The file that configuration_path names counts, otherwise the first of these that exists
 FILES = ("/etc/kubernetes/cni/net.d/ovs.d/ovs.conf", "/etc/cni/net.d/ovs.d/ovs.conf")
-OVN_BRIDGE = "br-int"           # OVN's, where the network names no bridge
+OVN_BRIDGE = "br-int"           # OVN's bridge, if the network names no bridge
 MAX_OFPORT = 65279              # OpenFlow reserves the numbers above
 MAX_VNI = (1 << 24) - 1
 RETRIES, INTERVAL_MS = 5, 600   # ovs-cni's
@@ -37,16 +37,16 @@ POD_ARGS = ("mac", "ovnport", "k8s_pod_uid")
 
 
 class OvsConf:
-    """The keys of one network. For DEL, GC and STATUS some are not needed; bridge may be "".
+    """The keys of one network. For DEL, GC and STATUS bridge may be "".
 
-    socket_file     where OVSDB is: "unix:PATH", "tcp:IP:PORT", a path, or "" for the usual socket
+    socket_file     OVSDB's address: "unix:PATH", "tcp:IP:PORT", a path, or "" for the usual socket
     path            configuration_path
     vlan            the VLAN of the port's untagged frames, None: a trunk
     trunk           the sorted VLANs of tagged frames, []: all
-    vxlan           vxlanID, the key of the bridge's tunnels whose VLAN the port shares; None without it
+    vxlan           vxlanID, the key of the bridge's tunnels whose VLAN the port gets; None: not configured
     ofport, kind    ofport_request (0: any), interface_type
     retries, interval_ms
-                    how long ADD waits for the port, as ovs-cni counts it; 0: not given
+                    number and interval of ovs-cni's checks of the port's state, which limit ADD's wait; 0: not given
     """
 
     __slots__ = ("bridge", "vlan", "trunk", "vxlan", "mtu", "ofport", "kind", "socket_file", "path",
@@ -56,27 +56,27 @@ class OvsConf:
     vlan: int | None
     trunk: list[int]
     vxlan: int | None
-    mtu: int                    # 0: the kernel's
+    mtu: int                    # 0: the kernel's default
     ofport: int
     kind: str
     socket_file: str
     path: str
     retries: int
     interval_ms: int
-    folder: str                 # of the cache's files
-    layer3: bool                # there is IPAM
-    dns: dict[str, Any] | None  # of the result, None: what IPAM says
+    folder: str                 # the directory of the cache files
+    layer3: bool                # the configuration names an IPAM plugin
+    dns: dict[str, Any] | None  # the result's dns; None: IPAM's dns
     ipv6: bool                  # the pod's link has IPv6
     enable_dad: bool
 
     @property
     def address(self) -> str:
-        """Where OVSDB is."""
+        """Return OVSDB's address."""
         return self.socket_file or DEFAULT_ADDRESS
 
     @property
     def link_timeout_s(self) -> float:
-        """How long ADD waits until ovs-vswitchd has set the port up."""
+        """Return how many seconds ADD waits until ovs-vswitchd has set the port up."""
         return min((self.retries or RETRIES) * (self.interval_ms or INTERVAL_MS) / 1000, MAX_LINK_S)
 
 
@@ -84,7 +84,7 @@ FROM_FILE = ("bridge", "vlan", "trunk", "mtu", "ofport", "kind", "socket_file", 
 
 
 def read(req: Request) -> OvsConf:
-    """Return the network's keys, with those of ovs.conf that it does not have. Raises CniError."""
+    """Return the network's keys, and the keys of ovs.conf that the network does not have. Raises CniError."""
     ending = req.command in ENDINGS
     own = read_ending(keys_of(req)) if ending else req.conf.once(read_keys)
     path, found = read_file(own.path)
@@ -104,7 +104,7 @@ def read(req: Request) -> OvsConf:
 
 
 def read_ending(keys: Section) -> OvsConf:
-    """Return what DEL and GC need. Where OVSDB is must be right: without it a DEL would leave the port."""
+    """Return the keys that DEL and GC need. OVSDB's address must be valid: without it a DEL would leave the port."""
     conf = OvsConf()
     conf.layer3 = bool(ipam.read_type(keys))
     conf.socket_file, conf.path = read_socket_file(keys.strict), keys.strict.text("configuration_path")
@@ -119,7 +119,7 @@ def read_keys(keys: Section) -> OvsConf:
                        "ovs makes veth pairs; ovs-cni can use virtual functions")
     conf.bridge, conf.mtu = keys.text("bridge"), read_mtu(keys)
     conf.vlan = keys.integer("vlan", None, low=0, high=MAX_VID)
-    # As in ovs-cni 0 can be in a trunk: frames without a tag
+    # As in ovs-cni a trunk may contain 0: untagged frames
     conf.trunk = sorted({vid for item in keys.sections("trunk") for vid in read_trunk(item, low=0)})
     conf.vxlan = keys.integer("vxlanID", None, low=0, high=MAX_VNI)
     if conf.vxlan is not None and (conf.trunk or conf.vlan is not None):
@@ -144,7 +144,8 @@ def read_socket_file(keys: Section) -> str:
 
 
 def read_file(path: str) -> tuple[str, dict[str, Any] | None]:
-    """Return (path, object) of the first ovs.conf that exists; None for the object: there is none. Raises CniError."""
+    """Return (path, object) of the first ovs.conf that exists; the object is None if no file exists. Raises
+    CniError."""
     for name in (path, *FILES) if path else FILES:
         content = files.read(name)
         if content is None:
@@ -160,12 +161,12 @@ def read_file(path: str) -> tuple[str, dict[str, Any] | None]:
 
 
 class PodArgs:
-    """What the caller asks for one pod: its MAC, OVN's name of its port ("": none), and its UID."""
+    """The arguments of one pod: its MAC, OVN's name of its port ("": none), and its UID."""
 
     __slots__ = ("mac", "ovn_port", "pod_uid")
 
     def __init__(self, req: Request) -> None:
-        """Read args.cni and CNI_ARGS. Names count in any case, as in ovs-cni. Raises CniError 4 and 7."""
+        """Read args.cni and CNI_ARGS. Names are case-insensitive, as in ovs-cni. Raises CniError 4 and 7."""
         names = {pair.partition("=")[0] for pair in req.args.split(";")}
         known = {name for name in names if name.lower() in POD_ARGS}
         given = {name.lower(): value for name, value in read_args(req.args, known).items()}
@@ -176,6 +177,6 @@ class PodArgs:
 
 
 def read_ovn_port(keys: Section) -> str:
-    """args.cni.ovnPort, else ""."""
+    """Return args.cni.ovnPort, or ""."""
     found: str = keys.section("args").section("cni").text("ovnPort")
     return found

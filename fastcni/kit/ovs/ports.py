@@ -1,7 +1,7 @@
-"""A pod's port on a bridge of Open vSwitch: added, awaited, found, compared, removed.
+"""Add, await, find, compare and remove a pod's port on a bridge of Open vSwitch.
 
-A port is a row of table Port with one row of table Interface, which has the name of the pod's host end. ovs-cni writes
-to which pod it belongs into external_ids of the Port; fastcni adds the container and the network.
+A port is a row of table Port with one row of table Interface; both have the name of the pod's host end. In external_ids
+of the Port, ovs-cni writes to which pod the port belongs; fastcni adds the container and the network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ovs.ovs_conf import OvsConf, PodArgs
 
-OWNER = "ovs-cni.network.kubevirt.io"           # of ovs-cni, and so of fastcni: each deletes what the other added
+OWNER = "ovs-cni.network.kubevirt.io"           # ovs-cni's owner; each plugin deletes ports of the other
 CONTAINER, NETWORK = "fastcni-container", "fastcni-network"
 USERSPACE = "netdev"            # datapath_type of a bridge whose packets ovs-vswitchd itself forwards
 COLUMNS = ["_uuid", "name", "external_ids"]
@@ -39,7 +39,8 @@ def has_ids(**ids: str) -> list[list[Any]]:
 # -- before ADD -----------------------------------------------------------------------------------------------
 
 def find_bridge(address: str, bridge: str, code: int = errors.TRY_AGAIN_LATER) -> str:
-    """Check that OVSDB and ovs-vswitchd run, and that there is the bridge; "" stands for any. Return its datapath_type.
+    """Check that OVSDB and ovs-vswitchd run, and that the bridge exists ("": any bridge). Return the bridge's
+    datapath_type.
 
     Raises CniError with `code`.
     """
@@ -54,7 +55,8 @@ def find_bridge(address: str, bridge: str, code: int = errors.TRY_AGAIN_LATER) -
 
 
 def tunnel_vlan(address: str, bridge: str, key: int) -> int | None:
-    """Return the VLAN of the bridge's tunnels whose options:key is `key`, None if they have none. Raises CniError 11
+    """Return the VLAN of the bridge's tunnels whose options:key is `key`, None if these have no VLAN. Raises CniError
+    11
     if the bridge has no such tunnel."""
     with Database(address) as db:
         tunnels, bridges = db.transact(
@@ -82,7 +84,7 @@ def tag_of(port: Row) -> int | None:
 def add(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: str, vlan: int | None) -> None:
     """Add the port `name` in one transaction, and wait until ovs-vswitchd has set it up.
 
-    Raises CniError 11 if it does not within the network's link_state_check_retries times link_state_check_interval.
+    Raises CniError 11 if ovs-vswitchd does not do that within link_state_check_retries times link_state_check_interval.
     """
     with Database(conf.address) as db:
         try:
@@ -103,7 +105,7 @@ def add(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: str, vlan
 
 def operations(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: str,
                vlan: int | None) -> tuple[Operation, ...]:
-    """Return the transaction: it fails if there is no such bridge, or if another bridge has a port of that name."""
+    """Return the transaction. It fails if the bridge does not exist, or if another bridge has a port of that name."""
     here = [["name", "==", bridge]]
     interface: Row = {"name": name}
     port: Row = {"name": name, "interfaces": ["named-uuid", "interface"], "vlan_mode": "trunk",
@@ -127,7 +129,7 @@ def operations(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: st
 
 
 def external_ids(req: Request, args: PodArgs) -> dict[str, str]:
-    """Return external_ids of the Port: those of ovs-cni, and fastcni's two."""
+    """Return external_ids of the Port: ovs-cni's keys, and fastcni's two keys."""
     return {"owner": OWNER, "contNetns": req.netns, "contIface": req.ifname, "contPodUid": args.pod_uid,
             CONTAINER: req.container_id, NETWORK: req.name}
 
@@ -150,7 +152,7 @@ def numbered(state: Row) -> bool:
 
 
 def error_of(state: Row) -> str:
-    """Return why ovs-vswitchd could not set up an Interface, "" if it could or has not tried yet."""
+    """Return why ovs-vswitchd could not set up an Interface, "" if it has no error or has not tried yet."""
     error: str = next(iter(as_list(state.get("error", ["set", []]))), "")
     return error or ("no OpenFlow port number" if state.get("ofport") == -1 else "")
 
@@ -162,20 +164,20 @@ def find(db: Ovsdb, req: Request) -> list[Row]:
     ours = has_ids(owner=OWNER, contIface=req.ifname, **{CONTAINER: req.container_id})
     theirs = has_ids(owner=OWNER, contIface=req.ifname, contNetns=req.netns)
     first, second = db.transact(select("Port", ours, *COLUMNS), select("Port", theirs, *COLUMNS))
-    # A path of a namespace can be another container's by now
+    # The path of a namespace may now belong to another container
     more = [row for row in second["rows"] if req.netns and CONTAINER not in as_dict(row["external_ids"])]
     return [*first["rows"], *more]
 
 
 def remove(db: Ovsdb, rows: list[Row]) -> None:
-    """Remove ports from whatever bridge has them. The database deletes rows that nothing refers to."""
+    """Remove ports from all bridges. The database deletes rows without references."""
     if rows:
         db.transact(*({"op": "mutate", "table": "Bridge", "where": [["ports", "includes", row["_uuid"]]],
                        "mutations": [["ports", "delete", row["_uuid"]]]} for row in rows))
 
 
 def forget(req: Request, address: str) -> None:
-    """Remove the attachment's ports; success if there are none."""
+    """Remove the attachment's ports. No ports is no error."""
     with Database(address) as db:
         remove(db, find(db, req))
 

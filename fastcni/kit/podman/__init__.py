@@ -1,1 +1,2 @@
-"""podman's networks as CNI: netavark's plugin protocol gives both, plugins/netavark.py runs them."""
+"""Convert podman's networks and containers, which arrive by netavark's plugin protocol, to CNI for
+plugins/netavark.py."""

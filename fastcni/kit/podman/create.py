@@ -9,11 +9,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.spec.config import Section
 
-BRIDGE = "podman-{:.8}"         # of the network's id, if podman names no interface
+BRIDGE = "podman-{:.8}"         # the bridge's name, of the network's id, if podman names no interface
 
 
 def complete(stdin: bytes) -> tuple[bytes, list[str]]:
-    """Return the network as JSON, and warnings. podman itself adds gateways then. Raises CniError 2, 6 and 7."""
+    """Return the completed network as JSON, and warnings. podman itself adds the gateways later. Raises CniError 2, 6
+    and 7."""
     keys = netavark.read(stdin)
     network, warnings = Network(keys), []
     if network.conflist:
@@ -27,7 +28,7 @@ def complete(stdin: bytes) -> tuple[bytes, list[str]]:
         network.ipam = "none"           # the list's own IPAM gives the addresses
     values["ipam_options"]["driver"] = network.ipam
     if keys.flag("dns_enabled"):
-        # netavark takes names for aardvark-dns from its own drivers only
+        # netavark gives aardvark-dns names only for its own drivers
         values["dns_enabled"] = False
         warnings.append("fastcni: containers of this network are not found by name: netavark's plugins have no DNS")
     return json.write(values), warnings

@@ -1,6 +1,6 @@
-"""A network of podman: its keys, read and checked, and what they are as plugins of a CNI list.
+"""Read and check a podman network, and convert it to the plugins of a CNI list.
 
-The list is that of podman's own CNI network: bridge, portmap, firewall, tuning. The addresses are podman's.
+The list has the plugins of podman's own CNI networks: bridge, portmap, firewall, tuning. podman chooses the addresses.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     Subnet = tuple[bytes, int, bytes | None]
 
 OPTIONS = ("conflist", "isolate", "mtu", "no_default_route", "vlan")
-CONF_DIR = "/etc/cni/net.d"     # of the lists that the option conflist names
+CONF_DIR = "/etc/cni/net.d"     # the directory of the lists that the option conflist names
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Network:
-    """The keys of a network.
+    """The keys of a podman network.
 
     name; bridge: network_interface, "" for none; internal; ipam: "host-local" or "none"; subnets: (packed, prefix
     length, packed gateway or None); routes: as a CNI configuration has them; conflist: the name of a list, "" for none;
@@ -32,7 +32,7 @@ class Network:
                  "mtu", "vlan")
 
     def __init__(self, keys: Section) -> None:
-        """Read the network's keys. Raises CniError 2 for what fastcni cannot do, 7 for a bad value."""
+        """Read the network's keys. Raises CniError 2 for a key that fastcni does not support, 7 for a bad value."""
         self.name, self.bridge, self.internal = keys.text("name"), keys.text("network_interface"), keys.flag("internal")
         if self.bridge:
             config.check_ifname(self.bridge)
@@ -98,8 +98,8 @@ def read_route(keys: Section) -> dict[str, Any]:
 # The container's part, and the list ------------------------------------------------------------------
 
 class Attachment:
-    """A network list for one container. document: the list. capability_args: of the container, as libcni has them.
-    netns: the namespace of an earlier setup. outcome: the result, None: the setup has not ended."""
+    """A network list for one container. document: the list. capability_args: the container's capability arguments, as
+    in libcni. netns: the namespace of an earlier setup. outcome: the result; None: the setup has not ended."""
 
     __slots__ = ("document", "capability_args", "netns", "outcome")
 
@@ -114,7 +114,8 @@ class Attachment:
         return name
 
     def leave_ports(self, lengths: set[int]) -> None:
-        """Map no ports to addresses of these lengths, 4 and 16: another network of the container does."""
+        """Remove the port mappings to addresses of these lengths (4, 16), because another network of the container has
+        them."""
         if lengths:
             kept = [only(mapping, lengths) for mapping in self.capability_args.pop("portMappings")]
             if mappings := [mapping for mapping in kept if mapping]:
@@ -122,7 +123,7 @@ class Attachment:
 
 
 def only(mapping: dict[str, Any], without: set[int]) -> dict[str, Any] | None:
-    """Return the mapping for the other family; None if it has none."""
+    """Return the part of the mapping for the other family; None if there is no such part."""
     if host_ip := mapping.get("hostIP"):
         return None if (16 if ":" in host_ip else 4) in without else mapping
     return None if len(without) > 1 else {**mapping, "hostIP": "0.0.0.0" if 16 in without else "::"}
@@ -212,19 +213,20 @@ def plugins_of(network: Network, addresses: list[Subnet], ifname: str) -> list[d
 
 
 def tuning(ifname: str) -> dict[str, Any]:
-    """Return what netavark's bridge sets in each container: an answer may come by another network's interface."""
+    """Return the sysctl that netavark's bridge driver sets in each container (rp_filter): a reply may arrive on another
+    network's interface."""
     return {"type": "tuning", "sysctl": {f"net/ipv4/conf/{ifname}/rp_filter": "2"}}
 
 
 def find_list(name: str) -> dict[str, Any]:
     """Return the network list of that name in CONF_DIR. Raises CniError 7."""
-    from fastcni.kit.networks.definitions import configurations  # few networks have a list
+    from fastcni.kit.networks.definitions import configurations  # imported here, because few networks have a list
 
     broken: list[str] = []
     for path, document in configurations(CONF_DIR, broken):
         if document.get("name") == name and path.endswith(".conflist"):
             plugins = Section(document, path).sections("plugins")
-            if len(plugins) == 1 and plugins[0].text("type") == "chain":        # `fastcni fuse` wrote it
+            if len(plugins) == 1 and plugins[0].text("type") == "chain":        # written by `fastcni fuse`
                 plugins = plugins[0].sections("plugins")
             if not plugins:
                 raise CniError(errors.INVALID_CONFIG, f"{path} has no list of plugins")

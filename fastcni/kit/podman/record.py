@@ -1,7 +1,7 @@
-"""The file of an attachment that podman has set up, as libcni's runtimes keep it.
+"""Write and read the cache file of an attachment that podman has set up, in the form of libcni's cache.
 
-`fastcni list`, `explain` and `restore` and the server read it. It is written before anything is made, and once more
-with the result. So a setup that finds such a file knows that an earlier one of the same attachment was never torn down.
+`fastcni list`, `explain`, `restore` and the server read this file. A setup writes it before the first change, and again
+with the result. So a setup that finds the file knows that an earlier setup of the attachment had no teardown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def write(req: Request, made: Attachment, result: dict[str, Any] | None = None) 
 
 
 def read(req: Request, name: str) -> Attachment | None:
-    """Return what an earlier setup has recorded; None: nothing, or the file is damaged. Raises CniError 5."""
+    """Return the attachment that an earlier setup has recorded; None without a file, or if the file is damaged. Raises
+    CniError 5."""
     found = read_file(path(req, name))
     return found if found and found.name == name else None
 
@@ -59,7 +60,8 @@ def read_file(path: str) -> Attachment | None:
 
 
 def families_of_ports(req: Request, name: str) -> set[int]:
-    """Return the lengths of the container's addresses to which its ports lead by another network. Raises CniError 5."""
+    """Return the lengths (4, 16) of the addresses to which another network of the container maps its ports. Raises
+    CniError 5."""
     found: set[int] = set()
     for file in files.names(FOLDER):
         if f"-{req.container_id}-" in file and f"{FOLDER}/{file}" != path(req, name):

@@ -1,1 +1,1 @@
-"""Traffic shaping: qdiscs and the ifb device of a pod."""
+"""Shape a pod's traffic with qdiscs and an ifb device."""

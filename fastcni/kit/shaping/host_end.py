@@ -1,4 +1,4 @@
-"""The host end of the pod's veth pair, whose traffic bandwidth shapes."""
+"""Find the host end of the pod's veth pair: the link whose traffic the plugin bandwidth shapes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.shaping.limits import Limits
 
-ETH_HLEN = 14                   # linux/if_ether.h: bytes, which count
+ETH_HLEN = 14                   # linux/if_ether.h: bytes of the header, which the kernel counts
 
 
 def find_host_end(req: Request, pod: Pod, result: dict[str, Any]) -> Link:
-    """Return the other end of CNI_IFNAME. Raises CniError 999 if there is none, or if the result does not list it."""
+    """Return the peer of CNI_IFNAME. Raises CniError 999 if CNI_IFNAME has no peer on the host, or if the result does
+    not list it."""
     if not result.get("interfaces"):
         raise CniError(errors.INTERNAL, "no interfaces provided")
     inside = find.link(pod.inside, req.ifname)

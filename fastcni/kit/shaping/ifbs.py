@@ -1,4 +1,5 @@
-"""The ifb device that limits what a pod sends: the name is the Go plugin's, the alias marks it as fastcni's."""
+"""Create and delete the ifb device that limits a pod's sent packets. Its name is the reference plugin's; its alias
+marks it as fastcni's."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
-MARK = "fastcni "               # the start of the alias; then comes the mark of an attachment, as in nftables
+MARK = "fastcni "               # begins the alias; the mark of the attachment follows, as in nftables
 ALIAS_BYTES = uapi.IFALIASZ - 1
 
 
 def names_of(req: Request) -> tuple[str, str]:
-    """Return the names of the ifb, in the order of use: first the reference's, which all interfaces of a container
-    share; then one that belongs to this interface alone."""
+    """Return the names of the ifb, in the order of use: first the reference plugin's name, which all interfaces of a
+    container share; then a name for this interface only."""
     each = req.name + req.container_id
     return names.digest(each, IFNAME_BYTES, "bwp"), names.digest(f"{each}:{req.ifname}", IFNAME_BYTES, "bwp")
 
@@ -36,8 +37,8 @@ def is_own(req: Request, link: Link) -> bool:
 
 
 def add(req: Request, mtu: int, undo: Undo) -> Link:
-    """Create an ifb and return its Link, up. If a pod without DEL has left one, replace it. Raises CniError 999 if the
-    names are taken, NetlinkError."""
+    """Create an ifb and return its Link, up. If a pod without DEL has left an ifb, replace that ifb. Raises CniError
+    999 if the names are taken, NetlinkError."""
     for name in names_of(req):
         link = create(req, name, mtu, undo)
         left = None if link else find.link(req.mode.route, name)
@@ -50,7 +51,7 @@ def add(req: Request, mtu: int, undo: Undo) -> Link:
 
 
 def create(req: Request, name: str, mtu: int, undo: Undo) -> Link | None:
-    """The new Link, None if the name is taken."""
+    """Create an ifb. Return its Link, None if the name is taken."""
     sock = req.mode.route
     batch = rtnl.new_ifb(Batch(), name, address=veth.random_mac(), mtu=mtu, what="adding link")
     try:
@@ -67,7 +68,8 @@ def create(req: Request, name: str, mtu: int, undo: Undo) -> Link | None:
 
 
 def find_own(req: Request) -> list[Link]:
-    """The ifbs of this attachment: fastcni's first, then the one that the Go plugin made for the container."""
+    """Return the ifbs of this attachment: first fastcni's, then the ifb that the reference plugin made for the
+    container."""
     shared, own = (find.link(req.mode.route, name) for name in names_of(req))
     found = [own] if own else []
     if shared and (is_own(req, shared) or not shared.alias.startswith(MARK)):
@@ -90,7 +92,7 @@ def gc(req: Request) -> None:
 
 
 def release(req: Request, link: Link) -> None:
-    """Delete an ifb, and report it."""
+    """Delete an ifb, and report it by req.release()."""
     req.mode.delete_links((link.index, link.name))
     req.release(f"link {link.name}")
 

@@ -1,4 +1,4 @@
-"""The limits of a pod's traffic, as a configuration has them: keys read and checked. Touches nothing."""
+"""Read and check the keys that limit a pod's traffic. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 RATES = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
 MAX_BITS = (1 << 64) - 1
 MAX_BURST_BYTES = 0xFFFFFFFF
-MAX_SUBNETS = 100               # the kernel compares every packet with one subnet after the other
+MAX_SUBNETS = 100               # the kernel compares each packet with all subnets in turn
 
 
 class Limit:
     """A rate for all traffic of one direction, or for the traffic with some subnets.
 
     rate, burst     bytes/s, bytes
-    subnets         [(packed, prefix)] that the limit is for; []: all traffic
-    exempt          the limit is for all traffic except that with the subnets
-    offsets         tc.SOURCE or tc.DESTINATION: where a packet has the address that is not the pod's
+    subnets         [(packed, prefix)] whose traffic is limited; []: all traffic
+    exempt          whether the limit is for all traffic except that with the subnets
+    offsets         tc.SOURCE or tc.DESTINATION: which address of a packet is the other host's
     """
 
     __slots__ = ("rate", "burst", "subnets", "exempt", "offsets")
@@ -37,12 +37,13 @@ class Limit:
 
     @property
     def burst_us(self) -> int:
-        """The time that the burst takes at this rate, in microseconds."""
+        """Return the time of the burst at this rate, in microseconds."""
         return self.burst * 1_000_000 // self.rate
 
 
 class Limits:
-    """ingress, egress: a Limit, None for no limit; subnets: of either."""
+    """The limits of both directions. ingress, egress: a Limit, None for no limit. subnets: the subnets of either
+    Limit."""
 
     __slots__ = ("ingress", "egress", "subnets")
     ingress: Limit | None
@@ -54,7 +55,7 @@ class Limits:
 
 
 def read(keys: Section) -> Limits:
-    """The limits of the configuration: its own rates, else those of runtimeConfig.bandwidth. Raises CniError 7."""
+    """Read the limits: the configuration's own rates, otherwise those of runtimeConfig.bandwidth. Raises CniError 7."""
     asked = keys.section("runtimeConfig").section("bandwidth")
     rates = keys if any(keys.has(key) for key in RATES) else asked
     found = Limits()
@@ -66,7 +67,8 @@ def read(keys: Section) -> Limits:
 
 def read_limit(section: Section, direction: str, offsets: dict[int, int], subnets: list[Subnet],
                exempt: bool) -> Limit | None:
-    """The Limit of "ingress" or "egress", None if there is none. The configuration counts bits."""
+    """Return the Limit of "ingress" or "egress", None without a limit. The configuration's unit is bits, a Limit's is
+    bytes."""
     rate, burst = (section.integer(f"{direction}{word}", low=0, high=MAX_BITS) for word in ("Rate", "Burst"))
     both = f"{section.path(f'{direction}Rate')} is {rate}, {section.path(f'{direction}Burst')} is {burst}"
     if bool(rate) != bool(burst):
@@ -85,7 +87,7 @@ def read_limit(section: Section, direction: str, offsets: dict[int, int], subnet
 
 
 def read_subnets(*sections: Section) -> tuple[list[Subnet], bool]:
-    """([(packed, prefix)], whether they are exempt) of the first section that has any."""
+    """Return ([(packed, prefix)], whether these are exempt) of the first section with subnets."""
     for section in sections:
         exempt, shaped = section.texts("unshapedSubnets"), section.texts("shapedSubnets")
         if exempt and shaped:

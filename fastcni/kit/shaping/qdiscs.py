@@ -1,4 +1,4 @@
-"""The qdiscs that limit a link's rate: for all its packets, as in the reference, or for packets with some subnets.
+"""Add the qdiscs that limit a link's rate: for all its packets, as in the reference, or for packets of some subnets.
 
     qdisc tbf 1: root rate .. burst .. lat 25ms       qdisc htb 1: root default 0x30, or 0 if only subnets are limited
                                                         class htb 1:30 rate .. burst ..
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.shaping.limits import Limit, Limits
 
-LATENCY = 40                    # parts of a second that a packet may wait: 25 ms
+LATENCY = 40                    # a packet may wait 1/40 s, 25 ms
 UNLIMITED, LIMITED = tc.handle(1), tc.handle(1, 0x30)
 DIRECT_PACKETS = 1000           # packets that may wait in 1:0, as in a veth's queue by default
 LOOPBACK_IFINDEX = 1            # the index of lo, in every namespace
 
 
 def shape(limit: Limit) -> tc.Shape:
-    """Return a limit in the kernel's units. A value that is too large for its field becomes the field's greatest; the
-    Go plugin lets it wrap around."""
+    """Return a limit in the kernel's units. A value that is too large for its field becomes the field's maximum; in the
+    reference plugin it wraps around."""
     buffer = int(limit.burst_us * tc.ticks_per_microsecond())
     return tc.Shape(limit.rate, min(limit.rate // LATENCY + limit.burst, tc.MAX_U32), min(buffer, tc.MAX_U32))
 
 
 def default_class(limit: Limit) -> int:
-    """The class of packets that match no filter, if there are filters."""
+    """Return the class of packets that match no filter."""
     return LIMITED if limit.exempt else UNLIMITED
 
 
 def filters(limit: Limit) -> list[tc.Filter]:
-    """One filter for each subnet."""
+    """Return one filter for each subnet."""
     classid = UNLIMITED if limit.exempt else LIMITED
     return [tc.Filter(tc.PROTOCOLS[len(packed)], len(packed), classid,
                       tc.subnet_selector(packed, prefix, limit.offsets)) for packed, prefix in limit.subnets]
@@ -57,7 +57,7 @@ def redirect_filter(ifb: Link) -> tc.Filter:
 
 
 def add(sock: Socket, link: Link, limit: Limit, undo: Undo) -> None:
-    """Limit what a link sends. Raises CniError if it has a root qdisc already, NetlinkError."""
+    """Limit the packets that a link sends. Raises CniError if the link already has a root qdisc, NetlinkError."""
     numbers, batch, what = shape(limit), Batch(), f'create qdisc of "{link.name}"'
     if limit.subnets:
         tc.new_htb(batch, link.index, default_class(limit), DIRECT_PACKETS, what)
@@ -73,13 +73,14 @@ def add(sock: Socket, link: Link, limit: Limit, undo: Undo) -> None:
 
 
 def add_ingress(sock: Socket, link: Link, undo: Undo) -> None:
-    """Prepare a link for redirect(). Raises CniError if it has an ingress qdisc already, NetlinkError."""
+    """Add the ingress qdisc that redirect() needs. Raises CniError if the link already has an ingress qdisc,
+    NetlinkError."""
     batch = tc.new_ingress(Batch(), link.index, f'create ingress qdisc of "{link.name}"')
     send(sock, batch, link, undo, uapi.TC_H_INGRESS)
 
 
 def redirect(sock: Socket, link: Link, ifb: Link) -> None:
-    """Redirect all that a link receives to an ifb. Raises NetlinkError."""
+    """Redirect all packets that a link receives to an ifb. Raises NetlinkError."""
     wire.exchange(sock, tc.new_filter(Batch(), link.index, tc.INGRESS, redirect_filter(ifb),
                                       f'add filter to "{link.name}"'))
 
@@ -97,7 +98,7 @@ def send(sock: Socket, batch: Batch, link: Link, undo: Undo, parent: int) -> Non
 
 
 def delete(sock: Socket, link: Link, parent: int) -> None:
-    """The rollback of add() and add_ingress()."""
+    """Delete a qdisc, as the rollback of add() and add_ingress()."""
     _, refused = wire.attempt(sock, tc.del_qdisc(Batch(), link.index, parent, f'delete qdisc of "{link.name}"'))
     if refused and refused[0].errno not in (ENOENT, ENODEV):
         raise refused[0]

@@ -1,4 +1,4 @@
-"""CHECK of kit/shaping/qdiscs.py: a link has its limit, and the packets that it receives are redirected to its ifb."""
+"""For CHECK: compare a link's qdiscs with its limits, and check that received packets are redirected to the ifb."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_limit(sock: Socket, link: Link, limit: Limit) -> None:
     wanted, found = qdiscs.shape(limit), read(sock, link, limit)
     for name in ("rate", "limit", "buffer"):
         actual, asked = getattr(found, name), getattr(wanted, name)
-        # The field has its greatest value, where the Go plugin has wrapped around
+        # fastcni's field has its maximum where the reference plugin's value has wrapped around
         if asked not in (actual, tc.MAX_U32):
             raise wrong(f"{name.capitalize()} doesn't match", f"{link.name} has {actual}, configured are {asked}")
 
@@ -48,8 +48,8 @@ def check_redirect(sock: Socket, link: Link, ifb: Link) -> None:
 
 
 def read(sock: Socket, link: Link, limit: Limit) -> tc.Shape:
-    """Return the limit of a link as a Shape, if its qdisc is of that kind. Raises CniError 999 for other qdiscs,
-    classes or filters."""
+    """Return the limit of a link as a Shape. Raises CniError 999 for other qdiscs, classes or filters than those of
+    `limit`."""
     kind, options = ask(sock, tc.get_qdisc(Batch(), link.index, uapi.TC_H_ROOT, "look up the root qdisc"))
     if kind != ("htb" if limit.subnets else "tbf"):
         raise wrong("Failed to find qdisc", f"the root qdisc of {link.name} is {kind or 'none'}")
@@ -73,12 +73,12 @@ def read(sock: Socket, link: Link, limit: Limit) -> tc.Shape:
 
 
 def ask(sock: Socket, batch: Batch) -> tuple[str, bytes]:
-    """(kind, options) of the answer, ("", b"") if there is none."""
+    """Send a request. Return (kind, options) of the reply, ("", b"") without a reply."""
     found = wire.look_up(sock, batch)
     return tc.read_kind(found[0][1]) if found else ("", b"")
 
 
 def filters_of(sock: Socket, link: Link, parent: int) -> list[tc.Filter]:
-    """The filters of a qdisc, [] without one."""
+    """Return the filters of a qdisc, [] if there are none."""
     replies = wire.dump(sock, uapi.RTM_GETTFILTER, tc.tcmsg(link.index, parent=parent), f"list filters of {link.name}")
     return [each for each in (tc.read_filter(payload) for _, payload in replies) if each]

@@ -1,1 +1,1 @@
-"""Sysctls of pods and of the host."""
+"""Set sysctls of pods and of the host."""

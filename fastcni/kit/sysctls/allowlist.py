@@ -1,4 +1,5 @@
-"""The administrator's list of the sysctls that networks may set: one regular expression in each line, unanchored."""
+"""Read the administrator's list of the sysctls that networks may set: one unanchored regular expression in each
+line."""
 
 from __future__ import annotations
 
@@ -19,17 +20,17 @@ MAX_BYTES = 1 << 20
 def check(keys: Collection[str]) -> None:
     """Raise CniError 7 for a key, as written in the configuration, that no line of the list matches.
 
-    Without the file every key is allowed. If it cannot be read, none is (code 5).
+    Without the file every key is allowed. If the file cannot be read, no key is allowed (CniError 5).
     """
     lines = read() if keys else None
     if lines is None:
         return
-    import re  # a node without a list does not need it
+    import re  # only a node with a list needs re
 
     patterns = []
     for line in lines:
         try:
-            if "[:" in line:            # a POSIX class, which Go knows; to Python these are characters
+            if "[:" in line:            # a POSIX class, which Go supports; Python reads these as characters
                 raise re.error("classes as [:alnum:] are not understood")
             patterns.append(re.compile(line, re.ASCII))
         except (re.error, RecursionError) as e:
@@ -41,7 +42,7 @@ def check(keys: Collection[str]) -> None:
 
 
 def read() -> list[str] | None:
-    """The trimmed lines that are not empty; None without the file."""
+    """Return the trimmed lines that are not empty; None if the file does not exist."""
     try:
         content = read_file(PATH, posix.O_RDONLY, MAX_BYTES, regular=True)
     except FileNotFoundError:

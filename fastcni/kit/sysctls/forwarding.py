@@ -1,4 +1,4 @@
-"""IP forwarding on the host: enabled for each family of a result, and never disabled."""
+"""Enable IP forwarding on the host for each family of a result. fastcni never disables forwarding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sysctls that a configuration names: below net/, and in the pod's namespace."""
+"""Write and check the sysctls that a configuration names: below net/, in the pod's namespace."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     Sysctls = dict[str, tuple[list[str], str]]
 
-UNREADABLE = (EACCES, EIO)      # the errnos of reading a sysctl that exists: it is write-only, or was never written
+UNREADABLE = (EACCES, EIO)      # errnos of read(2) for an existing sysctl that is write-only or was never written
 
 
 def read_keys(req: Request) -> Sysctls:
-    """The object `sysctl` of the configuration, and that of args.cni over it: {key: (names, value)}. Raises CniError 7,
-    also for a key that the configuration has twice."""
+    """Return {key: (names, value)} of the configuration's `sysctl` and of args.cni.sysctl, which has precedence. Raises
+    CniError 7, also for a key that the configuration has twice."""
     keys = req.conf
     twice = json.repeated_keys(req.stdin, "sysctl") if keys.has("sysctl") else []
     if twice:
@@ -32,9 +32,10 @@ def read_keys(req: Request) -> Sysctls:
 
 
 def names(key: str, ifname: str) -> list[str]:
-    """The names below /proc/sys that a key can mean, in order; the first IFNAME in it stands for the pod's link.
+    """Return the names below /proc/sys that a key can mean, in order. The first IFNAME in the key stands for the pod's
+    link.
 
-    The reference takes every dot for a slash. If there is no such file, the key is read as in sysctl(8), where a dot
+    The reference takes every dot for a slash. If that file does not exist, the key is read as in sysctl(8), where a dot
     can belong to a link's name: net/ipv4/conf/eth0.5/forwarding. Raises CniError 7 for a name that is not below net/.
     """
     found = []
@@ -81,12 +82,13 @@ def check(pod: Pod, sysctls: Sysctls) -> None:
 
 
 def first_existing(candidates: list[str]) -> str:
-    """The first of the names that exists, else the first."""
+    """Return the first of the names that exists; if none exists, the first name."""
     return next((name for name in candidates[1:] if not sysctl.exists(candidates[0])), candidates[0])
 
 
 def read(name: str) -> str | None:
-    """The value in the calling thread's namespace, None if it exists and cannot be read. Raises CniError 999."""
+    """Return the value in the calling thread's namespace, None if the sysctl exists but cannot be read. Raises CniError
+    999."""
     try:
         return sysctl.read(name)
     except OSError as e:

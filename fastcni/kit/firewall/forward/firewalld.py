@@ -65,7 +65,8 @@ class Firewalld:
         return answered("firewalld", lambda: self.bus.call(NAME, OBJECT, interface, method, *texts))
 
     def ask(self, method: str, zone: str, packed: bytes) -> tuple[Any, str]:
-        """Call a method about an address as a source of a zone. Return (its result, "") or (None, why it is refused).
+        """Call a method about an address as a source of a zone. Return (its result, "") or (None, the name of
+        firewalld's error).
         """
         try:
             return self.call(f"{NAME}.zone", method, zone, source(packed))[0], ""
@@ -74,7 +75,7 @@ class Firewalld:
 
 
 def answered(peer: str, ask: Callable[[], Any]) -> Any:
-    """Return ask(); turn the faults of D-Bus into CniErrors."""
+    """Return ask(). Raise a D-Bus error as a CniError."""
     try:
         return ask()
     except TimeoutError:
@@ -89,7 +90,8 @@ def answered(peer: str, ask: Callable[[], Any]) -> Any:
 
 
 def filters(req: Request) -> bool:
-    """Return whether firewalld is running. The bus answers within 0.2 ms. Raises CniError 11 if it does not."""
+    """Return whether firewalld is running. The bus answers within 0.2 ms. Raises CniError 11 if the bus does not
+    answer."""
     try:
         return answered("the system bus", lambda: dbus.has_owner(dbus.system_bus(req.env), NAME, TIMEOUT_S))
     except Absent:
@@ -108,7 +110,7 @@ def add(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add again what is missing. CniError 11 if another attachment has one of the addresses by now."""
+    """Add the missing records and rules. Raises CniError 11 if another attachment now has one of the addresses."""
     records().restore(req, records().items(conf.ips))
     add_sources(req, conf)
 
@@ -124,10 +126,10 @@ def add_sources(req: Request, conf: Conf) -> None:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Remove what ADD did, also by the reference plugin. Gone is fine.
+    """Remove the sources that an ADD of fastcni or of the reference plugin added. A missing source is no error.
 
-    The addresses that are recorded as the attachment's are removed. For the others the kernel's rules show whether
-    firewalld has them: a DEL neither waits for a bus nor fails by it if there is nothing to remove.
+    The addresses that are recorded as the attachment's are removed. For other addresses the kernel's rules show whether
+    firewalld has them. So a DEL without anything to remove does not call D-Bus.
     """
     possible = conf.ips if conf.backend in (None, "", "firewalld") else []
     ips, recorded = records().to_delete(req, possible)
@@ -137,7 +139,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def may_have(req: Request, ips: list[bytes]) -> Sequence[bytes]:
-    """Return the addresses that may be sources.
+    """Return those of `ips` that may be sources of firewalld.
 
     The kernel shows the rules about sources if firewalld uses nftables. If firewalld uses iptables, each address may be
     one. A firewalld without its table and without its chain does not run, or has just started: it has no sources.

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.elements import Store
     from fastcni.kit.firewall.forward.keys import Conf
 
-MAX_MEMBERS = 1 << 20           # of a set; ipset(8) has 65,536 for it
-# EINVAL: a kernel without ipset; the others: another program's set of this name, of another kind
+MAX_MEMBERS = 1 << 20           # members of a set; the default of ipset(8) is 65,536
+# EINVAL: a kernel without ipset. The other errnos: another program has a set of this name and another kind
 NO_SET = (ENOENT, EINVAL, EEXIST, ipset.IPSET_ERR_FIND_TYPE, ipset.IPSET_ERR_PROTOCOL)
 
 
@@ -77,14 +77,14 @@ def add_members(req: Request, conf: Conf, *, recent: bool) -> None:
 
 
 def by_length(ips: Iterable[bytes]) -> list[tuple[int, list[bytes]]]:
-    """Return [(length, packed addresses of this length)] for each length that there is."""
+    """Return [(length, packed addresses of this length)] for each length that `ips` has."""
     found = [(length, [packed for packed in ips if len(packed) == length]) for length in iptables.PROGRAMS]
     return [each for each in found if each[1]]
 
 
 def in_sets(req: Request, verb: Callable[..., Any], ips: Sequence[bytes], *fine: int) -> list[NetlinkError]:
-    """Add addresses to their sets, delete or test them: `verb` is one of kernel/ipset.py. Return the refusals, except
-    for the errnos that are fine. Each address is one message; many messages go out in one send."""
+    """Add addresses to their sets, delete or test them: `verb` is one of kernel/ipset.py. Return the kernel's errors,
+    without the errnos that `fine` allows. Each address is one message; many messages go out in one send."""
     found: list[NetlinkError] = []
     for at in range(0, len(ips), MAX_ASKED):
         batch = Batch()
@@ -95,7 +95,8 @@ def in_sets(req: Request, verb: Callable[..., Any], ips: Sequence[bytes], *fine:
 
 
 def ready_or_made(found: Rules, admin_chain: str) -> bool:
-    """Add the set and the rules that use it, if they are missing. Return False if the host cannot have them."""
+    """Add the set and the rules that use it, if they are missing. Return False if the kernel or iptables does not
+    support sets."""
     if found.ready(admin_chain):
         return True
     req, length = found.req, found.length
@@ -108,7 +109,7 @@ def ready_or_made(found: Rules, admin_chain: str) -> bool:
                                                  f"lock the rules about {set_of(length)} may be added twice")):
             add_rules(found, admin_chain, set_rules(length))
     except CniError:
-        return False            # an iptables without libxt_set. With any other fault, the rules without sets fail too
+        return False            # this iptables has no libxt_set. After any other error the rules without sets fail, too
     finally:
         netns.close_file(fd)
     return True
@@ -142,9 +143,11 @@ def commands(lines: list[str], admin_chain: str, wanted: Sequence[str]) -> Itera
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Remove what ADD did, also by the reference plugin. Gone is fine.
+    """Remove the set members and rules that an ADD of fastcni or of the reference plugin added. Missing ones are no
+    error.
 
-    The reference may have added a pod again that another backend has. No program is run if no rule names the pod.
+    The reference plugin may have added rules for a pod that another backend has. No program is run if no rule names the
+    pod.
     """
     ips, recorded = records().to_delete(req, conf.ips)
     remove(req, ips, recorded, ips)
@@ -159,7 +162,7 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add again what is missing. CniError 11 if another attachment has one of the addresses by now."""
+    """Add the missing records and rules. Raises CniError 11 if another attachment now has one of the addresses."""
     records().restore(req, records().items(conf.ips))
     add_members(req, conf, recent=False)
 
@@ -169,7 +172,7 @@ def remove(req: Request, ips: Sequence[bytes], recorded: Sequence[tuple[Any, ...
     """Delete addresses from the sets, then the rules that name those of `with_rules`, then the owner records."""
     members = []
     for length, some in by_length(ips):
-        # Without a record the reference may have added rules.
+        # An address without a record may have rules of the reference plugin.
         kinds = look(req, length, shared=bool(recorded), recent=bool(recorded))
         for found in kinds:
             if named := [packed for packed in some if packed in with_rules and found.may_have_rules_of(packed)]:
@@ -186,7 +189,7 @@ def delete_rules(found: Rules, ours: Sequence[str]) -> None:
     if not iptables.find(req, program + "-restore"):
         return                  # without this family's program, the host has no rules of fastcni in this family
     if iptables.attempt(req, program, ["-D" + rule[2:] for rule in ours], TABLE).status:
-        there = {*iptables.read(req, program, TABLE)}       # some rules are gone already
+        there = {*iptables.read(req, program, TABLE)}       # some of the rules no longer exist
         iptables.remove(req, program, [], [rule for rule in ours if rule in there], table=TABLE)
 
 

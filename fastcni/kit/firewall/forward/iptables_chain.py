@@ -1,8 +1,8 @@
-"""The rules of iptables in the chain CNI-FORWARD of table filter, read from the kernel without a program.
+"""Read the rules of iptables in the chain CNI-FORWARD of table filter from the kernel, without a program.
 
-There are two kinds of iptables. The one over nf_tables shows its rules over netlink, and the kernel notifies each
-change of them. The legacy kind shows a whole table (kernel/xtables.py); a server keeps the table that it has read until
-the kernel gives other figures of it. If tables of both kinds exist, a packet has to pass both.
+There are two kinds of iptables. The rules of iptables-nft can be read over netlink, and the kernel notifies each
+change. Of iptables-legacy only a whole table can be read (kernel/xtables.py); a server keeps a copy until the counts
+that the kernel gives of the table change. If tables of both kinds exist, a packet has to pass both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TO, FROM = 0, ipset.IPSET_DIM_ONE_SRC                           # flags of an ip
 
 
 def set_of(length: int) -> str:
-    """Return the name of the ipset that has the pods of this family."""
+    """Return the name of the ipset with the addresses of pods of this family."""
     return "fastcni-forward" + SUFFIXES[length]
 
 
@@ -35,7 +35,7 @@ def rules(packed: bytes) -> tuple[str, str]:
 
 
 def set_rules(length: int) -> tuple[str, str]:
-    """Return the rules of all addresses in the ipset."""
+    """Return the two rules that accept the traffic of all addresses in the ipset."""
     return pair(*(f"-m set --match-set {set_of(length)} {way}" for way in ("dst", "src")))
 
 
@@ -64,11 +64,11 @@ class Rules:
 
     @property
     def program(self) -> str:
-        """The iptables that changes these chains, "" if there is none."""
+        """Return the name of the iptables program that changes these chains, or ""."""
         return iptables.program_of_kind(self.req, self.length, self.KIND)
 
     def of(self, chain: str) -> list[bytes]:
-        """Return the rules of a chain; none without such a table."""
+        """Return the rules of a chain; [] if the table does not exist."""
         family = FAMILIES[self.length]
         return self.req.mode.recall(("nftables", TABLE, family, "rules", chain), lambda: rulesets.rules_of(
             self.req.mode.firewall, family, TABLE, chain))
@@ -122,8 +122,7 @@ def look(req: Request, length: int, *, shared: bool = True, recent: bool = False
     """Return the chains of a family: those of each kind of iptables that filters; at least one. Raises NetlinkError,
     OSError.
 
-    shared: the caller looks for what all pods share, see iptables.read_legacy(). recent: the same, and in vain if pods
-    have rules of their own.
+    shared, recent: see iptables.read_legacy(). recent has no effect if pods have rules of their own.
     """
     found: list[Rules] = []
     if iptables.has_nft_chain(req, FAMILIES[length], TABLE, "FORWARD"):

@@ -1,4 +1,5 @@
-"""The keys of the firewall plugin, and which backends let a pod's traffic through and enforce its ingressPolicy."""
+"""Read the keys of the firewall plugin, and choose the backends that accept a pod's traffic and enforce its
+ingressPolicy."""
 
 from __future__ import annotations
 
@@ -26,9 +27,10 @@ LATER = ("this firewall began to filter after the pod was added, and may drop it
 
 
 class Conf:
-    """The keys of a firewall plugin, and what it needs of prevResult.
+    """The keys of the firewall plugin, and the parts of prevResult that it needs.
 
-    backend: "" for the one that filters on this host, None if DEL could not read it; admin_chain; zone: of firewalld;
+    backend: "" for the backend that filters on this host, None if the key is invalid in a DEL; admin_chain; zone:
+    firewalld's zone;
     policy: "" for open; previous: prevResult or None; ips: the packed addresses in prevResult; bridge: the name of
     prevResult's first interface, "" without a policy.
     """
@@ -57,7 +59,7 @@ class Conf:
 # Reading the keys ---------------------------------------------------------------------------------
 
 def read(req: Request) -> Conf:
-    """Read the configuration. Raises CniError 7; for DEL and GC an invalid one is a warning."""
+    """Read the configuration. Raises CniError 7; for DEL and GC an invalid configuration is a warning."""
     try:
         return _read_strictly(req)
     except CniError as e:
@@ -68,7 +70,7 @@ def read(req: Request) -> Conf:
 
 
 def _read_leniently(req: Request) -> Conf:
-    """Read what DEL needs to find what ADD made."""
+    """Read only the keys that DEL needs."""
     from fastcni.kit.firewall.masquerade.keys import prev_addresses
 
     conf = Conf()
@@ -117,7 +119,8 @@ def _read_bridge(conf: Conf) -> str:
 # The commands -------------------------------------------------------------------------------------
 
 def backends_of(req: Request, conf: Conf) -> list[Forward]:
-    """Return the backends: the configured one, or each that filters what this host forwards; nftables if none does.
+    """Return the configured backend; without one, each backend that filters packets which this host forwards; nftables
+    if there is no such backend.
 
     A packet has to pass the chains of firewalld and those of iptables. If firewalld itself uses iptables, its zones
     decide about pods, and fastcni adds no rule of iptables that accepts their packets before that.
@@ -131,13 +134,13 @@ def backends_of(req: Request, conf: Conf) -> list[Forward]:
 
 
 def policies_of(found: list[Forward]) -> Ingress:
-    """Return the backend that enforces ingressPolicy beside these."""
+    """Return the backend that enforces ingressPolicy together with the backends `found`."""
     uses_iptables = found[0] is backends.load("forward", "iptables")
     return backends.load("ingress", "iptables" if uses_iptables else "nftables")
 
 
 def add(req: Request, conf: Conf, undo: Undo) -> None:
-    """Let the pod's traffic through, and put its bridge's policy in force."""
+    """Accept the pod's traffic, and enforce the ingress policy of the pod's bridge."""
     found = backends_of(req, conf)
     undo(delete, req, conf)
     for backend in found:
@@ -147,7 +150,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add again what is missing, also in a firewall that began to filter after ADD."""
+    """Add the missing rules and elements, also for a firewall that began to filter after ADD."""
     found = backends_of(req, conf)
     for backend in found:
         backend.restore(req, conf)
@@ -156,7 +159,7 @@ def restore(req: Request, conf: Conf) -> None:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Remove what ADD did, in every backend and by every implementation."""
+    """Remove the rules and elements of ADD in every backend, of fastcni and of the reference plugin."""
     every(*((backend.delete, req, conf) for subject in ("ingress", "forward")
             for backend in backends.load_all(subject)))
 
@@ -176,7 +179,7 @@ def came_later(req: Request, conf: Conf, backend: Forward) -> bool:
 
 
 def gc(req: Request, conf: Conf) -> None:
-    """Remove what attachments of the network have that are no longer valid, and policies of bridges that are gone."""
+    """Remove the rules of attachments that are no longer valid, and the policies of bridges that no longer exist."""
     every(*((backend.gc, req, conf) for backend in backends.load_all("forward")),
           *((backend.gc, req) for backend in backends.load_all("ingress")))
 

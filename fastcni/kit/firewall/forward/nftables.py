@@ -1,4 +1,4 @@
-"""firewall by nftables: the pods whose traffic is forwarded, and a chain for the administrator's own refusals.
+"""firewall by nftables: sets of the pods whose traffic is forwarded, and a chain for the administrator's drop rules.
 
     table inet fastcni {
         set forwarded4 { type ipv4_addr; elements = { 10.22.0.5 comment "8e48...-0b65..., net: a, if: eth0, id: c" } }
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Forwarded(OwnAddresses):
-    """The pods, and the administrator's chain. fastcni adds no rule to that chain."""
+    """The sets of pods, and the administrator's chain. fastcni adds no rule to that chain."""
 
     __slots__ = ("admin_chain",)
 
@@ -59,7 +59,7 @@ def stores() -> list[Store]:
 
 
 def filters(req: Request) -> bool:
-    """nftables is the backend if no other one filters."""
+    """Return True: nftables is always usable, and backends_of() asks the other backends first."""
     return True
 
 
@@ -73,20 +73,20 @@ def places(req: Request, conf: Conf) -> Iterator[Forwarded | Chain]:
 
 
 def add(req: Request, conf: Conf) -> None:
-    """Let the addresses through. Raises NetlinkError."""
+    """Add the addresses to the sets. Raises NetlinkError."""
     for place in places(req, conf):
         place.add(req, place.items(conf.ips))
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Delete the attachment's elements. Gone is fine."""
+    """Delete the attachment's elements. A missing element is no error."""
     for place in places(req, conf):
         if place.used(req):
             place.delete(req, place.items(conf.ips))
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add again what is missing."""
+    """Add the missing elements and rules."""
     for place in places(req, conf):
         place.restore(req, place.items(conf.ips))
 

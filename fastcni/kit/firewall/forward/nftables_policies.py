@@ -71,15 +71,15 @@ class Chain(Addresses):
 
 
 def dropping(found: Iterable[tuple[int, str, str, str, int, int]]) -> list[tuple[int, str, str]]:
-    """Return (family, table, chain) of the base chains, see nft.read_base_chain(), that drop forwarded packets by
-    policy, without those of fastcni and iptables."""
+    """Return (family, table, chain) of each base chain, see nft.read_base_chain(), that drops forwarded packets by its
+    policy. Chains of fastcni and iptables are left out."""
     return [(family, table, name) for family, table, name, kind, hook, policy in found
             if (kind, hook, policy) == ("filter", nft.NF_INET_FORWARD, nft.NF_DROP) and family in LENGTHS
             and table != TABLE and (family == nft.NFPROTO_INET or name != "FORWARD")]
 
 
 def chains(req: Request) -> list[Chain]:
-    """Return the chains of this host."""
+    """Return the chains of this host whose policy drops forwarded packets."""
     def ask() -> list[tuple[int, str, str]]:
         found = [nft.read_base_chain(payload) for _, payload in
                  wire.dump(req.mode.firewall, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")]

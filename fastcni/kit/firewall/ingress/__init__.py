@@ -1,1 +1,1 @@
-"""ingressPolicy of the plugin firewall: its backends."""
+"""Enforce the key ingressPolicy of the plugin firewall: a module for each backend."""

@@ -1,7 +1,7 @@
 """ingressPolicy by iptables, with the reference plugin's chains in table filter.
 
-Packets from one bridge with a policy to another one are dropped. Packets within an isolated bridge are dropped, too;
-iptables sees them only if br_netfilter is loaded.
+The rules drop packets from one bridge with a policy to another such bridge. The rules also drop packets between ports
+of an isolated bridge; iptables sees these only if br_netfilter is loaded.
 
     -A FORWARD -j CNI-ISOLATION-STAGE-1                                 (at its head)
     -A CNI-ISOLATION-STAGE-1 -i cni1 -o cni1 -j DROP                    (isolated)
@@ -37,7 +37,7 @@ def stores() -> list[Store]:
 
 
 def add(req: Request, conf: Conf) -> None:
-    """Put the policy of the conf's bridge in force, in the families of its addresses. Raises CniError."""
+    """Enforce the policy of the conf's bridge in the families of its addresses. Raises CniError."""
     for length in sorted({len(packed) for packed in conf.ips}):
         iptables.retry(req, iptables.PROGRAMS[length], TABLE, lambda lines: commands(lines, conf))
 
@@ -65,8 +65,8 @@ def commands(lines: list[str], conf: Conf) -> Iterator[str]:
 
 
 def wanted(conf: Conf) -> Iterator[tuple[str, str, str]]:
-    """Yield (chain, match, target) of the rules of the bridge. Each is inserted at the head, so the last rule yielded
-    becomes the first one.
+    """Yield (chain, match, target) of the rules of the bridge. Each rule is inserted at the head of its chain, so the
+    rule that is yielded last becomes the first rule.
     """
     name = conf.bridge
     yield STAGE_1, f" -i {name} ! -o {name}", STAGE_2
@@ -91,7 +91,7 @@ def missing(req: Request, conf: Conf) -> str:
 
 
 def gc(req: Request) -> None:
-    """Delete the rules of bridges that are gone."""
+    """Delete the rules of bridges that no longer exist."""
     if not iptables.has_chain(req, STAGE_1, TABLE, shared=True):
         return
     for program in iptables.PROGRAMS.values():

@@ -1,4 +1,4 @@
-"""ingressPolicy by nftables: which bridges' pods are reached from where, in a fixed number of rules.
+"""ingressPolicy by nftables: a fixed number of rules decides which bridges may send to which bridges.
 
     table inet fastcni {
         set ingress-bridges { type ifname; elements = { "cni0", "cni1" } }
@@ -72,21 +72,21 @@ def ports(conf: Conf) -> list[Item]:
 
 
 def add(req: Request, conf: Conf) -> None:
-    """Put the policy of the conf's bridge in force. Raises NetlinkError."""
+    """Enforce the policy of the conf's bridge. Raises NetlinkError."""
     store().add_shared(req, items(conf))
     if conf.isolated:
         ports_store().add(req, ports(conf))
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add again what is missing."""
+    """Add the missing elements and rules."""
     store().add_shared(req, items(conf))
     if conf.isolated:
         ports_store().restore(req, ports(conf))
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Delete what belongs to the pod alone. Gone is fine."""
+    """Delete the pod's ports from the set of isolated ports. A missing element is no error."""
     if ports_store().used(req):
         ports_store().delete(req, ports(conf))
 
@@ -101,7 +101,7 @@ def missing(req: Request, conf: Conf) -> str:
 
 
 def gc(req: Request) -> None:
-    """Delete the policies of bridges that are gone, and the ports of attachments that are no longer valid."""
+    """Delete the policies of bridges that no longer exist, and the ports of attachments that are no longer valid."""
     stale = [(name, key) for name, key, _ in store().read_all(req.mode.firewall)
              if not find.host_link(req.mode, read_ifname(key))]
     store().remove(req, stale)

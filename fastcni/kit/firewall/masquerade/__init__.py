@@ -1,1 +1,1 @@
-"""Masquerade: its keys, and a module for each backend."""
+"""Masquerade traffic of pods: the keys, and a module for each backend."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.elements import Store
 
-PREFIX = "CNI-"                 # of a pod's chain
+PREFIX = "CNI-"                 # begins the name of a pod's chain
 MULTICAST = {4: "224.0.0.0/4", 16: "ff00::/8"}         # by length of an address
 
 
@@ -40,8 +40,8 @@ def comment_of(req: Request) -> str:
 def add(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
     """Masquerade [(packed, prefix)]. Raises CniError with the message of iptables."""
     for program, rules in rules_of(req, ips):
-        # Another interface of this container on this network has the same chain. Then iptables refuses -N and with it
-        # all other commands, so rules are only added to that chain.
+        # Another interface of this container on this network has the same chain. -N of an existing chain would fail
+        # together with all other commands, so only rules are added.
         if iptables.attempt(req, program, [f"-N {chain_of(req)}", *rules]).status:
             iptables.change(req, program, rules)
 
@@ -72,10 +72,11 @@ def rules_of(req: Request, ips: Sequence[tuple[bytes, int]]) -> Iterator[tuple[s
 
 
 def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> None:
-    """Delete the jumps to our chain and, with the last of them, the chain; in both families. Gone is fine.
+    """Delete the jumps to the container's chain, in both families. With the last jump, delete the chain. A missing
+    chain is no error.
 
-    Jumps of addresses that are neither given nor found stay: another interface of the container has them. Without any
-    address all jumps to the chain are deleted.
+    Jumps of addresses that are neither in `given` nor in `found` stay: they belong to another interface of the
+    container. Without any address all jumps to the chain are deleted.
     """
     chain = chain_of(req)
     if not iptables.has_chain(req, chain):

@@ -1,4 +1,5 @@
-"""ipMasq: traffic of a pod that leaves its subnet takes the node's address. The keys, and their backend."""
+"""Read the keys of ipMasq and choose its backend. ipMasq gives traffic of a pod that leaves the pod's subnet the node's
+address."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class Masquerade:
-    """The keys ipMasq and ipMasqBackend of bridge and ptp. wanted: ipMasq; iptables: whether that is the backend."""
+    """The keys ipMasq and ipMasqBackend of bridge and ptp. wanted: the value of ipMasq. iptables: whether iptables is
+    the backend."""
 
     __slots__ = ("wanted", "iptables")
 
@@ -43,7 +45,7 @@ class Masquerade:
         backend.add(req, ips)
 
     def restore(self, req: Request, previous: dict[str, Any]) -> None:
-        """Add again what is missing."""
+        """Add the missing elements and rules."""
         if self.wanted:
             self._backend().restore(req, results.ips_of(previous))
 
@@ -51,7 +53,7 @@ class Masquerade:
         return backends.load("masquerade", "iptables" if self.iptables else "nftables")
 
     def delete(self, req: Request, found: Collection[bytes], given: Collection[bytes]) -> None:
-        """Remove what ADD did, with either backend and by either implementation.
+        """Remove the masquerade of ADD, in either backend, of fastcni and of the reference plugin.
 
         found, given: packed addresses as remove.pod_link() returns them. The addresses of prevResult count, too: a pod
         can delete addresses from its link.
@@ -61,13 +63,13 @@ class Masquerade:
             every(*((backend.delete, req, given, found) for backend in backends.load_all("masquerade")))
 
     def gc(self, req: Request) -> None:
-        """Remove what attachments of this network have that are no longer valid."""
+        """Remove the masquerade of attachments of this network that are no longer valid."""
         if self.wanted:
             every(*((backend.gc, req) for backend in backends.load_all("masquerade")))
 
 
 def prev_addresses(req: Request) -> set[bytes]:
-    """Return the packed addresses in prevResult, for DEL: an address that cannot be read is a warning."""
+    """For DEL: return the packed addresses in prevResult. An invalid address is a warning."""
     found = set()
     previous = req.conf.raw("prevResult")
     ips = previous.get("ips") if isinstance(previous, dict) else None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.elements import Item, Store
 
 CHAIN, PODS = "postrouting", "pods"
-# references to a subnet's chain without elements; each element that goes there is one more
+# references to a subnet's chain without elements; each element that goes to the chain adds one
 SUBNET, SUBNET_RULES = "subnet-", 3
 MULTICAST = {4: (b"\xe0\0\0\0", 4), 16: (b"\xff" + bytes(15), 8)}       # by length of an address
 REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
@@ -58,7 +58,7 @@ def add(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
 
 
 def restore(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
-    """Add again what is missing."""
+    """Add the missing elements and rules."""
     store().restore(req, items(ips))
 
 
@@ -67,10 +67,10 @@ def items(ips: Sequence[tuple[bytes, int]]) -> list[Item]:
 
 
 def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> None:
-    """Delete the attachment's elements, which are usually those of the `given` addresses, and the reference's rules.
-    Gone is fine.
+    """Delete the attachment's elements, usually those of the `given` addresses, and the rules of the reference plugin.
+    A missing element is no error.
 
-    The addresses `found` on the link do not matter: a pod can add any number to it.
+    The addresses `found` on the link are not used, because a pod can add any number of addresses to its link.
     """
     store().delete(req, [(PODS + SUFFIXES[len(packed)], packed, None) for packed in given])
     rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,
@@ -78,7 +78,7 @@ def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> 
 
 
 def gc(req: Request) -> None:
-    """Delete what invalid attachments of this network have, the reference's rules too, and chains that are unused."""
+    """Delete the elements and reference rules of invalid attachments of this network, and unused chains."""
     store().gc(req)
     store().delete_unused_chains(req, SUBNET_RULES)
     for comment in rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,

@@ -1,5 +1,5 @@
-"""Port mappings by iptables, with the reference plugin's chains in table nat: one run of iptables-save and one
-of iptables-restore for each family. A pod has
+"""Map ports by iptables, with the reference plugin's chains in table nat: one run of iptables-save and one of
+iptables-restore for each family. A pod has
 
     -A CNI-HOSTPORT-DNAT -m comment --comment "dnat name: \\"net1\\" id: \\"cid1\\"" -m multiport -p tcp
         --destination-ports 8080 -j CNI-DN-e8f6f419596f7f47b3468
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.portmap.keys import Conf
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
-PREFIX = "CNI-DN-"                      # of a pod's chain
-OLD_SNAT = "CNI-HOSTPORT-SNAT"          # of reference plugins before 0.8
+PREFIX = "CNI-DN-"                      # begins the name of a pod's chain
+OLD_SNAT = "CNI-HOSTPORT-SNAT"          # the chain of reference plugins before 0.8
 MAX_PORTS = 15                          # in one rule with -m multiport
 MAX_COMMENT = 255                       # characters
 
@@ -48,7 +48,7 @@ def comment_of(req: Request) -> str:
 
 
 def add(req: Request, conf: Conf) -> None:
-    """Map the ports. Raises CniError; code 11 names the container that has one of them."""
+    """Map the ports. Raises CniError; CniError 11 names the container that has one of the ports."""
     for length in sorted(conf.pod):
         def wanted(lines: list[str], length: int = length) -> tuple[str, ...]:
             refuse_taken(req, conf, length, lines)
@@ -58,14 +58,14 @@ def add(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Call add() if something is missing. It replaces what is present in one run."""
+    """Call add() if a chain or rule is missing. add() replaces existing rules in one run."""
     if missing(req, conf) or any([*shared_commands(conf, iptables.read(req, iptables.PROGRAMS[length]))]
                                  for length in conf.pod):
         add(req, conf)
 
 
 def shared_commands(conf: Conf, lines: list[str]) -> Iterator[str]:
-    """Yield commands for the missing parts of what all pods share, in the reference's order."""
+    """Yield commands for the missing chains and rules that all pods share, in the reference plugin's order."""
     mark = f"{1 << conf.mark_bit:#x}"
     own_mark = conf.snat and not conf.set_mark_chain
     for chain, wanted, rules in (
@@ -149,7 +149,7 @@ def refuse_taken(req: Request, conf: Conf, length: int, lines: list[str]) -> Non
 
 
 def delete(req: Request, conf: Conf) -> bool:
-    """Delete the pod's chain and what leads there, in both families. Return whether there was any. Gone is fine."""
+    """Delete the pod's chain and the rules that lead to it, in both families. Return whether a chain existed."""
     # A pod without mappings does not read the legacy table of kube-proxy, which may have 10,000 rules.
     if not iptables.has_chain(req, chain_of(req), legacy=bool(conf.mappings) or conf.iptables):
         return False

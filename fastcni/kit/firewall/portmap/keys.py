@@ -1,4 +1,4 @@
-"""portMappings: the keys of the portmap plugin, and which backend acts on them."""
+"""Read the keys of the portmap plugin, and choose the backend of its mappings."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MARK_BIT = 13                   # the reference plugin's default
 
 
 class Conf:
-    """The keys of a portmap plugin, and what it needs of prevResult.
+    """The keys of the portmap plugin, and the parts of prevResult that it needs.
 
-    mappings; snat, masq_all; iptables: whether that is the backend; mark_bit; set_mark_chain ("": fastcni's own);
+    mappings; snat, masq_all; iptables: whether iptables is the backend; mark_bit; set_mark_chain ("": fastcni's own);
     conditions: {length of an address: [words of iptables(8)]}; previous: prevResult or None; pod: {length: (packed,
     prefix)}, the pod's first address of each family.
     """
@@ -47,17 +47,17 @@ class Conf:
     pod: dict[int, tuple[bytes, int]]
 
     def mappings_for(self, length: int) -> list[Mapping]:
-        """Return the mappings of one family, in their order."""
+        """Return the mappings of one family, in the configuration's order."""
         return [mapping for mapping in self.mappings if length in mapping.lengths]
 
     @property
     def maps_ports(self) -> bool:
-        """Whether there is a port to map and an address to map it to."""
+        """Return whether the configuration has a mapping and the pod an address for it."""
         return bool(self.mappings and self.pod)
 
     @property
     def needs_localnet(self) -> bool:
-        """Whether a mapping is for 127.0.0.1, too."""
+        """Return whether a mapping includes 127.0.0.1."""
         return self.snat and 4 in self.pod and any(
             not mapping.host_ip or mapping.host_ip[:1] == b"\x7f" for mapping in self.mappings_for(4))
 
@@ -80,8 +80,8 @@ def read(req: Request) -> Conf:
 
 
 def read_leniently(req: Request) -> Conf:
-    """Read the configuration for DEL and GC. If it is invalid now, ADD cannot have used it, so `delete` searches for
-    the mappings."""
+    """Read the configuration for DEL and GC. If the configuration is invalid, ADD cannot have used it, so delete()
+    searches for the mappings."""
     try:
         return read(req)
     except CniError as e:
@@ -135,7 +135,7 @@ def backend_of(conf: Conf) -> Portmap:
 
 
 def add(req: Request, conf: Conf, undo: Undo) -> None:
-    """Map the ports. Flows of clients that came before the mapping follow it."""
+    """Map the ports. Delete older flows to these ports, so that their next packets follow the mapping."""
     from fastcni.kit.firewall import flows
 
     backend = backend_of(conf)
@@ -147,7 +147,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add again what is missing of add() and allow_localhost()."""
+    """Add the missing rules and elements of add() and allow_localhost()."""
     backend_of(conf).restore(req, conf)
     if conf.needs_localnet:
         _localnet().guard(req)
@@ -163,7 +163,7 @@ def _localnet() -> Localnet:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Remove what ADD did, with either backend and by either implementation."""
+    """Remove the mappings of ADD in either backend, of fastcni and of the reference plugin."""
     every(*((_delete, backend, req, conf) for backend in backends.load_all("portmap")))
 
 
@@ -186,7 +186,7 @@ def missing(req: Request, conf: Conf) -> str:
 
 
 def gc(req: Request) -> None:
-    """Remove what attachments of the network have that are no longer valid, in either backend."""
+    """Remove the mappings of attachments of the network that are no longer valid, in either backend."""
     every(*((backend.gc, req) for backend in backends.load_all("portmap")))
 
 

@@ -1,7 +1,7 @@
-"""Port mappings by nftables: an element for each mapping, in the sets of kit/firewall/portmap/nftables_rules.py.
+"""Map ports by nftables: an element for each mapping, in the sets of kit/firewall/portmap/nftables_rules.py.
 
-The comments of elements name the host's end of the pod's veth pair ("link: 12"). If that link is gone, a plugin that
-does not know this table has deleted it, and another pod may have the port.
+The comments of elements name the host's end of the pod's veth pair ("link: 12"). If that link no longer exists, a
+plugin that does not know this table has deleted it, and another pod may use the port.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ def add(req: Request, conf: Conf) -> None:
                 req.warn(f"host port {asked[name, key]} is taken over from a pod whose link is gone ({owner(comment)})")
                 store().delete_attachment(req, elements.mark_of_comment(comment))
         if any(name == PODS for name, _, _ in present):
-            store().delete(req, [])                     # elements of an earlier ADD, perhaps of other ports
+            store().delete(req, [])                     # elements of an earlier ADD, which may be for other ports
 
     store().add(req, items(req, conf), taken, mark_with_link(req, conf))
-    # Only after this pod's elements are present: of two concurrent ADDs at least one sees the other's elements.
+    # Check after this pod's elements are added: of two concurrent ADDs at least one then sees the other's elements.
     add_host_ips(req, conf)
     asked = conflicts(req, conf)
     taken(store().present(req, [(*key, None) for key in asked]))
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Add again what is missing."""
+    """Add the missing elements and rules."""
     if missing(req, conf):
         add(req, conf)
 
@@ -91,8 +91,8 @@ def restore(req: Request, conf: Conf) -> None:
 def mark_with_link(req: Request, conf: Conf) -> str:
     """Return the request's mark with the index of the host's end of the pod's veth pair: "HASHES, link: 12, net: ..."
 
-    The end is gone when the pod or its namespace is, and the kernel gives its index to no other link. If prevResult
-    names no such end, or more than one, the mark has no index.
+    The host's end is deleted with the pod or its namespace, and the kernel gives its index to no other link. If
+    prevResult names no host end, or more than one, the mark has no index.
     """
     mark, interfaces = names.mark(req), (conf.previous or {}).get("interfaces", ())
     index = find.host_end(req, [it["name"] for it in interfaces if it["name"] and not it.get("sandbox")])
@@ -101,8 +101,8 @@ def mark_with_link(req: Request, conf: Conf) -> str:
 
 
 def is_dead(req: Request, comment: str) -> bool:
-    """Return whether the link that an element's comment names is gone. Without a link in the comment the pod counts as
-    alive."""
+    """Return whether the link that an element's comment names no longer exists. Without a link in the comment the pod
+    counts as alive."""
     _, _, text = comment.partition(", ")
     index = text.removeprefix(LINK).partition(",")[0] if text.startswith(LINK) else ""
     return index.isdecimal() and find.link(req.mode.route, index=int(index)) is None
@@ -127,7 +127,7 @@ def taken_by(mapping: Mapping, name: str, key: bytes, comment: str) -> CniError:
 # Elements -----------------------------------------------------------------------------------------
 
 def items(req: Request, conf: Conf) -> list[Item]:
-    """Return the elements of a request, that of hostport-pods first."""
+    """Return the elements of a request. The element of hostport-pods is the first."""
     own = PODS, pod_key(req)
     found: dict[Place, Any] = {own: b""}
     for length, (packed, prefix) in conf.pod.items():
@@ -141,7 +141,7 @@ def items(req: Request, conf: Conf) -> list[Item]:
 
 
 def where(mapping: Mapping, length: int, host_ip: bytes | None = None) -> Place:
-    """Return the place of a mapping in one family. With `host_ip`: the place of the same port of this address."""
+    """Return the map and key of a mapping in one family. With `host_ip`: those of the same port on this address."""
     host_ip = mapping.host_ip if host_ip is None else host_ip
     return (HOSTIP_HOSTPORTS if host_ip else HOSTPORTS)[length], host_ip + port_key(mapping.protocol, mapping.host_port)
 
@@ -156,13 +156,13 @@ def pod_key(req: Request) -> bytes:
 
 
 def claims(conf: Conf) -> dict[Place, Mapping]:
-    """Return the places that the request needs for itself alone."""
+    """Return the (map, key) places that only this request may have."""
     return {where(mapping, length): mapping for length in conf.pod for mapping in conf.mappings_for(length)}
 
 
 def conflicts(req: Request, conf: Conf) -> dict[Place, Mapping]:
-    """Return the places that no other attachment may have. As for bind(2), a port of every address excludes the same
-    port of one address."""
+    """Return the places that no other attachment may have. As with bind(2), a mapping on all addresses conflicts with
+    the same port on one address."""
     found = {}
     for length in conf.pod:
         mappings = conf.mappings_for(length)
@@ -180,8 +180,8 @@ def host_ips(req: Request, length: int) -> list[bytes]:
 
 
 def add_host_ips(req: Request, conf: Conf) -> None:
-    """Add the addresses that mappings name. These elements stay: there are no more of them than addresses of the
-    node."""
+    """Add the addresses that mappings name. These elements stay: their number is at most that of the node's
+    addresses."""
     named = dict.fromkeys((HOSTIPS[length], mapping.host_ip, None)
                           for length in conf.pod for mapping in conf.mappings_for(length) if mapping.host_ip)
     if named:
@@ -191,8 +191,8 @@ def add_host_ips(req: Request, conf: Conf) -> None:
 # Looking and deleting -----------------------------------------------------------------------------
 
 def delete(req: Request, conf: Conf) -> bool:
-    """Delete the elements of the mappings, or all elements with the request's mark. Return whether there were any. Gone
-    is fine."""
+    """Delete the elements of the mappings, or all elements with the request's mark. Return whether any element
+    existed."""
     delete_reference_rules(req)
     found = look_up_pod(req)
     if found is None:
@@ -208,12 +208,13 @@ def present(req: Request) -> bool:
 
 
 def look_up_pod(req: Request) -> list[tuple[int, bytes]] | None:
-    """Return the kernel's replies about the attachment's element of hostport-pods, None if there is none."""
+    """Return the kernel's replies about the attachment's element of hostport-pods, None if that element does not
+    exist."""
     return wire.look_up(req.mode.firewall, nft_elements.get_element(Batch(), FAMILY, TABLE, PODS, pod_key(req)))
 
 
 def delete_reference_rules(req: Request) -> None:
-    """Delete what the reference's nftables backend made for this container."""
+    """Delete the rules and chains of the reference plugin's nftables backend for this container."""
     for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6):
         if rulesets.has_table(req.mode, family, REFERENCE_TABLE):
             for chain in REFERENCE_CHAINS:
@@ -230,7 +231,7 @@ def missing(req: Request, conf: Conf) -> str:
 
 
 def gc(req: Request) -> None:
-    """Delete what invalid attachments of this network have, and chains that are unused."""
+    """Delete the elements of invalid attachments of this network, and unused chains."""
     store().gc(req)
     store().delete_unused_chains(req, MAX_FROM_RULES)
 

@@ -1,4 +1,5 @@
-"""The sets, chains and rules of port mappings in fastcni's own nftables table. Their number does not depend on pods.
+"""Define the sets, chains and rules of port mappings in fastcni's own nftables table. Their number does not depend on
+the number of pods.
 
     table inet fastcni {
         map hostports4 {                        (and hostports6)
@@ -45,11 +46,11 @@
 Packets are looked up only if they go to an address of the node (CVE-2025-67499), and after the rules of other programs
 (CVE-2019-9946).
 
-- hostips has the addresses that mappings name. A mapping of every address is compared with these alone.
+- hostips has the addresses that mappings name. A mapping on all addresses is compared only with these for conflicts.
 - hostport-pods has the number of elements of each attachment. So DEL of an attachment without mappings ends after one
   look-up, and DEL knows whether its configuration has all mappings.
-- hairpin-pods has one element for all ports of a pod: the kernel reads all elements that lead to chains whenever it
-  gets one.
+- hairpin-pods has one element for all ports of a pod: the kernel reads all elements that lead to chains whenever an
+  element is added.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ SETS = [name for kind in (HOSTPORTS, HOSTIP_HOSTPORTS, HAIRPINS, HAIRPIN_PODS, H
 
 
 def from_chain(packed: bytes, prefix: int) -> str:
-    """Return the chain that masquerades what comes from a subnet."""
+    """Return the name of the chain that masquerades packets from a subnet."""
     # nft reads names of letters, digits and / \ _ . - only.
     return FROM + addresses.cidr_text(addresses.network(packed, prefix), prefix).replace(":", "_")
 
@@ -130,8 +131,8 @@ def rules(set_ids: dict[str, int]) -> Iterator[tuple[Any, ...]]:
     """Yield the rules as printed above: (chain, expression, ...)."""
     for chain in HOOKS:
         yield chain, *nft_rules.to_local_address(), nft_rules.jump(LOOKUPS)
-    # The kernel sends no packet from ::1 to another link, and accepts none for it from there. If ::1 refuses at once, a
-    # client goes on to 127.0.0.1.
+    # The kernel neither sends packets from ::1 over another link nor accepts packets to ::1 from it. A connection to
+    # ::1 is refused immediately, so a client then tries 127.0.0.1.
     yield LOOKUPS, *nft_rules.daddr_in(*LOCALHOST[16]), nft_rules.leave()
     for length in LENGTHS:
         address, port = nft_rules.daddr(length), nft_rules.protocol_and_port(behind=length)

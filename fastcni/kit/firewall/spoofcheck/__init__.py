@@ -1,1 +1,1 @@
-"""What a pod's port may send: a backend for its MAC, and one for its addresses."""
+"""Check what a pod's port sends: mac.py checks the source MAC, ip.py the source addresses."""

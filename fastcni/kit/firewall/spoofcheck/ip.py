@@ -1,7 +1,7 @@
 """ipspoofchk: a pod's port sends IPv4, ARP and IPv6 from the addresses that IPAM gave the pod, and nothing else.
 
-The rules are those of kit/firewall/port_sources.py, beside those of kit/firewall/spoofcheck/mac.py. As `nft list table
-bridge fastcni` prints it:
+kit/firewall/port_sources.py has the rules. They stand in one table with the rules of kit/firewall/spoofcheck/mac.py.
+`nft list table bridge fastcni` prints:
 
     set bound { type ifname; elements = { "veth0a1b2c3d" comment "..." } }
     set bound4 { type ifname . ipv4_addr; elements = { "veth0a1b2c3d" . 10.22.0.5 comment "..." } }
@@ -49,7 +49,7 @@ def add(req: Request, host: Link, inside: Link, result: dict[str, Any], undo: Un
 
 
 def restore(req: Request) -> None:
-    """Add again what is missing. prevResult names the port. Raises CniError 7 if it does not."""
+    """Add the missing elements and rules. Raises CniError 7 if prevResult does not name the port."""
     spoofcheck.restore_items(req, store(), spoofcheck.known(req, items))
 
 
@@ -70,7 +70,7 @@ def delete(req: Request) -> None:
 
 
 def check(req: Request, host: Link, inside: Link, previous: dict[str, Any]) -> None:
-    """CHECK: the pod's port is bound to its addresses. Raises CniError."""
+    """For CHECK: raise CniError unless the pod's port is bound to its addresses."""
     if store().missing(req, items(host.name, inside.address, packed_ips(previous))):
         raise spoofcheck.unguarded(host, "ipspoofchk")
 

@@ -44,13 +44,13 @@ REFERENCE_TABLE, REFERENCE_CHAIN = "nat", "PREROUTING"
 
 
 def add(req: Request, host: Link, inside: Link, result: dict[str, Any], undo: Undo) -> None:
-    """Guard the pod's port, `host`, with the MAC of `inside`. Both are as the kernel has them now."""
+    """Guard the pod's port, `host`, with the MAC of `inside`. Both Links must be current."""
     undo(delete, req)
     store().add(req, items(host.name, inside.address))
 
 
 def restore(req: Request) -> None:
-    """Add again what is missing. prevResult names the port. Raises CniError 7 if it does not."""
+    """Add the missing elements and rules. Raises CniError 7 if prevResult does not name the port."""
     restore_items(req, store(), known(req, items))
 
 
@@ -62,7 +62,7 @@ def restore_items(req: Request, store: Store, items: Sequence[Item]) -> None:
 
 
 def items(port: str, mac: bytes, ips: Sequence[bytes] = ()) -> list[Item]:
-    """Return the elements of a pod's port. Its addresses do not matter here."""
+    """Return the elements of a pod's port. `ips` is not used."""
     key = ifname(port)
     return [(GUARDED, key, None), (ALLOWED, concat(key, mac), None)]
 
@@ -73,10 +73,10 @@ def delete(req: Request) -> None:
 
 
 def known(req: Request, items: Callable[[str, bytes, list[bytes]], list[Item]]) -> Sequence[Item]:
-    """Return the elements of the pod by prevResult: with them DEL reads no whole set.
+    """Return the elements that prevResult says the pod has. With these DEL need not read a whole set.
 
-    () if prevResult does not name the port. Then, and if a chained plugin has changed prevResult, DEL finds the
-    elements by their mark.
+    Return () if prevResult does not name the port. In that case, or if a chained plugin has changed prevResult, DEL
+    finds the elements by their mark.
     """
     previous = req.conf.raw("prevResult")
     try:
@@ -106,7 +106,7 @@ def reference_chains(req: Request) -> tuple[str, str]:
 
 
 def check(req: Request, host: Link, inside: Link, previous: dict[str, Any]) -> None:
-    """CHECK: the pod's port is guarded, by fastcni or by the reference's bridge. Raises CniError."""
+    """For CHECK: raise CniError unless fastcni or the reference's bridge plugin guards the pod's port."""
     if store().missing(req, items(host.name, inside.address)):
         chain = nft.get_chain(Batch(), FAMILY, REFERENCE_TABLE, reference_chains(req)[1],
                               "look up the reference's chain")
