@@ -1,8 +1,9 @@
-"""One CNI request in, one answer out: the only caller of plugins, in every mode.
+"""Serve one CNI request: call the plugin and return the answer. handle() is the only caller of plugins, in every mode.
 
-The order of work is that of the reference's plugin skeleton. handle() touches no process globals: no stdout, argv,
-environment or signals. It does two things better. It keeps a result until everything has succeeded, so that stdout
-never has two documents. And it compares CNI_NETNS with the caller's own namespace before anything is changed.
+The order of work is that of the reference's plugin skeleton. handle() uses no process globals: no stdout, argv,
+environment or signals. It differs from the reference in two ways. It returns a result only when all steps have
+succeeded, so that stdout never has two documents. It compares CNI_NETNS with the caller's own namespace before anything
+is changed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.mode import Mode
 
-NEEDS = {                       # command -> variables that have to be there (spec section 2), in the reference's order
+NEEDS = {                       # {command: required variables (spec section 2)}, in the reference's order
     "ADD": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"),
     "CHECK": ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"),
     "DEL": ("CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"),
@@ -37,12 +38,12 @@ NEEDS = {                       # command -> variables that have to be there (sp
     "VERSION": (),
 }
 VALID = {"CNI_CONTAINERID": config.check_container_id, "CNI_IFNAME": config.check_ifname}
-UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # errnos for which the kernel refuses to load a module
-# Exceptions of a request that are no error of its plugin: the thread is lost, the request goes elsewhere, or is over.
+UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # errnos with which loading an extension module fails
+# Exceptions that are no error of the plugin: the thread is lost, the request is passed on, or the request is over.
 NOT_ERRORS = (netns.Lost, Crowded, Abandoned)
-# GC releases everything that belongs to none of these attachments (spec section 2)
+# GC releases the resources of all other attachments than these (spec section 2)
 ATTACHMENTS = "cni.dev/valid-attachments"
-REPORT = "fastcni/report"       # fastcni's runtime sets it: GC works in every version and prints what was released
+REPORT = "fastcni/report"       # set by fastcni's runtime: GC works in every version and prints what was released
 UPDATE = "UPDATE"               # the command of a request of update()
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
@@ -54,25 +55,27 @@ def needs_stdin(env: Mapping[str, str]) -> bool:
 
 
 def handle(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Reply:
-    """Serve one request for the plugin type `plugin`; raises nothing but NOT_ERRORS.
+    """Serve one request for the plugin type `plugin`; raises only NOT_ERRORS.
 
-    `env` is the caller's whole environment, `stdin` its bytes. The calling thread is in the caller's network namespace.
+    env: the caller's whole environment. stdin: the bytes of stdin. The calling thread is in the caller's network
+    namespace.
     """
     warnings: list[str] = []
     try:
         stdout, status = _serve(plugin, env, stdin, mode, warnings), 0
     except NOT_ERRORS:
         raise
-    except BaseException as e:          # a plugin of another distribution may raise SystemExit, for instance
+    except BaseException as e:          # for example SystemExit of a plugin of another distribution
         stdout, status = error_document(_as_cni_error(e, plugin)), 1
     return reply(status, stdout, warnings)
 
 
 def restore(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> list[str]:
-    """Restore what an attachment has in the host's firewall, and touch nothing else; no command of the CNI spec.
+    """Restore the rules and elements of an attachment in the host's firewall, and change nothing else. This is no
+    command of the CNI spec.
 
-    `env` and `stdin` are those of CHECK: stdin has the attachment's result as prevResult. Any configuration version
-    does. Nothing happens if the plugin has no function restore(). Returns lines for people; raises CniError.
+    `env` and `stdin` are those of CHECK: stdin has the attachment's result as prevResult. The configuration may have
+    any version. Does nothing if the plugin has no function restore(). Returns warnings; raises CniError.
     """
     warnings: list[str] = []
     try:
@@ -92,9 +95,9 @@ def restore(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> li
 
 
 def update(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Reply:
-    """Bring a running attachment up to date with what its configuration asks for now; no command of the CNI spec.
+    """Change a running attachment to what its configuration asks for now. This is no command of the CNI spec.
 
-    `env` is that of CHECK. Only multus has the function; stdin has the pod's annotations. Raises only NOT_ERRORS.
+    env: that of CHECK. Only multus has a function update(); stdin has the pod's annotations. Raises only NOT_ERRORS.
     """
     warnings: list[str] = []
     try:
@@ -114,7 +117,7 @@ def update(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Rep
 
 
 def load(plugin: str) -> ModuleType:
-    """The module of a plugin type. Raises CniError 7."""
+    """Return the module of a plugin type. Raises CniError 7."""
     if plugin not in plugins.TABLE and plugin not in plugins.OTHER:
         raise CniError(errors.INVALID_CONFIG, f'unknown plugin type "{plugin}"',
                        f"fastcni has {', '.join(sorted(plugins.TABLE))}")
@@ -126,7 +129,8 @@ def reply(status: int, stdout: bytes, warnings: Iterable[str]) -> Reply:
 
 
 def error_document(e: CniError) -> bytes:
-    """A CniError as the bytes for stdout: four spaces, code, msg, details. Errors of the rollback are in details."""
+    """Encode a CniError for stdout: indented by four spaces, with code, msg and details. Errors of the rollback are in
+    details."""
     document = e.as_document()
     notes = getattr(e, "__notes__", ())
     if notes:
@@ -137,8 +141,8 @@ def error_document(e: CniError) -> bytes:
 
 
 def _as_cni_error(e: BaseException, plugin: str) -> CniError:
-    """Any exception as a CniError, mostly of code 999. Code 11 if the process has run out of descriptors or memory,
-    whatever the plugin needed them for."""
+    """Convert any exception to a CniError, usually with code 999. The code is 11 if the process has run out of
+    descriptors or memory."""
     if isinstance(e, CniError):
         return _of_exhaustion(e, e.msg) if is_exhaustion(e.__cause__ or e.__context__) else e
     if isinstance(e, NestedError):
@@ -172,7 +176,7 @@ def _of_exhaustion(e: BaseException, text: str) -> CniError:
 
 
 def _of_nested(e: NestedError) -> CniError:
-    """The error of a plugin of a chain. Its notes come first, then those of the chain's rollback."""
+    """Return the error of a plugin of a chain. The plugin's notes come first, then those of the chain's rollback."""
     inner = _as_cni_error(e.__cause__ or e, e.kind)
     found = CniError(inner.code, e.prefix + inner.msg, inner.details)
     for note in [*getattr(inner, "__notes__", ()), *getattr(e, "__notes__", ())]:
@@ -183,10 +187,10 @@ def _of_nested(e: NestedError) -> CniError:
 
 
 def errno_of_import(e: BaseException) -> int:
-    """The errno for which a compiled module could not be loaded, 0 for other exceptions.
+    """Return the errno with which loading an extension module failed, 0 for other exceptions.
 
-    The dynamic linker gives it only as text: "/usr/lib/.../_socket.so: cannot open shared object file: Too many open
-    files". If mmap(2) fails there is none in it."""
+    The dynamic linker gives the error only as text: "/usr/lib/.../_socket.so: cannot open shared object file: Too many
+    open files". If mmap(2) fails, the text has no error."""
     text = str(e) if isinstance(e, ImportError) else ""
     if text.endswith("failed to map segment from shared object"):
         return ENOMEM
@@ -194,7 +198,7 @@ def errno_of_import(e: BaseException) -> int:
 
 
 def _serve(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode, warnings: list[str]) -> bytes:
-    """The bytes for stdout."""
+    """Run the request, and return the bytes for stdout."""
     module = load(plugin)
     supported = getattr(module, "VERSIONS", version.ALL)
     command = env.get("CNI_COMMAND", "")
@@ -225,7 +229,7 @@ def about(plugin: str, supported: Sequence[str]) -> tuple[str, str]:
 
 
 def check_variables(env: Mapping[str, str], command: str) -> None:
-    """Raises CniError 3 and 4 for variables that are bad, or else missing."""
+    """Raise CniError 3 or 4 for invalid variables, then CniError 4 for missing ones."""
     missing = []
     for name in NEEDS.get(command, ()):
         value = env.get(name)
@@ -238,7 +242,8 @@ def check_variables(env: Mapping[str, str], command: str) -> None:
 
 
 def check_version(req: Request, supported: Sequence[str]) -> None:
-    """Raises CniError 1 if the configuration's version lacks the command, or the plugin does not speak the version."""
+    """Raise CniError 1 if the configuration's version does not have the command, or the plugin does not support the
+    version."""
     since = SINCE.get(req.command)
     if since and not reports(req):
         try:
@@ -254,20 +259,20 @@ def check_version(req: Request, supported: Sequence[str]) -> None:
 
 
 def reports(req: Request) -> bool:
-    """Return whether this is a GC of fastcni's own runtime, which gives fastcni's plugins the valid attachments also
-    below 1.1.0."""
+    """Return whether this is a GC of fastcni's own runtime, which passes the valid attachments to fastcni's plugins in
+    versions below 1.1.0, too."""
     return req.command == "GC" and req.conf.flag(REPORT)
 
 
 def check_other_netns(req: Request) -> None:
-    """Raises CniError 8 if CNI_NETNS is the caller's own namespace: the plugin would change the host."""
+    """Raise CniError 8 if CNI_NETNS is the caller's own namespace: the plugin would change the host."""
     override = req.env.get("CNI_NETNS_OVERRIDE", "")
     if override == "1" or override.lower() == "true":
         return
     try:
         same = req.mode.is_home(req.open_netns())
     except CniError:
-        return                          # missing, or no namespace: the plugin refuses it if it matters
+        return                          # missing, or no namespace: if that matters, the plugin reports it
     if same:
         raise CniError(errors.INVALID_NETNS, "plugin's netns and netns from CNI_NETNS should not be the same")
 

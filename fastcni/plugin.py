@@ -1,24 +1,27 @@
-"""The public contract of a CNI plugin on fastcni: what a plugin module offers, and the verbs that it may use.
+"""The public contract of a CNI plugin on fastcni: the functions that a plugin module has, and the functions that it may
+call.
 
 A plugin is a module with the functions of `Plugin`, declared by its distribution:
 
     [project.entry-points."fastcni.plugins"]
     hello = "fastcni_hello"                 # CNI type = "package.module"
 
-docs/write-a-plugin.md builds one step by step; fastcni.testing has a test class for it. A module may also have
+docs/write-a-plugin.md builds a plugin step by step; fastcni.testing has a test class for it. A module may also have
 
-    gc(req, conf)       release what belongs to no attachment in req.valid_attachments; req.release(what) reports it
-    status(req, conf)   raise CniError 50 if an ADD cannot succeed now, 51 if pods would have limited connectivity
+    gc(req, conf)       release the resources of attachments that are not in req.valid_attachments, and report each by
+                        req.release(what) status(req, conf)   raise CniError 50 if an ADD cannot succeed now, 51 if pods
+                        would have limited connectivity
     KIND                "interface" (default), "ipam" or "chained"
-    VERSIONS            the CNI versions that it speaks, a tuple; default: all
+    VERSIONS            the CNI versions that it supports, a tuple; default: all
     CAPABILITIES, ARGS  names of the runtimeConfig entries and CNI_ARGS that it reads, tuples, for `fastcni plugins`
 
 Rules: importing the module does nothing. State belongs to the request: in the server many threads run plugins at once.
-A plugin writes nothing to stdout, and reads the environment only from req.env. Wrap calls that block, except for the
-verbs here, in `with waiting():`. An exception other than CniError is reported as code 999, and the ADD is rolled back.
+A plugin writes nothing to stdout, and reads the environment only from req.env. Wrap calls that block in `with
+waiting():`; functions of this module need no wrapper. An exception other than CniError is reported as code 999, and the
+ADD is rolled back.
 
-Promise: this module follows semantic versioning. It covers the names in `__all__`, their parameters, and the statements
-of their docstrings. Only a new major version of fastcni changes these incompatibly; before 1.0 a new minor version may.
+This module follows semantic versioning, which covers the names in `__all__`, their parameters, and the statements of
+their docstrings. Only a new major version of fastcni changes these incompatibly; before 1.0 a new minor version may.
 Other modules of fastcni may change at any time.
 """
 
@@ -48,25 +51,25 @@ if TYPE_CHECKING:
     Step = tuple[Callable[..., None], *tuple[Any, ...]]
 
     class Plugin(Protocol):
-        """The functions of a plugin module. `conf` is what read() returned for this request."""
+        """The functions of a plugin module. conf: the value that read() returned for this request."""
 
         def read(self, req: Request, /) -> Any:
-            """Return the configuration, checked; change nothing. It is called before each command.
+            """Check and return the configuration; change nothing. Called before each command.
 
-            It asks for each key that the plugin has: `fastcni netconf --strict` takes other keys for misspelt.
+            read() must ask for each key of the plugin: `fastcni netconf --strict` reports other keys as misspelt.
 
-            Raises CniError 7 for a bad value. DEL should ignore what it does not need.
+            Raises CniError 7 for a bad value. For DEL, ignore the keys that DEL does not need.
             """
 
         def add(self, req: Request, conf: Any, undo: Undo, /) -> Result:
-            """ADD. Each step registers its rollback with undo(fn, *args); an exception runs these in reverse order."""
+            """Do ADD. Each step registers its rollback with undo(fn, *args). On an exception the rollbacks run in
+            reverse order."""
 
         def delete(self, req: Request, conf: Any, /) -> None:
-            """DEL. A link or a rule that is gone already is no error, nor is a pod whose namespace is gone
-            (req.netns_gone())."""
+            """Do DEL. A link, rule or pod namespace that no longer exists is no error (req.netns_gone())."""
 
         def check(self, req: Request, conf: Any, /) -> None:
-            """CHECK. Raises CniError if the attachment is not as prevResult says."""
+            """Do CHECK. Raises CniError if the attachment differs from prevResult."""
 
 
 __all__ = [
@@ -77,8 +80,8 @@ __all__ = [
 ]
 
 
-# Links. Sockets are those of a Pod: pod.host is in the caller's namespace, pod.inside in the pod's. A Link has name,
-# index, kind ("veth"), address (6 bytes), mac (text), mtu, up, master (an index), peer (an index).
+# Links. A `sock` is one of a Pod: pod.host is in the caller's namespace, pod.inside in the pod's namespace. A Link has
+# name, index, kind ("veth"), address (6 bytes), mac (text), mtu, up, master (an index), peer (an index).
 
 def find_link(sock: Socket, name: str | None = None, *, index: int = 0) -> Link | None:
     """Return the Link of that name, or with that index; None if there is none. Raises NetlinkError."""
@@ -89,7 +92,7 @@ def add_veth(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, mac: bytes | N
     """Make a veth pair: return (host Link, pod Link). The pod's end is named CNI_IFNAME and down, the host's end is up.
 
     mtu: bytes, 0: the kernel's default. mac: 6 bytes for the pod's end, None: a random one. The rollback is registered.
-    Raises CniError 999 if the pod has an interface of that name, NetlinkError for what else the kernel refuses.
+    Raises CniError 999 if the pod has an interface of that name, NetlinkError for other kernel errors.
     """
     return veth.add(req, pod, undo, mtu=mtu, mac=mac)
 
@@ -107,16 +110,17 @@ def add_link(req: Request, pod: Pod, undo: Undo, kind: str, *, mtu: int = 0, mac
 def configure_link(pod: Pod, link: Link, result: Result) -> None:
     """Give a link in the pod the addresses and routes of a result, and set it up.
 
-    A route without "gw" goes to the first gateway of its family. No rollback is needed: addresses and routes go with
-    the link. Raises NetlinkError, CniError 7 for a number that is too large for the kernel.
+    A route without "gw" goes to the first gateway of its family. No rollback is needed: the kernel deletes addresses
+    and routes with the link. Raises NetlinkError, CniError 7 for a number that is too large for the kernel.
     """
     configure.pod_link(pod, link, result)
 
 
 def configure_host(pod: Pod, host: Link, result: Result) -> None:
-    """Give the host's end of a veth pair the gateways of a result as addresses, and a route to each of the pod's.
+    """Give the host end of a veth pair the gateways of a result as addresses, and a route to each of the pod's
+    addresses.
 
-    Each of the result's "ips" has to have a "gateway". No rollback is needed. Raises NetlinkError.
+    Each of the result's "ips" must have a "gateway". No rollback is needed. Raises NetlinkError.
     """
     from fastcni.kit.links import routed
 
@@ -124,10 +128,10 @@ def configure_host(pod: Pod, host: Link, result: Result) -> None:
 
 
 def delete_link(req: Request) -> None:
-    """Delete CNI_IFNAME in the pod, and with it the other end of a pair. Gone is fine, a pod that is gone, too.
+    """Delete CNI_IFNAME in the pod, and with it the other end of a pair. A missing link or pod is no error.
 
-    The request's descriptors of the pod are closed. Raises NetlinkError, CniError 11 if the kernel does not report the
-    link gone within 30 s.
+    The request's descriptors of the pod are closed. Raises NetlinkError, CniError 11 if the kernel does not notify the
+    deletion within 30 s.
     """
     remove.pod_link(req)
 
@@ -148,13 +152,14 @@ def check_link(req: Request, kind: str = "") -> tuple[Pod, Link]:
     return pod, link
 
 
-# IPAM: the plugin that the configuration names in ipam.type. fastcni's own is called without starting a program.
+# IPAM: the plugin that the configuration names in ipam.type. fastcni's own IPAM plugins are called without starting a
+# program.
 
 def add_addresses(req: Request, undo: Undo, *, interface: int) -> Result:
-    """Run the IPAM plugin's ADD: return its result, which has one address at least.
+    """Run the IPAM plugin's ADD, and return its result, which has at least one address.
 
     interface: the entry of the result's "interfaces" that gets the addresses. The rollback is registered. Raises
-    CniError, also that of the IPAM plugin.
+    CniError, also the IPAM plugin's error.
     """
     return ipam.add_addresses(req, undo, interface)
 
@@ -162,8 +167,8 @@ def add_addresses(req: Request, undo: Undo, *, interface: int) -> Result:
 def free_addresses(req: Request) -> list[Step]:
     """For DEL: find the IPAM plugin now; return the steps, for every(), that run its DEL.
 
-    Call it first, and run the steps last: addresses may be given to another pod only when the link is gone.
-    [] if the configuration names no IPAM plugin. Raises CniError.
+    Call free_addresses() first, and run the steps last: another pod may get the addresses only when the link no longer
+    exists. [] if the configuration names no IPAM plugin. Raises CniError.
     """
     return ipam.prepare_delete(req)
 
@@ -179,7 +184,7 @@ def gc_addresses(req: Request) -> None:
 
 
 def ipam_status(req: Request) -> None:
-    """Run the IPAM plugin's STATUS. Raises CniError 50 if it is missing."""
+    """Run the IPAM plugin's STATUS. Raises CniError 50 if the IPAM plugin is missing."""
     ipam.status(req)
 
 
@@ -187,5 +192,6 @@ def ipam_status(req: Request) -> None:
 # ips_of(result) lists the addresses as (4 or 16 bytes, prefix length).
 
 def previous_result(req: Request) -> Result:
-    """prevResult in the shape of CNI 1.1.0, for a chained plugin. Raises CniError 7 if there is none."""
+    """Return prevResult in the shape of CNI 1.1.0, for a chained plugin. Raises CniError 7 if the configuration has no
+    prevResult."""
     return chained.previous(req)

@@ -1,10 +1,10 @@
-"""Plugins of other distributions: those that declare the entry point group `fastcni.plugins`.
+"""Find and load plugins of other distributions, which declare them in the entry point group `fastcni.plugins`.
 
     [project.entry-points."fastcni.plugins"]
     hello = "fastcni_hello"                 # CNI type = "package.module"
 
-Only long-lived processes and the installer look for them: importlib.metadata takes some 30 ms. A packed plugin file has
-them in its own table (launcher/pack.py). docs/write-a-plugin.md is the guide for authors.
+Only long-lived processes and the installer search for them, because importlib.metadata takes some 30 ms. A packed
+plugin file lists them in its own table (launcher/pack.py). docs/write-a-plugin.md is the guide for authors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ThirdParty:
     module        "package.module"
     distribution  name and version, as in "fastcni-hello 1.0"
     packages      the top-level packages and modules of that distribution
-    problem       why it cannot be used, "" if it can
+    problem       why the plugin cannot be used, "" if it can
     """
 
     __slots__ = ("kind", "module", "distribution", "packages", "problem")
@@ -52,7 +52,7 @@ def find() -> list[ThirdParty]:
 
 
 def read_entry_point(entry: metadata.EntryPoint) -> ThirdParty:
-    """The ThirdParty of one entry point, with what is wrong in the declaration itself."""
+    """Return the ThirdParty of one entry point; its problem names a fault in the declaration."""
     top, distribution = entry.value.partition(".")[0], "a distribution without metadata"
     packages = {top}
     if entry.dist:
@@ -73,7 +73,7 @@ def read_entry_point(entry: metadata.EntryPoint) -> ThirdParty:
 def register() -> list[ThirdParty]:
     """Add the declared plugins to plugins.TABLE, so that requests can name them. No module of these is imported yet.
 
-    Returns all, also those with a problem, which are not added.
+    Returns all plugins, also those with a problem, which are not added.
     """
     found = find()
     plugins.TABLE.update((it.kind, it.module) for it in found if not it.problem)
@@ -81,7 +81,7 @@ def register() -> list[ThirdParty]:
 
 
 def load(found: list[ThirdParty]) -> None:
-    """Import the plugins that have no problem yet. An import that fails becomes the plugin's problem."""
+    """Import the plugins that have no problem. If an import fails, its error becomes the plugin's problem."""
     for it in found:
         if not it.problem:
             plugins.TABLE[it.kind] = it.module

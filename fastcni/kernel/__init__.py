@@ -1,1 +1,1 @@
-"""Linux as verbs: netlink, network namespaces, sysctls, processes. Knows nothing of CNI."""
+"""Functions for Linux: netlink, network namespaces, sysctls, processes. Knows nothing of CNI."""

@@ -42,16 +42,16 @@ BY_SOURCE, BY_PROTOCOL, BY_DESTINATION_PORT = 1 << 0, 1 << 3, 1 << 5
 
 
 def forget_untranslated(batch: Batch, family: int, protocol: int, port: int) -> Batch:
-    """Delete the flows to a port that have no NAT. Linux before 6.8 refuses this with EINVAL."""
+    """Delete the flows to a port that have no NAT. Linux before 6.8 answers EINVAL."""
     batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(family), f"forget flows to port {port}")
     to_port(batch, protocol, port)
     return batch.be32(CTA_STATUS, 0).be32(CTA_STATUS_MASK, IPS_SRC_NAT | IPS_DST_NAT)
 
 
 def forget_translated(batch: Batch, protocol: int, address: bytes) -> Batch:
-    """Delete the flows that DNAT sends to an IPv4 address. Linux before 6.8 refuses this with EINVAL.
+    """Delete the flows that DNAT sends to an IPv4 address. Linux before 6.8 answers EINVAL.
 
-    For IPv6 the kernel has no such request: it deletes the flows to all other addresses (as of 6.18,
+    The function takes no IPv6 address, because the kernel would delete the flows to all other addresses (as of 6.18,
     ctnetlink_filter_match_tuple has the comparison inverted).
     """
     batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(AF_INET), "forget flows to a pod").nest(CTA_TUPLE_REPLY)
@@ -74,12 +74,12 @@ def to_port(batch: Batch, protocol: int, port: int | None) -> Batch:
 class Flow:
     """A tracked connection.
 
-    family, protocol, port, source, destination   of its first packet, before NAT; addresses are packed
-    source_port                                   of it; 0 if conntrack knows no ports of the protocol
+    family, protocol, port, source, destination   those of the first packet, before NAT; addresses are packed
+    source_port                                   that of the first packet; 0 if conntrack has no ports for the protocol
     replier, replier_port                         the address and port that answer: the destination after NAT
-    nat                                           whether it has NAT
-    mark                                          its mark, ct mark in nftables
-    tuple, id, zone                               attributes by which delete() names it
+    nat                                           whether the flow has NAT
+    mark                                          the flow's mark, `ct mark` in nftables
+    tuple, id, zone                               attributes by which delete() identifies the flow
     """
 
     __slots__ = ("family", "protocol", "port", "source", "destination", "source_port", "replier", "replier_port", "nat",
@@ -100,10 +100,10 @@ class Flow:
 
 
 def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> list[Flow]:
-    """Return the flows to a port, or without a port those with DNAT.
+    """Return the flows to a port; without a port, the flows with DNAT.
 
-    It takes some milliseconds, because the kernel locks each bucket of its table in turn. Linux before 5.8 sends the
-    complete table.
+    The call takes some milliseconds, because the kernel locks each bucket of its table in turn. Linux before 5.8 sends
+    the complete table.
     """
     def fill(batch: Batch) -> None:
         to_port(batch, protocol, port)
@@ -118,7 +118,8 @@ def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> l
 def list_flows(sock: Socket, ends: Collection[bytes] | None = None) -> list[Flow]:
     """Return the flows of IPv4 and IPv6 whose source or replier is one of `ends`; None: all.
 
-    It takes some milliseconds even without any, see find(). Reading a flow takes five times as long as its ends.
+    The call takes some milliseconds even without any flow, see find(). read() of a flow takes five times as long as
+    read_ends().
     """
     found = wire.dump(sock, IPCTNL_MSG_CT_GET, nfgenmsg(0), "list flows")
     return [read(payload) for _, payload in found if payload[0] in CTA_IP_SRC
@@ -128,16 +129,16 @@ def list_flows(sock: Socket, ends: Collection[bytes] | None = None) -> list[Flow
 def read_ends(payload: bytes) -> tuple[bytes, bytes]:
     """Read the source and the replier of an IPCTNL_MSG_CT_NEW payload of IPv4 or IPv6.
 
-    Both tuples come first, each begins with the headers of CTA_TUPLE_* and CTA_TUPLE_IP, then its source
-    (ctnetlink_fill_info() of all kernels).
+    The payload begins with both tuples. Each tuple begins with the headers of CTA_TUPLE_* and CTA_TUPLE_IP, followed by
+    the source (ctnetlink_fill_info() of all kernels).
     """
     length = ADDRESS_BYTES[payload[0]]
-    second = 4 + int.from_bytes(payload[4:6], ORDER)        # behind CTA_TUPLE_ORIG
+    second = 4 + int.from_bytes(payload[4:6], ORDER)        # the offset after CTA_TUPLE_ORIG
     return payload[16:16 + length], payload[second + 12:second + 12 + length]
 
 
 def read(payload: bytes) -> Flow:
-    """Read an IPCTNL_MSG_CT_NEW payload: a Flow."""
+    """Read an IPCTNL_MSG_CT_NEW payload as a Flow."""
     found, flow = attributes(payload, 4), Flow()
     sent, answered = (attributes(found.get(kind, b"")) for kind in (CTA_TUPLE_ORIG, CTA_TUPLE_REPLY))
     ports = attributes(sent.get(CTA_TUPLE_PROTO, b""))
@@ -156,7 +157,7 @@ def read(payload: bytes) -> Flow:
 
 
 def delete(batch: Batch, flow: Flow) -> Batch:
-    """Delete a flow. The kernel answers ENOENT if it is gone."""
+    """Delete a flow. The kernel answers ENOENT if the flow no longer exists."""
     batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(flow.family), "forget a flow")
     batch.nest(CTA_TUPLE_ORIG).header(flow.tuple).end()
     for kind, value in ((CTA_ID, flow.id), (CTA_ZONE, flow.zone)):
@@ -166,9 +167,11 @@ def delete(batch: Batch, flow: Flow) -> Batch:
 
 
 def put_established(batch: Batch, ends: Sequence[bytes], ports: Sequence[int]) -> Batch:
-    """Add an established TCP connection from the first end to the second, or make an existing entry one.
+    """Add an entry of an established TCP connection from the first end to the second, or set an existing entry to
+    established.
 
-    conntrack has not seen its sequence numbers, so it is liberal about them: it checks the window of no packet.
+    conntrack has not seen the connection's sequence numbers, so the entry is liberal: conntrack does not check the
+    window of packets.
     """
     family = AF_INET if len(ends[0]) == 4 else AF_INET6
     batch.begin(IPCTNL_MSG_CT_NEW, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), "put a connection into conntrack")

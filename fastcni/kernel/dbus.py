@@ -1,4 +1,5 @@
-"""A D-Bus message bus: which names are on it, and calls to them. jeepney encodes all messages but two.
+"""Ask a D-Bus message bus whether a program has a name, and call methods of programs. jeepney encodes all messages but
+two.
 
 D-Bus Specification: https://dbus.freedesktop.org/doc/dbus-specification.html
 """
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
 
 ADDRESS, SYSTEM_BUS = "DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/run/dbus/system_bus_socket"
 RECV_SIZE = 4096
-MAX_UNASKED_BYTES = 1 << 16          # of unread messages, before the bus answers a request
+MAX_UNASKED_BYTES = 1 << 16          # limit of other messages before the bus answers a request
 METHOD_RETURN, ERROR = 2, 3     # message types
 
-# Errors if no program has the name, or if it ended before it answered.
+# Errors if no program has the name, or if the program ended before it answered.
 GONE = tuple(f"org.freedesktop.DBus.Error.{name}" for name in ("ServiceUnknown", "NameHasNoOwner", "NoReply"))
 
-# Two messages to the bus itself, as jeepney writes them. Most requests only ask whether a name has an owner, and to
-# import jeepney takes 14 ms. Header: byte order, type, flags, version; lengths of body and fields, serial between.
+# Two messages to the bus itself, encoded as by jeepney. Most requests only ask whether a name has an owner, and
+# importing jeepney takes 14 ms. Header: byte order, type, flags, version; lengths of body and fields, serial between.
 # Then fields of {code, signature, value}: path, interface, member, destination, signature; each padded to eight bytes.
 HELLO = (b"l\1\0\1" b"\0\0\0\0" b"\1\0\0\0" b"\x6d\0\0\0"
          b"\1\1o\0\x15\0\0\0/org/freedesktop/DBus\0\0\0"
@@ -45,7 +46,7 @@ NAME_HAS_OWNER = (b"l\1\0\1" b"%b" b"\2\0\0\0" b"\x7f\0\0\0"
 
 
 class Gone(Exception):
-    """There is no bus, or no program on it has the name; the text names which."""
+    """The bus does not exist, or no program on the bus has the name; the text says which."""
 
 
 class Refused(Exception):
@@ -55,7 +56,7 @@ class Refused(Exception):
 def system_bus(env: Mapping[str, str]) -> str:
     """Return the address of the system bus's socket, for connect(2).
 
-    It is the one in DBUS_SYSTEM_BUS_ADDRESS, or the default. Raises Gone if that variable names no unix socket.
+    The address is that of DBUS_SYSTEM_BUS_ADDRESS, or the default. Raises Gone if the variable names no unix socket.
     """
     text = env.get(ADDRESS) or SYSTEM_BUS
     for address in text.split(";"):
@@ -69,7 +70,7 @@ def system_bus(env: Mapping[str, str]) -> str:
 
 
 def has_owner(where: str, name: str, seconds: float) -> bool:
-    """Return whether a program on the bus has the name. False also if there is no bus, or it refuses the connection.
+    """Return whether a program on the bus has the name. False also if the bus does not exist or refuses the connection.
 
     Raises TimeoutError if the bus does not answer within `seconds`.
     """
@@ -87,9 +88,10 @@ def name_has_owner(name: str) -> bytes:
 
 
 class Connection:
-    """An authenticated connection to a bus, on which Hello and `more` were sent. Close it by `with` or close().
+    """An authenticated connection to a bus, on which Hello and the messages `more` were sent. Close the connection by
+    `with` or close().
 
-    All methods together may take `seconds`. They raise Gone, TimeoutError and, for want of memory, OSError.
+    seconds: the time limit of all methods together. Methods raise Gone, TimeoutError and, if memory is short, OSError.
     """
 
     def __init__(self, where: str, seconds: float, more: bytes = b"") -> None:
@@ -119,7 +121,7 @@ class Connection:
         self.sock.close()
 
     def _left(self) -> float:
-        """Return the seconds left. Raises TimeoutError if none are left, Abandoned."""
+        """Return the remaining seconds. Raises TimeoutError if the time is over, Abandoned."""
         check_request()
         left = self.deadline - monotonic()
         if left <= 0:
@@ -176,7 +178,7 @@ def body_size(message: bytes) -> int:
 
 
 def size_of(message: bytes) -> int:
-    """Return the size of a message from the first 16 bytes: these, the fields padded to eight bytes, and the body."""
+    """Return the size of a message from its first 16 bytes: 16, the fields padded to eight bytes, and the body."""
     return 16 + (number(message, 12) + 7 & ~7) + body_size(message)
 
 
@@ -190,7 +192,7 @@ class Bus(Connection):
         self.parser, self.serial = Parser(), 1          # Hello has serial 1
 
     def call(self, name: str, path: str, interface: str, method: str, *texts: str) -> tuple[Any, ...]:
-        """Call a method with strings and return its values. The program `name` has the object `path`.
+        """Call a method with string arguments and return its values. name: the program that has the object `path`.
 
         Raises Refused if the answer is an error.
         """

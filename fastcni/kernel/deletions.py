@@ -1,9 +1,10 @@
-"""A one-shot DEL announces itself to the servers of its network namespace before it reads nftables.
+"""Let a one-shot DEL notify the servers of its network namespace before the DEL reads nftables.
 
-A server may be about to restore elements that another program flushed, and a DEL that finds nothing to delete leaves no
-trace in nftables. So DEL sends a message: a multicast of NETLINK_USERSOCK, which stays in the network namespace and
-needs neither a file nor a listener. After a restore the server reads the messages, and deletes the elements of their
-attachments again. A DEL that sends its message later than that also reads nftables later, and finds the elements.
+A server may be about to restore elements that another program has flushed. A DEL that finds no elements leaves no trace
+in nftables, so the server could restore the elements of a deleted pod. So each DEL sends a multicast message of
+NETLINK_USERSOCK, which stays in the network namespace and needs neither a file nor a listener. After a restore the
+server reads the messages, and deletes the elements of their attachments again. A DEL that sends its message after this
+check also reads nftables after the restore, and finds the elements.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
-GROUP = 1 << 26                 # one of 32 that any program may use; MAGIC identifies our messages
+GROUP = 1 << 26                 # one of 32 groups that any program may use; MAGIC identifies fastcni's messages
 MAGIC = b"fastcni-del\0"
 SIZE, CREDENTIALS = 256, 12     # bytes: the longest message; struct ucred: pid, uid, gid
 
@@ -31,7 +32,7 @@ def generation(sock: Socket) -> int:
 
 
 def announce(sock: Socket, mark: str) -> None:
-    """Announce that a DEL of the attachment with this mark begins. `sock` is a NETLINK_NETFILTER socket."""
+    """Notify the servers that a DEL of the attachment with this mark begins. sock: a NETLINK_NETFILTER socket."""
     try:
         message = MAGIC + generation(sock).to_bytes(8, "big") + mark.encode()
     except wire.NetlinkError:
@@ -40,14 +41,14 @@ def announce(sock: Socket, mark: str) -> None:
     try:
         out.sendto(message, (0, GROUP))
     except OSError as e:
-        if e.errno not in (ECONNREFUSED, ENOBUFS):      # refused: sent to the group; port 0 has no receiver
+        if e.errno not in (ECONNREFUSED, ENOBUFS):      # ECONNREFUSED: sent to the group, but port 0 has no receiver
             raise
     finally:
         out.close()
 
 
 def open_receiver() -> socket:
-    """Open a socket that receives the announcements of the calling thread's namespace. Raises OSError."""
+    """Open a socket that receives the messages of announce() in the calling thread's namespace. Raises OSError."""
     sock = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, uapi.NETLINK_USERSOCK)
     sock.setsockopt(SOL_SOCKET, SO_PASSCRED, 1)
     sock.bind((0, GROUP))
@@ -55,7 +56,7 @@ def open_receiver() -> socket:
 
 
 def read(sock: socket) -> list[tuple[int, str]]:
-    """Return [(generation when the DEL began, mark)] of the waiting announcements. Raises OSError."""
+    """Return [(generation when the DEL began, mark)] of the waiting messages. Raises OSError."""
     found: list[tuple[int, str]] = []
     while True:
         try:
@@ -65,14 +66,14 @@ def read(sock: socket) -> list[tuple[int, str]]:
         except OSError as e:
             if e.errno != ENOBUFS:
                 raise
-            continue            # some were dropped: thousands arrived at once
+            continue            # the kernel has dropped messages: thousands arrived at the same time
         if data.startswith(MAGIC) and is_trusted(ancillary):
             at = len(MAGIC)
             found.append((int.from_bytes(data[at:at + 8], "big"), data[at + 8:].decode("ascii", "replace")))
 
 
 def is_trusted(ancillary: list[tuple[int, int, bytes]]) -> bool:
-    """Return whether the sender was root or our own user. Any user may send."""
+    """Return whether the sender was root or this process's user, because any user may send."""
     for level, kind, data in ancillary:
         if (level, kind) == (SOL_SOCKET, SCM_CREDENTIALS) and len(data) == CREDENTIALS:
             return int.from_bytes(data[4:8], nft.ORDER) in (0, posix.geteuid())

@@ -1,7 +1,7 @@
-"""Filters that the kernel runs on a netlink socket, so that unused notifications wake no thread (bpf, socket(7)).
+"""Attach BPF filters to netlink sockets, so that unused notifications wake no thread (socket(7), SO_ATTACH_FILTER).
 
-The classic BPF of packet filters; a message is seen as it lies in memory, and a load swaps bytes on a little-endian
-machine. As bpf_dbg would print the one for links 3 and 9:
+The filters are classic BPF. They read a message as in memory, and a load swaps bytes on a little-endian machine.
+bpf_dbg would print the filter for links 3 and 9 as:
 
     ldh [4]                 nlmsg_type
     jeq RTM_NEWNETCONF, .conf
@@ -11,7 +11,7 @@ machine. As bpf_dbg would print the one for links 3 and 9:
     jeq 9, .pass
     ret 0
     .conf: ld [24]          NETCONFA_IFINDEX, which comes first
-    jeq -1, .pass           that of all links; the server reads no other
+    jeq -1, .pass           the configuration of all links; the server reads no other
     ret 0
     .pass: ret -1
 """
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 LDB, LDH, LD, JEQ, RET = 0x30, 0x28, 0x20, 0x15, 0x06      # linux/bpf_common.h: BPF_LD|BPF_B|BPF_ABS and so on
 LD_IMM, LDX_IMM, LDB_X, LD_X, TAX, JSET = 0x00, 0x01, 0x50, 0x40, 0x07, 0x45
-# linux/filter.h: SKF_AD_OFF + SKF_AD_NLATTR finds attribute X from offset A on, and returns its offset, or 0. With
-# SKF_AD_NLATTR_NEST, A is the offset of the attribute that has X in it.
+# linux/filter.h: SKF_AD_OFF + SKF_AD_NLATTR searches from offset A for attribute X, and returns its offset, or 0. With
+# SKF_AD_NLATTR_NEST, A is the offset of the attribute that contains X.
 SKF_AD_NLATTR, SKF_AD_NLATTR_NEST = 0xFFFFF00C, 0xFFFFF010
 TYPE, PORT, FAMILY, INDEX, NETCONF_INDEX = 4, 12, 16, 20, 24        # offsets in a notification
 NEIGHBOUR_FLAGS, NEIGHBOUR_ATTRIBUTES, LINK_ATTRIBUTES = 26, 28, 32
@@ -44,7 +44,7 @@ MAX_LINKS = 64                                 # jumps are 8 bits wide
 
 def links(indexes: Collection[int]) -> Program:
     """Pass messages about these links, and about the configuration of all links."""
-    conf = 5 + len(indexes)                     # the lines of .conf and .pass; a jump counts from the line after it
+    conf = 5 + len(indexes)                     # lines of .conf and .pass; a jump counts from its next line
     end = conf + 3
     return [
         (LDH, 0, 0, TYPE),
@@ -80,8 +80,8 @@ def link_kinds(kinds: Iterable[str]) -> Program:
 
 
 def deletions() -> Program:
-    """Pass the RTM_DELLINK of a link itself (a bridge announces before that its port leaves), or the answer to a
-    request."""
+    """Pass answers to requests, and each RTM_DELLINK of a link itself, not a bridge's earlier RTM_DELLINK about its
+    port."""
     return [
         (LDH, 0, 0, TYPE),
         (JEQ, 1, 0, swap16(uapi.RTM_DELLINK)),
@@ -94,9 +94,9 @@ def deletions() -> Program:
 
 
 def neighbours() -> Program:
-    """Pass each message about a sticky FDB entry. Of neighbours with our protocol (kernel/neighbours.py) pass the
-    RTM_DELNEIGH, and the RTM_NEWNEIGH of those that a program has added: that has the program's port. The kernel's own
-    RTM_NEWNEIGH, which reports each minute that a neighbour's state has changed, has port 0.
+    """Pass each message about a sticky FDB entry. For neighbours with fastcni's protocol (kernel/neighbours.py) pass
+    RTM_DELNEIGH, and RTM_NEWNEIGH if a program has added the neighbour: the message then has the program's port. The
+    kernel's own RTM_NEWNEIGH, which reports each minute that a neighbour's state has changed, has port 0.
     """
     return [
         (LDB, 0, 0, FAMILY),
@@ -120,7 +120,7 @@ def neighbours() -> Program:
 
 
 def attach(sock: socket, program: Program) -> None:
-    """Run the program from now on, in place of an earlier one. Raises OSError.
+    """Attach a filter program to the socket, in place of an earlier program. Raises OSError.
 
     struct sock_filter   code:u16  jt:u8  jf:u8  k:u32
     struct sock_fprog    len:u16  (padding)  filter: pointer

@@ -1,4 +1,4 @@
-"""Generic netlink (linux/genetlink.h): families of messages that have a name; their number differs from boot to boot.
+"""Find the number of a generic netlink family (linux/genetlink.h) by its name. The number may differ after each boot.
 
     struct genlmsghdr   cmd:u8  version:u8  reserved:u16
 """
@@ -20,7 +20,7 @@ def genlmsghdr(command: int, version: int = 1) -> bytes:
 
 
 def family_id(sock: Socket, name: str) -> int:
-    """Return the number of a family; 0 if the kernel has none of that name."""
+    """Return the number of a family; 0 if the kernel has no family of that name."""
     batch = Batch().begin(uapi.GENL_ID_CTRL, uapi.NLM_F_ACK, genlmsghdr(uapi.CTRL_CMD_GETFAMILY),
                           f"look up the generic netlink family {name}").text(uapi.CTRL_ATTR_FAMILY_NAME, name)
     replies = wire.look_up(sock, batch)

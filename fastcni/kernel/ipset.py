@@ -1,4 +1,4 @@
-"""ipset over nfnetlink: sets of addresses that iptables rules match (-m set --match-set NAME src).
+"""Change and test ipsets over nfnetlink: sets of addresses that iptables rules match (-m set --match-set NAME src).
 
 Each message takes effect separately: unlike nftables, ipset has no transactions and no notifications. A kernel without
 ipset answers EINVAL. Names and layouts: include/uapi/linux/netfilter/ipset/ip_set.h.
@@ -18,13 +18,13 @@ IPSET_CMD_CREATE, IPSET_CMD_DESTROY, IPSET_CMD_ADD, IPSET_CMD_DEL, IPSET_CMD_TES
     NFNL_SUBSYS_IPSET << 8 | it for it in (2, 3, 9, 10, 11))
 NFNL_MSG_COMPAT_GET = NFNL_SUBSYS_NFT_COMPAT << 8
 
-IPSET_PROTOCOL_MIN = 6          # it has all that is used here; Linux 4.20 has 7
+IPSET_PROTOCOL_MIN = 6          # sufficient for this module; Linux 4.20 has 7
 (IPSET_ATTR_PROTOCOL, IPSET_ATTR_SETNAME, IPSET_ATTR_TYPENAME, IPSET_ATTR_REVISION, IPSET_ATTR_FAMILY,
  IPSET_ATTR_FLAGS, IPSET_ATTR_DATA) = range(1, 8)
-IPSET_ATTR_IP, IPSET_ATTR_MAXELEM = 1, 19               # within IPSET_ATTR_DATA
+IPSET_ATTR_IP, IPSET_ATTR_MAXELEM = 1, 19               # attributes in IPSET_ATTR_DATA
 IPSET_ATTR_IPADDR_IPV4, IPSET_ATTR_IPADDR_IPV6 = 1, 2
 NLA_F_NET_BYTEORDER = 1 << 14
-# ipset's error numbers: an address that the set type does not take; no such set type; a rule uses the set; no such
+# ipset's error numbers: an address that the set type does not accept; an unknown set type; a rule uses the set; no such
 # member.
 IPSET_ERR_PROTOCOL, IPSET_ERR_FIND_TYPE, IPSET_ERR_BUSY, IPSET_ERR_EXIST = 4097, 4098, 4100, 4103
 NFTA_COMPAT_NAME, NFTA_COMPAT_REV, NFTA_COMPAT_TYPE = 1, 2, 3
@@ -41,7 +41,7 @@ def _begin(batch: Batch, command: int, flags: int, name: str, what: str) -> Batc
 def create(batch: Batch, name: str, length: int, max_members: int) -> Batch:
     """Create a set (hash:ip) of up to `max_members` addresses of `length` bytes.
 
-    If the set exists, nothing changes; the kernel answers EEXIST if it is of another type.
+    An existing set of this type stays unchanged. The kernel answers EEXIST if the set has another type.
     """
     family, _ = FAMILIES[length]
     _begin(batch, IPSET_CMD_CREATE, 0, name, f"create ipset {name}").text(IPSET_ATTR_TYPENAME, "hash:ip")
@@ -50,7 +50,8 @@ def create(batch: Batch, name: str, length: int, max_members: int) -> Batch:
 
 
 def destroy(batch: Batch, name: str) -> Batch:
-    """Delete a set with its members. The kernel answers ENOENT if there is none, IPSET_ERR_BUSY if a rule uses it."""
+    """Delete a set with its members. The kernel answers ENOENT if the set does not exist, IPSET_ERR_BUSY if a rule uses
+    it."""
     return _begin(batch, IPSET_CMD_DESTROY, 0, name, f"delete ipset {name}")
 
 
@@ -62,17 +63,18 @@ def _member(batch: Batch, command: int, flags: int, name: str, packed: bytes, ve
 
 
 def add(batch: Batch, name: str, packed: bytes) -> Batch:
-    """Add a member, which may exist. The kernel answers ENOENT if there is no such set."""
+    """Add a member, which may exist. The kernel answers ENOENT if the set does not exist."""
     return _member(batch, IPSET_CMD_ADD, 0, name, packed, "add to")
 
 
 def delete(batch: Batch, name: str, packed: bytes) -> Batch:
-    """Delete a member, which may be missing. The kernel answers ENOENT if there is no such set."""
+    """Delete a member, which may be missing. The kernel answers ENOENT if the set does not exist."""
     return _member(batch, IPSET_CMD_DEL, 0, name, packed, "delete from")
 
 
 def test(batch: Batch, name: str, packed: bytes) -> Batch:
-    """Look for a member. The kernel answers IPSET_ERR_EXIST if it is none, ENOENT if there is no such set."""
+    """Ask whether an address is a member. The kernel answers IPSET_ERR_EXIST if it is not, ENOENT if the set does not
+    exist."""
     return _member(batch, IPSET_CMD_TEST, NLM_F_EXCL, name, packed, "look up in")
 
 
@@ -84,6 +86,7 @@ def read_match_flags(info: bytes) -> int | None:
 
 
 def get_match(batch: Batch, length: int) -> Batch:
-    """Ask if iptables rules can match sets. The kernel answers ENOENT without xt_set, EINVAL without nft_compat."""
+    """Ask whether iptables rules can match sets. The kernel answers ENOENT without xt_set, EINVAL without
+    nft_compat."""
     batch.begin(NFNL_MSG_COMPAT_GET, NLM_F_ACK, nfgenmsg(FAMILIES[length][0]), "look up the iptables match set")
     return batch.text(NFTA_COMPAT_NAME, "set").be32(NFTA_COMPAT_REV, 1).be32(NFTA_COMPAT_TYPE, 0)

@@ -1,5 +1,5 @@
-"""Attributes of single kinds of links (linux/if_link.h): the modes of macvlan and ipvlan, the VLAN of vlan, the owner
-of tap, the table of vrf."""
+"""Encode and read attributes that only one kind of link has (linux/if_link.h): the modes of macvlan and ipvlan, the
+VLAN of vlan, the owner of tap, the table of vrf."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ TUN_TYPES = {"tun": uapi.IFF_TUN, "tap": uapi.IFF_TAP}
 # IFLA_INFO_DATA of a link that is made, for rtnl.new_link(): [(attribute, bytes)]
 
 def macvlan(mode: str, queue: int = 0) -> Data:
-    """`mode` is one of MACVLAN_MODES, `queue` how many broadcast frames may wait, 0 for the kernel's number."""
+    """Return the attributes of a macvlan. mode: one of MACVLAN_MODES. queue: how many broadcast frames may wait, 0: the
+    kernel's default."""
     data = [(uapi.IFLA_MACVLAN_MODE, MACVLAN_MODES[mode].to_bytes(4, ORDER))]
     return data + [(uapi.IFLA_MACVLAN_BC_QUEUE_LEN, queue.to_bytes(4, ORDER))] if queue else data
 
 
 def ipvlan(mode: str) -> Data:
-    """`mode` is one of IPVLAN_MODES."""
+    """Return the attributes of an ipvlan. mode: one of IPVLAN_MODES."""
     return [(uapi.IFLA_IPVLAN_MODE, IPVLAN_MODES[mode].to_bytes(2, ORDER))]
 
 
 def vlan(vid: int) -> Data:
-    """802.1Q, the kernel's default protocol."""
+    """Return the attributes of a vlan link with 802.1Q, the kernel's default protocol."""
     return [(uapi.IFLA_VLAN_ID, vid.to_bytes(2, ORDER))]
 
 
@@ -60,7 +61,7 @@ def vlan_id(link: Link) -> int:
 
 
 def tun(link: Link) -> dict[str, Any]:
-    """{"type": "tun" or "tap", "multiQueue": is it, "owner": user id or None, "group": group id or None}"""
+    """Return {"type": "tun" or "tap", "multiQueue": bool, "owner": user id or None, "group": group id or None}."""
     found = attributes(link.data)
     owner, group = (int.from_bytes(found[each], ORDER) if each in found else None
                     for each in (uapi.IFLA_TUN_OWNER, uapi.IFLA_TUN_GROUP))

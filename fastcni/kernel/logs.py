@@ -1,4 +1,4 @@
-"""Send a log entry: as a datagram to a daemon, or appended to a file. These calls never wait."""
+"""Send a log entry: as a datagram to a daemon, or appended to a file. The functions never block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FLAGS = posix.O_WRONLY | posix.O_APPEND | posix.O_NOFOLLOW | posix.O_NONBLOCK | 
 
 
 def send(path: str, data: bytes) -> None:
-    """Send one datagram. Raises OSError, also where the daemon is busy."""
+    """Send one datagram. Raises OSError, also if the daemon is busy."""
     import _socket
 
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK)
@@ -21,9 +21,9 @@ def send(path: str, data: bytes) -> None:
 
 
 def append(path: str, data: bytes) -> None:
-    """Append with one write to a regular file, made if it is not there. Raises OSError.
+    """Append with one write to a regular file. Create the file if it is missing. Raises OSError.
 
-    A link, a FIFO or a device is left alone, and never opened: to open some devices does something.
+    A symbolic link, a FIFO or a device is never opened, because opening some devices has effects.
     """
     try:
         if not S_ISREG(posix.lstat(path).st_mode):

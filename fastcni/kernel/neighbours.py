@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ORDER = sys.byteorder
 REPLACE = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
-PROTOCOL = 252                  # the originator of our neighbours: `ip neigh` shows "proto 252"; no program has it
+PROTOCOL = 252                  # fastcni's originator: `ip neigh` shows "proto 252"; no other program uses it
 
 
 def ndmsg(family: int, index: int = 0, state: int = 0, flags: int = 0) -> bytes:
@@ -31,8 +31,8 @@ def ndmsg(family: int, index: int = 0, state: int = 0, flags: int = 0) -> bytes:
 def new_neighbour(batch: Batch, index: int, packed: bytes, mac: bytes, *, what: str | None = None) -> Batch:
     """Add or replace the neighbour `packed` of a link, as an externally learned one.
 
-    The kernel does not forget such a neighbour. But it takes another MAC from the neighbour's own ARP or ND, which it
-    does not do for a permanent one.
+    The kernel keeps such a neighbour, and updates its MAC from the neighbour's ARP or ND. It does not update the MAC of
+    a permanent neighbour.
     """
     batch.begin(uapi.RTM_NEWNEIGH, REPLACE, ndmsg(family_of(packed), index, uapi.NUD_REACHABLE, uapi.NTF_EXT_LEARNED),
                 what)
@@ -45,14 +45,14 @@ def del_neighbour(batch: Batch, index: int, packed: bytes, *, what: str | None =
 
 
 def get_neighbour(batch: Batch, index: int, packed: bytes, *, what: str | None = None) -> Batch:
-    """Ask for one neighbour. The kernel answers ENOENT if there is none."""
+    """Ask for one neighbour. The kernel answers ENOENT if the neighbour does not exist."""
     batch.begin(uapi.RTM_GETNEIGH, NLM_F_ACK, ndmsg(family_of(packed), index), what)
     return batch.raw(uapi.NDA_DST, packed)
 
 
 def new_station(batch: Batch, port: int, mac: bytes, *, what: str | None = None) -> Batch:
-    """Add or replace the FDB entry of a MAC behind a port. It does not age, and no frame from another port moves it.
-    It goes with its port."""
+    """Add or replace the FDB entry of a MAC behind a port. The entry does not age, and frames from other ports do not
+    move it. The kernel deletes it with its port."""
     batch.begin(uapi.RTM_NEWNEIGH, REPLACE, ndmsg(uapi.AF_BRIDGE, port, uapi.NUD_NOARP,
                                                   uapi.NTF_MASTER | uapi.NTF_STICKY), what)
     return batch.raw(uapi.NDA_LLADDR, mac)
@@ -76,15 +76,15 @@ def del_remote(batch: Batch, index: int, mac: bytes, packed: bytes, *, what: str
 
 
 def get_station(batch: Batch, bridge: int, mac: bytes, *, what: str | None = None) -> Batch:
-    """Ask for the FDB entry of a MAC. The kernel answers ENOENT if there is none."""
+    """Ask for the FDB entry of a MAC. The kernel answers ENOENT if the entry does not exist."""
     batch.begin(uapi.RTM_GETNEIGH, NLM_F_ACK, ndmsg(uapi.AF_BRIDGE), what)
     return batch.raw(uapi.NDA_LLADDR, mac).u32(uapi.NDA_MASTER, bridge)
 
 
 class Neighbour:
-    """The fields in use of an RTM_NEWNEIGH: family, index (of the link; of an FDB entry: of the port), state (NUD_*),
-    flags (NTF_*), packed (of an FDB entry: of the remote node, b"" on a bridge), mac (b"" if the neighbour does not
-    answer), protocol, master (of an FDB entry: the index of the bridge)."""
+    """The used fields of an RTM_NEWNEIGH: family, index (the link's; in an FDB entry the port's), state (NUD_*), flags
+    (NTF_*), packed (in an FDB entry the remote node's address, b"" on a bridge), mac (b"" if the neighbour does not
+    answer), protocol, master (in an FDB entry the index of the bridge)."""
 
     __slots__ = ("family", "index", "state", "flags", "packed", "mac", "protocol", "master")
     family: int
@@ -98,17 +98,17 @@ class Neighbour:
 
     @property
     def static(self) -> bool:
-        """Whether it is an FDB entry as new_station() makes it."""
+        """Return whether this is an FDB entry as made by new_station()."""
         return self.state == uapi.NUD_NOARP and bool(self.flags & uapi.NTF_STICKY)
 
     @property
     def ours(self) -> bool:
-        """Whether it is a neighbour as new_neighbour() makes it."""
+        """Return whether this is a neighbour as made by new_neighbour()."""
         return self.protocol == PROTOCOL
 
 
 def read_neighbour(payload: bytes) -> Neighbour:
-    """An RTM_NEWNEIGH or RTM_DELNEIGH payload as a Neighbour. Raises ValueError for a message cut short."""
+    """Read an RTM_NEWNEIGH or RTM_DELNEIGH payload as a Neighbour. Raises ValueError for a truncated message."""
     if len(payload) < 12:
         raise ValueError(f"ndmsg of {len(payload)} bytes")
     found, it = attributes(payload, 12), Neighbour()

@@ -1,4 +1,4 @@
-"""Network namespaces: open one, enter it, return. A socket stays in the namespace where it was opened."""
+"""Open network namespaces, enter them and return. A socket stays in the namespace where it was opened."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class NotNamespace(OSError):
 
 
 class Lost(BaseException):
-    """The thread could not return to its namespace. It must not serve another request; its thread or process has to
-    end.
+    """The thread could not return to its namespace. The thread must not serve another request; the thread or its
+    process must end.
 
-    It is not an Exception, so that no error handler continues in the wrong namespace.
+    Lost is not an Exception, so that no error handler continues in the wrong namespace.
     """
 
 
@@ -35,7 +35,7 @@ def open_own() -> int:
 
 
 def open_path(path: str) -> int:
-    """Open a descriptor of the network namespace at `path`. Raises OSError; NotNamespace if it is another file.
+    """Open a descriptor of the network namespace at `path`. Raises OSError; NotNamespace for any other file.
 
     Python has no statfs(2). All namespace files are on one device (nsfs), so the device number identifies them.
     """
@@ -74,17 +74,18 @@ def ensure(home: int) -> None:
     try:
         there = is_own(home)
     except OSError:
-        there = False                   # /proc cannot be read
+        there = False                   # /proc cannot be read, so the thread's namespace is unknown
     if not there:
         return_to(home)
 
 
 class locked:
-    """`with locked(fd, warn):` excludes other threads, processes and the Go plugins that lock this namespace.
+    """A lock, `with locked(fd, warn):`, which excludes other threads and processes, also reference plugins, that lock
+    the same namespace.
 
-    It is an flock(2) of the namespace itself, which needs no lock file. A process in the pod can hold it, too. So after
-    NAMESPACE_LOCK_TIMEOUT_S the body runs without the lock, and warn(text) is called. A conflict in that namespace
-    harms only that pod. Raises OSError.
+    The lock is an flock(2) of the namespace itself, without a lock file. A process in the pod can hold the lock, too.
+    So after NAMESPACE_LOCK_TIMEOUT_S the body runs without the lock, and warn(text) is called. A conflict in that
+    namespace harms only that pod. Raises OSError.
     """
 
     __slots__ = ("fd", "held", "warn")
@@ -105,9 +106,10 @@ class locked:
 
 
 class inside:
-    """`with inside(fd):` runs its body in that namespace. Raises OSError on entering, Lost if it cannot return.
+    """A context manager: `with inside(fd):` runs its body in that namespace. Raises OSError on entering, Lost if the
+    thread cannot return.
 
-    `home` is a descriptor of the namespace to return to, if the caller has one.
+    home: a descriptor of the namespace to return to, if the caller has one.
     """
 
     __slots__ = ("fd", "home", "opened")
@@ -134,7 +136,7 @@ class inside:
         self._close()
 
     def _forget(self, lost: Lost) -> None:
-        """Close, without an error that would replace Lost."""
+        """Close the descriptors of a Lost, and ignore errors, which would replace the Lost."""
         try:
             self._close()
         except OSError as e:

@@ -1,11 +1,11 @@
-"""nftables over nfnetlink: the kernel's names, transactions, tables and chains.
+"""Encode and read messages of nftables over nfnetlink: transactions, tables and chains.
 
     b = nft.start(Batch())
     nft.add_table(b, NFPROTO_INET, "fastcni", "a comment")
     ...
     wire.exchange(sock, nft.stop(b))
 
-kernel/nft_elements.py adds sets and their elements, kernel/nft_rules.py rules. Names and layouts:
+kernel/nft_elements.py has the messages of sets and elements, kernel/nft_rules.py those of rules. Names and layouts:
 include/uapi/linux/netfilter/nf_tables.h. Comments are stored as libnftnl stores them, so that `nft list ruleset` shows
 them.
 """
@@ -26,7 +26,7 @@ ORDER = sys.byteorder
 NFPROTO_INET, NFPROTO_IPV4, NFPROTO_NETDEV, NFPROTO_BRIDGE, NFPROTO_IPV6 = 1, 2, 5, 7, 10
 FAMILIES = {NFPROTO_INET: "inet", NFPROTO_IPV4: "ip", NFPROTO_NETDEV: "netdev", NFPROTO_BRIDGE: "bridge",
             NFPROTO_IPV6: "ip6"}        # as nft prints them
-NO_FAMILY = (EAFNOSUPPORT, EOPNOTSUPP)  # errnos for a table of a family that the kernel lacks
+NO_FAMILY = (EAFNOSUPPORT, EOPNOTSUPP)  # errnos for a family that the kernel does not support
 
 NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11
 NFNL_SUBSYS_NFTABLES, NFNL_BATCH_GENID = 10, 1
@@ -70,9 +70,10 @@ def read_family(payload: bytes) -> int:
 
 
 def start(batch: Batch, generation: int = 0) -> Batch:
-    """Open a transaction. At stop() either all of it takes effect or nothing.
+    """Open a transaction. At stop() either all changes take effect or none.
 
-    generation: of read_generation(). The kernel refuses the transaction (ERESTART) if there was another one since.
+    generation: the value of read_generation(). The kernel rejects the transaction (ERESTART) if another transaction was
+    committed since.
     """
     batch.begin(NFNL_MSG_BATCH_BEGIN, 0, nfgenmsg(0, NFNL_SUBSYS_NFTABLES))
     return batch.be32(NFNL_BATCH_GENID, generation) if generation else batch
@@ -109,12 +110,12 @@ def as_text(name: bytes) -> str:
 
 
 def add_table(batch: Batch, family: int, name: str, comment: str, flags: int = 0) -> Batch:
-    """Add a table. One that exists stays as it is.
+    """Add a table. An existing table stays unchanged.
 
-    flags: with NFT_TABLE_F_OWNER the table belongs to the socket. The kernel refuses changes by other sockets with
-    EPERM, and their flush of all tables leaves it. With NFT_TABLE_F_PERSIST too, the table outlives the socket, without
-    an owner then; the next add_table() with both flags takes it over. EOPNOTSUPP before Linux 6.9, EINVAL before 5.12;
-    EOPNOTSUPP also for a table that was made without these flags.
+    flags: with NFT_TABLE_F_OWNER the table belongs to the socket. The kernel rejects changes by other sockets with
+    EPERM, and a flush of all tables by another socket keeps the table. With NFT_TABLE_F_PERSIST, too, the table
+    outlives the socket and then has no owner; the next add_table() with both flags becomes its owner. EOPNOTSUPP before
+    Linux 6.9, EINVAL before 5.12; EOPNOTSUPP also for a table that was made without these flags.
     """
     batch.begin(NFT_MSG_NEWTABLE, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables table {name}")
     batch.text(NFTA_TABLE_NAME, name).raw(NFTA_TABLE_USERDATA, comment_data(comment))
@@ -122,7 +123,7 @@ def add_table(batch: Batch, family: int, name: str, comment: str, flags: int = 0
 
 
 def del_table(batch: Batch, family: int, name: str) -> Batch:
-    """Delete a table with all that is in it. The kernel answers ENOENT if it does not exist."""
+    """Delete a table with all its chains, rules and sets. The kernel answers ENOENT if it does not exist."""
     return batch.begin(NFT_MSG_DELTABLE, NLM_F_ACK, nfgenmsg(family), f"delete nftables table {name}").text(
         NFTA_TABLE_NAME, name)
 
@@ -141,7 +142,7 @@ def read_table(payload: bytes) -> tuple[int, int]:
 
 
 def add_chain(batch: Batch, family: int, table: str, name: str, *, exclusive: bool = False) -> Batch:
-    """Add a regular chain. With `exclusive` the kernel answers EEXIST if it exists already."""
+    """Add a regular chain. With `exclusive` the kernel answers EEXIST if the chain exists."""
     flags = NLM_F_ACK | NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0)
     batch.begin(NFT_MSG_NEWCHAIN, flags, nfgenmsg(family), f"add nftables chain {table} {name}")
     return batch.text(NFTA_CHAIN_TABLE, table).text(NFTA_CHAIN_NAME, name)
@@ -149,8 +150,8 @@ def add_chain(batch: Batch, family: int, table: str, name: str, *, exclusive: bo
 
 def add_base_chain(batch: Batch, family: int, table: str, name: str, *, kind: str, hook: int, priority: int,
                    device: str = "") -> Batch:
-    """Add a chain with a hook. `kind` is "filter", "nat" or "route"; `priority` may be negative; `device`: the link, in
-    the family netdev."""
+    """Add a chain with a hook. `kind` is "filter", "nat" or "route"; `priority` may be negative; `device`: the link's
+    name, only in the family netdev."""
     add_chain(batch, family, table, name)
     batch.nest(NFTA_CHAIN_HOOK).be32(NFTA_HOOK_HOOKNUM, hook)
     batch.be32(NFTA_HOOK_PRIORITY, priority & 0xFFFFFFFF)
@@ -161,19 +162,20 @@ def add_base_chain(batch: Batch, family: int, table: str, name: str, *, kind: st
 
 
 def del_chain(batch: Batch, family: int, table: str, name: str) -> Batch:
-    """Delete a chain. The kernel answers EBUSY if it has rules or something leads to it."""
+    """Delete a chain. The kernel answers EBUSY if the chain has rules, or if a rule or element leads to it."""
     batch.begin(NFT_MSG_DELCHAIN, NLM_F_ACK, nfgenmsg(family), f"delete nftables chain {table} {name}")
     return batch.text(NFTA_CHAIN_TABLE, table).text(NFTA_CHAIN_NAME, name)
 
 
 def get_chain(batch: Batch, family: int, table: str, name: str, what: str) -> Batch:
-    """Ask for one chain; `what` is the text for a refusal. The kernel answers ENOENT if it does not exist."""
+    """Ask for one chain. what: the text for a kernel error. The kernel answers ENOENT if the chain does not exist."""
     batch.begin(NFT_MSG_GETCHAIN, NLM_F_ACK, nfgenmsg(family), what)
     return batch.text(NFTA_CHAIN_TABLE, table).text(NFTA_CHAIN_NAME, name)
 
 
 def read_chain(payload: bytes) -> tuple[str, str, int]:
-    """Read an NFT_MSG_NEWCHAIN payload: (table, name, references). References are rules in it and jumps to it."""
+    """Read an NFT_MSG_NEWCHAIN payload: (table, name, references). The references are the chain's rules and the jumps
+    to the chain."""
     found = attributes(payload, 4)
     table, name = (as_text(found.get(kind, b"")) for kind in (NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME))
     return table, name, int.from_bytes(found.get(NFTA_CHAIN_USE, b""), "big")
@@ -204,7 +206,7 @@ def is_drop(data: bytes) -> bool:
 
 
 def get_generation(batch: Batch) -> Batch:
-    """Ask how many transactions there have been."""
+    """Ask for the generation, the number of transactions so far."""
     return batch.begin(NFT_MSG_GETGEN, NLM_F_ACK, nfgenmsg(0), "ask for nftables' generation")
 
 

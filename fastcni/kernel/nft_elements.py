@@ -1,9 +1,9 @@
-"""nftables sets, maps and their elements: the messages and the bytes of keys and values.
+"""Encode and read messages about nftables sets, maps and elements, and the bytes of keys and values.
 
     nft_elements.add_set(b, NFPROTO_INET, "fastcni", "hostports4", (TYPE_INET_PROTOCOL, TYPE_INET_SERVICE), set_id=1)
     nft_elements.add_elements(b, NFPROTO_INET, "fastcni", "hostports4", [(concat(protocol(6), service(80)), None)])
 
-Names and layouts: include/uapi/linux/netfilter/nf_tables.h; the numbers of types are nft's (its datatype.h).
+Names and layouts: include/uapi/linux/netfilter/nf_tables.h; the numbers of types are those of nft (datatype.h).
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ TYPE_ETHERTYPE = 10
 SIZES = {TYPE_IPADDR: 4, TYPE_IP6ADDR: 16, TYPE_ETHERADDR: 6, TYPE_ETHERTYPE: 2, TYPE_INET_PROTOCOL: 1,
          TYPE_INET_SERVICE: 2, TYPE_IFNAME: IFNAMSIZ}
 ADDRESS_TYPES = {4: TYPE_IPADDR, 16: TYPE_IP6ADDR}     # by length of an address
-BITS_OF_A_TYPE = 6              # in the number of a concatenation
+BITS_OF_A_TYPE = 6              # of each type, in the number of a concatenation
 
 
 # Keys and values ----------------------------------------------------------------------------------
 
 def ifname(name: str) -> bytes:
-    """Return the name of a link as a key of TYPE_IFNAME; also a part of a concatenation."""
+    """Return the name of a link as a key of TYPE_IFNAME, alone or in a concatenation."""
     return name.encode().ljust(IFNAMSIZ, b"\0")
 
 
 def read_ifname(key: bytes) -> str:
-    """Return the name of a link that a key begins with."""
+    """Return the name of the link at the beginning of a key."""
     return key[:IFNAMSIZ].rstrip(b"\0").decode()
 
 
@@ -114,10 +114,10 @@ def concat_type(types: Sequence[int]) -> tuple[int, int]:
 def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int,
             values: Sequence[int] = (), verdicts: bool = False, intervals: bool = False,
             timed: bool = False) -> Batch:
-    """Add a set of keys of the types `key`; with `values` (types) or with `verdicts` a map from them. intervals: its
-    elements are those of add_intervals(), or for a concatenation those of add_boxes(). timed: those of add_timed().
+    """Add a set of keys of the types `key`; with `values` (types) or `verdicts` add a map. intervals: the elements are
+    added by add_intervals(), or for a concatenation by add_boxes(). timed: they are added by add_timed().
 
-    set_id: the number by which rules in the same transaction name it.
+    set_id: the number by which rules of the same transaction refer to the set.
     """
     key_type, key_size = concat_type(key)
     boxes = intervals and len(key) > 1
@@ -141,9 +141,10 @@ def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int]
 
 def add_dynamic_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int, size: int,
                     timeout_ms: int) -> Batch:
-    """Add a set whose elements rules add. An element is deleted when no rule has updated it for the timeout.
+    """Add a set to which rules add elements. The kernel deletes an element that no rule has updated for the timeout.
 
-    size: the kernel allocates memory for so many; 0: as they come, up to 65,535.
+    size: the number of elements for which the kernel allocates memory; 0: memory is allocated as needed, up to 65,535
+    elements.
     """
     key_type, key_size = concat_type(key)
     batch.begin(NFT_MSG_NEWSET, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables set {table} {name}")
@@ -161,7 +162,7 @@ def del_set(batch: Batch, family: int, table: str, name: str) -> Batch:
 
 
 def get_set(batch: Batch, family: int, table: str, name: str) -> Batch:
-    """Ask for one set or map, without its elements. The kernel answers ENOENT if it does not exist."""
+    """Ask for one set or map, without its elements. The kernel answers ENOENT if the set does not exist."""
     batch.begin(NFT_MSG_GETSET, NLM_F_ACK, nfgenmsg(family), f"look up nftables set {table} {name}")
     return batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
 
@@ -204,15 +205,15 @@ def add_elements(batch: Batch, family: int, table: str, name: str,
     """Add elements to a set or map: [(key, value)]. A value is bytes, the chain to go to as text, the code of another
     verdict (NF_DROP), or None in a set.
 
-    With `exclusive` the kernel answers EEXIST if one of the keys is there already.
+    With `exclusive` the kernel answers EEXIST if one of the keys exists.
     """
     flags = NLM_F_ACK | NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0)
     return _elements(batch, NFT_MSG_NEWSETELEM, flags, family, table, name, elements, "add to", comment)
 
 
 def add_timed(batch: Batch, family: int, table: str, name: str, elements: Iterable[tuple[bytes, int]]) -> Batch:
-    """Add elements with a timeout, [(key, milliseconds)], to a set made with `timed`. An element that exists keeps its
-    timeout before Linux 6.12."""
+    """Add elements with a timeout, [(key, milliseconds)], to a set made with `timed`. Before Linux 6.12, an existing
+    element keeps its timeout."""
     batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add to nftables set {table} {name}")
     batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
     batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
@@ -230,31 +231,31 @@ def read_timed(payload: bytes) -> list[tuple[bytes, int]]:
 
 
 def element_template(family: int, table: str, name: str, size: int, value: Value = None) -> tuple[bytes, bytes]:
-    """Return the bytes before and behind the key in the message that adds one element with a key of `size` bytes. All
+    """Return the bytes before and after the key in the message that adds one element with a key of `size` bytes. All
     keys of one set have one size, so add_from_template() can add many elements without encoding them again."""
-    key = bytes(range(255, 255 - size, -1))             # occurs nowhere else in the message
+    key = bytes(range(255, 255 - size, -1))             # these bytes occur nowhere else in the message
     batch = _elements(Batch(), NFT_MSG_NEWSETELEM, 0, family, table, name, [(key, value)], "")
     before, _, behind = messages(batch.finish())[0][4].partition(key)
     return before, behind
 
 
 def add_from_template(batch: Batch, message: bytes, *, exclusive: bool, acknowledged: bool) -> Batch:
-    """Add the element of a message: the template with a key between its parts. If one message of a transaction is
-    acknowledged, the kernel also reports the refusal of any other message."""
+    """Add the message of one element: the template with a key between its parts. If one message of a transaction asks
+    for an ACK, the kernel also reports the errors of all other messages."""
     return batch.begin(NFT_MSG_NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL * exclusive | NLM_F_ACK * acknowledged, message,
                        "add nftables elements")
 
 
 def add_intervals(batch: Batch, family: int, table: str, name: str, ranges: Iterable[tuple[bytes, bytes]]) -> Batch:
-    """Add ranges [(first, last)] that do not touch, in any order, to a set with intervals. It holds the first of each,
-    and behind the last an element with NFT_SET_ELEM_INTERVAL_END."""
+    """Add ranges [(first, last)] that do not touch, in any order, to a set with intervals. For each range the set has
+    an element with its first key, and an element with NFT_SET_ELEM_INTERVAL_END after its last key."""
     batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family),
                 f"add intervals to nftables set {table} {name}")
     batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
     batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
     for first, last in ranges:
         batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, first).end().end()
-        if last.count(255) < len(last):         # else nothing is behind it
+        if last.count(255) < len(last):         # otherwise no key follows it
             behind = (int.from_bytes(last, "big") + 1).to_bytes(len(last), "big")
             batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, behind).end()
             batch.be32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END).end()
@@ -281,7 +282,7 @@ def add_element(batch: Batch, family: int, table: str, name: str, key: bytes, co
 
 
 def del_elements(batch: Batch, family: int, table: str, name: str, keys: Iterable[bytes]) -> Batch:
-    """Delete elements. The kernel answers ENOENT if one of the keys is not there."""
+    """Delete elements. The kernel answers ENOENT if one of the keys does not exist."""
     return _elements(batch, NFT_MSG_DELSETELEM, NLM_F_ACK, family, table, name, [(key, None) for key in keys],
                      "delete from")
 
@@ -297,7 +298,8 @@ def del_element(batch: Batch, family: int, table: str, name: str, key: bytes) ->
 
 
 def get_element(batch: Batch, family: int, table: str, name: str, key: bytes) -> Batch:
-    """Ask for one element, outside a transaction. The kernel answers ENOENT if it, or the table, does not exist."""
+    """Ask for one element, outside of a transaction. The kernel answers ENOENT if the element or the table does not
+    exist."""
     return _elements(batch, NFT_MSG_GETSETELEM, NLM_F_ACK, family, table, name, [(key, None)], "look up in")
 
 
@@ -317,13 +319,13 @@ def read_elements(payload: bytes) -> list[tuple[bytes, str]]:
 
 
 def read_value(payload: bytes) -> bytes:
-    """Read the value of the one element that an NFT_MSG_NEWSETELEM payload is about; b"" if it has none."""
+    """Read the value of the only element in an NFT_MSG_NEWSETELEM payload; b"" if it has no value."""
     (_, item), *_ = attribute_list(attributes(payload, 4)[NFTA_SET_ELEM_LIST_ELEMENTS])
     return attributes(attributes(item).get(NFTA_SET_ELEM_DATA, b"")).get(NFTA_DATA_VALUE, b"")
 
 
 def read_set_name(payload: bytes) -> str:
-    """Read the name of the set that an NFT_MSG_NEWSETELEM payload is about."""
+    """Read the name of the set in an NFT_MSG_NEWSETELEM payload."""
     return as_text(attributes(payload, 4).get(NFTA_SET_ELEM_LIST_SET, b""))
 
 
@@ -347,7 +349,8 @@ def raw_chains(elements: Iterable[bytes]) -> set[str]:
 
 
 def add_raw_elements(batch: Batch, family: int, table: str, name: str, elements: Iterable[bytes]) -> Batch:
-    """Add raw elements. One that is there already is fine; EBUSY if it has another value."""
+    """Add raw elements. An existing element with the same value is no error. With another value the kernel answers
+    EBUSY."""
     batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family),
                 f"restore elements of nftables set {table} {name}")
     batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)

@@ -1,4 +1,4 @@
-"""nftables rules: the messages, and the expressions that a rule is made of.
+"""Encode and read messages about nftables rules, and the expressions of rules.
 
     nft_rules.add_rule(b, NFPROTO_INET, "fastcni", "chain", *nft_rules.daddr_in(b"\\x7f\\0\\0\\0", 8), nft_rules.drop())
 
@@ -27,7 +27,7 @@ NFTA_IMMEDIATE_DATA = 2
 NFTA_MATCH_NAME, NFTA_MATCH_INFO = 1, 3         # linux/netfilter/nf_tables_compat.h
 
 NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2 = 0, 1, 2
-NFT_REG32_00 = 8                # the first of the sixteen words that NFT_REG_1 to NFT_REG_4 are made of
+NFT_REG32_00 = 8                # the first of the sixteen words in NFT_REG_1 to NFT_REG_4
 NFT_META_PROTOCOL, NFT_META_IIF, NFT_META_IIFNAME, NFT_META_OIFNAME, NFT_META_NFPROTO = 1, 4, 6, 7, 15
 NFT_META_MARK, NFT_META_NFTRACE, NFT_META_L4PROTO, NFT_META_PKTTYPE, NFT_META_IIFKIND = 3, 12, 16, 19, 26
 NFT_PAYLOAD_LL_HEADER, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER = 0, 1, 2
@@ -46,7 +46,7 @@ ICMPV6_MGM_QUERY, ICMPV6_MGM_REPORT, ICMPV6_MGM_REDUCTION, ICMPV6_MLD2_REPORT = 
 NDISC_ROUTER_SOLICITATION, NDISC_ROUTER_ADVERTISEMENT, NDISC_NEIGHBOUR_SOLICITATION = 133, 134, 135      # net/ndisc.h
 NDISC_NEIGHBOUR_ADVERTISEMENT, NDISC_REDIRECT = 136, 137
 
-# Fields of a packet, by nft's name: header, offset and size in bytes.
+# Fields of a packet, with nft's names: (header, offset, size in bytes).
 ETHER_DADDR, ETHER_SADDR = (NFT_PAYLOAD_LL_HEADER, 0, 6), (NFT_PAYLOAD_LL_HEADER, 6, 6)
 IP_SADDR, IP_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 12, 4), (NFT_PAYLOAD_NETWORK_HEADER, 16, 4)
 IP6_SADDR, IP6_DADDR = (NFT_PAYLOAD_NETWORK_HEADER, 8, 16), (NFT_PAYLOAD_NETWORK_HEADER, 24, 16)
@@ -64,7 +64,7 @@ SADDRS, DADDRS = {4: IP_SADDR, 16: IP6_SADDR}, {4: IP_DADDR, 16: IP6_DADDR}
 
 def add_rule(batch: Batch, family: int, table: str, chain: str, *expressions: Expression, comment: str = "",
              first: bool = False) -> Batch:
-    """Add a rule behind the others of a chain, or before them."""
+    """Add a rule at the end of a chain, or with `first` at the beginning."""
     batch.begin(nft.NFT_MSG_NEWRULE, NLM_F_ACK | NLM_F_CREATE | (0 if first else NLM_F_APPEND), nft.nfgenmsg(family),
                 f"add nftables rule to {table} {chain}")
     batch.text(NFTA_RULE_TABLE, table).text(NFTA_RULE_CHAIN, chain).nest(NFTA_RULE_EXPRESSIONS)
@@ -119,15 +119,15 @@ def refuses(payload: bytes) -> bool:
         nft.is_drop(fields.get(NFTA_IMMEDIATE_DATA, b"")) for fields in _expressions(payload, b"immediate\0"))
 
 
-# Searching for bytes first is fast: there may be thousands of rules, and a few are decoded.
+# Searching for bytes first is fast: of thousands of rules, only a few are decoded.
 
 def leads_to(payload: bytes, chain: str) -> bool:
-    """Say whether a rule (an NFT_MSG_NEWRULE payload) leads to that chain."""
+    """Return whether a rule (an NFT_MSG_NEWRULE payload) leads to that chain."""
     return chain.encode() + b"\0" in payload and read_jump(payload)[2] == chain
 
 
 def mentions(payload: bytes, packed: bytes) -> bool:
-    """Say whether a rule may compare with that address. It has its bytes."""
+    """Return whether a rule may compare with that address, that is, contains the address's bytes."""
     return packed in payload
 
 
@@ -179,7 +179,7 @@ def mask(bits: bytes) -> Expression:
 
 
 def between(first: bytes, last: bytes) -> Expression:
-    """Go on if register 1 is in a range. NFTA_RANGE_SREG 1, _OP 2 (NFT_RANGE_EQ 0), _FROM_DATA 3, _TO_DATA 4"""
+    """Continue if register 1 is in a range. NFTA_RANGE_SREG 1, _OP 2 (NFT_RANGE_EQ 0), _FROM_DATA 3, _TO_DATA 4"""
     return "range", lambda b: (b.be32(1, NFT_REG_1).be32(2, 0).nest(3).raw(nft.NFTA_DATA_VALUE, first).end()
                                .nest(4).raw(nft.NFTA_DATA_VALUE, last).end())
 
@@ -190,7 +190,8 @@ def verdict_of(map_name: str, set_id: int) -> Expression:
 
 
 def in_set(set_name: str, set_id: int, inverted: bool = False) -> Expression:
-    """Go on if register 1 is, or with `inverted` is not, in a set. NFTA_LOOKUP_SET 1, _SREG 2, _SET_ID 4, _FLAGS 5"""
+    """Continue if register 1 is, or with `inverted` is not, in a set. NFTA_LOOKUP_SET 1, _SREG 2, _SET_ID 4, _FLAGS
+    5"""
     return "lookup", lambda b: (b.text(1, set_name).be32(2, NFT_REG_1).be32(4, set_id)
                                 .be32(5, NFT_LOOKUP_F_INV if inverted else 0))
 
@@ -204,12 +205,12 @@ def update(set_name: str, set_id: int) -> Expression:
 
 
 def value_of(map_name: str, set_id: int) -> Expression:
-    """Look register 1 up in a map of values. They go into register 1 and those behind it."""
+    """Look register 1 up in a map. The value goes into register 1 and the following registers."""
     return "lookup", lambda b: b.text(1, map_name).be32(2, NFT_REG_1).be32(3, NFT_REG_1).be32(4, set_id)
 
 
 def verdict(code: int, chain: str | None = None) -> Expression:
-    """NFTA_IMMEDIATE_DREG 1, _DATA 2; `chain` is where a jump goes"""
+    """Return a verdict; chain: the target of a jump. NFTA_IMMEDIATE_DREG 1, _DATA 2"""
     def write(b: Batch) -> Batch:
         b.be32(1, NFT_REG_VERDICT).nest(2).nest(nft.NFTA_DATA_VERDICT).be32(nft.NFTA_VERDICT_CODE, code)
         return (b.text(nft.NFTA_VERDICT_CHAIN, chain) if chain else b).end().end()
@@ -244,12 +245,13 @@ def ct(key: int) -> Expression:
 
 
 def ct_saddr(length: int, direction: int, register: int) -> Expression:
-    """ct original ip saddr, or with IP_CT_DIR_REPLY ct reply ip saddr; or ip6. NFTA_CT_DREG 1, _KEY 2, _DIRECTION 3"""
+    """Load `ct original ip saddr`, or with IP_CT_DIR_REPLY `ct reply ip saddr`, for length 16 with ip6. NFTA_CT_DREG 1,
+    _KEY 2, _DIRECTION 3"""
     return "ct", lambda b: b.be32(1, register).be32(2, NFT_CT_SRC_IPS[length]).u8(3, direction)
 
 
 def update_limit(set_name: str, set_id: int, rate: int, burst: int) -> Expression:
-    """update @<set_name> { <register 1> limit rate <rate>/second burst <burst> packets }: go on within the limit.
+    """update @<set_name> { <register 1> limit rate <rate>/second burst <burst> packets }: continue within the limit.
 
     NFTA_DYNSET_SET_NAME 1, _SET_ID 2, _OP 3, _SREG_KEY 4, _EXPR 7; NFTA_LIMIT_RATE 1, _UNIT 2, _BURST 3
     """
@@ -282,7 +284,7 @@ def fib_type(flags: int) -> Expression:
 
 
 def dnat(length: int) -> Expression:
-    """Translate to the address of so many bytes in register 1, and the port in the word behind it.
+    """Translate to the address of `length` bytes in register 1, and the port in the next word.
 
     NFTA_NAT_TYPE 1, _FAMILY 2, _REG_ADDR_MIN 3, _ADDR_MAX 4, _PROTO_MIN 5, _PROTO_MAX 6
     """
@@ -302,7 +304,7 @@ def masquerade(flags: int = 0) -> Expression:
 
 
 def dup_to_iif() -> tuple[Expression, ...]:
-    """dup to iif: send a copy by the link that has received the packet. NFTA_DUP_SREG_DEV 2"""
+    """dup to iif: send a copy over the link that has received the packet. NFTA_DUP_SREG_DEV 2"""
     return meta(NFT_META_IIF), ("dup", lambda b: b.be32(2, NFT_REG_1))
 
 
@@ -349,7 +351,7 @@ def _within(network: bytes, prefix: int, op: int = NFT_CMP_EQ) -> tuple[Expressi
 
 
 def protocol_and_port(behind: int = 0) -> tuple[Expression, ...]:
-    """meta l4proto . th dport, in the registers behind a part of so many bytes"""
+    """meta l4proto . th dport, in the registers after a part of `behind` bytes"""
     word = NFT_REG32_00 + behind // 4
     return meta(NFT_META_L4PROTO, word), payload(TH_DPORT, word + 1)
 
@@ -375,7 +377,7 @@ def iif_is_not(ifindex: int) -> tuple[Expression, ...]:
 
 
 def ether_type(number: int) -> tuple[Expression, ...]:
-    """meta protocol <number>: behind a VLAN tag, if the frame has one"""
+    """meta protocol <number>; if the frame has a VLAN tag, the ethertype after the tag"""
     return meta(NFT_META_PROTOCOL), compare(number.to_bytes(2, "big"))
 
 
@@ -385,7 +387,7 @@ def other_ether_type(number: int) -> tuple[Expression, ...]:
 
 
 def icmpv6_type(number: int) -> tuple[Expression, ...]:
-    """icmpv6 type <number>, of a packet that is known to be IPv6"""
+    """icmpv6 type <number>, for packets that are known to be IPv6"""
     return (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(ICMPV6_TYPE), compare(bytes((number,))))
 
 

@@ -1,4 +1,4 @@
-"""Trace messages of nftables: what each rule decided about a packet whose flag nftrace a rule has set.
+"""Read nftables trace messages: the verdict of each rule about a packet for which a rule has set nftrace.
 
     sock = wire.open_socket(uapi.NETLINK_NETFILTER, (NFNLGRP_NFTRACE,))
     wire.drain(sock, lambda kind, payload: print(Trace(payload).chain), lost)
@@ -23,18 +23,18 @@ NF_VERDICT_MASK, NF_VERDICT_QBITS = 0xFF, 16            # linux/netfilter.h: NF_
 
 
 class Trace:
-    """One message.
+    """One trace message.
 
-    id: the same in all messages about one packet. kind: NFT_TRACETYPE_*. family: NFPROTO_*. handle: of the rule, 0 for
-    the policy of a chain. verdict: NF_DROP, NF_ACCEPT, NFT_CONTINUE, NFT_JUMP and so on. network, transport: the first
-    40 and 20 bytes of these headers, in the first message of each base chain only, else b"". iif, oif: indexes of the
-    links that receive and send the packet, 0 if there is none or the message has no headers.
+    id: the same in all messages about one packet. kind: NFT_TRACETYPE_*. family: NFPROTO_*. handle: the rule's handle,
+    0 for the policy of a chain. verdict: NF_DROP, NF_ACCEPT, NFT_CONTINUE, NFT_JUMP and so on. network, transport: the
+    first 40 and 20 bytes of these headers, in the first message of each base chain only, else b"". iif, oif: indexes of
+    the links that receive and send the packet, 0 if there is none or the message has no headers.
     """
 
     __slots__ = ("id", "kind", "family", "table", "chain", "handle", "verdict", "network", "transport", "iif", "oif")
 
     def __init__(self, payload: bytes) -> None:
-        """Read an NFT_MSG_TRACE payload. Raises ValueError for a message cut short."""
+        """Read an NFT_MSG_TRACE payload. Raises ValueError for a truncated message."""
         found = attributes(payload, 4)
 
         def number(kind: int) -> int:
@@ -57,6 +57,6 @@ class Trace:
 
     @property
     def queue(self) -> int | None:
-        """The number of the queue of nfnetlink that gets the packet; None: no rule has put the packet into a queue."""
+        """Return the number of the nfnetlink queue that gets the packet; None if no rule has queued the packet."""
         queued = self.kind == NFT_TRACETYPE_RULE and self.verdict & NF_VERDICT_MASK == nft.NF_QUEUE
         return self.verdict >> NF_VERDICT_QBITS if queued else None

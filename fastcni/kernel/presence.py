@@ -1,13 +1,13 @@
 """Decide whether the network namespace at a path still exists.
 
-GONE needs proof, because what depends on it deletes: attachments, addresses, leases. A namespace that this process
-cannot see is UNKNOWN. It may be mounted where this process has the bare file (`-v /run/netns:/run/netns` without
-rslave), or its directory may be another one here (a container's own /run/netns). Two things are a proof:
+GONE needs proof, because callers then delete attachments, addresses and leases. A namespace that this process cannot
+see is UNKNOWN: this process may see only the file without its mount (`-v /run/netns:/run/netns` without rslave), or
+another directory at the same path (a container's own /run/netns). Proofs are:
 
-- /proc/PID/ns/net: a procfs that shows every process of the node has no process PID.
-- Any other path: the file is missing, and its directory is the one of the ADD. The directory existed at the ADD (its
-  birth is earlier), and a file was added or removed since then (its change is later). The directory below an unmounted
-  file system, and the one of a container, have not both.
+- /proc/PID/ns/net: a procfs that shows all processes of the node has no process PID.
+- Any other path: the file is missing, and its directory is the same as at ADD: the directory's birth is before the ADD,
+  and its last change (a file was added or removed) is after the ADD. Neither a mount point without its mount nor a
+  container's own directory has both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ALIVE, GONE, UNKNOWN = "alive", "gone", "unknown"
 PF_KTHREAD = 0x00200000                 # linux/sched.h
 INIT_TIME_NAMESPACE = 0xEFFFFFFA        # PROC_TIME_INIT_INO, linux/proc_ns.h
-SETTLE_S, PAUSE_S = 0.5, 0.05           # how long a plain file must be one; between two looks
+SETTLE_S, PAUSE_S = 0.5, 0.05           # how long a file must have no mount; pause between checks
 USUAL_DIRECTORIES = ("/run/netns", "/run/docker/netns")
 MOUNTS = "are these the mounts and the processes of the node?"
 
@@ -34,8 +34,8 @@ MOUNTS = "are these the mounts and the processes of the node?"
 def state_of(path: str, since: float = 0.0) -> tuple[str, str]:
     """Return (ALIVE, GONE or UNKNOWN, why) of a pod's network namespace.
 
-    path: as CNI_NETNS had it. since: a unix time at which the pod had this namespace, as the time of the file that its
-    ADD wrote; 0.0 if no time is known.
+    path: as CNI_NETNS had it. since: a unix time at which the pod had this namespace, for example the time of the file
+    that its ADD wrote; 0.0 if no time is known.
     """
     state, why = look_up(path, since)
     if state == UNKNOWN and 0 < since < boot_began():
@@ -44,7 +44,7 @@ def state_of(path: str, since: float = 0.0) -> tuple[str, str]:
 
 
 def look_up(path: str, since: float) -> tuple[str, str]:
-    """As state_of(), without the last boot."""
+    """Return state_of() without a check of the last boot."""
     if not path:
         return UNKNOWN, "the cache does not name its network namespace"
     if not path.startswith("/"):
@@ -60,7 +60,7 @@ def look_up(path: str, since: float) -> tuple[str, str]:
     except OSError as e:
         if e.errno == ENOENT:
             return missing(path, since)
-        seen = e.errno == EACCES and os.path.lexists(path)          # another user's process
+        seen = e.errno == EACCES and os.path.lexists(path)          # a process of another user
         return ALIVE if seen else UNKNOWN, f"{path} cannot be read: {strerror(e)}"
     if found.st_dev == device:
         return ALIVE, f"{path} exists"
@@ -69,10 +69,10 @@ def look_up(path: str, since: float) -> tuple[str, str]:
 
 
 def missing(path: str, since: float) -> tuple[str, str]:
-    """The state of a namespace at whose path is no file."""
+    """Return the state of a namespace whose path has no file."""
     try:
         real = os.path.realpath(path)
-    except OSError:                     # the namespace of a process that has ended and is not reaped
+    except OSError:                     # the process has ended, but is not reaped
         return UNKNOWN, f"{path} cannot be followed"
     proc, pid = process_of(real)
     if pid:
@@ -90,8 +90,8 @@ def missing(path: str, since: float) -> tuple[str, str]:
 
 
 def process_of(path: str) -> tuple[str, str]:
-    """(the procfs, the pid) of /proc/PID/ns/net, /proc/PID/task/TID/ns/net or /proc/PID/fd/FD; ("", "") for another
-    path."""
+    """Return (the procfs, the pid) of /proc/PID/ns/net, /proc/PID/task/TID/ns/net or /proc/PID/fd/FD; ("", "") for
+    another path."""
     above, _, rest = path.rpartition("/proc/")
     pid, _, inner = rest.partition("/")
     is_namespace = inner.endswith("ns/net") or inner.startswith("fd/")
@@ -99,10 +99,10 @@ def process_of(path: str) -> tuple[str, str]:
 
 
 def sees_processes(proc: str = "/proc") -> bool:
-    """Return whether a procfs shows every process of the node.
+    """Return whether a procfs shows all processes of the node.
 
-    It then shows the kernel's threads. They are only in the first PID namespace, where kthreadd has PID 2; hidepid=2
-    hides them from other users. Source: proc_pid_stat(5).
+    Such a procfs shows the kernel's threads, which are only in the first PID namespace, where kthreadd has PID 2.
+    hidepid=2 hides them from other users. Source: proc_pid_stat(5).
     """
     try:
         with open(f"{proc}/2/stat", encoding="ascii", errors="replace") as file:
@@ -112,10 +112,11 @@ def sees_processes(proc: str = "/proc") -> bool:
 
 
 def boot_began() -> float:
-    """A unix time that is not later than the beginning of this boot; 0.0 in a time namespace, which changes the clock.
+    """Return a unix time that is not later than the beginning of this boot; 0.0 in a time namespace, which changes the
+    clock.
 
-    A clock that was set forward since then would make pods of this boot older than the boot. The kernel made the root
-    of sysfs when the node started, by the clock of that moment.
+    If the clock was set forward since the boot, pods of this boot would seem older than the boot. So the time of
+    sysfs's root counts, too: the kernel made it at the boot, by the clock of that time.
     """
     try:
         if os.stat("/proc/self/ns/time").st_ino != INIT_TIME_NAMESPACE:
@@ -131,10 +132,10 @@ def boot_began() -> float:
 # What cannot be seen ----------------------------------------------------------------------------
 
 def unseen(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (directory, why) of each directory in which this process does not see every pod's namespace, or will not
-    see those that are mounted later.
+    """Yield (directory, why) of each directory in which this process does not see all namespaces of pods, or will not
+    see namespaces that are mounted later.
 
-    paths: of pods' namespaces. Their directories and USUAL_DIRECTORIES are checked.
+    paths: the paths of pods' namespaces. Their directories and USUAL_DIRECTORIES are checked.
     """
     on_node = shares_mounts()
     usual = [directory for directory in USUAL_DIRECTORIES if os.path.isdir(directory)]
@@ -150,8 +151,8 @@ def unseen(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def plain_files(directory: str) -> set[str]:
-    """The names of files that are no namespaces. A file that is one for a moment only, between open(2) and mount(2) or
-    between umount(2) and unlink(2), is left out. Raises OSError."""
+    """Return the names of files that are not namespaces for SETTLE_S. Files between open(2) and mount(2), or between
+    umount(2) and unlink(2), are left out. Raises OSError."""
     found = without_mount(directory)
     deadline = time.monotonic() + SETTLE_S
     while found and time.monotonic() < deadline:
@@ -167,7 +168,7 @@ def without_mount(directory: str) -> set[str]:
 
 
 def is_on(path: str) -> int | None:
-    """The device of a file; None if it does not exist."""
+    """Return the device of a file; None if the file does not exist."""
     try:
         return os.lstat(path).st_dev
     except FileNotFoundError:
@@ -182,8 +183,8 @@ def has_namespaces(directory: str) -> bool:
 
 
 def shares_mounts() -> bool:
-    """Return whether this process has the mounts of the node's first process. A container has its own first process,
-    so that counts only where all processes of the node are seen."""
+    """Return whether this process has the same mounts as the node's first process. This is known only if this process
+    sees all processes of the node, because a container has its own process 1."""
     try:
         return sees_processes() and os.stat("/proc/self/ns/mnt").st_ino == os.stat("/proc/1/ns/mnt").st_ino
     except OSError:
@@ -191,7 +192,8 @@ def shares_mounts() -> bool:
 
 
 def receives_mounts(directory: str) -> bool:
-    """Return whether a mount that the node makes in the directory later appears here: its mount is shared or a slave.
+    """Return whether this process sees later mounts of the node in the directory: the directory's mount is shared or a
+    slave.
 
     Source: proc_pid_mountinfo(5).
     """

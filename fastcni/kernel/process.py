@@ -1,4 +1,4 @@
-"""Run one program until it ends, with bytes as input and output. The bytes are not interpreted.
+"""Run one program until it ends, with bytes as input and output.
 
 The three standard streams are memory files, not pipes. So no thread has to read while the program runs, and a full
 pipe never blocks it. run() returns when the program ends, also if a grandchild keeps a stream open. A program that
@@ -20,11 +20,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MAX_OUTPUT = 16 << 20      # bytes that each stream may have; a CNI result is about 1 kB
+MAX_OUTPUT = 16 << 20      # limit of the bytes of each stream; a CNI result has about 1 kB
 
-KILL_TIMEOUT_S = 5.0        # seconds for a killed program to end: it may be in a long system call
+KILL_TIMEOUT_S = 5.0        # seconds for a killed program to end, as it may be in a long system call
 
-# The names of signals that end programs, as a shell shows them. Others are shown by number.
+# The names of signals that end programs, as a shell prints them. Other signals are printed by number.
 SIGNALS = {
     1: "hangup", 2: "interrupt", 3: "quit", 4: "illegal instruction", 5: "trace/breakpoint trap",
     6: "aborted", 7: "bus error", 8: "floating point exception", 9: "killed",
@@ -33,17 +33,17 @@ SIGNALS = {
 }
 
 
-strays: list[int] = []             # pids of killed programs that had not ended in time
+strays: list[int] = []             # pids of killed programs that did not end in time
 
 
 class Finished:
     """How a program ended.
 
     status: the exit status, or minus the number of the signal that ended it.
-    stdout, stderr: bytes, everything that was written.
-    cause: "" for exit status 0, else "exit status 3" or "signal: killed"
-        (with " (core dumped)" where one was written).
-    late: it was killed because its timeout had passed.
+    stdout, stderr: all bytes that the program wrote.
+    cause: "" for exit status 0, otherwise "exit status 3" or "signal: killed" (with " (core dumped)" after a core
+        dump).
+    late: whether the program was killed because its timeout had passed.
     """
 
     __slots__ = ("cause", "late", "status", "stderr", "stdout")
@@ -61,9 +61,10 @@ def run(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = (
     """Run the program at `path` with the environment `env` and the bytes `stdin`; return Finished.
 
     argv is the complete argument list, [path] if empty. timeout is in seconds, None: no limit. After the timeout the
-    program and its process group get SIGKILL, and Finished.late is set. They also get it when the caller of the request
-    leaves. The program alone gets it when this process ends. The child has the namespaces and the working directory of
-    the calling thread. phase: as which part of the request its time counts.
+    program and its process group get SIGKILL, and Finished.late is set. They also get SIGKILL when the caller of the
+    request leaves. When this process ends, only the program gets SIGKILL. The child has the namespaces and the working
+    directory of
+    the calling thread. phase: the part of the request to which its time is counted.
 
     Raises OSError if the program cannot be started or wrote more than MAX_OUTPUT, ValueError if `env` has a NUL or an
     invalid variable name, waiting.CallerGone if the caller has left. See memfd_create(2), pidfd_open(2).
@@ -97,7 +98,7 @@ def memory_file(name: str) -> int:
     fd = posix.memfd_create(name)
     if fd > 2:
         return fd
-    # Only if this process was started with a standard stream closed.
+    # Only needed if this process was started with a closed standard stream.
     import fcntl
     try:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -157,7 +158,8 @@ def has_ended(pid: int) -> bool:
 
 
 def end(pid: int) -> int:
-    """Kill a child and its process group; return its wait status. If it does not end in time, it is reaped later."""
+    """Kill a child and its process group; return the child's wait status. If the child does not end in time,
+    reap_strays() reaps it later."""
     try:
         posix.killpg(pid, SIGKILL)
         with waiting.rolling_back():            # continue even if the caller leaves
@@ -170,7 +172,7 @@ def end(pid: int) -> int:
 
 
 def reap_strays() -> None:
-    """Reap killed programs that had not ended in time."""
+    """Reap killed programs that did not end in time."""
     for pid in (*strays,):
         try:
             if posix.waitpid(pid, posix.WNOHANG)[0]:

@@ -1,8 +1,8 @@
-"""Mounts of procfs for the sysctls of pods.
+"""Mount procfs for fast lookups of pods' sysctls.
 
-A mount has one hash chain for the net/ipv6 of all namespaces that were looked up in it. With 1,000 pods, the first
-lookup in a new pod compares 1,000 entries. So the server looks up sysctls in a mount of its own, which no path leads
-to, and replaces the mount after USES lookups.
+A mount has one hash chain for the net/ipv6 directories of all namespaces that were looked up in the mount. With 1,000
+pods, the first lookup in a new pod compares 1,000 entries. So the server looks up sysctls in a mount without a path,
+and replaces the mount after USES lookups.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-USES = 256                      # of some 60 pods
+USES = 256                      # lookups, for some 60 pods
 
 
 class Mount:
-    """fd: of the root. The mount ends when nothing refers to this object."""
+    """A mount of procfs. fd: a descriptor of the root. The kernel unmounts it when this object is deleted."""
 
     __slots__ = ("fd",)
 
@@ -28,16 +28,17 @@ class Mount:
         self.fd = mount_procfs()
 
     def __del__(self) -> None:
-        if (fd := getattr(self, "fd", -1)) >= 0:        # mount_procfs() may have failed
+        if (fd := getattr(self, "fd", -1)) >= 0:        # fd is missing if mount_procfs() has failed
             os.close(fd)
 
 
 class Mounts:
-    """later(fn): runs fn() in another thread, because the end of a mount takes milliseconds."""
+    """The current mount and its successor. later(fn): runs fn() in another thread, because unmounting takes
+    milliseconds."""
 
     def __init__(self, later: Callable[[Callable[[], None]], object]) -> None:
-        """Raises OSError if this process may not mount, or if its own /proc/sys is read-only: then an administrator
-        does not want it to write sysctls."""
+        """Raises OSError if this process may not mount, or if its /proc/sys is read-only: the administrator then does
+        not allow this process to write sysctls."""
         if os.statvfs("/proc/sys").f_flag & os.ST_RDONLY:
             raise OSError("/proc/sys is mounted read-only")
         self.later, self.mount, self.uses = later, Mount(), 0
@@ -45,7 +46,7 @@ class Mounts:
     def current(self) -> Mount:
         """Return the mount for one lookup. Keep the object until the lookup ends."""
         self.uses = uses = self.uses + 1
-        if uses == USES:                # `uses` is this thread's: no other thread can make it skip the value
+        if uses == USES:                # `uses` is local to this thread, so that no thread misses the value
             self.later(self._renew)
         return self.mount
 
@@ -54,4 +55,4 @@ class Mounts:
         try:
             self.mount = Mount()
         except OSError:
-            return                      # the former mount works as well, more slowly
+            return                      # the previous mount still works, more slowly

@@ -1,4 +1,4 @@
-"""Rules that choose a routing table (ip-rule(8)), and routes that are copied from messages of the kernel.
+"""Encode and read routing rules (ip-rule(8)), and copy routes from messages of the kernel.
 
 Like rtnl, this module only adds requests to a Batch and reads replies; it does not send.
 """
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from fastcni._netlink import Batch
 
 ORDER = sys.byteorder
-OF_THE_MOMENT = (uapi.RTA_TABLE, uapi.RTA_CACHEINFO)    # attributes that a copy of a route does not have
+OF_THE_MOMENT = (uapi.RTA_TABLE, uapi.RTA_CACHEINFO)    # attributes that are not copied with a route
 
 
-MARK_PRIORITY = 90              # before the main table's, and those that `ip rule add` gives a place
+MARK_PRIORITY = 90              # before the main table's rule, and rules of `ip rule add`
 
 # struct fib_rule_hdr   family dst_len src_len tos | table res1 res2 action | flags:u32
 
@@ -31,7 +31,8 @@ def fib_rule_hdr(family: int, source_prefix: int = 0, table: int = 0, action: in
 
 
 def rule(batch: Batch, source: bytes, table: int, *, delete: bool = False, what: str | None = None) -> Batch:
-    """Add `from <source> lookup <table>`, in front of all but the local table's, or delete the first such rule."""
+    """Add `from <source> lookup <table>`, in front of all rules but the local table's, or delete the first such
+    rule."""
     kind, flags = (uapi.RTM_DELRULE, NLM_F_ACK) if delete else (uapi.RTM_NEWRULE, rtnl.CREATE)
     batch.begin(kind, flags, fib_rule_hdr(rtnl.family_of(source), 8 * len(source), table, uapi.FR_ACT_TO_TBL), what)
     batch.raw(uapi.FRA_SRC, source)
@@ -40,8 +41,8 @@ def rule(batch: Batch, source: bytes, table: int, *, delete: bool = False, what:
 
 def marked_rule(batch: Batch, source: bytes, table: int, *, mark: int, priority: int, protocol: int,
                 delete: bool = False, what: str | None = None) -> Batch:
-    """Add `from <source> fwmark <mark>/<mark> lookup <table> priority <priority>`, or delete it. protocol: its
-    originator. The kernel answers EEXIST if there is such a rule."""
+    """Add `from <source> fwmark <mark>/<mark> lookup <table> priority <priority>`, or delete it. protocol: the rule's
+    originator. The kernel answers EEXIST if the rule exists."""
     kind, flags = (uapi.RTM_DELRULE, NLM_F_ACK) if delete else (uapi.RTM_NEWRULE, rtnl.CREATE)
     batch.begin(kind, flags, fib_rule_hdr(rtnl.family_of(source), 8 * len(source), table, uapi.FR_ACT_TO_TBL), what)
     batch.raw(uapi.FRA_SRC, source).u32(uapi.FRA_PRIORITY, priority).u32(uapi.FRA_FWMARK, mark)
@@ -58,7 +59,7 @@ def mark_rule(batch: Batch, family: int, bits: int, table: int, *, delete: bool 
 
 
 def local_default(batch: Batch, family: int, table: int, index: int, *, delete: bool = False) -> Batch:
-    """Add the route `local default dev lo table <table>`, or delete it. index: of lo."""
+    """Add the route `local default dev lo table <table>`, or delete it. index: the index of lo."""
     kind, flags = (uapi.RTM_DELROUTE, NLM_F_ACK) if delete else (uapi.RTM_NEWROUTE, rtnl.CREATE)
     batch.begin(kind, flags, rtnl.rtmsg(family, 0, table=uapi.RT_TABLE_UNSPEC, scope=uapi.RT_SCOPE_HOST,
                                         kind=uapi.RTN_LOCAL), f"local route of table {table}")
@@ -72,8 +73,8 @@ def delete_rule(batch: Batch, payload: bytes, *, what: str | None = None) -> Bat
 
 
 class Rule:
-    """The fields in use of an RTM_NEWRULE: source (b"" for any), prefix (of the source), table (0: it names none),
-    priority, protocol (its originator, 0 for none)."""
+    """The used fields of an RTM_NEWRULE: source (b"" for any), prefix (the source's prefix length), table (0: none),
+    priority, protocol (the originator, 0 for none)."""
 
     __slots__ = ("source", "prefix", "table", "priority", "protocol")
     source: bytes
@@ -84,12 +85,12 @@ class Rule:
 
     @property
     def host(self) -> bool:
-        """Whether the rule is about one source address."""
+        """Return whether the rule matches one source address."""
         return bool(self.source) and self.prefix == 8 * len(self.source)
 
 
 def read_rule(payload: bytes) -> Rule:
-    """An RTM_NEWRULE payload as a Rule. Raises ValueError for a message cut short."""
+    """Read an RTM_NEWRULE payload as a Rule. Raises ValueError for a truncated message."""
     if len(payload) < 12:
         raise ValueError(f"fib_rule_hdr of {len(payload)} bytes")
     found, it = attributes(payload, 12), Rule()
@@ -103,8 +104,8 @@ def read_rule(payload: bytes) -> Rule:
 
 def put_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway: bytes = b"", source: bytes = b"",
                    onlink: bool = False, protocol: int, what: str | None = None) -> Batch:
-    """Add the route to another node's addresses to the main table, or replace the one to the same destination. onlink:
-    `gateway` is reached through the link though no address of the link says so."""
+    """Add the route to another node's addresses to the main table, or replace the route to the same destination.
+    onlink: the gateway is reached through the link, even if no address of the link has the gateway's subnet."""
     batch.begin(uapi.RTM_NEWROUTE, NLM_F_ACK | uapi.NLM_F_CREATE | uapi.NLM_F_REPLACE,
                 node_rtmsg(dst, prefix, protocol, bool(gateway), onlink), what).raw(uapi.RTA_DST, dst)
     if gateway:
@@ -125,14 +126,14 @@ def put_default(batch: Batch, family: int, table: int, index: int, gateway: byte
 
 
 def del_default(batch: Batch, family: int, table: int, *, what: str | None = None) -> Batch:
-    """Delete the default route of a table. The kernel answers ESRCH if there is none."""
+    """Delete the default route of a table. The kernel answers ESRCH if the table has no default route."""
     head = rtnl.rtmsg(family, 0, table=uapi.RT_TABLE_UNSPEC, scope=uapi.RT_SCOPE_NOWHERE)
     return batch.begin(uapi.RTM_DELROUTE, NLM_F_ACK, head, what).u32(uapi.RTA_TABLE, table)
 
 
 def del_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway: bytes = b"",
                    what: str | None = None) -> Batch:
-    """Delete exactly this route of the main table, of any protocol."""
+    """Delete exactly this route of the main table, whatever its protocol."""
     batch.begin(uapi.RTM_DELROUTE, NLM_F_ACK, rtnl.rtmsg(rtnl.family_of(dst), prefix, table=uapi.RT_TABLE_MAIN,
                                                          scope=uapi.RT_SCOPE_NOWHERE), what).raw(uapi.RTA_DST, dst)
     if gateway:
@@ -172,6 +173,6 @@ def with_attributes(batch: Batch, payload: bytes, leave_out: Iterable[int] = ())
 
 
 def route_key(payload: bytes) -> tuple[bytes, frozenset[tuple[int, bytes]]]:
-    """A key that two messages about the same route share."""
+    """Return a key that is equal for two messages about the same route."""
     found = attributes(payload, 12)
     return payload[:8], frozenset((number, value) for number, value in found.items() if number != uapi.RTA_CACHEINFO)

@@ -1,4 +1,4 @@
-"""Links, addresses and routes: requests are added to a Batch, replies are read into small records (rtnetlink(7)).
+"""Add requests about links, addresses and routes to a Batch, and read replies into small records (rtnetlink(7)).
 
 This module does not send: the code of a step decides which requests go out together.
 """
@@ -34,18 +34,18 @@ def first_link(replies: Replies) -> Link | None:
 
 
 def read_index(payload: bytes) -> int:
-    """The index of the link that an RTM_*LINK or RTM_*ADDR payload is about."""
+    """Return the index of the link in an RTM_*LINK or RTM_*ADDR payload."""
     return u32(payload[4:8])
 
 
 def is_of_link(payload: bytes) -> bool:
-    """Whether an RTM_*LINK payload is about the link itself. A bridge announces its ports as AF_BRIDGE: it announces
-    that a port has left before the kernel announces that the link is gone."""
+    """Return whether an RTM_*LINK payload is about the link itself. A bridge sends notifications of its ports as
+    AF_BRIDGE: it notifies that a port has left before the kernel notifies that the link was deleted."""
     return payload[0] == uapi.AF_UNSPEC
 
 
 def get_link(batch: Batch, *, name: str | None = None, index: int = 0, what: str | None = None) -> Batch:
-    """Ask for one link by name or index; without its counters, which would be most of the answer."""
+    """Ask for one link by name or index, without its counters, which would be the largest part of the answer."""
     batch.begin(uapi.RTM_GETLINK, NLM_F_ACK, ifinfomsg(index), what or f'look up "{name or index}"')
     if name:
         short = len(name.encode()) < uapi.IFNAMSIZ
@@ -60,21 +60,22 @@ def read_counters(payload: bytes, count: int) -> list[int]:
 
 
 def get_nsid(batch: Batch, fd: int) -> Batch:
-    """Ask for the number by which the socket's network namespace knows that of the descriptor `fd`."""
+    """Ask for the nsid that the namespace of the descriptor `fd` has in the socket's network namespace."""
     return batch.begin(uapi.RTM_GETNSID, NLM_F_ACK, bytes(4), "look up a namespace's number").u32(uapi.NETNSA_FD, fd)
 
 
 def read_nsid(payload: bytes) -> int:
-    """Return the number; -1 if the namespace has none for the other one."""
+    """Return the nsid in an answer to get_nsid(); -1 if the namespace has no nsid."""
     return int.from_bytes(attributes(payload, 4)[uapi.NETNSA_NSID], ORDER, signed=True)
 
 
 def new_veth(batch: Batch, host: str, peer: str, netns_fd: int | None, *, host_mac: bytes, peer_mac: bytes,
              mtu: int = 0, master: int = 0, what: str | None = None) -> Batch:
-    """A veth pair in one request, answered by an echo of the host end whose IFLA_LINK is the peer's index.
-    Without netns_fd both ends are in one namespace.
+    """Make a veth pair by one request. The kernel answers with an echo of the host end, whose IFLA_LINK is the peer's
+    index. Without netns_fd both ends are in one namespace.
 
-    The host end comes up at once; the peer cannot (veth_open: ENOTCONN while its peer is down).
+    The request sets the host end up; the peer cannot be set up by the same request (veth_open: ENOTCONN while its peer
+    is down).
 
     Each end has one queue in each direction. By default the kernel makes a queue for each possible processor, and then
     disables all but one. That waits for an RCU grace period at both ends, with RTNL held; the busier the processors,
@@ -109,10 +110,10 @@ def put_end(batch: Batch, name: str, mac: bytes, mtu: int) -> None:
 
 def new_bridge(batch: Batch, name: str, *, address: bytes | None = None, mtu: int = 0, vlan_filtering: bool = False,
                snooping: bool = True, what: str | None = None) -> Batch:
-    """A bridge that is down. Without `address` it takes the MAC of a port, and that changes with the ports.
+    """Make a bridge that is down. Without `address` the bridge takes the MAC of a port, which changes with the ports.
 
-    Without `snooping` it follows no IGMP and MLD; with it, the kernel restarts the timers of all ports for each port
-    that comes up."""
+    Without `snooping` the bridge ignores IGMP and MLD. With snooping, the kernel restarts the timers of all ports for
+    each port that comes up."""
     batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(), what or f"create bridge {name}")
     batch.text(uapi.IFLA_IFNAME, name)
     if address:
@@ -128,7 +129,7 @@ def new_bridge(batch: Batch, name: str, *, address: bytes | None = None, mtu: in
 
 
 def learn_no_link_local(batch: Batch, index: int, *, what: str | None = None) -> Batch:
-    """Let a bridge learn no MAC from frames to 01:80:c2:00:00:0X: ip(8)'s `no_linklocal_learn 1`.
+    """Keep a bridge from learning MACs from frames to 01:80:c2:00:00:0X: ip(8)'s `no_linklocal_learn 1`.
 
     struct br_boolopt_multi   optval:u32  optmask:u32
     """
@@ -140,9 +141,9 @@ def learn_no_link_local(batch: Batch, index: int, *, what: str | None = None) ->
 
 def new_link(batch: Batch, name: str, kind: str, netns_fd: int | None, *, parent: int = 0, mtu: int = 0,
              address: bytes | None = None, data: Iterable[tuple[int, bytes]] = (), what: str | None = None) -> Batch:
-    """A link of `kind` in the namespace netns_fd (None: the socket's own), not yet up; `parent` (an index) is in the
-    socket's own namespace, where nothing may be called `name` either. `data` are attributes of the kind: (number,
-    bytes).
+    """Make a link of `kind`, not yet up, in the namespace netns_fd (None: the socket's own). parent: the index of a
+    link in the socket's own namespace, where no link may have the name `name` either. data: attributes of the kind,
+    (number, bytes).
 
     ifinfomsg
     IFLA_IFNAME, IFLA_NET_NS_FD, IFLA_LINK parent, IFLA_MTU, IFLA_ADDRESS
@@ -170,8 +171,8 @@ def new_link(batch: Batch, name: str, kind: str, netns_fd: int | None, *, parent
 
 
 def new_ifb(batch: Batch, name: str, *, address: bytes, mtu: int, what: str | None = None) -> Batch:
-    """Make an ifb that is up. Packets that are redirected to it go through its queue. That queue is a qdisc, so txqlen
-    is 0."""
+    """Make an ifb that is up. Packets that are redirected to the ifb pass its root qdisc, so no transmit queue is
+    needed: txqlen is 0."""
     batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(0, uapi.IFF_UP, uapi.IFF_UP),
                 what or f"create ifb {name}")
     batch.text(uapi.IFLA_IFNAME, name).raw(uapi.IFLA_ADDRESS, address).u32(uapi.IFLA_MTU, mtu)
@@ -180,8 +181,8 @@ def new_ifb(batch: Batch, name: str, *, address: bytes, mtu: int, what: str | No
 
 
 def ask_for_kind(batch: Batch, kind: str) -> Batch:
-    """Ask for an impossible link of `kind`, one without queues: the kernel answers EINVAL if it has the kind, and
-    EOPNOTSUPP if neither the kernel nor a module has it."""
+    """Ask for an invalid link of `kind`, without queues. The kernel answers EINVAL if it supports the kind, EOPNOTSUPP
+    if neither the kernel nor a module does."""
     batch.begin(uapi.RTM_NEWLINK, CREATE, ifinfomsg(), f"make a link of kind {kind}")
     batch.text(uapi.IFLA_IFNAME, f"no-{kind[:12]}").u32(uapi.IFLA_NUM_TX_QUEUES, 0)
     return batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, kind).end()
@@ -190,8 +191,8 @@ def ask_for_kind(batch: Batch, kind: str) -> Batch:
 def set_link(batch: Batch, index: int, *, up: bool | None = None, promisc: bool | None = None,
              allmulti: bool | None = None, address: bytes | None = None, mtu: int = 0, txqlen: int | None = None,
              master: int | None = None, name: str | None = None, what: str | None = None) -> Batch:
-    """Change flags (None: leave alone), MAC, MTU, txqlen, master (an index, 0 for none) and name of a link; a name only
-    while it is down."""
+    """Change flags, MAC, MTU, txqlen, master (an index, 0 for none) and name of a link. None: no change. A name can
+    change only while the link is down."""
     flags = change = 0
     for bit, wanted in ((uapi.IFF_UP, up), (uapi.IFF_PROMISC, promisc), (uapi.IFF_ALLMULTI, allmulti)):
         flags |= bit if wanted else 0
@@ -209,10 +210,11 @@ def set_link(batch: Batch, index: int, *, up: bool | None = None, promisc: bool 
 
 
 def move_link(batch: Batch, index: int, netns_fd: int, name: str, alias: str, *, what: str | None = None) -> Batch:
-    """Move a link into another namespace, where it is down, called `name`, with `alias` ("": with none).
+    """Move a link into another namespace. After the move it is down, and has the name `name` and the alias `alias` ("":
+    no alias).
 
-    The kernel (do_setlink) moves it under its old name, if that is free there, and renames it then. So if `name` is
-    taken, either the link has not moved, or it has moved and kept its name.
+    The kernel (do_setlink) first moves the link, under its old name if that is free in the other namespace, and then
+    renames it. So if `name` is taken, the link either has not moved, or has moved and kept its old name.
     """
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"move link {index}")
     batch.u32(uapi.IFLA_NET_NS_FD, netns_fd).text(uapi.IFLA_IFNAME, name)
@@ -220,8 +222,8 @@ def move_link(batch: Batch, index: int, netns_fd: int, name: str, alias: str, *,
 
 
 def set_bridge_port(batch: Batch, name: str, flags: Mapping[int, bool], *, what: str | None = None) -> Batch:
-    """Flags of a bridge port, {IFLA_BRPORT_*: value}; by name, so that it can follow the port's creation in one
-    batch."""
+    """Set flags of a bridge port, {IFLA_BRPORT_*: value}. The port is given by its name, so that one batch can create
+    it and set its flags."""
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(), what or f"set bridge port {name}")
     batch.text(uapi.IFLA_IFNAME, name)
     batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_SLAVE_KIND, "bridge").nest(uapi.IFLA_INFO_SLAVE_DATA)
@@ -231,7 +233,8 @@ def set_bridge_port(batch: Batch, name: str, flags: Mapping[int, bool], *, what:
 
 
 def read_bridge_port(payload: bytes) -> dict[int, bool]:
-    """Return the flags of a bridge port in an RTM_NEWLINK payload, {IFLA_BRPORT_*: value}; {} if it is no port."""
+    """Return the flags of a bridge port in an RTM_NEWLINK payload, {IFLA_BRPORT_*: value}; {} if the link is no bridge
+    port."""
     info = attributes(attributes(payload, len(ANY_LINK)).get(uapi.IFLA_LINKINFO, b""))
     if info.get(uapi.IFLA_INFO_SLAVE_KIND) != b"bridge\0":
         return {}
@@ -261,12 +264,12 @@ def del_link(batch: Batch, *, name: str | None = None, index: int = 0, what: str
 
 
 def set_arp_notify(batch: Batch, index: int, *, what: str | None = None) -> Batch:
-    """Have the kernel send gratuitous ARP when the link comes up: net.ipv4.conf.<link>.arp_notify, without a file."""
+    """Let the kernel send gratuitous ARP when the link comes up: set net.ipv4.conf.<link>.arp_notify by netlink."""
     return set_ipv4_conf(batch, index, uapi.IPV4_DEVCONF_ARP_NOTIFY, what=what or f"set arp_notify of link {index}")
 
 
 def set_ipv4_conf(batch: Batch, index: int, number: int, *, what: str) -> Batch:
-    """Switch on one sysctl of net.ipv4.conf.<link>; `number` is its IPV4_DEVCONF_*.
+    """Set one sysctl of net.ipv4.conf.<link> to 1. number: its IPV4_DEVCONF_*.
 
     IFLA_AF_SPEC
         AF_INET
@@ -278,14 +281,14 @@ def set_ipv4_conf(batch: Batch, index: int, number: int, *, what: str) -> Batch:
 
 
 def read_ipv4_conf(payload: bytes, number: int) -> int:
-    """Return the value of one of net.ipv4.conf.<link> in an RTM_NEWLINK payload, 0 if there is no IPv4 on the link."""
+    """Return the value of a sysctl of net.ipv4.conf.<link> in an RTM_NEWLINK payload, 0 if the link has no IPv4."""
     found = attributes(attributes(payload, 16).get(uapi.IFLA_AF_SPEC, b""))
     found = attributes(found.get(uapi.AF_INET, b""))
     return u32(found.get(uapi.IFLA_INET_CONF, b"")[4 * number - 4:4 * number])
 
 
 def set_alias(batch: Batch, index: int, alias: str, *, what: str | None = None) -> Batch:
-    """Give a link a text for people, of up to 255 bytes; the kernel takes none while it makes the link."""
+    """Set a link's alias, a text of up to 255 bytes. The kernel accepts no alias in the request that makes the link."""
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"set the alias of link {index}")
     return batch.raw(uapi.IFLA_IFALIAS, alias.encode())         # the kernel would count a NUL as a character
 
@@ -308,9 +311,9 @@ def family_of(packed: bytes) -> int:
 
 def new_address(batch: Batch, index: int, packed: bytes, prefix: int, *, broadcast: bytes | None = None,
                 nodad: bool = False, what: str | None = None) -> Batch:
-    """Add an address with the same local and peer form, as ip(8) sends it. With `nodad` an IPv6 address can be used at
-    once. Without this flag a work queue of the kernel makes the address usable some moments later, even if detection is
-    off."""
+    """Add an address with the same local and peer form, as ip(8) sends it. With `nodad` an IPv6 address can be used
+    immediately. Without this flag a work queue of the kernel makes the address usable a little later, even if detection
+    is off."""
     batch.begin(uapi.RTM_NEWADDR, CREATE, ifaddrmsg(family_of(packed), prefix, index,
                                                     flags=uapi.IFA_F_NODAD if nodad else 0), what)
     batch.raw(uapi.IFA_LOCAL, packed).raw(uapi.IFA_ADDRESS, packed)
@@ -318,14 +321,16 @@ def new_address(batch: Batch, index: int, packed: bytes, prefix: int, *, broadca
 
 
 def del_address(batch: Batch, index: int, packed: bytes, prefix: int, *, what: str | None = None) -> Batch:
-    """Delete an address of a link. Without IFA_ADDRESS Linux would not compare the prefix length of IPv4."""
+    """Delete an address of a link. The request has IFA_ADDRESS, because otherwise Linux does not compare the prefix
+    length of IPv4."""
     batch.begin(uapi.RTM_DELADDR, NLM_F_ACK, ifaddrmsg(family_of(packed), prefix, index), what)
     return batch.raw(uapi.IFA_LOCAL, packed).raw(uapi.IFA_ADDRESS, packed)
 
 
 def lend_address(batch: Batch, index: int, packed: bytes, seconds: int, *, what: str | None = None) -> Batch:
-    """Add an address to a link for so many seconds, or begin its time again. It brings no route to its network, the
-    node takes it as the source of no connection of its own, and IPv6 does not look for duplicates.
+    """Add an address to a link for `seconds`, or restart the time of an existing address. The address adds no route to
+    its network, the node does not use it as the source of its own connections, and IPv6 does no duplicate address
+    detection.
 
     struct ifa_cacheinfo   prefered:u32 valid:u32 cstamp:u32 tstamp:u32
     """
@@ -337,7 +342,7 @@ def lend_address(batch: Batch, index: int, packed: bytes, seconds: int, *, what:
 
 
 class Address:
-    """The fields in use of an RTM_NEWADDR: index, packed, prefix, scope, flags."""
+    """The used fields of an RTM_NEWADDR: index, packed, prefix, scope, flags."""
 
     __slots__ = ("index", "packed", "prefix", "scope", "flags")
     packed: bytes
@@ -348,7 +353,7 @@ class Address:
 
 
 def read_address(payload: bytes) -> Address:
-    """An RTM_NEWADDR payload as an Address. Raises ValueError for a message cut short."""
+    """Read an RTM_NEWADDR payload as an Address. Raises ValueError for a truncated message."""
     if len(payload) < 8:
         raise ValueError(f"ifaddrmsg of {len(payload)} bytes")
     found = attributes(payload, 8)
@@ -364,9 +369,9 @@ def route(batch: Batch, dst: bytes, prefix: int, *, index: int, gateway: bytes |
           source: bytes | None = None, metric: int = 0, table: int = uapi.RT_TABLE_MAIN,
           scope: int = uapi.RT_SCOPE_UNIVERSE, mtu: int = 0, advmss: int = 0, append: bool = False,
           delete: bool = False, what: str | None = None) -> Batch:
-    """Add (NLM_F_CREATE alone, as the reference plugins; append: behind others to the same prefix) or delete a unicast
-    route of protocol boot. `metric` is its priority; `mtu` and `advmss`, in bytes, are its metrics RTAX_MTU and
-    RTAX_ADVMSS (ip-route(8))."""
+    """Add or delete a unicast route of protocol boot. Adding uses only NLM_F_CREATE, as in the reference plugins.
+    append: add the route after other routes to the same prefix. metric: the route's priority. mtu, advmss: its metrics
+    RTAX_MTU and RTAX_ADVMSS in bytes (ip-route(8))."""
     kind, flags = (uapi.RTM_DELROUTE, NLM_F_ACK) if delete else (uapi.RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE)
     flags |= uapi.NLM_F_APPEND if append else 0
     family = family_of(dst)
@@ -400,12 +405,12 @@ def get_route(batch: Batch, packed: bytes, what: str) -> Batch:
 
 
 def read_way(payload: bytes) -> tuple[int, int]:
-    """The answer to get_route() as (RTN_*, index of the link). Raises ValueError for a message cut short."""
+    """Read the answer to get_route() as (RTN_*, index of the link). Raises ValueError for a truncated message."""
     return payload[7], u32(attributes(payload, 12).get(uapi.RTA_OIF, b""))
 
 
 class Route:
-    """The fields in use of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway and source (or b""), index, table,
+    """The used fields of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway and source (or b""), index, table,
     protocol, scope, kind (RTN_*)."""
 
     __slots__ = ("dst", "prefix", "gateway", "source", "index", "table", "protocol", "scope", "kind")
@@ -421,7 +426,7 @@ class Route:
 
 
 def read_route(payload: bytes) -> Route | None:
-    """An RTM_NEWROUTE payload as a Route, None for a cached one. Raises ValueError for a message cut short."""
+    """Read an RTM_NEWROUTE payload as a Route; None for a cached route. Raises ValueError for a truncated message."""
     if len(payload) < 12:
         raise ValueError(f"rtmsg of {len(payload)} bytes")
     if u32(payload[8:12]) & uapi.RTM_F_CLONED:

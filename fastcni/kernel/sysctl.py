@@ -1,4 +1,4 @@
-"""Sysctls below /proc/sys, read and written in the calling thread's network namespace."""
+"""Read and write sysctls below /proc/sys, in the calling thread's network namespace."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from fastcni.kernel.procfs import Mounts
 
 PROC, ROOT = "/proc/", "/proc/sys/"
-mounts: Mounts | None = None    # the server's: sysctls are looked up in these, not below /proc
+mounts: Mounts | None = None    # set by the server: look sysctls up in these mounts, not below /proc
 
 
 def path(name: str) -> str:
-    """The file of a sysctl name with '.' or '/' as separator, whichever comes first (sysctl(8)).
+    """Return the file of a sysctl name. The separator is '.' or '/', whichever occurs first (sysctl(8)).
 
-    With dots first, slashes stand for dots: net.ipv4.conf.eth0/100.forwarding is about link eth0.100.
-    Raises ValueError for a name that leads out of /proc/sys.
+    If a dot is first, slashes stand for dots: net.ipv4.conf.eth0/100.forwarding is a sysctl of link eth0.100. Raises
+    ValueError for a name that leads out of /proc/sys.
     """
     dot, slash = name.find("."), name.find("/")
     if dot >= 0 and (slash < 0 or dot < slash):
@@ -39,12 +39,12 @@ def exists(name: str) -> bool:
 
 
 def read(name: str) -> str:
-    """The value as text, white space trimmed. Raises OSError."""
+    """Return the value as text, white space trimmed. Raises OSError."""
     return _look_up(read_file, name, posix.O_RDONLY, 4096).decode("utf-8", "replace").strip()
 
 
 def boot_id() -> str:
-    """This boot's id, 36 characters (random(4)). Raises OSError."""
+    """Return this boot's id, 36 characters (random(4)). Raises OSError."""
     return read("kernel/random/boot_id")
 
 
@@ -54,7 +54,7 @@ def write(name: str, value: str) -> None:
 
 
 def _look_up(call: Callable[..., Any], name: str, *args: object) -> Any:
-    """Return call(file of the sysctl, *args, folder)."""
+    """Return call(file of the sysctl, *args, directory)."""
     if mounts is None:
         return call(path(name), *args)
     mount = mounts.current()
@@ -67,30 +67,32 @@ def _look_up(call: Callable[..., Any], name: str, *args: object) -> Any:
 
 
 def open_folder(name: str) -> int:
-    """A descriptor of a folder of sysctls, for write_at(): those of the calling thread's namespace, also if another
-    thread uses it. Raises OSError."""
+    """Open a directory of sysctls for read_at() and write_at(). The descriptor leads to the calling thread's namespace,
+    even if a thread in another namespace uses it. Raises OSError."""
     return posix.open(path(name), posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
 
 
 def read_at(folder: int, name: str) -> str:
-    """The value of the sysctl `name`, slashes between its parts, below an open folder. Raises OSError."""
+    """Return the value of the sysctl `name`, with slashes between its parts, below an open directory. Raises
+    OSError."""
     return read_file(name, posix.O_RDONLY, 4096, folder).decode("utf-8", "replace").strip()
 
 
 def write_at(folder: int, name: str, value: str) -> None:
-    """Write the sysctl `name`, slashes between its parts, below an open folder. Raises OSError."""
+    """Write the sysctl `name`, with slashes between its parts, below an open directory. Raises OSError."""
     write_file(name, value.encode(), 0, folder)
 
 
 def ensure(name: str, value: str) -> None:
-    """Write the value if the sysctl has another one: a write takes a lock that a read does not take. Raises OSError."""
+    """Write the value if the sysctl has another value: a write takes a lock that a read does not take. Raises
+    OSError."""
     if read(name) != value:
         write(name, value)
 
 
 def offer(name: str, value: str) -> bool:
-    """Write a sysctl that this kernel may lack or refuse to change. Return whether it was written. Use this for a new
-    link, whose value is known to differ: reading it first would be a needless open()."""
+    """Write a sysctl that this kernel may lack or not allow to change. Return whether it was written. Use offer() for a
+    new link, whose value is known to differ: reading it first would be a needless open()."""
     try:
         write(name, value)
     except OSError:

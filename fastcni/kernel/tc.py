@@ -1,6 +1,7 @@
-"""Traffic control: qdiscs, classes and filters of a link (tc(8), linux/pkt_sched.h, linux/pkt_cls.h).
+"""Encode and read messages of traffic control: qdiscs, classes and filters of a link (tc(8), linux/pkt_sched.h,
+linux/pkt_cls.h).
 
-As in kernel/rtnl.py, requests are added to a Batch and replies are read into small records. Nothing here sends.
+As in kernel/rtnl.py, requests are added to a Batch and replies are read into small records. This module does not send.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 ORDER = sys.byteorder
 INGRESS = 0xFFFF0000            # the handle of an ingress qdisc, ffff:
 MAX_U32 = 0xFFFFFFFF
-QUANTUM = 60000                 # bytes that an htb class sends before the next class may; there is no next one
+QUANTUM = 60000                 # bytes that an htb class sends before the next class; fastcni has only one class
 # {bytes of an address: its offset} in struct iphdr and struct ipv6hdr
 SOURCE, DESTINATION = {4: 12, 16: 8}, {4: 16, 16: 24}
 PROTOCOLS = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}
-PSCHED = "/proc/net/psched"     # its numbers are the same in every namespace
+PSCHED = "/proc/net/psched"     # has the same numbers in every namespace
 
 
 def handle(major: int, minor: int = 0) -> int:
@@ -68,7 +69,7 @@ def tcmsg(index: int, handle: int = 0, parent: int = 0, info: int = 0) -> bytes:
 # struct tc_ratespec   cell_log:u8  linklayer:u8  overhead:u16 | cell_align:s16  mpu:u16 | rate:u32
 
 def ratespec(rate: int) -> bytes:
-    """Encode a rate. One of more than 32 bits is cut; rate64() adds it in full."""
+    """Encode a rate. A rate of more than 32 bits is cut to 32 bits; rate64() adds the full rate."""
     return bytes(8) + min(rate, MAX_U32).to_bytes(4, ORDER)
 
 
@@ -132,18 +133,17 @@ def new_bfifo(batch: Batch, index: int, parent: int, limit: int, what: str) -> B
 
 
 def new_ingress(batch: Batch, index: int, what: str) -> Batch:
-    """Add the ingress qdisc. Its filters see the packets that the link receives."""
+    """Add the ingress qdisc. Its filters get the packets that the link receives."""
     return new_qdisc(batch, index, "ingress", what, handle=INGRESS, parent=uapi.TC_H_INGRESS)
 
 
 def new_clsact(batch: Batch, index: int, what: str) -> Batch:
-    """Add the qdisc whose filters see the packets that the link receives, and those that it sends. It takes the place
-    of the ingress qdisc."""
+    """Add the qdisc whose filters get the packets that the link receives and sends. It replaces the ingress qdisc."""
     return new_qdisc(batch, index, "clsact", what, handle=INGRESS, parent=uapi.TC_H_INGRESS)
 
 
 def del_qdisc(batch: Batch, index: int, parent: int, what: str) -> Batch:
-    """Delete the qdisc at TC_H_ROOT or TC_H_INGRESS. The kernel answers ENOENT if there is none."""
+    """Delete the qdisc at TC_H_ROOT or TC_H_INGRESS. The kernel answers ENOENT if that qdisc does not exist."""
     return batch.begin(uapi.RTM_DELQDISC, NLM_F_ACK, tcmsg(index, parent=parent), what)
 
 
@@ -160,7 +160,7 @@ def get_class(batch: Batch, index: int, classid: int, what: str) -> Batch:
 def ask_for_kind(batch: Batch, index: int, kind: str, parent: int) -> Batch:
     """Ask for an invalid qdisc of `kind`, with an empty size table.
 
-    The kernel answers ENOENT if neither it nor a module has the kind, another error if one has.
+    The kernel answers ENOENT if neither the kernel nor a module supports the kind, otherwise another error.
     """
     return new_qdisc(batch, index, kind, f"make a qdisc of kind {kind}", parent=parent).nest(uapi.TCA_STAB).end()
 
@@ -175,15 +175,15 @@ def read_kind(payload: bytes) -> tuple[str, bytes]:
 
 
 def read_tbf(options: bytes) -> Shape:
-    """Return the options of a tbf qdisc as a Shape. Raises KeyError if there are none."""
+    """Return the options of a tbf qdisc as a Shape. Raises KeyError if they are missing."""
     found = attributes(options)
     params = found[uapi.TCA_TBF_PARMS]
     return Shape(read_rate(params, found.get(uapi.TCA_TBF_RATE64)), u32(params[24:28]), u32(params[28:32]))
 
 
 def read_htb_class(options: bytes) -> Shape:
-    """Return the options of an htb class as a Shape. Its queue has the limit; here it is 0. Raises KeyError if there
-    are none."""
+    """Return the options of an htb class as a Shape. Its `limit` is 0, because the class's queue has the limit. Raises
+    KeyError if the options are missing."""
     found = attributes(options)
     params = found[uapi.TCA_HTB_PARMS]
     return Shape(read_rate(params, found.get(uapi.TCA_HTB_RATE64)), 0, u32(params[24:28]))
@@ -194,7 +194,7 @@ def read_rate(params: bytes, rate64: bytes | None) -> int:
 
 
 def read_htb_default(options: bytes) -> int:
-    """Return the default class in the options of an htb qdisc. Raises KeyError if there are none."""
+    """Return the default class in the options of an htb qdisc. Raises KeyError if the options are missing."""
     return handle(1, u32(attributes(options)[uapi.TCA_HTB_INIT][8:12]))
 
 
@@ -202,7 +202,8 @@ def read_htb_default(options: bytes) -> int:
 # struct tc_u32_key   mask:be32 | val:be32 | off:s32 | offmask:s32
 
 def selector(keys: Sequence[tuple[bytes, bytes, int]] = ((b"\0\0\0\0", b"\0\0\0\0", 0),)) -> bytes:
-    """Select packets with these (value, mask, offset) in their network header, four bytes each; by default all."""
+    """Return a selector of packets with these (value, mask, offset) in their network header, four bytes each; without
+    keys, of all packets."""
     parts = [b"%c\0%c\0" % (uapi.TC_U32_TERMINAL, len(keys)), bytes(12)]
     for value, mask, offset in keys:
         parts += mask, value, offset.to_bytes(4, ORDER), bytes(4)
@@ -210,7 +211,7 @@ def selector(keys: Sequence[tuple[bytes, bytes, int]] = ((b"\0\0\0\0", b"\0\0\0\
 
 
 def subnet_selector(packed: bytes, prefix: int, offsets: dict[int, int]) -> bytes:
-    """Select packets with an address of the subnet at `offsets`, which is SOURCE or DESTINATION."""
+    """Return a selector of packets with an address of the subnet at `offsets`, which is SOURCE or DESTINATION."""
     mask = (~address.host_mask(packed, prefix) & (1 << 8 * len(packed)) - 1).to_bytes(len(packed), "big")
     value, offset = address.network(packed, prefix), offsets[len(packed)]
     keys = [(value[at:at + 4], mask[at:at + 4], offset + at) for at in range(0, len(packed), 4)]
@@ -221,9 +222,9 @@ class Filter:
     """A u32 filter.
 
     protocol  ETH_P_*
-    priority  filters of one protocol have the same
-    classid   as of handle()
-    selector  bytes of selector()
+    priority  filters of one protocol have the same priority
+    classid   a number as from handle()
+    selector  the bytes of selector()
     redirect  index of the link to which packets are redirected, 0 for none
     """
 
@@ -263,7 +264,7 @@ def new_filter(batch: Batch, index: int, parent: int, filter: Filter, what: str)
 
 
 def bpf_info(priority: int) -> int:
-    """tcm_info of a filter for packets of all protocols."""
+    """Return tcm_info of a filter for packets of all protocols."""
     return priority << 16 | int.from_bytes(uapi.ETH_P_ALL.to_bytes(2, "big"), ORDER)
 
 
@@ -280,13 +281,13 @@ def new_bpf_filter(batch: Batch, index: int, parent: int, priority: int, program
 
 
 def get_bpf_filter(batch: Batch, index: int, parent: int, priority: int, what: str) -> Batch:
-    """Ask for the filter of new_bpf_filter(). The kernel answers an error if there is none."""
+    """Ask for the filter of new_bpf_filter(). The kernel answers with an error if the filter does not exist."""
     batch.begin(uapi.RTM_GETTFILTER, NLM_F_ACK | NLM_F_ECHO, tcmsg(index, 1, parent, bpf_info(priority)), what)
     return batch.text(uapi.TCA_KIND, "bpf")
 
 
 def read_filter(payload: bytes) -> Filter | None:
-    """Read an RTM_NEWTFILTER payload: a Filter, or None if it is not a u32 filter with a selector."""
+    """Read an RTM_NEWTFILTER payload as a Filter; None if it is not a u32 filter with a selector."""
     info, (kind, data) = u32(payload[16:20]), read_kind(payload)
     options = attributes(data) if kind == "u32" else {}
     if uapi.TCA_U32_SEL not in options:
@@ -297,6 +298,6 @@ def read_filter(payload: bytes) -> Filter | None:
         parts = attributes(action)
         if parts.get(uapi.TCA_ACT_KIND) == b"mirred\0":
             redirect = u32(attributes(parts[uapi.TCA_ACT_OPTIONS])[uapi.TCA_MIRRED_PARMS][24:28])
-            break                       # the Go plugin adds another action, which is never reached
+            break                       # the reference plugin adds a second action, which never runs
     classid = u32(options.get(uapi.TCA_U32_CLASSID, b""))
     return Filter(protocol, info >> 16, classid, options[uapi.TCA_U32_SEL], redirect)

@@ -1,6 +1,7 @@
-"""Waits: for an announcement, a program, a lock, a bus. Each has a limit, and ends when the request's caller leaves.
+"""Wait for a notification, a program, a lock or a bus. Each wait has a limit, and ends when the request's caller
+leaves.
 
-A server gives each worker thread a Request. It knows the caller's connection, and lets the server run another request
+A server gives each worker thread a Request, which has the caller's connection, and lets the server run another request
 during a wait. Without a Request there is no caller that can leave, and a wait lasts until its limit.
 """
 
@@ -19,22 +20,22 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-# Seconds; docs/server-waits.md has the table of them.
-DELEGATE_TIMEOUT_S = 240.0      # for a foreign IPAM plugin; the slowest known one, dhcp, tries for 208 s
+# Seconds; docs/server-waits.md has the table of these limits.
+DELEGATE_TIMEOUT_S = 240.0      # for other projects' IPAM plugins; the slowest known, dhcp, tries for 208 s
 PROGRAM_TIMEOUT_S = 60.0        # iptables and other tools
 LOCK_TIMEOUT_S = 30.0           # for a lock that only root can hold
 NAMESPACE_LOCK_TIMEOUT_S = 2.0  # for a lock that a pod can hold, too
-ROLLBACK_TIMEOUT_S = 10.0       # the limit of any of these while an ADD is rolled back
+ROLLBACK_TIMEOUT_S = 10.0       # the limit of each wait while an ADD is rolled back
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.02       # between two tries
-GONE = 2                        # of await_input()
+GONE = 2                        # a result of await_input()
 
-# Kinds of waits. A pod can hold the lock of its namespace, so waits for that refuse no other request.
+# Kinds of waits. Waits for the lock of a namespace keep no other request out, because a pod can hold that lock.
 ANNOUNCEMENT, PROGRAM, LOCK, NAMESPACE_LOCK, BUS = "announcement", "program", "lock", "namespace lock", "bus"
-IPAM, DELEGATE = "ipam", "delegate"     # phases of a request, beside PROGRAM, see Request.spent()
+IPAM, DELEGATE = "ipam", "delegate"     # further phases of a request, see Request.spent()
 STORE = "store"                 # for an answer of a store of cluster-wide addresses: a few seconds at most
 DHCP = "dhcp daemon"            # for a lease
-AGENT = "policy agent"          # for network policies: until it knows the pod
-OVSDB = "ovsdb"                 # for Open vSwitch: its database answers, its daemon has set up a port
+AGENT = "policy agent"          # for network policies: until the agent knows the pod
+OVSDB = "ovsdb"                 # for Open vSwitch: until its database answers or its daemon has set up a port
 
 
 class CallerGone(Exception):
@@ -45,43 +46,43 @@ class CallerGone(Exception):
 
 
 class Crowded(BaseException):
-    """Too many requests are in the same kind of wait: this one goes one-shot, from its beginning.
+    """Too many requests are in the same kind of wait: this request starts again, one-shot.
 
-    Not an Exception, so that no error handler catches it.
+    Crowded is not an Exception, so that no error handler catches it.
     """
 
 
 class Request:
-    """The request that a thread works on, as kernel/ notifies and asks it. This base class is for a thread without a
-    caller.
+    """The request that a thread works on, with the methods that kernel/ calls. This base class is for a thread without
+    a caller.
 
     caller  the descriptor of the caller's connection, -1: none
-    show    a function that is given each netlink datagram: (">" sent or "<" received, bytes); None: nothing is shown
+    show    a function that gets each netlink datagram: (">" sent or "<" received, bytes); None: nothing is shown
     """
 
     caller = -1
     show: Callable[[str, bytes], None] | None = None
 
     def admit(self, kind: str) -> None:
-        """Check whether this request may wait for `kind` now. Raises Crowded, or CniError 11 if one-shot would wait,
-        too."""
+        """Check whether this request may wait for `kind` now. Raises Crowded, or CniError 11 if a one-shot request
+        would wait, too."""
 
     def pause(self, kind: str) -> None:
-        """Note that it begins to wait."""
+        """Record that the request begins to wait."""
 
     def resume(self) -> None:
-        """Note that it works again."""
+        """Record that the request continues."""
 
     def spent(self, what: int | str, started: int) -> None:
-        """Note a phase of the request that ends now. what: the number of a netlink protocol, IPAM, DELEGATE or PROGRAM.
-        started: its begin, of perf_counter_ns()."""
+        """Record a phase of the request that ends now. what: the number of a netlink protocol, IPAM, DELEGATE or
+        PROGRAM. started: when the phase began, by perf_counter_ns()."""
 
     def step(self, text: str) -> None:
-        """Note a step of the request that is no netlink message: a program that is run, the rollback."""
+        """Record a step of the request that is no netlink message, such as a program or the rollback."""
 
 
 class Here(_local):
-    """The state of the calling thread. rolling_back: its work must be completed even if the caller has left."""
+    """The state of the calling thread. rolling_back: whether its work must be completed even if the caller has left."""
 
     request, rolling_back = Request(), False
 
@@ -90,7 +91,7 @@ here = Here()
 
 
 class waiting:
-    """`with waiting():` around a blocking call."""
+    """A context manager for a blocking call, `with waiting():`, which lets another request run."""
 
     __slots__ = ("kind",)
 
@@ -105,7 +106,8 @@ class waiting:
 
 
 class rolling_back:
-    """`with rolling_back():` no wait ends because the caller has left, and none is longer than ROLLBACK_TIMEOUT_S."""
+    """A context manager for a rollback, `with rolling_back():`. Waits do not end when the caller leaves, and last at
+    most ROLLBACK_TIMEOUT_S."""
 
     __slots__ = ("before",)
 
@@ -117,31 +119,32 @@ class rolling_back:
 
 
 def caller() -> int:
-    """The descriptor of the caller's connection, to watch during a wait; -1: none."""
+    """Return the descriptor of the caller's connection, to watch during a wait; -1: none."""
     return -1 if here.rolling_back else here.request.caller
 
 
 def check_caller() -> None:
-    """Raises CallerGone if the caller has left."""
+    """Raise CallerGone if the caller has left."""
     if (fd := caller()) >= 0 and await_input(-1, fd, 0) == GONE:
         raise CallerGone
 
 
 def admit(kind: str) -> None:
-    """Call it before the first step that would need a rollback. Raises Crowded, or CniError 11."""
+    """Check whether the request may wait for `kind`. Call admit() before the first step that would need a rollback.
+    Raises Crowded, or CniError 11."""
     if not here.rolling_back:
         here.request.admit(kind)
 
 
 def limit(seconds: float) -> float:
-    """The limit of a wait now: `seconds`, or less during a rollback."""
+    """Return the limit of a wait: `seconds`, or less during a rollback."""
     return min(seconds, ROLLBACK_TIMEOUT_S) if here.rolling_back else seconds
 
 
 def readable(fd: int, seconds: float | None, kind: str) -> bool:
-    """Wait until `fd` is readable, for so many seconds at most (None: no limit). Return whether it is.
+    """Wait until `fd` is readable, for at most `seconds` (None: no limit). Return whether it is readable.
 
-    A descriptor of -1 only waits. Raises CallerGone.
+    With fd -1, only wait. Raises CallerGone.
     """
     deadline = None if seconds is None else monotonic() + seconds
     with waiting(kind):
@@ -156,9 +159,9 @@ def readable(fd: int, seconds: float | None, kind: str) -> bool:
 
 
 def until(attempt: Callable[[], T], seconds: float, kind: str) -> T:
-    """Call attempt() until it returns something true, for so many seconds at most. Return its last value.
+    """Call attempt() until it returns a true value, for at most `seconds`. Return its last value.
 
-    Raises CallerGone, and what attempt() raises.
+    Raises CallerGone, and the exceptions of attempt().
     """
     deadline, pause = monotonic() + seconds, FIRST_PAUSE_S
     with waiting(kind):
@@ -170,10 +173,10 @@ def until(attempt: Callable[[], T], seconds: float, kind: str) -> T:
 
 
 def lock(fd: int, seconds: float, kind: str = LOCK) -> bool:
-    """Take the exclusive flock(2) of an open file. False if another process still has it after so many seconds.
+    """Take the exclusive flock(2) of an open file. Return False if another process still has the lock after `seconds`.
 
-    flock(2) can wait by itself, but neither so long nor until the caller leaves. Raises OSError, CallerGone, and as
-    admit().
+    A blocking flock(2) would have no time limit, and would not end when the caller leaves. Raises OSError, CallerGone,
+    and the exceptions of admit().
     """
     if try_lock(fd):                    # the usual case: the lock is free
         return True

@@ -1,4 +1,5 @@
-"""Netlink sockets: open one, exchange a batch, dump, watch notifications. No other module sends or receives netlink."""
+"""Open netlink sockets, exchange batches, dump objects, watch notifications. No other module sends or receives
+netlink."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
     from fastcni._netlink import Message
 
-    Replies = list[tuple[int, bytes]]           # (type, payload) of each message besides ACKs
+    Replies = list[tuple[int, bytes]]           # (type, payload) of each message but ACKs
 
-ANSWER_MS = 30_000              # the kernel answers within send(); only a lost answer takes this long
-RECEIVE_TRIES = 5               # for the replies of one batch
+ANSWER_MS = 30_000              # the kernel answers within send(); only a lost answer takes so long
+RECEIVE_TRIES = 5               # tries to receive the replies of one batch
 DUMP_TRIES = 5                  # an interrupted dump is requested five times in all, as by the reference plugins
 MAX_SEQUENCE = 1 << 31          # beyond it a socket counts from 0 again
 EINTR_DUMP = "the kernel's table kept changing while it was read"
@@ -31,7 +32,8 @@ _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_C
 
 
 class NetlinkError(OSError):
-    """The kernel refused a request. `what` names the request; `kernel_text` is the text of the extended ACK, or ""."""
+    """The kernel answered a request with an error. what: names the request. kernel_text: the text of the extended ACK,
+    or ""."""
 
     errno: int
 
@@ -48,14 +50,14 @@ class AnswerLost(NetlinkError):
 
 
 class ProtocolError(RuntimeError):
-    """A reply that belongs to none of our requests: a bug of fastcni."""
+    """A reply belongs to none of the requests: a bug of fastcni."""
 
 
 class Socket(socket):
     """A netlink socket that recognises the replies to its requests.
 
-    sequence  the last sequence number used; each request has another one, so a late reply is recognised
-    port      its port, which the kernel writes into each reply; 0 before the first one
+    sequence  the last used sequence number; each request has a different number, so a late reply is recognised
+    port      the socket's port, which the kernel writes into each reply; 0 before the first reply
     """
 
     __slots__ = ("sequence", "port")
@@ -70,7 +72,7 @@ class Socket(socket):
 def open_socket(protocol: int = uapi.NETLINK_ROUTE, groups: Iterable[int] = ()) -> Socket:
     """Open a netlink socket in the calling thread's network namespace, strict and with extended ACKs.
 
-    `groups` are the RTNLGRP_* numbers it subscribes to. Raises OSError.
+    groups: the RTNLGRP_* numbers that the socket subscribes to. Raises OSError.
     """
     try:
         sock = Socket(protocol)
@@ -90,17 +92,18 @@ def open_socket(protocol: int = uapi.NETLINK_ROUTE, groups: Iterable[int] = ()) 
 
 
 def join(sock: socket, group: int) -> None:
-    """Get the notifications of a group from now on."""
+    """Subscribe the socket to the notifications of a group."""
     sock.setsockopt(uapi.SOL_NETLINK, uapi.NETLINK_ADD_MEMBERSHIP, group)
 
 
 def leave(sock: socket, group: int) -> None:
-    """Get the notifications of a group no longer. The kernel makes none for a group without members."""
+    """End the subscription to a group. The kernel makes no notifications for a group without members."""
     sock.setsockopt(uapi.SOL_NETLINK, uapi.NETLINK_DROP_MEMBERSHIP, group)
 
 
 def set_buffer_size(sock: socket, size: int) -> None:
-    """Set how many bytes of notifications can wait, as the kernel counts them, before it drops any."""
+    """Set how many bytes of notifications, as the kernel counts them, can wait before the kernel drops
+    notifications."""
     try:
         sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_RCVBUFFORCE, size)
     except OSError:
@@ -113,34 +116,35 @@ def set_request_size(sock: socket, size: int) -> None:
 
 
 def send(sock: Socket, data: bytes) -> None:
-    """Send netlink messages. All of fastcni sends them here."""
+    """Send netlink messages. All of fastcni sends netlink by this function."""
     if show := here.request.show:
         show(">", data)
     _netlink.send(sock.fileno(), data)
 
 
 def send_apart(sock: Socket, data: bytes) -> None:
-    """As send(), by a process that ends when the kernel has carried out the messages. Raises OSError if none can be
-    started; what happens to the messages is known by the kernel's answers only."""
+    """Send messages from another process, which ends when the kernel has carried them out. Raises OSError if the
+    process cannot be started. Only the kernel's answers show whether the messages succeeded."""
     if show := here.request.show:
         show(">", data)
     _processes.send_apart(sock.fileno(), data)
 
 
 def receive(sock: Socket, milliseconds: int = ANSWER_MS, caller: int = -1) -> list[Message] | None:
-    """Receive one datagram: its messages, [(type, flags, sequence, port, payload)]. All of fastcni receives here.
+    """Receive one datagram, and return its messages, [(type, flags, sequence, port, payload)]. All of fastcni receives
+    netlink by this function.
 
-    Returns None if none comes in time, or if the other end of the connection `caller` is closed before. Raises OSError,
+    Returns None if no datagram arrives in time, or if the peer of the connection `caller` closes it. Raises OSError,
     with ENOBUFS if the kernel dropped notifications.
     """
     return _netlink.receive(sock.fileno(), milliseconds, here.request.show, caller)
 
 
 def index_of(name: str, sock: Socket | None = None) -> int:
-    """Return the index of the link `name`, 0 if there is none, in the namespace of a socket; None: in that of the
-    calling thread.
+    """Return the index of the link `name`, 0 if it does not exist, in the namespace of `sock`; None: in the calling
+    thread's namespace.
 
-    It uses the ioctl of netdevice(7), which does not wait for the kernel's RTNL lock as RTM_GETLINK does.
+    index_of() uses the ioctl of netdevice(7), which, unlike RTM_GETLINK, does not wait for the kernel's RTNL lock.
     """
     if sock:
         return _rtnetlink.index_of(sock.fileno(), name)
@@ -151,8 +155,8 @@ def index_of(name: str, sock: Socket | None = None) -> int:
 
 
 def has_link(index: int) -> bool:
-    """Return whether the calling thread's namespace has a link of this index, without a wait for the RTNL lock as in
-    index_of()."""
+    """Return whether the calling thread's namespace has a link of this index. As in index_of() there is no wait for the
+    RTNL lock."""
     try:
         return bool(if_indextoname(index))
     except OSError:
@@ -160,11 +164,11 @@ def has_link(index: int) -> bool:
 
 
 def exchange(sock: Socket, batch: Batch) -> Replies:
-    """Send a batch and read every reply before the first refusal is raised.
+    """Send a batch, read all replies, then raise the first error.
 
     Returns [(type, payload)] of all messages but ACKs: echoes and answers to RTM_GET*.
-    Raises NetlinkError for the first refused request, AnswerLost if a reply cannot be read, ProtocolError for a reply
-    to another request.
+    Raises NetlinkError for the first request that failed, AnswerLost if a reply cannot be read, ProtocolError for a
+    reply to another request.
     """
     replies, refused = attempt(sock, batch)
     if refused:
@@ -173,7 +177,7 @@ def exchange(sock: Socket, batch: Batch) -> Replies:
 
 
 def attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[NetlinkError]]:
-    """Like exchange(), but return refusals: ([(type, payload)], [NetlinkError])."""
+    """Do exchange(), but return the errors: ([(type, payload)], [NetlinkError])."""
     started = perf_counter_ns()
     try:
         return _attempt(sock, batch)
@@ -182,8 +186,8 @@ def attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[Netlink
 
 
 class Batches:
-    """Several Batches that attempt() sends at once: for thousands of requests. The socket needs a set_request_size(),
-    and a set_buffer_size() for the ACKs, of 768 bytes each."""
+    """Several Batches that attempt() sends together, for thousands of requests. The socket needs set_request_size(),
+    and set_buffer_size() for the ACKs, 768 bytes each."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self.batches = batches
@@ -213,7 +217,7 @@ class Batches:
 
 
 def look_up(sock: Socket, batch: Batch) -> Replies | None:
-    """Like exchange(), for a question about one thing: None if there is no such thing (ENOENT)."""
+    """Do exchange() for a request about one object. Return None if the object does not exist (ENOENT)."""
     replies, refused = attempt(sock, batch)
     if not refused:
         return replies
@@ -229,7 +233,7 @@ def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[Netlin
     batch.clear()
     try:
         send(sock, data)
-    except OSError as e:        # the kernel handles a request within send(), so it has not seen this one
+    except OSError as e:        # the kernel handles a request within send(), so it has not handled this request
         raise NetlinkError(e.errno, f"{what}: send the request") from None
     replies: Replies = []
     refused: list[NetlinkError] = []
@@ -239,7 +243,7 @@ def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[Netlin
         try:
             found = receive(sock, timeout_ms)
         except OSError as e:
-            # The kernel answered before send() returned, so the other replies are in the socket or lost. They are read
+            # The kernel answered before send() returned, so the other replies are in the socket or lost. Read them,
             # because they show which requests were carried out, and because the next batch must not receive them.
             failures.append(e.errno)
             if len(failures) == RECEIVE_TRIES:
@@ -255,8 +259,8 @@ def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[Netlin
                 if kind != uapi.NLMSG_ERROR or not first < sequence <= last or port != sock.port:
                     forget(sock)
                     raise ProtocolError(f"netlink reply of type {kind} to request {sequence}, which was not sent here")
-                # If nfnetlink refuses a whole transaction (no permission, no nf_tables, commit failed), the error has
-                # the sequence of the opening message. The other replies are in the socket already or never come.
+                # If nfnetlink rejects a whole transaction (no permission, no nf_tables, commit failed), the error has
+                # the sequence of the opening message. The other replies are already in the socket, or never arrive.
                 refused.append(NetlinkError(read_ack(kind, flags, payload)[0], "commit transaction"))
                 timeout_ms = 0
                 continue
@@ -278,9 +282,9 @@ def dump(sock: Socket, kind: int, header: bytes, what: str,
          fill: Callable[[Batch], object] | None = None) -> Replies:
     """Return all objects of one RTM_GET*/NFT_MSG_GET* dump: [(type, payload)].
 
-    `fill(batch)` adds attributes that filter. The kernel marks a dump as interrupted if the table changed meanwhile.
-    Such a dump is asked for five times in all, then NetlinkError has errno EINTR: no caller gets a list that may lack
-    an entry.
+    fill(batch) adds attributes that filter. The kernel marks a dump as interrupted if the table changed during the
+    dump. An interrupted dump is requested again, five times in all; then NetlinkError has errno EINTR. So no caller
+    gets a list that may lack an entry.
     """
     for _ in range(DUMP_TRIES):
         batch = Batch().begin(kind, uapi.NLM_F_DUMP, header, what)
@@ -295,8 +299,8 @@ def dump(sock: Socket, kind: int, header: bytes, what: str,
 
 
 def drain(sock: Socket, note: Callable[[int, bytes], object], lost: Callable[[], object], own: int = -1) -> None:
-    """Read the notifications that wait on a socket. Call note(type, payload) for each, and lost() if the kernel had to
-    drop some before it. Those about requests of the port `own` are passed over. Raises OSError."""
+    """Read the notifications that wait on a socket. Call note(type, payload) for each, and lost() if the kernel has
+    dropped notifications. Notifications of requests of the port `own` are skipped. Raises OSError."""
     while True:
         try:
             messages = receive(sock, 0)
@@ -313,14 +317,16 @@ def drain(sock: Socket, note: Callable[[int, bytes], object], lost: Callable[[],
 
 
 def forget(sock: Socket) -> None:
-    """Discard the notifications that wait on a socket, and the note that the kernel dropped some. Raises OSError."""
+    """Discard the notifications that wait on a socket, and the error that the kernel has dropped notifications. Raises
+    OSError."""
     drain(sock, lambda kind, payload: None, lambda: None)
 
 
 def watch(sock: Socket, seconds: float) -> list[Message]:
-    """Return the next notifications within `seconds`: [(type, flags, sequence, port, payload)], [] if none came.
+    """Return the next notifications within `seconds`: [(type, flags, sequence, port, payload)], [] if none arrived.
 
-    Raises OSError with ENOBUFS when the kernel dropped some: look again at what was waited for; waiting.CallerGone.
+    Raises OSError with ENOBUFS if the kernel has dropped notifications: the caller must then read the awaited state.
+    Raises waiting.CallerGone.
     """
     started = perf_counter_ns()
     try:

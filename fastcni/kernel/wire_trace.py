@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Traced(waiting.Request):
-    """For waiting.here.request: write(bytes) is given rows() of each datagram."""
+    """A Request for waiting.here.request. write(bytes) gets rows() of each datagram."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self.write = write
@@ -22,7 +22,7 @@ class Traced(waiting.Request):
 
 
 def rows(way: str, data: bytes) -> str:
-    """A datagram for people: each message in rows of four bytes, `way` in front."""
+    """Return a datagram as text: each message in rows of four bytes, `way` in front."""
     lines = []
     at = 0
     while at < len(data):

@@ -1,8 +1,8 @@
 """Read the state of legacy iptables tables from the kernel, without running iptables.
 
     table = xtables.read_table(4, "filter")
-    table.leads("FORWARD", "DOCKER-USER")       is there a rule -A FORWARD ... -j DOCKER-USER?
-    table.drops("FORWARD")                      is the policy DROP?
+    table.leads("FORWARD", "DOCKER-USER")       whether the rule -A FORWARD ... -j DOCKER-USER exists
+    table.drops("FORWARD")                      whether the policy is DROP
 
 Layouts: linux/netfilter/x_tables.h, linux/netfilter_ipv4/ip_tables.h and linux/netfilter_ipv6/ip6_tables.h.
 """
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES = 64, 65    # linux/netfilter_ipv4/ip_tables.h; ip6_tables.h has the same numbers
 XT_TABLE_MAXNAMELEN, XT_EXTENSION_MAXNAMELEN = 32, 29
-XT_ERROR_TARGET = "ERROR"       # the target of the entry before a chain of users; its data is the chain's name
+XT_ERROR_TARGET = "ERROR"       # the target of the entry before a user-defined chain; its data is the chain's name
 INFO_BYTES = 84                 # struct ipt_getinfo: name[32], then thirteen numbers
-HOOK_ENTRY, UNDERFLOW, SIZE = 36, 56, 80        # offsets of hook_entry[5], underflow[5] and size there
+HOOK_ENTRY, UNDERFLOW, SIZE = 36, 56, 80        # offsets of hook_entry[5], underflow[5] and size in struct ipt_getinfo
 ENTRIES_BYTES = 40              # struct ipt_get_entries without its entries: name[32], size, padding
 SOCKETS = {4: (AF_INET, IPPROTO_IP), 16: (AF_INET6, IPPROTO_IPV6)}          # by length of an address
 HOOKS = {"PREROUTING": 0, "INPUT": 1, "FORWARD": 2, "OUTPUT": 3, "POSTROUTING": 4}      # NF_INET_*
 ENTRY_BYTES = {4: 112, 16: 168}         # struct ipt_entry, struct ip6t_entry; matches and the target follow
-TARGET_OFFSET = {4: 88, 16: 140}        # of u16 target_offset there; u16 next_offset follows
-ERROR_NAME_BYTES = 32           # of struct xt_error_target: errorname[30], aligned
-MAX_TRIES = 5                   # while other programs change the table between two questions
+TARGET_OFFSET = {4: 88, 16: 140}        # offset of u16 target_offset in the entry; u16 next_offset follows
+ERROR_NAME_BYTES = 32           # bytes of errorname[30] in struct xt_error_target, aligned
+MAX_TRIES = 5                   # tries while other programs change the table between two calls
 DROP = -1                       # the verdict -NF_DROP - 1
 # struct xt_standard_target: u16 size, name[29], u8 revision, int verdict; struct xt_entry_target of REJECT: size, name
 STANDARD_BYTES = (40).to_bytes(2, sys.byteorder)
@@ -62,7 +62,7 @@ def read_table(length: int, table: str) -> Table:
         try:
             entries = _ask(length, IPT_SO_GET_ENTRIES, question, ENTRIES_BYTES + size)
         except OSError as e:
-            if e.errno != EAGAIN or not left:           # EAGAIN: the table has another size by now
+            if e.errno != EAGAIN or not left:           # EAGAIN: the table now has another size
                 raise
         else:
             return Table(length, info, entries)
@@ -73,7 +73,7 @@ def _ask(length: int, option: int, question: bytes, size: int) -> bytes:
     family, level = SOCKETS[length]
     try:
         sock = socket(family, SOCK_DGRAM | SOCK_CLOEXEC)
-    except OSError as e:                # a kernel without IPv6 has no such tables
+    except OSError as e:                # a kernel without IPv6 has no IPv6 tables
         raise OSError(ENOENT, e.strerror) from None
     try:
         return getsockopt(sock.fileno(), level, option, question, size)
@@ -111,11 +111,12 @@ class Table:
         return self._verdict(entry) == DROP
 
     def refusals(self) -> int:
-        """Return the number of rules and policies that drop, and of rules that reject."""
+        """Return the number of rules and policies that drop, plus that of rules that reject."""
         return self.entries.count(DROPPING) + self.entries.count(REJECTING)
 
     def rules(self, chain: str) -> Iterator[bytes]:
-        """Yield the rules of a chain, without the policy of a built-in chain. Yield none if the chain does not exist.
+        """Yield the rules of a chain, without the policy of a built-in chain. Yield nothing if the chain does not
+        exist.
         """
         hook = HOOKS.get(chain)
         if hook is None:
@@ -135,7 +136,7 @@ class Table:
         return start >= 0 and any(self._verdict(entry) == start - ENTRIES_BYTES for entry in self.rules(chain))
 
     def targets(self, chain: str) -> Iterator[str]:
-        """Yield the names of the chains of users to which the rules of a chain jump."""
+        """Yield the names of the user-defined chains to which the rules of a chain jump."""
         for rule in self.rules(chain):
             verdict = self._verdict(rule)
             if verdict is not None and verdict >= 0:
@@ -159,11 +160,11 @@ class Table:
         return (packed, whole) in ((source, masks[0]), (destination, masks[1]))
 
     def _start(self, chain: str) -> int:
-        """Return the offset of the first rule of a chain of users, -1 if there is no such chain."""
+        """Return the offset of the first rule of a user-defined chain, -1 if the chain does not exist."""
         name = chain.encode()
         at = -1
         while (at := self.entries.find(b"\0" + name + b"\0", at + 1)) >= 0:
-            # name[30] of struct xt_error_target begins behind u16 size, name[29] and u8 revision
+            # name[30] of struct xt_error_target follows u16 size, name[29] and u8 revision
             begin = at + 1 - 2 - XT_EXTENSION_MAXNAMELEN - 1
             size, found, _ = self._extension(self.entries, begin)
             if found == XT_ERROR_TARGET and begin >= ENTRIES_BYTES:

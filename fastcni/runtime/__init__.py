@@ -1,4 +1,4 @@
-"""The runtime's side of CNI: load network lists, call their plugins, remember the results.
+"""The runtime's part of CNI: load network lists, call their plugins, and cache the results.
 
 These lines give a container its network, and remove it:
 

@@ -1,7 +1,7 @@
-"""The result cache: one file for each attachment, the same files that the Go library keeps.
+"""Read and write the result cache: one file for each attachment, the same files that the Go library keeps.
 
-A file is written with another name and renamed, so a crash leaves the old file or the new one. The readers report a
-file that cannot be read; DEL works without it (see cni).
+fastcni writes a file under another name and renames it, so a crash leaves either the old file or the new file. The
+readers report a file that cannot be read; DEL works without the file (see cni.py).
 """
 
 import os
@@ -29,11 +29,12 @@ class Cache:
         self.directory = os.fspath(directory)
 
     def results(self, rt: RuntimeConf | None = None) -> str:
-        """The directory of the files."""
+        """Return the directory of the files."""
         return os.path.join(self.directory or (rt.cache_dir if rt else "") or DEFAULT_DIR, "results")
 
     def path(self, network: str, rt: RuntimeConf) -> str:
-        """The file of an attachment. Raises CniError 7 if a part of its name is missing or has a slash."""
+        """Return the path of an attachment's file. Raises CniError 7 if a part of the file's name is missing or has a
+        slash."""
         parts = (network, rt.container_id, rt.ifname)
         if not all(parts):
             name, container_id, ifname = map(json.quote, parts)
@@ -45,14 +46,14 @@ class Cache:
         return os.path.join(self.results(rt), "-".join(parts))
 
     def write(self, network: str, config: bytes, rt: RuntimeConf, outcome: dict[str, Any] | None) -> None:
-        """Write the file of an attachment. Raises OSError, and CniError as path()."""
+        """Write the file of an attachment. Raises OSError, and CniError 7 as path() does."""
         path = self.path(network, rt)
         document = cached_result.document(network, rt.container_id, rt.ifname, config, netns=rt.netns, args=rt.args,
                                           capability_args=rt.capability_args, outcome=outcome)
         write_file(path, json.write(document))
 
     def read(self, network: str, rt: RuntimeConf) -> bytes | None:
-        """The file's bytes; None if it does not exist or cannot be read."""
+        """Return the file's bytes; None if the file does not exist or cannot be read."""
         path = self.path(network, rt)
         try:
             return read_file(path)
@@ -60,9 +61,9 @@ class Cache:
             return None
 
     def read_result(self, network: str, version: str, rt: RuntimeConf) -> dict[str, Any] | None:
-        """The cached result in the given version ("" is 0.1.0); None without a file.
+        """Return the cached result in the given version ("" is 0.1.0); None without a file.
 
-        Raises CniError if the file has no result, or one that cannot be converted to that version.
+        Raises CniError if the file has no result, or the result cannot be converted to that version.
         """
         raw = self.read(network, rt)
         if raw is None:
@@ -82,8 +83,8 @@ class Cache:
                                    f"{json.quote(version)}: {e.msg}", e.details) from None
 
     def read_config(self, network: str, rt: RuntimeConf) -> tuple[bytes, RuntimeConf] | None:
-        """Return the configuration's bytes and `rt` with the args, both of the time of ADD; None without a file. Raises
-        CniError 6 or 7."""
+        """Return the configuration's bytes and `rt` with the args, both as at ADD; None without a file. Raises CniError
+        6 or 7."""
         raw = self.read(network, rt)
         if raw is None:
             return None
@@ -99,17 +100,17 @@ class Cache:
         return it.config, replace(rt, args=it.args or rt.args, capability_args=it.capability_args)
 
     def remove(self, network: str, rt: RuntimeConf) -> None:
-        """Remove the file of an attachment; success if it does not exist."""
+        """Remove the file of an attachment; a missing file is no error."""
         try:
             os.unlink(self.path(network, rt))
         except (CniError, OSError):
             pass
 
     def attachments(self, container_id: str = "", *, without_config: bool = False) -> list[Attachment]:
-        """The attachments of one container or of all, sorted by file name; files of other formats are skipped.
+        """Return the attachments of one container or of all, sorted by file name. Files of other formats are skipped.
 
-        without_config: also files of libcni before 0.8, which have the result only, if it names a network namespace.
-        Raises OSError if the directory exists and cannot be listed.
+        without_config: include files of libcni before 0.8, which have only the result, if the result names a network
+        namespace. Raises OSError if the directory exists and cannot be listed.
         """
         where = self.results()
         try:
@@ -144,8 +145,8 @@ class Document:
 def read_document(raw: bytes, name: str = "") -> Document:
     """Decode a cache file called `name`. Raises ValueError if it is not a JSON object of the right types.
 
-    libcni 0.7 wrote the result only. Later versions write an object of KIND, without containerId at first, and
-    without netns before 1.2: then the namespace is the one that the result names.
+    libcni 0.7 wrote only the result. Later versions write an object of KIND. At first it had no containerId, and before
+    1.2 no netns: the namespace is then the one that the result names.
     """
     values = json.read(raw)
     if values is not None and not isinstance(values, dict):
@@ -173,7 +174,7 @@ def read_document(raw: bytes, name: str = "") -> Document:
 
 
 def read_names(file_name: str, texts: Mapping[str, str]) -> tuple[str, str, str]:
-    """(network, container id, ifname) from the file, else from its name, NETWORK-CONTAINERID-IFNAME."""
+    """Return (network, container id, ifname) from the file, otherwise from its name, NETWORK-CONTAINERID-IFNAME."""
     network, container_id, ifname = (texts[key] for key in ("networkName", "containerId", "ifName"))
     if not texts["kind"]:
         rest, _, ifname = file_name.rpartition("-")
@@ -184,14 +185,15 @@ def read_names(file_name: str, texts: Mapping[str, str]) -> tuple[str, str, str]
 
 
 def read_interfaces(outcome: Any) -> list[dict[str, str]]:
-    """The name and sandbox ("": on the host) of each interface of a result; results before 0.3.0 have none."""
+    """Return the name and sandbox ("": on the host) of each interface of a result; [] for results before 0.3.0."""
     found = outcome.get("interfaces") if isinstance(outcome, dict) else None
     return [{key: it[key] if isinstance(it.get(key), str) else "" for key in ("name", "sandbox")}
             for it in (found if isinstance(found, list) else ()) if isinstance(it, dict)]
 
 
 def sandbox_of(interfaces: list[dict[str, str]], ifname: str) -> str:
-    """The sandbox of the interface of that name, else of any, "" if no interface has one."""
+    """Return the sandbox of the interface of that name, otherwise of any interface; "" if no interface has a
+    sandbox."""
     inside = sorted((it for it in interfaces if it["sandbox"]), key=lambda it: it["name"] != ifname)
     return inside[0]["sandbox"] if inside else ""
 
@@ -201,7 +203,7 @@ def is_pair(value: Any) -> bool:
 
 
 def read_file(path: str) -> bytes:
-    """The bytes of a regular file. Raises OSError, also for a pipe or a device, and does not wait for these."""
+    """Return the bytes of a regular file. Raises OSError, also for a pipe or a device, without blocking on these."""
     with open(path, "rb", opener=open_regular) as file:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
@@ -212,8 +214,8 @@ def read_file(path: str) -> bytes:
 def write_file(path: str, data: bytes) -> None:
     """Replace a file atomically, with mode 0600. Raises OSError.
 
-    The new file is made beside the directory, not in it: to other programs, also in Go, every file in the directory is
-    an attachment.
+    The new file is created next to the directory, not in it, because other programs take every file in the directory
+    for an attachment.
     """
     folder = os.path.dirname(path)
     make_folders(folder, 0o700, above=0o700)

@@ -1,4 +1,4 @@
-"""One call of a plugin: its command and environment."""
+"""Define Call, one call of a plugin: its command and environment."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 from fastcni.runtime.records import RuntimeConf
 from fastcni.runtime.trace import Trace
 
-NO_CONTAINER = RuntimeConf("", "", "")      # for GC and STATUS
+NO_CONTAINER = RuntimeConf("", "", "")      # used for GC and STATUS
 
 
 class Interface(Protocol):
@@ -20,7 +20,8 @@ class Interface(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """command: "ADD" and so on. rt: the attachment. path: the plugin directories joined with ":"."""
+    """One call of a plugin. command: "ADD" and so on. rt: the attachment. path: the plugin directories joined with
+    ":"."""
 
     command: str
     rt: RuntimeConf
@@ -28,7 +29,7 @@ class Call:
     path: str
 
     def env(self) -> dict[str, str]:
-        """All CNI variables, also empty ones, so that the plugin inherits none from the caller."""
+        """Return all CNI variables, also empty ones, so that the plugin inherits none from the caller."""
         cni = {
             "CNI_COMMAND": self.command,
             "CNI_CONTAINERID": self.rt.container_id,
@@ -41,7 +42,7 @@ class Call:
 
 
 def to_pair(it: tuple[str, str] | Interface) -> tuple[str, str]:
-    """(container id, interface name) of an object that names an attachment."""
+    """Return (container id, interface name) of an object that names an attachment."""
     if isinstance(it, tuple):
         container_id, ifname = it
         return container_id, ifname

@@ -19,7 +19,7 @@ from fastcni.spec.config import check_container_id, check_ifname, check_network_
 from fastcni.spec.errors import CniError
 
 DEFAULT_CONF_DIR = "/etc/cni/net.d"
-# The usual directory of runtimes, Debian's, Fedora's
+# The usual plugin directory of runtimes, Debian's, Fedora's
 DEFAULT_PLUGIN_DIRS = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
 
 Result = dict[str, Any]
@@ -29,13 +29,13 @@ class CNI:
     """A runtime.
 
     plugin_dirs: the directories of plugins, in order. conf_dir: the directory of load(). cache_dir: the directory of
-    the result cache, /var/lib/cni if empty. runner: calls the plugins, None: Exec(). timeout: seconds for one call of
-    one plugin, None for no limit.
+    the result cache, /var/lib/cni if empty. runner: the Runner that calls the plugins; None: Exec(). timeout: seconds
+    for one call of one plugin, None for no limit.
 
     If all plugins of a list are fastcni's own, its server answers, and there is no timeout, then add(), check() and
     delete() of the list are one request to the server. The results and errors are the same.
 
-    The object keeps nothing between calls, and any number of threads may use it. The caller has to serialize calls for
+    The object keeps no state between calls, and any number of threads may use it. The caller has to serialize calls for
     one container, and GC with all other calls on its network.
 
     Methods raise CniError (code, msg, details); PluginError if a plugin of a list failed, with the plugin's code and
@@ -62,9 +62,9 @@ class CNI:
             trace: Trace | None = None) -> Result | None:
         """Attach: ADD of each plugin in order. Return the last result, in that result's own version; None: no plugins.
 
-        The result is written to the cache. After a failure some plugins may have made their part: the caller has to
-        call delete(). With `rollback`, the plugins that were started get DEL in reverse order before the error is
-        raised; errors of these are notes of the error.
+        The result is written to the cache. After an error some plugins may have succeeded, so the caller must call
+        delete(). With `rollback`, the started plugins get DEL in reverse order before the error is raised; errors of
+        these DELs become notes of the error.
         """
         started: list[PluginConf] = []
         result = None
@@ -102,8 +102,8 @@ class CNI:
     def delete(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> Report:
         """Detach: DEL of each plugin in reverse order with the cached result, which is removed at the end.
 
-        The first failure stops it, and the cached result stays, so that the caller can try again. A cached result that
-        cannot be read is removed and does not stop it.
+        The first error stops delete(), and the cached result stays, so that the caller can try again. A cached result
+        that cannot be read is removed and is no error.
         """
         result, unknown = self._cached_for_delete(net, rt)
         called = tuple(reversed(net.plugins))
@@ -118,13 +118,13 @@ class CNI:
 
     def gc(self, net: NetworkList, valid_attachments: Iterable[tuple[str, str] | Interface] | None, *,
            trace: Trace | None = None) -> GcReport:
-        """Release what belongs to no valid attachment.
+        """Release the resources of attachments that are not valid.
 
-        valid_attachments: (container id, interface name) pairs, or records that have both. Cached attachments of this
-        network that are not among them are deleted, with the args of their ADD; then each plugin gets GC, below 1.1.0
-        only fastcni's own. With None or an empty list **every** cached attachment is deleted; with None the plugins get
-        no list. collect.make_plan() keeps the attachments whose network namespace exists.
-        A failure stops nothing. Raises ManyErrors with all errors.
+        valid_attachments: (container id, interface name) pairs, or records that have both. gc() deletes cached
+        attachments of this network that are not in the list, with the args of their ADD. Then each plugin gets GC; for
+        versions below 1.1.0 only fastcni's own plugins. With None or an empty list **every** cached attachment is
+        deleted; with None the plugins get no list. collect.make_plan() keeps the attachments whose network namespace
+        exists. gc() continues after errors. Raises ManyErrors with all errors.
         """
         if net.disable_gc:
             return GcReport(skipped="disableGC is true")
@@ -132,7 +132,7 @@ class CNI:
         try:
             remembered = self.cache.attachments()
         except OSError as e:
-            # As in the Go library nothing is done, but here with a warning.
+            # As in the Go library nothing is done, but fastcni warns.
             why = f"list the result cache: {e}"
             discover.log_warning(f"GC of network {net.name} was not run: {why}")
             return GcReport(skipped=why)
@@ -146,7 +146,7 @@ class CNI:
     def status(self, net: NetworkList, *, trace: Trace | None = None) -> Report:
         """Ask each plugin whether it can serve ADD. Raises the first error with its code (50, 51).
 
-        Below 1.1.0 no plugin is called.
+        For versions below 1.1.0 no plugin is called.
         """
         if not collect.at_least(net.version, "1.1.0"):
             return Report(skipped=collect.below(net, "STATUS", "1.1.0"))
@@ -159,7 +159,7 @@ class CNI:
         return Report(net.plugins)
 
     def validate(self, net: NetworkList, *, trace: Trace | None = None) -> set[str]:
-        """Return the capabilities that the plugins declare. Raises ManyErrors: plugins are missing or too old."""
+        """Return the capabilities that the plugins declare. Raises ManyErrors if plugins are missing or too old."""
         found, capabilities = [], set()
         for plugin in net.plugins:
             try:
@@ -173,28 +173,29 @@ class CNI:
     # Single plugins, by the name and version of their own configuration ---------------------------
 
     def add_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> Result | None:
-        """ADD of a single plugin; the result is written to the cache. Raises the plugin's error unchanged."""
+        """Run ADD of a single plugin, and write the result to the cache. Raises the plugin's error unchanged."""
         result = self._add_one(plugin, plugin, rt, None, trace, [])
         self._remember(plugin, rt, result)
         return result
 
     def check_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> None:
-        """CHECK of a single plugin, with the cached result."""
+        """Run CHECK of a single plugin with the cached result."""
         self._require_check(plugin.version)
         result = self._cached_for_check(plugin, rt)
         self.call(Call("CHECK", rt, trace, self.path), plugin,
                    inject.for_attachment(plugin.name, plugin.version, plugin, rt, result))
 
     def delete_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> None:
-        """DEL of a single plugin, with the cached result, which is removed then."""
+        """Run DEL of a single plugin with the cached result, and then remove the cached result."""
         self._delete_one(plugin, plugin, rt, self._cached_for_delete(plugin, rt)[0], trace)
         self.cache.remove(plugin.name, rt)
 
     def validate_plugin(self, plugin: PluginConf, wanted: str | None = None, *,
                         trace: Trace | None = None) -> set[str]:
-        """Return the capabilities that a plugin declares. Raises CniError if it is missing or lacks the version.
+        """Return the capabilities that a plugin declares. Raises CniError if the plugin is missing or does not support
+        the version.
 
-        wanted: the version that it has to support, None: the configuration's.
+        wanted: the version that the plugin must support; None: the configuration's version.
         """
         wanted = (plugin.version if wanted is None else wanted) or "0.1.0"
         if wanted not in self.version_info(plugin.type, trace=trace):
@@ -205,7 +206,7 @@ class CNI:
     # Information -------------------------------------------------------------------------------------
 
     def version_info(self, plugin: str, *, trace: Trace | None = None) -> list[str]:
-        """The spec versions that a plugin type supports, by its own answer."""
+        """Return the spec versions that a plugin type supports, by its answer to VERSION."""
         where = self.runner.find(plugin, self.plugin_dirs)
         env = Call("VERSION", RuntimeConf("", "dummy", "dummy"), trace, "dummy").env()
         stdin = json.write({"cniVersion": version.CURRENT})
@@ -214,28 +215,30 @@ class CNI:
         except ValueError as e:
             raise CniError(errors.DECODING_FAILURE, str(e)) from None
         except CniError as e:
-            if str(e) == "unknown CNI_COMMAND: VERSION":       # the plugin is older than the command
+            if str(e) == "unknown CNI_COMMAND: VERSION":       # the plugin is older than VERSION
                 return ["0.1.0"]
             raise
 
     def cached_result(self, net: NetworkList | PluginConf, rt: RuntimeConf) -> Result | None:
-        """The cached result of ADD in the network's version, None without one. Raises CniError if it is damaged."""
+        """Return the cached result of ADD in the network's version, None without a cached result. Raises CniError if
+        the cached result is damaged."""
         return self.cache.read_result(net.name, net.version, rt)
 
     def cached_config(self, net: NetworkList | PluginConf,
                       rt: RuntimeConf) -> tuple[bytes, RuntimeConf] | None:
-        """The bytes of the configuration that ADD used, and `rt` with its args; None without a cached result."""
+        """Return the bytes of the configuration that ADD used, and `rt` with the args of ADD; None without a cached
+        result."""
         return self.cache.read_config(net.name, rt)
 
     def attachments(self, container_id: str = "") -> list[Attachment]:
-        """The cached attachments of one container or of all. Raises OSError if the cache cannot be listed."""
+        """Return the cached attachments of one container or of all. Raises OSError if the cache cannot be listed."""
         return self.cache.attachments(container_id)
 
     # Steps ----------------------------------------------------------------------------------------
 
     @property
     def path(self) -> str:
-        """CNI_PATH."""
+        """Return the value of CNI_PATH."""
         return os.pathsep.join(self.plugin_dirs)
 
     def call(self, call: Call, plugin: PluginConf, stdin: bytes) -> bytes:
@@ -244,7 +247,7 @@ class CNI:
         return self.runner.run(where, call.env(), stdin, self.timeout)
 
     def is_own(self, plugin: PluginConf) -> bool:
-        """Return whether the plugin is one of fastcni's. With a runner that has no is_own(), none is."""
+        """Return whether the plugin is one of fastcni's. False if the runner has no is_own()."""
         is_own = getattr(self.runner, "is_own", None)
         try:
             return bool(is_own and is_own(self.runner.find(plugin.type, self.plugin_dirs)))
@@ -254,10 +257,11 @@ class CNI:
     def _ask_server(self, command: str, doing: str, net: NetworkList, called: Sequence[PluginConf], rt: RuntimeConf,
                     result: Result | None, trace: Trace | None,
                     started: list[PluginConf] | None = None) -> bytes | None:
-        """Send the whole list to the server in one request; its stdout. None: call the plugins one by one.
+        """Send the whole list to the server in one request, and return its stdout. None: the caller must call the
+        plugins one by one.
 
-        called: the plugins in the order of the calls. started: gets those that a rollback has to delete. Raises
-        PluginError as those calls would.
+        called: the plugins in the order of the calls. started: a list, to which the plugins that a rollback must delete
+        are appended. Raises PluginError as separate calls would.
         """
         ask = getattr(self.runner, "ask_server", None)
         if not ask or self.timeout is not None or not self._is_for_server(net, rt, command):
@@ -278,8 +282,8 @@ class CNI:
         return answer
 
     def _is_for_server(self, net: NetworkList, rt: RuntimeConf, command: str) -> bool:
-        """Return whether the server can run the list: each plugin is fastcni's, and the runtime has nothing to refuse
-        before it calls the first one."""
+        """Return whether the server can run the list: each plugin is fastcni's, and the runtime finds no error before
+        the first call."""
         try:
             if command == "ADD":
                 check_container_id(rt.container_id)
@@ -315,7 +319,7 @@ class CNI:
 
     def _roll_back(self, net: NetworkList, rt: RuntimeConf, trace: Trace | None,
                    started: Sequence[PluginConf], error: BaseException) -> None:
-        """Run DEL as a later delete() would, but continue after a failure."""
+        """Run DEL as a later delete() would, but continue after an error."""
         for plugin in reversed(started):
             try:
                 self._delete_one(net, plugin, rt, None, trace)
@@ -342,7 +346,7 @@ class CNI:
             raise reworded(f"failed to get network {json.quote(net.name)} cached result", e) from e
 
     def _cached_for_delete(self, net: NetworkList | PluginConf, rt: RuntimeConf) -> tuple[Result | None, str]:
-        """(the cached result, why there is none)"""
+        """Return (the cached result, why there is none)."""
         if read_version(net.version) < (0, 4, 0):
             return None, ""
         try:
@@ -357,7 +361,7 @@ class CNI:
 
 
 def read_result(net: NetworkList, stdout: bytes) -> Result:
-    """The result of the whole list. Raises PluginError of the last plugin, which printed it."""
+    """Decode the result of the whole list. Raises PluginError of the last plugin, which printed the result."""
     try:
         return invoke.read_add_output(stdout, net.version)
     except CniError as e:
@@ -365,5 +369,5 @@ def read_result(net: NetworkList, stdout: bytes) -> Result:
 
 
 def reworded(what: str, error: CniError) -> CniError:
-    """Return the same error with a prefix to its text, which says what was tried."""
+    """Return the same error with a prefix to its text that says what was tried."""
     return CniError(error.code, f"{what}: {error.msg}", error.details)

@@ -1,4 +1,4 @@
-"""GC of one network: which cached attachments stay, which get DEL, and what the plugins release."""
+"""Run GC of one network: choose the cached attachments to keep, run DEL for the others, and call GC of each plugin."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """kept and stale: cached attachments of one network. valid: pairs that are kept, cached or not."""
+    """The plan of a GC. kept, stale: cached attachments of one network. valid: the pairs to keep, cached or not."""
 
     kept: tuple[Judged, ...]
     stale: tuple[Judged, ...]
@@ -49,9 +49,9 @@ def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pa
 
 
 def unread_files(folder: str, network: str, remembered: Iterable[Attachment]) -> list[str]:
-    """Files of the cache that have the network's name and could not be read: damaged, or of an old libcni.
+    """Return the cache files that have the network's name and could not be read: damaged, or of an old libcni.
 
-    Their attachments are unknown, and may exist. Raises OSError if the folder cannot be listed.
+    Attachments of these files are unknown and may exist. Raises OSError if the directory cannot be listed.
     """
     known = {f"{it.network}-{it.container_id}-{it.ifname}" for it in remembered}
     try:
@@ -63,15 +63,14 @@ def unread_files(folder: str, network: str, remembered: Iterable[Attachment]) ->
 
 
 def rehearse(cni: "CNI", net: NetworkList, plan: Plan) -> GcReport:
-    """Return the report of run(), without a call of a plugin. The report does not have what the plugins would
-    release."""
+    """Return the report of run() without calling a plugin. The report does not list what the plugins would release."""
     stale = tuple(Deleted(it.attachment, it.why) for it in plan.stale)
     plugins = tuple(Collected(plugin, skipped=why_skipped(cni, net, plugin)) for plugin in net.plugins)
     return GcReport(plan.kept, stale, plugins, dry_run=True)
 
 
 def run(cni: "CNI", net: NetworkList, plan: Plan, *, trace: Trace | None = None) -> GcReport:
-    """DEL of the plan's stale attachments, then GC of each plugin; a failure stops nothing."""
+    """Run DEL of the plan's stale attachments, then GC of each plugin. Continue after errors."""
     deleted = delete_stale(cni, net, plan, trace)
     try:
         valid = still_valid(cni, net, plan)
@@ -86,14 +85,15 @@ def delete_stale(cni: "CNI", net: NetworkList, plan: Plan, trace: Trace | None) 
 
 
 def still_valid(cni: "CNI", net: NetworkList, plan: Plan) -> list[Pair]:
-    """The attachments that the plugins have to keep. An ADD that ended after the plan was made is in the cache now."""
+    """Return the attachments that the plugins must keep, including those that an ADD has added to the cache since the
+    plan was made."""
     stale = {to_pair(it.attachment) for it in plan.stale}
     now = {to_pair(it) for it in cni.attachments() if it.network == net.name}
     return sorted(plan.valid | {to_pair(it.attachment) for it in plan.kept} | (now - stale))
 
 
 def delete_one(cni: "CNI", net: NetworkList, stale: Judged, trace: Trace | None) -> Deleted:
-    """DEL with the args of the ADD."""
+    """Run DEL with the args of the ADD."""
     it = stale.attachment
     rt = RuntimeConf(it.container_id, it.netns, it.ifname, it.args, it.capability_args)
     try:
@@ -111,7 +111,7 @@ def gc_plugins(cni: "CNI", net: NetworkList, valid: Sequence[Pair] | None,
 
 def gc_plugin(cni: "CNI", net: NetworkList, plugin: PluginConf, valid: Sequence[Pair] | None,
               trace: Trace | None) -> Collected:
-    """GC of one plugin. fastcni's own accept it in every version, and report what they released."""
+    """Run GC of one plugin. fastcni's own plugins accept GC in every version, and report what they released."""
     if why := why_skipped(cni, net, plugin):
         return Collected(plugin, skipped=why)
     more = {} if valid is None else report_key(cni, plugin)
@@ -124,12 +124,12 @@ def gc_plugin(cni: "CNI", net: NetworkList, plugin: PluginConf, valid: Sequence[
 
 
 def report_key(cni: "CNI", plugin: PluginConf) -> dict[str, bool]:
-    """The keys that fastcni's own plugins get with GC besides the list."""
+    """Return the keys that fastcni's own plugins get with GC in addition to the list."""
     return {REPORT: True} if cni.is_own(plugin) else {}
 
 
 def why_skipped(cni: "CNI", net: NetworkList, plugin: PluginConf) -> str:
-    """Why a plugin gets no GC, "" if it gets one."""
+    """Return why a plugin gets no GC, "" if it gets GC."""
     if at_least(net.version, "1.1.0") or cni.is_own(plugin):
         return ""
     return f"{below(net, 'GC', '1.1.0')}, and it is not one of fastcni's own plugins"
@@ -141,7 +141,7 @@ def below(net: NetworkList, command: str, since: str) -> str:
 
 
 def at_least(config_version: str, since: str) -> bool:
-    """Return whether a version is new enough. A malformed version is not."""
+    """Return whether a version is `since` or later. False for a malformed version."""
     try:
         return version.at_least(config_version, since)
     except ValueError:
@@ -149,7 +149,7 @@ def at_least(config_version: str, since: str) -> bool:
 
 
 def read_released(stdout: bytes) -> tuple[Released, ...] | None:
-    """The report of one of fastcni's own plugins; None: an older plugin, which printed nothing."""
+    """Return the report of one of fastcni's own plugins; None: an older plugin, which printed nothing."""
     if not stdout:
         return None
     try:

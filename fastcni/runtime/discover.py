@@ -29,10 +29,12 @@ def load_network(conf_dir: str | os.PathLike[str], name: str, warn: Warn = log_w
     """Load the network called `name` from the files of `conf_dir`.
 
     `.conflist` files come first, then `.conf` and `.json` together, each sorted by name; the first match wins. A broken
-    file before the match is skipped with a call of warn(text), as in kubelet and CRI-O; Go's libcni and cnitool refuse
-    every network. A broken file that seems to have the network's name is an error, so that no other file replaces it.
+    file before the match is skipped with a call of warn(text), as in kubelet and CRI-O. (Go's libcni and cnitool load
+    no network if any file is broken.) A broken file that seems to have the network's name is an error, so that no other
+    file replaces it.
 
-    Raises ConfError: the network's own file is broken; NoConfigsFound: no files; NotFound: none has the name.
+    Raises ConfError if the network's own file is broken, NoConfigsFound without files, NotFound if no file has the
+    name.
     """
     conf_dir = os.fspath(conf_dir)
     lists = list_files(conf_dir, (".conflist",))
@@ -53,7 +55,7 @@ def load_network(conf_dir: str | os.PathLike[str], name: str, warn: Warn = log_w
 
 
 def network_names(conf_dir: str) -> list[str]:
-    """Return the names of the networks that the files of a directory define, without those of broken files."""
+    """Return the names of the networks that the files of a directory define. Broken files are skipped."""
     found = []
     for path in list_files(conf_dir, (".conflist", ".conf", ".json")):
         try:
@@ -65,12 +67,12 @@ def network_names(conf_dir: str) -> list[str]:
 
 
 class OtherNetwork(ConfError):
-    """A broken file that does not seem to be the wanted network's."""
+    """A broken file that does not seem to belong to the wanted network."""
 
 
 def load_list_if(path: str, name: str) -> NetworkList | None:
-    """The network of a `.conflist` file, None if it has another name. Raises ConfError for a broken file, OtherNetwork
-    if it does not seem to have the name."""
+    """Return the network of a `.conflist` file, None if the network has another name. Raises ConfError for a broken
+    file, OtherNetwork if the broken file does not seem to have the name."""
     raw = read_if(path)
     try:
         net = parse_list(raw)
@@ -80,7 +82,7 @@ def load_list_if(path: str, name: str) -> NetworkList | None:
 
 
 def load_single_if(path: str, name: str) -> NetworkList | None:
-    """The network of a `.conf` or `.json` file, as above."""
+    """Return the network of a `.conf` or `.json` file, see load_list_if()."""
     raw = read_if(path)
     try:
         plugin = parse_plugin(raw)
@@ -90,7 +92,7 @@ def load_single_if(path: str, name: str) -> NetworkList | None:
 
 
 def list_of_file(path: str, plugin: PluginConf) -> NetworkList:
-    """The network list of a file's single plugin."""
+    """Return the network list of a file's single plugin."""
     net = list_of_plugin(plugin)
     return replace(net, plugins=tuple(replace(one, file=path) for one in net.plugins))
 
@@ -103,16 +105,17 @@ def read_if(path: str) -> bytes:
 
 
 def blamed(path: str, raw: bytes, name: str, error: ConfError) -> ConfError:
-    """The error of a broken file, with the file's path: OtherNetwork, unless its text has the network's name.
+    """Return the error of a broken file, with the file's path: OtherNetwork, unless the file's text has the network's
+    name.
 
-    The text is searched, because a broken file may have no keys.
+    The text is searched, because the keys of a broken file may be unreadable.
     """
     found = re.search(rb'"name"\s*:\s*' + re.escape(json.write(name)), raw)
     return (ConfError if found else OtherNetwork)(f"{path}: {error.msg}", error.code)
 
 
 def load_list_file(path: str | os.PathLike[str]) -> NetworkList:
-    """Load one `.conflist` file, with the plugins of its folder."""
+    """Load one `.conflist` file, with the plugins of its directory."""
     path = os.fspath(path)
     return add_folder(path, parse_file(path, parse_list))
 
@@ -133,7 +136,7 @@ def parse_file(path: str, parse: Callable[[bytes], T]) -> T:
 
 
 def add_folder(path: str, net: NetworkList) -> NetworkList:
-    """Return the network of a list file, with the plugins of its folder. Each plugin's `file` is set. Raises
+    """Return the network of a list file, with the plugins of its directory. Each plugin's `file` is set. Raises
     ConfError."""
     plugins = tuple(replace(plugin, file=path) for plugin in net.plugins)
     net = with_folder(os.path.dirname(path), replace(net, plugins=plugins))
@@ -145,7 +148,7 @@ def add_folder(path: str, net: NetworkList) -> NetworkList:
 def with_folder(conf_dir: str, net: NetworkList) -> NetworkList:
     """Append the plugins of `<conf_dir>/<network name>/*.conf`, unless the list excludes them. Raises ConfError.
 
-    The name becomes a part of a path, so it is checked: the Go library follows "..".
+    The name becomes a part of a path, so fastcni checks it; the Go library follows "..".
     """
     if net.only_inlined_plugins:
         return net
@@ -168,10 +171,10 @@ def load_folder_plugin(file: str, index: int) -> PluginConf:
 
 
 def list_files(where: str, extensions: tuple[str, ...]) -> list[str]:
-    """Paths of the files in a directory with one of the extensions, sorted by the bytes of their names.
+    """Return the paths of the files in a directory with one of the extensions, sorted by the bytes of their names.
 
-    A missing directory has none. A file called ".conf" has the extension ".conf". Symbolic links count, also broken
-    ones: the attempt to read them reports the error.
+    A missing directory counts as empty. A file called ".conf" has the extension ".conf". Broken symbolic links are
+    included: reading them reports the error.
     """
     try:
         with os.scandir(where) as entries:
@@ -189,7 +192,7 @@ def has_extension(name: str, extensions: tuple[str, ...]) -> bool:
 
 
 def read_conf(path: str) -> bytes:
-    """The bytes of a regular file. Raises ConfError, also for a FIFO or a device, and does not wait for these."""
+    """Return the bytes of a regular file. Raises ConfError, also for a FIFO or a device, without blocking on these."""
     try:
         with open(path, "rb", opener=open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -1,4 +1,4 @@
-"""The errors of the runtime library. All are CniErrors, with code, msg and details."""
+"""Define the errors of the runtime library. All are CniErrors, with code, msg and details."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from fastcni.spec.errors import CniError
 
 
 class ConfError(CniError):
-    """A bad network configuration; no plugin was called."""
+    """A network configuration is invalid; no plugin was called."""
 
     def __init__(self, msg: str, code: int = errors.INVALID_CONFIG):
         super().__init__(code, msg)
@@ -23,7 +23,7 @@ class NoConfigsFound(ConfError):
 
 
 class NotFound(ConfError):
-    """There are configurations, but none has the name. broken: files that could not be read. known: names of
+    """There are configurations, but none has the wanted name. broken: files that could not be read. known: names of
     the networks that exist."""
 
     def __init__(self, conf_dir: str, name: str, broken: Sequence[str] = (), known: Sequence[str] = ()):
@@ -33,7 +33,8 @@ class NotFound(ConfError):
 
 
 class PluginError(CniError):
-    """A plugin of a list failed: its code and details, and a msg that names the plugin and the command.
+    """A plugin of a list failed: the error has the plugin's code and details, and a msg that names the plugin and the
+    command.
 
     plugin: the configuration of the failed plugin. done: the plugins that succeeded before it. The plugin's error is
     `__cause__`.
@@ -45,14 +46,14 @@ class PluginError(CniError):
 
 
 def describe(plugin: PluginConf) -> str:
-    """A plugin of a list as text: plugin type="bridge" (index 0 in /etc/cni/net.d/10-net.conflist)."""
+    """Return a plugin of a list as text: plugin type="bridge" (index 0 in /etc/cni/net.d/10-net.conflist)."""
     name = f" name={json.quote(plugin.name)}" if plugin.name else ""
     place = "" if plugin.index is None else f" (index {plugin.index}{f' in {plugin.file}' if plugin.file else ''})"
     return f"plugin type={json.quote(plugin.type)}{name}{place}"
 
 
 class ManyErrors(CniError):
-    """Several steps failed, and none stopped the others. errors: in order. code: the first one's."""
+    """Several steps failed, and all steps ran. errors: in order. code: the first error's code."""
 
     def __init__(self, msg: str, found: Sequence[CniError]):
         super().__init__(found[0].code, msg)

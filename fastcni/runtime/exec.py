@@ -1,4 +1,4 @@
-"""The runners, which call plugins: by executable, or, for fastcni's own, in this process."""
+"""Define the runners, which call plugins: executables, or fastcni's own plugins in this process."""
 
 import os
 import sys
@@ -22,18 +22,18 @@ class Runner(Protocol):
     fastcni's; and ask_server(env, stdin) -> bytes | None: see Exec."""
 
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
-        """Return the plugin's place, for run(). Raises CniError if there is none."""
+        """Return where the plugin is, for run(). Raises CniError if the plugin is not found."""
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
         """Call the plugin and return its stdout. env: CNI and trace variables. timeout: seconds, None for no limit.
-        Raises CniError if it fails."""
+        Raises CniError if the plugin fails."""
 
 
 class Exec:
     """The runner of executables.
 
-    environ: their environment besides the CNI variables, None: this process's. stderr: a binary stream for the stderr
-    of plugins that succeed, None: sys.stderr's.
+    environ: the plugins' environment without the CNI variables; None: this process's environment. stderr: a binary
+    stream for the stderr of plugins that succeed; None: that of sys.stderr.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, stderr: BinaryIO | None = None):
@@ -44,7 +44,7 @@ class Exec:
         return search.find(plugin, dirs)
 
     def is_own(self, where: str) -> bool:
-        """Return whether it is one of fastcni's own plugins, of any version."""
+        """Return whether `where` is one of fastcni's own plugins, of any version."""
         return search.is_own(where)
 
     def ask_server(self, env: Mapping[str, str], stdin: bytes) -> bytes | None:
@@ -53,7 +53,7 @@ class Exec:
         from fastcni.runtime import served
 
         environ = os.environ if self.environ is None else self.environ
-        # As plugin files would: without a Trace of the call, they get this process's
+        # As with plugin files: if the call has no Trace, the server gets this process's
         inherited = [name for name in VARIABLES if name in environ and VARIABLES[0] not in env]
         answer = served.ask(environ, {**{name: environ[name] for name in inherited}, **env}, stdin)
         if answer is None:
@@ -70,8 +70,8 @@ class Exec:
 
 
 class InProcess:
-    """The runner, in this process, of fastcni's own plugins and of those that other distributions declare to it;
-    `otherwise` runs all others, None: Exec.
+    """The runner that runs fastcni's own plugins, and those that other distributions declare to fastcni, in this
+    process. otherwise: the runner of all other plugins; None: Exec.
 
     Each call is made in a new thread, because a plugin enters network namespaces: the caller's thread stays in its
     namespace. The timeout does not apply, because a thread cannot be killed; the plugin's own limits end its waits.
@@ -82,7 +82,7 @@ class InProcess:
         self.otherwise = otherwise or Exec(environ, stderr)
         self.environ = environ
         self.stderr = stderr
-        self.registered = False         # the plugins of other distributions
+        self.registered = False         # whether the plugins of other distributions are in the table
 
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
         from fastcni import plugins, third_party
@@ -98,8 +98,8 @@ class InProcess:
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
         if "/" in where:           # a path: the plugin is not fastcni's
             return self.otherwise.run(where, env, stdin, timeout)
-        # The rest of the environment is for delegates that are executed. A plugin refuses an empty CNI_PATH, but finds
-        # fastcni's own delegates without it.
+        # The rest of the environment is for delegates that are executed. A plugin rejects an empty CNI_PATH, but needs
+        # no directory to find fastcni's own delegates.
         base = os.environ if self.environ is None else self.environ
         reply = in_thread(where, {**base, **env, "CNI_PATH": env.get("CNI_PATH") or NOWHERE}, stdin)
         if reply.status:
@@ -109,7 +109,7 @@ class InProcess:
 
 
 def in_thread(plugin: str, env: Mapping[str, str], stdin: bytes) -> "Reply":
-    """Return the handle.Reply of one request, made in a fresh thread."""
+    """Return the handle.Reply of one request that runs in a new thread."""
     from fastcni.handle import handle
     from fastcni.runtime.mode import InProcessMode
 
@@ -130,12 +130,12 @@ def in_thread(plugin: str, env: Mapping[str, str], stdin: bytes) -> "Reply":
 
 
 def forward(text: bytes, stream: BinaryIO | None) -> None:
-    """Write a plugin's stderr to the stream; a stream that is closed or full is not the plugin's failure."""
+    """Write a plugin's stderr to the stream. A closed or full stream is no error of the plugin."""
     if not text:
         return
     try:
         if stream is None:
-            # sys.stderr is None in a program without one, and a replacement may take text only.
+            # sys.stderr may be None, and a replacement of it may accept only text.
             stream = getattr(sys.stderr, "buffer", None)
         if stream is not None:
             stream.write(text)

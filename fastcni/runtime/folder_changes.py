@@ -1,4 +1,4 @@
-"""Notice changes in folders (inotify(7))."""
+"""Watch directories for changes by inotify(7)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
 IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR = 0x400, 0x800, 0x1000000
 CHANGES = (IN_ATTRIB | IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | IN_DELETE_SELF
            | IN_MOVE_SELF | IN_ONLYDIR)
-EVENT = struct.Struct("iIII")           # struct inotify_event: watch, mask, cookie, length of the name behind it
+EVENT = struct.Struct("iIII")           # struct inotify_event: watch, mask, cookie, length of the name that follows
 BUFFER_BYTES = 1 << 16
 
 
 class FolderChanges:
-    """A descriptor that is readable after a file in one of the folders has changed, come or gone.
+    """A descriptor that becomes readable when a file in one of the directories is changed, added or removed.
 
-    Raises OSError: EMFILE if the user has as many instances already as /proc/sys/fs/inotify/max_user_instances allows.
+    Raises OSError: EMFILE if the user already has /proc/sys/fs/inotify/max_user_instances instances.
     """
 
     def __init__(self) -> None:
@@ -26,20 +26,21 @@ class FolderChanges:
         self.descriptor = self._checked(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
     def add(self, folder: str) -> None:
-        """Watch a folder; one that is watched already stays so. The kernel ends the watch when the folder is deleted.
+        """Watch a directory; a second call for the same directory changes nothing. The kernel ends the watch when the
+        directory is deleted.
 
-        Raises OSError: ENOENT, ENOTDIR, EACCES; ENOSPC if the user has as many watches already as
-        /proc/sys/fs/inotify/max_user_watches allows.
+        Raises OSError: ENOENT, ENOTDIR, EACCES; ENOSPC if the user already has /proc/sys/fs/inotify/max_user_watches
+        watches.
         """
         self._checked(self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), CHANGES), folder)
 
     def discard(self) -> None:
-        """Drop the changes that were notified so far, so that the descriptor is readable after the next one."""
+        """Discard the changes so far, so that the descriptor becomes readable at the next change."""
         self.take()
 
     def take(self) -> set[str]:
-        """Return the names of the files that have changed since the last call, "" for a folder itself and if changes
-        were lost. The descriptor is readable after the next change."""
+        """Return the names of the files that have changed since the last call; "" stands for a directory itself and for
+        lost changes. The descriptor then becomes readable at the next change."""
         names = set()
         try:
             while data := os.read(self.descriptor, BUFFER_BYTES):

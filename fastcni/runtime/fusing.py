@@ -1,7 +1,7 @@
 """Fuse a network list: its plugins become nested plugins of one plugin, `chain`; and undo that.
 
-The original stays beside the fused list as `<file>.unfused`, a name that no runtime loads: they load `.conflist`,
-`.conf` and `.json`. Each file is replaced by rename(2), so a runtime sees the one list or the other.
+The original stays next to the fused list as `<file>.unfused`. Runtimes do not load that name: they load `.conflist`,
+`.conf` and `.json`. Files are replaced by rename(2), so a runtime sees either the old list or the new list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUFFIX = ".unfused"
 @dataclass(frozen=True, slots=True)
 class Fused:
     """The outcome of fuse() and unfuse(). path: the list. kept: the original. network: its name. plugins: the types of
-    its plugins, without `chain`. document: the bytes of the list as it is now, or would be."""
+    its plugins, without `chain`. document: the bytes of the new list, which a dry run does not write."""
 
     path: str
     kept: str
@@ -38,8 +38,8 @@ class Fused:
 def fuse(path: str, plugin_dirs: Sequence[str], *, dry_run: bool = False) -> Fused:
     """Fuse a `.conflist` file, and keep the original. With dry_run, write nothing.
 
-    plugin_dirs: where each plugin has to be found, and `chain` as fastcni's. Raises ConfError, CniError: the list
-    cannot be fused, and nothing was changed.
+    plugin_dirs: the directories that must have each plugin, and fastcni's `chain`. Raises ConfError or CniError if the
+    list cannot be fused; nothing was changed then.
     """
     path = real_path(path)
     raw = read_conf(path)
@@ -57,7 +57,7 @@ def fuse(path: str, plugin_dirs: Sequence[str], *, dry_run: bool = False) -> Fus
 def unfuse(path: str, *, force: bool = False, dry_run: bool = False) -> Fused:
     """Put the original of a fused list back: the same file, byte for byte. With dry_run, write nothing.
 
-    force: also if the list was changed since, which is lost then. Raises CniError: nothing was changed.
+    force: also if the fused list was changed since; the change is lost then. After a CniError nothing was changed.
     """
     path = real_path(path)
     kept = path + SUFFIX
@@ -79,7 +79,7 @@ def unfuse(path: str, *, force: bool = False, dry_run: bool = False) -> Fused:
 
 
 def fused(raw: bytes, net: NetworkList) -> bytes:
-    """The fused list of a list. `chain` declares each capability that one of the plugins declares."""
+    """Return the fused list of a list. `chain` declares each capability that one of the plugins declares."""
     values = json.read(raw)
     declared = {name: True for plugin in net.plugins for name, on in plugin.capabilities.items() if on}
     only = {"type": chain.KIND, **({"capabilities": declared} if declared else {}), "plugins": values["plugins"]}
@@ -87,7 +87,7 @@ def fused(raw: bytes, net: NetworkList) -> bytes:
 
 
 def check(path: str, net: NetworkList, plugin_dirs: Sequence[str]) -> None:
-    """Raise CniError for a list that cannot be fused, or that nothing is gained with."""
+    """Raise CniError for a list that cannot be fused, or for which fusing has no benefit."""
     refused = f"{path} cannot be fused"
     kinds = types(net)
     if chain.KIND in kinds:
@@ -113,7 +113,8 @@ def types(net: NetworkList) -> tuple[str, ...]:
 
 
 def real_path(path: str) -> str:
-    """The file itself, where the path is a symbolic link: its folder gets the original. Raises ConfError."""
+    """Return the path of the file itself if `path` is a symbolic link: the original is kept in the file's directory.
+    Raises ConfError."""
     path = os.path.realpath(path)
     if not path.endswith(".conflist"):
         raise ConfError(f"{path} is not a network list: its name does not end with .conflist")
@@ -128,8 +129,8 @@ def read_list(path: str, raw: bytes) -> NetworkList:
 
 
 def replace_list(done: Fused, raw: bytes) -> None:
-    """Give the original its second name, then put the fused list in its place. Raises OSError, CniError if another
-    program has written the list meanwhile."""
+    """Link the original to its second name, then replace it by the fused list. Raises OSError, and CniError if another
+    program has changed the list in between."""
     folder = os.path.dirname(done.path)
     fd, fresh = tempfile.mkstemp(prefix=".fastcni-", dir=folder)
     try:
@@ -149,20 +150,20 @@ def replace_list(done: Fused, raw: bytes) -> None:
 
 
 def keep(done: Fused, raw: bytes, link: str) -> None:
-    """Link the original to its second name. A file that has the name is of an earlier fuse; the list was replaced
-    since."""
+    """Link the original to its second name. An existing file of that name is from an earlier fuse(); the list was
+    replaced since."""
     os.link(done.path, link)
     try:
         if read_conf(link) != raw:
             raise CniError(errors.TRY_AGAIN_LATER, f"{done.path} was changed while it was fused")
         os.rename(link, done.kept)
     finally:
-        if os.path.lexists(link):       # rename(2) does nothing if both names are of one file
+        if os.path.lexists(link):       # rename(2) does nothing if both names are links to one file
             os.unlink(link)
 
 
 def sync_folder(path: str) -> None:
-    """Write the names in a file's folder to the disk."""
+    """Write the directory of a file to disk (fsync)."""
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -8,13 +8,13 @@ from fastcni.runtime.errors import ConfError
 from fastcni.runtime.records import PluginConf, RuntimeConf
 from fastcni.spec import json, result
 
-VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")    # the second for early drafts
+VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")    # the second name is from early drafts
 
 
 def inject(plugin: PluginConf, values: Mapping[str, Any], prev_result: dict[str, Any] | None = None) -> bytes:
-    """The plugin's configuration as compact JSON with `values` set, keys sorted, numbers as Go has them.
+    """Return the plugin's configuration as compact JSON with `values` set, keys sorted, and Go's number formats.
 
-    A prevResult has the key order of the version that it names. Raises ConfError for an empty key or a null value.
+    The keys of a prevResult are in the order of its version. Raises ConfError for an empty key or a null value.
     """
     for key, value in values.items():
         if not key:
@@ -30,18 +30,18 @@ def inject(plugin: PluginConf, values: Mapping[str, Any], prev_result: dict[str,
 
 def for_attachment(name: str, version: str, plugin: PluginConf, rt: RuntimeConf,
                    prev_result: dict[str, Any] | None) -> bytes:
-    """stdin of ADD, CHECK and DEL."""
+    """Return stdin of ADD, CHECK and DEL."""
     values: dict[str, Any] = {"name": name, "cniVersion": version}
     matched = {key: rt.capability_args[key] for key, on in plugin.capabilities.items()
                if on and key in rt.capability_args}
-    if matched:                 # else a runtimeConfig of the file stays
+    if matched:                 # otherwise a runtimeConfig in the file stays
         values["runtimeConfig"] = matched
     return inject(plugin, values, prev_result)
 
 
 def for_gc(name: str, version: str, plugin: PluginConf, valid: Sequence[tuple[str, str]] | None,
            more: Mapping[str, Any] = MappingProxyType({})) -> bytes:
-    """stdin of GC. valid: (container id, interface name) pairs; None leaves the key out. more: further keys."""
+    """Return stdin of GC. valid: (container id, interface name) pairs; None leaves the key out. more: further keys."""
     values: dict[str, Any] = {"name": name, "cniVersion": version, **more}
     if valid is not None:
         entries = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
@@ -50,5 +50,5 @@ def for_gc(name: str, version: str, plugin: PluginConf, valid: Sequence[tuple[st
 
 
 def for_status(name: str, version: str, plugin: PluginConf) -> bytes:
-    """stdin of STATUS."""
+    """Return stdin of STATUS."""
     return inject(plugin, {"name": name, "cniVersion": version})

@@ -1,4 +1,4 @@
-"""Changes of many attachments to iptables, made by one run for each family and table."""
+"""Change the iptables rules of many attachments by one program run for each family and table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fastcni.runtime.mode import SharedMode
 
 
 class BatchMode(SharedMode):
-    """Reads each table of iptables once, and notes the commands that are to change it, until carry_out(). Meanwhile it
-    returns a table as the noted commands will change it.
+    """A mode that reads each table of iptables once, and records the commands that change it, until carry_out(). Until
+    then it returns each table as the recorded commands will change it.
 
-    tables: {(program, table): (lines as iptables-save prints them, noted commands)}.
+    tables: {(program, table): (lines as iptables-save prints them, recorded commands)}.
     """
 
     __slots__ = ("tables",)
@@ -29,7 +29,7 @@ class BatchMode(SharedMode):
         return [*self.tables[program, table][0]]
 
     def change_iptables(self, program: str, table: str, commands: list[str], run: Callable[[], Finished]) -> Finished:
-        """The table has been read before: that is where the commands come from."""
+        """Record commands. The table is already in `tables`, because the commands were made from its lines."""
         lines, noted = self.tables[program, table]
         for command in commands:
             change(lines, command)
@@ -37,7 +37,7 @@ class BatchMode(SharedMode):
         return Finished(0, b"", b"", "")
 
     def carry_out(self, environ: Mapping[str, str], mode: SharedMode) -> None:
-        """Make the noted changes, in another mode. Raises CniError: then some tables may not have been changed."""
+        """Run the recorded commands through `mode`. After a CniError some tables may be unchanged."""
         req = Request(mode, env=environ)
         for (program, table), (_, commands) in self.tables.items():
             if commands:
@@ -45,7 +45,7 @@ class BatchMode(SharedMode):
 
 
 def change(lines: list[str], command: str) -> None:
-    """Change lines of iptables-save as a command of iptables-restore does."""
+    """Apply a command of iptables-restore to lines of iptables-save."""
     verb, chain, rule = (*command.split(" ", 2), "")[:3]
     start = f"-A {chain} "
     if verb == "-N":
@@ -55,7 +55,7 @@ def change(lines: list[str], command: str) -> None:
     elif verb == "-I":
         at = next((i for i, line in enumerate(lines) if line.startswith(start)), len(lines))
         lines.insert(at, start + rule.removeprefix("1 "))
-    else:                               # -D a rule, -F a chain's rules, -X the chain
+    else:                               # -D deletes a rule, -F a chain's rules, -X the chain
         gone = [start + rule] if verb == "-D" else [line for line in lines if line.startswith(
             start if verb == "-F" else f":{chain} ")]
         lines[:] = [line for line in lines if line not in gone]

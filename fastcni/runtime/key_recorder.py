@@ -1,4 +1,4 @@
-"""A configuration that records which keys a plugin asks for, and which values have a wrong type."""
+"""Record which keys of a configuration a plugin reads, and which values have a wrong type."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fastcni.spec.config import Section, fold
 
 
 class KeyRecorder(Section):
-    """A Section that records. A value of a wrong type is recorded as a fault, and counts as absent.
+    """A Section that records its readers. A value of a wrong type is recorded as a fault, and counts as absent.
 
     document  the object as decoded
-    asked     {key in lower case: as its reader spells it} of the keys that were asked for
-    taken     whether the reader took the object as it is: then each of its keys is known
-    journal   {path: KeyRecorder} of the top and of the objects below it that were read
+    asked     {key in lower case: the reader's spelling} of the keys that were read
+    taken     whether the reader took the whole object: then each of its keys is known
+    journal   {path: KeyRecorder} of the top object and of the objects below it that were read
     faults    [(path, what is wrong)] of the whole configuration
     """
 
@@ -53,7 +53,7 @@ class KeyRecorder(Section):
         return self.journal.setdefault(where, KeyRecorder(values, where, self))
 
     def unknown(self) -> Iterator[tuple[KeyRecorder, str]]:
-        """(its object, key) of each key that was not asked for."""
+        """Yield (object, key) of each key that was not read."""
         for section in self.journal.values():
             if not section.taken:
                 yield from ((section, key) for key in section.document if key.lower() not in section.asked)

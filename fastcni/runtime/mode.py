@@ -1,10 +1,10 @@
-"""The modes of requests that a Python program makes in its own process."""
+"""Define the modes of requests that a Python program makes in its own process."""
 
 from fastcni.kit.call.mode import Mode
 
 
 class InProcessMode(Mode):
-    """One request. fastcni's delegates are called as functions: there need be no plugin files in CNI_PATH."""
+    """The mode of one request. fastcni's delegates are called as functions, so CNI_PATH needs no plugin files."""
 
     __slots__ = ()
 
@@ -13,7 +13,8 @@ class InProcessMode(Mode):
 
 
 class SharedMode(InProcessMode):
-    """Many requests of one thread, one after another, from one namespace. The sockets stay open until close()."""
+    """The mode of many requests of one thread, one after another, from one namespace. The sockets stay open until
+    close()."""
 
     __slots__ = ()
 

@@ -1,4 +1,5 @@
-"""The networks of a configuration directory as a kubelet's runtime sees them: the default one, and broken files."""
+"""Read the networks of a configuration directory by the rules of a kubelet's runtime: find the default network and
+broken files."""
 
 import os
 import time
@@ -11,14 +12,15 @@ from fastcni.spec.config import check_network_name
 from fastcni.spec.errors import CniError
 
 EXTENSIONS = (".conf", ".conflist", ".json")
-RACY_NS = 1_000_000_000         # a file can change again within one tick of its time stamp
+RACY_NS = 1_000_000_000         # a file can change twice within one tick of its time stamp
 
 Signature = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """networks: in the order of their files' names. broken: the error of each other file; it names the file."""
+    """The content of a directory. networks: in the order of their files' names. broken: the error of each other file,
+    which names the file."""
 
     directory: str
     networks: tuple[NetworkList, ...] = ()
@@ -26,7 +28,8 @@ class Listing:
 
     @property
     def default(self) -> NetworkList:
-        """The first network, for pods that name none. Raises NoConfigsFound; ConfError if all files are broken."""
+        """Return the first network, for pods that name no network. Raises NoConfigsFound; ConfError if all files are
+        broken."""
         if self.networks:
             return self.networks[0]
         if self.broken:
@@ -35,7 +38,7 @@ class Listing:
         raise NoConfigsFound(self.directory)
 
     def named(self, name: str) -> NetworkList:
-        """The first network of that name. Raises NoConfigsFound or NotFound."""
+        """Return the first network of that name. Raises NoConfigsFound or NotFound."""
         for net in self.networks:
             if net.name == name:
                 return net
@@ -45,7 +48,7 @@ class Listing:
 
 
 class NetworkDirectory:
-    """A configuration directory, which may be absent. The files are read again whenever one of them has changed.
+    """A configuration directory, which need not exist. If a file has changed, listing() reads all files again.
 
     As in containerd and CRI-O, `.conf`, `.conflist` and `.json` files count, in the order of their names.
     """
@@ -75,7 +78,7 @@ class NetworkDirectory:
         return Listing(self.path, tuple(networks), tuple(broken))
 
     def folders(self) -> list[str]:
-        """The directory, and the folders in it: each may have the plugins of a network."""
+        """Return the directory and its subdirectories: each may have the plugins of a network."""
         try:
             with os.scandir(self.path) as entries:
                 return [self.path, *sorted(entry.path for entry in entries if entry.is_dir())]
@@ -83,7 +86,7 @@ class NetworkDirectory:
             return [self.path]
 
     def signature(self) -> Signature:
-        """The path, inode, time of change and size of each configuration file, to see that one has changed."""
+        """Return the path, inode, time of change and size of each configuration file, to detect changes."""
         found = []
         for folder in self.folders():
             for path in list_files(folder, EXTENSIONS):
@@ -97,7 +100,7 @@ class NetworkDirectory:
 
 
 def load(path: str) -> NetworkList:
-    """The network of a file. Raises ConfError, which names the file."""
+    """Return the network of a file. Raises ConfError, which names the file."""
     net = (load_list_file if path.endswith(".conflist") else load_single_file)(path)
     try:
         check_network_name(net.name)

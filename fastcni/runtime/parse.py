@@ -1,7 +1,7 @@
 """Parse network configurations from bytes to records. Reads no files.
 
-The Go library decides which keys match in any case and which exactly, and the order of the checks: a file has to mean
-the same to both.
+Which keys are case-insensitive, and the order of the checks, is as in the Go library, so that a file has the same
+meaning for both.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ Json = Any
 
 
 def go_type(value: Json) -> str:
-    """The Go library's word for the type of a decoded value, for messages."""
+    """Return the Go library's name of a decoded value's type, for errors."""
     if value is None:
         return "<nil>"
     if isinstance(value, bool):
@@ -32,7 +32,7 @@ def go_type(value: Json) -> str:
 # One plugin ------------------------------------------------------------------------------------
 
 def parse_plugin(raw: bytes) -> PluginConf:
-    """Read a single plugin's configuration. Raises ConfError if it is not one or has no `type`."""
+    """Read a single plugin's configuration. Raises ConfError if the configuration is invalid or has no `type`."""
     prefix = "error parsing configuration: "
     values = read_object(raw, prefix)
     section = Section(values)
@@ -87,7 +87,7 @@ TYPED: tuple[tuple[str, Callable[[Json], bool], str], ...] = (
 
 
 def read_object(raw: bytes, prefix: str) -> dict[str, Json]:
-    """Decode a JSON object; null counts as an empty one. Raises ConfError."""
+    """Decode a JSON object; null counts as an empty object. Raises ConfError."""
     try:
         values = json.read(raw)
     except json.JsonError as e:
@@ -107,7 +107,7 @@ LIST_KEYS = ("cniVersion", "cniVersions", "name", "plugins", *LIST_FLAGS)
 
 
 def parse_list(raw: bytes) -> NetworkList:
-    """Read a network list; it may have no plugins (see discover). Raises ConfError."""
+    """Read a network list, which may have no plugins (see discover.py). Raises ConfError."""
     values = read_object(raw, LIST)
     if "name" not in values:
         raise ConfError(f"{LIST}no name")
@@ -124,7 +124,7 @@ def parse_list(raw: bytes) -> NetworkList:
 
 
 def select_version(values: dict[str, Json]) -> str:
-    """The version to use: the greatest known one of `cniVersions` and `cniVersion`.
+    """Return the version to use: the highest known version of `cniVersions` and `cniVersion`.
 
     Without `cniVersions` it is `cniVersion`, even if it is unknown.
     """
@@ -150,7 +150,7 @@ def select_version(values: dict[str, Json]) -> str:
 
 
 def read_version(text: str, prefix: str = "") -> tuple[int, int, int]:
-    """The numbers of a version. Raises ConfError, its text with the prefix."""
+    """Return the numbers of a version. Raises ConfError, whose text begins with the prefix."""
     try:
         return version.parse(text)
     except ValueError as e:
@@ -188,24 +188,24 @@ def read_plugins(values: dict[str, Json], only_inlined: bool) -> tuple[PluginCon
 
 
 def nested_plugins(plugin: PluginConf) -> tuple[PluginConf, ...]:
-    """The plugins inside a `chain`, as far as they can be read; () for any other plugin."""
+    """Return the readable plugins inside a `chain`; () for any other plugin."""
     entries = Section(dict(plugin.values)).raw("plugins") if plugin.type == chain.KIND else None
     found = []
     for index, entry in enumerate(entries if isinstance(entries, list) else ()):
         try:
             found.append(replace(parse_plugin(json.write(entry)), index=index, file=plugin.file))
         except ConfError:
-            continue                    # chain's read() names what is wrong
+            continue                    # read() of chain reports the error
     return tuple(found)
 
 
 def flattened(plugins: Iterable[PluginConf]) -> list[PluginConf]:
-    """The plugins of a list, with those inside a chain in place of the chain."""
+    """Return the plugins of a list; a chain is replaced by its nested plugins."""
     return [one for plugin in plugins for one in nested_plugins(plugin) or (plugin,)]
 
 
 def list_of_plugin(plugin: PluginConf) -> NetworkList:
-    """A network list of one plugin, from a single configuration (the form before 1.0.0)."""
+    """Return a network list of one plugin, from a single configuration (the form before 1.0.0)."""
     return parse_list(json.write(
         {"cniVersion": plugin.version, "name": plugin.name, "plugins": [json.normalize(plugin.values)]},
         sort=True))

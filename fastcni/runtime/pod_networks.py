@@ -1,4 +1,4 @@
-"""The network manager of a program that runs pods: what containerd's go-cni and CRI-O's ocicni do there."""
+"""Manage the networks of pods for a program that runs pods, as go-cni does for containerd and ocicni for CRI-O."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,10 @@ class PodNetworks:
     """The networks of the pods of a node.
 
     cni: finds and calls the plugins; its conf_dir has the networks and its cache has the attachments, so pods outlive
-    this object. serial: set up the networks of a pod one after another, see set_up_pod().
+    this object. serial: whether set_up_pod() sets up the networks of a pod one after another.
 
-    A pod without a list of networks gets the default one: the first valid file of the conf_dir, by name, as in
-    containerd and CRI-O. The files are read again when they change, also if the directory is deleted and made anew.
+    A pod without a list of networks gets the default network: the first valid file of the conf_dir, by name, as in
+    containerd and CRI-O. The files are read again when they change, also if the directory is deleted and created again.
 
     Any number of threads may use the object. Calls for one container run one after another, in the order of their
     arrival. Methods raise CniError.
@@ -46,11 +46,11 @@ class PodNetworks:
     def set_up_pod(self, pod: Pod) -> PodStatus:
         """Bring up the loopback interface, then attach the pod to each of its networks.
 
-        The first network is attached before the others, so its default route stays; then the others at once, or in
-        their order with `serial`. After a failure all are detached again.
+        The first network is attached before the others, so that its default route stays; then the others at the same
+        time, or in their order with `serial`. After an error all networks are detached.
 
-        Raises the first network's error, whose notes have the other ones'; CniError 4 if the container has networks
-        already: nothing is changed then, so call tear_down_pod() before another attempt.
+        Raises the error of the first network that failed, whose notes have the other errors. Raises CniError 4 if the
+        container already has networks: nothing was changed then, so call tear_down_pod() before another attempt.
         """
         with self._calls.hold(pod.container_id):
             wanted = self.wanted(pod)
@@ -66,12 +66,13 @@ class PodNetworks:
             return self.status_of(pod.container_id, wanted, [])
 
     def tear_down_pod(self, pod: Pod) -> tuple[Detached, ...]:
-        """Detach the pod from all its networks, in reverse order. It may be repeated, and needs no netns.
+        """Detach the pod from all its networks, in reverse order. May be called again, and needs no netns.
 
-        These are the networks of the result cache, by the configurations of their ADD, and those that the pod asks
-        for, because an ADD that was interrupted is not in the cache. A failure stops nothing.
+        These are the networks in the result cache, with the configurations of their ADD, and the networks that the pod
+        asks for, because an interrupted ADD is not in the cache. Continues after errors.
 
-        Raises ManyErrors: the networks in it are still attached, and the call has to be repeated.
+        Raises ManyErrors: the networks that it names are still attached, and the caller must call tear_down_pod()
+        again.
         """
         with self._calls.hold(pod.container_id):
             found, lost = self.attached(pod)
@@ -89,18 +90,19 @@ class PodNetworks:
             return self.status_of(pod.container_id, found, [self._check(*it) for it in found] if check else [])
 
     def watch(self, changed: Callable[[Readiness], None], interval_s: float | None = None) -> "Watch[Readiness]":
-        """Call `changed` with the readiness now, in this thread, and then in another one whenever it differs.
+        """Call changed(readiness) now in this thread, and later in another thread whenever the readiness has changed.
 
-        It is found out anew when the configuration directory changes, and every `interval_s` seconds, None: not (a
-        plugin's answer to STATUS may change without a file). The caller has to close() what is returned.
+        The readiness is determined again when the configuration directory changes, and every `interval_s` seconds
+        (None: never), because a plugin's answer to STATUS may change without a file. The caller must close() the
+        returned Watch.
         """
         from fastcni.runtime.watch import Watch  # loads ctypes
 
         return Watch(self.directory, self.readiness, changed, interval_s)
 
     def readiness(self) -> Readiness:
-        """Return whether pods can be set up. There has to be a default network whose plugins exist; each of them has to
-        answer STATUS with success, from CNI 1.1.0 on."""
+        """Return whether pods can be set up: there must be a default network whose plugins exist, and from CNI 1.1.0 on
+        each plugin must answer STATUS with success."""
         try:
             listing = self.directory.listing()
         except ConfError as e:
@@ -121,7 +123,8 @@ class PodNetworks:
     # Which networks ---------------------------------------------------------------------------------
 
     def wanted(self, pod: Pod) -> list[Wanted]:
-        """The networks that a pod asks for, with the arguments of its ADD. Raises ConfError if there is no such one."""
+        """Return the networks that a pod asks for, with the arguments of each ADD. Raises ConfError if a network does
+        not exist."""
         listing = self.directory.listing()
         for error in listing.broken:
             self.warn(f"skipped a broken network configuration: {error.msg}")
@@ -138,7 +141,8 @@ class PodNetworks:
         return found
 
     def attached(self, pod: Pod) -> tuple[list[Wanted], list[CniError]]:
-        """The networks that tear_down_pod() detaches, in the order of their ADD; the errors of those it cannot."""
+        """Return the networks that tear_down_pod() detaches, in the order of their ADD, and the errors of networks that
+        it cannot detach."""
         cached = self.attachments(pod.container_id)
         found, lost = [], []
         for it in cached:
@@ -148,13 +152,13 @@ class PodNetworks:
                 lost.append(CniError(e.code, f"network {it.network} {it.ifname}: {e.msg}", e.details))
         try:
             asked = self.wanted(pod)
-        except CniError:            # a network that has gone: only the cache knows what to delete
+        except CniError:            # the network's file was removed: only the cache knows what to delete
             asked = []
         known = {(it.network, it.ifname) for it in cached}
         return [*found, *(it for it in asked if (it[0].name, it[1].ifname) not in known)], lost
 
     def attachments(self, container_id: str) -> list[Attachment]:
-        """The cached attachments of a container, eth0 before eth1, without the loopback interface."""
+        """Return the cached attachments of a container, eth0 before eth1, without the loopback interface."""
         try:
             found = self.cni.attachments(container_id)
         except OSError as e:
@@ -162,8 +166,8 @@ class PodNetworks:
         return sorted((it for it in found if it.network != LOOPBACK.name), key=lambda it: (len(it.ifname), it.ifname))
 
     def network_of(self, it: Attachment) -> NetworkList:
-        """The network of an attachment as at its ADD, with the plugins that its folder has now; without a cached
-        configuration the network that has its name now. Raises ConfError."""
+        """Return the network of an attachment as at its ADD, with the plugins that its directory has now. Without a
+        cached configuration, return the network that has its name now. Raises ConfError."""
         if not it.config:
             return self.directory.listing().named(it.network)
         return discover.with_folder(self.cni.conf_dir, parse_list(it.config))
@@ -171,7 +175,7 @@ class PodNetworks:
     # Steps ------------------------------------------------------------------------------------------
 
     def _attach(self, wanted: Sequence[Wanted]) -> None:
-        """ADD of the first network, then of the others. Raises the first error."""
+        """Run ADD of the first network, then of the others. Raises the first error."""
         first, *others = wanted
         found = [attempt(self.cni.add, *first)]
         if not found[0] and others:
@@ -199,7 +203,7 @@ class PodNetworks:
         return done, failed
 
     def _check(self, net: NetworkList, rt: RuntimeConf) -> str:
-        """Why an attachment is not as its ADD made it, "" if it is, or if its version has no CHECK."""
+        """Return why an attachment differs from its ADD, "" if CHECK succeeds or its version has no CHECK."""
         error = attempt(self.cni.check, net, rt) if at_least(net.version, "0.4.0") else None
         return str(error.__cause__) if error else ""
 
@@ -217,12 +221,12 @@ def loopback(pod: Pod) -> RuntimeConf:
 
 
 def to_conf(it: Attachment, pod: Pod) -> RuntimeConf:
-    """The arguments of an attachment's ADD; the namespace is the caller's, if it names one."""
+    """Return the arguments of an attachment's ADD; the namespace is the pod's netns if the caller gives one."""
     return RuntimeConf(it.container_id, pod.netns or it.netns, it.ifname, it.args, it.capability_args)
 
 
 def attempt(verb: Callable[..., Any], net: NetworkList, rt: RuntimeConf) -> CniError | None:
-    """Call a verb of CNI and return its error."""
+    """Call a method of CNI, and return its error or None."""
     try:
         verb(net, rt)
     except CniError as e:
@@ -231,7 +235,7 @@ def attempt(verb: Callable[..., Any], net: NetworkList, rt: RuntimeConf) -> CniE
 
 
 def named(net: NetworkList, rt: RuntimeConf, error: CniError) -> CniError:
-    """The same error, its text with the network and the interface."""
+    """Return the same error, whose text names the network and the interface."""
     renamed = CniError(error.code, f"network {net.name} {rt.ifname}: {error.msg}", error.details)
     renamed.__cause__ = error
     return renamed

@@ -19,11 +19,11 @@ SUFFIXES = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), ""
 def read_pod_spec(document: Mapping[str, Any], container_id: str, netns: str) -> Pod:
     """Return the pod of a manifest, as `kubectl get pod -o json` prints it.
 
-    It has the name, namespace and uid of the metadata, the annotations, the host ports of all containers, the rates of
-    the annotations kubernetes.io/ingress-bandwidth and egress-bandwidth, and the DNS of dnsConfig.
+    The Pod has the name, namespace and uid of the metadata, the annotations, the host ports of all containers, the
+    rates of the annotations kubernetes.io/ingress-bandwidth and egress-bandwidth, and the DNS of dnsConfig.
 
-    container_id, netns: of the sandbox, which the manifest does not name.
-    Raises CniError 7: a value has the wrong type, or a rate is not a quantity.
+    container_id, netns: those of the sandbox, which the manifest does not name. Raises CniError 7 for a value of the
+    wrong type, or a rate that is not a quantity.
     """
     metadata, spec = read(document, "metadata", dict), read(document, "spec", dict)
     if read(spec, "hostNetwork", bool):
@@ -44,7 +44,7 @@ def read_pod_spec(document: Mapping[str, Any], container_id: str, netns: str) ->
 
 
 def read(values: Any, key: str, kind: type) -> Any:
-    """The value of a key, or the type's empty value if it is absent or null. Raises CniError 7."""
+    """Return the value of a key, or the type's empty value if the key is absent or null. Raises CniError 7."""
     value = values.get(key) if isinstance(values, Mapping) else None
     if value is None:
         return kind()
@@ -73,7 +73,7 @@ def read_dns(config: Mapping[str, Any]) -> Dns:
 
 
 def read_quantity(key: str, text: str) -> int:
-    """A quantity of Kubernetes as an integer, rounded up: "10M" is 10,000,000; 0 for "". Raises CniError 7."""
+    """Return a quantity of Kubernetes as an integer, rounded up: "10M" is 10,000,000; 0 for "". Raises CniError 7."""
     if not text:
         return 0
     found = re.fullmatch(r"([0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]*)", text)

@@ -1,4 +1,4 @@
-"""The records of PodNetworks: a pod, the networks that it asks for, and what is reported of them."""
+"""Define the records of PodNetworks: a pod, the networks that it asks for, and the reports about them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from fastcni.runtime.report import Report
 from fastcni.spec import result as results
 from fastcni.spec.address import ip_text
 
-MAX_BURST = 2**32 - 1           # bits; as containerd and CRI-O send it if the pod asks for a rate only
+MAX_BURST = 2**32 - 1           # bits; containerd and CRI-O send this value if the pod asks only for a rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Dns:
 class PodNetwork:
     """A network that a pod asks for.
 
-    name: the "name" inside the configuration. ifname: "" for eth and its place in the pod's list: eth0, eth1.
-    args: further pairs of CNI_ARGS. capability_args: as in RuntimeConf; they win over those made from the pod.
+    name: the "name" inside the configuration. ifname: "" for eth and the index in the pod's list: eth0, eth1. args:
+    further pairs of CNI_ARGS. capability_args: as in RuntimeConf; they have precedence over those made from the pod.
     """
 
     name: str
@@ -58,10 +58,12 @@ class PodNetwork:
 class Pod:
     """A pod, for PodNetworks.
 
-    container_id: of its sandbox. netns: path of its network namespace, "" if it is gone (tear_down_pod only).
-    name, namespace, uid: of the pod in Kubernetes, "" outside of it; plugins get them as K8S_POD_NAME and so on.
-    networks: the networks in order; none: the node's default network. host_ports, bandwidth, ips and mac are for the
-    first network. dns, cgroup_path and annotations are for all. A plugin gets what it declares in "capabilities".
+    container_id: the id of its sandbox. netns: the path of its network namespace, "" if that no longer exists (only for
+    tear_down_pod). name, namespace, uid: those of the pod in Kubernetes, "" outside of Kubernetes; plugins get them as
+    K8S_POD_NAME and so on.
+    networks: the networks in order; if empty, the pod gets the node's default network. host_ports, bandwidth, ips and
+    mac are for the first network. dns, cgroup_path and annotations are for all. A plugin gets what it declares in
+    "capabilities".
     """
 
     container_id: str
@@ -79,7 +81,7 @@ class Pod:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def cni_args(self) -> list[tuple[str, str]]:
-        """The pairs of CNI_ARGS that every kubelet's runtime sends; none for a pod without a name."""
+        """Return the pairs of CNI_ARGS that every kubelet's runtime sends; [] for a pod without a name."""
         if not self.name:
             return []
         pairs = [("IgnoreUnknown", "1"), ("K8S_POD_NAMESPACE", self.namespace), ("K8S_POD_NAME", self.name),
@@ -87,7 +89,8 @@ class Pod:
         return [(key, value) for key, value in pairs if value]
 
     def capability_args(self, first: bool) -> dict[str, Any]:
-        """The capability arguments for its first network, or for another one (CNI conventions, "runtimeConfig")."""
+        """Return the capability arguments for the pod's first network, or for another network (CNI conventions,
+        "runtimeConfig")."""
         args: dict[str, Any] = {}
         if first:
             args["portMappings"] = [to_mapping(port) for port in self.host_ports if port.host_port > 0]
@@ -108,7 +111,7 @@ def to_mapping(port: HostPort) -> dict[str, Any]:
 
 
 def to_bandwidth(limits: Bandwidth) -> dict[str, int]:
-    """The rates that are set, each with its burst: a plugin refuses one without the other."""
+    """Return the rates that are set, each with its burst, because a plugin rejects a rate without a burst."""
     found = {}
     for way, rate, burst in (("ingress", limits.ingress_rate, limits.ingress_burst),
                              ("egress", limits.egress_rate, limits.egress_burst)):
@@ -119,7 +122,8 @@ def to_bandwidth(limits: Bandwidth) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class PodInterface:
-    """An attachment of a pod. result: of its ADD, in its own version. problem: why it is not as ADD made it, or ""."""
+    """An attachment of a pod. result: the result of its ADD, in the result's own version. problem: how it differs from
+    its ADD, or ""."""
 
     network: str
     ifname: str
@@ -128,12 +132,12 @@ class PodInterface:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Its addresses with their prefix lengths: ("10.1.0.2/24",)."""
+        """Return its addresses with their prefix lengths: ("10.1.0.2/24",)."""
         return tuple(ip["address"] for ip in self._newest().get("ips", ()))
 
     @property
     def mac(self) -> str:
-        """The MAC address of the interface in the pod, "" if the result has none."""
+        """Return the MAC address of the interface in the pod, "" if the result has no MAC."""
         found = [it for it in self._newest().get("interfaces", ()) if it.get("sandbox")]
         return next((it.get("mac", "") for it in found if it.get("name") == self.ifname), "")
 
@@ -150,14 +154,14 @@ class PodStatus:
 
     @property
     def ips(self) -> tuple[str, ...]:
-        """The pod's addresses: those of its first interface, without prefix lengths."""
+        """Return the pod's addresses: those of its first interface, without prefix lengths."""
         if not self.interfaces:
             return ()
         return tuple(ip_text(packed) for packed, _ in results.ips_of(self.interfaces[0]._newest()))
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why the network is not as set_up_pod() made it; none: it is, as far as was checked."""
+        """Return how the network differs from set_up_pod()'s; () if the checks found no difference."""
         if not self.interfaces:
             return (f"pod {self.container_id} has no network",)
         return tuple(f"{it.network} {it.ifname}: {it.problem}" for it in self.interfaces if it.problem)
@@ -174,8 +178,8 @@ class Detached:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether pods can be set up. reason: why not, or "". network: the default network's name, or "". broken: a text
-    for each file of the configuration directory that cannot be used: its path, and why."""
+    """The state of the node: whether pods can be set up. reason: why not, or "". network: the default network's name,
+    or "". broken: a text for each file of the configuration directory that cannot be used: its path, and why."""
 
     ready: bool
     reason: str = ""

@@ -1,4 +1,4 @@
-"""The records of the runtime library: configurations and attachments."""
+"""Define the records of the runtime library: configurations and attachments."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from typing import Any
 class PluginConf:
     """One plugin's configuration.
 
-    raw: the JSON bytes that it was read from. values: the same, decoded; do not change them.
-    type, name, version: its `type`, `name` and `cniVersion`, the last two "" if absent.
+    raw: the JSON bytes. values: the decoded JSON; do not change it.
+    type, name, version: its `type`, `name` and `cniVersion`; name and version are "" if absent.
     capabilities: its `capabilities` object, {"portMappings": True}.
-    index: its place in the list, from 0; None for a single plugin. file: the path of its file, "" if read from bytes.
+    index: its index in the list; None for a single plugin. file: the path of its file, "" if read from bytes.
     """
 
     raw: bytes
@@ -30,7 +30,7 @@ class NetworkList:
     """A network: plugins that are called in order.
 
     version: selected from `cniVersion` and `cniVersions`, "" if both are absent.
-    raw: the bytes of the list file, without the plugins of its folder.
+    raw: the bytes of the list file, without the plugins of its directory.
     """
 
     name: str
@@ -46,9 +46,9 @@ class NetworkList:
 class RuntimeConf:
     """One interface of one container, for a call.
 
-    netns: path of the network namespace, "" if it does not exist any more (DEL only).
-    args: pairs for CNI_ARGS. capability_args: {"portMappings": [...]}, any JSON; a plugin gets those
-    that it declares. cache_dir: used if the CNI object has none.
+    netns: the path of the network namespace, "" if the namespace no longer exists (only for DEL).
+    args: pairs for CNI_ARGS. capability_args: {"portMappings": [...]}, any JSON; a plugin gets those that it declares.
+    cache_dir: used if the CNI object has no cache_dir.
     """
 
     container_id: str
@@ -70,9 +70,9 @@ def kubernetes_name(args: Iterable[tuple[str, str]]) -> str:
 class Attachment:
     """An attachment in the cache: the arguments of its ADD.
 
-    config: the bytes of the list at that time, b"" if the file has none. netns: its path in the file or else in the
-    result, "" if neither has one. host_links: names of the result's links on the host. since: when the file was
-    written, in unix seconds; 0.0 if that is not known.
+    config: the bytes of the list at the time of ADD, b"" if the file has none. netns: the namespace's path in the file,
+    otherwise in the result; "" if neither has a path. host_links: names of the result's links on the host. since: when
+    the file was written, in unix seconds; 0.0 if that is not known.
     """
 
     container_id: str

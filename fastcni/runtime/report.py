@@ -1,4 +1,4 @@
-"""The reports of commands: which plugins were called, which were not, and why not."""
+"""Define the reports of commands: which plugins were called, which were not, and why not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A CHECK, DEL or STATUS that succeeded.
+    """The report of a CHECK, DEL or STATUS that succeeded.
 
-    called: the plugins in the order of the calls. skipped: why none was called, else "".
-    unknown: what the plugins did not get (the result of ADD), and why; "" if nothing was missing.
+    called: the plugins in the order of the calls. skipped: why no plugin was called, or "". unknown: the value that the
+    plugins did not get (the result of ADD), and why; "" if nothing was missing.
     """
 
     called: tuple[PluginConf, ...] = ()
@@ -22,7 +22,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """plugin: its type, or its IPAM delegate's. what: "address 10.1.0.5". of: the attachment as text, or ""."""
+    """An object that GC released. plugin: the type of the plugin, or of its IPAM delegate. what: "address 10.1.0.5".
+    of: the attachment as text, or ""."""
 
     plugin: str
     what: str
@@ -48,7 +49,8 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """GC of one plugin. skipped: why it was not called, else "". released: its report, None without one."""
+    """The GC of one plugin. skipped: why the plugin was not called, or "". released: the plugin's report, None without
+    a report."""
 
     plugin: PluginConf
     skipped: str = ""
@@ -60,8 +62,9 @@ class Collected:
 class GcReport:
     """The outcome of GC.
 
-    kept, deleted: the network's attachments in the cache. plugins: in order. skipped: why nothing was done, else "".
-    dry_run: `deleted` would be deleted, and no plugin was called. error: why the plugins could not be called, or None.
+    kept, deleted: the network's attachments in the cache. plugins: in order. skipped: why nothing was done, or "".
+    dry_run: no plugin was called, and `deleted` lists the attachments that would be deleted. error: why the plugins
+    could not be called, or None.
     """
 
     kept: tuple[Judged, ...] = ()
@@ -73,6 +76,6 @@ class GcReport:
 
     @property
     def errors(self) -> Sequence[CniError]:
-        """All errors, in order."""
+        """Return all errors, in order."""
         found = [*(it.error for it in self.deleted), self.error, *(it.error for it in self.plugins)]
         return [error for error in found if error]

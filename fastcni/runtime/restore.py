@@ -1,7 +1,7 @@
 """Restore the rules of the cached attachments in the host's firewall, after another program has flushed it.
 
-No pod, link or address is changed, and rules that are present stay. An attachment is restored only in the host's
-network namespace that its pod is linked to: another host namespace may share the cache.
+No pod, link or address is changed, and rules that are present stay. An attachment is restored only in the host network
+namespace that its pod is linked to, because several host namespaces may share one cache.
 """
 
 import os
@@ -31,7 +31,8 @@ ELSEWHERE, HERE = "elsewhere", "here"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """plugin: the type, "" if the failure was before the first plugin."""
+    """The error of one attachment. plugin: the type of the failed plugin, "" if the error was before the first
+    plugin."""
 
     attachment: Attachment
     plugin: str
@@ -47,9 +48,9 @@ class Failure:
 class Restored:
     """Counts of attachments and calls.
 
-    attachments: those that have rules in the firewall. plugins: calls of their plugins, also failed ones. gone: left
-    out, because their network namespace does not exist any more. elsewhere: left out, because their pod has no link to
-    the caller's namespace.
+    attachments: attachments with rules in the firewall. plugins: calls of their plugins, also failed calls. gone:
+    attachments that were skipped because their network namespace no longer exists. elsewhere: attachments that were
+    skipped because their pod has no link to the caller's namespace.
     """
 
     attachments: int
@@ -61,11 +62,11 @@ class Restored:
 
 def restore(cache: Cache, environ: Mapping[str, str] | None = None, *,
             deleted_at: Callable[[Attachment], float] = lambda _: 0.0) -> Restored:
-    """Work through the cache, in the calling thread's network namespace; a failure does not stop it.
+    """Restore all attachments of the cache in the calling thread's network namespace. Continue after errors.
 
-    environ: the environment of programs (iptables), None: this process's. deleted_at: when the last DEL of an
-    attachment began, in seconds since the epoch, 0.0 if unknown; an attachment without a later ADD is left out. Raises
-    OSError if the cache cannot be listed.
+    environ: the environment of programs (iptables); None: this process's environment. deleted_at: when the last DEL of
+    an attachment began, in seconds since the epoch, 0.0 if unknown; an attachment without a later ADD is skipped.
+    Raises OSError if the cache cannot be listed.
     """
     environ = os.environ if environ is None else environ
     batch, mode = BatchMode(), SharedMode()
@@ -73,7 +74,7 @@ def restore(cache: Cache, environ: Mapping[str, str] | None = None, *,
         done = walk(cache, environ, batch, deleted_at)
         try:
             batch.carry_out(environ, mode)
-        except CniError:                # of one of them: separate calls show of which
+        except CniError:                # an error in the batch: separate calls show which attachment has it
             done = walk(cache, environ, mode, deleted_at)
     finally:
         batch.close()
@@ -99,7 +100,7 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
         except CniError as e:
             failed.append(Failure(it, "", e))
             continue
-        except OSError as e:            # of its namespace, or of a name in its result
+        except OSError as e:            # an error of its namespace, or of a name in its result
             failed.append(Failure(it, "", CniError(errors.INTERNAL, f"look at its network namespace: {e}")))
             continue
         if is_older(cache, it, deleted_at(it)):
@@ -116,7 +117,7 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
 
 
 def is_older(cache: Cache, it: Attachment, moment: float) -> bool:
-    """Return whether the attachment's file was written before that moment, or is gone."""
+    """Return whether the attachment's file was written before that moment, or no longer exists."""
     try:
         return bool(moment) and os.stat(cache.path(it.network, runtime_conf(it))).st_mtime <= moment
     except FileNotFoundError:
@@ -124,14 +125,14 @@ def is_older(cache: Cache, it: Attachment, moment: float) -> bool:
 
 
 def whereabouts(it: Attachment, mode: SharedMode) -> tuple[str, str]:
-    """(where, why): GONE or UNKNOWN as its namespace is; ELSEWHERE if its pod has no link to the calling thread's
-    namespace; else HERE."""
+    """Return (where, why). where is GONE or UNKNOWN, by the state of the pod's namespace; ELSEWHERE if the pod has no
+    link to the calling thread's namespace; otherwise HERE."""
     state, why = state_of(it.netns, it.since)
     if state != ALIVE:
         return state, why
     try:
         pod = netns.open_path(it.netns)
-    except OSError:                     # another user's, but it exists
+    except OSError:                     # it exists, but belongs to another user
         return HERE, why
     try:
         return HERE if is_linked(pod, mode) and has_host_link(it, mode) else ELSEWHERE, why
@@ -142,9 +143,9 @@ def whereabouts(it: Attachment, mode: SharedMode) -> tuple[str, str]:
 def is_linked(pod: int, mode: SharedMode) -> bool:
     """Return whether a link was moved between the two namespaces, or a link of the pod leads to a link of this one.
 
-    The kernel gives a namespace a number in another one when it has to name it there. In this namespace the pod's gets
-    one for the peer of a veth pair and for a link that was moved. In the pod's, this one gets one for the parent of a
-    macvlan.
+    The kernel gives namespace A an nsid in namespace B when it must name A in B. In this namespace, the pod's namespace
+    gets an nsid for the peer of a veth pair and for a moved link. In the pod's namespace, this namespace gets an nsid
+    for the parent of a macvlan.
     """
     if netns.is_own(pod) or knows(mode.route, pod):
         return True
@@ -166,14 +167,15 @@ def knows(sock: "wire.Socket", fd: int) -> bool:
 
 
 def has_host_link(it: Attachment, mode: SharedMode) -> bool:
-    """Return whether the host's end of the pod's link is here. True also if the result does not name it. A bridge alone
-    does not show this: each namespace may have a bridge of that name."""
+    """Return whether the host end of the pod's link is in this namespace. True also if the result does not name the
+    host end. The name of a bridge is not enough, because each namespace may have a bridge of that name."""
     found = [find.link(mode.route, name) for name in it.host_links]
     return None not in found or any(link.kind == "veth" for link in found if link)
 
 
 def inputs(cache: Cache, it: Attachment) -> Iterable[tuple[str, bytes]]:
-    """(type, stdin of CHECK) for each plugin of the attachment that has rules in the firewall. Raises CniError."""
+    """Yield (type, stdin of CHECK) for each plugin of the attachment that has rules in the firewall. Raises
+    CniError."""
     if not it.config:
         raise CniError(errors.INVALID_CONFIG, "its result cache has no network configuration",
                        "libcni before 0.8 wrote the result alone: add the pod anew")
@@ -187,7 +189,7 @@ def inputs(cache: Cache, it: Attachment) -> Iterable[tuple[str, bytes]]:
 
 
 def network_of(it: Attachment) -> NetworkList:
-    """The network as it was at ADD; of add_plugin() it is a single plugin."""
+    """Return the network as at ADD; for add_plugin() a list of the single plugin."""
     net = parse_list(it.config)
     return net if net.plugins else list_of_plugin(parse_plugin(it.config))
 

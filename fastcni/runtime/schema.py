@@ -1,7 +1,7 @@
-"""The JSON Schema of a plugin's configuration, by recording what its read() asks for.
+"""Make the JSON Schema of a plugin's configuration by recording which keys its read() asks for.
 
 So the code that reads a key is the only place that knows the key and its type, as for `netconf --strict` (validate.py).
-A reader asks for some keys only if others are there: EXAMPLES has configurations that lead the reader to these.
+A reader asks for some keys only if other keys exist: EXAMPLES has configurations with such keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastcni.spec.errors import CniError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NULLABLE = "null"               # null counts as absent (spec.config.Section)
-# Keys of each plugin that libcni, or the runtime, writes or reads (CNI spec 1.1.0, sections 1 and 3)
+# Keys of each plugin that libcni or the runtime writes or reads (CNI spec 1.1.0, sections 1 and 3)
 COMMON = {
     "cniVersion": {"type": ["string", NULLABLE]},
     "name": {"type": "string"},
@@ -32,7 +32,8 @@ ROUTES = {"ipam": {"routes": [{"dst": "0.0.0.0/0", "mtu": 1, "advmss": 1, "prior
 DNS = {"dns": {"domain": "example.org"}}
 SUBNET = {"subnet": "10.0.0.0/24"}
 ATTRIBUTES = {"mac": "c2:00:00:00:00:01", "mtu": 1500, "promisc": True, "allmulti": True, "txQLen": 100}
-# {CNI type: configurations that lead its reader to further keys}. The keys of the first one are in the others, too.
+# {CNI type: configurations that make its reader ask for further keys}. The keys of the first configuration are added to
+# the others.
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "bandwidth": [{}, {"ingressRate": 1_000_000, "ingressBurst": 1_000_000}],
     "bridge": [DNS, {"vlanTrunk": [{"minID": 1, "maxID": 2, "id": 3}]}],
@@ -63,10 +64,11 @@ EXAMPLES["multus-shim"] = EXAMPLES["multus"]
 
 
 class TypeRecorder(KeyRecorder):
-    """A KeyRecorder that records the type of each key, too.
+    """A KeyRecorder that also records the type of each key.
 
     types    {key: its schema}
-    probing  whether an absent list of objects counts as one object without keys, so that a reader names its keys
+    probing  whether an absent list of objects counts as a list of one empty object, so that a reader asks for the keys
+             of the object
     """
 
     __slots__ = ("probing", "types")
@@ -99,7 +101,7 @@ class TypeRecorder(KeyRecorder):
         return super()._typed(key, kind, expected, default)
 
     def note(self, key: str, schema: dict[str, Any], default: Any) -> None:
-        """Record a type. The first one counts: a reader may read a key twice, the second time with less care."""
+        """Record a type. The first recorded type counts, because a second read of a key may check less."""
         if default not in (None, "", 0, False) and not isinstance(default, list | dict):
             schema["default"] = default
         self.types.setdefault(key, schema)
@@ -111,8 +113,8 @@ NAMES = {str: "string", bool: "boolean", list: "array", dict: "object"}
 def schema(kind: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of the configuration of one of fastcni's plugins.
 
-    It allows keys that the plugin does not know, as the plugin does, and refuses values of a type that ADD refuses.
-    Keys match in the spelling of the documentation; ADD takes them in any case. Raises KeyError for an unknown type.
+    Like the plugin, the schema allows unknown keys, and rejects values of a type that ADD rejects. The schema has the
+    keys in the spelling of the documentation; ADD accepts them in any case. Raises KeyError for an unknown type.
     """
     found: dict[str, Any] = {
         "$schema": DIALECT, "title": f"{kind}, a CNI plugin of fastcni", "type": "object", "required": ["type"],
@@ -126,13 +128,13 @@ def schema(kind: str) -> dict[str, Any]:
 
 
 def merged(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The configuration `first` with the keys of `other`, object by object."""
+    """Return the configuration `first` with the keys of `other` added, object by object."""
     return first | {key: merged(first[key], value) if isinstance(first.get(key), dict) else value
                     for key, value in other.items()}
 
 
 def recorded(module: Any, kind: str, example: dict[str, Any], *, probing: bool) -> Iterable[KeyRecorder]:
-    """The objects that the plugin's read() has asked, down to the first error."""
+    """Return the objects whose keys the plugin's read() has asked for, up to the first error."""
     top = TypeRecorder({"cniVersion": version.CURRENT, "name": "net", "type": kind, **example})
     top.probing = probing
     req = Request(InProcessMode(), plugin=kind, command="ADD", container_id="schema", netns="/nonexistent",
@@ -140,14 +142,15 @@ def recorded(module: Any, kind: str, example: dict[str, Any], *, probing: bool) 
     try:
         module.read(req)
     except CniError:
-        pass                    # the keys that were asked for before count; another example leads further
+        pass                    # the keys that were read before the error count; another example has further keys
     finally:
         req.close()
     return top.journal.values()
 
 
 def add(found: dict[str, Any], recorders: Iterable[KeyRecorder]) -> None:
-    """Add what readers asked for to a schema. The path of an object, "ipam.ranges[0][0]", leads to its place there."""
+    """Add the keys that readers asked for to a schema. The path of an object, "ipam.ranges[0][0]", says where to add
+    its keys."""
     for recorder in recorders:
         if not isinstance(recorder, TypeRecorder) or not recorder.types:
             continue

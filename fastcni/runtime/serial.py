@@ -1,4 +1,4 @@
-"""Calls for one container run one after another, in the order of their arrival."""
+"""Run calls for one container one after another, in the order of their arrival."""
 
 import threading
 from collections import deque
@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 
 class Serial:
-    """A queue for each key that is in use. Calls with different keys run at once."""
+    """A queue for each key that is in use. Calls with different keys run at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, deque[threading.Event]] = {}      # the first of each queue runs
+        self._waiting: dict[str, deque[threading.Event]] = {}      # the first caller of each queue runs
 
     @contextmanager
     def hold(self, key: str) -> Iterator[None]:
-        """Wait until all earlier holders of the key have left, and keep later ones waiting meanwhile."""
+        """Wait until all earlier holders of the key have left. Later callers wait until this holder has left."""
         arrived = threading.Event()
         with self._lock:
             queue = self._waiting.setdefault(key, deque())
@@ -28,7 +28,7 @@ class Serial:
         finally:
             with self._lock:
                 first = queue[0] is arrived
-                queue.remove(arrived)           # also of a waiter that was interrupted
+                queue.remove(arrived)           # also if the waiter was interrupted
                 if not queue:
                     del self._waiting[key]
                 elif first:

@@ -1,7 +1,7 @@
-"""A list of fastcni's own plugins as one request to the server, without a start of any program.
+"""Send a list of fastcni's own plugins as one request to the server, without starting a program.
 
-It does what the plugin files do (launcher/launcher.c): a request that the server has not worked on, or that can be
-repeated, is left to the caller, who runs the plugins one by one.
+The rules are those of plugin files (launcher/launcher.c): if the server has not begun a request, or the request can be
+repeated, the caller runs the plugins one by one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from fastcni.spec.errors import CniError
 HEAD = struct.Struct(server_messages.HEAD)
 SOCKET = "/run/fastcni/fastcni.sock"        # the launcher's default
 SIOCOUTQ = 0x5411               # unix(7): bytes that the peer has not read
-MAX_REPLY = 1 << 18             # bytes; longer ones are in a memory file
+MAX_REPLY = 1 << 18             # bytes; longer replies are in a memory file
 LOST = "the runtime's DEL removes the rest of this ADD; the log of `fastcni serve` may have the reason"
 
 
 class Failed(Exception):
-    """A plugin failed. index: its place in the list; None: no plugin was begun, or it is not known which failed.
-    rolled_back: the server has undone the ADD."""
+    """A plugin failed. index: the plugin's index in the list; None: no plugin was begun, or the failed plugin is
+    unknown. rolled_back: the server has undone the ADD."""
 
     def __init__(self, error: CniError, index: int | None, rolled_back: bool) -> None:
         super().__init__(error, index)
@@ -41,7 +41,7 @@ class Failed(Exception):
 
 
 def as_chain(plugins: Sequence[PluginConf]) -> PluginConf:
-    """The plugins as one configuration of the plugin `chain`."""
+    """Return the plugins as one configuration of the plugin `chain`."""
     declared = {name: True for plugin in plugins for name, on in plugin.capabilities.items() if on}
     values = {"type": chain.KIND, chain.FROM_RUNTIME: True, "plugins": [dict(plugin.values) for plugin in plugins]}
     return PluginConf(b"", values, chain.KIND, capabilities=declared)
@@ -54,10 +54,10 @@ def takes(plugin: PluginConf) -> bool:
 
 def ask(environ: Mapping[str, str], env: Mapping[str, str], stdin: bytes) -> tuple[bytes, bytes] | None:
     """Send a request for the plugin `chain` to the server, from this thread's network namespace. Return (stdout,
-    stderr); None: nothing was done, or it can be repeated.
+    stderr); None: the request was not begun, or can be repeated.
 
-    environ: the environment of plugin files, whose FASTCNI_SOCKET names the socket. env: CNI and trace variables.
-    Raises Failed.
+    environ: the environment as plugin files would get it; its FASTCNI_SOCKET names the socket. env: CNI and trace
+    variables. Raises Failed.
     """
     path = environ.get("FASTCNI_SOCKET", SOCKET)
     if not path or environ.get("FASTCNI_WIRE") or any("\0" in text for text in env.values()):
@@ -82,11 +82,12 @@ def ask(environ: Mapping[str, str], env: Mapping[str, str], stdin: bytes) -> tup
 
 
 def send(sock: socket.socket, env: Mapping[str, str], stdin: bytes) -> None:
-    """Send the request, with a descriptor of CNI_NETNS. Raises OSError, also if it is too long for a message."""
+    """Send the request, with a descriptor of CNI_NETNS. Raises OSError, also if the request is too long for a
+    message."""
     try:
         netns = os.open(env["CNI_NETNS"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if env["CNI_NETNS"] else -1
     except (OSError, ValueError):
-        netns = -1                  # the server reports it
+        netns = -1                  # the server reports the error
     try:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [netns]))] if netns >= 0 else []
         head = request(chain.KIND, env, has_netns=bool(rights))
@@ -97,10 +98,11 @@ def send(sock: socket.socket, env: Mapping[str, str], stdin: bytes) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[int, bytes, bytes] | str | None:
-    """(exit status, stdout, stderr); None: the server has not worked on the request; a text: it may have."""
+    """Return (exit status, stdout, stderr); None: the server has not begun the request; a text: the server may have
+    begun it."""
     if not readable(sock, UNREAD_S):
         if is_unread(sock):
-            # Shut down first, and check again then: the server does not begin a request whose caller has left.
+            # Shut the socket down, then check again: the server does not begin a request whose caller has left.
             sock.shutdown(socket.SHUT_RDWR)
             return None if is_unread(sock) else "has not answered this ADD in time"
         if not readable(sock, ANSWER_S - UNREAD_S):
@@ -108,7 +110,7 @@ def receive(sock: socket.socket) -> tuple[int, bytes, bytes] | str | None:
     try:
         data, ancillary, _, _ = sock.recvmsg(MAX_REPLY, socket.CMSG_SPACE(4))
     except ConnectionResetError:
-        return None                 # closed with the request unread
+        return None                 # the server has closed the connection without reading the request
     except OSError:
         data, ancillary = b"", []
     fds = array.array("i")
@@ -153,7 +155,7 @@ def is_unread(sock: socket.socket) -> bool:
 
 
 def failure(stdout: bytes, stderr: bytes) -> Failed:
-    """The Failed of an error document."""
+    """Return the Failed of an error document."""
     error = invoke.read_failure(stdout, stderr, "exit status 1")
     try:
         document: Any = json.read(stdout)

@@ -1,11 +1,11 @@
-"""The caller's trace context, handed to plugins in the environment (W3C Trace Context and Baggage)."""
+"""Pass the caller's trace context to plugins in the environment (W3C Trace Context and Baggage)."""
 
 import re
 from dataclasses import dataclass
 
 TRACEPARENT = r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
-VARIABLES = ("TRACEPARENT", "TRACESTATE", "BAGGAGE")       # of the environment
-MAX_HEADER_BYTES = 8192    # the minimum of Baggage 3.3.2; tracestate is far shorter
+VARIABLES = ("TRACEPARENT", "TRACESTATE", "BAGGAGE")       # variables of the environment
+MAX_HEADER_BYTES = 8192    # the minimum that Baggage 3.3.2 requires; tracestate is shorter
 SAMPLED = 1
 
 
@@ -13,8 +13,8 @@ SAMPLED = 1
 class Trace:
     """A span of the caller.
 
-    traceparent: "00-<32 hex>-<16 hex>-<2 hex>". tracestate, baggage: the headers' text, "" for none. A span with ids
-    of zero is valid, and plugins do not get it. Raises ValueError for malformed text.
+    traceparent: "00-<32 hex>-<16 hex>-<2 hex>". tracestate, baggage: the headers' text, "" for none. A span whose ids
+    are zero is valid, but is not passed to plugins. Raises ValueError for malformed text.
     """
 
     traceparent: str
@@ -32,7 +32,7 @@ class Trace:
                                  f"got {text!r:.80}")
 
     def variables(self) -> dict[str, str]:
-        """The environment variables for a plugin; of the flags it gets only "sampled"."""
+        """Return the environment variables for a plugin; of the flags only "sampled" is passed."""
         _, trace_id, span_id, flags = self.traceparent.split("-")
         if not trace_id.strip("0") or not span_id.strip("0"):
             return {}

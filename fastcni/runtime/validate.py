@@ -1,6 +1,6 @@
 """Validate a network's configuration without a request: unknown and misspelt keys, wrong values, missing plugins.
 
-The keys of a plugin are those that its read() asks for. So the code that reads them is the only list of them.
+The keys of a plugin are those that its read() asks for, so there is no separate list of keys.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from fastcni.spec.errors import CniError
 ERROR, WARNING = "error", "warning"
 # Keys that the runtime reads, or writes into the configuration (CNI spec 1.1.0, section 1 and 3).
 COMMON_KEYS = ("cniVersion", "name", "type", "capabilities", "prevResult", "runtimeConfig", "args")
-SHARED = ("args", "runtimeConfig")      # objects of which each plugin reads a part
-PREFIX = "failed to load netconf: "       # of Section.wrong(), for a request
+SHARED = ("args", "runtimeConfig")      # objects that several plugins read in part
+PREFIX = "failed to load netconf: "       # begins the texts of Section.wrong() in a request
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A fault of a configuration.
 
-    severity: ERROR (an ADD fails) or WARNING (it works otherwise than the configuration seems to say). where: the path
-    of a key, "plugins[0].ipam.subnet". what: a sentence. hint: what to do, or "". file: the path, "" if unknown.
+    severity: ERROR (an ADD fails) or WARNING (an ADD succeeds, but does not do what the configuration seems to say).
+    where: the path of a key, "plugins[0].ipam.subnet". what: a sentence. hint: what to do, or "". file: the path, "" if
+    unknown.
     """
 
     severity: str
@@ -47,10 +48,10 @@ class Finding:
 
 
 def validate(net: NetworkList, plugin_dirs: Sequence[str]) -> list[Finding]:
-    """Return what is wrong in a network's configuration; [] if nothing is found.
+    """Return the faults of a network's configuration; [] if there are none.
 
-    plugin_dirs: where each plugin has to be found. No plugin is executed. Of a plugin that fastcni does not have, only
-    its presence is checked.
+    plugin_dirs: the directories that must have each plugin. No plugin is executed. For a plugin that fastcni does not
+    know, check only that its executable exists.
     """
     third_party.register()
     file = net.plugins[0].file if net.plugins else ""
@@ -62,7 +63,7 @@ def validate(net: NetworkList, plugin_dirs: Sequence[str]) -> list[Finding]:
 
 
 def judge(net: NetworkList, plugin: PluginConf, where: str, plugin_dirs: Sequence[str]) -> list[Finding]:
-    """Return what is wrong in the configuration of a plugin. Of the plugin chain: also in its nested plugins."""
+    """Return the faults of a plugin's configuration; for the plugin chain also those of its nested plugins."""
     found = list(Judge(net, plugin, where).findings(plugin_dirs))
     for index, nested in enumerate(nested_plugins(plugin)):
         found += judge(net, nested, f"{where}.plugins[{index}]", plugin_dirs) if nested.type != chain.KIND else []
@@ -70,7 +71,7 @@ def judge(net: NetworkList, plugin: PluginConf, where: str, plugin_dirs: Sequenc
 
 
 class Judge:
-    """Judges the configuration of one plugin in a list; where: its path, "plugins[0]"."""
+    """The checks of one plugin's configuration in a list. where: its path, "plugins[0]"."""
 
     def __init__(self, net: NetworkList, plugin: PluginConf, where: str) -> None:
         self.net, self.plugin, self.where = net, plugin, where
@@ -80,10 +81,10 @@ class Judge:
         self.errors: list[Finding] = []             # of readers
         # The runtime or the plugin adds nothing to it but prevResult.
         self.is_entire = plugin.type != "flannel" and not any(plugin.capabilities.values())
-        self.complete = True                        # no reader has stopped at an error: each key was asked for
+        self.complete = True                        # False if a reader stopped at an error before it asked for all keys
 
     def findings(self, plugin_dirs: Sequence[str]) -> Iterator[Finding]:
-        """Let the plugin and its delegates read the configuration; yield what is found."""
+        """Let the plugin and its delegates read the configuration; yield the faults."""
         kinds = dict(self.read_all())
         for key, kind in kinds.items():
             if problem := missing(kind, plugin_dirs):
@@ -105,7 +106,8 @@ class Judge:
             yield from self.unused_capabilities(names)
 
     def read_all(self) -> Iterator[tuple[str, str]]:
-        """Let the plugin and its delegates read the configuration. Yields (path of the key, CNI type) of each."""
+        """Let the plugin and its delegates read the configuration. Yields (path of the key that names the plugin, CNI
+        type) for each."""
         yield "type", self.plugin.type
         self.read(self.plugin.type, self.conf)
         ipam = text_at(self.plugin.values, "ipam", "type") if "ipam" in self.conf.asked else ""
@@ -117,7 +119,7 @@ class Judge:
         if ipam:
             yield "ipam.type", ipam
             self.conf.section("ipam").text("type")          # known, even if no reader asks for it
-            if self.plugin.type != "flannel" or "ipam" in self.plugin.values:       # flannel writes it, if it is absent
+            if self.plugin.type != "flannel" or "ipam" in self.plugin.values:       # flannel adds it if it is absent
                 self.read(ipam, self.conf)
 
     def read(self, kind: str, conf: Section) -> None:
@@ -156,7 +158,8 @@ class Judge:
 
 
 def missing(kind: str, plugin_dirs: Sequence[str]) -> tuple[str, str] | None:
-    """Return (what, hint) if a plugin is in none of the directories; None also if this user may not look into one."""
+    """Return (what, hint) if a plugin is in none of the directories. None if the plugin is found, or if this user may
+    not read a directory."""
     try:
         search.find(kind, plugin_dirs)
     except CniError as e:

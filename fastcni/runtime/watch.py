@@ -1,4 +1,4 @@
-"""Notice changes of a configuration directory by inotify, also while it does not exist."""
+"""Watch a configuration directory by inotify, even before it exists."""
 
 import os
 import select
@@ -10,17 +10,17 @@ from typing import Generic, TypeVar
 from fastcni.runtime.folder_changes import FolderChanges
 from fastcni.runtime.network_directory import NetworkDirectory
 
-SETTLE_S = 0.05                 # several files are often written together
+SETTLE_S = 0.05                 # seconds; several files are often written together
 
 T = TypeVar("T")
 
 
 class Watch(Generic[T]):
-    """A thread that calls `changed` with the value of `look` whenever it differs from the one before.
+    """A thread that calls changed(look()) whenever the value of look() has changed.
 
-    directory: after a change of it, look() is called. interval_s: and every so many seconds, None: not.
-    `changed` is called once before the constructor returns. An exception of `changed` or `look` ends the thread, and
-    close() raises it.
+    directory: look() is called after a change in this directory. interval_s: look() is also called every `interval_s`
+    seconds; None: never. `changed` is called once before the constructor returns. An exception of `changed` or `look`
+    ends the thread, and close() raises it.
     """
 
     def __init__(self, directory: NetworkDirectory, look: Callable[[], T], changed: Callable[[T], None],
@@ -29,7 +29,7 @@ class Watch(Generic[T]):
         self._changes = FolderChanges()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._error: BaseException | None = None
-        self._add_watches()             # before the first look, so that no change is missed
+        self._add_watches()             # before the first look(), so that no change is missed
         self._last = look()
         changed(self._last)
         self._thread = threading.Thread(target=self._run, name="fastcni-watch", daemon=True)
@@ -40,7 +40,7 @@ class Watch(Generic[T]):
         self._thread.join()
 
     def close(self) -> None:
-        """End the thread; it may be called again. Raises the exception that ended it before."""
+        """End the thread; may be called again. Raises the exception that has ended the thread."""
         if self._stop < 0:
             return
         os.eventfd_write(self._stop, 1)
@@ -76,9 +76,9 @@ class Watch(Generic[T]):
             self._error = e
 
     def _add_watches(self) -> None:
-        """Watch the directory, the folders in it and, for a directory that is made later, each folder above it.
+        """Watch the directory, its subdirectories and, in case the directory is created later, each parent directory.
 
-        An existing watch stays. The kernel removes the watches of deleted folders.
+        An existing watch stays. The kernel removes the watches of deleted directories.
         """
         path = os.path.abspath(self._directory.path)
         above = [path]

@@ -1,1 +1,2 @@
-"""The CNI spec as values: configuration, results, versions, errors and JSON. Knows nothing of Linux."""
+"""Read and write the data of the CNI spec: configurations, results, versions, errors and JSON. Knows nothing of
+Linux."""

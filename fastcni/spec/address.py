@@ -1,14 +1,14 @@
-"""IP addresses: CNI's text to packed bytes (4 or 16) and back, as Go reads and prints them."""
+"""Convert IP addresses between CNI's text and packed bytes (4 or 16), by the rules of Go."""
 
 from __future__ import annotations
 
 from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
-MAPPED = bytes(10) + b"\xff\xff"        # ::ffff:0:0/96, which Go takes for IPv4 everywhere
+MAPPED = bytes(10) + b"\xff\xff"        # ::ffff:0:0/96, which Go always treats as IPv4
 
 
 def read_ip(text: str) -> bytes:
-    """An address without prefix length as 4 or 16 bytes. Raises ValueError."""
+    """Return an address without prefix length as 4 or 16 bytes. Raises ValueError."""
     try:
         if ":" not in text:
             return inet_pton(AF_INET, text)
@@ -19,7 +19,7 @@ def read_ip(text: str) -> bytes:
 
 
 def ip_text(packed: bytes) -> str:
-    """The text of an address, IPv6 in the form of RFC 5952."""
+    """Return the text of an address, IPv6 in the form of RFC 5952."""
     if len(packed) == 4:
         return inet_ntop(AF_INET, packed)
     if not any(packed[:12]) and any(packed[12:14]):     # libc would print ::1.2.3.4 here
@@ -30,7 +30,7 @@ def ip_text(packed: bytes) -> str:
 
 
 def read_cidr(text: str) -> tuple[bytes, int]:
-    """`address/prefix` as (packed, prefix length), host bits kept. Raises ValueError."""
+    """Return `address/prefix` as (packed, prefix length), host bits kept. Raises ValueError."""
     try:
         ip, _, length = text.partition("/")
         if not length.isdigit() or not length.isascii():
@@ -50,32 +50,33 @@ def read_cidr(text: str) -> tuple[bytes, int]:
 
 
 def cidr_text(packed: bytes, prefix: int) -> str:
-    """`address/prefix`, the reverse of read_cidr()."""
+    """Return `address/prefix`, the reverse of read_cidr()."""
     return f"{ip_text(packed)}/{prefix}"
 
 
 def link_local(mac: bytes) -> bytes:
-    """The address that a link's kernel makes of its MAC: fe80::/64 and the modified EUI-64 (RFC 4291, appendix A)."""
+    """Return the link-local address that the kernel derives from a MAC: fe80::/64 and the modified EUI-64 (RFC 4291,
+    appendix A)."""
     return b"\xfe\x80" + bytes(6) + bytes((mac[0] ^ 2,)) + mac[1:3] + b"\xff\xfe" + mac[3:]
 
 
 def host_mask(packed: bytes, prefix: int) -> int:
-    """The host bits of the address, as an integer."""
+    """Return an integer whose ones are the host bits of the address."""
     return (1 << 8 * len(packed) - prefix) - 1
 
 
 def network(packed: bytes, prefix: int) -> bytes:
-    """The address with its host bits zero."""
+    """Return the address with its host bits zero."""
     return (int.from_bytes(packed, "big") & ~host_mask(packed, prefix)).to_bytes(len(packed), "big")
 
 
 def broadcast(packed: bytes, prefix: int) -> bytes:
-    """The address with its host bits one."""
+    """Return the address with its host bits one."""
     return (int.from_bytes(packed, "big") | host_mask(packed, prefix)).to_bytes(len(packed), "big")
 
 
 def plus(packed: bytes, n: int) -> bytes:
-    """The address `n` places after this one; n may be negative. Raises OverflowError outside of the family."""
+    """Return the address `n` after this one; n may be negative. Raises OverflowError outside of the family."""
     return (int.from_bytes(packed, "big") + n).to_bytes(len(packed), "big")
 
 

@@ -1,4 +1,4 @@
-"""The file that libcni keeps of an attachment, as a JSON document: NETWORK-CONTAINERID-IFNAME in `results`."""
+"""Make the JSON document of libcni's cache file of an attachment: `results`/NETWORK-CONTAINERID-IFNAME."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 KIND = "cniCacheV1"
-MAX_BYTES = 16 << 20            # of a file that is read
+MAX_BYTES = 16 << 20            # limit of a file
 
 
 def document(network: str, container_id: str, ifname: str, config: bytes, *, netns: str,
@@ -32,20 +32,20 @@ def document(network: str, container_id: str, ifname: str, config: bytes, *, net
 
 
 def to_base64(data: bytes) -> str:
-    from binascii import b2a_base64  # of a shared object, which a plugin that needs no base64 does not load
+    from binascii import b2a_base64  # in a shared object that most plugins need not load
 
     return b2a_base64(data, newline=False).decode()
 
 
 def from_base64(text: str) -> bytes:
-    """Raises ValueError."""
+    """Decode base64. Raises ValueError."""
     from binascii import a2b_base64
 
     return a2b_base64(text, strict_mode=True)
 
 
 def sort_keys(value: Any) -> Any:
-    """The value as the Go library's generic maps print it."""
+    """Return the value with the keys of its objects sorted, as the Go library prints generic maps."""
     if hasattr(value, "keys"):          # any mapping: the import of collections.abc would cost a one-shot plugin time
         return {key: sort_keys(value[key]) for key in sorted(value)}
     if isinstance(value, list | tuple):

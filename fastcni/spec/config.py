@@ -1,4 +1,4 @@
-"""Configuration as CNI programs read it: objects with typed keys, names, CNI_ARGS. Touches nothing."""
+"""Read a configuration by the rules of CNI programs: objects with typed keys, names, CNI_ARGS. Changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-MAX_SHOWN = 80          # characters of a refused value that its error repeats
+MAX_SHOWN = 80          # characters of a bad value that its error repeats
 IFNAME_BYTES = 15       # IFNAMSIZ of linux/if.h, without the closing NUL
 INT64 = 1 << 63
 
@@ -26,12 +26,12 @@ TRUTH = {"1": True, "true": True, "0": False, "false": False}
 class Section:
     """One JSON object of a configuration.
 
-    Keys match in any case, the exact spelling before others; null counts as absent. A value of the wrong type raises a
-    CniError 7, which names the key by its path and shows the value. A Lenient (see there) warns instead.
+    Keys are case-insensitive, and the exact spelling has precedence; null counts as absent. A value of the wrong type
+    raises a CniError 7, which names the key by its path and shows the value. A Lenient (see there) warns instead.
 
     values  the object as decoded
     where   its path for errors, "ipam.ranges[0]"; "" for the top
-    common  the Section without prevResult, which this one shares with others; None: this Section itself
+    common  the Section without prevResult, which several requests share; None: this Section itself
     """
 
     __slots__ = ("_common", "_folded", "_read", "values", "where")
@@ -46,8 +46,8 @@ class Section:
         return self._common or self
 
     def once(self, read: Callable[[Section], T]) -> T:
-        """Return the result of read(common Section), which is called once. Many requests may share it, so do not change
-        it."""
+        """Return read(common Section). read() is called once, and many requests may share its result, so do not change
+        the result."""
         common = self._common or self
         if common._read is None:
             common._read = {}
@@ -67,7 +67,7 @@ class Section:
         return default if value is None else value
 
     def has(self, key: str) -> bool:
-        """Return whether there is a value that is not null."""
+        """Return whether the key has a value that is not null."""
         return self.raw(key) is not None
 
     def text(self, key: str, default: str | None = "") -> Any:
@@ -137,11 +137,11 @@ class Section:
             return None
 
     def path(self, key: str) -> str:
-        """The path of a key from the top of the configuration, "ipam.subnet"."""
+        """Return the path of a key from the top of the configuration, "ipam.subnet"."""
         return f"{self.where}.{key}" if self.where else key
 
     def wrong(self, key: str, why: str) -> CniError:
-        """The CniError 7 for a bad value, to be raised."""
+        """Return the CniError 7 for a bad value."""
         return CniError(errors.INVALID_CONFIG, f"failed to load netconf: {self.path(key)}: {why}")
 
     def bad(self, key: str, why: str, instead: Any) -> Any:
@@ -150,11 +150,11 @@ class Section:
 
     @property
     def strict(self) -> Section:
-        """The same Section, but not Lenient."""
+        """Return this Section, or for a Lenient a Section of the same object."""
         return self
 
     def below(self, values: dict[str, Any], where: str) -> Section:
-        """A Section of the same kind for an object below this one; `where` is its path."""
+        """Return a Section of the same class for an object below this one. where: the object's path."""
         return Section(values, where)
 
     def _typed(self, key: str, kind: type, expected: str, default: Any) -> Any:
@@ -169,7 +169,7 @@ class Section:
 class Lenient(Section):
     """A Section for DEL: a bad value counts as absent, and warn(text) is called.
 
-    A bad flag counts as true: ADD may have made what the flag asks for, so DEL has to search for it.
+    A bad flag counts as true: ADD may have acted on the flag, so DEL must search for the result.
     """
 
     __slots__ = ("warn",)
@@ -195,22 +195,22 @@ class Lenient(Section):
 
 
 def fold(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that are not null, by their keys in lower case. Of several spellings of a key the last one
+    """Return the values that are not null, by their keys in lower case. Of several spellings of a key the last
     counts."""
     return {key.lower(): value for key, value in values.items() if value is not None}
 
 
 def shown(value: Any) -> str:
-    """A JSON value for an error: its kind and its text, at most MAX_SHOWN characters."""
+    """Return a JSON value for an error text: its kind and at most MAX_SHOWN characters."""
     kinds = {str: "string ", int: "number ", float: "number ", list: "list ", dict: "object "}
     text = kinds.get(type(value), "") + json.write(value).decode()
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN - 3]}..."
 
 
-# Names (CNI spec 1.1.0, section 2, and what the reference library checks)
+# Names (CNI spec 1.1.0, section 2, and the checks of the reference library)
 
 def check_container_id(text: str) -> None:
-    """Raise CniError 3 for an empty id, 4 for one with characters that an id cannot have."""
+    """Raise CniError 3 for an empty id, 4 for an id with invalid characters."""
     if not text:
         raise CniError(errors.UNKNOWN_CONTAINER, "missing containerID")
     if not is_name(text):
@@ -218,7 +218,7 @@ def check_container_id(text: str) -> None:
 
 
 def check_network_name(text: str) -> None:
-    """Raise CniError 7 for a name that is empty or has characters that a name cannot have."""
+    """Raise CniError 7 for a name that is empty or has invalid characters."""
     if not text:
         raise CniError(errors.INVALID_CONFIG, "missing network name:")
     if not is_name(text):
@@ -245,7 +245,7 @@ def check_ifname(text: str) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Return whether all of the text matches [a-zA-Z0-9][a-zA-Z0-9_.-]*. Such a name can be the name of a file."""
+    """Return whether the whole text matches [a-zA-Z0-9][a-zA-Z0-9_.-]*. Such a text can be the name of a file."""
     bare = text.replace("_", "").replace(".", "").replace("-", "")
     return text.isascii() and text[:1].isalnum() and bare.isalnum()
 
@@ -253,7 +253,7 @@ def is_name(text: str) -> bool:
 # CNI_ARGS
 
 def read_args(text: str, known: Collection[str]) -> dict[str, str]:
-    """CNI_ARGS, "K=V;K2=V2", as {name: value} of the names in `known`; a later pair replaces an earlier one.
+    """Return CNI_ARGS, "K=V;K2=V2", as {name: value} of the names in `known`. A later pair replaces an earlier pair.
 
     Raises CniError 4 for text that is not a pair, and for other names unless IgnoreUnknown is true.
     """

@@ -1,4 +1,4 @@
-"""CNI errors: the spec's codes as names, and the exception that carries them (CNI spec 1.1.0, section 5)."""
+"""Name the spec's error codes, and define the exceptions that carry them (CNI spec 1.1.0, section 5)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ INVALID_NETNS = 8               # codes of the reference library, not of the spe
 TRY_AGAIN_LATER = 11
 PLUGIN_NOT_AVAILABLE = 50
 LIMITED_CONNECTIVITY = 51
-INTERNAL = 999                  # of the reference library, for errors without another code
+INTERNAL = 999                  # the reference library's code for errors without another code
 
-FAILED_AT = "fastcni/failed-at"  # of an error document: which plugin of a chain failed, see NestedError
+FAILED_AT = "fastcni/failed-at"  # a member of an error document: the failed plugin of a chain, see NestedError
 
 EXHAUSTED = (ENOMEM, ENFILE, EMFILE)        # the request may succeed later
 
@@ -37,7 +37,7 @@ class CniError(Exception):
     code        one of the codes above, or a plugin's own from 100 on
     msg         one sentence: what failed
     details     why, and what to check; may be ""
-    failed_at   the place of the plugin in a chain that failed, from 0, for fastcni's runtime; None: not known
+    failed_at   the index of the failed plugin in a chain, for fastcni's runtime; None: unknown
     """
 
     failed_at: int | None = None
@@ -50,7 +50,7 @@ class CniError(Exception):
         return f"{self.msg}; {self.details}" if self.details else self.msg
 
     def as_document(self) -> dict[str, Any]:
-        """{"code", "msg"}, and "details" unless empty."""
+        """Return {"code", "msg"}, and "details" unless empty."""
         document: dict[str, Any] = {"code": self.code, "msg": self.msg}
         if self.details:
             document["details"] = self.details
@@ -60,8 +60,8 @@ class CniError(Exception):
 class NestedError(Exception):
     """A plugin of a chain failed: its error is `__cause__`.
 
-    kind: the plugin's type. index: its place in the chain, from 0. doing: "add". bare: the error document has the
-    plugin's error as it is, and the index as FAILED_AT, for fastcni's runtime; else the text names the plugin.
+    kind: the plugin's type. index: its index in the chain. doing: "add". bare: for fastcni's runtime, the error
+    document has the plugin's error unchanged, and the index as FAILED_AT; otherwise the text names the plugin.
     """
 
     def __init__(self, kind: str, index: int, doing: str, bare: bool) -> None:
@@ -70,7 +70,7 @@ class NestedError(Exception):
 
     @property
     def prefix(self) -> str:
-        """The text that comes before the plugin's own, "" if bare."""
+        """Return the text in front of the plugin's own text, "" if bare."""
         return "" if self.bare else f'plugin type="{self.kind}" (index {self.index}) failed ({self.doing}): '
 
     def __str__(self) -> str:

@@ -1,5 +1,4 @@
-"""Read what the configurations of all IPAM plugins share: the ipam section, requested addresses, routes, dns. Touches
-nothing."""
+"""Read the keys that all IPAM plugins share: the ipam section, requested addresses, routes, dns. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ if TYPE_CHECKING:
 
     from fastcni.spec.config import Section
 
-# Route keys of spec 1.1.0 beside dst and gw, and whether an explicit 0 is printed (Go has pointers there).
+# Route keys of spec 1.1.0 other than dst and gw, and whether an explicit 0 is printed (Go's fields are pointers).
 ROUTE_NUMBERS = (("mtu", False), ("advmss", False), ("priority", False), ("table", True), ("scope", True))
 DNS_LISTS = ("nameservers", "search", "options")
 
 
 def ipam_section(conf: Section) -> Section:
-    """The Section under `ipam`. Raises CniError 7 when the key is missing or not an object."""
+    """Return the Section under `ipam`. Raises CniError 7 if the key is missing or not an object."""
     if not conf.has("ipam"):
         raise CniError(INVALID_CONFIG, "IPAM config missing 'ipam' key")
     conf.strict.section("ipam")
@@ -27,13 +26,14 @@ def ipam_section(conf: Section) -> Section:
 
 
 def requested_ips(conf: Section) -> list[tuple[str, list[str]]]:
-    """[(path of the key, its texts)]: the addresses that the caller asks for, in args.cni.ips and runtimeConfig.ips."""
+    """Return [(path of the key, its texts)] of the addresses that the caller requests in args.cni.ips and
+    runtimeConfig.ips."""
     sections = (conf.section("args").section("cni"), conf.section("runtimeConfig"))
     return [(section.path("ips"), section.texts("ips")) for section in sections]
 
 
 def read_routes(section: Section) -> list[dict[str, Any]]:
-    """`routes` of a section as a result has them (spec 1.1.0, section 5). Raises CniError 7."""
+    """Return `routes` of a section in the shape of a result (spec 1.1.0, section 5). Raises CniError 7."""
     routes = []
     for one in section.sections("routes"):
         dst = one.cidr("dst")
@@ -53,7 +53,7 @@ def read_routes(section: Section) -> list[dict[str, Any]]:
 
 
 def read_dns(section: Section) -> dict[str, Any]:
-    """A dns Section as a result has it, without empty members."""
+    """Return a dns Section in the shape of a result, without empty members."""
     dns = {key: section.texts(key) for key in DNS_LISTS}
     dns["domain"] = section.text("domain")
     return {key: value for key, value in dns.items() if value}
@@ -61,8 +61,8 @@ def read_dns(section: Section) -> dict[str, Any]:
 
 def make_result(ips: Iterable[tuple[bytes, int, bytes | None]], routes: list[dict[str, Any]],
                 dns: dict[str, Any]) -> dict[str, Any]:
-    """A new result in the 1.1.0 shape. ips: (packed, prefix, packed gateway or None). routes and dns are copied: many
-    pods share them."""
+    """Return a new result in the 1.1.0 shape. ips: (packed, prefix, packed gateway or None). routes and dns are copied,
+    because many pods share them."""
     document: dict[str, Any] = {"ips": []}
     for packed, prefix, gateway in ips:
         entry = {"address": address.cidr_text(packed, prefix)}

@@ -1,7 +1,7 @@
-"""JSON in the dialect of CNI's Go programs: refusals, escapes and the form of numbers are Go's.
+"""Decode and encode JSON by the rules of Go, which CNI's programs use: errors, escapes and number formats are Go's.
 
-Built on the C scanner of the json package, because the import of that package costs a plugin six milliseconds. When the
-scanner refuses a document, it imports the package for its exception.
+This module uses only the C scanner of the json package, because importing the package takes a plugin six milliseconds.
+If a document is invalid, the scanner imports the package for its exception.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SPACE = " \t\n\r"
-MAX_DEPTH = 500         # depth of nested lists and objects. Go allows 10,000; every Python can recurse to this depth
+MAX_DEPTH = 500         # depth of nested lists and objects. Go allows 10,000; all Pythons can recurse to 500
 EXACT = 1 << 53         # integers up to here are exact as a float64
 HEX = "0123456789abcdefABCDEF"
 
@@ -29,10 +29,10 @@ MESSAGES = (
     ("Invalid \\escape", "in string escape code", 1),
 )
 
-# Characters that can be in strings only, and their escapes: Go's output is safe in HTML and JavaScript.
+# Characters that occur only in strings, and their escapes: Go's output is safe in HTML and JavaScript.
 ESCAPES = (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
-# strconv.Quote of Go.
+# Escapes of Go's strconv.Quote.
 QUOTED = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r",
           "\t": "\\t", "\v": "\\v"}
 
@@ -72,7 +72,8 @@ def read(data: bytes) -> Any:
 
 
 def repeated_keys(data: bytes, name: str) -> list[str]:
-    """The keys that the object `name` of a document has more than once. read() must have accepted the document."""
+    """Return the keys that occur more than once in the object `name` of a document. read() must have accepted the
+    document."""
     pairs = make_scanner(Pairs)(data.decode("utf-8", "replace").strip(SPACE), 0)[0]  # type: ignore[arg-type]
     found = [value for key, value in pairs if key.lower() == name.lower() and type(value) is tuple]
     keys = [key for key, _ in found[-1]] if found else []
@@ -80,10 +81,11 @@ def repeated_keys(data: bytes, name: str) -> list[str]:
 
 
 def scan(text: str) -> tuple[Any, int]:
-    """The value at the start of a text, and the index behind it. Raises StopIteration, RecursionError, ValueError."""
+    """Return the value at the start of a text, and the index of the next character. Raises StopIteration,
+    RecursionError, ValueError."""
     try:
         return SCAN(text, 0)
-    except SystemError:         # Python 3.11 finds its exception only if the json package is loaded
+    except SystemError:         # Python 3.11's scanner finds its exception only if the json package is loaded
         __import__("json.decoder")
         return SCAN(text, 0)
 
@@ -99,7 +101,7 @@ def check_depth(value: Any) -> None:
 
 
 def replace_surrogates(value: Any) -> Any:
-    """The value with U+FFFD for each lone surrogate in its strings."""
+    """Return the value with U+FFFD for each lone surrogate in its strings."""
     if type(value) is str:
         try:
             value.encode()
@@ -127,20 +129,20 @@ def refuse_constant(name: str) -> None:
 
 
 def unexpected(text: str, at: int, where: str) -> JsonError:
-    """The JsonError for the character at an index of the text, or for its end."""
+    """Return the JsonError for the character at an index of the text, or for the text's end."""
     if at >= len(text):
         return JsonError("unexpected end of JSON input")
-    shown = chr(text[at].encode("utf-8", "replace")[0])         # Go shows a byte
+    shown = chr(text[at].encode("utf-8", "replace")[0])         # Go prints one byte
     shown = {"'": "\\'", '"': '"'}.get(shown) or quote(shown)[1:-1]
     return JsonError(f"invalid character '{shown}' {where}")
 
 
 def to_go_error(text: str, error: ValueError) -> JsonError:
-    """The scanner's error with Go's text."""
+    """Return the scanner's error with Go's text."""
     message, at = getattr(error, "msg", ""), getattr(error, "pos", None)
     if at is None:              # an integer of thousands of digits
         return JsonError("json: cannot unmarshal number into Go value of type float64")
-    if message.startswith("Illegal trailing comma"):    # Go reports the character behind it
+    if message.startswith("Illegal trailing comma"):    # Go reports the next character
         at = len(text) - len(text[at + 1:].lstrip(SPACE))
     for start, where, offset in MESSAGES:
         if message.startswith(start):
@@ -164,7 +166,7 @@ class Dialect:
 
 
 class Pairs(Dialect):
-    """Objects as tuples of (key, value)."""
+    """A tuple of (key, value), as which the scanner returns an object."""
 
     object_pairs_hook = tuple
 
@@ -177,8 +179,8 @@ SCAN = make_scanner(Dialect)  # type: ignore[arg-type]
 def write(value: Any, indent: int = 0, sort: bool = False) -> bytes:
     """Encode a value of dict, list, tuple, str, int, float, bool, None, without a newline at the end.
 
-    indent: spaces of each level, 0 for one line. sort: keys in the order of their bytes instead of the dict's.
-    Raises TypeError for other types (subclasses of these are fine), ValueError for NaN and infinity.
+    indent: spaces of each level, 0 for one line. sort: keys in the order of their bytes, otherwise in the dict's order.
+    Raises TypeError for other types (subclasses are allowed), ValueError for NaN and infinity.
     """
     parts: list[str] = []
     if indent:
@@ -196,7 +198,7 @@ def write(value: Any, indent: int = 0, sort: bool = False) -> bytes:
 
 
 def write_members(members: dict[str, bytes]) -> bytes:
-    """The object of members that are encoded already, in one line; the keys are in the order of their bytes."""
+    """Encode an object of members that are already encoded, in one line, with the keys in the order of their bytes."""
     # Code point order is the order of the UTF-8 bytes.
     return b"{" + b",".join([write(key) + b":" + members[key] for key in sorted(members)]) + b"}"
 
@@ -244,7 +246,7 @@ def put_value(value: Any, put: Callable[[str], object], colon: str, line: str, s
 
 
 def float_text(number: float) -> str:
-    """A float as Go prints it: shortest, 1 for 1.0, exponents only below 1e-6 and from 1e21 on."""
+    """Return a float as Go prints it: the shortest text, 1 for 1.0, exponents only below 1e-6 and from 1e21 on."""
     if number - number:         # true for NaN, too
         raise ValueError(f"json: unsupported value: {number}")
     text, _, exponent = repr(number).partition("e")
@@ -261,7 +263,7 @@ def float_text(number: float) -> str:
 
 
 def quote(text: str) -> str:
-    """The text in double quotes, as Go's %q prints it; a byte that surrogateescape decoded is \\xNN."""
+    """Return the text in double quotes, as by Go's %q. A byte that surrogateescape has decoded becomes \\xNN."""
     return '"' + "".join([QUOTED.get(c) or (c if c.isprintable() else escape(c)) for c in text]) + '"'
 
 
@@ -275,10 +277,10 @@ def escape(c: str) -> str:
 
 
 def normalize(value: Any) -> Any:
-    """The value as a Go map[string]interface{} holds it: each number is a float64.
+    """Return the value as in a Go map[string]interface{}: each number is a float64.
 
-    Integers that are exact as a float64 stay integers, which print the same. Raises JsonError for a number that is too
-    large.
+    Integers that are exact as a float64 stay integers, because both print the same text. Raises JsonError for a number
+    that is too large.
     """
     if type(value) is dict:
         return {key: item if type(item) is str else normalize(item) for key, item in value.items()}

@@ -1,6 +1,6 @@
-"""netavark's plugin protocol (plugin-API.md, version 1.0.0) as CNI: requests and answers as values.
+"""Convert requests and answers of netavark's plugin protocol (plugin-API.md, version 1.0.0) to CNI and back.
 
-    fastcni create           stdin: a network; stdout: the network, completed
+    fastcni create           stdin: a network; stdout: the completed network
     fastcni setup NETNS      stdin: a container and one of its networks; stdout: a status block
     fastcni teardown NETNS   the same stdin; no answer
     fastcni info             stdout: versions
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-NAME = "netavark"               # of the plugin that runs these requests
+NAME = "netavark"               # the plugin that runs these requests
 API_VERSION = "1.0.0"
-# netavark gives no CNI_PATH. Only the plugins of a list of one's own that are not fastcni's are looked for there
+# netavark sets no CNI_PATH. fastcni searches this directory only for other projects' plugins in a list of the option
+# conflist
 CNI_PATH = "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni"
-MAX_BYTES = 64 << 10            # of a request that the server takes
+MAX_BYTES = 64 << 10            # limit of a request to the server
 
 
 def as_cni(env: Mapping[str, str], stdin: bytes) -> tuple[dict[str, str], bytes]:
@@ -52,7 +53,7 @@ def read(stdin: bytes) -> Section:
 
 
 def answer(status: int, stdout: bytes) -> bytes:
-    """Return what netavark gets instead of the answer of handle()."""
+    """Convert the answer of handle() to netavark's answer."""
     if not stdout:
         return b""
     document = json.read(stdout)

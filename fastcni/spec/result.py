@@ -1,12 +1,12 @@
-"""Results of ADD in each version of the spec: read, converted, encoded.
+"""Read, convert and encode results of ADD in each version of the spec.
 
 A result is a plain dict in the shape of its cniVersion. There are three shapes, or families:
 
     0.1.0 0.2.0         ip4, ip6, dns; routes are members of ip4 and ip6
     0.3.0 0.3.1 0.4.0   interfaces, ips (with their IP version), routes, dns
-    1.0.0 1.1.0         the same, ips without their IP version, interfaces with mtu, socketPath, pciID
+    1.0.0 1.1.0         the same members; ips without their IP version, interfaces with mtu, socketPath, pciID
 
-Plugins read and return the newest only.
+Plugins read and return only the newest shape.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ UNSET_CIDR = "<nil>"            # Go's text for an absent address
 
 
 def ips_of(result: Result) -> list[tuple[bytes, int]]:
-    """[(packed, prefix length)] of the addresses of a result in the newest shape."""
+    """Return [(packed, prefix length)] of the addresses of a result in the newest shape."""
     return [address.read_cidr(ip["address"]) for ip in result.get("ips", ())]
 
 
-# The kinds of values. Each function returns the canonical form; TypeError: wrong JSON type, ValueError: bad value.
+# The kinds of values. Each function returns the canonical form, or raises TypeError for a wrong JSON type, ValueError
+# for a bad value.
 
 def text(value: Any) -> str:
     if type(value) is not str:
@@ -47,22 +48,22 @@ def integer(value: Any) -> int:
 
 
 def index(value: Any) -> int:
-    """An integer that is printed also if it is 0."""
+    """Check an integer that is printed even if it is 0."""
     return integer(value)
 
 
 def real(value: Any) -> int:
-    """An integer that the reference prints as a float64, from a generic map."""
+    """Check an integer that the reference prints as a float64, from a generic map."""
     return integer(value)
 
 
 def real_index(value: Any) -> int:
-    """An integer that is printed also if it is 0, and that the reference prints as a float64."""
+    """Check an integer that is printed even if it is 0, and that the reference prints as a float64."""
     return integer(value)
 
 
 def cidr(value: Any) -> str:
-    if value is None:           # null counts as absent elsewhere, not here
+    if value is None:           # for other kinds null counts as absent
         raise ValueError("invalid CIDR address: ")
     return address.cidr_text(*address.read_cidr(text(value)))
 
@@ -71,11 +72,11 @@ def ip(value: Any) -> str:
     return address.ip_text(address.read_ip(value)) if text(value) else ""
 
 
-# The shapes: rows of (key, kind, what is printed if it is unset; None: nothing) in the order of printing. A shape is an
-# object, [kind] a list. The same table validates, orders and prints.
+# The shapes: rows of (key, kind, the value that is printed if the key is unset; None: nothing) in the order of
+# printing. A shape stands for an object, [kind] for a list. The same table validates, orders and prints.
 
 def shape(*rows: Any) -> dict[str, Any]:
-    """{key in lower case: row}, because keys match in any case."""
+    """Return {key in lower case: row}, because keys are case-insensitive."""
     return {row[0].lower(): row for row in rows}
 
 
@@ -108,9 +109,9 @@ FAMILY = {version: number for number, versions in enumerate(VERSIONS) for versio
 
 
 def create(version: str, document: Any) -> Result:
-    """Check a decoded result and return its canonical form; keys match in any case, unknown keys are dropped.
+    """Check a decoded result and return its canonical form. Keys are case-insensitive; unknown keys are dropped.
 
-    version: the configuration's; the document's own must be of the same family. Raises CniError 6.
+    version: the configuration's version. The document's own version must be of the same family. Raises CniError 6.
     """
     if version not in FAMILY:
         raise CniError(DECODING_FAILURE, f"unsupported CNI result version {json.quote(version)}")
@@ -125,7 +126,7 @@ def create(version: str, document: Any) -> Result:
 
 
 def create_any(document: Any) -> Result:
-    """Do the same as create(), by the version that the document names, 0.1.0 if it names none."""
+    """Do the same as create() with the version that the document names, 0.1.0 if it names none."""
     try:
         version = read({} if document is None else document, shape(SHAPE_A["cniversion"])).get("cniVersion", "")
     except CniError as e:
@@ -134,7 +135,8 @@ def create_any(document: Any) -> Result:
 
 
 def read(value: Any, kind: Any, where: str = "result") -> Any:
-    """A value checked against its kind; of an object the members that its rows name. Raises CniError 6."""
+    """Return a value after checking it against its kind; of an object only the members that its rows name. Raises
+    CniError 6."""
     try:
         if type(kind) is dict:
             return read_object(value, kind, where)
@@ -143,7 +145,7 @@ def read(value: Any, kind: Any, where: str = "result") -> Any:
         return kind(value)
     except TypeError as e:
         raise CniError(DECODING_FAILURE, f"{where}: {e}") from None
-    except ValueError as e:         # the text is the reference's
+    except ValueError as e:         # with the reference's text
         raise CniError(DECODING_FAILURE, str(e), where) from None
 
 
@@ -166,8 +168,8 @@ def read_list(value: Any, kind: Any, where: str) -> list[Any]:
 
 
 def arrange(values: Result, rows: Any, *, printed: bool = False) -> Result:
-    """A result, or a part of it, with its keys in order. Unset members are left out or have the table's value.
-    printed: numbers that are printed as floats are floats."""
+    """Return a result, or a part of a result, with its keys in order. Unset members are left out or have the table's
+    value. printed: convert the numbers that are printed as floats."""
     found = {}
     for key, kind, unset in rows.values():
         value = values.get(key)
@@ -190,20 +192,20 @@ def arrange_value(value: Any, kind: Any, printed: bool) -> Any:
 
 
 def encode(result: Result, indent: int = 4) -> bytes:
-    """The result as a plugin prints it: keys in the order of its family, no newline at the end."""
+    """Encode the result as a plugin prints it: keys in the order of its family, no newline at the end."""
     return json.write(printed(result), indent)
 
 
 def printed(result: Result) -> Result:
-    """The result as it is printed: keys in the order of its family; see arrange()."""
+    """Return the result as encode() prints it, with keys in the order of its family; see arrange()."""
     return arrange(result, SHAPES[FAMILY[result.get("cniVersion") or CURRENT]], printed=True)
 
 
 def to_version(result: Result, version: str) -> Result:
-    """The result in the shape of another version; the same object if it has that version.
+    """Convert a result to the shape of another version. Return the same object if it has that version.
 
-    Raises CniError 999 for an unknown version, and for a result without addresses that is to become 0.2.0 or older,
-    whose shape has no place for anything else.
+    Raises CniError 999 for an unknown version. Raises it also for converting a result without addresses to 0.2.0 or
+    older, whose shape has only addresses.
     """
     own, version = result.get("cniVersion") or CURRENT, version or OLDEST
     if own == version:
@@ -217,7 +219,7 @@ def to_version(result: Result, version: str) -> Result:
 
 
 def split_ip4_and_ip6(result: Result) -> Result:
-    """0.2.0 to 0.3.0: addresses and routes become lists."""
+    """Convert 0.2.0 to 0.3.0: addresses and routes become lists."""
     ips: list[Result] = []
     routes: list[Result] = []
     for key, number in (("ip4", "4"), ("ip6", "6")):
@@ -229,14 +231,13 @@ def split_ip4_and_ip6(result: Result) -> Result:
 
 
 def drop_ip_version(result: Result) -> Result:
-    """0.4.0 to 1.0.0."""
+    """Convert 0.4.0 to 1.0.0."""
     ips = [{key: value for key, value in one.items() if key != "version"} for one in result.get("ips", ())]
     return {**result, "ips": ips}
 
 
 def add_ip_version(result: Result) -> Result:
-    """1.0.0 to 0.4.0; the members of interfaces that 1.1.0 added are dropped, the members of routes that it added
-    stay."""
+    """Convert 1.0.0 to 0.4.0. Drop the members of interfaces that 1.1.0 added, and keep those of routes."""
     ips = [{**one, "version": "4" if is_ip4(one["address"]) else "6"} for one in result.get("ips", ())]
     interfaces = [{key: one[key] for key, _, _ in INTERFACE_B.values() if key in one}
                   for one in result.get("interfaces", ())]
@@ -244,7 +245,8 @@ def add_ip_version(result: Result) -> Result:
 
 
 def fold_into_ip4_and_ip6(result: Result) -> Result:
-    """0.3.0 to 0.2.0: the first address of each family, and the routes of families that have an address."""
+    """Convert 0.3.0 to 0.2.0: keep the first address of each family, and the routes of families that have an
+    address."""
     found: Result = {}
     for one in result.get("ips", ()):
         key = {"4": "ip4", "6": "ip6"}.get(one.get("version"))
@@ -260,11 +262,11 @@ def fold_into_ip4_and_ip6(result: Result) -> Result:
 
 
 def is_ip4(cidr_text: str) -> bool:
-    """Return whether a CIDR in canonical form is of IPv4. An unset one counts as IPv6, as in the reference."""
+    """Return whether a CIDR in canonical form is IPv4. UNSET_CIDR counts as IPv6, as in the reference."""
     return "." in cidr_text and ":" not in cidr_text
 
 
-# The steps from one family to the next, and back.
+# The conversions from each family to the next, and back.
 UP = (split_ip4_and_ip6, drop_ip_version)
 DOWN = (fold_into_ip4_and_ip6, add_ip_version)
 
@@ -280,16 +282,16 @@ def check_set(result: Result) -> Result:
 
 
 def read_prev_result(section: Section, config_version: str) -> Result | None:
-    """The prevResult of a configuration in the 1.1.0 shape, None if it is absent.
+    """Return the prevResult of a configuration in the 1.1.0 shape, None if the key is absent.
 
-    Without a version it counts as the configuration's version. Raises CniError 6, also for a version of another family,
-    and 7 if it is not an object.
+    A prevResult without a version has the configuration's version. Raises CniError 6, also for a version of another
+    family, and CniError 7 if prevResult is not an object.
     """
     if not section.has("prevResult"):
         return None
     values = {"CNIVersion": config_version, **section.section("prevResult").values}
     try:
-        # Sorted as the reference's map is, so that cniVersion comes after CNIVersion, and counts.
+        # Sorted like the reference's map, so that cniVersion comes after CNIVersion and overrides it.
         return check_set(to_version(create(config_version, dict(sorted(values.items()))), CURRENT))
     except CniError as e:
         raise CniError(e.code, f"could not parse prevResult: {e.msg}", e.details) from None

@@ -1,4 +1,4 @@
-"""The versions of the CNI spec, their order, and the VERSION command."""
+"""List and compare the versions of the CNI spec, and answer the VERSION command."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CURRENT = ALL[-1]
 OLDEST = ALL[0]             # the version of a document that names none
 
 PARTS = ("major", "minor", "micro")
-MAX_DIGITS = 18             # with more, Go's int may overflow
+MAX_DIGITS = 18             # digits; with more, Go's int may overflow
 
 
 def parse(text: str) -> tuple[int, int, int]:
-    """The version as (major, minor, micro); missing parts are 0, and "" is 0.1.0. Raises ValueError."""
+    """Return the version as (major, minor, micro). Missing parts are 0, and "" is 0.1.0. Raises ValueError."""
     parts = (text or OLDEST).split(".")
     if len(parts) > len(PARTS):
         raise ValueError(f"invalid version {json.quote(text)}: too many parts")
@@ -43,12 +43,12 @@ def at_least(version: str, since: str) -> bool:
 
 
 def starting_from(version: str) -> tuple[str, ...]:
-    """The known versions from this one on. Raises ValueError for an unknown version."""
+    """Return the known versions from `version` on. Raises ValueError for an unknown version."""
     return ALL[ALL.index(version):]
 
 
 def check_supported(version: str, supported: Sequence[str]) -> None:
-    """Raise CniError 1 unless this version is one of the plugin's."""
+    """Raise CniError 1 unless the plugin supports this version."""
     if version not in supported:
         listed = " ".join(map(json.quote, supported))
         raise CniError(INCOMPATIBLE_VERSION, "incompatible CNI versions",
@@ -56,12 +56,12 @@ def check_supported(version: str, supported: Sequence[str]) -> None:
 
 
 def version_reply(supported: Sequence[str]) -> bytes:
-    """The answer to VERSION: a line of JSON."""
+    """Return the answer to VERSION: a line of JSON."""
     return json.write({"cniVersion": CURRENT, "supportedVersions": supported}) + b"\n"
 
 
 def read_version_reply(data: bytes) -> list[str]:
-    """The versions in a plugin's answer to VERSION, unchecked. Raises ValueError."""
+    """Return the versions in a plugin's answer to VERSION, unchecked. Raises ValueError."""
     try:
         document = json.read(data)
     except json.JsonError as e:

@@ -1,4 +1,4 @@
-"""BPF programs and maps by bpf(2), without libbpf and BTF (linux/bpf.h).
+"""Load BPF programs, and create, pin and read BPF maps by bpf(2), without libbpf and BTF (linux/bpf.h).
 
 Objects are descriptors. A pin is a path in bpffs that keeps an object without a process.
 """
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    # {name: (the instructions, the indexes of those that load a map, with the map's name)}
+    # {name: (instructions, indexes of the instructions that load a map, with the map's name)}
     Programs = Mapping[str, tuple[bytes, tuple[tuple[int, str], ...]]]
 
 ORDER = sys.byteorder
@@ -25,12 +25,12 @@ MAP_TYPE_HASH, PROG_TYPE_SCHED_CLS = 1, 3
 F_NO_PREALLOC = 1
 PSEUDO_MAP_FD = 1               # as the source register of a 64-bit load: the value is a map's descriptor
 INSTRUCTION_BYTES = 8
-BATCH = 4096                    # elements in one answer; a bucket of the hash table has to fit
+BATCH = 4096                    # elements in one answer, which must hold a bucket of the hash table
 LOG_BYTES = 1 << 18
 
 
 class Refused(OSError):
-    """The kernel's verifier refused a program; `why` is the last line of its log."""
+    """The kernel's verifier rejected a program. why: the last line of its log."""
 
     def __init__(self, error: OSError, why: str) -> None:
         super().__init__(error.errno, f"{error.strerror}: {why}" if why else error.strerror)
@@ -45,18 +45,18 @@ def u64(*numbers: int) -> bytes:
 
 
 def create_hash(key_bytes: int, value_bytes: int, elements: int) -> int:
-    """Create a hash map that takes memory for the elements that it has. Return its descriptor. Raises OSError."""
+    """Create a hash map that allocates memory only for existing elements. Return its descriptor. Raises OSError."""
     return bpf(MAP_CREATE, bytearray(u32(MAP_TYPE_HASH, key_bytes, value_bytes, elements, F_NO_PREALLOC)))
 
 
 def pin(fd: int, path: str) -> None:
-    """Pin an object. Raises OSError: EEXIST if there is a pin, EPERM if `path` is not in bpffs."""
+    """Pin an object. Raises OSError: EEXIST if the pin exists, EPERM if `path` is not in bpffs."""
     name = bytearray(path.encode() + b"\0")
     bpf(OBJ_PIN, bytearray(u64(address_of(name)) + u32(fd)))
 
 
 def get(path: str) -> int:
-    """Return a descriptor of the object at a pin. Raises OSError: ENOENT if there is none."""
+    """Return a descriptor of the object at a pin. Raises OSError: ENOENT if the pin does not exist."""
     name = bytearray(path.encode() + b"\0")
     return bpf(OBJ_GET, bytearray(u64(address_of(name)) + u32(0, 0)))
 
@@ -71,7 +71,7 @@ def program_id(fd: int) -> int:
 
 def load(instructions: bytes, relocations: tuple[tuple[int, str], ...], maps: Mapping[str, int]) -> int:
     """Load a program of cls_bpf. maps: {name: descriptor} for the relocations. Return its descriptor. Raises OSError;
-    Refused if the verifier refuses the program."""
+    Refused if the verifier rejects the program."""
     code, licence = bytearray(instructions), bytearray(b"Apache-2.0\0")
     for index, name in relocations:
         at = index * INSTRUCTION_BYTES
@@ -81,7 +81,7 @@ def load(instructions: bytes, relocations: tuple[tuple[int, str], ...], maps: Ma
     try:
         return bpf(PROG_LOAD, bytearray(head))
     except OSError as e:
-        if e.errno != EACCES:               # the verifier's; others are about rights and memory
+        if e.errno != EACCES:               # the verifier's errno; other errors are about rights and memory
             raise
         log = bytearray(LOG_BYTES)
         try:
@@ -92,7 +92,8 @@ def load(instructions: bytes, relocations: tuple[tuple[int, str], ...], maps: Ma
 
 
 def element(fd: int, key: bytearray, value: bytearray | None = None) -> bytearray:
-    """The attributes of a request about one element. The caller keeps `key` and `value` until bpf() has returned."""
+    """Return the attributes of a request about one element. The caller must keep `key` and `value` until bpf() has
+    returned."""
     return bytearray(u32(fd, 0) + u64(address_of(key), 0 if value is None else address_of(value), 0))
 
 
@@ -127,7 +128,7 @@ def delete(fd: int, key: bytes) -> bool:
 
 
 def elements(fd: int, key_bytes: int, value_bytes: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the elements of a map that exist throughout, others perhaps. Raises OSError.
+    """Yield the elements of a map. Elements that are added or deleted during the call may be missing. Raises OSError.
 
     union bpf_attr: in_batch, out_batch, keys, values:u64 | count, map_fd:u32 | elem_flags, flags:u64
     """
@@ -141,12 +142,12 @@ def elements(fd: int, key_bytes: int, value_bytes: int) -> Iterator[tuple[bytes,
         try:
             bpf(MAP_LOOKUP_BATCH, attributes)
         except OSError as e:
-            if e.errno == ENOSPC:           # a bucket has more elements than fit
+            if e.errno == ENOSPC:           # a bucket has more elements than the buffer
                 size *= 2
                 continue
             if e.errno != ENOENT:
                 raise
-            last = True                     # and the answer has the last elements
+            last = True                     # this answer has the last elements
         count = int.from_bytes(attributes[32:36], ORDER)
         for number in range(count):
             yield (bytes(keys[number * key_bytes:(number + 1) * key_bytes]),

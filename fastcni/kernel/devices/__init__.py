@@ -1,1 +1,1 @@
-"""Links of a single kind: TAP devices, vxlan, WireGuard; the devices of the machine, from /sys."""
+"""Make links of special kinds (TAP, vxlan, WireGuard), change offloads, and read the machine's devices from /sys."""

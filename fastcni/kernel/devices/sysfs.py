@@ -1,6 +1,6 @@
-"""The devices of the machine, read from /sys (sysfs(5)).
+"""Read the devices of the machine from /sys (sysfs(5)).
 
-A folder `net` lists only the links of the network namespace in which /sys was mounted.
+A directory `net` lists only the links of the network namespace in which /sys was mounted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def exists(path: str) -> bool:
 
 
 def names(path: str) -> list[str]:
-    """The names in a folder, sorted; [] if there is no such folder."""
+    """Return the names in a directory, sorted; [] if the directory does not exist."""
     try:
         return sorted(posix.listdir(ROOT + path))
     except OSError:
@@ -23,7 +23,7 @@ def names(path: str) -> list[str]:
 
 
 def read(path: str) -> str:
-    """The text of a file, white space trimmed; "" if there is no such file, or the device does not answer."""
+    """Return the text of a file, white space trimmed; "" if the file does not exist, or the device does not answer."""
     try:
         fd = posix.open(ROOT + path, posix.O_RDONLY | posix.O_CLOEXEC)
         try:
@@ -35,5 +35,5 @@ def read(path: str) -> str:
 
 
 def target(path: str) -> str:
-    """The name that a symbolic link leads to, for instance of a device's driver. Raises OSError."""
+    """Return the name that a symbolic link leads to, for example of a device's driver. Raises OSError."""
     return posix.readlink(ROOT + path).rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""TAP devices that outlive their maker: ioctls on /dev/net/tun (linux/if_tun.h; networking/tuntap.rst)."""
+"""Make persistent TAP devices by ioctls on /dev/net/tun (linux/if_tun.h; networking/tuntap.rst)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastcni.kernel.uapi import (
 )
 
 PATH = "/dev/net/tun"
-NEXT_CONTEXT = "/proc/thread-self/attr/exec"    # the SELinux context of its next execve(2), proc_pid_attr(5)
+NEXT_CONTEXT = "/proc/thread-self/attr/exec"    # the SELinux context of the thread's next execve(2), proc_pid_attr(5)
 
 CHILD = """
 import fcntl, posix
@@ -34,33 +34,34 @@ except OSError as e:
 
 
 class ContextRefused(OSError):
-    """The kernel does not take the SELinux context: SELinux is off, or its policy says no."""
+    """The kernel does not accept the SELinux context: SELinux is off, or its policy forbids the context."""
 
 
 def open_device() -> int:
-    """A descriptor that can become a device's, in the namespace in which it was opened. Raises OSError."""
+    """Open /dev/net/tun. A device that is made with this descriptor is in the namespace in which it was opened. Raises
+    OSError."""
     return posix.open(PATH, posix.O_RDWR | posix.O_CLOEXEC)
 
 
 def create_tap(name: str, *, multi_queue: bool = False, owner: int | None = None, group: int | None = None,
                context: str = "") -> None:
-    """Make a persistent TAP device in the calling thread's network namespace, down. Raises OSError, EBUSY where
-    there is a link of that name; ContextRefused.
+    """Make a persistent TAP device in the calling thread's network namespace, down. Raises OSError, with EBUSY if a
+    link has that name; ContextRefused.
 
-    owner, group: ids of the user and the group that may open it without CAP_NET_ADMIN; with neither, any user may.
-    Packet information and vnet_hdr are off; a program that opens it chooses them anew. multi_queue cannot be changed
-    later.
+    owner, group: ids of the user and the group that may open the device without CAP_NET_ADMIN; without both, any user
+    may. Packet information and vnet_hdr are off; a program that opens the device chooses them again. multi_queue cannot
+    be changed later.
 
-    context: the SELinux context that it belongs to. The kernel gives a device the context of the task that makes it
-    (selinux_tun_dev_alloc_security), and uses neither attr/sockcreate nor attr/fscreate. A thread cannot enter that
-    context itself: attr/current is for processes of one thread, and cannot be undone. So another process makes the
-    device.
+    context: the device's SELinux context. The kernel gives a device the context of the task that makes it
+    (selinux_tun_dev_alloc_security), and uses neither attr/sockcreate nor attr/fscreate. A thread of this process
+    cannot change to that context: attr/current works only in processes with one thread, and cannot be undone. So
+    another process makes the device.
     """
     flags = IFF_TAP | IFF_NO_PI | IFF_TUN_EXCL | (IFF_MULTI_QUEUE if multi_queue else 0)
     calls: list[tuple[int, int | bytes]] = [(TUNSETIFF, ifreq(name, flags))]
     calls += [(number, signed(wanted)) for number, wanted in ((TUNSETOWNER, owner), (TUNSETGROUP, group))
               if wanted is not None]
-    # Last: until then the kernel deletes the device when its descriptor is closed
+    # Last step: until then the kernel deletes the device when its descriptor is closed
     calls.append((TUNSETPERSIST, 1))
     if context:
         call_in_context(calls, context)
@@ -81,19 +82,19 @@ def ifreq(name: str, flags: int) -> bytes:
 
 
 def signed(number: int) -> int:
-    """An id of 32 bits as the int that ioctl() takes."""
+    """Return an id of 32 bits as the signed int that ioctl() takes."""
     return number - (number >> 31 << 32)
 
 
 def ioctl(fd: int, number: int, argument: int | bytes) -> None:
-    import fcntl  # imported here: it is a separate file in some Pythons, and only ADD needs it
+    import fcntl  # imported here: in some Pythons fcntl is a separate file, and only ADD needs it
 
     fcntl.ioctl(fd, number, argument)
 
 
 def call_in_context(calls: list[tuple[int, int | bytes]], context: str) -> None:
-    """Do the same in a process of that SELinux context. It is a new Python, because SELinux policies let container
-    runtimes change their context by execve(2) only."""
+    """Make the ioctl calls in a process with that SELinux context. The process is a new Python, because SELinux
+    policies let container runtimes change their context only by execve(2)."""
     from fastcni.kernel import process, waiting
 
     set_next_context(context.encode())

@@ -1,4 +1,4 @@
-"""Attributes of vxlan links (ip-link(8), linux/if_link.h).
+"""Encode and compare the attributes of vxlan links (ip-link(8), linux/if_link.h).
 
     IFLA_VXLAN_ID        the VNI, 24 bits
     IFLA_VXLAN_LINK      index of the link that carries the tunnel
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
 
 ORDER = sys.byteorder
-DEFAULT_PORT = 8472             # of the kernel; IANA's is 4789
+DEFAULT_PORT = 8472             # the kernel's default; IANA's port is 4789
 
 
 def vxlan_data(vni: int, parent: int, local: bytes, port: int, learning: bool, gbp: bool) -> list[tuple[int, bytes]]:

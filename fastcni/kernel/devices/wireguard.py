@@ -1,4 +1,4 @@
-"""WireGuard devices: their key, port and peers, by generic netlink (linux/wireguard.h).
+"""Read and change the key, port and peers of WireGuard devices by generic netlink (linux/wireguard.h).
 
     WGDEVICE_A_IFINDEX, _PRIVATE_KEY, _PUBLIC_KEY, _LISTEN_PORT
     WGDEVICE_A_PEERS
@@ -8,7 +8,7 @@
             WGPEER_A_ALLOWEDIPS
                 0: WGALLOWEDIP_A_FAMILY, _IPADDR, _CIDR_MASK
 
-The kernel announces no change of peers.
+The kernel sends no notification when peers change.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ WG_CMD_GET_DEVICE, WG_CMD_SET_DEVICE = 0, 1
 
 
 class Device:
-    """public_key (32 bytes; b"" without a private key), port, and peers: {public key: (keepalive in s, frozenset of
-    (packed, prefix length) that may come from it, (packed address, port) of the other end, preshared key)}; b"", 0 and
-    b"" for what it does not have."""
+    """A WireGuard device: public_key (32 bytes; b"" without a private key), port, and peers: {public key: (keepalive in
+    s, frozenset of the (packed, prefix length) that may be its source addresses, (packed address, port) of its
+    endpoint, preshared key)}. Absent values are b"" and 0."""
 
     __slots__ = ("peers", "port", "public_key")
 
@@ -61,7 +61,7 @@ def set_device(batch: Batch, family: int, index: int, private_key: bytes, port: 
 
 def put_peer(batch: Batch, family: int, index: int, key: bytes, endpoint: tuple[bytes, int], allowed: Networks,
              preshared_key: bytes, keepalive_s: int) -> Batch:
-    """Add a peer, or replace what it has."""
+    """Add a peer, or replace its settings and networks."""
     begin(batch, family, index, "add a wireguard peer").nest(WGDEVICE_A_PEERS).nest(0)
     batch.raw(WGPEER_A_PUBLIC_KEY, key).u32(WGPEER_A_FLAGS, WGPEER_F_REPLACE_ALLOWEDIPS)
     batch.raw(WGPEER_A_PRESHARED_KEY, preshared_key or bytes(KEY_BYTES))
@@ -79,7 +79,7 @@ def del_peer(batch: Batch, family: int, index: int, key: bytes) -> Batch:
 
 
 def read_device(sock: Socket, family: int, index: int) -> Device:
-    """Return a device as the kernel has it. Raises NetlinkError."""
+    """Read a device from the kernel. Raises NetlinkError."""
     device = Device()
     for _, payload in wire.dump(sock, family, genl.genlmsghdr(WG_CMD_GET_DEVICE), "read a wireguard link",
                                 lambda batch: batch.u32(WGDEVICE_A_IFINDEX, index)):
@@ -92,7 +92,8 @@ def read_device(sock: Socket, family: int, index: int) -> Device:
 
 
 def note_peer(device: Device, found: dict[int, bytes]) -> None:
-    """A peer with many networks comes in several messages, of which the first has all else."""
+    """Add a message about a peer to the device. A peer with many networks arrives in several messages; only the first
+    has the peer's other attributes."""
     key, networks = found[WGPEER_A_PUBLIC_KEY], set()
     for _, each in attribute_list(found.get(WGPEER_A_ALLOWEDIPS, b"")):
         allowed = attributes(each)
@@ -112,13 +113,13 @@ def begin(batch: Batch, family: int, index: int, what: str) -> Batch:
 
 
 def sockaddr(packed: bytes, port: int) -> bytes:
-    """A struct sockaddr_in or sockaddr_in6."""
+    """Encode a struct sockaddr_in or sockaddr_in6."""
     if len(packed) == 4:
         return uapi.AF_INET.to_bytes(2, ORDER) + port.to_bytes(2, "big") + packed + bytes(8)
     return uapi.AF_INET6.to_bytes(2, ORDER) + port.to_bytes(2, "big") + bytes(4) + packed + bytes(4)
 
 
 def read_sockaddr(data: bytes) -> tuple[bytes, int]:
-    """Return (packed address, port) of a struct sockaddr_in or sockaddr_in6; (b"", 0) of no data."""
+    """Return (packed address, port) of a struct sockaddr_in or sockaddr_in6; (b"", 0) for no data."""
     packed = data[4:8] if int.from_bytes(data[:2], ORDER) == uapi.AF_INET else data[8:24]
     return packed, int.from_bytes(data[2:4], "big")

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 TCP, UDP, SCTP = 6, 17, 132             # IPPROTO_*
 TCP_CLOSE, TCP_LISTEN = 7, 10           # net/tcp_states.h; an unconnected UDP socket has TCP_CLOSE
 WAITING = {TCP: TCP_LISTEN, UDP: TCP_CLOSE, SCTP: TCP_LISTEN}
-MAPPED = bytes(10) + b"\xff\xff"        # of an IPv4 address in an IPv6 socket
+MAPPED = bytes(10) + b"\xff\xff"        # begins an IPv4 address in an IPv6 socket
 ID_BYTES, MESSAGE_BYTES = 48, 72        # struct inet_diag_sockid, struct inet_diag_msg
 
 
 class Waiting:
-    """A socket that waits for packets. packed: its address, zeros for every address. lengths: those of the addresses
-    that it serves, 4, 16 or both. inode: as in the link /proc/PID/fd/N, "socket:[INODE]"."""
+    """A socket that waits for packets. packed: its address, zeros for every address. lengths: the lengths of the
+    addresses that it serves: 4, 16 or both. inode: the number in the link /proc/PID/fd/N, "socket:[INODE]"."""
 
     __slots__ = ("protocol", "port", "packed", "lengths", "inode")
 
@@ -32,7 +32,7 @@ class Waiting:
         self.protocol, self.port, self.packed, self.lengths, self.inode = protocol, port, packed, lengths, inode
 
     def serves(self, packed: bytes, length: int) -> bool:
-        """Return whether packets to an address reach the socket. packed b"": to any address with `length` bytes."""
+        """Return whether packets to an address reach the socket. packed b"": any address with `length` bytes."""
         return length in self.lengths and (not packed or not any(self.packed) or packed == self.packed)
 
 

@@ -1,5 +1,6 @@
-"""Addresses of a host's name, within a time limit: getaddrinfo(3) waits for name servers as long as resolv.conf says,
-which may be half a minute. It runs in a thread. One that is late goes on, and its result is not used."""
+"""Look up the addresses of a host's name within a time limit. getaddrinfo(3) waits for name servers as long as
+resolv.conf says, which may be half a minute. So each lookup runs in a thread. A late lookup continues, and its result
+is not used."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class Lookup:
-    """A lookup that runs. done: a lock that is held until it ends. found: the addresses; failure: instead of them."""
+    """A running lookup. done: a lock that is held until the lookup ends. found: the addresses. failure: the error, if
+    the lookup failed."""
 
     __slots__ = ("done", "failure", "found")
 
@@ -25,15 +27,15 @@ class Lookup:
 
 
 class Lookups:
-    """The lookups that run, by host and port. Threads that want the same name wait for the same lookup."""
+    """The running lookups, by host and port. Threads that need the same name wait for the same lookup."""
 
     def __init__(self) -> None:
         self.lock = allocate_lock()
         self.running: dict[tuple[str, int], Lookup] = {}
 
     def addresses(self, host: str, port: int, seconds: float) -> list[str]:
-        """The addresses of a name, in the order in which to try them. Raises OSError: gaierror, also if it takes too
-        long."""
+        """Return the addresses of a name, in the order in which to try them. Raises OSError: gaierror, also after the
+        time limit."""
         key = host, port
         with self.lock:
             one = self.running.get(key)
@@ -60,7 +62,7 @@ class Lookups:
 
 
 def is_name(host: str) -> bool:
-    """Return whether a host, as a URL has it, is a name and no address."""
+    """Return whether the host of a URL is a name, not an address."""
     try:
         address.read_ip(host.strip("[]").partition("%")[0])
     except ValueError:

@@ -1,8 +1,8 @@
-"""Packet sockets of one link (packet(7)): DHCP before the link has an address, ARP probes, announcements of addresses;
-UDP from an address.
+"""Open packet sockets of one link (packet(7)) for DHCP without an address, ARP probes and announcements of addresses;
+and UDP sockets for DHCP with an address.
 
-Each is opened in the calling thread's namespace and stays there. The kernel's filter drops all packets but those of one
-exchange, so that the broadcasts of other pods wake no thread.
+A socket is opened in the calling thread's namespace and stays in that namespace. A BPF filter drops all packets but
+those of one exchange, so that broadcasts of other pods wake no thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastcni.kernel import filters, uapi
 BROADCAST = b"\xff" * 6
 SERVER_PORT, CLIENT_PORT = 67, 68
 UDP, FRAGMENT_BITS = 17, 0x1FFF         # of the IP header: the protocol, the offset of a fragment
-# linux/bpf_common.h: absolute loads; loads behind the IP header, whose length LDX_IP loads
+# linux/bpf_common.h: absolute loads; loads after the IP header, whose length LDX_IP loads
 LDB, LDH, LDH_X, LD_X, LDX_IP = 0x30, 0x28, 0x48, 0x40, 0xB1
 JEQ, JSET, RET = 0x15, 0x45, 0x06
 RECEIVE_BYTES = 1 << 16
@@ -27,7 +27,7 @@ FLAGS = SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK
 
 
 def open_dhcp(ifname: str, xid: int) -> socket:
-    """A socket for the IP packets with answers of a DHCP server to this transaction. Raises OSError."""
+    """Open a socket for IP packets with a DHCP server's answers to this transaction. Raises OSError."""
     sock = _open(ifname, uapi.ETH_P_IP, dhcp_filter(xid))
     sock.setsockopt(uapi.SOL_PACKET, uapi.PACKET_AUXDATA, 1)
     return sock
@@ -40,7 +40,7 @@ def dhcp_filter(xid: int) -> filters.Program:
     ldh [6]; jset 0x1fff        a fragment
     ldxb 4*([0]&0xf)
     ldh [x + 2]; jeq 68         destination port
-    ld [x + 12]; jeq xid        behind the UDP header's 8 bytes and op, htype, hlen, hops
+    ld [x + 12]; jeq xid        after the UDP header's 8 bytes and op, htype, hlen, hops
     """
     return [(LDB, 0, 0, 9), (JEQ, 0, 8, UDP), (LDH, 0, 0, 6), (JSET, 6, 0, FRAGMENT_BITS), (LDX_IP, 0, 0, 0),
             (LDH_X, 0, 0, 2), (JEQ, 0, 3, CLIENT_PORT), (LD_X, 0, 0, 12), (JEQ, 0, 1, xid), (RET, 0, 0, filters.ALL),
@@ -48,12 +48,12 @@ def dhcp_filter(xid: int) -> filters.Program:
 
 
 def open_arp(ifname: str) -> socket:
-    """A socket for ARP. Raises OSError."""
+    """Open a socket for ARP. Raises OSError."""
     return _open(ifname, uapi.ETH_P_ARP, [])
 
 
 def _open(ifname: str, protocol: int, program: filters.Program) -> socket:
-    sock = socket(AF_PACKET, FLAGS, 0)          # of no protocol: nothing comes before the filter is there
+    sock = socket(AF_PACKET, FLAGS, 0)          # protocol 0: no packet arrives before the filter is attached
     try:
         if program:
             filters.attach(sock, program)
@@ -70,10 +70,11 @@ def send_to(sock: socket, ifname: str, packet: bytes, mac: bytes = BROADCAST, pr
 
 
 def receive(sock: socket) -> tuple[bytes, bytes, bool] | None:
-    """(the packet from its IP or ARP header on, the MAC that it comes from, whether its checksum is complete); None:
-    there is none. Raises OSError, for instance because the link went down.
+    """Return (the packet from its IP or ARP header on, its source MAC, whether its checksum is complete); None if no
+    packet waits. Raises OSError, for example if the link went down.
 
-    A packet from this machine, by a veth, has no complete checksum: a network card would complete it.
+    A packet that arrives from this machine over a veth has an incomplete checksum, because a network card would
+    complete it.
     """
     try:
         packet, ancillary, _, source = sock.recvmsg(RECEIVE_BYTES, AUXDATA_BYTES + 64)
@@ -85,7 +86,7 @@ def receive(sock: socket) -> tuple[bytes, bytes, bool] | None:
 
 
 def open_udp(ifname: str, address: str) -> socket:
-    """A UDP socket at port 68 of the link's address, for a client that has a lease. Raises OSError."""
+    """Open a UDP socket at port 68 of the link's address, for a client that has a lease. Raises OSError."""
     sock = socket(AF_INET, FLAGS)
     try:
         sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_REUSEADDR, 1)
@@ -107,7 +108,7 @@ def send_from_here(server: str, data: bytes) -> None:
 
 
 def announce(ifname: str, mac: bytes, packed: bytes) -> None:
-    """Tell the neighbours on a link that an address is at this MAC: gratuitous ARP, or an unsolicited neighbour
+    """Announce to the neighbours on a link that an address is at this MAC: gratuitous ARP, or an unsolicited neighbour
     advertisement (RFC 4861, 7.2.6). Raises OSError."""
     sock = socket(AF_PACKET, FLAGS, 0)
     try:
@@ -120,7 +121,7 @@ def announce(ifname: str, mac: bytes, packed: bytes) -> None:
 
 
 def advertisement(mac: bytes, packed: bytes) -> bytes:
-    """An unsolicited neighbour advertisement of an address, from its IPv6 header on."""
+    """Return an unsolicited neighbour advertisement of an address, from its IPv6 header on."""
     body = bytes((NA, 0, 0, 0, OVERRIDE, 0, 0, 0)) + packed + TARGET_LLADDR + mac
     pseudo = packed + ALL_NODES + len(body).to_bytes(4, "big") + bytes((0, 0, 0, ICMPV6))
     body = body[:2] + checksum(pseudo + body).to_bytes(2, "big") + body[4:]
@@ -128,7 +129,7 @@ def advertisement(mac: bytes, packed: bytes) -> bytes:
 
 
 def checksum(data: bytes) -> int:
-    """The internet checksum (RFC 1071) of an even number of bytes."""
+    """Return the internet checksum (RFC 1071) of an even number of bytes."""
     total = sum(int.from_bytes(data[at:at + 2], "big") for at in range(0, len(data), 2))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)

@@ -1,4 +1,4 @@
-"""Connections to a daemon's socket. Every wait has a limit, and ends when the request's caller leaves."""
+"""Connect to a daemon's socket, send and receive. Every wait has a limit, and ends when the request's caller leaves."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from errno import EAFNOSUPPORT, EAGAIN, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, 
 from fastcni.kernel import waiting
 
 CONNECT_TIMEOUT_S = 5.0
-# Errors of socket(2) and connect(2) after which nobody knows whether a daemon listens: no socket, or a full backlog
+# Errors of socket(2) and connect(2) that do not show whether a daemon listens: no descriptor, or a full backlog
 UNASKED = (EAGAIN, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, EAFNOSUPPORT)
 RECEIVE_BYTES = 1 << 16
 
 
 class Stream(socket):
-    """A connected stream. deadline: monotonic seconds at which send() and receive() give up. kind: of its waits,
-    see waiting."""
+    """A connected stream. deadline: the monotonic time in seconds at which send_all() and receive() give up. kind: the
+    kind of its waits, see waiting.py."""
 
     __slots__ = ("deadline", "kind")
 
     def __init__(self, address: str | tuple[str, int], seconds: float, kind: str) -> None:
         """Connect to the path of a unix socket, or by TCP to (IP address, port).
 
-        Raises OSError: no daemon listens there, or too many wait for it.
+        Raises OSError if no daemon listens at the address, or its backlog is full.
         """
         family = AF_UNIX if isinstance(address, str) else AF_INET6 if ":" in address[0] else AF_INET
         super().__init__(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK)
@@ -37,12 +37,12 @@ class Stream(socket):
     def _connect(self, address: str | tuple[str, int]) -> bool:
         try:
             self.connect(address)
-        except BlockingIOError:         # its backlog is full, or TCP waits for the peer
+        except BlockingIOError:         # the daemon's backlog is full, or TCP waits for the peer
             return False
         return True
 
     def send_all(self, data: bytes) -> None:
-        """Send all of it. Raises OSError, CallerGone."""
+        """Send all of `data`. Raises OSError, CallerGone."""
         def sent() -> bool:
             nonlocal data
             try:
@@ -56,7 +56,7 @@ class Stream(socket):
                 raise OSError(ETIMEDOUT, "the daemon does not read the request")
 
     def receive(self) -> bytes:
-        """Some bytes; b"": the daemon has closed the connection. Raises OSError with ETIMEDOUT, CallerGone."""
+        """Receive some bytes; b"": the daemon has closed the connection. Raises OSError with ETIMEDOUT, CallerGone."""
         while True:
             try:
                 return self.recv(RECEIVE_BYTES)
