@@ -238,13 +238,17 @@ def policy_settings(source: str, kubeconfig: str, name: str, folder: str, kept: 
 
 def read_dns_servers(texts: Sequence[str]) -> tuple[str, ...]:
     """Read --dns-server. Raises click.BadParameter."""
-    try:
-        found = [ip_address(text) for text in texts]
-    except ValueError as e:
-        raise click.BadParameter(str(e), param_hint="--dns-server") from None
-    if loopback := next((each for each in found if each.is_loopback), None):
-        raise click.BadParameter(f"no pod can ask {loopback} of its node", param_hint="--dns-server")
-    return tuple(map(str, found))
+    from fastcni.agent.policy.names.resolvers import can_be_asked
+    from fastcni.spec.address import read_ip
+
+    for text in texts:
+        try:
+            askable = can_be_asked(read_ip(text))
+        except ValueError as e:
+            raise click.BadParameter(str(e), param_hint="--dns-server") from None
+        if not askable:
+            raise click.BadParameter(f"no pod can ask {text}", param_hint="--dns-server")
+    return tuple(texts)
 
 
 def read_public(texts: Sequence[str]) -> "dict[int, Address]":

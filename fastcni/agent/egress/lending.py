@@ -59,7 +59,7 @@ class Lending:
         for packed in addresses:
             number = int.from_bytes(packed, "big")
             fitting = [place for place in places if place.network.max_prefixlen == 8 * len(packed) and
-                       int(place.network[0]) <= number <= int(place.network[-1]) and not is_broadcast(packed, place)]
+                       int(place.network[0]) <= number <= int(place.network[-1]) and not of_all_hosts(packed, place.network)]
             if fitting and packed not in own:
                 found[packed] = max(fitting, key=lambda place: place.network.prefixlen).link
         return found
@@ -102,10 +102,12 @@ class Lending:
                 raise
 
 
-def is_broadcast(packed: bytes, place: Place) -> bool:
-    """Whether an address is the first or last one of a network of IPv4, which no host can have."""
-    network = place.network
-    return len(packed) == 4 and network.prefixlen < 31 and packed in (network[0].packed, network[-1].packed)
+def of_all_hosts(packed: bytes, network: Prefix) -> bool:
+    """Whether an address means no single host of its network: the first one, which of IPv6 all routers have, and the
+    last one of IPv4."""
+    if network.prefixlen >= network.max_prefixlen - 1:
+        return False
+    return packed == network[0].packed or (network.version == 4 and packed == network[-1].packed)
 
 
 def usable(link: Link) -> bool:

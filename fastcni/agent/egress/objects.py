@@ -12,7 +12,7 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass
 from hashlib import blake2b
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.cluster_policies import read_subject
@@ -30,6 +30,7 @@ GROUP = "policy.fastcni.dev/"
 API_VERSION = f"{GROUP}v1alpha1"
 KIND = "EgressAddress"
 MAX_ADDRESSES = 16
+LIMITED_BROADCAST = IPv4Address("255.255.255.255")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,20 @@ def read_addresses(spec: Reader) -> tuple[bytes, ...]:
             address = ip_address(text if isinstance(text, str) else "")
         except ValueError:
             spec.wrong(f"{reprlib.repr(text)} is no address", "addresses")
-        if address.is_multicast or address.is_unspecified or address.is_loopback or address.is_link_local:
+        if not may_be_source(address):
             spec.wrong(f"{address} cannot be the source of a packet that leaves a node", "addresses")
         found.append(address.packed)
     return tuple(dict.fromkeys(found))
+
+
+def may_be_source(address: IPv4Address | IPv6Address) -> bool:
+    """Whether packets of this source can leave a node. Not so: this network and the limited broadcast address (RFC 1122,
+    3.2.1.3), and of IPv6 addresses with a zone and those below ::/8, for instance ::ffff:192.0.2.50 (RFC 4291, 2.4)."""
+    if address.is_multicast or address.is_unspecified or address.is_loopback or address.is_link_local:
+        return False
+    if isinstance(address, IPv6Address):
+        return not address.is_reserved and not address.scope_id
+    return address.packed[0] != 0 and address != LIMITED_BROADCAST
 
 
 def closed_egress_address(document: Mapping[str, Any]) -> EgressAddress | None:

@@ -36,8 +36,9 @@ class Source:
     (document(addresses=[]), "expected 1 to 16 addresses, got 0"),
     (document(addresses=["192.0.2.300"]), "is no address"),
     (document(addresses=["192.0.2.0/24"]), "is no address"),
-    (document(addresses=["127.0.0.1"]), "cannot be the source"),
-    (document(addresses=["fe80::1"]), "cannot be the source"),
+    *((document(addresses=[address]), f"{address} cannot be the source") for address in (
+        "127.0.0.1", "::1", "fe80::1", "169.254.1.1", "224.0.0.1", "ff0e::1", "0.0.0.0", "::", "0.1.2.3",
+        "255.255.255.255", "::ffff:c000:232", "::c000:232", "2001:db8::50%eth0")),
     (document(addresses=[5]), "is no address"),
     (document(subject={"namespaces": {}, "pods": {}}), "expected namespaces or pods"),
     (document(node="one"), "spec.node: is not known"),

@@ -13,6 +13,7 @@ from agent.nodes import conf
 from fastcni._netlink import Batch
 from fastcni.agent.contract import Node, Route
 from fastcni.agent.egress.claims import open_claims
+from fastcni.agent.egress.lending import of_all_hosts
 from fastcni.agent.egress.objects import EgressAddress
 from fastcni.agent.egress.routes import NextHop, Routes
 from fastcni.agent.egress.service import Egress
@@ -199,6 +200,14 @@ def test_an_address_that_the_administrator_adds_is_not_taken_away(place):
     ip("addr", "add", f"{ADDRESS}/24", "dev", "eth0")
     assert eventually(lambda: addresses_of("eth0") == {"192.0.2.1/24", f"{ADDRESS}/24"})
     assert eventually(lambda: place.it.held == 0)
+
+
+@pytest.mark.parametrize("address, network, possible", [
+    ("192.0.2.0", "192.0.2.0/24", False), ("192.0.2.255", "192.0.2.0/24", False), ("192.0.2.1", "192.0.2.0/24", True),
+    ("192.0.2.0", "192.0.2.0/31", True), ("2001:db8::", "2001:db8::/64", False), ("2001:db8::", "2001:db8::/127", True),
+    ("2001:db8::ffff:ffff:ffff:ffff", "2001:db8::/64", True)])
+def test_an_address_that_is_of_no_single_host_of_its_network_is_not_taken(address, network, possible):
+    assert of_all_hosts(read_ip(address), ip_network(network)) is not possible
 
 
 def test_an_address_is_deleted_with_its_own_prefix_only(host_netns):

@@ -1,10 +1,13 @@
 """The key `domainNames` of ClusterNetworkPolicy, without packets: what is read, and what counts."""
 
+import shlex
+
 import dns.message
 import dns.rrset
 import pytest
 from agent.policy.test_cluster_policies import WEB, decided, it, policy, rule  # noqa: F401 - fixture
 from agent.policy.test_content import ADDRESSES, put
+from click.testing import CliRunner
 
 from fastcni.agent.policy.chains import domain_set
 from fastcni.agent.policy.cluster_policies import read_cluster_policy
@@ -14,6 +17,8 @@ from fastcni.agent.policy.names.channel import read_answers, write_answers
 from fastcni.agent.policy.names.resolvers import read_resolvers
 from fastcni.agent.policy.objects import Domain, PolicyError
 from fastcni.agent.policy.state import State
+from fastcni.cli.agent import read_beside
+from fastcni.cli.commands import cli
 from fastcni.spec.address import read_ip
 
 LONGEST = ".".join([63 * "a", 63 * "b", 63 * "c", 61 * "d"])      # 253 characters
@@ -170,3 +175,24 @@ def test_resolvers_are_those_of_resolv_conf_that_pods_can_ask(tmp_path):
     assert read_resolvers((), str(path)) == [b"\xc0\0\2\2", read_ip("fd00::5")]
     assert read_resolvers(("fd00::35", "::1"), str(path)) == [read_ip("fd00::35")]
     assert read_resolvers((), str(tmp_path / "none")) == []
+
+
+# -- --dns-server ------------------------------------------------------------------------------------------------------
+
+COMMAND = "--nodes n.json --node-name a --policies p"
+
+
+def test_the_option_may_be_repeated_and_takes_both_families():
+    more = "--dns-server 192.0.2.53 --dns-server fd00::35 --dns-server 169.254.169.253"
+    assert read_beside(f"{COMMAND} {more}").policies.dns_servers == ("192.0.2.53", "fd00::35", "169.254.169.253")
+    assert read_beside(COMMAND).policies.dns_servers == ()
+
+
+@pytest.mark.parametrize("text", ["dns.example", "192.0.2.0/24", "192.0.2.53:53", "fe80::53%eth0", "''", "127.0.0.53",
+                                  "::1", "0.0.0.0", "::", "fe80::53", "224.0.0.251", "ff02::fb", "255.255.255.255",
+                                  "::ffff:127.0.0.1"])
+def test_an_option_that_is_no_address_or_one_that_no_pod_can_ask_is_refused_at_the_start(text):
+    """A zone or a name ended the agent later, in the thread of the policies."""
+    done = CliRunner().invoke(cli, shlex.split(f"agent {COMMAND} --dns-server 192.0.2.53 --dns-server {text}"))
+    assert done.exit_code == 2
+    assert "--dns-server" in done.output and text.strip("'") in done.output

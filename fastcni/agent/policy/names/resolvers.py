@@ -10,15 +10,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 RESOLV_CONF = "/etc/resolv.conf"
-UNREACHABLE = (b"\x7f", bytes(15) + b"\1", b"\xfe\x80")         # loopback and link-local: no pod can ask these
 
 
 def read_resolvers(servers: Iterable[str], path: str = RESOLV_CONF) -> list[bytes]:
-    """Return the addresses of `servers`; without any, those of resolv.conf(5). Loopback and link-local addresses are
-    left out. Raises ValueError for a server that is no address."""
-    texts = list(servers) or nameservers(path)
-    found = [address.read_ip(text) for text in texts]
-    return [each for each in dict.fromkeys(found) if not each.startswith(UNREACHABLE)]
+    """Return the addresses of `servers`; without any, those of resolv.conf(5). Addresses that no pod can ask are left
+    out. Raises ValueError for a server that is no address."""
+    found = [address.read_ip(text) for text in list(servers) or nameservers(path)]
+    return [each for each in dict.fromkeys(found) if can_be_asked(each)]
+
+
+def can_be_asked(packed: bytes) -> bool:
+    """Whether a pod can send queries to an address: it is not loopback, unspecified, multicast or broadcast, and no
+    link-local address of IPv6, which belongs to a link of the node."""
+    if len(packed) == 4:
+        return packed[0] not in (0, 127) and packed[0] < 224
+    return any(packed[:15]) and not packed.startswith((b"\xfe\x80", b"\xff"))
 
 
 def nameservers(path: str) -> list[str]:
