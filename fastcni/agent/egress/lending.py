@@ -59,7 +59,8 @@ class Lending:
         for packed in addresses:
             number = int.from_bytes(packed, "big")
             fitting = [place for place in places if place.network.max_prefixlen == 8 * len(packed) and
-                       int(place.network[0]) <= number <= int(place.network[-1]) and not of_all_hosts(packed, place.network)]
+                       int(place.network[0]) <= number <= int(place.network[-1])
+                       and not of_all_hosts(packed, place.network)]
             if fitting and packed not in own:
                 found[packed] = max(fitting, key=lambda place: place.network.prefixlen).link
         return found

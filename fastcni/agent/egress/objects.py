@@ -76,8 +76,8 @@ def read_addresses(spec: Reader) -> tuple[bytes, ...]:
 
 
 def may_be_source(address: IPv4Address | IPv6Address) -> bool:
-    """Whether packets of this source can leave a node. Not so: this network and the limited broadcast address (RFC 1122,
-    3.2.1.3), and of IPv6 addresses with a zone and those below ::/8, for instance ::ffff:192.0.2.50 (RFC 4291, 2.4)."""
+    """Whether packets from an address can leave a node. Beside addresses of a link or a group, these cannot: 0.0.0.0/8
+    and 255.255.255.255 (RFC 1122, 3.2.1.3), IPv6 addresses with a zone, and reserved ones such as ::ffff:192.0.2.50."""
     if address.is_multicast or address.is_unspecified or address.is_loopback or address.is_link_local:
         return False
     if isinstance(address, IPv6Address):

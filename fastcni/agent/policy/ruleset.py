@@ -18,11 +18,11 @@ from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.nft_table import NftTable
 from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.http import redirect
-from fastcni.agent.policy.names.told import elements_left
+from fastcni.agent.policy.names.told import DOMAIN_SETS, elements_left, pairs_told, set_told
 from fastcni.agent.policy.ports import BRIDGED as BRIDGED_PORTS
 from fastcni.agent.policy.ports import ON_BRIDGES, ROUTED
 from fastcni.agent.policy.rules import COMMENT, FAMILY, GUARD, add_guard, parts, replace_table
-from fastcni.agent.policy.state import HTTP_CHAINS, NODE_MAPS, PORT_SETS, VERDICT_MAPS, State, difference
+from fastcni.agent.policy.state import HTTP_CHAINS, NODE_MAPS, PORT_SETS, VERDICT_MAPS, Set, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import (
     ADDRESS_TYPES,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from fastcni.agent.policy.ports import Element
-    from fastcni.agent.policy.state import Chain, Change, Set
+    from fastcni.agent.policy.state import Chain, Change
 
     Answers = Mapping[str, list[bytes]]     # by set: keys
 
@@ -275,6 +275,9 @@ def set_up(requests: Requests, state: State) -> None:
     for name, left in elements_left(state, monotonic()):
         for some in parts(left):
             requests.add(nft_elements.add_timed, FAMILY, TABLE, name, some)
+    for name, pairs in pairs_told(state):
+        for keys in parts(pairs):
+            requests.add(nft_elements.add_elements, FAMILY, TABLE, name, [(key, None) for key in keys])
     if state.elements[ROUTED.ports]:
         add_source(requests)
     if has_tunnels(state.elements):
@@ -347,6 +350,8 @@ def fill(requests: Requests, change: Change) -> None:
         requests.add(nft.del_chain, FAMILY, TABLE, name)
     for name in change.gone_sets:
         requests.add(nft_elements.del_set, FAMILY, TABLE, name)
+        if name.startswith(DOMAIN_SETS):
+            requests.add(nft_elements.del_set, FAMILY, TABLE, set_told(name))
 
 
 def add_elements(requests: Requests, name: str, items: list[tuple[bytes, str]]) -> None:
@@ -386,14 +391,16 @@ def add_set(requests: Requests, name: str, one: Set) -> None:
            "named": (address, TYPE_INET_SERVICE), "ports": (TYPE_INET_SERVICE,), "address": (address,),
            "port": (TYPE_IFNAME,), "own": (TYPE_IFNAME, address), "box": (TYPE_IFNAME, address),
            "mac": (TYPE_IFNAME, TYPE_ETHERADDR), "frame": (TYPE_IFNAME, TYPE_ETHERADDR, address),
-           "domain": (address, address), "ether": (TYPE_ETHERADDR,), "station": (TYPE_ETHERADDR, address),
-           "type": (TYPE_IFNAME, TYPE_ETHERTYPE), "service": (TYPE_INET_SERVICE,),
-           "protocol": (TYPE_INET_PROTOCOL,)}[one.kind]
+           "domain": (address, address), "told": (address, address), "ether": (TYPE_ETHERADDR,),
+           "station": (TYPE_ETHERADDR, address), "type": (TYPE_IFNAME, TYPE_ETHERTYPE),
+           "service": (TYPE_INET_SERVICE,), "protocol": (TYPE_INET_PROTOCOL,)}[one.kind]
     requests.add(nft_elements.add_set, family_of(name), TABLE, name, key, set_id=rules.SET_ID,
                  verdicts=one.kind == "map", intervals=bool(one.ranges) or one.kind == "box",
                  timed=one.kind == "domain")
     for some in parts(one.ranges):
         requests.add(nft_elements.add_intervals, FAMILY, TABLE, name, some)
+    if one.kind == "domain":
+        add_set(requests, set_told(name), Set("told", one.length))
 
 
 def put_answers(requests: Requests, answers: Answers) -> None:

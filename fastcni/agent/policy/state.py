@@ -3,9 +3,10 @@
 Names: in4, in6, out4, out6 (maps: local pod's address -> chain), self4, self6 and link6 are always there. node4 and
 node6 (the same, for what a pod sends to its own node) are there while they have elements. Others end with the hash of
 what they stand for: g4-... (pods of a group), k4-... (nodes), n4-... (pods with a named port), b4-... (blocks), p-...
-(ports), d4-... (addresses of a domain name, for each pod that asked); in-..., out-... (chain of a policy), http-in-...,
-http-out-... (of a policy, its rules by HTTP requests), admin-in-..., baseline-out-... (chain of all cluster policies of
-a tier that apply to a pod), all-in-..., all-out-... (chain of all that applies to a pod).
+(ports), d4-... (addresses of a domain name, for each pod that asked), t4-... (the same, also those that have ended; for
+the next agent, in no State); in-..., out-... (chain of a policy), http-in-..., http-out-... (of a policy, its rules by
+HTTP requests), admin-in-..., baseline-out-... (chain of all cluster policies of a tier that apply to a pod),
+all-in-..., all-out-... (chain of all that applies to a pod).
 """
 
 from __future__ import annotations

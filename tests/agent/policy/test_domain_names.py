@@ -105,7 +105,7 @@ def test_what_a_pod_that_is_gone_was_told_is_removed():
     kept.put("d4-x", POD, {HOST: 0}, 0.0)
     kept.put("d4-x", OTHER_POD, {HOST: 0}, 0.0)
     kept.take()
-    kept.forget_pods(POD.__eq__, 1.0)
+    kept.forget_pods(POD.__eq__)
     assert kept.take() == ({}, {"d4-x": [(POD + HOST, 1000)]})
     assert kept.resolved == {"d4-x": {OTHER_POD: {HOST: 65.0}}}
 

@@ -1,5 +1,5 @@
 """The addresses of domain names as elements of the kernel's sets. Each element is a pair: a pod's address, and an
-address that this pod was told. The element ends by the kernel's timeout."""
+address that this pod was told. The element ends by the kernel's timeout; a second set keeps the pair (set_told())."""
 
 from __future__ import annotations
 
@@ -7,31 +7,39 @@ from errno import ENOENT
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from fastcni.agent.policy.names.told import DOMAIN_SETS, set_told
 from fastcni.agent.policy.ruleset import FAMILY, TABLE, Transaction, halves, parts
 from fastcni.kernel import nft, nft_elements, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fastcni.kernel.wire import Socket
 
     Resolved = dict[str, dict[bytes, dict[bytes, float]]]           # see State.resolved
     Elements = Mapping[str, Sequence[tuple[bytes, int]]]            # by set: (pair, milliseconds)
 
-SETS = ("d4-", "d6-")           # begin the names of these sets
-
 
 def read_resolved(sock: Socket) -> Resolved:
     """Return State.resolved of the table in the kernel, as a former agent has left it. Raises OSError."""
     found: Resolved = {}
-    now, header = monotonic(), nft.nfgenmsg(FAMILY)
-    for name in filter(lambda name: name.startswith(SETS), read_sets(sock)):
-        for _, payload in wire.dump(sock, nft.NFT_MSG_GETSETELEM, header, f"list set {name}",
-                                    nft_elements.elements_of(TABLE, name)):
-            for key, left_ms in nft_elements.read_timed(payload):
-                pod, told = halves(key)
-                found.setdefault(name, {}).setdefault(pod, {})[told] = now + left_ms / 1000
+    now, there = monotonic(), read_sets(sock)
+    for name in filter(lambda name: name.startswith(DOMAIN_SETS), there):
+        pairs = found.setdefault(name, {})
+        for key, _ in read_elements(sock, set_told(name)) if set_told(name) in there else ():
+            pod, told = halves(key)
+            pairs.setdefault(pod, {})[told] = 0.0
+        for key, left_ms in read_elements(sock, name):
+            pod, told = halves(key)
+            pairs.setdefault(pod, {})[told] = now + left_ms / 1000
     return found
+
+
+def read_elements(sock: Socket, name: str) -> Iterator[tuple[bytes, int]]:
+    """Yield (pair, milliseconds that are left, 0 of a pair without a timeout) of a set. Raises OSError."""
+    for _, payload in wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(FAMILY), f"list set {name}",
+                                nft_elements.elements_of(TABLE, name)):
+        yield from nft_elements.read_timed(payload)
 
 
 def read_sets(sock: Socket) -> list[str]:
@@ -58,7 +66,12 @@ def change(sock: Socket, added: Elements, removed: Elements) -> None:
         for some in parts(elements):
             requests.add(nft_elements.add_timed, FAMILY, TABLE, name, some)
             requests.add(nft_elements.del_elements, FAMILY, TABLE, name, [key for key, _ in some])
+            requests.add(nft_elements.add_elements, FAMILY, TABLE, set_told(name), [(key, None) for key, _ in some],
+                         exclusive=False)
     for name, elements in added.items():
         for some in parts(elements):
             requests.add(nft_elements.add_timed, FAMILY, TABLE, name, some)
+    for name, elements in removed.items():
+        for some in parts(elements):
+            requests.add(nft_elements.del_elements, FAMILY, TABLE, set_told(name), [key for key, _ in some])
     requests.commit(sock)

@@ -59,7 +59,9 @@ class Names:
         self._renewed = 0.0                     # monotonic
         self._held: list[int] = []              # numbers of answers whose addresses the kernel has not acknowledged
         self._domains: dict[str, list[tuple[str, Domain]]] = {}         # by chain: (set, domain)
-        self._owners: dict[bytes, frozenset[str]] = {}                  # pods that were told something, by address
+        # Pods that were told something, by address
+        self._owners = {pod: keys for pods in self.told.resolved.values() for pod in pods
+                        if (keys := self.compiler.pods_with(pod))}
         self._why = ""                          # as in the log
         self.answers = 0
 
@@ -148,12 +150,12 @@ class Names:
 
     def _forget_pods(self) -> None:
         """Another pod may have the address of a pod that was told something."""
-        resolved, now = self.told.resolved, monotonic()
+        resolved = self.told.resolved
         for name in resolved.keys() - self.compiler.domains.keys():
             del resolved[name]
         owners = {pod: self.compiler.pods_with(pod) for pods in resolved.values() for pod in pods}
         gone = {pod for pod, keys in owners.items() if not keys & self._owners.get(pod, keys)}
-        self.told.forget_pods(gone.__contains__, now)
+        self.told.forget_pods(gone.__contains__)
         self._owners = {pod: keys for pod, keys in owners.items() if pod not in gone}
         added, removed = self.told.take()
         if removed:

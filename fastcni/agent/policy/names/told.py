@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     Elements = dict[str, list[tuple[bytes, int]]]               # by set: (pair, milliseconds)
 
+DOMAIN_SETS = ("d4-", "d6-")     # begin the names of the sets of domain names
 MAX_ADDRESSES = 100             # of one entry of domainNames, for one pod
 MIN_TTL_S, MAX_TTL_S = 60.0, 7 * 24 * 3600.0            # the longest that a resolver keeps: RFC 8767, section 4
 SLACK_S = 5.0                   # an element lives so much longer: answers with one TTL prolong it once in this time
@@ -40,19 +41,19 @@ class Told:
                 told[address] = now + seconds + SLACK_S
                 self.added.setdefault(name, []).append((pod + address, round((seconds + SLACK_S) * 1000)))
         for address in sorted(told, key=lambda each: (each in addresses, told[each]))[:-MAX_ADDRESSES]:
-            self._forget(name, pod, address, told.pop(address), now)
+            del told[address]
+            self._forget(name, pod + address)
 
-    def forget_pods(self, gone: Callable[[bytes], bool], now: float) -> None:
+    def forget_pods(self, gone: Callable[[bytes], bool]) -> None:
         """Forget what pods were told whose addresses are gone: another pod may get such an address."""
         for name, pods in self.resolved.items():
             for pod in [pod for pod in pods if gone(pod)]:
-                for address, until in pods.pop(pod).items():
-                    self._forget(name, pod, address, until, now)
+                for address in pods.pop(pod):
+                    self._forget(name, pod + address)
 
-    def _forget(self, name: str, pod: bytes, address: bytes, until: float, now: float) -> None:
-        self.added[name] = [each for each in self.added.get(name, ()) if each[0] != pod + address]
-        if until > now:
-            self.removed.setdefault(name, []).append((pod + address, 1000))
+    def _forget(self, name: str, pair: bytes) -> None:
+        self.added[name] = [each for each in self.added.get(name, ()) if each[0] != pair]
+        self.removed.setdefault(name, []).append((pair, 1000))
 
     def take(self) -> tuple[Elements, Elements]:
         """(added, removed) since the last call."""
@@ -66,3 +67,15 @@ def elements_left(state: State, now: float) -> Iterator[tuple[str, list[tuple[by
     for name in state.resolved.keys() & state.sets.keys():
         yield name, [(pod + address, round((until - now) * 1000)) for pod, told in state.resolved[name].items()
                      for address, until in told.items() if until > now + 0.001]
+
+
+def pairs_told(state: State) -> Iterator[tuple[str, list[bytes]]]:
+    """Yield (set, pairs) of all that pods were told, also of what has ended. set: see set_told()."""
+    for name in state.resolved.keys() & state.sets.keys():
+        yield set_told(name), [pod + address for pod, told in state.resolved[name].items() for address in told]
+
+
+def set_told(name: str) -> str:
+    """Return the name of the set that keeps the pairs of a domain name's set beyond their timeout. No rule uses it: the
+    next agent learns from it which connections were allowed."""
+    return f"t{name[1:]}"
