@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fastcni.runtime.records import NetworkList
 
 DIRECTIONS = ("ingress", "egress")
+MAX_SHOWN = 5                   # addresses of a domain name
 
 
 def sockets(networks: Iterable[NetworkList]) -> list[str]:
@@ -28,12 +29,20 @@ def texts_on(networks: Iterable[NetworkList], ip: str) -> Iterator[str]:
         try:
             for pod in policies.ask(path, {"do": "explain", "address": ip})["pods"]:
                 yield f"{ip} is of pod {pod['pod']}: {'; '.join(text(it, pod) for it in DIRECTIONS)}"
+                yield from (names_text(ip, name, told) for name, told in pod.get("names", {}).items())
                 if found := pod.get("egress_address"):
                     yield egress_text(ip, found)
         except policies.Away as e:
             yield f"network policies on {ip} are not known: the agent at {path}: {e}"
         except CniError as e:
             yield f"network policies on {ip} are not known: {e.msg}"
+
+
+def names_text(ip: str, name: str, told: list[str]) -> str:
+    """Say which addresses of a domain name are open for a pod. told: of the answer to `explain`."""
+    more = f" and {len(told) - MAX_SHOWN} more" if len(told) > MAX_SHOWN else ""
+    return (f"{ip} may reach {name} at {', '.join(told[:MAX_SHOWN])}{more}" if told else
+            f"{ip} may reach {name}, but its resolver has told it no address that is open now")
 
 
 def egress_text(ip: str, found: dict[str, str]) -> str:

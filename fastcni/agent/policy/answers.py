@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from fastcni.agent.policy import attached, ports
 from fastcni.agent.policy.cluster_policies import TIERS
 from fastcni.agent.policy.evaluate import in_tier, selecting
+from fastcni.agent.policy.names.told import sets_of
 from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.agent.policy.state import VERSIONS
 from fastcni.spec import address
 
 if TYPE_CHECKING:
@@ -102,8 +105,17 @@ class Answers:
             direction.lower(): [policy.key for policy in selecting(cluster, [pod], direction)]
             for direction in directions} | {
             tier.lower(): {direction.lower(): [policy.key for policy in in_tier(cluster, [pod], direction, tier)]
-                           for direction in directions} for tier in TIERS} | self._egress(request["address"])
+                           for direction in directions} for tier in TIERS} | (
+                self._names(request["address"]) | self._egress(request["address"]))
             for pod in cluster.pods_at(address.read_ip(request["address"]))]}
+
+    def _names(self, text: str) -> Answer:
+        """The domain names in the policies of the pod's address, each with the addresses that are open now."""
+        pod, now, state = address.read_ip(text), monotonic(), self.compiler.state
+        found = {self.compiler.domains[name].name: [
+            address.ip_text(told) for told, until in state.resolved.get(name, {}).get(pod, {}).items() if until > now]
+            for name in sets_of(state, pod) if name.startswith(f"d{VERSIONS[len(pod)]}")}
+        return {"names": dict(sorted(found.items()))} if found else {}
 
     def _egress(self, text: str) -> Answer:
         """What the pod's address has as its egress address."""

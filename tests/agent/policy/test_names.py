@@ -1,5 +1,6 @@
 """DNS names in policies: a pod reaches the addresses that it was told, and no other pod does. Needs root."""
 
+import json
 import os
 import select
 import signal
@@ -20,6 +21,8 @@ from agent.policy.test_service import Running, node  # noqa: F401 - fixture
 from fastcni.agent.policy.names import part as part_module
 from fastcni.agent.policy.names import told
 from fastcni.agent.policy.ruleset import see_bridged_traffic
+from fastcni.node import pod_policies
+from fastcni.runtime import parse_list
 from fastcni.testing.namespaces import Inside, run
 from fastcni.testing.witnesses import eventually
 
@@ -422,6 +425,25 @@ def test_two_thousand_first_packets_pass_and_none_of_another_pod(named_pods):
         list(pool.map(client, range(8)))
     assert eventually(lambda: len(it.packets) == 2000), sorted(set(map(str, range(2000))) - it.packets)[:9]
     assert "b" not in it.packets
+
+
+def test_explain_lists_the_names_of_a_pod_and_the_addresses_that_are_open(named_pods, running, monkeypatch):
+    it, pod, pod6 = named_pods, *pods.ADDRESSES["a"]
+    it.put("x.b.test", *map(host, range(7)))
+    it.put("x.b.test", host(1, 6), ttl=1)
+    addresses = it.told("a", "x.b.test")
+    monkeypatch.setattr(told, "MIN_TTL_S", 0.0)
+    monkeypatch.setattr(told, "SLACK_S", 0.0)
+    assert it.told("a", "x.b.test", "AAAA") == [host(1, 6)]
+    networks = [parse_list(json.dumps({"cniVersion": "1.0.0", "name": "net", "plugins": [
+        {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())]
+    closed = "but its resolver has told it no address that is open now"
+    _, one, two = pod_policies.texts_on(networks, pod)
+    assert one.startswith(f"{pod} may reach *.b.test at ") and one.endswith(" and 2 more")
+    assert set(one.partition(" at ")[2].removesuffix(" and 2 more").split(", ")) < set(addresses)
+    assert two == f"{pod} may reach a.test, {closed}"
+    assert eventually(lambda: [*pod_policies.texts_on(networks, pod6)][1:] == [
+        f"{pod6} may reach *.b.test, {closed}", f"{pod6} may reach a.test, {closed}"])
 
 
 def test_policy_test_takes_a_name_and_says_by_which_rule_it_is_open(named_pods, running, capfd):

@@ -59,7 +59,7 @@ def process(world, tmp_path):
     it = Process(tmp_path)
     try:
         it.write(named("a.test", "*.b.test"))
-        assert eventually(lambda: (tmp_path / "policy.sock").exists(), 30), (tmp_path / "log").read_text()
+        assert eventually((tmp_path / "policy.sock").exists, 30), (tmp_path / "log").read_text()
         for name in "ab":
             it.add(name, app=name)
         it.await_redirection()

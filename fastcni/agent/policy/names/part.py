@@ -19,7 +19,7 @@ from fastcni.agent.policy.names import elements
 from fastcni.agent.policy.names.process import BEAT_S, Listener, Process
 from fastcni.agent.policy.names.redirect import DNS_PORT, Redirect
 from fastcni.agent.policy.names.resolvers import read_resolvers
-from fastcni.agent.policy.names.told import Told
+from fastcni.agent.policy.names.told import Told, sets_of
 from fastcni.agent.policy.own_addresses import node_addresses
 from fastcni.agent.policy.state import OUT, VERSIONS
 from fastcni.kernel import conntrack
@@ -144,8 +144,7 @@ class Names:
         if chain is None:
             return []
         if chain not in self._domains:
-            names = {line.domain for jump in state.chains[chain].jumps for line in state.chains[jump].lines} - {""}
-            self._domains[chain] = [(name, self.compiler.domains[name]) for name in sorted(names)]
+            self._domains[chain] = [(name, self.compiler.domains[name]) for name in sets_of(state, pod)]
         return self._domains[chain]
 
     def _forget_pods(self) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fastcni.agent.policy.state import OUT, VERSIONS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -79,3 +81,10 @@ def set_told(name: str) -> str:
     """Return the name of the set that keeps the pairs of a domain name's set beyond their timeout. No rule uses it: the
     next agent learns from it which connections were allowed."""
     return f"t{name[1:]}"
+
+
+def sets_of(state: State, pod: bytes) -> list[str]:
+    """Return the sets of the domain names that the policies of a pod's address have, in order."""
+    chain = state.elements[f"{OUT}{VERSIONS[len(pod)]}"].get(pod)
+    jumps = state.chains[chain].jumps if chain else ()
+    return sorted({line.domain for jump in jumps for line in state.chains[jump].lines} - {""})
