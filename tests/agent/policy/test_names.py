@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -213,39 +212,6 @@ def test_programs_of_the_node_use_the_forwarders_ports_of_another_protocol_and_f
             asks.connect((host(1, 4 if family == socket.AF_INET else 6), 80))
 
 
-def test_what_pods_were_told_outlives_the_table_the_agent_and_its_death(named_pods, running):
-    it = named_pods
-    it.put("a.test", host(1), host(2, 6))
-    assert it.told("a", "a.test") == [host(1)] and it.told("a", "a.test", "AAAA") == [host(2, 6)]
-    running.it.stale = True                 # as after another program's change
-    assert eventually(lambda: "policies_restored" in running.events())
-    assert it.connects("a", host(1)) and it.connects("a", host(2, 6), 9)
-    run("nft", "flush", "ruleset", check=False)         # the kernel keeps an owner's tables, since Linux 6.9
-    assert it.connects("a", host(1)) and not it.connects("b", host(1), 0.1)
-    running.stop()
-    assert it.connects("a", host(1)) and not it.connects("b", host(1), 0.1)
-    running.start()
-    assert redirected(running)
-    assert it.connects("a", host(1)) and it.connects("a", host(2, 6), 9) and not it.connects("b", host(1), 0.1)
-
-
-def test_while_the_agent_hangs_queries_go_directly_and_names_stay_as_they_are(named_pods, running):
-    it = named_pods
-    it.put("a.test", host(1))
-    it.put("x.b.test", host(2))
-    assert it.told("a", "a.test") == [host(1)]
-    running.ended.set()                     # nobody renews the redirection
-    running.thread.join()
-    for stream in (False, True):
-        assert eventually(lambda stream=stream: it.told("a", "x.b.test", seconds=0.5, stream=stream)) == [host(2)]
-    assert it.connects("a", host(1)) and not it.connects("a", host(2), 0.1)
-    running.it.close()
-    running.start()
-    assert redirected(running)
-    assert it.told("a", "x.b.test") == [host(2)]
-    assert it.connects("a", host(1)) and it.connects("a", host(2))
-
-
 def test_a_forwarder_that_ends_or_hangs_is_started_again(named_pods, running):
     it, part = named_pods, running.it.parts[0]
     it.put("a.test", host(1))
@@ -284,59 +250,6 @@ def test_a_ttls_end_stops_new_connections_only_and_a_new_answer_prolongs_it(name
         client.send(b"x")
         server.settimeout(10)
         assert server.recv(1) == b"x"
-
-
-@pytest.mark.parametrize("policies, goes_on", [(("a.test",), True), (("b.test",), False)])
-def test_a_connection_outlives_the_end_of_the_ttl_and_a_restart_while_its_name_is_in_the_policy(
-        named_pods, running, monkeypatch, policies, goes_on):
-    """A restart cut it: the next agent knew the addresses that had not ended, and no others."""
-    it = named_pods
-    monkeypatch.setattr(told, "MIN_TTL_S", 1.0)
-    monkeypatch.setattr(told, "SLACK_S", 0.0)
-    it.put("a.test", host(1), ttl=0)
-    assert it.told("a", "a.test") == [host(1)]
-    with Inside(it.node.names["a"]):
-        client = socket.create_connection((host(1), 80), 10)
-    with client, it.web.accept()[0] as server:
-        assert eventually(lambda: not it.connects("a", host(1), 0.1))
-        running.it.stale = True             # the table is written again with what has ended
-        assert eventually(lambda: "policies_restored" in running.events())
-        running.stop()
-        running.write(named(*policies))
-        for _ in range(2):
-            running.start()
-            assert redirected(running)
-            assert eventually(lambda: not running.it.engine.suspects and not running.it.engine.flows.begun)
-            assert not it.connects("a", host(1), 0.1)
-            running.stop()
-        client.send(b"x")
-        server.settimeout(10 if goes_on else 0.5)
-        if goes_on:
-            assert server.recv(1) == b"x"
-        else:
-            with pytest.raises(TimeoutError):
-                server.recv(1)
-
-
-def test_a_connection_that_no_answer_has_opened_is_cut_at_the_start(named_pods, running):
-    """The policy with names comes while no agent runs, and the pod has a connection that it does not allow."""
-    it = named_pods
-    running.write()
-    assert eventually(lambda: it.connects("a", host(1)))
-    with Inside(it.node.names["a"]):
-        client = socket.create_connection((host(1), 80), 10)
-    with client:
-        while select.select([it.web], [], [], 0)[0]:
-            server = it.web.accept()[0]
-        with server:
-            running.stop()
-            running.write(named("a.test"))
-            running.start()
-            assert eventually(lambda: running.it.cut)
-            client.send(b"x")
-            server.settimeout(0.5)
-            with pytest.raises(TimeoutError):
-                server.recv(1)
 
 
 def test_a_policy_that_no_longer_names_a_domain_closes_it_and_one_that_names_more_keeps_it(named_pods, running):
