@@ -42,7 +42,7 @@ def add(req: Request, keys: Keys, undo: Undo) -> dict[str, Any]:
     conf, args = keys
     bridge = conf.bridge or ovs_conf.OVN_BRIDGE
     datapath = ports.find_bridge(conf.address, bridge)      # checked before anything is made
-    vlan = vlan_of(conf, bridge)
+    vlan = ports.vlan_of(conf, bridge, conf.address)
     pod = Pod(req)
     late = conf.layer3 and ipam.needs_link(req)             # dhcp sends through the port
     result = addresses.add(req, conf, undo) if conf.layer3 and not late else {}
@@ -64,10 +64,6 @@ def add(req: Request, keys: Keys, undo: Undo) -> dict[str, Any]:
         result["dns"] = conf.dns
     req.mode.keep_pair(req, host, result)
     return result
-
-
-def vlan_of(conf: OvsConf, bridge: str) -> int | None:
-    return conf.vlan if conf.vxlan is None else ports.tunnel_vlan(conf.address, bridge, conf.vxlan)
 
 
 def delete(req: Request, conf: OvsConf) -> None:
@@ -92,6 +88,15 @@ def delete_port(req: Request, conf: OvsConf) -> None:
     cache.remove(req, conf)
 
 
+def restore(req: Request, keys: Keys) -> None:
+    """Add the port again if the database has lost it."""
+    from fastcni.kit.links import checks
+    from fastcni.kit.ovs import lost
+
+    conf, args = keys
+    lost.restore(req, conf, args, conf.bridge or ovs_conf.OVN_BRIDGE, checks.prev_result(req))
+
+
 def check(req: Request, keys: Keys) -> None:
     from fastcni.kit.links import checks, find
 
@@ -104,7 +109,7 @@ def check(req: Request, keys: Keys) -> None:
     if host is None or host.peer != inside.index:
         raise checks.wrong(f"Error: Host Interface of {inside.name} not found")
     bridge = conf.bridge or ovs_conf.OVN_BRIDGE
-    ports.check(req, conf, bridge, host.name, vlan_of(conf, bridge))
+    ports.check(req, conf, bridge, host.name, ports.vlan_of(conf, bridge, conf.address))
     checks.addresses_and_routes(pod, inside, previous)
 
 

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 from dhcp.stub_daemon import StubDaemon
+from features import reason_to_skip
+from real_kernel import openvswitch
 from real_kernel.node import run
 
 from fastcni.plugins import CHAINED
@@ -80,12 +82,18 @@ PLUGINS = {                     # name: (subnets, keys, required kernel features
     "vrf": (DUAL, {"type": "vrf", "vrfname": "blue"}, "vrf"),
     "tuning": (DUAL, {"type": "tuning", "mac": "02:00:00:00:00:01", "promisc": True, "mtu": 1400, "allmulti": True,
                       "txQLen": 77, "sysctl": {"net.ipv4.ip_forward": "1", "net/ipv4/conf/all/rp_filter": "2"}}),
+    "ovs": (DUAL, {"type": "ovs", "vlan": 100, "mtu": 1400, "routes": ["0.0.0.0/0"]}),
 }
 
 
 def features_of(name):
     """Return the kernel features that the case needs, by the names of tests/features.py."""
     return PLUGINS[name][2:]
+
+
+def lacking(name):
+    """Return why the case cannot run here, "" if it can."""
+    return reason_to_skip(features_of(name)) or (openvswitch.LACKS if PLUGINS[name][1].get("type") == "ovs" else "")
 
 
 class Case:
@@ -109,6 +117,9 @@ class Case:
         if kind == "dhcp":
             daemon = closing.enter_context(StubDaemon(lambda: node.data_dir))
             keys = {**keys, "ipam": {**keys["ipam"], "daemonSocketPath": daemon.path}}
+        if kind == "ovs":
+            switch = closing.enter_context(openvswitch.Switch("br0"))
+            keys, node.ports = {**keys, "socket_file": switch.address}, lambda: switch.ports("br0")
         if kind == "chain":
             first, *others = keys["plugins"]
             keys = {**keys, "plugins": [{**first, "ipam": node.host_local(*subnets)}, *others]}

@@ -7,10 +7,9 @@ import statistics
 import tempfile
 import time
 
-from faults.cases import PLUGINS, features_of
+from faults.cases import PLUGINS, lacking
 from faults.pool import Pool
 from faults.rounds import COMMANDS, MODES, Tools, count, run_case
-from features import reason_to_skip
 
 SAMPLE = 4                      # faults of each command in one pass, with --seconds
 CORRECTED_S = 120               # after this time the expected end follows from the pace so far
@@ -18,12 +17,12 @@ CORRECTED_S = 120               # after this time the expected end follows from 
 
 def campaign(row, options):
     """Try all faults of all cases in each mode; with --seconds SAMPLE of each command a pass."""
-    names = {name: not reason_to_skip(features_of(name)) for name in PLUGINS if options.only in name}
-    cases = [(name, mode, command) for name in names if names[name] for mode in MODES for command in COMMANDS]
-    if lacking := [name for name in names if not names[name]]:
-        row.note(f"the kernel lacks features for: {'; '.join(lacking)}")
-    if not any(names.values()):
-        row.failed(f"this kernel can run no case with {options.only!r} in its name")
+    why = {name: lacking(name) for name in PLUGINS if options.only in name}
+    cases = [(name, mode, command) for name in why if not why[name] for mode in MODES for command in COMMANDS]
+    if skipped := [f"{name} ({reason})" for name, reason in why.items() if reason]:
+        row.note(f"left out: {'; '.join(skipped)}")
+    if not cases:
+        row.failed(f"this node can run no case with {options.only!r} in its name")
         return
     with tempfile.TemporaryDirectory(prefix="fcni-faults-tools-") as folder:
         started = time.monotonic()

@@ -127,6 +127,7 @@ class Node(RealRuntime):
     def __init__(self, folder, name):
         super().__init__()
         self.data_dir, self.name = str(folder / "networks"), name
+        self.ports = list                   # a function that lists the ports of the switch, if the node has one
 
     def behind(self, conf, *pods, **more):
         """Add pods by the first plugin of a chain. Later calls pass its result as prevResult."""
@@ -186,11 +187,11 @@ class Node(RealRuntime):
 
     def left(self, *pods):
         """Return the state that pods could leave: links, addresses, nftables elements, iptables rules, ipset members,
-        address files, and the changes of chained plugins to a pod and to its link's queues."""
+        address files, ports of a switch, and the changes of chained plugins to a pod and to its link's queues."""
         return {"links": [_links_of(name) for name in (None, *pods)], "rules": lasting(rules()),
                 "members": _members_of("fastcni-forward4", "fastcni-forward6"),
                 "files": self._files(), "inside": [_inside(name) for name in pods if name in self.results],
-                "qdiscs": _qdiscs() if self.results else []}
+                "qdiscs": _qdiscs() if self.results else [], "ports": self.ports()}
 
     def _files(self):
         return {str(path): path.read_text() for path in Path(self.data_dir).rglob("*")

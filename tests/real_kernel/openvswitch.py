@@ -21,8 +21,9 @@ PROGRAMS = ("ovsdb-server", "ovs-vswitchd", "ovs-vsctl", "ovsdb-tool")
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 SCHEMA = "/usr/share/openvswitch/vswitch.ovsschema"
 
-needs_ovs = pytest.mark.skipif(not all(shutil.which(name, path=PATH) for name in PROGRAMS) or
-                               not os.path.exists(SCHEMA), reason="needs Open vSwitch (Debian: openvswitch-switch)")
+LACKS = "" if os.path.exists(SCHEMA) and all(shutil.which(name, path=PATH) for name in PROGRAMS) else (
+    "needs Open vSwitch (Debian: openvswitch-switch)")
+needs_ovs = pytest.mark.skipif(bool(LACKS), reason=LACKS)
 
 
 class Switch:

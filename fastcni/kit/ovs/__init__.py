@@ -6,4 +6,5 @@
     addresses  configures the pod's addresses and MAC
     cache      reads and writes ovs-cni's cache files
     collect    removes ports whose pod no longer exists
+    lost       adds ports of running pods again that the database has lost
 """

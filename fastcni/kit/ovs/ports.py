@@ -49,9 +49,18 @@ def find_bridge(address: str, bridge: str, code: int = errors.TRY_AGAIN_LATER) -
             raise CniError(code, f"ovs-vswitchd is not connected to OVSDB at {address}", NO_VSWITCHD)
         (found,) = db.transact(select("Bridge", [["name", "==", bridge]] if bridge else [], "datapath_type"))
     if bridge and not found["rows"]:
-        raise CniError(code, f"failed to find bridge {bridge}",
-                       f"OVSDB at {address} has none of that name; `ovs-vsctl add-br {bridge}` makes it")
+        raise no_bridge(address, bridge, code)
     return found["rows"][0]["datapath_type"] if bridge else ""
+
+
+def no_bridge(address: str, bridge: str, code: int) -> CniError:
+    return CniError(code, f"failed to find bridge {bridge}",
+                    f"OVSDB at {address} has none of that name; `ovs-vsctl add-br {bridge}` makes it")
+
+
+def vlan_of(conf: OvsConf, bridge: str, address: str) -> int | None:
+    """Return the VLAN of the port's untagged frames, None for a trunk. address: of OVSDB. Raises CniError 11."""
+    return conf.vlan if conf.vxlan is None else tunnel_vlan(address, bridge, conf.vxlan)
 
 
 def tunnel_vlan(address: str, bridge: str, key: int) -> int | None:

@@ -1,0 +1,111 @@
+"""ovs: ports that a database of Open vSwitch has lost, and what `fastcni restore` and the server make of that."""
+
+import json
+import os
+
+import pytest
+from real_kernel.node import cid_of, eventually, source_seen
+from real_kernel.openvswitch import SCHEMA, assert_nothing_is_left, host_of, needs_ovs
+from server.client import Server
+
+from fastcni.kit.ovs import lost
+from fastcni.runtime import CNI, InProcess, RuntimeConf, parse_list
+from fastcni.runtime.restore import restore
+
+pytestmark = needs_ovs
+
+
+class Runtime:
+    """A runtime with a cache of results. conf: of one plugin."""
+
+    def __init__(self, folder, conf):
+        self.cni, keys = CNI([], cache_dir=folder, runner=InProcess()), dict(conf)
+        head = {key: keys.pop(key) for key in ("cniVersion", "name")}
+        self.net = parse_list(json.dumps({**head, "plugins": [keys]}).encode())
+
+    @staticmethod
+    def of(pod):
+        args = ("IgnoreUnknown", "1"), ("K8S_POD_UID", "1-2-3")
+        return RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0", args=args)
+
+    def add(self, pod):
+        return self.cni.add(self.net, self.of(pod))
+
+    def check(self, pod):
+        self.cni.check(self.net, self.of(pod))
+
+    def delete(self, pod):
+        self.cni.delete(self.net, self.of(pod))
+
+
+def lose_database(switch):
+    """Another program deletes the database; the administrator makes a new one."""
+    for name in ("ovs-vswitchd", "ovsdb-server"):
+        switch.stop(name)
+    os.unlink(switch.database)
+    switch.run("ovsdb-tool", "create", switch.database, SCHEMA)
+    switch.start_ovsdb()
+    switch.vsctl("--no-wait", "init")
+    switch.start_vswitchd()
+
+
+def port(switch, name):
+    """The row of a port without what a database makes: numbers of rows, statistics."""
+    row = switch.row("Port", name)
+    return {key: row[key] for key in ("name", "tag", "trunks", "vlan_mode", "external_ids")}
+
+
+@pytest.mark.parametrize("keys", [{"vlan": 100}, {"trunk": [{"minID": 0, "maxID": 3}]}])
+def test_ports_of_a_lost_database_are_restored_and_carry_packets(node, switch, ovs_conf, kept, pod_netns, tmp_path,
+                                                                 keys):
+    first, second, gone = pods = [pod_netns() for _ in range(3)]
+    runtime = Runtime(tmp_path / "cni", ovs_conf("10.22.0.0/24", **keys))
+    *names, _ = (host_of(runtime.add(pod)) for pod in pods)
+    runtime.delete(gone)
+    before = [port(switch, name) for name in names]
+    lose_database(switch)
+    failed = restore(runtime.cni.cache).failed
+    assert [it.error.msg for it in failed] == ["failed to find bridge br0"] * 2
+    switch.add_bridge("br0")
+    done = restore(runtime.cni.cache)
+    assert (done.failed, done.attachments) == ((), 2)
+    assert [port(switch, name) for name in names] == before
+    assert source_seen(first, second, "10.22.0.3", wait=20) == "10.22.0.2"
+    runtime.check(first)
+    assert restore(runtime.cni.cache).failed == ()          # nothing is missing any more
+    for pod in (first, second):
+        runtime.delete(pod)
+    assert_nothing_is_left(node, switch, kept, first)
+
+
+def test_a_server_that_starts_restores_the_ports(switch, ovs_conf, pod, tmp_path):
+    runtime = Runtime(tmp_path / "cni", ovs_conf("10.22.0.0/24"))
+    name = host_of(runtime.add(pod))
+    lose_database(switch)
+    switch.add_bridge("br0")
+    with Server(tmp_path, "--cache-dir", tmp_path / "cni") as server:
+        assert eventually(lambda: server.lines("event=start_replay_done", "attachments=1 ", "failed=0"))
+    assert switch.ports("br0") == [name]
+
+
+def test_a_database_that_does_not_answer_is_asked_once_for_all_pods(switch, ovs_conf, pod_netns, tmp_path, monkeypatch):
+    """Else the rules of a node's pods in its firewall would wait for each of them."""
+    asked = []
+    runtime = Runtime(tmp_path / "cni", ovs_conf())
+    pods = [pod_netns() for _ in range(3)]
+    for pod in pods:
+        runtime.add(pod)
+
+    class Counted(lost.Database):
+        def __enter__(self):
+            asked.append(self.address)
+            return super().__enter__()
+
+    monkeypatch.setattr(lost, "Database", Counted)
+    switch.freeze("ovsdb-server")
+    try:
+        failed = restore(runtime.cni.cache).failed
+    finally:
+        switch.thaw("ovsdb-server")
+    assert [(it.error.code, switch.address in it.error.msg) for it in failed] == [(11, True)] * 3
+    assert asked == [switch.address]
