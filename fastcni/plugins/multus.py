@@ -86,6 +86,8 @@ def sub_request(req: Request, conf: Conf, network: Network) -> Request:
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     """Run ADD of each network in order. The result of the first network, the pod's default network, is the plugin's
     result. If an ADD fails, the rollback removes all networks in reverse order."""
+    for text in conf.keys.ignored:
+        req.warn(text)
     wait_until_ready(conf.keys.ready_file)
     pod = Pod(req)
     for network in conf.networks:

@@ -74,6 +74,15 @@ def test_each_delegate_speaks_its_own_version(node, pod):
     assert held(node, *"ab") == [0, 0]
 
 
+def test_keys_of_the_daemon_and_the_log_of_multus_are_ignored_with_a_warning_each(node, pod, abc):
+    """The configuration that the daemon of thick Multus writes has some of them."""
+    conf = multus(node, abc[0], daemonSocketDir="/run/multus", logLevel="debug", retryDeleteOnError=True)
+    assert node.call("ADD", conf, pod).stderr.decode().splitlines() == [
+        "logLevel is ignored: fastcni has its own log",
+        "daemonSocketDir is ignored: a key of the daemon of Multus, which fastcni does not need"]
+    assert node.call("DEL", conf, pod).stderr == b""
+
+
 # -- selection -------------------------------------------------------------------------------------------
 
 def test_the_short_form_names_networks_namespaces_and_interfaces(node, pod, selecting):

@@ -10,8 +10,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.spec.config import Section
 
-# Keys of Multus that have no effect here: fastcni has its own log, and no daemon of Multus
-IGNORED = ("logFile", "logLevel", "logOptions", "logToStderr", "daemonSocketDir", "retryDeleteOnError")
+# {key of Multus that has no effect here: why}
+IGNORED = {
+    **dict.fromkeys(("logFile", "logLevel", "logOptions", "logToStderr"), "fastcni has its own log"),
+    **dict.fromkeys(("daemonSocketDir", "socketDir", "chrootDir", "cniConfigDir", "multusAutoconfigDir",
+                     "multusConfigFile", "multusMasterCNI", "forceCNIVersion", "overrideNetworkName",
+                     "connectionLimit", "metricsPort", "enablePprof", "perNodeCertificate"),
+                    "a key of the daemon of Multus, which fastcni does not need"),
+}
 CNI_DIR, CONF_DIR, BIN_DIR = "/var/lib/cni/multus", "/etc/cni/multus/net.d", "/opt/cni/bin"
 
 
@@ -28,10 +34,11 @@ class Keys:
     kubeconfig                  the kubeconfig of the API server with pods and definitions, "" for none
     auxiliary                   the name of the chain that runs after all networks, "" for none (auxiliaryCNIChainName)
     hot_plug                    whether the server follows the annotations of running pods
+    ignored                     a text for each key that has no effect
     """
 
     __slots__ = ("delegates", "cluster_network", "defaults", "namespace", "system_namespaces", "isolation", "shared",
-                 "ready_file", "cni_dir", "conf_dir", "bin_dir", "kubeconfig", "hot_plug", "auxiliary")
+                 "ready_file", "cni_dir", "conf_dir", "bin_dir", "kubeconfig", "hot_plug", "auxiliary", "ignored")
     delegates: list[Definition]
     cluster_network: str
     defaults: list[str]
@@ -46,6 +53,7 @@ class Keys:
     kubeconfig: str
     hot_plug: bool
     auxiliary: str
+    ignored: list[str]
 
     def default_titles(self, namespace: str) -> list[str]:
         """Return the titles of the networks that `defaultNetworks` names, for pods of a namespace."""
@@ -77,8 +85,8 @@ def read_keys(conf: Section) -> Keys:
         if "/" not in keys.cluster_network:
             keys.auxiliary = str(conf.bad("auxiliaryCNIChainName", "`clusterNetwork` must be the path of a file; the "
                                           "directory of that name is next to it", ""))
-    for key in IGNORED:
-        conf.has(key)
+    keys.ignored = [f"{key} is ignored: {why}" for key, why in IGNORED.items() if conf.has(key)]
+    conf.has("retryDeleteOnError")              # always as true
     keys.delegates = []
     for index, document in enumerate(conf.items("delegates")):
         where = f"delegates[{index}]"
