@@ -1,13 +1,20 @@
 """The command `fastcni datapath`: the flows between pods that the datapath ebpf redirects."""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
-from fastcni.cli.text.output import Group, json_option, put_document
+from fastcni.cli.text.inventory import SHORT_ID
+from fastcni.cli.text.output import Group, json_option, printable, put_document
+from fastcni.flows.pods import Pods
 from fastcni.kernel import wire
 from fastcni.kit.datapath import pins
+from fastcni.kit.datapath.maps import Flow
+from fastcni.node.checks.findings import plural
 from fastcni.node.own import datapath as own
+from fastcni.runtime.cache import DEFAULT_DIR
 from fastcni.spec import errors
 from fastcni.spec.address import ip_text
 from fastcni.spec.errors import CniError
@@ -20,27 +27,70 @@ def datapath() -> None:
     """Show, update and remove the datapath ebpf of pods."""
 
 
+@dataclass(slots=True)
+class Pair:
+    """The living flows between two pods. pods: their names, or an address that no pod of the runtime's cache has.
+    packets, bytes: that each of the two has sent, redirected."""
+
+    pods: tuple[str, str]
+    flows: int
+    packets: tuple[int, int]
+    bytes: tuple[int, int]
+
+
 @datapath.command()
+@click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
+              help=f"A directory of cached results, for the names of pods; may be repeated [{DEFAULT_DIR}].")
 @json_option
-def status(as_json: bool) -> None:
+def status(cache_dirs: Sequence[str], as_json: bool) -> None:
     """Show the pods of the datapath, and the flows that it redirects now.
 
-    The counters are of redirected packets of living flows, from the first end to the second and back.
+    The counters are of redirected packets of living flows, from the first end to the second and back; first those of
+    each two pods, then those of each flow.
     """
     found = attempt(own.read)
+    pods = Pods(tuple(cache_dirs) or (DEFAULT_DIR,))
+    pods.refresh()
     if as_json:
-        put_document(document(found))
+        put_document(document(found, pods))
         return
     if not found:
         click.echo("no pod of this node has had the datapath ebpf")
         return
-    pods, flows = (pins.MAPS[name][2] for name in ("pods", "flows"))
-    click.echo(f"pods: {len(found.pods)} of {pods} addresses, {found.restricted} restricted by policies")
-    click.echo(f"flows: {found.entries} of {flows} entries, {len(found.flows)} flows")
+    most_pods, most_flows = (pins.MAPS[name][2] for name in ("pods", "flows"))
+    click.echo(f"pods: {len(found.pods)} of {most_pods} addresses, {found.restricted} restricted by policies")
+    click.echo(f"flows: {found.entries} of {most_flows} entries, {len(found.flows)} flows")
+    for pair in pairs(found.flows, pods):
+        click.echo(printable(f"  {' and '.join(pair.pods)}: {plural(pair.flows, 'flow')}, {counts(pair)}"))
     for flow in found.flows:
         ends = [f"{ip_text(end)} {port}" for end, port in zip(flow.ends, flow.ports, strict=True)]
-        click.echo(f"  {PROTOCOLS[flow.protocol]} {' > '.join(ends)}: {flow.packets[0]} and {flow.packets[1]} packets, "
-                   f"{flow.bytes[0]} and {flow.bytes[1]} bytes")
+        click.echo(f"  {PROTOCOLS[flow.protocol]} {' > '.join(ends)}: {counts(flow)}")
+
+
+def counts(it: Pair | Flow) -> str:
+    return f"{it.packets[0]} and {it.packets[1]} packets, {it.bytes[0]} and {it.bytes[1]} bytes"
+
+
+def name_of(pods: Pods, packed: bytes) -> str:
+    """Return NAMESPACE/NAME of the pod with an address, else its shortened container id, else the address."""
+    pod = pods.at(packed)
+    if not pod:
+        return ip_text(packed)
+    return pod.name if pod.name != pod.container else pod.name[:SHORT_ID]
+
+
+def pairs(flows: Iterable[Flow], pods: Pods) -> list[Pair]:
+    """Return the sums of the flows between each two pods, the ones with the most packets first."""
+    found: dict[tuple[str, str], Pair] = {}
+    for flow in flows:
+        names = [name_of(pods, end) for end in flow.ends]
+        first, second = (0, 1) if names[0] <= names[1] else (1, 0)
+        key = names[first], names[second]
+        it = found.setdefault(key, Pair(key, 0, (0, 0), (0, 0)))
+        it.flows += 1
+        it.packets = it.packets[0] + flow.packets[first], it.packets[1] + flow.packets[second]
+        it.bytes = it.bytes[0] + flow.bytes[first], it.bytes[1] + flow.bytes[second]
+    return sorted(found.values(), key=lambda it: -sum(it.packets))
 
 
 @datapath.command()
@@ -81,10 +131,11 @@ def attempt(do: Any) -> Any:
         sock.close()
 
 
-def document(found: own.Status | None) -> dict[str, Any]:
+def document(found: own.Status | None, pods: Pods) -> dict[str, Any]:
     if not found:
-        return {"pods": [], "restricted": 0, "entries": 0, "flows": []}
+        return {"pods": [], "restricted": 0, "entries": 0, "pairs": [], "flows": []}
     flows = [{"protocol": PROTOCOLS[flow.protocol], "ends": [ip_text(end) for end in flow.ends], "ports": flow.ports,
-              "packets": flow.packets, "bytes": flow.bytes} for flow in found.flows]
+              "names": [name_of(pods, end) for end in flow.ends], "packets": flow.packets, "bytes": flow.bytes}
+             for flow in found.flows]
     return {"pods": [ip_text(packed) for packed in found.pods], "restricted": found.restricted,
-            "entries": found.entries, "flows": flows}
+            "entries": found.entries, "pairs": [asdict(pair) for pair in pairs(found.flows, pods)], "flows": flows}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,12 +14,13 @@ from fastcni.cli.options import completion
 from fastcni.cli.options.node import node_command
 from fastcni.cli.text.output import printable, put_document
 from fastcni.node.attachments.inventory import Places, collect
+from fastcni.node.checks.findings import plural
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
-    from fastcni.why.records import Report
+    from fastcni.why.records import Redirect, Report
 
 MAX_PORT = 65535
 
@@ -96,8 +98,22 @@ def put_text(found: Report, source: str, destination: str) -> None:
         click.echo(f"{state}  {printable(name)}")
     if found.ends is None:
         click.echo(printable(f"\n{source} reaches {destination}"))
-        return
-    click.echo(printable(f"\n{source} does not reach {destination}: {found.ends.what}"))
-    for label, text in (("rule:", found.ends.rule), ("owner:", found.ends.owner), ("do:", found.ends.do)):
-        if text:
-            click.echo(printable(f"    {label:7}{text}"))
+    else:
+        click.echo(printable(f"\n{source} does not reach {destination}: {found.ends.what}"))
+        for label, text in (("rule:", found.ends.rule), ("owner:", found.ends.owner), ("do:", found.ends.do)):
+            if text:
+                click.echo(printable(f"    {label:7}{text}"))
+    if found.datapath:
+        for text in datapath_lines(found.datapath, reaches=found.reaches):
+            click.echo(printable(f"    {text}"))
+
+
+def datapath_lines(it: Redirect, *, reaches: bool) -> Iterator[str]:
+    """Yield what the datapath ebpf does with the connection, and with others to the same port."""
+    if reaches and it.redirected:
+        yield "the datapath ebpf redirects the connection: packets after the first ones skip the node's hops"
+    elif reaches:
+        yield f"the datapath ebpf does not redirect the connection: {it.why}"
+    if it.flows:
+        yield (f"the datapath ebpf redirects {plural(it.flows, 'other connection')} to this port, past the node's "
+               f"hops: {it.packets[0]} and {it.packets[1]} packets, {it.bytes[0]} and {it.bytes[1]} bytes")

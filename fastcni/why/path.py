@@ -16,6 +16,7 @@ from fastcni.why.inject import Injected
 from fastcni.why.legacy import Counters
 from fastcni.why.packet_path import Tracked, Way
 from fastcni.why.probe import Probe
+from fastcni.why.records import Redirect
 from fastcni.why.spy import ACCEPTED, FILTERED, START, Spy
 
 PROTOCOLS = {"tcp": 6, "udp": 17}
@@ -28,6 +29,7 @@ class Path:
     source, target: its ends; target is where the packet goes after DNAT. asked: the address that the source sends to.
     port: of the target, asked_port: that the source sends to. protocol: "tcp" or "udp". node: a route socket of the
     node. flow: the node's conntrack entry, if there is one. before, after: counters of legacy iptables.
+    redirect: what the datapath ebpf does between the two pods; None if one end is no pod of it.
     """
 
     source: End
@@ -42,6 +44,7 @@ class Path:
     flow: Tracked | None = None
     before: Counters = field(default_factory=dict)
     after: Counters = field(default_factory=dict)
+    redirect: Redirect | None = None
 
     @property
     def progress(self) -> int:

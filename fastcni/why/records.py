@@ -23,11 +23,29 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Redirect:
+    """What the datapath ebpf does with packets of a connection between two pods.
+
+    redirected: whether the packets after the first ones are redirected. why: why they are not; "" also if the packet
+    does not arrive. flows: number of other connections from the source to the target's port that are redirected now.
+    packets, bytes: of these connections, from the source and back.
+    """
+
+    redirected: bool
+    why: str
+    flows: int = 0
+    packets: tuple[int, int] = (0, 0)
+    bytes: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """hops: (name, ok) in the order of the path, up to the one where it ends. ends: None if the packet arrives."""
+    """hops: (name, ok) in the order of the path, up to the one where it ends. ends: None if the packet arrives.
+    datapath: None if one end is no pod of the datapath ebpf."""
 
     hops: tuple[tuple[str, bool], ...]
     ends: Fault | None
+    datapath: Redirect | None = None
 
     @property
     def reaches(self) -> bool:
@@ -35,4 +53,5 @@ class Report:
 
     def as_document(self) -> dict[str, Any]:
         return {"reaches": self.reaches, "hops": [{"hop": name, "ok": ok} for name, ok in self.hops],
-                "ends": asdict(self.ends) if self.ends else None}
+                "ends": asdict(self.ends) if self.ends else None,
+                "datapath": asdict(self.datapath) if self.datapath else None}

@@ -13,7 +13,7 @@ from fastcni.kernel.rtnl import family_of
 from fastcni.node.attachments.records import Inventory
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
-from fastcni.why import answers, ends, firewalls, legacy, links, packet_path, routes
+from fastcni.why import answers, ends, firewalls, legacy, links, packet_path, redirected, routes
 from fastcni.why.ends import NODE, OUTSIDE, POD, End
 from fastcni.why.inject import Injected
 from fastcni.why.path import Path
@@ -154,6 +154,7 @@ def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: st
                 return report(path, fault)
             if not arrived(path):
                 attempt(path, opened)
+        path.redirect = redirected.read(path, arrived=arrived(path))
         fault = None if arrived(path) else find(path, inventory)
         if fault is None:
             fault = answers.conntrack_stale(path) or answers.mtu(path)
@@ -190,6 +191,7 @@ def attempt(path: Path, opened: ExitStack) -> None:
     mark(path)
     path.before = legacy.read(path.v6)
     waits_for_mac = links.asks_for_mac(path)
+    redirected.forget_verdicts(path)
     probe.send()
     probe.wait(FIRST_WAIT_S, partial(decided, spy))
     path.flow = flow_of(path)
@@ -344,8 +346,7 @@ def report(path: Path, fault: Fault | None) -> Report:
     """Return the Report: all hops of the path, up to the one where it ends."""
     found = list(names(path))
     if fault is None:
-        return Report(tuple((name, True) for name in found), None)
+        return Report(tuple((name, True) for name in found), None, path.redirect)
     before = found[:found.index(fault.hop)] if fault.hop in found else found
-    return Report((*((name, True) for name in before), (fault.hop, False)), fault)
-
+    return Report((*((name, True) for name in before), (fault.hop, False)), fault, path.redirect)
 
