@@ -73,9 +73,11 @@ ALLOWED = {
 }
 
 LEFT = "left to the other lane"
-# Tests that both lanes run: ADD and DEL of each common plugin, and nftables tables with and without an owner.
+# Tests that both lanes run: ADD and DEL of each common plugin, the programs of the datapath ebpf, which each kernel's
+# verifier judges by its own rules, and nftables tables with and without an owner.
 BASE = {f"real_kernel/test_{name}.py" for name in (
-    "bridge_lifecycle", "devices", "loopback", "masquerade", "ptp")} | {"agent/policy/test_owned_tables.py"}
+    "bridge_lifecycle", "datapath_policies", "datapath_update", "devices", "loopback", "masquerade",
+    "ptp")} | {"agent/policy/test_owned_tables.py"}
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Fetch the parts of `make test-vm` into .vm: Debian's kernel package, unpacked and not installed, and virtme-ng in a
-# venv. Nothing is fetched twice. For a newer kernel remove .vm.
+# venv. Nothing is fetched twice. For another kernel remove .vm/kernel.
 #   fetch.sh PYTHON
+# KERNEL: the kernel's package, by default that of the distribution; Debian 12 also has linux-image-6.12-amd64
 set -eu
 cd "$(dirname "$0")/../.."
 PATH=$PATH:/usr/sbin:/sbin
@@ -33,7 +34,7 @@ fi
 
 kernel_packages() {
     # Debian's kernel is one package; Ubuntu's modules are packages of their own.
-    for meta in linux-image-amd64 linux-image-generic; do
+    for meta in ${KERNEL:-linux-image-amd64 linux-image-generic}; do
         release=$(apt-cache depends "$meta" 2> /dev/null | sed -n 's/.*Depends: linux-image-\([0-9]\)/\1/p' | head -n 1)
         [ -z "$release" ] || break
     done
@@ -46,7 +47,7 @@ if [ ! -d .vm/kernel ]; then
     command -v apt-get > /dev/null || sorry "needs apt-get (Debian, Ubuntu) to fetch a kernel package"
     packages=$(kernel_packages)
     [ "$packages" ] || { apt-get update -qq && packages=$(kernel_packages); }
-    [ "$packages" ] || sorry "apt-cache knows neither linux-image-amd64 nor linux-image-generic"
+    [ "$packages" ] || sorry "apt-cache knows no ${KERNEL:-linux-image-amd64 and no linux-image-generic}"
     rm -rf .vm/new
     mkdir -p .vm/new
     # shellcheck disable=SC2086
