@@ -8,7 +8,7 @@ from agent.policy.clusters import make_pod
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.sources import content as module
 from fastcni.agent.policy.sources.content import Content
-from fastcni.agent.policy.sources.documents import encode, reduced
+from fastcni.agent.policy.sources.documents import FOREIGN, encode, foreign, reduced
 from fastcni.spec.address import read_ip
 
 ADDRESSES = {"web": "10.0.0.1", "db": "10.0.0.2", "other": "10.0.0.3"}
@@ -88,6 +88,30 @@ def test_a_place_that_cannot_be_parsed_stays_as_it_was(it):
     put(it, PART)
     assert closed(it) == ({"db", "web"}, set())         # what BROKEN has closed is known again
     assert it.errors["a.yaml"][0].startswith("document 1: ")
+
+
+def test_a_policy_of_another_program_is_no_mistake_of_its_place(it):
+    """It is none of the documents that may have closed pods, and what an agent keeps is without it."""
+    calico = {**policy(), "apiVersion": "projectcalico.org/v3", "kind": "GlobalNetworkPolicy"}
+    line = encode(foreign(calico))
+    put(it, BROKEN)
+    for _ in it.replace("a.yaml", [("document 1", encode(reduced(PART))), ("document 2", line)]):
+        pass
+    assert closed(it) == ({"db"}, set()) and len(it.errors["a.yaml"]) == len(it.notes["a.yaml"]) == 1
+    assert it.places["a.yaml"].entries[line].kind == FOREIGN and not it.unsure
+
+
+def test_a_place_of_which_nothing_is_known_is_unsure_until_it_can_be_read(it):
+    put(it, broken=["no YAML"])
+    put(it, policy(), LOST, place="b.yaml")
+    assert it.unsure == {"a.yaml", "b.yaml"}
+    put(it, policy(), LOST, place="b.yaml")
+    put(it)
+    assert it.unsure == {"b.yaml"}
+    put(it, policy(), place="b.yaml")
+    put(it, LOST, place="b.yaml")               # it counts as before
+    put(it, PART, place="c.yaml")               # its pods are closed
+    assert not it.unsure
 
 
 def test_a_place_that_was_never_read_has_what_can_be_read(it):

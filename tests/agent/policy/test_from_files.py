@@ -73,11 +73,40 @@ def test_a_folder_that_is_made_again_is_watched_again(folder):
         files.close()
 
 
-def test_policies_of_other_programs_are_passed_over(folder):
-    """Calico has a NetworkPolicy too, with other keys."""
-    (folder / "calico.yaml").write_text(POLICIES.replace("networking.k8s.io/v1", "projectcalico.org/v3").replace(
-        "name: closed", "name: other"))
+@pytest.mark.parametrize("version, kind, converted", [
+    ("projectcalico.org/v3", "NetworkPolicy", True), ("crd.projectcalico.org/v1", "GlobalNetworkPolicy", True),
+    ("policy.networking.k8s.io/v1alpha1", "AdminNetworkPolicy", True),
+    ("cilium.io/v2", "CiliumClusterwideNetworkPolicy", False),
+    ("crd.antrea.io/v1beta1", "ClusterNetworkPolicy", False)])
+def test_policies_of_other_programs_are_not_enforced_and_the_operator_is_told(folder, version, kind, converted):
+    """Calico has a NetworkPolicy too, with other keys. Such a document was passed over without a word."""
+    (folder / "other.yaml").write_text(POLICIES.replace("networking.k8s.io/v1", version).replace(
+        "kind: NetworkPolicy", f"kind: {kind}").replace("name: closed", "name: other, namespace: shop"))
     assert list(read_cluster(str(folder)).policies) == ["default/closed"]
+    files = Files(str(folder), it := Compiler())
+    try:
+        ((path, (text,)),) = files.errors.items()
+        assert text.startswith(f"{path}: {kind} shop/other of {version} is not enforced")
+        assert ("fastcni policy convert" in text) is converted
+        assert files.complete and list(it.cluster.policies) == ["default/closed"]
+        (folder / "other.yaml").unlink()
+        settle(files)
+        assert not files.errors
+    finally:
+        files.close()
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# closed\n", "\0" * 600, "apiVersion: v1\n", "kind: List\nitems:\n",
+                                  "kind: NetworkPolicyList\nitems:\n-"])
+def test_a_file_that_was_cut_off_takes_no_policy_away(folder, source, text):
+    """Nothing was told of an empty file, and its pods were open."""
+    it = source.content.compiler
+    (folder / "policies.yaml").write_text(text)
+    settle(source)
+    assert list(it.cluster.policies) == ["default/closed"] and [*source.errors] == [str(folder / "policies.yaml")]
+    (folder / "policies.yaml").write_text("---\n")
+    settle(source)
+    assert not it.cluster.policies and not source.errors
 
 
 def settle(files):

@@ -15,7 +15,7 @@ from fastcni.agent.policy.ruleset import TABLE
 from fastcni.agent.policy.sources import kept as module
 from fastcni.agent.policy.sources import reader
 from fastcni.agent.policy.sources.content import Content
-from fastcni.agent.policy.sources.documents import encode
+from fastcni.agent.policy.sources.documents import encode, foreign
 from fastcni.agent.policy.sources.kept import Kept
 from fastcni.spec.address import read_ip
 from fastcni.spec.errors import CniError
@@ -104,6 +104,27 @@ def test_a_file_of_another_source_or_version_is_not_used(tmp_path, monkeypatch):
     assert Kept(str(tmp_path / "none"), "x", log := Log()).read() is None and not log
 
 
+def test_a_mount_point_of_another_source_does_not_count(tmp_path):
+    it = Kept(str(tmp_path / "kept"), "x", Log())
+    it.mounted = True
+    it.follow(content(a=LINES))
+    it.close()
+    for source in "xy":
+        again = Kept(str(it.path), source, Log())
+        again.read()
+        assert (again.mounted, again.lost) == (source == "x", False)
+    it.path.write_bytes(it.path.read_bytes()[:-9])
+    again = Kept(str(it.path), "x", Log())
+    assert again.read() is None and again.mounted and again.lost
+
+
+def test_policies_of_other_programs_are_not_kept(tmp_path):
+    """An earlier version could not read the file again."""
+    line = encode(foreign({"kind": "AdminNetworkPolicy", "metadata": {"name": "x"}}))
+    write(path := tmp_path / "kept", content(a=[*LINES, line], b=[line]))
+    assert Kept(str(path), "x", Log()).read() == {"a": LINES}
+
+
 def test_a_disk_that_takes_nothing_is_told_once_and_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     (tmp_path / "file").write_text("")
@@ -182,6 +203,61 @@ def test_a_file_that_was_broken_while_the_agent_was_down_opens_no_pod(protected,
     protected.write()
     assert eventually(lambda: not protected.it.figures()["unreadable_documents"])
     assert allowed(node, "a", "c", "d")
+
+
+KEPT = {"damaged": lambda it: it.write_bytes(it.read_bytes()[:-9]),
+        "gone": Path.unlink, "a directory": lambda it: (it.unlink(), it.mkdir()),
+        "of a later version": lambda it: it.write_bytes(it.read_bytes().replace(b'"format": 2', b'"format": 3'))}
+
+
+@needs_root
+@pytest.mark.parametrize("lost, damage", [*[(lost, "no JSON") for lost in KEPT], ("gone", "a dangling link"),
+                                          ("damaged", "no namespace")])
+def test_what_nobody_can_read_any_longer_stays_in_the_kernel(protected, node, damage, lost):  # noqa: F811
+    """With nothing kept, the agent took a file that it could not read for one without policies."""
+    protected.stop()
+    BREAK[damage](path := protected.folder / "all.json")
+    KEPT[lost](kept := Path(protected.settings.state.replace("pods", "policies.kept")))
+    protected.start()
+    assert eventually(lambda: "policy_unreadable" in protected.events())
+    assert ("policies_not_kept" in protected.events()) is (lost != "gone")
+    assert f"{path}: what it said before is not known; no pod is added" in str(protected.it.errors)
+    with pytest.raises(CniError, match=f"policies are not known yet: {path}: what it said before is not known") as e:
+        protected.add("d", app="web")
+    assert e.value.code == 11 and not protected.it.ready and allowed(node, "a")
+    protected.call("DEL", "c")
+    assert allowed(node, "a")
+    if kept.is_dir():
+        kept.rmdir()
+    path.unlink()
+    protected.write(CLOSED)
+    assert eventually(lambda: protected.it.ready) and not protected.it.errors
+    protected.add("d", app="web")
+    assert allowed(node, "a", "d") and eventually(lambda: Kept(str(kept), str(protected.folder), Log()).read())
+
+
+@needs_root
+def test_a_folder_without_policies_opens_no_pod_while_what_was_kept_cannot_be_read(protected, node):  # noqa: F811
+    """It may be the wrong folder, as one below a mount point."""
+    protected.stop()
+    (protected.folder / "all.json").unlink()
+    kept = Path(protected.settings.state.replace("pods", "policies.kept"))
+    KEPT["damaged"](kept)
+    protected.start()
+    said = f"{protected.folder}: has no policy, and {kept} cannot be read"
+    assert eventually(lambda: said in str(protected.it.errors)) and allowed(node, "a")
+    protected.stop()
+    kept.unlink()
+    protected.start()
+    assert eventually(lambda: protected.it.ready) and allowed(node, "a", "c", "d")
+
+
+@needs_root
+def test_a_file_that_goes_is_in_the_log(protected, node):  # noqa: F811
+    """As one that an editor or a backup renames."""
+    (protected.folder / "all.json").rename(protected.folder / "all.json.bak")
+    gone = {"event": "policy_file_gone", "path": str(protected.folder / "all.json")}
+    assert eventually(lambda: gone in protected.log) and allowed(node, "a", "c", "d")
 
 
 @needs_root

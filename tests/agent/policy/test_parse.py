@@ -35,13 +35,23 @@ def test_documents_of_a_stream_are_read_one_by_one_and_a_mistake_hides_no_other(
      [("items[0]", {"kind": "NetworkPolicy", "apiVersion": "v9", "x": 1}),
       ("items[1]", {"kind": "C", "apiVersion": "v9"})]),
     ({"kind": "List", "items": [{"x": 1}, 5, None]},
-     [("items[0]", "kind: is missing"), ("items[1]", "expected a mapping")]),
-    ({"kind": "List", "items": 5}, [("", "items: expected a list")]), ({"kind": "List"}, []),
+     [("items[0]", "kind: is missing"), ("items[1]", "expected a mapping"), ("items[2]", "expected a mapping")]),
+    ({"kind": "List", "items": 5}, [("", "items: expected a list")]), ({"kind": "List", "items": []}, []),
+    ({"kind": "List"}, [("", "items: expected a list")]), (None, [("", "expected a mapping")]),
+    ({"kind": "PodList", "items": None}, [("", "items: expected a list")]),
+    ({"kind": "BlockList", "spec": {}}, [("", {"kind": "BlockList", "spec": {}})]),
     ({"x": 1}, [("", "kind: is missing")]), ({"kind": 5}, [("", "kind: expected text")]),
     ([], [("", "expected a mapping")])])
 def test_items_of_lists_are_read_one_by_one_and_have_a_kind(document, found):
     """Items of a NetworkPolicyList without a kind were passed over without an error."""
     assert read(json.dumps(document), "a.json") == found
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", "# all.yaml\n", "\ufeff", "%YAML 1.1\n", "~\n", "null\n"])
+def test_a_file_without_a_document_is_a_mistake_unless_it_says_so(text):
+    """A file that a full disk or a write that was cut off had emptied took its policies away, and no error was told."""
+    assert [(where, each[:15]) for where, each in read(text)] == [("", "has no document")]
+    assert read(f"{text}---\n") == [] and read(text, "a.json")
 
 
 @pytest.mark.parametrize("text, found", [

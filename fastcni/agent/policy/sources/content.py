@@ -34,7 +34,8 @@ class Place:
 
 class Content:
     """places: what counts of each place. errors: {place: texts} of documents that cannot be read. notes: the same of
-    documents that can be read, and have a part that this version does not know.
+    documents that can be read, and have a part that this version does not know. unsure: places with a document of which
+    nothing is known, neither what it says nor what it said before.
 
     While a place has errors, nothing that it said before goes: a document counts as it was last read. One that was
     never read, or of which it is not known what it selects, closes pods (unreadable.py).
@@ -46,6 +47,7 @@ class Content:
         self.places: dict[str, Place] = {}
         self.errors: dict[str, list[str]] = {}
         self.notes: dict[str, list[str]] = {}
+        self.unsure: set[str] = set()
         self._records: dict[Id, dict[str, Record]] = {}         # by document and place: the last place counts
 
     def replace(self, place: str, documents: Collection[tuple[str, bytes]], broken: Collection[tuple[str, str]] = (),
@@ -63,8 +65,10 @@ class Content:
             if entry.error:
                 errors.append(join(where, entry.error))
             yield
-        if errors:
-            keep_former(entries, old, bool(broken))
+        if not errors:
+            self.unsure.discard(place)
+        elif keep_former(entries, old, bool(broken)) and place not in self.places:
+            self.unsure.add(place)
         new = Place(entries, records_of(entries.values()))
         for id, record in new.records.items():
             if old.records.get(id) is not record:
@@ -110,15 +114,16 @@ class Content:
             del self._records[id]
 
 
-def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> None:
+def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> bool:
     """Add to the entries of a place with errors those that it had before, unless new ones replace them. Entries that
-    close pods are added if a policy may be among the documents that cannot be told apart."""
+    close pods are added if a policy may be among the documents that cannot be told apart. Return whether it may."""
     good = records_of(entry for entry in entries.values() if not entry.error)
-    unsure = unparsed or any(entry.kind not in (POD, NAMESPACE, NODE) and not entry.records
+    unsure = unparsed or any(entry.error and not entry.records and entry.kind not in (POD, NAMESPACE, NODE)
                              for entry in entries.values())
     for line, entry in old.entries.items():
         if unsure if entry.error else not entry.records.keys() <= good.keys():
             entries.setdefault(line, entry)
+    return unsure
 
 
 def records_of(entries: Collection[Entry] | Iterator[Entry]) -> dict[Id, Record]:

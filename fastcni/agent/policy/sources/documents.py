@@ -32,6 +32,10 @@ GROUPS = {POLICY: "networking.k8s.io/", CLUSTER_POLICY: cluster_policies.GROUP, 
 READERS: dict[str, Callable[[Any], Pod | Policy | ClusterPolicy]] = {
     POD: read_pod, POLICY: read_policy, CLUSTER_POLICY: read_cluster_policy,
     CILIUM_POLICY: http.read_cilium_policy}
+FOREIGN = ""                    # the kind of an entry that stands for a policy of another program
+FOREIGN_ENDING = "networkpolicy"
+CONVERTED = ("projectcalico.org/", "crd.projectcalico.org/", f"{cluster_policies.GROUP}v1alpha1")     # `policy convert`
+MAX_TEXT = 99                   # characters of a name
 PORTS = [{"ports": True, "restartPolicy": True}]
 # The keys that are read. Others, the most of a pod, are dropped before a document is passed on or kept
 KEYS: dict[str, Any] = {
@@ -49,9 +53,9 @@ KEYS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """kind: of the document. records: of one that can be read, its own. error: why it cannot be read, else "". Then the
-    records close its pods; without any, it is not known which pods it is about. notes: what this version does not know
-    of a document that can be read."""
+    """kind: of the document, or FOREIGN. records: of one that can be read, its own. error: why it cannot be read, else
+    "". Then the records close its pods; without any, it is not known which pods it is about. notes: what this version
+    does not know of a document that can be read."""
 
     kind: str
     records: dict[Id, Record]
@@ -74,6 +78,24 @@ def is_foreign(kind: str, document: dict[str, Any]) -> bool:
         not version.startswith(GROUPS[kind]))
 
 
+def foreign(document: dict[str, Any]) -> dict[str, Any] | None:
+    """What names a policy of another program, such as an AdminNetworkPolicy; None for another document."""
+    kind, version, metadata = document.get("kind"), document.get("apiVersion"), document.get("metadata")
+    if not str(kind).lower().endswith(FOREIGN_ENDING):
+        return None
+    names = metadata if isinstance(metadata, dict) else {}
+    return {"kind": str(kind)[:MAX_TEXT], "apiVersion": str(version)[:MAX_TEXT],
+            "metadata": {key: str(names[key])[:MAX_TEXT] for key in ("namespace", "name") if key in names}}
+
+
+def read_foreign(document: dict[str, Any]) -> Entry:
+    """An entry that says that the policy is not enforced."""
+    version, names = document["apiVersion"], document["metadata"]
+    name = "/".join(names[key] for key in ("namespace", "name") if key in names)
+    advice = "; fastcni policy convert makes policies of it that are" if version.startswith(CONVERTED) else ""
+    return Entry(FOREIGN, {}, notes=(f"{document['kind']} {name} of {version} is not enforced{advice}",))
+
+
 def only(value: Any, keys: Any) -> Any:
     """The parts of a value that KEYS names. One of another type than expected is kept: its reader will say so."""
     if isinstance(keys, dict) and isinstance(value, dict):
@@ -91,7 +113,9 @@ def encode(document: dict[str, Any]) -> bytes:
 def read_entry(line: bytes) -> Entry:
     """Read a document that encode() has written."""
     document = json.loads(line)
-    kind = KINDS[document["kind"].lower()]
+    kind = KINDS.get(document["kind"].lower(), FOREIGN)
+    if kind == FOREIGN or is_foreign(kind, document):
+        return read_foreign(document)
     try:
         id, record = read_record(kind, document)
         return Entry(kind, {id: record}, notes=tuple(record.notes()) if isinstance(record, ClusterPolicy) else ())

@@ -62,7 +62,8 @@ class Files:
 
     Files are read in another process (reader.py), and only if they have changed. The constructor waits for all of them,
     for seconds and while something reads them. While the folder is missing, all stays as it was, also after a restart
-    (kept.py); without that it is not `complete`, and `away` says why. A folder that was a mount point and is none now
+    (kept.py); without that it is not `complete`, and `away` says why. Nor is it complete while nothing was kept
+    and a file cannot be read: what the file said before is not known. A folder that was a mount point and is none now
     is missing: what is below it is another folder. former: the Compiler has what was kept.
     errors: {place: texts}. due: when to call attend() without a change, in monotonic seconds.
     """
@@ -72,6 +73,7 @@ class Files:
         self.content = Content(compiler, kept.changed if kept else None)
         self.complete, self.former, self.due = False, False, 0.0
         self._missing = ""                                      # why the folder cannot be listed
+        self._unsure = ""                                       # why it is not known what policies there are
         self._identity: tuple[int, int] | None = None           # of the folder that was listed
         self._mounted = False                                   # it was a mount point
         self._had = False                                       # there were policies
@@ -90,9 +92,10 @@ class Files:
             self._opened = opened.pop_all()
 
     def _begin(self) -> None:
-        if self.kept and (former := self.kept.read()) is not None:
-            self.former, self._mounted = True, self.kept.mounted
-            for place, lines in former.items():
+        if self.kept:
+            former = self.kept.read()
+            self.former, self._mounted = former is not None, self.kept.mounted
+            for place, lines in (former or {}).items():
                 run(self.content.replace(place, [("", line) for line in lines]))
                 self._stamps[os.path.basename(place)] = None
             self._had = bool(self.content.compiler.cluster.policies)
@@ -116,7 +119,7 @@ class Files:
     @property
     def away(self) -> str:
         """Why files are not read at present."""
-        return self._missing or (f"{self.folder}: {self._reader.why}" if self._reader.why else "")
+        return self._missing or (f"{self.folder}: {self._reader.why}" if self._reader.why else "") or self._unsure
 
     @property
     def errors(self) -> dict[str, list[str]]:
@@ -157,13 +160,24 @@ class Files:
             if next(self._steps[0], self) is self:
                 self._steps.popleft()
         if not (self.busy or self._lost):
-            self.complete = True
-            if self.kept:
+            self._unsure = "" if self.complete or self.former else self._unknown()
+            self.complete = not self._unsure
+            if self.kept and self.complete:
                 self.kept.follow(self.content)
                 self._tell_gone(self.kept.log)
         elif self._lost and self.former:
             self.complete = True
         self.due = 0.0 if self._steps else min([now + RETRY_S, self._reader.due, *self._again.values()])
+
+    def _unknown(self) -> str:
+        """Return why the policies are not known if nothing was kept, else "". A file that cannot be
+        read may have policies, and a folder without policies may be the wrong one."""
+        if self.content.unsure:
+            return f"{min(self.content.unsure)}: what it said before is not known"
+        if self.kept and self.kept.lost and not self.content.compiler.cluster.policies:
+            return (f"{self.folder}: has no policy, and {self.kept.path} cannot be read; remove it if there are to be "
+                    "none")
+        return ""
 
     def _tell_gone(self, log: Logger) -> None:
         """The last policy has gone: perhaps a mistake, as an empty folder in place of another one."""
@@ -209,6 +223,8 @@ class Files:
                     self._links.add(name)
             elif name in self._stamps and identity(self.folder) == self._identity:
                 del self._stamps[name]
+                if self.kept and path in self.content.places:
+                    self.kept.log.info("policy_file_gone", path=path)
                 self._steps.append(self.content.replace(path, ()))
         if ask:
             self._reader.ask(ask)

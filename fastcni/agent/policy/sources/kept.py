@@ -20,6 +20,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni._system import open_regular
+from fastcni.agent.policy.sources.documents import FOREIGN
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.sources.content import Content
@@ -35,22 +36,25 @@ RETRY_S = 10.0                  # after an error
 
 class Kept:
     """path: of the file. source: what it is of; a file of another source is not read. mounted: the folder that it is of
-    was a mount point when it was read last."""
+    was a mount point when it was read last. lost: there is a file, and it is damaged or of another version."""
 
     def __init__(self, path: str, source: str, log: Logger) -> None:
         self.path, self.source, self.log = Path(path), source, log
         self._changed, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._said = ""                         # the last error
-        self.mounted = False
+        self.mounted, self.lost = False, False
 
     def read(self) -> dict[str, list[bytes]] | None:
-        """{place: its documents}; None without a complete file of this source."""
+        """{place: its documents}; None without a complete file of this source. Sets `mounted`, and `lost`."""
+        said = None
         try:
             with open(self.path, "rb", opener=open_own) as file:
                 head, _, body = file.read(MAX_BYTES + HEAD_BYTES).partition(b"\n")
-            self.mounted = b'"mounted"' in head
-            if json.loads(head) not in (self._head(body), {**self._head(body), "format": FORMER}):
+            said = json.loads(head)
+            self.mounted = isinstance(said, dict) and said.get("source") == self.source and bool(said.get("mounted"))
+            expected = self._head(body)
+            if said not in (expected, {**expected, "format": FORMER}):
                 raise ValueError("the file is damaged, or of another source or version")
             found: dict[str, list[bytes]] = {}
             for line in body.split(b"\n")[:-1]:
@@ -59,6 +63,7 @@ class Kept:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as e:
+            self.lost = not isinstance(said, dict) or said.get("source", self.source) == self.source
             self.log.error("policies_not_kept", path=str(self.path), error=str(e))
             return None
         return found
@@ -94,7 +99,8 @@ class Kept:
     def _write(self, content: Content) -> bool:
         """Return whether the file is as the content."""
         parts = [b"%s\t%s\n" % (json.dumps(place).encode(), line)
-                 for place, found in list(content.places.items()) for line in list(found.entries)]
+                 for place, found in list(content.places.items())
+                 for line, entry in list(found.entries.items()) if entry.kind != FOREIGN]
         try:
             if sum(map(len, parts)) > MAX_BYTES:
                 raise OSError(f"more than {MAX_BYTES >> 20} MB")

@@ -54,8 +54,6 @@ def parse(name: str, data: bytes) -> Iterator[tuple[str, dict[str, Any] | ParseE
 def flatten(where: str, document: Any, inherited: dict[str, Any] | None = None,
             ) -> Iterator[tuple[str, dict[str, Any] | ParseError]]:
     """The document, or the items of a List. Items of a NetworkPolicyList need not say their kind."""
-    if document is None:
-        return
     if not isinstance(document, dict):
         yield where, ParseError("expected a mapping")
         return
@@ -63,9 +61,9 @@ def flatten(where: str, document: Any, inherited: dict[str, Any] | None = None,
     kind = document.get("kind")
     if not isinstance(kind, str) or not kind:
         yield where, ParseError("kind: is missing" if kind is None else "kind: expected text")
-    elif not kind.endswith("List"):
+    elif not kind.endswith("List") or "spec" in document:
         yield where, document
-    elif not isinstance(items := document.get("items") or [], list):
+    elif not isinstance(items := document.get("items"), list):
         yield where, ParseError("items: expected a list")
     else:
         said = {key: document[key] for key in ("kind", "apiVersion") if key in document} if kind != "List" else {}
@@ -130,7 +128,8 @@ def read_int(text: str) -> float:
 # -- YAML --------------------------------------------------------------------------------------------------------------
 
 def read_yaml(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Each document by itself: a mistake in one of them does not hide the others."""
+    """Each document by itself: a mistake in one of them does not hide the others. A file without a document is a
+    mistake, too, unless it has a line `---`: a disk that is full and a write that was cut off leave empty files."""
     try:
         import yaml
     except ImportError:
@@ -138,7 +137,7 @@ def read_yaml(data: bytes) -> Iterator[tuple[str, Any]]:
         return
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)      # that of Debian and of PyPI has libyaml
     build, number = Builder(), 0
-    for text in SEPARATOR.split(data):
+    for text in SEPARATOR.split(data := data.removeprefix(codecs.BOM_UTF8)):
         text = DIRECTIVE.sub(b"", text)
         try:
             document = build.document(yaml.parse(text, loader))
@@ -147,6 +146,8 @@ def read_yaml(data: bytes) -> Iterator[tuple[str, Any]]:
         if document is not None:
             number += 1
             yield f"document {number}", document
+    if not number and not SEPARATOR.search(data):
+        yield "", ParseError("has no document; delete the file, or write --- into it, if it is to have none")
 
 
 class Builder:

@@ -31,7 +31,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastcni.agent.policy.priority import raise_priority, usual_priority
-from fastcni.agent.policy.sources.documents import encode, reduced
+from fastcni.agent.policy.sources.documents import encode, foreign, reduced
 from fastcni.agent.policy.sources.parse import MAX_BYTES, ParseError, parse
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def read_file(folder: str, name: str) -> Read:
     for where, each in parse(name, data):
         if isinstance(each, ParseError):
             broken.append((where, str(each)))
-        elif (kept := reduced(each)) is not None:
+        elif (kept := reduced(each) or foreign(each)) is not None:
             documents.append((where, encode(kept)))
     return Read(name, documents, broken)
 
