@@ -1,23 +1,23 @@
-"""The warm server: it runs the requests of installed plugins, so that no Python starts for one.
+"""The warm server: it runs the requests of plugin files, so that no request has to start Python.
 
     service      the complete server, from start to drain
     requests     requests, from the socket to the answer: queue, workers, network namespaces, facts about the kernel
     restoring    restores firewall state that another program flushed
-    records      the record of a request that has ended, and the last requests
-    cluster      cluster-wide addresses between requests
+    records      the records of ended requests
+    cluster      maintenance of cluster-wide addresses between requests
     networks     pods and definitions of networks from the Kubernetes API
     metrics      metrics for Prometheus
     otel         traces for OpenTelemetry
-    web          HTTP: the status page, and the site that metrics answer on
-    node_view    what the server asks about its node
+    web          HTTP: the status page, and the listener of metrics
+    node_view    questions of the server about its node
     control      control requests, and how to send them
     status       the control request of `fastcni doctor`
-    periodic     the heartbeat, systemd's watchdog, and other work that is due from time to time
-    idle         the exit after a time without requests
-    detached     what a server leaves behind that a plugin file has started
-    former_boot  addresses of pods from before a reboot
-    stale_ports  ports of Open vSwitch whose pod is gone
-    datapath     flows of the datapath ebpf that have ended are deleted
+    periodic     the heartbeat, systemd's watchdog, and other periodic work
+    idle         the exit after an idle time
+    detached     detaches a server that a plugin file has started from the runtime's request
+    former_boot  releases addresses of pods from before a reboot
+    stale_ports  removes ports of Open vSwitch whose pod no longer exists
+    datapath     deletes flows of the datapath ebpf that have ended
     cpu_latency  the latency request: processors stay out of deep idle states while requests come
     latest       the latest value of a slow function
     bounded      dicts of a limited size

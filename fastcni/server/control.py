@@ -1,5 +1,5 @@
-"""Control requests: questions to a running server, by names that no plugin has. They are not queued, so they are
-answered whatever the workers do.
+"""Send and answer control requests: questions to a running server, with names that no plugin has. They are not queued,
+so the server answers them even if all workers are busy.
 
     fastcni-status    see status.py
     fastcni-history   see history.py
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 3.0
 MAX_BYTES = protocol.MAX_ANSWER + protocol.HEAD.size
-MAX_MEMORY_BYTES = 64 << 20     # of an answer in a memfd
+MAX_MEMORY_BYTES = 64 << 20     # limit of an answer in a memfd
 
 
 def answer(conn: Connection, document: Callable[[], bytes]) -> None:
-    """Answer a control request with the bytes of a JSON document. A ValueError of document(): the server declines."""
+    """Answer a control request with the JSON bytes that document() returns. Decline the request if document() raises
+    ValueError."""
     try:
         try:
             protocol.answer(conn, 0, document())
@@ -41,10 +42,10 @@ def answer(conn: Connection, document: Callable[[], bytes]) -> None:
 
 
 def ask(path: str, name: str, variables: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
-    """Ask the server at a socket; None if it declines: it does not know the request, or could not read
+    """Ask the server at a socket. Return None if the server declines: it does not know the request, or could not read
     it.
 
-    Raises OSError: no server listens, this user is not served, or no answer came in time (TimeoutError).
+    Raises OSError: no server listens, this user is not served, or there was no answer in time (TimeoutError).
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(timeout_s)

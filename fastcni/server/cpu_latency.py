@@ -1,4 +1,4 @@
-"""A latency request while requests come: processors stay out of idle states that take long to leave.
+"""Keep processors out of deep idle states while CNI requests arrive, by a latency request to the kernel.
 
 A pod's ADD goes from the runtime to the launcher, to the server, to the kernel's workers and back. At each step an idle
 processor may enter an idle state, and its wakeup takes tens of microseconds (docs/server.md has figures). So the server
@@ -22,20 +22,22 @@ if TYPE_CHECKING:
 
 DEVICE = "/dev/cpu_dma_latency"
 IDLE_DRIVER = "/sys/devices/system/cpu/cpuidle/current_driver"
-C1_US = 2                       # the wakeup from C1, the lightest idle state, on processors of today
+C1_US = 2                       # the wakeup from C1, the lightest idle state, on current processors
 NO_LIMIT_US = -1                # PM_QOS_DEFAULT_VALUE
 EXPIRATIONS_BYTES = 8           # timerfd_create(2): a u64 that a read returns
-DEFAULT_S = 0.01                # after a request, unless FASTCNI_LATENCY_REQUEST_S says otherwise
+DEFAULT_S = 0.01                # seconds after a request; FASTCNI_LATENCY_REQUEST_S overrides it
 
 
 class LatencyRequest:
-    """hold() with each CNI request: the latency request lasts until `seconds` after the last hold().
+    """The latency request. Call hold() with each CNI request: the latency request lasts until `seconds` after the last
+    hold().
 
-    timer: a descriptor, for poll(2); when it is readable, release() has to be called. hold() and release() are not
-    called at the same time. No thread waits for the end: hold() would have to wake it, and it would then compete with
-    the request for Python's lock, 0.1 ms for each pod that comes alone.
+    timer: a descriptor for poll(2); when it is readable, call release(). hold() and release() must not be called at the
+    same time. No thread waits for the end: hold() would have to wake that thread, which would compete with the request
+    for the GIL (0.1 ms for each pod that arrives alone).
 
-    With 0 seconds it does nothing, and also if the device cannot be opened, which the log says; `timer` is None then.
+    With 0 seconds, or if the device cannot be opened, hold() does nothing and `timer` is None. The log reports a device
+    that cannot be opened.
     """
 
     def __init__(self, seconds: float, log: Logger) -> None:
@@ -74,7 +76,7 @@ class LatencyRequest:
         self.held = False
 
     def close(self) -> None:
-        """End it. hold() must not be called any more."""
+        """End the latency request. Do not call hold() afterwards."""
         self._drop()
         if self.timer is not None:
             os.close(self.timer)
@@ -85,7 +87,7 @@ class LatencyRequest:
             return
         try:
             os.write(self.device, microseconds.to_bytes(4, sys.byteorder, signed=True))
-        except OSError as e:        # no request fails because of it
+        except OSError as e:        # no request fails because of this error
             self._drop()
             self.log.warning("latency_request_unavailable", why=str(e))
 
@@ -97,9 +99,10 @@ class LatencyRequest:
 
 
 def limit_us() -> int:
-    """The microseconds to ask for: 0 in a virtual machine with haltpoll, else C1_US.
+    """Return the microseconds to ask for: 0 in a virtual machine with haltpoll, otherwise C1_US.
 
-    There any halt leaves the virtual machine, though it counts as one microsecond. Elsewhere C1 costs next to nothing.
+    In such a virtual machine each halt exits to the hypervisor, although its latency counts as one microsecond. On
+    other machines C1 has almost no cost.
     """
     try:
         with open(IDLE_DRIVER, encoding="ascii") as file:

@@ -1,7 +1,7 @@
-"""A server that a plugin file has started: it leaves behind what it inherits from the runtime's request.
+"""Detach a server that a plugin file has started from the runtime's request whose process attributes it inherits.
 
-The launcher gives it a session, an environment and streams (launcher/autostart.h). The rest is here. If the node does
-not permit one of these changes, the server works without it.
+The launcher gives the server a session, an environment and streams (launcher/autostart.h). This module does the rest.
+If the node does not permit one of these changes, the server works without that change.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import suppress
 
 CGROUPS = "/sys/fs/cgroup"
 OWN_CGROUP = "fastcni"          # the cgroup for the server if the root may have no processes, as in a container
-OOM_SCORE_ADJ = -500            # this and the next one as in fastcni.service
+OOM_SCORE_ADJ = -500            # this and the next constant are as in fastcni.service
 DESCRIPTORS = 16384
 KEPT_SIGNALS = {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}     # Python ignores the last two
 
 
 def detach(cgroups: str = CGROUPS) -> None:
-    """Leave the caller's cgroups, signals, folder and limits. cgroups: where the hierarchies are mounted."""
+    """Leave the caller's cgroups, signals, working directory and limits. cgroups: where the hierarchies are mounted."""
     os.chdir("/")
     os.umask(0o022)
     for number in signal.valid_signals() - KEPT_SIGNALS:
@@ -46,15 +46,16 @@ def leave_cgroups(cgroups: str) -> None:
 
 
 def mounts(cgroups: str, controllers: str) -> list[str]:
-    """Return the folders at which a hierarchy is mounted by custom. controllers: as in /proc/PID/cgroup."""
-    if not controllers:                 # cgroup v2, alone or beside v1
+    """Return the directories where a hierarchy is usually mounted. controllers: as in /proc/PID/cgroup."""
+    if not controllers:                 # cgroup v2, alone or together with v1
         found = [f"{cgroups}/unified", cgroups]
         return [folder for folder in found if os.path.exists(f"{folder}/cgroup.controllers")][:1]
     return [f"{cgroups}/{controllers.removeprefix('name=')}"]
 
 
 def move(hierarchy: str) -> None:
-    """Move this process to the hierarchy's root. In a container that is no root, and may have no processes (EBUSY)."""
+    """Move this process to the hierarchy's root. In a container the mounted root is not the real root, and may not
+    allow processes (EBUSY)."""
     pid = str(os.getpid())
     try:
         write(f"{hierarchy}/cgroup.procs", pid)
@@ -70,7 +71,7 @@ def read(path: str) -> str:
 
 
 def write(path: str, text: str) -> None:
-    """Write to a file of the kernel, in one call. Raises OSError."""
+    """Write to a file of the kernel in one write(2). Raises OSError."""
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(file, text.encode())

@@ -1,6 +1,6 @@
-"""The idle exit: a server without requests for a while ends itself, as by SIGTERM.
+"""End a server that has had no requests for a while, as by SIGTERM.
 
-It ends as any server does: requests that have come by then are answered, later ones go one-shot or to the next server.
+As at any stop, the server answers requests that have arrived; later requests run one-shot or go to the next server.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 
 class IdleExit:
-    """limit_s: seconds without a request until the exit; 0: never. The watchdog's probes are no requests."""
+    """The idle exit. limit_s: seconds without a request until the exit; 0: never. The watchdog's probes do not count as
+    requests."""
 
     def __init__(self, acceptor: Acceptor, queue: RequestQueue, limit_s: float, log: Logger) -> None:
         self.acceptor, self.queue, self.limit_s, self.log = acceptor, queue, limit_s, log
         self.since = monotonic()
 
     def poll(self) -> None:
-        """Send this process SIGTERM if its time without a request is over; never waits."""
+        """Send SIGTERM to this process if limit_s seconds have passed without a request. Never blocks."""
         if not self.limit_s:
             return
         accepted, self.acceptor.accepted = self.acceptor.accepted, False

@@ -1,4 +1,5 @@
-"""The latest value of a slow function. A thread makes it, so that a caller never waits long for a file system."""
+"""Keep the latest value of a slow function. A thread calls the function, so that no caller waits long for a file
+system."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 Value = TypeVar("Value")
-WAIT_S = 1.0                    # that a caller waits for a new value; then it gets the last one
+WAIT_S = 1.0                    # seconds that a caller waits for a new value before it gets the previous value
 
 
 class Latest(Generic[Value]):
-    """make(): may be slow; a thread is started for it. first: the value before there is one. good_s: how long a value
-    is good for. Nothing runs without calls of get()."""
+    """The latest value of make(), which may be slow and runs in a thread. first: the initial value. good_s: how long a
+    value is valid. make() runs only after a call of get()."""
 
     def __init__(self, make: Callable[[], Value], first: Value, good_s: float, log: Logger, name: str) -> None:
         self.make, self.last, self.good_s, self.log, self.name = make, first, good_s, log, name
@@ -27,7 +28,7 @@ class Latest(Generic[Value]):
         self.running, self.made = False, 0.0
 
     def get(self) -> Value:
-        """Return the last value; a new one if that is old, and made within WAIT_S."""
+        """Return the last value. If it is older than good_s, wait up to WAIT_S for a new value."""
         with self.lock:
             fresh = self.made and monotonic() - self.made < self.good_s
             begin = not fresh and not self.running
@@ -50,7 +51,7 @@ class Latest(Generic[Value]):
         try:
             self.last = self.make()
             self.made = monotonic()
-        except Exception:               # a defect of fastcni: the caller has the last value, and its age
+        except Exception:               # a defect of fastcni: the caller gets the last value and its age
             self.log.exception("server_fault")
         finally:
             self.running = False

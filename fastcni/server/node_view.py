@@ -1,4 +1,5 @@
-"""What the server asks about its own node. Without an answer it neither restores nor shows anything of the node."""
+"""Define NodeView, the questions of the server about its node. With this base class the server neither restores nor
+shows attachments of the node."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class NodeView:
-    """A node of which nothing is known. `fastcni serve` takes node/served.py, which reads the node's files.
+    """An unknown node. `fastcni serve` uses the class in node/served.py, which reads the node's files.
 
-    replay  restores the firewall rules of all attachments; None: nothing does
-    drops   which pods another program's firewall drops; None: nobody looks
-    pods    whether the pods of attachments are gone
+    replay  restores the firewall rules of all attachments; None: they are not restored
+    drops   finds the pods whose packets another program's firewall drops; None: this is not checked
+    pods    tells whether the pod of an attachment still exists
     """
 
     replay: Run | None = None
@@ -31,11 +32,11 @@ class NodeView:
         self.pods = pods or blind()
 
     def configured(self) -> Iterable[Keys]:
-        """The cluster-wide address spaces of the node's networks."""
+        """Return the keys of the networks with cluster-wide addresses."""
         return ()
 
     def networks(self) -> Iterable[dict[str, Any]]:
-        """The network configurations of the node."""
+        """Return the network configurations of the node."""
         return ()
 
     def count(self) -> Counted:
@@ -43,10 +44,10 @@ class NodeView:
         return Counted()
 
     def make_status(self, describe: Callable[[], Document], ask: Ask | None) -> Callable[[], Document]:
-        """What makes the status page's document of requests. describe: makes the server's own document. ask: its
-        requests; None without a history."""
+        """Return a function that makes the status page's document of requests. describe: makes the server's own
+        document. ask: returns the requests; None without a history."""
         return dict
 
     def topology(self) -> Document:
-        """The status page's document of the node's attachments."""
+        """Return the status page's document of the node's attachments."""
         return {}

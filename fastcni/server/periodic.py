@@ -1,5 +1,5 @@
-"""Periodic work: the server shows that it is not stopped, reports to systemd's watchdog, and frees what it no longer
-needs."""
+"""Do the server's periodic work: show that the server is not stopped, report to systemd's watchdog, and free unused
+memory and descriptors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TIDY_S = 5.0
 
 
 class Upkeep:
-    """The thread that does what is due, once a second.
+    """The thread that does the periodic work once a second.
 
-    tidy(): frees what is no longer needed, every tidy_s seconds. watchdog: a Watchdog. idle: an IdleExit.
+    tidy(): frees unused resources, called every tidy_s seconds. watchdog: a Watchdog. idle: an IdleExit.
     """
 
     def __init__(self, tidy: Callable[[], None], watchdog: Watchdog, idle: IdleExit, log: Logger, *,
@@ -58,19 +58,20 @@ class Upkeep:
 
 
 class Watchdog:
-    """Reports to systemd that the server works (sd_notify(3), WatchdogSec=), each time that a worker has answered a
-    probe.
+    """The reports to systemd that the server works (sd_notify(3), WatchdogSec=). Each report follows a probe that a
+    worker has answered.
 
-    notify(text): sends to systemd. probe(): see Acceptor.probe(). timeout_s: systemd's; 0: it expects no reports.
+    notify(text): sends to systemd. probe(): see Acceptor.probe(). timeout_s: systemd's timeout; 0: systemd expects no
+    reports.
     """
 
     def __init__(self, notify: Callable[[str], object], probe: Callable[[], socket], timeout_s: float) -> None:
         self.notify, self.probe, self.interval_s = notify, probe, timeout_s / 4
-        self.answer: socket | None = None       # the connection of a probe that has no answer yet
+        self.answer: socket | None = None       # the connection of a probe without an answer
         self.due = monotonic()                  # when to send the next probe
 
     def poll(self) -> None:
-        """Send a probe when one is due, or read the answer; never waits."""
+        """Send a probe when one is due, or read its answer. Never blocks."""
         if not self.interval_s or (self.answer is None and monotonic() < self.due):
             return
         if self.answer is None:
@@ -78,7 +79,7 @@ class Watchdog:
         try:
             answer = self.answer.recv(protocol.HEAD.size)
         except BlockingIOError:
-            return                      # without an answer there is no report
+            return                      # without an answer send no report
         self.answer.close()
         self.answer = None
         if len(answer) == protocol.HEAD.size and protocol.HEAD.unpack(answer)[2] == 0:
@@ -87,6 +88,6 @@ class Watchdog:
 
 
 def watchdog_seconds(env: Mapping[str, str]) -> float:
-    """The timeout of systemd's watchdog for this process, in seconds; 0.0 without one."""
+    """Return the timeout of systemd's watchdog for this process, in seconds; 0.0 without a watchdog."""
     usec, pid = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "")
     return int(usec) / 1e6 if usec.isdigit() and pid in ("", str(os.getpid())) else 0.0

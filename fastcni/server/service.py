@@ -1,4 +1,4 @@
-"""The server, from its start to its last answer."""
+"""Run the server, from its start to its last answer."""
 
 from __future__ import annotations
 
@@ -49,29 +49,29 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
     class Beside(Protocol):
-        """A part that runs in a thread beside the requests: the dhcp daemon, the node agent."""
+        """A part that runs in its own thread: the dhcp daemon, the node agent."""
 
         def start(self) -> None: ...
         def join(self) -> None: ...
 
     class Part(Protocol):
-        """What an option adds to the server. start() is called from time to time, too: a thread cannot always be
-        started."""
+        """A part that an option adds to the server. start() is also called periodically, because a thread cannot always
+        be started."""
 
         def attach(self, server: Server) -> None: ...
         def start(self) -> None: ...
         def stop(self) -> None: ...
 
-MAX_BACKGROUND_THREADS = 64     # background threads: they wait for the kernel's deferred work
-DRAIN_TIMEOUT_S = 80            # systemd usually waits for 90
+MAX_BACKGROUND_THREADS = 64     # background threads, which wait for the kernel's deferred work
+DRAIN_TIMEOUT_S = 80            # seconds; systemd usually waits for 90
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
-# Python's lock: when a system call returns and another thread computes, the caller waits at most so long for the lock.
+# GIL: if another thread computes when a system call returns, the caller waits at most so long for the GIL.
 SWITCH_INTERVAL_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `fastcni serve` can be told. A field that has an option of the command has its name and its text there."""
+    """The options of `fastcni serve`. A field that is an option of the command has the option's name and help text."""
 
     workers: int = 32
     queue_size: int = 1024
@@ -80,23 +80,23 @@ class Options:
     latency_request_s: float = DEFAULT_S                # see LatencyRequest
     idle_exit_s: float = 0.0                            # see IdleExit
     tidy_s: float = TIDY_S                              # see Upkeep
-    metrics: str | tuple[str, int] | None = None        # where metrics are scraped, see web/address.py; None: nowhere
-    http: str | tuple[str, int] | None = None           # where the status page is
-    history: int = history.DEFAULT_SIZE                 # requests that are kept, see history.py; 0: none
+    metrics: str | tuple[str, int] | None = None        # address of the metrics, see web/address.py; None: no metrics
+    http: str | tuple[str, int] | None = None           # address of the status page
+    history: int = history.DEFAULT_SIZE                 # number of kept requests, see history.py; 0: none
     otlp: str = ""                                      # the URL of a collector of traces; "": none
     kubernetes_events: str = ""                         # a kubeconfig's path, or "in-cluster"; "": no Kubernetes Events
     log: log.LogOptions = field(default_factory=log.LogOptions)
-    receivers: Sequence[Processor] = ()                 # get each line of the log, as its fields
+    receivers: Sequence[Processor] = ()                 # called with the fields of each log line
     node: NodeView = field(default_factory=NodeView)
-    beside: Sequence[Callable[[Logger], Beside]] = ()   # each makes one Beside
-    parts: Sequence[Part] = ()                          # more of them
-    collectors: Sequence[Collector] = ()                # of the metrics of `beside` and `parts`
+    beside: Sequence[Callable[[Logger], Beside]] = ()   # functions that make a Beside
+    parts: Sequence[Part] = ()                          # further parts
+    collectors: Sequence[Collector] = ()                # for the metrics of `beside` and `parts`
 
 
 def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then finish the requests that have begun. Return the exit status.
 
-    It has to run in the main thread. Raises ListenError.
+    serve() must run in the main thread. Raises ListenError.
     """
     started, options = monotonic(), options or Options()
     faulthandler.enable()           # systemd ends a stuck server by SIGABRT: the log shows where each thread is
@@ -119,7 +119,8 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
 
 
 def kubernetes_events(options: Options) -> list[KubernetesEvents]:
-    """The part that sends Kubernetes Events, if the options ask for one. It reads the log, which others need first."""
+    """Return the part that sends Kubernetes Events, if the options ask for it. It is made first, because it reads the
+    log of the other parts."""
     if not options.kubernetes_events:
         return []
     from fastcni.daemon.kubernetes_events import KubernetesEvents
@@ -128,7 +129,7 @@ def kubernetes_events(options: Options) -> list[KubernetesEvents]:
 
 
 def make_parts(options: Options, logger: log.Logger) -> list[Part]:
-    """What the options ask for: the modules of other parts, and the packages that they need, are not imported. Raises
+    """Make the parts that the options ask for. The modules and packages of other parts are not imported. Raises
     ListenError."""
     parts: list[Part] = []
     if options.otlp:
@@ -141,11 +142,12 @@ def make_parts(options: Options, logger: log.Logger) -> list[Part]:
 
 
 def make_pages(options: Options, logger: log.Logger) -> list[Part]:
-    """What --metrics and --http ask for. One listener serves both if they have the same address. Raises ListenError."""
+    """Make the parts of --metrics and --http. One listener serves both if they have the same address. Raises
+    ListenError."""
     from fastcni.server.web.site import Site
 
     sites = {where: Site(where, logger) for where in (options.metrics, options.http) if where}
-    parts: list[Part] = [*sites.values()]           # before the pages: they stop in this order
+    parts: list[Part] = [*sites.values()]           # before the pages, because parts stop in this order
     if options.metrics:
         from fastcni.server.metrics.service import Metrics
 
@@ -155,7 +157,7 @@ def make_pages(options: Options, logger: log.Logger) -> list[Part]:
 
         parts.append(StatusPage(sites[options.http], options.node.make_status, options.node.topology, logger))
     try:
-        for site in sites.values():                 # the last step: a socket needs a stop
+        for site in sites.values():                 # last, because an open socket needs a stop
             site.listen()
     except listening.ListenError:
         for site in sites.values():
@@ -181,14 +183,14 @@ def open_mounts(later: Callable[..., object]) -> procfs.Mounts | None:
 
 
 class Server:
-    """The parts of the server, in the order in which they need each other. started: when, by monotonic(). parts: those
-    that options add."""
+    """The parts of the server, in the order in which they need each other. started: the time of the start, by
+    monotonic(). parts: the parts that options add."""
 
     def __init__(self, options: Options, listen: listening.Listening, beside: Sequence[Beside], logger: log.Logger,
                  started: float, parts: Sequence[Part] = ()) -> None:
         self.listen, self.beside, self.logger, self.started = listen, beside, logger, started
         self.workers, self.parts = options.workers, parts
-        # One more than there are processors: one request usually waits for a lock of the kernel
+        # One more than the number of processors, because one request usually waits for a lock of the kernel
         busy = len(os.sched_getaffinity(0)) + 1
         home, wakeup = netns.open_own(), Wakeup()
         self.background = Background(MAX_BACKGROUND_THREADS, home)
@@ -201,7 +203,7 @@ class Server:
         self.hosts = Hosts(home, self.background, self.restoring, self.cluster, self.networks)
         self.acceptor = Acceptor(listen.sock, self.queue, wakeup, frozenset(options.uids),
                                  LatencyRequest(options.latency_request_s, logger), logger)
-        self.described: dict[str, Callable[[], Any]] = {}       # by key of the status document: what parts add
+        self.described: dict[str, Callable[[], Any]] = {}       # {key of the status document: function of a part}
         self.answer_control(options.history)
         self.acceptor.records.receivers.append(RetriedDeletes(logger).note)
         self.networks.attach(self.acceptor)
@@ -217,7 +219,8 @@ class Server:
             part.attach(self)
 
     def answer_control(self, history_size: int) -> None:
-        """Answer control requests. The status document is made at once, because it must not wait for a thread."""
+        """Answer control requests. The accepting thread makes the status document itself, because it must not wait for
+        another thread."""
         self.acceptor.control[status.NAME] = lambda conn, _: control.answer(conn, lambda: json.write(self.describe()))
         self.history = past = History(history_size) if history_size else None
         if past:
@@ -227,22 +230,22 @@ class Server:
                 control.answer, conn, lambda: past.document(variables))
 
     def describe(self) -> dict[str, Any]:
-        """Return the status document, with what parts add."""
+        """Return the status document, with the entries of the parts."""
         found = status.document(self.started, self.queue, self.restoring, self.cluster)
         if networks := self.networks.describe():
             found["networks"] = networks
         return found | {key: describe() for key, describe in self.described.items()}
 
     def start(self) -> None:
-        """Start the threads, and say that the server is ready."""
-        self.notify("READY=1")          # before the first answer: requests may wait in the socket already
+        """Start the threads, and notify systemd that the server is ready."""
+        self.notify("READY=1")          # before the first answer, because requests may already wait in the socket
         self.logger.info("server_ready", socket=self.listen.path or "handed over", workers=self.workers,
                          ms=round((monotonic() - self.started) * 1e3, 1))
-        # This starts first, so that it notices from the first request on if the server was stopped
+        # This starts first, so that it detects a stopped server from the first request on
         self.upkeep.start()
         sysctl.mounts = self.sysctls
         for each in self.beside:
-            each.start()                # before the workers: a request may need it
+            each.start()                # before the workers, because a request may need the part
         self.pool.start()
         self.restoring.start()
         for part in self.parts:
@@ -259,7 +262,7 @@ class Server:
             self.logger.warning("namespaces_unseen", directory=directory, why=why)
 
     def tidy(self) -> None:
-        """Release what no request needs any more, and start threads that could not be started."""
+        """Free resources that no request needs any more, and start threads that could not be started."""
         self.hosts.tidy()
         self.pool.keep()
         self.restoring.start()

@@ -1,6 +1,6 @@
-"""At the server's start: remove ports of Open vSwitch whose pod is gone, of fastcni and of ovs-cni.
+"""At the server's start: remove ports of Open vSwitch whose pod no longer exists, of fastcni and of ovs-cni.
 
-They are looked for in the database of the usual socket, and in those that the files of pods name.
+The databases are that of the usual socket, and those that the files of pods name.
 """
 
 from __future__ import annotations

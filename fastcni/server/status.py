@@ -1,4 +1,4 @@
-"""The state of a running server, for `fastcni doctor`: the control request NAME.
+"""Answer the control request NAME of `fastcni doctor`: the state of a running server.
 
     {"version": "0.1.0", "pid": 812, "uptimeSeconds": 4711.0, "running": 2, "waiting": 0, "queueSize": 1024,
      "workers": 32, "watching": 1,
@@ -7,8 +7,8 @@
           "ranges": [{"range": "10.0.0.0/16", "free": 150, "size": 192}]}]}]}
 
 watching: the network namespaces whose firewall the server restores. cluster: the stores of cluster-wide addresses;
-awaySeconds and why only while one cannot be reached; free and size count the addresses of a range in this node's
-blocks; conflicts: blocks that another node has, too. A server without this request declines it.
+awaySeconds and why are present only while a store cannot be reached; free and size count the addresses of a range in
+this node's blocks; conflicts: blocks that another node has, too. A server without this request declines it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from fastcni.server.requests.request_queue import RequestQueue
     from fastcni.server.restoring.restorer import Restoring
 
-NAME = "fastcni-status"         # with the characters of a plugin's name, and no plugin has it
+NAME = "fastcni-status"         # valid as a plugin's name, but no plugin has this name
 
 
 def document(started: float, queue: RequestQueue, restoring: Restoring, cluster: ClusterUpkeep) -> dict[str, Any]:
-    """The document. started: monotonic() at the server's start."""
+    """Return the document. started: monotonic() at the server's start."""
     return {
         "version": fastcni.__version__, "pid": os.getpid(), "uptimeSeconds": round(monotonic() - started, 1),
         "running": queue.running, "waiting": queue.waiting, "queueSize": queue.size, "workers": queue.workers,
@@ -38,5 +38,5 @@ def document(started: float, queue: RequestQueue, restoring: Restoring, cluster:
 
 
 def ask(path: str, timeout_s: float = control.TIMEOUT_S) -> dict[str, Any] | None:
-    """Ask the server at a socket; None if it declines to answer. Raises OSError, as control.ask()."""
+    """Ask the server at a socket. Return None if the server declines. Raises OSError as control.ask()."""
     return control.ask(path, NAME, {}, timeout_s)

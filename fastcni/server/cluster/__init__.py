@@ -1,15 +1,15 @@
-"""What a server does for cluster-wide addresses between requests: one thread for all spaces.
+"""Maintain cluster-wide addresses between requests: one thread for all address spaces.
 
-    upkeep      the thread, and the spaces that requests of this node have used
+    upkeep      the thread, and the address spaces that requests of this node have used
     configured  the networks of configurations with cluster-wide addresses
-    space       one space: what is due in it
-    blocks      its blocks in the store: claimed ahead, compared, given back
+    space       one address space, and the work that is due
+    blocks      its blocks in the store: claim ahead, compare, return
     local       its local state
-    singles     its addresses that are claimed by themselves
-    reconcile   its addresses whose pods are gone
-    pods        which pods are gone
+    singles     its addresses with a claim of their own
+    reconcile   its addresses whose pods no longer exist
+    pods        which pods no longer exist
     member      this node in one store
     lost        the other nodes of the store that show no heartbeat
     watch       the watch of the store
-    times       when all this is due
+    times       when the work is due
 """

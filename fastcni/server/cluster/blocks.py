@@ -1,6 +1,6 @@
-"""The blocks of a space in the store: claimed ahead, compared with the local state, and given back.
+"""Claim blocks of an address space ahead, compare them with the local state, and return idle blocks.
 
-What changes them is in kit/ipam/cluster/upkeep.py and claims.py. Here is when, and what the log says.
+kit/ipam/cluster/upkeep.py and claims.py change the blocks. This module decides when, and writes the log.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from fastcni.server.cluster.space import ClusterSpace
 
 
-MAX_IDLE = 2                    # idle blocks of a family that stay
+MAX_IDLE = 2                    # idle blocks of a family that are kept
 
 
 class Blocks:
-    """conflicts: {cidr: who has it}, blocks of others in which this node's pods have addresses; each is logged once."""
+    """The blocks of one address space. conflicts: {cidr: owner}, blocks of other nodes in which this node's pods have
+    addresses; each is logged once."""
 
     def __init__(self, space: ClusterSpace) -> None:
         self.space, self.local, self.log = space, space.local, space.log
@@ -35,9 +36,9 @@ class Blocks:
         return upkeep.claim_ahead(self.space.member.store, keys, self.local.warn)
 
     def compare(self, node: Node, mine: Mapping[str, Block], restored: bool) -> Node:
-        """Compare this node's blocks in the store, `mine`, with those of the local state, and claim again what is
-        missing there. restored: the store was restored. Return the Node that writes now. Raises as a store,
-        CniError."""
+        """Compare this node's blocks in the store, `mine`, with those of the local state, and claim the missing blocks
+        again. restored: whether the store was restored from a backup. Return the Node under which this node now writes.
+        Raises the errors of a store, CniError."""
         space = self.space
         with claims.ClaimLock(self.local.keys):
             space.refresh()
@@ -62,7 +63,7 @@ class Blocks:
                 self.log.info("cluster_block_adopted", space=space.name, block=cidr, epoch=own.epoch)
 
     def _regain(self, node: Node) -> None:
-        """Claim blocks that another had before, as long as this node's pods have addresses of them."""
+        """Claim blocks that another node had before, while this node's pods have addresses of these blocks."""
         space = self.space
         held = self.local.held_outside()
         self.conflicts = {cidr: who for cidr, who in self.conflicts.items() if cidr in held}
@@ -86,20 +87,20 @@ class Blocks:
                            addresses_in_use=few(addresses))
 
     def give_back_idle(self) -> list[str]:
-        """Give back blocks that no pod has an address of, and had none for long. Return the cidrs. Raises as a store,
-        CniError."""
+        """Return blocks to the store that have been without a pod for idle_s. Return their cidrs. Raises the errors of
+        a store, CniError."""
         space = self.space
         idle_s = max([space.times.idle_s, *(keys.cool_down for keys in space.networks.values())])
         return upkeep.give_back_idle(space.member.store, self.local.keys, self.local.warn, idle_s, MAX_IDLE)
 
     def finish_later(self) -> None:
-        """Release the Singles that a DEL could not release. Raises as a store, CniError."""
+        """Release the address claims that a DEL could not release. Raises the errors of a store, CniError."""
         upkeep.finish_later(self.space.member.store, self.local.keys, self.local.warn)
         self.space.refresh()
 
 
 def same(state: State, node: Node, mine: Mapping[str, Block]) -> bool:
-    """Return whether the local state is that of this node and its blocks in the store."""
+    """Return whether the local state agrees with this node and its blocks in the store."""
     return ((state.epoch, state.boot) == (node.epoch, node.boot_id)
             and all(block.state == ACTIVE for block in mine.values())
             and {own.cidr: own.epoch for own in state.blocks.values()} == {

@@ -1,4 +1,5 @@
-"""The networks with cluster-wide addresses in configurations: this node has used them before the server starts."""
+"""Find the networks with cluster-wide addresses in the node's configurations, which this node may have used before the
+server started."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ KINDS = ("cluster", "whereabouts")
 
 
 def read_configured(configurations: Iterable[Any]) -> Iterator[Keys]:
-    """The Keys of each plugin with such an `ipam`, anywhere in the configurations: also those of delegates. One that
-    cannot be read is left out: its requests say why."""
+    """Yield the Keys of each plugin with such an `ipam`, anywhere in the configurations, also of delegates. Invalid
+    configurations are skipped, because their requests report the error."""
     for plugin in plugins_in(list(configurations)):
         try:
             yield read_keys(Section(plugin))

@@ -1,6 +1,6 @@
-"""The local state of one space, as the server's thread reads and changes it: kit/ipam/cluster/node_state.py.
+"""Read and change the local state of one address space for the server's thread, see kit/ipam/cluster/node_state.py.
 
-Each method opens and locks the folder for itself, for some 0.1 ms: no request waits longer. None asks the store.
+Each method opens and locks the directory for some 0.1 ms, so no request waits longer. No method contacts the store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastcni.kit.ipam.cluster.singles import forget_kept
 from fastcni.kit.ipam.cluster.upkeep import held_in, room_of
 from fastcni.spec.address import read_ip
 
-MAX_TRIED = 256                 # addresses of a block up to which each one's file is tried; else the folder is listed
+MAX_TRIED = 256                 # addresses; in a larger block the directory is listed, not each file tried
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 class Counts:
-    """What a space has: state; room: of each range, see upkeep.room_of(); idle: the number of own blocks without an
-    address in use."""
+    """The counts of an address space. state: its local state. room: the free addresses of each range, see
+    upkeep.room_of(). idle: the number of own blocks without an address in use."""
 
     __slots__ = ("state", "room", "idle")
 
@@ -44,7 +44,7 @@ class Counts:
 
 
 class LocalSpace:
-    """keys: of any network of the space."""
+    """The local state of an address space. keys: the keys of any network of the space."""
 
     def __init__(self, keys: Keys, log: Logger) -> None:
         self.keys, self.log = keys, log
@@ -53,7 +53,7 @@ class LocalSpace:
         return Space(self.keys, self.warn, create)
 
     def warn(self, text: str) -> None:
-        """Note what a library function warns of."""
+        """Log a warning of a library function."""
         self.log.debug("address_warning", text=text)
 
     # What is there
@@ -70,7 +70,8 @@ class LocalSpace:
             return found
 
     def holders(self, cidrs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-        """What blocks have given out, as a Use has it: {cidr: holders}. Takes no lock. Raises CniError."""
+        """Return the holders of addresses of these blocks in the form of a Use: {cidr: holders}. Takes no lock. Raises
+        CniError."""
         found = {}
         for cidr in cidrs:
             bits, network, prefix = read_block(cidr)
@@ -81,23 +82,23 @@ class LocalSpace:
         return found
 
     def _names_in(self, bits: int, first: int, last: int) -> list[str]:
-        """The names of the files of these addresses, in order."""
+        """Return the names of the files of these addresses, in order."""
         with self.open_files() as files:
             held = sorted(to_int(packed) for name in files.names()
                           if (packed := address_of(name)) is not None and len(packed) * 8 == bits)
         return [ip_text(bits, at) for at in held if first <= at <= last]
 
     def all_holders(self) -> list[dict[str, Any]]:
-        """Every attachment that has an address here. Takes no lock. Raises CniError."""
+        """Return each attachment with an address in this space. Takes no lock. Raises CniError."""
         return [holder for holder in self._read() if holder["container"]]
 
     def singles(self) -> list[str]:
-        """The addresses that are kept for a Single, or were imported. Takes no lock. Raises CniError."""
+        """Return the addresses that are held for an address claim, or were imported. Takes no lock. Raises CniError."""
         return [holder["address"] for holder in self._read()
                 if not holder["container"] or holder["network"] == IMPORTED]
 
     def _read(self, names: Iterable[str] | None = None) -> Iterator[dict[str, Any]]:
-        """The holders of these addresses, of all without names."""
+        """Yield the holders of these addresses; without names, of all addresses."""
         with self.open_files() as files:
             for name in files.names() if names is None else names:
                 if (holder := read_holder(files, name)) and address_of(name) is not None:
@@ -105,7 +106,7 @@ class LocalSpace:
 
     @contextmanager
     def open_files(self) -> Iterator[SpaceFiles]:
-        """The files of the folder, without its lock."""
+        """Open the files of the directory, without its lock."""
         files = SpaceFiles(self.keys.data_dir, self.keys.space, self.warn, False)
         files.open(True)
         try:
@@ -114,13 +115,12 @@ class LocalSpace:
             os.close(files.fd)
 
     def block_of(self, state: State, packed: bytes) -> str:
-        """The cidr of an address's block, "" before the grid is known."""
+        """Return the cidr of an address's block, "" before the block size is known."""
         prefix = state.grid.get("4" if len(packed) == 4 else "6")
         return "" if prefix is None else block_of(packed, prefix)
 
     def held_outside(self) -> dict[str, list[str]]:
-        """Addresses that attachments have in blocks that are not this node's own: {cidr: addresses}. Raises
-        CniError."""
+        """Return the addresses of attachments in blocks of other nodes: {cidr: addresses}. Raises CniError."""
         with self.open() as space:
             state = space.state if space else State({})
         found: dict[str, list[str]] = {}
@@ -133,7 +133,7 @@ class LocalSpace:
     # What changes
 
     def forget_single(self, address: str) -> None:
-        """Give up an address that was held for a Single, or was imported. Raises CniError."""
+        """Release an address that was held for an address claim, or was imported. Raises CniError."""
         with self.open() as space:
             if space is None:
                 return
@@ -143,7 +143,7 @@ class LocalSpace:
                 space.drop_file(read_ip(address), owner)
 
     def note_node(self, node: Node, history: tuple[str, int]) -> None:
-        """Note that the store has confirmed this node. Raises CniError."""
+        """Record that the store has confirmed this node. Raises CniError."""
         with self.open() as space:
             if space is None or not space.state.node:
                 return
@@ -158,11 +158,11 @@ class LocalSpace:
         self._change(lambda state: setattr(state, "hold", hold.begin(self.keys.store)))
 
     def add(self, block: Block) -> None:
-        """Note a block as this node's. Raises CniError."""
+        """Record a block of this node. Raises CniError."""
         self._change(lambda state: state.add_block(block.cidr, block.epoch, block.since))
 
     def forget_lost(self, held: Collection[str]) -> None:
-        """Forget blocks of others in which no attachment has an address any more. Raises CniError."""
+        """Forget blocks of other nodes in which no attachment has an address any more. Raises CniError."""
         self._change(lambda state: setattr(state, "lost", [cidr for cidr in state.lost if cidr in held]))
 
     def _change(self, change: Callable[[State], object]) -> State:
@@ -176,16 +176,16 @@ class LocalSpace:
             return state
 
     def release(self, holder: dict[str, Any], is_gone: Callable[[dict[str, Any]], bool]) -> bool:
-        """Release the address of an attachment, as DEL does. Return False, and change nothing, if the attachment was
-        made again meanwhile, or is_gone(holder) is not true any more. Raises CniError."""
+        """Release the address of an attachment, as DEL does. Return False, and change nothing, if the attachment has
+        been made again, or is_gone(holder) is no longer true. Raises CniError."""
         with self.open() as space:
             if space is None or read_holder(space.files, holder["address"]) != holder or not is_gone(holder):
                 return False
             return space.release(read_ip(holder["address"]), owner_of(holder["container"], holder["ifname"]))
 
     def take_imported(self, single: Single) -> bool:
-        """Make the address file of a Single that was imported for a pod of this node, so that DEL finds it. Return
-        whether it was made. Raises CniError."""
+        """Make the address file of an address claim that was imported for a pod of this node, so that DEL finds the
+        file. Return whether it was made. Raises CniError."""
         with self.open(create=True) as space:
             if space is None or any(one["address"] == single.address for one in space.state.later):
                 return False
@@ -193,8 +193,8 @@ class LocalSpace:
             return space.take(read_ip(single.address), owner_of(single.container, single.ifname))
 
     def take_single(self, single: Single) -> str:
-        """Hold an address for a Single. Return "", or who has it; that is "" also if the file is the Single's own
-        attachment's. Raises CniError."""
+        """Hold an address for an address claim. Return "", or the attachment that has the address, unless that is the
+        claim's own attachment. Raises CniError."""
         packed = read_ip(single.address)
         with self.open() as space:
             if space is None:
@@ -209,8 +209,8 @@ class LocalSpace:
 
 
 def read_holder(files: SpaceFiles, name: str) -> dict[str, Any] | None:
-    """Who has an address, as a Use has it, and the marks and the namespace's path; "container" is "" for an address
-    that is kept for a Single, and for an operator's note. None if nobody has it."""
+    """Return the holder of an address in the form of a Use, with its marks and its namespace's path. "container" is ""
+    for an address that is held for an address claim or by an operator's remark. None if the address is free."""
     owner = files.read_owner(name)
     if owner is None:
         return None
@@ -221,7 +221,7 @@ def read_holder(files: SpaceFiles, name: str) -> dict[str, Any] | None:
 
 
 def made(files: SpaceFiles, name: str) -> float:
-    """When a file was written, in unix seconds; 0.0 if it is gone."""
+    """Return when a file was written, in unix seconds; 0.0 if the file no longer exists."""
     try:
         return os.stat(name, dir_fd=files.fd, follow_symlinks=False).st_mtime
     except OSError:
@@ -229,5 +229,5 @@ def made(files: SpaceFiles, name: str) -> float:
 
 
 def is_kept(owner: bytes) -> bool:
-    """Return whether an address is held for a Single."""
+    """Return whether an address is held for an address claim."""
     return owner.startswith(KEPT_OWNER.encode())

@@ -1,8 +1,9 @@
-"""Nodes of the cluster that give no sign of life: declared dead after a time of grace, forgotten when they are gone.
+"""Declare a node dead when its heartbeats have stopped for the grace period, and forget dead nodes that no longer
+exist.
 
-Each server does this for all other nodes. The store compares and writes in one step, so two servers that do it at once
-disturb nothing. The time is this server's own monotonic clock, from when it saw the node LOST, and begins anew when the
-store was away: nodes could not give signs of life then either.
+Each server does this for all other nodes. The store compares and writes in one step, so two servers can do it at the
+same time. A server measures the grace period by its own monotonic clock from when it saw the node LOST. The period
+begins again when the store was unavailable, because nodes could not send heartbeats either.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.contract import Node, Store
     from fastcni.server.cluster.times import Times
 
-CROWD = 50                      # with more nodes, each looks less often: one look in a little more than a second in all
+CROWD = 50                      # with more nodes each server checks less often: all together about once a second
 
 
 class LostNodes:
-    """The other nodes of one store, as this server sees them.
+    """The other nodes of one store, with the state that this server has seen.
 
-    since: {(name, epoch, state): the monotonic time when it was seen so}; of LOST and DEAD nodes. reclaim_after_s: how
-    long a node is DEAD until it is forgotten; 0: only if the store knows that it is gone.
+    since: {(name, epoch, state): the monotonic time when the node was first seen in this state}, for LOST and DEAD
+    nodes. reclaim_after_s: how long a node is DEAD until it is forgotten; 0: it is forgotten only if the store knows
+    that the node no longer exists.
     """
 
     def __init__(self, me: str, times: Times, log: Logger) -> None:
@@ -34,15 +36,16 @@ class LostNodes:
         self.reclaim_after_s = 0.0
 
     def reset(self) -> None:
-        """Forget what was seen: the store was away, or has other data."""
+        """Forget the seen states, because the store was unavailable or has other data."""
         self.since.clear()
 
     def first(self, now: float) -> float:
-        """When to look for the first time."""
+        """Return when to check for the first time."""
         return now + self.times.nodes_s * random()
 
     def look(self, store: Store, now: float) -> float:
-        """Look at all nodes, and do what is due. Return when to look again. Raises Away."""
+        """Read all nodes. Declare LOST nodes dead after the grace period, and forget dead nodes that no longer exist.
+        Return when to check again. Raises Away."""
         nodes = [node for node in store.nodes() if node.name != self.me]
         seen = {key_of(node): node for node in nodes if node.state in (LOST, DEAD)}
         self.since = {key: self.since.get(key, now) for key in seen}
@@ -59,15 +62,15 @@ class LostNodes:
                 self.log.warning("cluster_node_dead", node=node.name, epoch=dead.epoch, lost_s=round(seconds, 1),
                                  blocks="quarantine")
             elif node.state == DEAD and not seconds and any(it.state == ACTIVE for it in store.blocks(node=node.name)):
-                store.declare_dead(node)        # a server that began it was killed
+                store.declare_dead(node)        # a killed server may have left this unfinished
             elif node.state == DEAD and (why := self._why_gone(store, node, seconds)):
                 store.forget(node)
                 self.log.warning("cluster_node_forgotten", node=node.name, why=why, blocks="free")
         except Changed:
-            return                      # it has come back, or another server was faster
+            return                      # the node is back, or another server was faster
 
     def _why_gone(self, store: Store, node: Node, seconds: float) -> str:
-        """Why no pod of a dead node runs any more, "" if one may."""
+        """Return why no pod of a dead node runs any more, "" if a pod may still run."""
         if store.node_gone(node.name):
             return f"{store.name} has no such node any more"
         limit = self.reclaim_after_s

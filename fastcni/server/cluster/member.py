@@ -1,12 +1,13 @@
-"""This node in one store of cluster-wide addresses: its signs of life, and whether its blocks are still its own.
+"""Represent this node in one store of cluster-wide addresses: send its heartbeats, and check that its blocks are still
+its own.
 
-    confirm   a sign of life, while a space here has a block
-    compare   this node's blocks in the store with those that its local state has: at the first contact, when the node
-              was declared dead, forgotten or the store restored, after a change that the watch shows, and from time to
-              time
-    nodes     other nodes that give no sign of life, see lost.py
+    confirm   sends a heartbeat, while an address space of this node has a block
+    compare   compares this node's blocks in the store with its local state: at the first contact, when the node was
+              declared dead or forgotten, when the store was restored, after a change that the watch shows, and
+              periodically
+    nodes     checks other nodes without heartbeats, see lost.py
 
-When the store is away, each of this waits; the work on local files goes on.
+While the store is unavailable, all of this waits; the work on local files continues.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 
 
 class Away:
-    """since: when the store was first not reached, in monotonic seconds; None: it is not away. until: when to ask it
-    again. why: what it said last."""
+    """Whether the store is unavailable. since: when the store first could not be reached, in monotonic seconds; None:
+    it is available. until: when to try again. why: the last error."""
 
     def __init__(self, times: Times) -> None:
         self.times, self.until, self.pause, self.why = times, 0.0, 0.0, ""
         self.since: float | None = None
 
     def begin(self, now: float, why: str) -> bool:
-        """Note that the store was not reached. Return whether that is new."""
+        """Record that the store could not be reached. Return whether it was available before."""
         new, self.why = self.since is None, why
         self.since = now if self.since is None else self.since
         self.pause = min(max(2 * self.pause, self.times.away_s), self.times.max_away_s)
@@ -50,21 +51,21 @@ class Away:
         return new
 
     def end(self, now: float) -> float | None:
-        """Note that the store answered. Return for how long it was away, None if it was not."""
+        """Record that the store answered. Return for how many seconds it was unavailable, None if it was available."""
         since, self.since, self.pause, self.until = self.since, None, 0.0, 0.0
         return None if since is None else now - since
 
 
 class Member:
-    """store: open. name: of this node. wake(): ends the wait of the thread that calls run(). All but the watch's part
-    is for that thread."""
+    """This node in one store. store: the open store. name: this node's name. wake(): ends the wait of the thread that
+    calls run(). Only that thread may use this object, except for the part of the watch."""
 
     def __init__(self, store: contract.Store, name: str, times: Times, log: Logger, wake: Callable[[], object]) -> None:
         self.store, self.name, self.times, self.log = store, name, times, log
         self.node: Node | None = None
         self.history: tuple[str, int] | None = None
-        self.forgotten = False              # since the last compare
-        self.restored = False               # since the last compare
+        self.forgotten = False              # whether the node was, since the last compare
+        self.restored = False               # whether the store was, since the last compare
         self.restored_until = 0.0           # no block is claimed until then, in monotonic seconds
         self.spaces: dict[tuple[str, str], ClusterSpace] = {}
         self.own: frozenset[tuple[str, str]] = frozenset()          # (space, cidr) of this node's blocks
@@ -77,7 +78,7 @@ class Member:
         self.jobs = [self.confirm, self.compare, self.nodes]
 
     def add(self, space: ClusterSpace) -> None:
-        """Look after a space of this store, too."""
+        """Maintain a further address space of this store."""
         self.spaces[space.data_dir, space.name] = space
         self.jobs += space.jobs
         if self.history is None and space.state.history[0]:
@@ -85,7 +86,7 @@ class Member:
         self.confirm.due = 0.0
 
     def due(self) -> float:
-        """When to call run(), in monotonic seconds."""
+        """Return when to call run(), in monotonic seconds."""
         return min(max(job.due, self.away.until) if job.remote else job.due for job in self.jobs)
 
     def run(self, now: float) -> None:
@@ -97,16 +98,16 @@ class Member:
                 self._run(job, now)
 
     def _run(self, job: Job, now: float) -> None:
-        job.due = NEVER                     # what the job does may make it due again
-        again = now + spread(self.times.max_away_s)             # if it fails
+        job.due = NEVER                     # the job may set its own `due`
+        again = now + spread(self.times.max_away_s)             # the next try, if this one fails
         try:
             again = job.run(now)
             if job.remote:
                 self._note_answer(monotonic())
         except StoreAway as e:
-            again = now                     # when the pause is over
+            again = now                     # again when the pause is over
             self.note_away(e)
-        except (Fenced, Changed) as e:      # of this node, or of its blocks
+        except (Fenced, Changed) as e:      # this node or its blocks have changed in the store
             again = self.confirm.due = self.compare.due = now + spread(self.times.away_s)
             self.failed("cluster_changed", store=self.store.name, why=f"{type(e).__name__}: {e}")
         except (CniError, ImportError, OSError) as e:       # ImportError: the store's client is not installed
@@ -115,7 +116,7 @@ class Member:
             self.log.exception("server_fault")
         job.due = min(job.due, again)
 
-    # The store is away or back
+    # The store is unavailable or available again
 
     def note_away(self, error: StoreAway) -> None:
         self.lost.reset()
@@ -128,11 +129,11 @@ class Member:
             self.log.info("cluster_store_back", store=self.store.name, away_s=round(seconds, 1))
             self.confirm.due = self.compare.due = now
 
-    # Signs of life
+    # Heartbeats
 
     def _confirm(self, now: float) -> float:
         if not any(space.needs_node for space in self.spaces.values()):
-            return NEVER                    # wake() begins again
+            return NEVER                    # wake() makes the job due again
         self.watch.start()
         former = self.node
         try:
@@ -145,7 +146,7 @@ class Member:
         if former is None or self.forgotten or former.epoch != self.node.epoch:
             self._note_epoch(former)
             self.compare.due = now
-        elif not self.restored:             # else compare notes it, when it has seen what was lost
+        elif not self.restored:             # otherwise compare records the history, after it has found the lost records
             self._note_confirmed()
         return now + spread(self.times.confirm_s)
 
@@ -169,14 +170,15 @@ class Member:
                              why="the store had forgotten this node")
 
     def _check_history(self, now: float) -> None:
-        """Notice a store that was restored from a backup, or replaced by another one."""
+        """Check whether the store was restored from a backup, or replaced by another store."""
         history, former = self.store.history(), self.history
         self.history = history
         if former is not None and claims.restored(former, history):
             self._note_restored(now, f"revision {history[1]} of {history[0]} after {former[1]} of {former[0]}")
 
     def _note_restored(self, now: float, why: str) -> None:
-        """The store has lost records: claim no block for a while, in which each node claims its own blocks again."""
+        """Handle a store that has lost records: claim no block for a pause in which each node claims its own blocks
+        again."""
         self.log.error("cluster_store_restored", store=self.store.name, why=why, no_claims_s=self.times.restored_s)
         self.restored, self.restored_until = True, now + self.times.restored_s
         self.lost.reset()
@@ -189,7 +191,7 @@ class Member:
     def _compare(self, now: float) -> float:
         if self.node is None:
             self.confirm.due = now
-            return NEVER                    # confirm begins it
+            return NEVER                    # confirm makes the job due
         mine: dict[str, dict[str, contract.Block]] = {name: {} for name, _ in self.own}
         for block in self.store.blocks(node=self.name):
             mine.setdefault(block.space, {})[block.cidr] = block
@@ -205,12 +207,12 @@ class Member:
         return now + spread(self.times.confirm_s if soon else self.times.list_s)
 
     def note_own(self) -> None:
-        """Note which blocks are this node's now, for the watch and the signs of life."""
+        """Record which blocks this node has now, for the watch and the heartbeats."""
         self.own = frozenset((space.name, cidr) for space in self.spaces.values() for cidr in space.owned)
         self.wake()
 
     def wake(self) -> None:
-        """Give signs of life, if that is needed."""
+        """Begin to send heartbeats, if they are needed."""
         if self.confirm.due == NEVER:
             self.confirm.due = 0.0
 
@@ -224,7 +226,7 @@ class Member:
     # What the watch shows
 
     def _wanted(self, event: contract.Event) -> bool:
-        """Is a change of the store about this node? Called in the watch's thread."""
+        """Return whether a change of the store concerns this node. Called in the watch's thread."""
         record = event.record
         if isinstance(record, Node):
             return record.name == self.name
@@ -247,18 +249,18 @@ class Member:
     # The end, and other threads
 
     def stop(self) -> None:
-        """Let the watch end. For any thread."""
+        """End the watch. Any thread may call this."""
         self.watch.stop()
 
     def finish(self) -> None:
-        """Write what the store has not, if it is there."""
+        """Write the pending changes to the store, if it is available."""
         now = monotonic()
         for space in self.spaces.values():
             if self.away.since is None and space.dirty:
                 self._run(space.write_job, now)
 
     def status(self, now: float) -> dict[str, object]:
-        """The part of the status document about this store. For any thread."""
+        """Return the part of the status document about this store. Any thread may call this."""
         found = {"store": self.store.name, "node": self.name, "epoch": self.node.epoch if self.node else 0,
                  "spaces": [space.status() for space in list(self.spaces.values())]}
         if self.away.since is not None:

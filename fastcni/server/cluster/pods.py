@@ -1,4 +1,4 @@
-"""Which pods are gone, by their network namespaces; see kernel/presence.py for what proves that."""
+"""Decide which pods no longer exist, by their network namespaces; kernel/presence.py has the proof."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class Pods:
-    """state_of: see kernel/presence.py. cached(): the places that the runtimes' result caches have."""
+    """The pods of the node. state_of: see kernel/presence.py. cached(): returns the places in the runtimes' result
+    caches."""
 
     def __init__(self, state_of: Callable[[str, float], tuple[str, str]],
                  cached: Callable[[], Mapping[Attachment, Place]]) -> None:
@@ -21,13 +22,13 @@ class Pods:
         self.places: Mapping[Attachment, Place] | None = None
 
     def forget(self) -> None:
-        """Forget what the caches had, because they may have changed. The next is_gone() reads them again."""
+        """Forget the contents of the result caches, so that the next is_gone() reads the caches again."""
         self.places = None
 
     def is_gone(self, attachment: Attachment, path: str = "", since: float = 0.0) -> bool:
-        """Return whether the pod of an attachment is gone. path: of its network namespace, as its ADD wrote it into the
-        address file at the time `since`. If a cache has another path, both namespaces must be gone. False if no path
-        is known."""
+        """Return whether the pod of an attachment no longer exists. path: the path of its network namespace, which ADD
+        wrote into the address file at the time `since`. If a cache has another path, neither namespace may exist. False
+        if no path is known."""
         if path and not self._is_gone(path, since):
             return False
         if self.places is None:
@@ -36,7 +37,7 @@ class Pods:
         return self._is_gone(cached, cached_since) if cached and cached != path else bool(path)
 
     def unseen(self) -> list[tuple[str, str]]:
-        """[(directory, why)] of the directories in which namespaces of pods cannot be seen."""
+        """Return [(directory, why)] of the directories in which namespaces of pods cannot be seen."""
         return list(unseen(path for path, _ in self.cached().values() if path))
 
     def _is_gone(self, path: str, since: float) -> bool:
@@ -44,5 +45,5 @@ class Pods:
 
 
 def blind() -> Pods:
-    """Pods of which nothing is known: none counts as gone."""
+    """Return a Pods that knows nothing, so that every pod counts as existing."""
     return Pods(lambda path, since: (UNKNOWN, "this server does not look"), dict)

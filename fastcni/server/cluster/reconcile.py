@@ -1,7 +1,8 @@
-"""Addresses whose pod is gone, for which no DEL came: released when two looks have seen the pod's namespace gone.
+"""Release addresses whose pod no longer exists but had no DEL, when two checks have found that the pod's namespace does
+not exist.
 
-Between the looks, and while the address is released, a request may make the attachment again. So its record and its
-namespace are read again under the lock of the address files.
+Between the checks and the release a request may make the attachment again. So the record and the namespace are read
+again under the lock of the address files.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Reconcile:
-    """For one space."""
+    """The search for such addresses in one address space."""
 
     def __init__(self, space: ClusterSpace, pods: Pods) -> None:
         self.space, self.pods = space, pods
-        self.gone: dict[Key, float] = {}            # since when, in monotonic seconds
+        self.gone: dict[Key, float] = {}            # {key: since when the pod is missing, in monotonic seconds}
         self.gone_singles: dict[Key, float] = {}
         self.jobs = [Job(self._look, 0.0, remote=False), Job(self._look_at_singles, 0.0)]
 
@@ -44,7 +45,7 @@ class Reconcile:
         return self._next(now, self.gone)
 
     def _look_at_singles(self, now: float) -> float:
-        """The Singles of this node that have no file here. A sticky one is kept for its pod."""
+        """Check the address claims of this node that have no file. A sticky claim is kept for its pod."""
         space = self.space
         if not space.singles.any:
             return now + spread(space.times.reconcile_s)
@@ -58,7 +59,7 @@ class Reconcile:
         return self._next(now, self.gone_singles)
 
     def _end(self, single: Single) -> bool:
-        """Release a Single, unless it has changed since it was read: Changed is for the caller's caller."""
+        """Release an address claim, unless it has changed since it was read: Changed passes to the caller's caller."""
         space = self.space
         if single.sticky and single.pod:
             space.member.store.change_single(single, state=KEPT)
@@ -71,12 +72,12 @@ class Reconcile:
 
     def _due(self, holders: Mapping[Key, Mapping[str, Any]], before: dict[Key, float],
              now: float) -> tuple[list[Key], dict[Key, float]]:
-        """What to release now, and since when each is gone."""
+        """Return the addresses to release now, and since when the pod of each remaining address is missing."""
         gone = {key: before.get(key, now) for key, one in holders.items() if self._is_gone(one)}
         return [key for key, since in gone.items() if now - since >= self.space.times.apart_s], gone
 
     def _is_gone(self, one: Mapping[str, Any]) -> bool:
-        """Is the pod of an address gone?"""
+        """Return whether the pod of an address no longer exists."""
         return self.pods.is_gone((one.get("network", ""), one["container"], one["ifname"]), one.get("netns", ""),
                                  one.get("since", 0.0))
 

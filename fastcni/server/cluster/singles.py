@@ -1,8 +1,9 @@
-"""Addresses of this node's blocks that are claimed by themselves: fixed ones, and sticky ones of pods.
+"""Maintain the address claims (Singles) in this node's blocks: fixed addresses, and sticky addresses of pods.
 
-Another node asks for one by a Single that is ASKED. This node answers: it takes the address out of its block, then the
-Single is HELD; if a pod of its own has the address, the Single is REFUSED, with the holder as reason. A Single that is
-HELD or KEPT has an address file here, so that no ADD gives its address. The file goes when the Single is gone.
+Another node asks for an address by a Single in state ASKED. This node answers: it takes the address out of its block
+and sets the Single to HELD. If one of its own pods has the address, it sets the Single to REFUSED, with the holder as
+reason. A HELD or KEPT Single has an address file on this node, so that no ADD gives its address. The file is removed
+when the Single no longer exists.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ if TYPE_CHECKING:
 
 
 class Singles:
-    """The Singles in this node's blocks of one space. any: pods of this node have Singles, in blocks of any node."""
+    """The Singles in this node's blocks of one address space. any: whether pods of this node have Singles, in blocks of
+    any node."""
 
     def __init__(self, space: ClusterSpace) -> None:
         self.space, self.local, self.any = space, space.local, False
-        self.changed: dict[str, tuple[Single, bool]] = {}           # {address: (Single, is it gone?)}
-        self.stale: set[str] = set()        # addresses whose file had no Single at the last look
+        self.changed: dict[str, tuple[Single, bool]] = {}           # {address: (Single, whether it was deleted)}
+        self.stale: set[str] = set()        # addresses whose file had no Single at the last check
         self.conflicts: set[str] = set()
         self.attend_job, self.list_job = Job(self._attend), Job(self._list, 0.0 if space.owned else NEVER)
         self.jobs = [self.attend_job, self.list_job]
 
     def note(self, single: Single, gone: bool) -> None:
-        """The store shows a change."""
+        """Record a change that the store shows."""
         self.changed[single.address] = single, gone
         self.attend_job.due = 0.0
 
@@ -43,7 +45,7 @@ class Singles:
                 self._end_mirror(single.address)
             else:
                 self._attend_one(single)
-            if self.changed.get(address) is change:         # not before: the store may be away
+            if self.changed.get(address) is change:         # only now, because the store may have been unavailable
                 del self.changed[address]
         return NEVER
 
@@ -66,26 +68,28 @@ class Singles:
                 self.conflicts.discard(single.address)
 
     def _take_imported(self, single: Single) -> None:
-        """An address that was taken over from another IPAM gets its file. One of before the reboot is released."""
+        """Make the file of an address that was imported from another IPAM. If the address is from before the reboot,
+        release it."""
         if single.since < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
             self.space.member.store.release_single(single)
         elif self._is_current(single) and self.local.take_imported(single) and not self._is_current(single):
-            self._end_mirror(single.address)            # a DEL has released it in between
+            self._end_mirror(single.address)            # a DEL has released the address in between
 
     def _is_current(self, single: Single) -> bool:
-        """Whether the store still has this Single: an event may be an old one."""
+        """Return whether the store still has this Single, because an event may be old."""
         return self.space.member.store.single(single.space, single.address) == single
 
     def _answer(self, single: Single) -> None:
-        """Answer the node that asks."""
+        """Answer the node that asks for an address."""
         space = self.space
         answer = upkeep.answer_asked(space.member.store, self.local.keys, self.local.warn, single)
-        if answer is not None:              # else it does not ask any more
+        if answer is not None:              # otherwise the node no longer asks
             space.log.info("cluster_address_asked", space=space.name, address=single.address, node=single.node,
                            answer=answer.state, holder=answer.reason)
 
     def _end_mirror(self, address: str) -> None:
-        """Remove the file of an address that was held for a Single, unless the store has one of it again."""
+        """Remove the file of an address that was held for a Single, unless the store has a Single for the address
+        again."""
         space = self.space
         now = space.member.store.single(space.name, address)
         if now is None or now.state == REFUSED:
@@ -93,7 +97,7 @@ class Singles:
             self.conflicts.discard(address)
 
     def _list(self, now: float) -> float:
-        """Compare all Singles of this node's blocks with the files: the watch may have missed some."""
+        """Compare all Singles of this node's blocks with the files, because the watch may have missed changes."""
         space = self.space
         if not space.owned:
             return NEVER
@@ -102,7 +106,8 @@ class Singles:
         self.any = any(one.node == space.member.name for one in found.values())
         for single in found.values():
             self._attend_one(single)
-        # A request makes the file before the Single in the store: what is left over is so at two looks
+        # A request makes the file before the Single in the store, so a file counts as left over only at the second
+        # check
         stale = {address for address in self.local.singles() if address not in found}
         for address in stale & self.stale:
             self._end_mirror(address)

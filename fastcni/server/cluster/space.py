@@ -1,11 +1,11 @@
-"""One space of cluster-wide addresses on this node: its blocks, the next one before it is needed, idle ones, and what
-the store shows of their use.
+"""Maintain one cluster-wide address space on this node: claim the next block ahead, return idle blocks, and write their
+use to the store.
 
-    prefetch   after a request: if less than a quarter of a range's addresses in this node's blocks is free, claim the
-               next block, one at a time
-    write      after a request: what was given out of the changed blocks, for many requests in one transaction
-    idle       give back a block without a pod, one at a time, while MAX_IDLE others have none
-    later      release Singles that a DEL could not release, because the store was away
+    prefetch   after a request: if less than a quarter of a range's addresses in this node's blocks is free, claim one
+               more block
+    write      after a request: write the use of the changed blocks, for many requests in one transaction
+    idle       return a block without a pod, one at a time, while more than MAX_IDLE blocks have no pod
+    later      release Singles that a DEL could not release because the store was unavailable
     compare    this node's blocks in the store with those of the local state, see blocks.py
     singles    see singles.py
     reconcile  see reconcile.py
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from fastcni.server.cluster.pods import Pods
     from fastcni.server.cluster.times import Times
 
-SHOWN = ("address", "container", "ifname", "pod", "network", "since")          # of a holder, by contract.Use
-FULL_PAUSE_S = 5.0              # after a range had no block to claim
+SHOWN = ("address", "container", "ifname", "pod", "network", "since")          # members of a holder, see contract.Use
+FULL_PAUSE_S = 5.0              # seconds after a range had no free block
 
 
 class ClusterSpace:
-    """A space, for the thread of upkeep.py.
+    """An address space, for the thread of upkeep.py.
 
-    name, data_dir  of the space; its local state is in data_dir/name
+    name, data_dir  the space's name and directory; its local state is in data_dir/name
     networks        the Keys of its networks, by the texts of their ranges
-    used            since when requests have used it, as far as this server knows: not before the first one
+    used            since when this server knows of requests that use the space
     state           the local state as of the last count()
-    until_scarce    how many addresses can be given until the next count(): each takes the folder's lock, for which
-                    requests wait
+    until_scarce    how many addresses can be allocated until the next count(). A count takes the directory's lock, for
+                    which requests wait
     """
 
     def __init__(self, keys: Keys, pods: Pods, member: Member) -> None:
@@ -63,7 +63,7 @@ class ClusterSpace:
         self.used = False
         self.full_until: dict[str, float] = {}
         self.count()
-        # Blocks whose use the store does not show yet, the number of changes, and what it shows
+        # Blocks whose use is not in the store yet, the number of changes, and the use that is in the store
         self.dirty: set[str] = set(self.owned)
         self.changes = 0
         self.written: dict[str, list[dict[str, Any]]] = {}
@@ -79,27 +79,27 @@ class ClusterSpace:
     state: State
     until_scarce: int
     room: list[Room]
-    idle: int                       # own blocks without an address in use
+    idle: int                       # number of own blocks without an address in use
 
     @property
     def owned(self) -> dict[str, Own]:
-        """Its blocks, {cidr: Own}."""
+        """Return its blocks, {cidr: Own}."""
         return self.state.blocks
 
     @property
     def needs_node(self) -> bool:
-        """Does this node have anything in the store?"""
+        """Return whether this node has a block or claim in the store."""
         return bool(self.owned) or self.used or self.singles.any
 
     def count(self) -> None:
-        """Read the local state, which one-shot requests change, too. Raises CniError."""
+        """Read the local state again, because one-shot requests change it, too. Raises CniError."""
         counts = self.local.count(self.networks.values())
         self.state, self.room = counts.state, counts.room
         self.until_scarce = min((spare(size, free) for _, size, free in self.room), default=0)
         self.idle = counts.idle
 
     def note_network(self, keys: Keys) -> None:
-        """Note the ranges of a configuration; those of DEL and GC have none."""
+        """Record the ranges of a configuration; configurations of DEL and GC have none."""
         texts = tuple(map(str, getattr(keys, "ranges", ())))
         if texts and texts not in self.networks:
             self.until_scarce = 0
@@ -107,7 +107,7 @@ class ClusterSpace:
             self.networks[texts] = keys
 
     def note(self, keys: Keys, addresses: Iterable[bytes]) -> None:
-        """A request has given or released these addresses."""
+        """Record that a request has given or released these addresses."""
         self.note_network(keys)
         self.used = True
         changed = list(addresses)
@@ -119,7 +119,7 @@ class ClusterSpace:
         self.idle_job.due = min(self.idle_job.due, monotonic() + self.times.idle_s / 10)
 
     def note_released(self, address: str) -> None:
-        """An address was released here, not by a request."""
+        """Record that the server itself has released an address."""
         self.refresh()
         self._note_dirty([read_ip(address)])
 
@@ -132,12 +132,12 @@ class ClusterSpace:
                                  now if self.changes >= self.times.write_changes else now + self.times.write_s)
 
     def refresh(self) -> None:
-        """Read the local state again, and note what this changes."""
+        """Read the local state again, and record the changes."""
         before = set(self.owned)
         self.count()
         if before != set(self.owned):
             self.member.note_own()
-            self.singles.list_job.due = 0.0         # a new block may have singles already
+            self.singles.list_job.due = 0.0         # a new block may already have Singles
         if self.state.later:
             self.later_job.due = 0.0
 
@@ -155,7 +155,7 @@ class ClusterSpace:
         return NEVER
 
     def short(self) -> set[str]:
-        """The ranges of which so few addresses are free that this node needs another block."""
+        """Return the ranges with so few free addresses that this node needs another block."""
         return {str(one) for one, size, free in self.room if spare(size, free) < 0}
 
     def _claim(self, keys: Keys, ranges: Sequence[str], now: float) -> None:
@@ -169,11 +169,11 @@ class ClusterSpace:
                 self.log.warning("cluster_range_full", space=self.name, range=text)
 
     def _write(self, now: float) -> float:
-        """Write what the changed blocks have given out."""
+        """Write the use of the changed blocks to the store."""
         node, dirty = self.member.node, self.dirty & self.owned.keys()
         if node is None:
             return now + self.times.write_s if dirty else NEVER
-        taken, self.dirty, self.changes = self.dirty, set(), 0          # what is noted from here on is written next
+        taken, self.dirty, self.changes = self.dirty, set(), 0          # later changes are written the next time
         try:
             uses = [Use(self.name, cidr, node.name, node.epoch, node.boot_id, shown, time())
                     for cidr, holders in self.local.holders(dirty).items()
@@ -194,7 +194,7 @@ class ClusterSpace:
         return NEVER if self.idle <= MAX_IDLE else now + self.times.idle_s / 10
 
     def status(self) -> dict[str, Any]:
-        """Its part of the status document."""
+        """Return its part of the status document."""
         return {"space": self.name, "dataDir": self.data_dir, "blocks": len(self.owned),
                 "idle": self.idle, "conflicts": sorted(self.blocks.conflicts),
                 "ranges": [{"range": str(one), "free": free, "size": size} for one, size, free in self.room]}

@@ -1,4 +1,4 @@
-"""When the server works for cluster-wide addresses: all times are in seconds."""
+"""Define when the server maintains cluster-wide addresses. All times are in seconds."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 NEVER = float("inf")
-KUBERNETES_WRITE_S = 5.0        # uses in the API server, which is not for this alone: each write goes through its etcd
+KUBERNETES_WRITE_S = 5.0        # write_s for the API server, whose etcd has other users, too
 
 
 class Times:
-    """gather_s      requests of this time are looked at together, so that no request shares its processor with this
-    confirm_s       between two signs of life; far below NODE_TTL_S
+    """gather_s      requests of this time are handled together, so that a request need not share its processor with
+                     this work
+    confirm_s       between two heartbeats; far below NODE_TTL_S
     list_s          between two comparisons of this node's blocks and singles with the store's
-    write_s         between two writes of uses; after write_changes changed addresses it does not wait
-    idle_s          how long a block has no pod until it may be given back
-    reconcile_s     between two searches for pods that are gone
-    apart_s         between the two looks that a search takes
-    nodes_s         between two looks at the nodes of the cluster, if these are CROWD or fewer
-    grace_s         how long a node is LOST until it is declared dead
-    restored_s      how long no block is claimed after the store was restored from a backup, at least: hold.PAUSE_S
-    away_s, max_away_s   the first and the longest pause after the store was not reached
+    write_s         between two writes of uses; after write_changes changed addresses the next write begins immediately
+    idle_s          how long a block must be without a pod before it may be returned
+    reconcile_s     between two searches for pods that no longer exist
+    apart_s         between the two checks of a search
+    nodes_s         between two checks of the cluster's nodes, if there are at most CROWD
+    grace_s         how long a node must be LOST before it is declared dead
+    restored_s      for how long at least no block is claimed after the store was restored from a backup: hold.PAUSE_S
+    away_s, max_away_s   the first and the longest pause after the store could not be reached
     stop_s          how long stop() waits for the thread
     """
 
@@ -56,7 +57,7 @@ class Times:
             setattr(self, name, value)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Times:
-        """A copy in which the times of a store's configuration replace these: node_ttl and dead_after, see
+        """Return a copy with the times of a store's configuration: node_ttl and dead_after, see
         kit/ipam/cluster/stores/__init__.py."""
         ttl = settings.get("node_ttl", NODE_TTL_S)
         own = {"grace_s": settings.get("dead_after", self.grace_s), "confirm_s": min(self.confirm_s, ttl / 3),
@@ -67,8 +68,8 @@ class Times:
 
 
 class Job:
-    """run(now) does something, and returns when to do it again, in monotonic seconds. due: when to call it. remote: it
-    asks the store."""
+    """A periodic job. run(now) does the work, and returns when to run again, in monotonic seconds. due: when to call
+    run(). remote: whether the job contacts the store."""
 
     __slots__ = ("run", "due", "remote")
 
@@ -77,5 +78,5 @@ class Job:
 
 
 def spread(seconds: float) -> float:
-    """About so many seconds, so that nodes that start together do not ask the store together."""
+    """Return a random time near `seconds`, so that nodes that start together do not contact the store together."""
     return seconds * (0.9 + 0.2 * random())

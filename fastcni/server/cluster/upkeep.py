@@ -1,14 +1,14 @@
-"""What the server does for cluster-wide addresses: one thread for all spaces that requests of this node have used.
+"""Run the thread that maintains cluster-wide addresses, for all address spaces that requests of this node have used.
 
-    member.py          this node in one store: signs of life, and whether its blocks are still its own
-    space.py           one space: its next block, idle blocks, and what the store shows of its use
-    singles.py         addresses of its blocks that are claimed by themselves
-    reconcile.py       addresses whose pod is gone
-    lost.py            other nodes that give no sign of life
+    member.py          this node in one store: heartbeats, and whether its blocks are still its own
+    space.py           one address space: its next block, idle blocks, and their use in the store
+    singles.py         addresses of its blocks with a claim of their own
+    reconcile.py       addresses whose pod no longer exists
+    lost.py            other nodes without heartbeats
     watch.py           the thread that waits for changes in a store
 
-No request waits for this thread, but one that has to ask the store itself: for the space's claim lock. A store that
-does not answer delays the work for other stores by its timeout, and is then asked less often.
+A request waits for this thread only if the request itself must ask the store: both need the space's claim lock. A store
+that does not answer delays the work for other stores by its timeout, and is then contacted less often.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 class ClusterUpkeep:
-    """The thread, and the stores that requests share with it.
+    """The thread, and the stores that requests share with the thread.
 
-    home: a descriptor of the server's network namespace, which the thread enters. pods: a Pods. configured(): the Keys
-    of the networks that this node is known to have.
+    home: a descriptor of the server's network namespace, which the thread enters. pods: a Pods. configured(): returns
+    the Keys of the networks that this node is known to have.
 
-    The thread starts with the first space. All methods without an underscore are for any thread.
+    The thread starts with the first space. Any thread may call the methods without an underscore.
     """
 
     def __init__(self, home: int, log: Logger, pods: Pods, configured: Callable[[], Iterable[Keys]] = tuple,
@@ -52,7 +52,8 @@ class ClusterUpkeep:
         self.lock, self.event, self.stopping = Lock(), Event(), False
         self.stores: dict[Hashable, Store] = {}
         self.members: dict[tuple[Hashable, str], Member] = {}
-        # What the thread has not seen yet: configurations, and the addresses that requests have given or released
+        # Input that the thread has not handled yet: configurations, and the addresses that requests have given or
+        # released
         self.learned: list[Keys] = []
         self.noted: dict[tuple[str, str], tuple[Keys, set[bytes]]] = {}
         self.thread: Thread | None = None
@@ -60,14 +61,14 @@ class ClusterUpkeep:
     # For requests
 
     def store(self, key: Hashable, open_store: Callable[[], Store]) -> Store:
-        """The store of a configuration, opened once for all requests."""
+        """Return the store of a configuration, opened once for all requests."""
         with self.lock:
             if key not in self.stores:
                 self.stores[key] = open_store()
             return self.stores[key]
 
     def note(self, keys: Keys, addresses: Sequence[bytes]) -> None:
-        """A request has given or released these addresses."""
+        """Record that a request has given or released these addresses."""
         with self.lock:
             _, changed = self.noted.setdefault(place_of(keys), (keys, set()))
             changed.update(addresses)
@@ -78,7 +79,7 @@ class ClusterUpkeep:
     # The thread
 
     def learn(self) -> None:
-        """Look after the spaces that this node has used before the server started."""
+        """Maintain the address spaces that this node has used before the server started."""
         try:
             found = [*self.configured()]
         except Exception:
@@ -90,8 +91,8 @@ class ClusterUpkeep:
         self.keep()
 
     def keep(self) -> None:
-        """Start the thread if there is something to do and it does not run. Call it from time to time, because a thread
-        cannot always be started."""
+        """Start the thread if there is work and it does not run. Call keep() periodically, because a thread cannot
+        always be started."""
         with self.lock:
             if self.stopping or (self.thread and self.thread.is_alive()) or not (self.learned or self.noted):
                 return
@@ -100,8 +101,7 @@ class ClusterUpkeep:
                 self.thread = thread
 
     def stop(self) -> None:
-        """End the thread, after it has written what the store has not. A store that hangs is left alone after a
-        while."""
+        """End the thread after it has written the pending changes. Stop waiting for a store that hangs after stop_s."""
         self.stopping = True
         self.event.set()
         deadline = monotonic() + self.times.stop_s
@@ -116,7 +116,7 @@ class ClusterUpkeep:
                 store.close()
 
     def status(self) -> list[dict[str, Any]]:
-        """A part of the status document, see status.py: one entry for each store."""
+        """Return a part of the status document, see status.py: one entry for each store."""
         now = monotonic()
         return [member.status(now) for member in list(self.members.values())]
 
@@ -135,7 +135,7 @@ class ClusterUpkeep:
                 self._take_noted()
                 for member in list(self.members.values()):
                     member.run(monotonic())
-            except (CniError, OSError) as e:            # for instance for want of descriptors
+            except (CniError, OSError) as e:            # for example without a free descriptor
                 self.failed("cluster_failed", store="", error=str(e))
                 sleep(self.times.away_s)
             except Exception:
@@ -144,7 +144,7 @@ class ClusterUpkeep:
         self._finish()
 
     def _finish(self) -> None:
-        """Write what the stores do not show yet."""
+        """Write the pending changes to the stores."""
         try:
             self._take_noted()
             for member in self.members.values():
@@ -153,7 +153,7 @@ class ClusterUpkeep:
             self.log.exception("server_fault")
 
     def _pause(self) -> float | None:
-        """Seconds until something is due; None: not before a request or a change."""
+        """Return the seconds until the next job is due; None: only after a request or a change."""
         due = min([member.due() for member in self.members.values()], default=NEVER)
         return None if due == NEVER else max(0.0, due - monotonic())
 
@@ -168,11 +168,11 @@ class ClusterUpkeep:
                     space.note_network(keys)
                 else:
                     space.note(keys, addresses)
-            except CniError as e:           # the next request notes it again
+            except CniError as e:           # the next request records it again
                 self.failed("cluster_failed", space=keys.space, error=e.msg)
 
     def _space(self, keys: Keys) -> ClusterSpace:
-        """The ClusterSpace of a configuration, which is new if none has used it yet."""
+        """Return the ClusterSpace of a configuration. Create it for the first configuration of a space."""
         settings = keys.store
         key = stores.key_of(settings), keys.node
         if key not in self.members:
@@ -187,5 +187,5 @@ class ClusterUpkeep:
 
 
 def place_of(keys: Keys) -> tuple[str, str]:
-    """What tells one space's local state from another's."""
+    """Return a key that identifies the local state of a space."""
     return keys.data_dir, keys.space

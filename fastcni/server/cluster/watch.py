@@ -1,4 +1,4 @@
-"""The watch of one store of cluster-wide addresses: a thread that hands over what has changed there."""
+"""Watch one store of cluster-wide addresses: a thread passes on the changes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class ClusterWatch:
-    """wanted(record): is a change of this record handed over? It is called in this thread, for all of the cluster's.
-    wake(): called when changes is not empty any more.
+    """The watch of one store. wanted(record): returns whether to pass on a change of this record; called in the watch's
+    thread for all records of the cluster. wake(): called when `changes` has a first entry.
 
-    changes: what has changed, for take().
+    changes: the changes for take().
     """
 
     def __init__(self, store: contract.Store, wanted: Callable[[contract.Event], bool], wake: Callable[[], object],
@@ -33,14 +33,14 @@ class ClusterWatch:
         self.thread: Thread | None = None
 
     def start(self) -> None:
-        """Start the thread unless it runs. Call it again later, because a thread cannot always be started."""
+        """Start the thread unless it runs. Call start() periodically, because a thread cannot always be started."""
         if self.thread and self.thread.is_alive():
             return
         thread = Thread(target=self._work, name=f"watch-{self.store.name}", daemon=True)
         self.thread = thread if start_thread(thread, self.log) else None
 
     def stop(self) -> None:
-        """Let the thread end, within a second; see join()."""
+        """End the thread within a second; see join()."""
         self.ended.set()
 
     def join(self, seconds: float) -> None:
@@ -48,7 +48,7 @@ class ClusterWatch:
             self.thread.join(max(0.0, seconds))
 
     def take(self) -> list[contract.Event]:
-        """The changes since the last call."""
+        """Return the changes since the last call."""
         return [self.changes.popleft() for _ in range(len(self.changes))]
 
     def _work(self) -> None:
@@ -65,7 +65,7 @@ class ClusterWatch:
                 pause = self.times.max_away_s
 
     def _log_lost(self, pause: float, why: str) -> None:
-        """One line, until the connection was there again."""
+        """Log a lost connection once, until the watch is connected again."""
         if pause:
             return
         self.log.info("cluster_watch_lost", store=self.store.name, why=why)

@@ -1,8 +1,8 @@
-"""Requests that went one-shot although a server was asked for, counted by the plugin files.
+"""Count the requests that went one-shot although a server should run them. The plugin files write the counts.
 
-The file PATH.one-shot, beside the server's socket at PATH, has one byte for each of them: its reason. A server with
---metrics makes the file. A plugin file only appends to a file that is there (launcher/one_shot_count.h), so it counts
-also while no server runs, and a node without metrics has no such file.
+The file PATH.one-shot, next to the server's socket at PATH, has one byte for each such request: its reason. A server
+with --metrics creates the file. A plugin file only appends to an existing file (launcher/one_shot_count.h). So requests
+are counted even while no server runs, and a node without metrics has no such file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PIECE_BYTES = 64 << 10
 
 
 class OneShotCount:
-    """The file at a server's socket. One thread calls read(). Raises OSError."""
+    """The file next to a server's socket. Only one thread may call read(). Raises OSError."""
 
     def __init__(self, socket_path: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -32,8 +32,8 @@ class OneShotCount:
         self.counts = dict.fromkeys((*REASONS.values(), OTHER), 0)
 
     def read(self) -> dict[str, int]:
-        """{reason: requests}, from the first byte of the file on. A long file is emptied: a request that appends in the
-        microseconds of this is not counted. Raises OSError."""
+        """Return {reason: number of requests} since the file was created. A long file is emptied; a request that
+        appends in these microseconds is not counted. Raises OSError."""
         while piece := os.pread(self.file, PIECE_BYTES, self.at):
             self.at += len(piece)
             left = len(piece)

@@ -1,6 +1,6 @@
 """Log when the addresses of a range run out: once when more than WARN of them are held, once when less than CLEAR are.
 
-Cluster-wide ranges have an event of their own, cluster_range_full: a node takes a block for them when it needs one.
+Cluster-wide ranges have their own event, cluster_range_full, because a node claims a further block when it needs one.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.server.metrics.pools import Counted
 
-WARN, CLEAR = 0.9, 0.8          # parts of a range
-PERIOD_S = 60.0                 # between two counts
+WARN, CLEAR = 0.9, 0.8          # fractions of a range
+PERIOD_S = 60.0                 # seconds between two counts
 HOST_LOCAL = "host-local"
 
 
 class PoolWatch:
-    """count(): see metrics.pools.Counter. defer(fn): runs fn in another thread: a count reads the names of files."""
+    """The periodic check. count(): see metrics.pools.Counter. defer(fn): runs fn in another thread, because a count
+    lists directories."""
 
     def __init__(self, count: Callable[[], Counted], defer: Callable[[Callable[[], None]], object],
                  log: Logger) -> None:
         self.count, self.defer, self.log = count, defer, log
         self.due, self.running = monotonic() + PERIOD_S, False
-        self.full: set[tuple[str, str]] = set()         # (network, range) of which more than WARN was held
+        self.full: set[tuple[str, str]] = set()         # (network, range) whose held part has exceeded WARN
 
     def poll(self) -> None:
-        """Begin a count if one is due; never waits."""
+        """Begin a count if one is due. Never blocks."""
         if monotonic() >= self.due and not self.running:
             self.due, self.running = monotonic() + PERIOD_S, True
             self.defer(self._work)
@@ -43,7 +44,7 @@ class PoolWatch:
             self.running = False
 
     def check(self, counted: Counted) -> None:
-        """Compare a count with the last one."""
+        """Compare a count with the previous count, and log changes."""
         pools = {(it.network, it.range): it for it in counted.pools if it.ipam == HOST_LOCAL and it.free is not None}
         self.full &= pools.keys()
         for key, pool in pools.items():

@@ -1,4 +1,4 @@
-"""The counts of addresses and attachments."""
+"""Count addresses and attachments."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-COUNT_S = 15.0                  # seconds that a count is good for
-MAX_POOLS = 1000                # ranges; further ones are left out
-UNKNOWN = "none"                # the range of addresses that are in none
+COUNT_S = 15.0                  # seconds for which a count is valid
+MAX_POOLS = 1000                # ranges; further ranges are left out
+UNKNOWN = "none"                # the name of the range for addresses outside of all ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A range of addresses. ipam: "host-local" or "cluster". network: of cluster, the space. free: None if the range is
-    not known."""
+    """A range of addresses. ipam: "host-local" or "cluster". network: for "cluster" the address space. free: None if
+    the range is unknown."""
 
     ipam: str
     network: str
@@ -28,7 +28,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """attachments: {network: number}. moment: monotonic seconds."""
+    """The result of a count. attachments: {network: number}. moment: when it was made, in monotonic seconds."""
 
     pools: tuple[Pool, ...] = ()
     attachments: dict[str, int] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Counted:
 
 
 def cluster_pools(stores: Iterable[dict[str, Any]]) -> Iterator[Pool]:
-    """The ranges of cluster-wide addresses. stores: a part of the status document, see server/status.py."""
+    """Yield the ranges of cluster-wide addresses. stores: a part of the status document, see server/status.py."""
     for store in stores:
         for space in store["spaces"]:
             for one in space["ranges"]:

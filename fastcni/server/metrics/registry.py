@@ -1,4 +1,4 @@
-"""The values of all metrics at this moment, for the Prometheus client."""
+"""Collect the current values of all metrics for the Prometheus client."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
     from fastcni.server.requests.request_queue import RequestQueue
     from fastcni.server.restoring.restorer import Restoring
 
-    Sample = tuple[tuple[str, ...], Any]        # (label values, number), of a histogram (label values, Histogram)
+    Sample = tuple[tuple[str, ...], Any]        # (label values, number), for a histogram (label values, Histogram)
 
 FAMILIES: dict[str, Any] = {COUNTER: CounterMetricFamily, HISTOGRAM: HistogramMetricFamily}
 PATH = "/metrics"
 
 
 class ServerCollector(Collector):
-    """The metrics of table.py. The arguments are the parts of the server that have the values; they are only read.
+    """The collector of the metrics in table.py. The arguments are the parts of the server that have the values; the
+    collector only reads them.
 
-    counts: None if its file cannot be used.
+    counts: None if the file PATH.one-shot cannot be used.
     """
 
     def __init__(self, requests: Requests, queue: RequestQueue, hosts: Hosts, restoring: Restoring,
@@ -59,7 +60,7 @@ class ServerCollector(Collector):
             yield family
 
     def values(self) -> dict[str, Iterable[Sample]]:
-        """{name of a metric: its samples}."""
+        """Return {name of a metric: its samples}."""
         counts, times, phases = self.requests.copy()
         links, link_requests = self.hosts.link_deletes()
         counted = self.pools.get()
@@ -91,7 +92,7 @@ class ServerCollector(Collector):
             return {}
         try:
             return self.counts.read()
-        except OSError:                 # an error of the disk: the last values
+        except OSError:                 # an error of the disk: use the previous values
             return self.counts.counts
 
 
@@ -100,7 +101,7 @@ def labels_of(pool: Pool) -> tuple[str, str, str]:
 
 
 def make_page(*collectors: Collector) -> Page:
-    """The page that Prometheus scrapes."""
+    """Return the page that Prometheus scrapes."""
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)

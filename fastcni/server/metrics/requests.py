@@ -1,6 +1,8 @@
-"""Counts and histograms of the requests that have ended. Plain numbers: a request adds to them in microseconds.
+"""Count ended requests, and keep histograms of their times. These are plain numbers, to which a request adds in
+microseconds.
 
-The numbers become metrics only when they are scraped. They are bounded: the labels of further networks are "other".
+The numbers become metrics only when Prometheus scrapes them. Their count is limited: the label of further networks is
+"other".
 """
 
 from __future__ import annotations
@@ -12,19 +14,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.server.records.ended import Ended
 
-# Seconds: upper ends of the histograms' buckets, both included
+# Upper ends of the histograms' buckets, in seconds
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.5, 5.0,
           10.0, 60.0)
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "UPDATE")
 OTHER = "other"
 MAX_NETWORKS, MAX_PLUGINS, MAX_CODES = 100, 40, 40
-MAX_COUNTS = 2000               # of (command, plugin, network, code)
-MAX_HISTOGRAMS = 200            # of (command, plugin)
+MAX_COUNTS = 2000               # of different (command, plugin, network, code)
+MAX_HISTOGRAMS = 200            # of different (command, plugin)
 MAX_NAME = 128                  # characters of a label
 
 
 class Labels:
-    """labels(value) is the value as the text of a label. After `most` different values it is OTHER for all others."""
+    """The label texts of one label. labels(value) returns the text for a value. After `most` different values it
+    returns OTHER for further values."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -40,7 +43,7 @@ class Labels:
 
 
 class Histogram:
-    """counts: of each bucket alone, the last one without an upper end. total: seconds."""
+    """A histogram. counts: the count of each single bucket; the last has no upper end. total: the sum in seconds."""
 
     __slots__ = ("counts", "total")
 
@@ -57,7 +60,7 @@ class Histogram:
         return it
 
     def buckets(self) -> list[tuple[str, float]]:
-        """[(upper end as text, how many up to there)]."""
+        """Return [(upper end as text, cumulative count)]."""
         found, below = [], 0
         for bound, count in zip((*map(repr, BOUNDS), "+Inf"), self.counts, strict=True):
             below += count
@@ -66,7 +69,7 @@ class Histogram:
 
 
 class Requests:
-    """note(ended) adds a request. Any thread may call any method."""
+    """The counts and histograms. note(ended) adds a request. Any thread may call any method."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -96,7 +99,7 @@ class Requests:
 
     def copy(self) -> tuple[dict[tuple[str, str, str, str], int], dict[tuple[str, str], Histogram],
                             dict[tuple[str, str], Histogram]]:
-        """Copies of counts, times and phases."""
+        """Return copies of counts, times and phases."""
         with self.lock:
             return (dict(self.counts), {key: it.copy() for key, it in self.times.items()},
                     {key: it.copy() for key, it in self.phases.items()})
@@ -110,5 +113,5 @@ def histogram(them: dict[tuple[str, str], Histogram], key: tuple[str, str]) -> H
 
 
 def text(value: str) -> str:
-    """A name as the text of a label: short, and UTF-8."""
+    """Return a name as the text of a label: short, and UTF-8."""
     return value[:MAX_NAME].encode("utf-8", "replace").decode()

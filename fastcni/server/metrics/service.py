@@ -1,4 +1,4 @@
-"""The metrics of a server, from --metrics to its end."""
+"""Serve the metrics of a server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Metrics:
     """The page /metrics of a site. Make it before the server, then attach() it.
 
-    count: counts addresses and attachments. more: collectors of what runs beside the requests. Raises ListenError.
+    count: counts addresses and attachments. more: collectors of other parts of the server, such as the agent. Raises
+    ListenError.
     """
 
     def __init__(self, site: Site, count: Callable[[], Counted], log: Logger, more: Sequence[Collector] = ()) -> None:
@@ -36,12 +37,12 @@ class Metrics:
         self.counts: one_shot.OneShotCount | None = None
 
     def attach(self, server: Server) -> None:
-        """Read the values of this server from now on."""
+        """Read the values of this server."""
         requests = Requests()
         server.acceptor.records.receivers.append(requests.note)
         try:
             self.counts = one_shot.OneShotCount(server.listen.sock.getsockname())
-        except OSError as e:            # a read-only folder, for instance; all other metrics are there
+        except OSError as e:            # for example a read-only directory; all other metrics are available
             self.log.warning("one_shot_uncounted", error=str(e))
         collector = self.registry.ServerCollector(
             requests, server.queue, server.hosts, server.restoring, server.cluster,
@@ -50,7 +51,7 @@ class Metrics:
         self.site.announce("metrics_ready")
 
     def start(self) -> None:
-        """The site does it."""
+        """Do nothing: the site starts."""
 
     def stop(self) -> None:
         if self.counts:

@@ -1,4 +1,4 @@
-"""The metrics: the name of each, its type, its labels and its help text. docs/metrics.md has the same table."""
+"""List the metrics with their types, labels and help texts. docs/metrics.md has the same table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """name: as it is scraped, without the suffixes of a histogram."""
+    """A metric. name: as Prometheus scrapes it, without the suffixes of a histogram."""
 
     name: str
     kind: str
@@ -54,6 +54,6 @@ TABLE = (
     Metric("fastcni_namespaces", GAUGE, (), "Network namespaces of callers that the server has open."),
     Metric("fastcni_threads", GAUGE, (), "Threads of the server."),
 )
-# Of the Prometheus client itself (ProcessCollector)
+# Metrics of the Prometheus client itself (ProcessCollector)
 OF_CLIENT = ("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_start_time_seconds",
              "process_cpu_seconds_total", "process_open_fds", "process_max_fds")

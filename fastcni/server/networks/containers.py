@@ -1,6 +1,6 @@
-"""The containers to which multus has attached networks, by their pods: from libcni's files of one cniDir.
+"""Find the containers to which multus has attached networks, by pod, from libcni's files in one cniDir.
 
-The server knows them after a restart, too, and those that one-shot requests or Multus have added.
+So the server also knows the containers after a restart, and those that one-shot requests or Multus have added.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Attachment:
-    """What one file says. args: the CNI_ARGS of the ADD, {name: value}."""
+    """The attachment of one file. args: the CNI_ARGS of the ADD, {name: value}."""
 
     __slots__ = ("container_id", "ifname", "netns", "args")
 
     def __init__(self, it: Section) -> None:
-        """Raises CniError for a damaged file."""
+        """Read a decoded file. Raises CniError for a damaged file."""
         self.container_id, self.ifname, self.netns = it.text("containerId"), it.text("ifName"), it.text("netns")
         self.args = {str(pair[0]): str(pair[1]) for pair in it.items("cniArgs") if len(pair) == 2}
 
@@ -34,11 +34,12 @@ class Attachment:
 
 
 class Containers:
-    """Files that were read once are not read again: a file's name has its container, whose pod does not change."""
+    """The containers of one cniDir. Each file is read once, because its name has the container, whose pod does not
+    change."""
 
     def __init__(self, cni_dir: str) -> None:
         self.folder = f"{cni_dir}/{RESULTS}"
-        self.known: dict[str, Attachment] = {}          # by the name of the file
+        self.known: dict[str, Attachment] = {}          # {file name: Attachment}
         self.by_pod: dict[Key, list[Attachment]] = {}
 
     def read(self) -> None:
@@ -57,8 +58,8 @@ class Containers:
             self.by_pod.setdefault(it.pod, []).append(it)
 
     def of(self, key: Key, pod: Pod) -> dict[str, list[Attachment]]:
-        """{container id: attachments} of a pod's containers whose network namespace exists. A pod has several while a
-        runtime replaces its sandbox."""
+        """Return {container id: attachments} of a pod's containers whose network namespace exists. A pod has several
+        containers while a runtime replaces its sandbox."""
         found: dict[str, list[Attachment]] = {}
         for it in self.by_pod.get(key, ()):
             if pod.is_of(it.args.get("K8S_POD_UID", "")) and it.netns and exists(it.netns):

@@ -2,7 +2,7 @@
 
 A thread compares each pod's annotation with the files of its containers: when the watch of pods reports a change, when
 an ADD has ended, and after a restart of the server. A difference becomes a request UPDATE of the server to itself. The
-queue runs it before or after other requests of the same attachment, never beside them.
+queue never runs an UPDATE at the same time as another request of the same attachment.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from fastcni.server.networks.watched import WatchedObjects
     from fastcni.server.requests.acceptor import Acceptor
 
-SETTLE_S = 0.1                  # from a change to the comparison: an annotation is often changed twice
+SETTLE_S = 0.1                  # seconds from a change to the comparison, because an annotation is often changed twice
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 60.0
-POLL_MS = 200                   # between looks whether a DEL waits for the end of an UPDATE
-LIMIT_S = 100.0                 # for one UPDATE; longer than the deadline of a request
+POLL_MS = 200                   # between checks whether a DEL waits for the end of an UPDATE
+LIMIT_S = 100.0                 # seconds for one UPDATE; longer than the deadline of a request
 STOP_S = 1.0
 
 
 class HotPlug:
-    """The pods of one source. conf: a configuration of multus with its kubeconfig and cniDir; it may be replaced."""
+    """The pods of one source. conf: a configuration of multus with this kubeconfig and cniDir; conf may be replaced."""
 
     def __init__(self, source: WatchedObjects, conf: dict[str, Any], acceptor: Acceptor, log: Logger,
                  home: int) -> None:
         self.source, self.conf, self.acceptor, self.log, self.home = source, conf, acceptor, log, home
         self.containers = Containers(read_keys(Section(conf)).cni_dir)
         self.lock, self.wake, self.stopping = Lock(), Event(), Event()
-        self.due: dict[Key, float] = {}                 # when to compare a pod, by monotonic()
+        self.due: dict[Key, float] = {}                 # {pod: when to compare it, by monotonic()}
         self.handled: dict[Key, tuple[str, str]] = {}   # (uid, annotation) of pods that have its networks
         self.delays: dict[Key, float] = {}              # seconds before the last retry of an UPDATE that failed
         self.thread: Thread | None = None
@@ -61,7 +61,7 @@ class HotPlug:
     # Any thread
 
     def note(self, key: Key, pod: Pod | None) -> None:
-        """Take notice of a pod as the watch has it; None: it no longer exists."""
+        """Record the state of a pod in the watch; None: the pod no longer exists."""
         if pod is None:
             with self.lock:
                 self.due.pop(key, None)
@@ -71,7 +71,7 @@ class HotPlug:
             self._compare_later(key, SETTLE_S)
 
     def compare_all(self) -> None:
-        """Compare the pods of which no container was found before, because an ADD has ended."""
+        """After an ADD has ended: compare the pods without a known container."""
         for key, pod in list(self.source.pods.found.items()):
             if key not in self.due and self.handled.get(key) != state_of(pod):
                 self._compare_later(key, SETTLE_S)
@@ -82,7 +82,7 @@ class HotPlug:
         self.wake.set()
 
     def start(self) -> None:
-        """Start the thread unless it runs. Call it from time to time: a thread cannot always be started."""
+        """Start the thread unless it runs. Call start() periodically, because a thread cannot always be started."""
         if not self.stopping.is_set() and not (self.thread and self.thread.is_alive()):
             thread = Thread(target=self._run, name="hot-plug", daemon=True)
             self.thread = thread if start_thread(thread, self.log) else None
@@ -130,7 +130,7 @@ class HotPlug:
                 self._compare(key, pod)
 
     def _compare(self, key: Key, pod: Pod) -> None:
-        """Bring the containers of a pod up to date. Without one, the ADD is still to come."""
+        """Update the containers of a pod. If the pod has no container, its ADD has not run yet."""
         found, done = self.containers.of(key, pod), True
         for container_id, attachments in sorted(found.items()):
             try:
@@ -143,7 +143,7 @@ class HotPlug:
             self.delays.pop(key, None)
 
     def _first(self, container_id: str, attachments: list[Attachment], key: Key, pod: Pod) -> Attachment | None:
-        """The attachment to the container's first network, None if the container has the networks that it should.
+        """The attachment to the container's first network, None if the container has the networks of the annotation.
         Raises CniError."""
         keys = read_keys(Section(self.conf))
         by_name = {it.ifname: it for it in attachments}
@@ -172,7 +172,7 @@ class HotPlug:
         return self._failed(key, first.container_id, error) if error else True
 
     def _answer(self, ours: socket, attachment: tuple[str, str]) -> str:
-        """Wait for the answer of an UPDATE; "" or why it failed. A DEL of the pod ends the UPDATE."""
+        """Wait for the answer of an UPDATE. Return "", or why the UPDATE failed. A DEL of the pod ends the UPDATE."""
         poll, until = select.poll(), monotonic() + LIMIT_S
         poll.register(ours, select.POLLIN)
         while not poll.poll(POLL_MS):

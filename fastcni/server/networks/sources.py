@@ -1,4 +1,4 @@
-"""The API servers from which networks of pods come, one for each kubeconfig and cniDir of configurations."""
+"""Keep the sources of pods' networks: an API server for each kubeconfig and cniDir in configurations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class NetworkSources:
-    """home: a descriptor of the server's network namespace. configured(): the configurations of plugins of this node,
-    decoded: their watches start with the server, so that the first pod waits for no list."""
+    """home: a descriptor of the server's network namespace. configured(): returns the decoded plugin configurations of
+    this node. Their watches start with the server, so that the first pod does not wait for a list."""
 
     def __init__(self, home: int, log: Logger, configured: Callable[[], Iterable[Any]] = tuple, node: str = "") -> None:
         self.home, self.log, self.configured, self.lock = home, log, configured, Lock()
@@ -37,17 +37,17 @@ class NetworkSources:
         self.stopping = False
 
     def attach(self, acceptor: Acceptor) -> None:
-        """Send requests of the server itself by this acceptor, and learn from it which requests have ended."""
+        """Use this acceptor to send the server's own requests, and to receive the records of ended requests."""
         self.acceptor = acceptor
 
     def note(self, ended: Ended) -> None:
-        """Compare pods of which an ADD has ended."""
+        """Compare the pods whose ADD has ended."""
         if ended.call.command == "ADD" and ended.call.message.plugin in RUNS_NETWORKS:
             for hot_plug in list(self.hot_plugs.values()):
                 hot_plug.compare_all()
 
     def objects(self, key: Hashable, open_objects: Callable[[], ApiObjects]) -> Any:
-        """The source of a configuration, opened once for all requests."""
+        """Return the source of a configuration, opened once for all requests."""
         with self.lock:
             if key not in self.sources:
                 self.sources[key] = WatchedObjects(open_objects(), self.node, self.log, self.home)
@@ -74,7 +74,7 @@ class NetworkSources:
                     source.watch_pods()
                 if keys.hot_plug and self.acceptor:
                     self._hot_plug(key, source, conf.values, self.acceptor)
-        except CniError:                # requests say what is wrong
+        except CniError:                # requests report the error
             return
 
     def _hot_plug(self, key: Hashable, source: WatchedObjects, conf: dict[str, Any], acceptor: Acceptor) -> None:
@@ -98,7 +98,7 @@ class NetworkSources:
                 source.keep()
         for hot_plug in list(self.hot_plugs.values()):
             hot_plug.start()
-            hot_plug.compare_all()              # an ADD may have been one-shot
+            hot_plug.compare_all()              # an ADD may have run one-shot
 
     def stop(self) -> None:
         self.stopping = True
@@ -108,5 +108,5 @@ class NetworkSources:
             source.close()
 
     def describe(self) -> list[dict[str, Any]]:
-        """A part of the status document: one entry for each source."""
+        """Return a part of the status document: one entry for each source."""
         return [source.describe() for source in list(self.sources.values())]

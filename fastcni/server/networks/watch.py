@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RETRY_S = 1.0                   # after a watch has ended with an error
-STOP_S = 1.0                    # how long stop() waits for the thread
+RETRY_S = 1.0                   # seconds after a watch has ended with an error
+STOP_S = 1.0                    # seconds that stop() waits for the thread
 
 
 class Watch(Generic[T]):
-    """path: of the kind in the API. selector: a query that chooses objects, "" for all. reduce(document): what is kept
-    of an object. changed(key, kept): called in the thread, with None for an object that no longer exists. complete():
-    called in the thread after each list. home: a descriptor of the server's network namespace.
+    """The watch of one kind. path: the kind's path in the API. selector: a query that selects objects, "" for all.
+    reduce(document): returns the part of an object to keep. changed(key, kept): called in the thread, with None for an
+    object that no longer exists. complete(): called in the thread after each list. home: a descriptor of the server's
+    network namespace.
 
-    found: {(namespace, name): what is kept}. why: why the watch has no connection, "" if it has one. listed: `found`
+    found: {(namespace, name): the kept part}. why: why the watch is not connected, "" if it is. listed: whether `found`
     has been complete once.
     """
 
@@ -42,12 +43,12 @@ class Watch(Generic[T]):
         self.log, self.home, self.stopping = log, home, Event()
         self.found: dict[Key, T] = {}
         self.why, self.listed = "", False
-        self._listed_keys: set[Key] = set()             # by this connection
+        self._listed_keys: set[Key] = set()             # keys of this connection's list
         self.thread: Thread | None = None
 
     @property
     def current(self) -> bool:
-        """Whether `found` is what the API server has, as far as this process knows."""
+        """Return whether `found` agrees with the API server, as far as this process knows."""
         return self.listed and not self.why
 
     def start(self) -> None:
@@ -99,7 +100,8 @@ class Watch(Generic[T]):
         self.changed(key, None)
 
     def _list_ended(self, path: str) -> None:
-        """Objects that were removed while there was no connection are in no event: the list does not have them."""
+        """Remove objects that are not in the list: they were deleted while the watch was not connected, and no event
+        reports them."""
         for key in self.found.keys() - self._listed_keys:
             self._drop(key)
         self.complete()

@@ -1,4 +1,4 @@
-"""Pods of this node and definitions of networks, as watches of the Kubernetes API have last seen them."""
+"""Keep pods of this node and network definitions up to date by watches of the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.kit.networks.copies import Stored
 
-FIRST_LIST_S = 2.0              # how long a request waits for the first list
-SEEN_S = 1.0                    # how long a request waits until the watch has its pod: kubelets are often faster
+FIRST_LIST_S = 2.0              # seconds that a request waits for the first list
+SEEN_S = 1.0                    # seconds that a request waits until the watch has its pod: kubelets are often faster
 MAX_UNWRITTEN = 4096            # statuses that wait for the API server; a node has some hundred pods
-WRITE_TIMEOUT_S = 5.0           # of a status that no ADD waits for
+WRITE_TIMEOUT_S = 5.0           # seconds for writing a status that no ADD waits for
 
 
 class WatchedObjects:
-    """ApiObjects, which ask the API server only for what the watches do not have. Any thread may call the methods.
+    """ApiObjects that ask the API server only for objects that the watches do not have. Any thread may call the
+    methods.
 
-    The watch of definitions starts with start(), that of pods with the first request that asks for a pod, or with
-    watch_pods(): runtimes pass the annotations of most pods with the request.
+    start() starts the watch of definitions. The watch of pods starts with watch_pods() or the first request that needs
+    a pod, because most runtimes pass a pod's annotations with the request.
     """
 
     def __init__(self, objects: ApiObjects, node: str, log: Logger, home: int) -> None:
@@ -65,8 +66,8 @@ class WatchedObjects:
         return self.objects.definition(namespace, name)
 
     def write_status(self, namespace: str, name: str, uid: str, text: str) -> None:
-        """Write a pod's status now, for STATUS_TIMEOUT_S at most. If that fails, keep() writes it later, and the ADD
-        goes on."""
+        """Write a pod's status now, for STATUS_TIMEOUT_S at most. If that fails, keep() writes the status later, and
+        the ADD continues."""
         key = namespace, name
         with self.lock:
             self.unwritten.pop(key, None)
@@ -88,11 +89,11 @@ class WatchedObjects:
 
     @property
     def away(self) -> str:
-        """Why the API server does not answer, "" if it does."""
+        """Return why the API server does not answer, "" if it answers."""
         return self.definitions.why
 
     def start(self) -> None:
-        """Start the threads that do not run."""
+        """Start the watch threads that do not run."""
         self.definitions.start()
         if self.pods_wanted:
             self.pods.start()
@@ -102,18 +103,19 @@ class WatchedObjects:
         self.pods.start()
 
     def _remove_copies(self) -> None:
-        """Remove the copies of definitions that the list does not have: they were removed before the server started."""
+        """Remove the copies of definitions that are not in the list, because they were deleted before the server
+        started."""
         copies = self.objects.copies
         try:
             copies.remove_incomplete()
             for key in list(copies.names()):
                 if key not in self.definitions.found:
                     copies.keep(*key, None)
-        except CniError as e:           # for instance a file in the place of the directory
+        except CniError as e:           # for example a file in the place of the directory
             self.log.warning("networks_copies_unreadable", error=e.msg)
 
     def keep(self) -> None:
-        """Write the statuses that could not be written before, until one fails."""
+        """Write the statuses that could not be written before. Stop at the first error."""
         if self.unwritten and self.writing.acquire(blocking=False):
             try:
                 self._write_later()
@@ -127,7 +129,7 @@ class WatchedObjects:
             except Away:
                 return
             with self.lock:
-                if self.unwritten.get(key) == (uid, text):      # no later ADD has another one
+                if self.unwritten.get(key) == (uid, text):      # no later ADD has replaced the status
                     del self.unwritten[key]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The spans of a request, made and sent by OpenTelemetry's SDK. Only this module imports it.
+"""Make and send the spans of requests by OpenTelemetry's SDK. Only this module imports the SDK.
 
     ADD bridge                  kind SERVER; its parent is the caller's span
       queue
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 PATH = "/v1/traces"
 ARGUMENT = "TRACEPARENT"        # the key of CNI_ARGS
-# {key of CNI_ARGS: attribute}, as OpenTelemetry names them
+# {key of CNI_ARGS: OpenTelemetry's attribute}
 POD = {"K8S_POD_NAMESPACE": "k8s.namespace.name", "K8S_POD_NAME": "k8s.pod.name", "K8S_POD_UID": "k8s.pod.uid"}
 VARIABLES = {"CNI_CONTAINERID": "cni.container_id", "CNI_IFNAME": "cni.ifname", "CNI_NETNS": "cni.netns"}
 MAX_DESCRIPTION = 512
@@ -46,7 +46,7 @@ GOOD = ("0", DECLINED)          # a declined request goes one-shot
 
 
 class Finished(SpanProcessor):
-    """Collects the spans that have ended and are sampled."""
+    """A span processor that collects the ended, sampled spans."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
@@ -56,7 +56,7 @@ class Finished(SpanProcessor):
 
 
 class LastLine(logging.Handler):
-    """Keeps the last line that the SDK logs: its only word about a failed export."""
+    """A log handler that keeps the SDK's last line, its only report of a failed export."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -67,7 +67,7 @@ class LastLine(logging.Handler):
 
 
 class Sender:
-    """Makes and sends the spans of requests. url: the collector's, without PATH."""
+    """The sender of requests' spans. url: the collector's URL, without PATH."""
 
     def __init__(self, url: str) -> None:
         self.last_line = LastLine()
@@ -83,7 +83,7 @@ class Sender:
         self.exporter = OTLPSpanExporter(url.rstrip("/") + PATH)
 
     def send(self, requests: Iterable[Traced]) -> str:
-        """Send the spans of these requests. Return why it failed, "" if it did not."""
+        """Send the spans of these requests. Return why sending failed, or ""."""
         for each in requests:
             self.make(each)
         spans, self.finished.spans = self.finished.spans, []
@@ -93,7 +93,7 @@ class Sender:
         return self.last_line.text or "the export failed"
 
     def close(self) -> None:
-        """End the attempts to send; from any thread."""
+        """Stop sending. Any thread may call this."""
         self.exporter.shutdown()
 
     def make(self, it: Traced) -> None:
@@ -109,7 +109,7 @@ class Sender:
         root.end(it.ended + it.to_unix)
 
     def parent(self, env: Mapping[str, str], arguments: Mapping[str, str]) -> Context:
-        """The caller's span by its environment, else by CNI_ARGS. An invalid one counts as none."""
+        """Return the caller's span from its environment, otherwise from CNI_ARGS. An invalid span is ignored."""
         for values in (env, arguments):
             if ARGUMENT in values:
                 carrier = {"traceparent": values[ARGUMENT], "tracestate": values.get("TRACESTATE", "")}
@@ -118,7 +118,7 @@ class Sender:
         return Context()
 
     def add_phases(self, root: Span, it: Traced) -> None:
-        """A child for the time in the queue, and one for each phase."""
+        """Add a child span for the time in the queue, and one for each phase."""
         outer = [(root, it.ended)]              # the spans around the next phase, and when they end
         phases = [("queue", it.arrived, it.queued - it.arrived), *it.phases]
         contexts: dict[Span, Context] = {}
@@ -133,21 +133,21 @@ class Sender:
 
 
 def attributes(it: Traced, arguments: Mapping[str, str]) -> dict[str, str | int]:
-    """The attributes of a request's span; empty ones are left out."""
+    """Return the attributes of a request's span, without empty values."""
     found: dict[str, str | int] = {"cni.command": it.command, "cni.plugin": it.plugin, "cni.network": it.network,
                                    "cni.outcome": it.outcome, "fastcni.request_id": it.id, "cni.caller_pid": it.pid}
     found |= {attribute: it.env.get(name, "") for name, attribute in VARIABLES.items()}
     found |= {attribute: arguments.get(key, "") for key, attribute in POD.items()}
     if it.outcome not in GOOD:
         found["error.type"] = it.outcome
-    if it.merged:                # those beyond the phases that are kept one by one
+    if it.merged:                # phases beyond MAX_PHASES
         found["fastcni.merged_phases"] = ", ".join(f"{NAMES.get(what) or what} {took / 1e6:.3f} ms"
                                                    for what, took in it.merged.items())
     return {name: clean(value) if isinstance(value, str) else value for name, value in found.items() if value != ""}
 
 
 def description(it: Traced) -> str:
-    """The description of an error status: "CNI error 7: bridge: expected a string"."""
+    """Return the description of an error status: "CNI error 7: bridge: expected a string"."""
     try:
         document = json.loads(it.error)
     except ValueError:
@@ -158,11 +158,11 @@ def description(it: Traced) -> str:
 
 
 def clean(value: str) -> str:
-    """The value as text that can be encoded: bytes that are not UTF-8 become question marks."""
+    """Return the value as text that can be encoded: bytes that are not UTF-8 become question marks."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def read_arguments(text: str) -> dict[str, str]:
-    """The keys and values of CNI_ARGS. What has no "=" is left out."""
+    """Return the keys and values of CNI_ARGS. Parts without "=" are ignored."""
     pairs: Sequence[tuple[str, str, str]] = [pair.partition("=") for pair in text.split(";")]
     return {key: value for key, equals, value in pairs if equals}

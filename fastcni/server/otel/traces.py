@@ -1,7 +1,7 @@
-"""The queue of ended requests, and the thread that makes and sends their spans.
+"""Queue ended requests, and make and send their spans in a thread.
 
-A request only appends to the queue. A collector that is away, slow or hangs delays neither a request nor, by more than
-STOP_S, the server's stop: requests beyond MAX_WAITING get no spans, and the log counts them.
+A request only appends to the queue. A collector that is unavailable, slow or hangs never delays a request, and delays
+the server's stop by at most STOP_S. Requests beyond MAX_WAITING get no spans; the log reports their number.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
     from fastcni.server.service import Server
 
 MAX_WAITING = 4096              # requests whose spans are not sent yet
-BATCH = 128                     # requests whose spans are sent at once
-DELAY_S = 1.0                   # from the end of a request to the sending of its spans, and of those after it
-STOP_S = 1.5                    # how long the stop of the server waits for the last spans
-LOG_S = 30.0                    # between two lines about lost spans
+BATCH = 128                     # requests whose spans are sent together
+DELAY_S = 1.0                   # seconds in which ended requests are collected before their spans are sent
+STOP_S = 1.5                    # seconds that the server's stop waits for the last spans
+LOG_S = 30.0                    # seconds between two lines about lost spans
 
 
 class UrlError(ValueError):
-    """The text is no URL of a collector."""
+    """The text is not the URL of a collector."""
 
 
 class Traced(NamedTuple):
-    """What the spans of a request are made from. It does not keep the request's configuration, which can be large.
+    """The data for the spans of a request, without the request's configuration, which can be large.
 
-    env: the caller's variables. outcome, error: as Ended's. phases, merged: as Phases'. arrived, queued, ended: when it
-    entered the queue, left it, and ended, as nanoseconds of monotonic_ns(), which is perf_counter_ns() on Linux.
-    to_unix: add it to get Unix time.
+    env: the caller's variables. outcome, error: as in Ended. phases, merged: as in Phases. arrived, queued, ended: when
+    the request entered the queue, left the queue, and ended, in nanoseconds of monotonic_ns(), which on Linux equals
+    perf_counter_ns().
+    to_unix: the difference to Unix time.
     """
 
     command: str
@@ -56,7 +57,8 @@ class Traced(NamedTuple):
 
 
 class Traces:
-    """url: the collector's, without /v1/traces. Raises ListenError if OpenTelemetry's SDK is missing."""
+    """The traces of a server. url: the collector's URL, without /v1/traces. Raises ListenError if OpenTelemetry's SDK
+    is missing."""
 
     def __init__(self, url: str, log: Logger) -> None:
         try:
@@ -67,23 +69,23 @@ class Traces:
                               "Debian has no packages of them") from e
         self.url, self.log, self.sender = url, log, Sender(url)
         self.waiting: deque[Traced] = deque()
-        self.sending = 0                # requests whose spans are on their way
+        self.sending = 0                # requests whose spans are being sent
         self.lost = 0                   # requests without spans since the last line about them
         self.wake, self.stopping = Event(), Event()
-        self.next_line = 0.0            # when this may be, by monotonic()
+        self.next_line = 0.0            # when the next line may be logged, by monotonic()
         self.thread = Thread(target=self._run, name="traces", daemon=True)
 
     def attach(self, server: Server) -> None:
-        """Trace the requests of this server from now on."""
+        """Trace the requests of this server."""
         server.acceptor.records.receivers.append(self.note)
 
     def start(self) -> None:
-        """Start the thread if it does not run; it cannot always be started."""
+        """Start the thread if it does not run. A thread cannot always be started."""
         if self.thread.ident is None and start_thread(self.thread, self.log):
             self.log.info("traces_ready", url=self.url)
 
     def note(self, ended: Ended) -> None:
-        """Called in the thread of the request."""
+        """Add an ended request to the queue. Called in the request's thread."""
         if len(self.waiting) >= MAX_WAITING:
             self.lost += 1
             return
@@ -97,12 +99,12 @@ class Traces:
             self.wake.set()
 
     def stop(self) -> None:
-        """Send what waits, for STOP_S at most."""
+        """Send the waiting spans, for at most STOP_S."""
         self.stopping.set()
         self.wake.set()
         if self.thread.is_alive():
             self.thread.join(STOP_S)
-        if self.thread.is_alive():      # as a daemon thread it does not hold up the process
+        if self.thread.is_alive():      # as a daemon thread it does not delay the end of the process
             self.log.warning("traces_lost", requests=self.lost + len(self.waiting) + self.sending, url=self.url,
                              why=f"the collector did not take them within {STOP_S} s of the server's stop")
             self.sender.close()
@@ -113,7 +115,7 @@ class Traces:
             self.stopping.wait(DELAY_S)         # requests that end now are sent together
             self.wake.clear()
             self._send_waiting()
-        self._send_waiting()            # those that came before the stop
+        self._send_waiting()            # requests that ended before the stop
         self.sender.close()
 
     def _send_waiting(self) -> None:
@@ -124,7 +126,7 @@ class Traces:
         self.sending = len(batch)
         try:
             why = self.sender.send(batch)
-        except Exception:               # a defect of fastcni or of the SDK: the server and its requests go on
+        except Exception:               # a defect of fastcni or of the SDK: the server continues
             self.log.exception("server_fault")
             why = "a fault of fastcni"
         self.sending = 0

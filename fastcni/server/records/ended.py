@@ -1,7 +1,7 @@
-"""The record of a request that has ended: its names, its outcome, and the phases that it went through.
+"""Record an ended request: its names, its outcome and its phases.
 
-A running request notes its phases as they end; the log line is made from them. An Ended is made only if something
-receives it.
+A running request records each phase when it ends; the log line is made from the phases. An Ended is made only if there
+is a receiver.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from fastcni.server.records.stories import Steps
     from fastcni.server.requests.request_queue import Call
 
-    Phase = tuple[int | str, int, int]      # what it was, when it began (perf_counter_ns()), nanoseconds that it took
+    Phase = tuple[int | str, int, int]      # kind, begin (perf_counter_ns()), duration in nanoseconds
 
-MAX_PHASES = 256                # of one request; GC of many attachments has more
+MAX_PHASES = 256                # of one request; GC of many attachments has more phases
 NAMES: dict[int | str, str] = {uapi.NETLINK_ROUTE: "netlink", uapi.NETLINK_NETFILTER: "nftables",
                                uapi.NETLINK_SOCK_DIAG: "sockets"}
-# Outcomes beside "0" and the codes of errors
+# Outcomes other than "0" and the codes of errors
 DECLINED, CALLER_GONE, ABANDONED, FAULT = "declined", "caller_gone", "abandoned", "fault"
 
 
 class Phases:
     """The phases of a running request, in the order of their ends.
 
-    They can lie inside each other: the netlink messages of an IPAM plugin are "netlink" and "ipam". merged: {what:
-    nanoseconds} of those beyond MAX_PHASES. steps: the request's steps, see stories.py; None if nobody keeps them.
+    Phases can be nested: the netlink messages of an IPAM plugin are "netlink" within "ipam". merged: {kind:
+    nanoseconds} of the phases beyond MAX_PHASES. steps: the request's steps, see stories.py; None if they are not kept.
     """
 
     __slots__ = ("entries", "merged", "steps", "sums")
@@ -44,7 +44,7 @@ class Phases:
         self.sums: dict[str, int] | None = None         # the last totals()
 
     def note(self, what: int | str, started: int) -> None:
-        """Note a phase that ends now; as kernel.waiting.Request.spent()."""
+        """Record a phase that ends now; see kernel.waiting.Request.spent()."""
         took, self.sums = perf_counter_ns() - started, None
         if len(self.entries) < MAX_PHASES:
             self.entries.append((what, started, took))
@@ -52,7 +52,8 @@ class Phases:
             self.merged[what] = self.merged.get(what, 0) + took
 
     def totals(self) -> dict[str, int]:
-        """{name: nanoseconds in all phases of that name}: "netlink", "nftables", "ipam", "delegate", "program"."""
+        """Return {name: nanoseconds in all phases of that name}: "netlink", "nftables", "ipam", "delegate",
+        "program"."""
         if self.sums is None:
             sums = {**self.merged}
             for what, _, took in self.entries:
@@ -64,12 +65,12 @@ class Phases:
 class Ended:
     """A request that has ended.
 
-    call     its names and its message
-    outcome  "0", the code of its error, or one of DECLINED, CALLER_GONE, ABANDONED, FAULT: it has no answer
+    call     the Call, with the request's names and its message
+    outcome  "0", the code of its error, or one of DECLINED, CALLER_GONE, ABANDONED, FAULT, which have no answer
     queued   seconds in the queue
-    took     seconds from the queue to its end; 0.0 if it was refused in the queue
+    took     seconds from the queue to its end; 0.0 if it was rejected in the queue
     phases   its Phases
-    error    its error document, or why it was declined; "" without either
+    error    its error document, or why it was declined, or ""
     """
 
     __slots__ = ("call", "error", "outcome", "phases", "queued", "took")
@@ -80,8 +81,9 @@ class Ended:
 
 
 class Records:
-    """Passes each Ended to its receivers: report() does nothing without any. receivers: functions that are called in
-    the thread of the request, after its answer; `fault(event)` logs an exception of one."""
+    """The receivers of ended requests. report() passes them each Ended, and does nothing without receivers. receivers:
+    functions that are called in the request's thread, after its answer. fault(event): logs an exception of a
+    receiver."""
 
     __slots__ = ("fault", "receivers")
 

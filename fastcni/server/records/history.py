@@ -1,23 +1,25 @@
-"""The last requests that have ended, for `fastcni trace` and `fastcni top`: the control request NAME.
+"""Keep the last ended requests, and answer the control request NAME of `fastcni trace` and `fastcni top`.
 
     {"pid": 812, "size": 1024, "first": 3689, "next": 4712, "lost": 0, "requests": [
         {"number": 4711, "id": "ab12-17", "time": 1763900000.123, "command": "ADD", "plugin": "bridge",
          "network": "net", "container": "c1", "ifname": "eth0", "pid": 99, "outcome": "0", "queueMs": 0.02, "ms": 1.9,
          "phases": [{"name": "netlink", "startMs": 0.1, "ms": 0.3}], "story": {...}}]}
 
-AFTER=4711 asks for requests with a higher number, LIMIT=100 for at most so many, the oldest first. WIRE=1 asks the
-server to keep the stories of successful requests, too, for the next WIRE_S seconds. Without AFTER the newest come.
+AFTER=4711 asks for requests with a higher number, LIMIT=100 for at most 100 requests, the oldest first. WIRE=1 asks the
+server to keep the stories of successful requests, too, for the next WIRE_S seconds. Without AFTER the answer has the
+newest requests.
 
-first    from this number on none is missing
-next     AFTER of the next question
-lost     how many requests after AFTER the server has dropped already
-time     of the request's arrival, Unix seconds; queueMs: in the queue; ms: from the queue to the end
+first    from this number on no request is missing
+next     the value of AFTER for the next question
+lost     how many requests after AFTER the server has already dropped
+time     the request's arrival in Unix seconds; queueMs: time in the queue; ms: time from the queue to the end
 outcome  see ended.py
-phases   in the order of their ends; startMs counts from the end of the queue; they can lie inside each other
-story    of a failed request, see stories.py
+phases   in the order of their ends; startMs counts from the end of the queue; phases can be nested
+story    the story of a failed request, see stories.py
 
-The last MAX_STORIES failed requests stay longer than others that came after them. A request that has succeeded takes
-some 2 kB, one with a story 160 kB at most; there are MAX_STORIES of failed ones, and as many of successful ones.
+The last MAX_STORIES failed requests stay longer than others that came after them. A successful request takes some 2 kB
+of memory, a request with a story at most 160 kB. At most MAX_STORIES failed and MAX_STORIES successful requests have a
+story.
 """
 
 from __future__ import annotations
@@ -39,17 +41,17 @@ if TYPE_CHECKING:
 
     from fastcni.server.records.ended import Ended, Phase
 
-NAME = "fastcni-history"        # with the characters of a plugin's name, and no plugin has it
+NAME = "fastcni-history"        # valid as a plugin's name, but no plugin has this name
 DEFAULT_SIZE = 1024
-MAX_LIMIT = 1000                # requests of one answer
+MAX_LIMIT = 1000                # requests in one answer
 MAX_STORIES = 64
 MAX_NAME = 256                  # characters of one name: callers choose them
-MAX_PHASES = 64                 # that are kept of one request
+MAX_PHASES = 64                 # kept phases of one request
 WIRE_S = 3.0
 
 
 class Entry:
-    """A request that has ended, without what only a running one needs."""
+    """An ended request, without the data of a running request."""
 
     __slots__ = ("number", "names", "arrived", "started", "outcome", "queued", "took", "phases", "story")
 
@@ -76,11 +78,11 @@ class Entry:
 
 
 class History:
-    """The last `size` requests. note() is a receiver of Records; any thread may call any method."""
+    """The last `size` requests. note() is a receiver of Records. Any thread may call any method."""
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
         self.entries: deque[Entry] = deque(maxlen=size)
-        self.failed: deque[Entry] = deque(maxlen=MAX_STORIES)   # in entries, too, until these are full
+        self.failed: deque[Entry] = deque(maxlen=MAX_STORIES)   # also in entries, until these are full
         self.traced: deque[Entry] = deque()                     # successful ones with a story
         self.number, self.wire_until, self.lock = 0, 0.0, Lock()
 
@@ -93,7 +95,7 @@ class History:
             if ended.outcome != "0":
                 entry.story = stories.Story(ended)
                 if len(self.failed) == MAX_STORIES:
-                    self.failed[0].story = None         # append() drops it; it may still be in entries
+                    self.failed[0].story = None         # append() drops this request, which may still be in entries
                 self.failed.append(entry)
             elif monotonic() < self.wire_until:
                 entry.story = stories.Story(ended)
@@ -102,26 +104,26 @@ class History:
                     self.traced.popleft().story = None
 
     def document(self, variables: Mapping[str, str]) -> bytes:
-        """The answer to a control request. Raises ValueError for a number that is none."""
+        """Return the answer to a control request. Raises ValueError for an invalid number."""
         after, limit = variables.get("AFTER"), min(int(variables.get("LIMIT", MAX_LIMIT)), MAX_LIMIT)
         if variables.get("WIRE"):
             self.wire_until = monotonic() + WIRE_S
         head, found = self.find(int(after) if after is not None else None, limit)
-        # One after another: another thread can run in between
+        # One request after another, so that other threads can run in between
         requests = [dumps(entry.document()) for entry in found]
         return f'{dumps(head)[:-1]}, "requests": [{", ".join(requests)}]}}'.encode()
 
     def after(self, number: int) -> dict[str, Any]:
-        """The document for this AFTER, for a reader in this process."""
+        """Return the document for this AFTER, for a reader in this process."""
         head, found = self.find(number, MAX_LIMIT)
         return {**head, "requests": [entry.document() for entry in found]}
 
     def find(self, after: int | None, limit: int) -> tuple[dict[str, Any], list[Entry]]:
-        """The document without its requests, and these."""
+        """Return the document without its requests, and the requests."""
         with self.lock:
             entries, failed, last = self.entries.copy(), self.failed.copy(), self.number
         first = entries[0].number if entries else last + 1
-        # Behind the last number another server has answered before: all of this one's are new
+        # A number above the last one is from another server, so all requests of this server are new
         start = after if after is not None and after <= last else 0
         found = [*(entry for entry in failed if start < entry.number < first),
                  *(entry for entry in entries if entry.number > start)]
@@ -133,8 +135,8 @@ class History:
 
 def ask(path: str, after: int | None = None, limit: int = MAX_LIMIT, *, wire: bool = False,
         timeout_s: float = control.TIMEOUT_S) -> dict[str, Any] | None:
-    """Ask the server at a socket; None if it keeps no history, or is of an older version. after: None asks for the
-    newest requests. Raises OSError, as control.ask()."""
+    """Ask the server at a socket. Return None if the server keeps no history or is of an older version. after: None
+    asks for the newest requests. Raises OSError as control.ask()."""
     variables = {"LIMIT": str(limit)}
     if after is not None:
         variables["AFTER"] = str(after)
@@ -148,5 +150,5 @@ def ms(seconds: float) -> float:
 
 
 def cut(text: str) -> str:
-    """A name of a caller, in printable size and encoding."""
+    """Return a caller's name, shortened and in a printable encoding."""
     return text[:MAX_NAME].encode("utf-8", "replace").decode()

@@ -1,5 +1,5 @@
 """Log the DELs that a runtime repeats because they failed: the 1st, 2nd, 4th, 8th repetition of each, and so on, and
-the one that succeeds."""
+the DEL that succeeds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.server.records.ended import Ended
 
-MAX_FAILED = 1024               # DELs that are remembered; beyond them the oldest is forgotten
+MAX_FAILED = 1024               # remembered DELs; beyond this number the oldest is forgotten
 
 
 class RetriedDeletes:
-    """note() is a receiver of records."""
+    """The failed DELs. note() is a receiver of Records."""
 
     def __init__(self, log: Logger) -> None:
         self.log = log
@@ -28,7 +28,7 @@ class RetriedDeletes:
         key = (call.message.plugin, *call.attachment)
         failures = self.failed.pop(key, 0)
         if ended.outcome != "0":
-            self.failed[key] = failures + 1             # the newest is the last one
+            self.failed[key] = failures + 1             # the newest entry is the last
             forget_oldest(self.failed, MAX_FAILED)
         if failures and (ended.outcome == "0" or not failures & failures - 1):
             plugin, network, container, ifname = key

@@ -1,4 +1,4 @@
-"""Secrets in what is shown to people: configurations, CNI_ARGS and errors."""
+"""Hide secrets in configurations, CNI_ARGS and errors that are shown to people."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ IN_URL = re.compile(r"(://)[^/@\s\"]+@")         # user:password@
 
 
 def hide(value: Any, secret: bool = False) -> Any:
-    """A value of JSON, with HIDDEN for all texts and numbers below a key that names a secret, and passwords in URLs.
-    Flags stay. secret: the value is below such a key."""
+    """Return a JSON value in which HIDDEN replaces passwords in URLs, and all texts and numbers below a key that names
+    a secret. Booleans stay. secret: whether the value is below such a key."""
     if isinstance(value, dict):
         return {key: hide(each, secret or names_secret(key)) for key, each in value.items()}
     if isinstance(value, list):
@@ -23,7 +23,7 @@ def hide(value: Any, secret: bool = False) -> Any:
 
 
 def hide_arguments(text: str) -> str:
-    """CNI_ARGS without the values of keys that name a secret."""
+    """Return CNI_ARGS without the values of keys that name a secret."""
     pairs = (pair.partition("=") for pair in text.split(";"))
     return ";".join(key + equals + hide(value, names_secret(key)) for key, equals, value in pairs)
 

@@ -1,4 +1,4 @@
-"""What happened in a request, step by step: what it was given, each message to the kernel and the kernel's answers, the
+"""Record the story of a request, step by step: its input, each message to the kernel and the kernel's answers, the
 programs that it ran, its rollback, and its answer.
 
     {"environment": {"CNI_ARGS": "..."}, "configuration": {...}, "error": {"code": 11, "msg": "..."}, "dropped": 0,
@@ -6,7 +6,8 @@ programs that it ran, its rollback, and its answer.
                {"ms": 0.12, "kind": "received", "data": "4c00000002000000..."},
                {"ms": 1.9, "kind": "step", "text": "rollback"}]}
 
-data: a netlink datagram in hexadecimal digits. ms: since the end of the queue. dropped: bytes that did not fit.
+data: a netlink datagram in hexadecimal digits. ms: milliseconds since the end of the queue. dropped: bytes that did not
+fit.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
 
     Step = tuple[int, str, bytes]       # perf_counter_ns(); ">" sent, "<" received, "!" a text; the bytes
 
-MAX_BYTES = 32 << 10            # of the datagrams of one request
-STEP_BYTES = 100                # that a step takes beside its datagram
-MAX_INPUT = 16 << 10            # of a configuration
+MAX_BYTES = 32 << 10            # of one request's datagrams
+STEP_BYTES = 100                # memory of a step besides its datagram
+MAX_INPUT = 16 << 10            # limit of a configuration
 MAX_VALUE = 1024                # characters of a variable
 KINDS = {">": "sent", "<": "received", "!": "step"}
 
 
 class Steps:
-    """The steps of a running request. note() is its function `show`, see kernel.waiting.Request."""
+    """The steps of a running request. note() is the function `show` of kernel.waiting.Request."""
 
     __slots__ = ("dropped", "entries", "left")
 
@@ -49,7 +50,7 @@ class Steps:
 
 
 class Story:
-    """The story of a request that has ended."""
+    """The story of an ended request."""
 
     __slots__ = ("dropped", "env", "error", "stdin", "steps")
 
@@ -61,7 +62,7 @@ class Story:
         self.dropped = steps.dropped if steps else 0
 
     def document(self, started: float) -> dict[str, Any]:
-        """started: monotonic seconds."""
+        """Return the story as JSON values. started: monotonic seconds."""
         return {"environment": {name: utf8(shown(name, value)) for name, value in self.env.items()},
                 "configuration": configuration(self.stdin), "error": read(self.error), "dropped": self.dropped,
                 "steps": [step(at / 1e9 - started, way, data) for at, way, data in self.steps]}
@@ -73,7 +74,8 @@ def step(seconds: float, way: str, data: bytes) -> dict[str, Any]:
 
 
 def configuration(stdin: bytes) -> Any:
-    """The configuration without its secrets; the text "... bytes" of one that is too long or no JSON."""
+    """Return the configuration without its secrets; the text "... bytes" for a configuration that is too long or not
+    JSON."""
     if len(stdin) > MAX_INPUT:
         return f"more than {MAX_INPUT} bytes"
     try:
@@ -87,7 +89,7 @@ def shown(name: str, value: str) -> str:
 
 
 def read(error: str) -> Any:
-    """An error document without secrets; None without one."""
+    """Return an error document without secrets; None without an error document."""
     try:
         return secrets.hide(json.read(error.encode("utf-8", "replace"))) if error else None
     except json.JsonError:

@@ -1,11 +1,11 @@
-"""The acceptor: accepts connections, reads the request of each, and puts it on the queue.
+"""Accept connections, read the request of each, and put the request on the queue.
 
-Any number of threads may wait here; the kernel wakes one of them for each event (epoll(7), EPOLLONESHOT). The thread
-that accepts a connection also reads its request, which follows within microseconds. If it does not, epoll watches the
+Any number of threads may call wait(); the kernel wakes one of them for each event (epoll(7), EPOLLONESHOT). The thread
+that accepts a connection also reads its request, which usually follows within microseconds. Otherwise epoll watches the
 connection. So a caller that only connects, or never reads, cannot block the acceptor.
 
-Requests go onto the queue in the order of their connections. So a thread that reads a request first reads those of
-earlier connections, if they have come: the threads of these are about to wake up.
+Requests go onto the queue in the order of their connections. So before a thread reads a request, it reads the requests
+that have arrived on earlier connections, whose threads have not woken up yet.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 REQUEST_DELAY_MS = 1            # milliseconds: the request usually follows the connection within this time
 ACCEPT_RETRY_S = 0.05
-SILENT_TIMEOUT_S = 10.0         # for a connection to send its request
+SILENT_TIMEOUT_S = 10.0         # seconds for a connection to send its request
 MAX_SILENT = 1024               # connections without a request; beyond them the oldest is closed
 KEYED_COMMANDS = ("ADD", "DEL", "CHECK", UPDATE)
 ONCE = select.EPOLLIN | select.EPOLLONESHOT
@@ -50,8 +50,8 @@ ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 class Acceptor:
     """listener: a listening SEQPACKET socket, non-blocking. queue: a RequestQueue. wakeup: wakes a thread in wait().
-    uids: the user ids that are served. latency: a LatencyRequest. control: {name of a control request: function that
-    answers it, given the connection and its variables}. records: gets the requests that end."""
+    uids: the user ids whose requests are served. latency: a LatencyRequest. control: {name of a control request:
+    function that answers it, given the connection and its variables}. records: gets the ended requests."""
 
     def __init__(self, listener: socket, queue: RequestQueue, wakeup: Wakeup, uids: frozenset[int],
                  latency: LatencyRequest, log: Logger) -> None:
@@ -72,16 +72,16 @@ class Acceptor:
         if latency.timer is not None:
             self.events.register(latency.timer, ONCE)
         self.open = True
-        self.accepted = False           # a connection since it was last set to False, see IdleExit
+        self.accepted = False           # whether a connection was accepted since IdleExit last set this to False
         self.probe_connection: Connection | None = None         # the connection of the last probe()
 
     @property
     def unread(self) -> int:
-        """The number of connections whose request has not come."""
+        """Return the number of connections whose request has not arrived."""
         return len(self.arriving) + len(self.silent)
 
     def wait(self, seconds: float | None) -> None:
-        """Wait for the next event, for so many seconds at most (None: no limit), and handle it."""
+        """Wait for the next event, for at most `seconds` (None: no limit), and handle it."""
         if self.silent and (silence := self._next_silence()) is not None:
             seconds = silence if seconds is None else min(seconds, silence)
         fd = await_event(self.events.fileno(), -1 if seconds is None else int(seconds * 1000) + 1)
@@ -93,7 +93,7 @@ class Acceptor:
             self.wakeup.clear()
             self.events.modify(self.wakeup, ONCE)
         elif fd == self.latency.timer:
-            with self.order:            # no request holds it meanwhile
+            with self.order:            # no request holds the lock
                 self.latency.release()
             self.events.modify(fd, ONCE)
         elif fd >= 0 and self.open:
@@ -102,8 +102,8 @@ class Acceptor:
             self._close_silent()
 
     def probe(self) -> socket:
-        """Send a VERSION request to this server. Return our end of its connection, a non-blocking socket: the answer
-        comes once a worker has taken the request from the queue."""
+        """Send a VERSION request to this server. Return this end of its connection, a non-blocking socket. The answer
+        arrives when a worker has taken the request from the queue."""
         probe, peer = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK)
         probe.send(protocol.request("loopback", {"CNI_COMMAND": "VERSION"}))
         self.probe_connection = Connection(peer.detach())
@@ -111,7 +111,7 @@ class Acceptor:
         return probe
 
     def submit(self, plugin: str, env: dict[str, str], stdin: bytes, home: int) -> socket:
-        """Put a request of the server itself onto the queue. Return our end of its connection: closing it ends the
+        """Put a request of the server itself onto the queue. Return this end of its connection: closing it ends the
         request. home: a descriptor of the namespace in which the request runs. Raises OSError."""
         ours, peer = socketpair(AF_UNIX, SOCK_SEQPACKET)
         message = protocol.Message()
@@ -131,7 +131,7 @@ class Acceptor:
         return ours
 
     def stop(self, *, accept_waiting: bool) -> None:
-        """Accept no more connections, but first those that wait already if `accept_waiting`."""
+        """Stop accepting connections; with `accept_waiting`, first accept the waiting connections."""
         with self.order:
             self.open = False
             self.events.unregister(self.listener)
@@ -145,19 +145,19 @@ class Acceptor:
         self.latency.close()
 
     def _accept(self) -> None:
-        """Accept the next connection, and read its request if that follows at once."""
+        """Accept the next connection, and read its request if that follows within REQUEST_DELAY_MS."""
         self.accepted = True
         with self.order:
             conn = self._accept_one() if self.open else None
             if self.open:
-                self.events.modify(self.listener, ONCE)     # the next one wakes another thread
+                self.events.modify(self.listener, ONCE)     # the next connection wakes another thread
             if not conn:
                 return
             self.arriving[conn] = None
             self._read_up_to(conn)
             if conn not in self.arriving:
                 return                  # the usual case
-            fd = conn.fileno()          # from now on the thread of a later connection may read and close it
+            fd = conn.fileno()          # from here on the thread of a later connection may read and close conn
         await_message(fd, REQUEST_DELAY_MS)
         with self.order:
             if conn not in self.arriving:
@@ -168,7 +168,7 @@ class Acceptor:
                 self._watch(conn)
 
     def _read_up_to(self, conn: Connection) -> None:
-        """Read the requests that have come on the connections up to this one, in the order of the connections."""
+        """Read the requests that have arrived on the connections up to this one, in the order of the connections."""
         for each in list(self.arriving):
             if self._read(each):
                 del self.arriving[each]
@@ -180,7 +180,7 @@ class Acceptor:
         self.events.register(conn, ONCE)
 
     def _accept_one(self) -> Connection | None:
-        """The next connection of a user that is served; None without one."""
+        """Accept the next connection of a served user; None if no connection waits."""
         while True:
             try:
                 conn = protocol.accept(self.listener)
@@ -196,7 +196,7 @@ class Acceptor:
             conn.close()                # unread: the launcher goes one-shot
 
     def _read(self, conn: Connection) -> bool:
-        """Read a connection's request. Return False if it has not come."""
+        """Read a connection's request. Return False if the request has not arrived."""
         try:
             message = protocol.receive(conn)
         except protocol.Lost:
@@ -226,7 +226,7 @@ class Acceptor:
         command = message.env["CNI_COMMAND"]
         light = command in LIGHT_COMMANDS or message.plugin == "loopback"
         call = Call(key_of(message), command, conn, message, light)
-        # A full queue still takes a probe: otherwise a busy server would look like one that hangs.
+        # A full queue accepts a probe, because otherwise a busy server would look like a hanging server.
         if self.queue.put(call, always=conn is self.probe_connection):
             return
         why = f"{self.queue.size} requests wait for the fastcni server already"
@@ -235,7 +235,7 @@ class Acceptor:
         self.queue_full("request_refused", id=message.id, pid=message.pid, why=why)
 
     def _next_silence(self) -> float | None:
-        """Seconds until the oldest silent connection is closed; None without one."""
+        """Return the seconds until the oldest silent connection is closed; None if there is no silent connection."""
         for _, since in self.silent.values():
             return max(0.0, since + SILENT_TIMEOUT_S - monotonic())
         return None
@@ -244,20 +244,20 @@ class Acceptor:
         for fd, (conn, since) in list(self.silent.items()):
             if len(self.silent) <= MAX_SILENT and since + SILENT_TIMEOUT_S > monotonic():
                 return
-            if self.silent.pop(fd, None):       # no other thread has handled it meanwhile
+            if self.silent.pop(fd, None):       # no other thread has handled it
                 conn.close()
 
 
 def key_of(message: Message) -> tuple[str, str] | None:
-    """(container id, ifname), see Call; None if the request is about no attachment. The worker that runs the request
-    decodes its configuration, which can be large, under no lock."""
+    """Return (container id, ifname), see Call; None if the request is about no attachment. The configuration is not
+    decoded here: it can be large, and the worker decodes it without a lock."""
     if message.env["CNI_COMMAND"] not in KEYED_COMMANDS:
         return None
     return message.env.get("CNI_CONTAINERID", ""), message.env.get("CNI_IFNAME", "")
 
 
 def as_cni(conn: Connection, message: Message) -> str:
-    """Make a request of netavark's protocol one of CNI. Return why it has to go one-shot, "" if it need not."""
+    """Convert a request of netavark's protocol to CNI. Return why the request must go one-shot, or ""."""
     if message.plugin != netavark.NAME:
         return ""
     conn.shown = netavark.answer
@@ -273,7 +273,7 @@ def as_cni(conn: Connection, message: Message) -> str:
 
 
 def reason_to_decline(message: Message) -> str:
-    """Return why a request has to go one-shot; "" if the server can run it."""
+    """Return why a request must go one-shot; "" if the server can run it."""
     if message.plugin not in plugins.TABLE and message.plugin not in plugins.OTHER:
         return f"no plugin {message.plugin!r}"
     command = message.env.get("CNI_COMMAND")
@@ -287,7 +287,7 @@ def reason_to_decline(message: Message) -> str:
 
 
 def decline(conn: Connection) -> None:
-    """Answer that the caller has to go one-shot."""
+    """Answer that the caller must go one-shot."""
     try:
         protocol.answer(conn, protocol.DECLINED)
     except OSError:

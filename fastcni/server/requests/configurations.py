@@ -1,4 +1,4 @@
-"""The configuration that the pods of a network share, decoded once, and read by their plugins once."""
+"""Decode the configuration that the pods of a network share once, and keep what their plugins read of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ MAX_BYTES = 16 << 10            # bytes of one configuration
 
 
 class Configurations:
-    """decode(stdin) does what kit.call.request.read_conf() does. A prevResult belongs to one pod; pods share the rest.
+    """The decoded configurations. decode(stdin) has the results and errors of kit.call.request.read_conf(). A
+    prevResult belongs to one pod; pods share the rest.
 
     known  {stdin, or a configuration without its prevResult: Section}, the oldest first
     """
@@ -37,11 +38,11 @@ class Configurations:
         return Section(values, common=self.known.get(key) or self._keep(key, check_conf(Section(rest))))
 
     def read(self, stdin: bytes) -> tuple[str, Callable[[bytes], Section]]:
-        """(the network's name, decode). decode(stdin) is for the mode: it returns what is decoded here, or raises what
-        is wrong with it; then the name is ""."""
+        """Return (the network's name, decode). decode(stdin) is for the mode: it returns the decoded configuration, or
+        raises its error; in that case the name is ""."""
         try:
             section = self.decode(stdin)
-        except Exception as e:          # handle() answers it, in its order of checks
+        except Exception as e:          # handle() reports the error, in its order of checks
             return "", raising(e)
         return section.once(read_name_and_version)[0], lambda stdin: section
 

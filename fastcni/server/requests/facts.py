@@ -1,9 +1,10 @@
-"""Facts about a caller's namespace, kept until the kernel announces a change; never for a time.
+"""Cache kernel state of a caller's namespace until the kernel notifies a change, without any time limit.
 
-The kernel queues a notification at the moment of a change. Before a fact is used, the queued notifications are read. A
-filter in the kernel (BPF) only lets those about links pass that a fact is about.
+The kernel queues a notification in the same step as a change. Before cached state is used, the queued notifications are
+read. Of notifications about links, a BPF filter in the kernel passes only those of links with cached state.
 
-No notification is read about the pairs that ADDs made: a DEL checks that its pair still exists (WarmMode.take_pair).
+No notifications are read about the veth pairs that ADDs made: a DEL checks whether its pair still exists
+(WarmMode.take_pair).
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN) 
 RULES = (nft.NFT_MSG_NEWRULE, nft.NFT_MSG_DELRULE)
 CHAIN_NAMES = {nft.NFT_MSG_NEWCHAIN: nft.NFTA_CHAIN_NAME, nft.NFT_MSG_DELCHAIN: nft.NFTA_CHAIN_NAME,
                **dict.fromkeys(RULES, nft_rules.NFTA_RULE_CHAIN)}       # {message: attribute with the chain's name}
-EVERY_TABLE = ""                # in the place of a table's name
-BY_CHAIN = ("chain", "rules")   # kinds of facts whose keys name each chain that they depend on
+EVERY_TABLE = ""                # stands for the names of all tables
+BY_CHAIN = ("chain", "rules")   # kinds of cached state whose keys name each chain that they depend on
 
 Key = tuple[Any, ...]           # see Mode.recall()
 
 
 class Facts:
-    """recall() for one namespace and any number of threads; made in a thread that is in it. Raises OSError."""
+    """The cache of one namespace, for any number of threads. Create it in a thread that is in the namespace. Raises
+    OSError."""
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.facts: dict[Key, Any] = {}
         self.pairs: dict[Any, Pair] = {}        # veth pairs that ADDs made, the oldest first
-        self.received = 0               # notifications so far: none may come between a question and its answer
-        self.watched: set[int] = set()          # indexes of links that facts are about
-        self.forgotten: tuple[str, int, str, bool] | None = None        # the last change; no fact was noted since
+        self.received = 0               # number of notifications: it must not change between a request and its answer
+        self.watched: set[int] = set()          # indexes of links with cached state
+        self.forgotten: tuple[str, int, str, bool] | None = None        # the last change, if nothing was cached since
         self.route = wire.open_socket(groups=ROUTE_GROUPS)
-        self.nftables: wire.Socket | None = None        # opened for the first fact about a table
+        self.nftables: wire.Socket | None = None        # opened when state of a table is first cached
         filters.attach(self.route, filters.links(()))
 
     def close(self) -> None:
@@ -51,7 +53,7 @@ class Facts:
             sock.close()
 
     def keep_pair(self, key: Any, pair: Pair) -> None:
-        """Keep a pair until take_pair(). Of more than MAX_PAIRS the oldest are forgotten."""
+        """Keep a pair until take_pair(). Beyond MAX_PAIRS the oldest pairs are forgotten."""
         self.pairs.pop(key, None)
         self.pairs[key] = pair
         forget_oldest(self.pairs, MAX_PAIRS, MAX_PAIRS // 8)
@@ -60,7 +62,7 @@ class Facts:
         return self.pairs.pop(key, None)
 
     def recall(self, key: Key, ask: Callable[[], Any]) -> Any:
-        """Return what ask() returns. It is called once, and again after it may have changed. See Mode.recall()."""
+        """Return ask(), cached. ask() is called again only after its result may have changed. See Mode.recall()."""
         with self.lock:
             self._catch_up(key)
             if key in self.facts:
@@ -68,10 +70,10 @@ class Facts:
             received = self.received
         fact = ask()
         if fact is None:
-            return None                 # the kernel announces nothing of a link that is missing
+            return None                 # the kernel sends no notifications about a missing link
         index = link_of(key, fact)
         if index is not None and self._watch(index):
-            # A change may have come before the filter let notifications about it pass: ask again
+            # The link may have changed before the filter passed its notifications: ask again
             return self.recall(key, ask)
         with self.lock:
             self._catch_up(key)
@@ -80,11 +82,11 @@ class Facts:
         return fact
 
     def _watch(self, index: int) -> bool:
-        """Let notifications about a link pass. Return False if they did already."""
+        """Let the filter pass notifications about a link. Return False if it already did."""
         with self.lock:
             if index in self.watched:
                 return False
-            # Too many links have come and gone: start anew, and ask again about the links that stay
+            # Too many links were added and deleted: reset the filter, and ask again about the links that stay
             if len(self.watched) >= filters.MAX_LINKS:
                 self._forget_all()
             self.watched.add(index)
@@ -96,7 +98,7 @@ class Facts:
         self.watched.clear()
 
     def _catch_up(self, key: Key) -> None:
-        """Read the notifications about facts like this."""
+        """Read the notifications about state of this kind."""
         if key[0] != "nftables":
             wire.drain(self.route, self._receive_route, self._lost)
             return
@@ -106,7 +108,7 @@ class Facts:
         wire.drain(self.nftables, self._receive_nftables, self._lost)
 
     def _lost(self) -> None:
-        """Forget all facts: the kernel had to drop notifications, which may have been about any fact."""
+        """Clear the cache: the kernel has dropped notifications, which may have concerned any state."""
         self.received += 1
         self.facts.clear()
 
@@ -120,7 +122,7 @@ class Facts:
             self._receive_link(kind, payload)
 
     def _receive_link(self, kind: int, payload: bytes) -> None:
-        """Note the new state of a link from its notification, or that the link is gone."""
+        """Update the cached state of a link from its notification, or forget it if the link was deleted."""
         link = rtnl.read_link(payload)
         if kind == uapi.RTM_NEWLINK:
             key = "link", link.name
@@ -150,9 +152,9 @@ class Facts:
 
 
 def depends(key: Key, table: str, family: int, chain: str, rules: bool) -> bool:
-    """Return whether a fact about nftables may change with a table, with a chain of it, or with rules of that chain.
+    """Return whether cached state of nftables depends on a table, on a chain of the table, or on rules of that chain.
 
-    A program like kube-proxy changes its own chains all day: facts about other chains stay.
+    Programs like kube-proxy change their own chains all the time, so state of other chains stays cached.
     """
     if key[1] == EVERY_TABLE:
         return not rules
@@ -160,13 +162,13 @@ def depends(key: Key, table: str, family: int, chain: str, rules: bool) -> bool:
         return False
     if not chain:
         return True
-    if len(key) == 3:                   # whether the table exists
+    if len(key) == 3:                   # the cached state is whether the table exists
         return False
     return key[3] not in BY_CHAIN or chain in key[4:]
 
 
 def link_of(key: Key, fact: Any) -> int | None:
-    """The index of the link that a fact is about, None for another kind of fact."""
+    """Return the index of the link that cached state belongs to, None for other kinds of state."""
     if key[0] == "link":
         index: int = fact.index
         return index

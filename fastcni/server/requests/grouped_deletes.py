@@ -1,13 +1,13 @@
-"""Links of one namespace, deleted together.
+"""Delete links of one namespace together.
 
-The kernel announces a link gone within a millisecond, and ends the request 20 ms later. While one request is under way,
-the deletions that come wait, and go out together as the next request:
+The kernel notifies the deletion of a link within a millisecond, and ends the request 20 ms later. Deletions that arrive
+while a request runs wait, and are sent together as the next request:
 
     RTM_NEWLINK index=7 IFLA_GROUP=g    for each
     RTM_DELLINK IFLA_GROUP=g
 
-For one link alone the request is a plain RTM_DELLINK. The first thread that comes leads: it sends for all that wait,
-and receives the announcements. If its caller leaves, it passes the request to another thread that waits for it.
+For a single link the request is a plain RTM_DELLINK. The first thread leads: it sends the request for all waiting
+threads, and receives the notifications. If its caller leaves, it passes the request to another waiting thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fastcni.kernel.waiting import CallerGone, check_caller, waiting
 from fastcni.kit.call.deletion import Deleter, DeleteRequest, Deletion, raise_first, send_out, write_each
 from fastcni.kit.links import announced, find
 
-MAX_LINKS = 128                 # pods' links in one request: the announcements fit into the receive buffer
+MAX_LINKS = 128                 # pods' links in one request: the notifications fit into the receive buffer
 LOOK_MS = 100                   # between two checks whether the caller is still connected
 
 
@@ -43,8 +43,8 @@ class SharedRequest(DeleteRequest):
 class Shared:
     """The deletions of a thread that waits at `gate`.
 
-    The gate opens once: when the request for these deletions has ended, or when this thread is to lead a request.
-    request: the request that it leads; None: the next one. caller_left: no caller waits any more.
+    The gate opens once: when the request for these deletions has ended, or when this thread must lead a request.
+    request: the request to lead; None: the next request. caller_left: whether the caller has left.
     """
 
     __slots__ = ("deletions", "gate", "leads", "request", "caller_left")
@@ -57,9 +57,10 @@ class Shared:
 
 
 class GroupedDeletes(Deleter):
-    """delete() of veth pairs, for any number of threads; made in a thread that is in the namespace. Raises OSError.
+    """The deletions of one namespace, for any number of threads. Create it in a thread that is in the namespace. Raises
+    OSError.
 
-    `defer(fn, *args)` runs a function in another thread.
+    defer(fn, *args): runs a function in another thread.
     """
 
     def __init__(self, defer: Callable[..., None]) -> None:
@@ -67,7 +68,7 @@ class GroupedDeletes(Deleter):
         self.asking, self.lock = wire.open_socket(), Lock()
         self.waiting: list[Shared] = []
         self.busy = False
-        self.links = self.requests = 0          # that were deleted, and requests to the kernel for them
+        self.links = self.requests = 0          # numbers of deleted links, and of requests to the kernel
         filters.attach(self.watcher, filters.deletions())
 
     def close(self) -> None:
@@ -75,9 +76,9 @@ class GroupedDeletes(Deleter):
         self.asking.close()
 
     def delete(self, *links: tuple[int, str]) -> None:
-        """Return when the kernel has announced the links (index, name) gone.
+        """Delete links (index, name). Return when the kernel has notified that they no longer exist.
 
-        Raises NetlinkError; CniError 11 if no announcement comes; CallerGone, after which the links may still be
+        Raises NetlinkError; CniError 11 if no notification arrives; CallerGone, after which the links may still be
         deleted.
         """
         check_request()             # another thread sends
@@ -100,7 +101,7 @@ class GroupedDeletes(Deleter):
         raise_first(mine.deletions)
 
     def _lead(self, mine: Shared) -> None:
-        """Run a request: one that was begun, or a new one for all that wait."""
+        """Run a request: a request that was begun, or a new request for all waiting deletions."""
         if not mine.request:
             with self.lock:
                 group = [mine, *(each for each in self.waiting[:MAX_LINKS] if each is not mine)]
@@ -131,7 +132,7 @@ class GroupedDeletes(Deleter):
                 each.gate.open()
 
     def _leave(self, mine: Shared) -> None:
-        """The caller of `mine` has left. Another deletion of its request leads, if there is one."""
+        """Handle that the caller of `mine` has left: another thread of its request leads, if there is one."""
         with self.lock:
             mine.caller_left = True
             if mine in self.waiting:
@@ -148,20 +149,20 @@ class GroupedDeletes(Deleter):
         elif mine.leads:
             self._pass_on(mine)
 
-    # The differences of a request for a group
+    # The overridden steps, for a group of links
 
     def send_all(self, request: DeleteRequest) -> None:
-        wire.forget(self.watcher)       # links that other requests deleted, late acknowledgements
+        wire.forget(self.watcher)       # notifications of other requests' deletions, and late acknowledgements
         self.send(request, request.deletions, write_group)
 
     def answered(self, request: DeleteRequest, deletions: Sequence[Deletion], code: int, text: str,
                  offset: int) -> None:
-        """Handle an answer. An acknowledgement may be that of IFLA_GROUP: it does not mean that the link is gone."""
+        """Handle an answer. The acknowledgement of an IFLA_GROUP message does not mean that the link was deleted."""
         if len(deletions) == 1:
             if code:
                 super().answered(request, deletions, code, text, offset)
         elif code not in (0, ENODEV):
-            # The kernel has deleted no link of the group: find out which link it refuses
+            # The kernel has deleted no link of the group: find the link that it does not delete
             self.send(request, [*request.remaining.values()], write_each)
 
     def missed(self, request: DeleteRequest) -> None:
@@ -170,7 +171,7 @@ class GroupedDeletes(Deleter):
 
 
 def write_group(batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
-    """Write the messages that delete a group; as write_each(). A refusal of the last one is about all of them."""
+    """Write the messages that delete a group, as write_each(). An error of the last message concerns all deletions."""
     if len(deletions) == 1:
         return write_each(batch, deletions)
     number = int.from_bytes(os.urandom(4), "big") or 1     # an unused group; 0 is the group of all other links

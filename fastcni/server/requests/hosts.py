@@ -1,7 +1,7 @@
-"""The network namespaces of callers, each with its open sockets and known facts.
+"""Keep the network namespaces of callers, each with its open sockets and cached state.
 
-The server's namespace stays open. Any other one is closed when no request has come from it for a while: a descriptor of
-a namespace, and a socket in it, would keep it alive.
+The server's namespace stays open. Other namespaces are closed after KEEP_S without a request, because a descriptor of a
+namespace, or a socket in it, keeps the namespace alive.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from fastcni.server.networks.sources import NetworkSources
     from fastcni.server.restoring.restorer import Restoring
 
-KEEP_S = 10.0                   # since the last request
-MAX_NAMESPACES = 64             # namespaces besides the server's; a request from a further one goes one-shot
+KEEP_S = 10.0                   # seconds since the last request
+MAX_NAMESPACES = 64             # namespaces besides the server's; requests from further namespaces go one-shot
 
 
 class Namespace:
-    """A network namespace, and what is kept of it.
+    """A network namespace, with its sockets and cached state.
 
-    fd: a descriptor of it. home: is it the server's own? idle: WarmModes that no request uses. users: how many requests
-    use one. left: when the last one ended.
+    fd: its descriptor. home: whether it is the server's own. idle: WarmModes that no request uses. users: how many
+    requests use a WarmMode. left: when the last request ended.
     """
 
     __slots__ = ("fd", "home", "facts", "deletes", "watch", "idle", "users", "left")
 
     def __init__(self, fd: int, home: bool, defer: Callable[..., None], restoring: Restoring) -> None:
-        """Call it in a thread that is in the namespace. Raises OSError."""
+        """Create a Namespace in a thread that is in the namespace. Raises OSError."""
         self.fd, self.home = fd, home
         self.facts, self.deletes, self.watch = Facts(), GroupedDeletes(defer), restoring.watch(fd, at_start=home)
         self.idle: list[WarmMode] = []
@@ -53,10 +53,10 @@ class Namespace:
 
 
 class Hosts:
-    """`with hosts.visit(fd) as mode:` has the thread in the namespace `fd`, with a WarmMode of it.
+    """The namespaces. In `with hosts.visit(fd) as mode:` the thread is in the namespace `fd`, and has a WarmMode of it.
 
-    home: a descriptor of the server's own namespace, in which the calling thread is; close() closes it. cluster,
-    networks: for the modes."""
+    home: a descriptor of the server's own namespace, in which the calling thread is; close() closes the descriptor.
+    cluster, networks: arguments of the modes."""
 
     def __init__(self, home: int, defer: Callable[..., None], restoring: Restoring, cluster: ClusterUpkeep,
                  networks: NetworkSources) -> None:
@@ -70,15 +70,15 @@ class Hosts:
         return Visit(self, fd)
 
     def tidy(self) -> None:
-        """Close namespaces that no request has come from for a while."""
+        """Close namespaces without a request for KEEP_S."""
         with self.lock:
             gone = [self._forget(key) for key, it in self._unused() if monotonic() - it.left > KEEP_S]
         for namespace in gone:
             namespace.close()
 
     def make_room(self) -> None:
-        """With the lock: if there are many namespaces, close the one that has been unused for the longest time. Raises
-        OSError if requests use all of them."""
+        """If there are MAX_NAMESPACES, close the namespace that has been unused for the longest time. The caller holds
+        the lock. Raises OSError if requests use all namespaces."""
         if len(self.known) <= MAX_NAMESPACES:
             return
         unused = self._unused()
@@ -97,7 +97,7 @@ class Hosts:
         return namespace
 
     def link_deletes(self) -> tuple[int, int]:
-        """(links that requests have deleted, requests to the kernel for them)."""
+        """Return (number of links that requests have deleted, number of requests to the kernel for them)."""
         with self.lock:
             deletes = [it.deletes for it in self.known.values()]
             links, requests = self.closed_deletes
@@ -110,14 +110,15 @@ class Hosts:
 
 
 class Visit:
-    """A worker in a caller's namespace. Raises OSError on entering it, netns.Lost if it cannot return."""
+    """The visit of a worker to a caller's namespace. Raises OSError on entering it, netns.Lost if the worker cannot
+    return."""
 
     def __init__(self, hosts: Hosts, fd: int) -> None:
         self.hosts, self.fd = hosts, fd
         self.namespace: Namespace
         self.mode: WarmMode
         self.away: netns.inside | None = None
-        self.clean = False              # the worker sets it if the mode's sockets have nothing left to be read
+        self.clean = False              # the worker sets it if no unread replies are left in the mode's sockets
 
     def __enter__(self) -> WarmMode:
         key = netns.identity(self.fd)
@@ -150,7 +151,7 @@ class Visit:
         fd = os.dup(self.fd)
         try:
             return Namespace(fd, False, self.hosts.defer, self.hosts.restoring)
-        except BaseException:           # no free descriptor, for instance
+        except BaseException:           # for example without a free descriptor
             os.close(fd)
             raise
 
@@ -160,7 +161,7 @@ class Visit:
                 self.namespace.idle.append(self.mode)
             else:
                 self.mode.close()
-        finally:                        # the thread must leave this namespace in any case, also that of a pod
+        finally:                        # the thread must always leave this namespace, or that of a pod
             with self.hosts.lock:
                 self.namespace.users -= 1
                 self.namespace.left = monotonic()

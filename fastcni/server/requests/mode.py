@@ -1,4 +1,5 @@
-"""The mode of requests to the server: sockets and facts are kept for the next request from the same namespace."""
+"""Define WarmMode, the mode of requests to the server: it keeps sockets and cached state for the next request from the
+same namespace."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 try:
     import orjson
-except ImportError:             # a distribution without a package of it: Debian 12
+except ImportError:             # for example Debian 12, which has no package of it
     orjson = None               # type: ignore[assignment]
 
 from fastcni.daemon.stamp import stamp
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_OWN_FILES = 64
-SETTLED_NS = 2 * 10**9          # after so long, each change of a file gives it another time of change
+SETTLED_NS = 2 * 10**9          # after this time, a further change of a file changes its time of change
 
 
 class WarmMode(Mode):
-    """For one request at a time, after begin(); its sockets stay open. `facts` and `deletes` belong to the namespace,
-    for all its WarmModes. `background(fn, *args)` runs a function in another thread. `cluster` has the stores of
-    cluster-wide addresses, `networks` the pods and the definitions of networks."""
+    """The mode of one request at a time, after begin(); its sockets stay open. facts, deletes: those of the namespace,
+    shared by all its WarmModes. background(fn, *args): runs a function in another thread. cluster: has the stores of
+    cluster-wide addresses. networks: has the pods and network definitions."""
 
     __slots__ = ("facts", "deletes", "background", "cluster", "networks", "identity", "decode_conf", "message",
                  "answer", "pod", "own_files")
@@ -50,17 +51,18 @@ class WarmMode(Mode):
         super().__init__(home)
         self.facts, self.deletes, self.background = facts, deletes, background
         self.cluster, self.networks = cluster, networks
-        self.own_files: dict[str, Stamp] = {}       # plugin files that are fastcni's, by their path
-        self.pod: tuple[int, int] | None = None         # the identity of the pod's namespace, once that is open
+        self.own_files: dict[str, Stamp] = {}       # {path of a plugin file of fastcni's: its stamp}
+        self.pod: tuple[int, int] | None = None         # the identity of the pod's namespace, when that is open
         self.identity = netns.identity(home)            # with nsfs, the device of every namespace
 
     def begin(self, decode: Callable[[bytes], Section], message: Message, answer: Answer) -> None:
-        """decode: for the configuration. message: has the pod's namespace. answer: gets an ADD's result."""
+        """Begin a request. decode: decodes the configuration. message: has the pod's namespace. answer: gets an ADD's
+        result."""
         self.decode_conf, self.message, self.answer = decode, message, answer
         self.pod = None
 
     def forget_request(self) -> None:
-        """After the request: idle modes keep neither its configuration nor its caller's connection."""
+        """End a request: an idle mode keeps neither the request's configuration nor the caller's connection."""
         del self.decode_conf, self.message, self.answer
 
     def decode(self, stdin: bytes) -> Section:
@@ -71,7 +73,7 @@ class WarmMode(Mode):
         if orjson is not None:
             try:
                 return orjson.dumps(results.printed(result), option=orjson.OPT_INDENT_2)
-            except TypeError:               # orjson refuses integers of more than 64 bits, and lone surrogates
+            except TypeError:               # orjson rejects integers of more than 64 bits, and lone surrogates
                 pass
         return super().encode(result)
 
@@ -90,7 +92,7 @@ class WarmMode(Mode):
         return fd
 
     def find_plugin(self, name: str, folders: list[str], own: bool) -> str:
-        """A plugin file that was read once, and found to be fastcni's, is not read again until it changes."""
+        """Find a plugin. A plugin file that was found to be fastcni's is not read again until it changes."""
         first = f"{folders[0]}/{name}" if folders else ""
         state = stamp(first) if own else ()
         if state and self.own_files.get(first) == state:
@@ -110,14 +112,14 @@ class WarmMode(Mode):
         self.background(fn, *args)
 
     def end_request(self) -> None:
-        """The sockets stay open, see close()."""
+        """Do nothing: the sockets stay open until close()."""
 
     def cluster_store(self, key: Hashable, open_store: Callable[[], Any]) -> Any:
-        """The store stays open for all requests."""
+        """Return a store, which stays open for all requests."""
         return self.cluster.store(key, open_store)
 
     def network_objects(self, key: Hashable, open_objects: Callable[[], Any]) -> Any:
-        """The watches go on for all requests."""
+        """Return a source whose watches serve all requests."""
         return self.networks.objects(key, open_objects)
 
     def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
@@ -137,7 +139,8 @@ class WarmMode(Mode):
             return None
 
     def take_pair(self, req: Request) -> Pair | None:
-        """The host end's name is random: only the pair's host end can have both this name and this index."""
+        """For DEL: return the recorded pair if it still exists. The host end's name is random, so only the pair's host
+        end can have both its name and its index."""
         pair = self.facts.take_pair(pair_key(self, req))
         return pair if pair and wire.index_of(pair.name, self.route) == pair.index else None
 
@@ -149,6 +152,7 @@ class WarmMode(Mode):
 
 
 def pair_key(mode: WarmMode, req: Request) -> tuple[tuple[int, int], str]:
-    """The key of the request's veth pair in Facts.pairs: the identity of the pod's namespace, and the interface."""
+    """Return the key of the request's veth pair in Facts.pairs: the identity of the pod's namespace, and the
+    interface."""
     fd = req.open_netns()
     return mode.pod or netns.identity(fd), req.ifname

@@ -1,4 +1,4 @@
-"""One request and its answer, as messages on a unix SEQPACKET socket. launcher.c is the other end.
+"""Encode and read a request and its answer as messages on a unix SEQPACKET socket. launcher.c is the other end.
 
     request   magic:4 "fcni"  version:u32  descriptors:u32  environment:u32    native byte order
               `environment` bytes of NUL-terminated strings: the plugin's name, then NAME=VALUE
@@ -9,16 +9,16 @@
               instead
               status: 0 and 1 are exit statuses; DECLINED 2: nothing was done, go one-shot
 
-One request a connection. The kernel knows in which network namespace the caller made its end (SIOCGSKNS), so the caller
-need not open and send that.
+Each connection carries one request. The kernel knows in which network namespace the caller made its socket (SIOCGSKNS),
+so the caller need not send a descriptor of that namespace.
 
-If the server closes a connection unread, the caller gets ECONNRESET and goes one-shot. If it closes it later without an
-answer, the caller takes the server for lost. Every version has magic and version at these places. The server declines
-another version than its own.
+If the server closes a connection unread, the caller gets ECONNRESET and goes one-shot. If the server closes the
+connection later without an answer, the caller reports that the server was lost. In every version of the protocol, magic
+and version are at these offsets. The server declines other versions than its own.
 
-If the server does not read a request in time, the caller shuts the connection down. It goes one-shot if the kernel then
-says that the request is still unread (SIOCOUTQ). So the server reads a request first, then checks whether the caller
-has left, and only then works on it.
+If the server does not read a request in time, the caller shuts the connection down, and goes one-shot if the kernel
+then reports the request as unread (SIOCOUTQ). So the server reads a request first, then checks whether the caller has
+left, and only then works on it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["DECLINED", "HEAD", "MAGIC", "NETNS", "VERSION", "Connection", "Declined", "Lost", "Message", "accept",
            "answer", "read", "read_environment", "receive", "request"]
 HEAD = struct.Struct(server_messages.HEAD)
-MAX_MESSAGE = _acceptor.MAX_MESSAGE     # bytes of a request; a launcher's are at most half of it
-MAX_ANSWER = 128 << 10          # beyond it a memfd: an answer has to fit the send buffer, net.core.wmem_default
+MAX_MESSAGE = _acceptor.MAX_MESSAGE     # bytes of a request; a launcher's request has at most half of this
+MAX_ANSWER = 128 << 10          # bytes; longer answers go in a memfd, to fit the send buffer (net.core.wmem_default)
 MAX_VARIABLES = 64
 
 
@@ -54,14 +54,14 @@ class Lost(Exception):
 
 
 class Message:
-    """A request as it was sent. close() closes its descriptors.
+    """A received request. close() closes its descriptors.
 
     plugin        the plugin's name
     env           {name: value}
     stdin         bytes
     caller_netns  a descriptor of the caller's network namespace
     netns         a descriptor of CNI_NETNS, None if it was not sent
-    id, pid       for the log; pid is the caller's
+    id, pid       the request's id and the caller's pid, for the log
     """
 
     __slots__ = ("plugin", "env", "stdin", "caller_netns", "netns", "id", "pid")
@@ -86,10 +86,10 @@ class Message:
 
 
 class Connection:
-    """A caller's connection. It is closed once, at the latest with the last reference to it.
+    """A caller's connection. It is closed at the latest when this object is deleted.
 
-    uid, pid: the caller's; pid is 0 in a pid namespace that the server cannot see. shown(status, stdout): the answer in
-    the caller's protocol, None for CNI's.
+    uid, pid: the caller's; pid is 0 in a pid namespace that the server cannot see. shown(status, stdout): converts the
+    answer to the caller's protocol; None for CNI.
     """
 
     __slots__ = ("fd", "uid", "pid", "shown")
@@ -110,13 +110,14 @@ class Connection:
 
 
 def accept(listener: socket.socket) -> Connection | None:
-    """Accept the next Connection of a listening socket; None without one. Raises OSError."""
+    """Accept the next Connection of a listening socket; None if none waits. Raises OSError."""
     taken = _acceptor.accept(listener.fileno())
     return taken and Connection(*taken)
 
 
 def receive(conn: Connection) -> Message | None:
-    """Receive the Message of a connection; None if none has come. Raises Declined, Lost if the caller has left."""
+    """Receive the Message of a connection; None if no message has arrived. Raises Declined, Lost if the caller has
+    left."""
     received = _acceptor.receive(conn.fileno())
     if received is None:
         return None
@@ -128,7 +129,7 @@ def receive(conn: Connection) -> Message | None:
             raise Declined("a message or its descriptors cut short")
         message = read(data, fds)
     finally:
-        for fd in fds:          # those of the message are no longer in the list
+        for fd in fds:          # the message's descriptors are no longer in the list
             close_file(fd)
     try:
         message.caller_netns = _acceptor.namespace_of(conn.fileno())
@@ -139,7 +140,8 @@ def receive(conn: Connection) -> Message | None:
 
 
 def read(data: bytes, fds: list[int]) -> Message:
-    """Read a request's bytes and descriptors into a Message. It takes its descriptors out of `fds`. Raises Declined."""
+    """Read a request's bytes and descriptors into a Message. The message's descriptors are removed from `fds`. Raises
+    Declined."""
     if len(data) < HEAD.size:
         raise Declined(f"a message of {len(data)} bytes")
     magic, version, mask, size = HEAD.unpack_from(data)

@@ -1,12 +1,12 @@
-"""The requests that wait for a worker, and the decision which one runs next.
+"""Queue the requests that wait for a worker, and choose the next request to run.
 
-While a worker is free, the oldest light request runs next, else the oldest ADD or CHECK, else the oldest DEL or GC, of
-those whose attachment has no earlier unfinished request.
+When a worker is free, the oldest light request runs next, otherwise the oldest ADD or CHECK, otherwise the oldest DEL
+or GC. Requests whose attachment has an earlier unfinished request have to wait.
 
 light       VERSION, STATUS and loopback need almost nothing. One worker is reserved for them.
 oldest      Once a DEL or GC has waited for OVERTAKEN_S, every second request is a DEL or GC. ADD and CHECK go first
             because a pod cannot start before them; the pod of a DEL has ended.
-attachment  The container id and the interface's name. The network's name is not known here yet.
+attachment  The container id and the interface's name. The network's name is not known yet.
 free        See slots.py: a request that hangs occupies no worker.
 """
 
@@ -34,13 +34,14 @@ OVERTAKEN_S = 1.0
 class Call:
     """A request that waits or runs.
 
-    key         (container id, ifname): requests with the same key run one after another; None: beside any other
+    key         (container id, ifname): requests with the same key run one after another; None: at the same time as any
+                other
     command     CNI_COMMAND
-    connection  the caller's, for the worker
-    message     the request as it came, for the worker
-    light       it needs almost nothing
+    connection  the caller's connection
+    message     the received request
+    light       whether the request needs almost no time
     arrived     monotonic seconds
-    network     the network's name, once a worker has read the configuration; "" before, and if key is None
+    network     the network's name after a worker has read the configuration; "" before, and if key is None
     """
 
     __slots__ = ("key", "command", "connection", "message", "light", "arrived", "network", "runnable", "left")
@@ -50,25 +51,25 @@ class Call:
         self.key, self.command, self.light = key, command, light
         self.connection, self.message = connection, message
         self.arrived, self.network = monotonic(), ""
-        self.runnable = self.left = False       # no earlier request has its key; it has left the queue
+        self.runnable = self.left = False       # whether no earlier request has its key; whether it has left the queue
 
     @property
     def attachment(self) -> tuple[str, str, str] | None:
-        """(network, container id, ifname); None as long as no network is known."""
+        """Return (network, container id, ifname); None while the network is unknown."""
         return (self.network, *self.key) if self.key and self.network else None
 
     @property
     def waited(self) -> float:
-        """The seconds since the call arrived."""
+        """Return the seconds since the call arrived."""
         return monotonic() - self.arrived
 
 
 class RequestQueue:
     """Requests from their arrival to their end. Any thread may call any method: each is atomic.
 
-    recording: whether the steps of requests are kept, see stories.py.
-    workers, busy: see Slots. size: requests that may wait. timeout_s: how long each may. wake(): end one worker's wait
-    for events, so that it calls take().
+    recording: whether the steps of requests are kept, see stories.py. workers, busy: see Slots. size: limit of waiting
+    requests. timeout_s: how long a request may wait. wake(): ends one worker's wait for events, so that the worker
+    calls take().
     """
 
     def __init__(self, workers: int, busy: int, *, size: int = 1024, timeout_s: float = 60.0,
@@ -76,13 +77,13 @@ class RequestQueue:
         self.workers, self.size, self.timeout_s, self.wake = workers, size, timeout_s, wake
         self.waiting, self.recording = 0, False
         self._lock, self._slots = Lock(), Slots(workers, busy)
-        self.min_threads = self._slots.min_threads      # are needed while no call hangs
+        self.min_threads = self._slots.min_threads      # threads that are needed while no call hangs
         # Runnable calls.
         self._light: deque[Call] = deque()
         self._first: deque[Call] = deque()
         self._deferred: deque[Call] = deque()
-        self._deferred_was_last = False         # the last call that was taken
-        # {key of a runnable or running call: calls that came after it}
+        self._deferred_was_last = False         # whether the last taken call was a DEL or GC
+        # {key of a runnable or running call: later calls with the key}
         self._behind: dict[Key, deque[Call]] = {}
         # Waiting calls, oldest first; calls that have left may still be among them.
         self._arrivals: deque[Call] = deque()
@@ -90,7 +91,7 @@ class RequestQueue:
     # Requests -------------------------------------------------------------------------------------
 
     def put(self, call: Call, *, always: bool = False) -> bool:
-        """Add a call. Return False if the queue is full; `always` adds it all the same."""
+        """Add a call. Return False if the queue is full, unless `always` is true."""
         with self._lock:
             if self.waiting >= self.size and not always:
                 return False
@@ -106,9 +107,10 @@ class RequestQueue:
             return True
 
     def take(self) -> Running | None:
-        """Take the call that runs next: a Running, for which done() has to follow. None if no call may run."""
+        """Take the call that runs next, and return its Running, for which the caller must call done(). None if no call
+        may run."""
         if not self.waiting:
-            return None                 # the thread that puts a call takes one itself
+            return None                 # the thread that puts a call then takes a call itself
         with self._lock:
             call = self._choose()
             if call is None:
@@ -138,7 +140,7 @@ class RequestQueue:
                 return call
 
     def done(self, running: Running) -> None:
-        """Note the end of a call that was taken; the next call of its attachment may run."""
+        """Record the end of a taken call, so that the next call of its attachment may run."""
         with self._lock:
             self._slots.end(running)
             self._release(running.call.key)
@@ -190,16 +192,16 @@ class RequestQueue:
 
     @property
     def running(self) -> int:
-        """How many calls run."""
+        """Return how many calls run."""
         return len(self._slots.running)
 
     @property
     def working(self) -> int:
-        """How many of them do not wait."""
+        """Return how many running calls do not wait."""
         return self._slots.working
 
     def begin_wait(self, running: Running, kind: str) -> None:
-        """Note that a running call begins a wait of this kind: another call may run meanwhile."""
+        """Record that a running call begins a wait of this kind: another call may run during the wait."""
         with self._lock:
             self._slots.move(running, kind)
             needed = self.waiting > 0
@@ -207,22 +209,24 @@ class RequestQueue:
             self.wake()
 
     def end_wait(self, running: Running) -> None:
-        """Note that a running call works again, even if more than `busy` calls work then."""
+        """Record that a running call works again, even if then more than `busy` calls work."""
         with self._lock:
             self._slots.move(running, "")
 
     def stuck_in(self, kind: str, network: str) -> int:
-        """How many calls of that network are stuck in that kind of wait; 0 if one more may begin it."""
+        """Return how many calls of that network are stuck in that kind of wait; 0 if a further call may begin such a
+        wait."""
         with self._lock:
             return self._slots.stuck_in(kind, network)
 
     def wanted_threads(self) -> int:
-        """How many threads are needed now."""
+        """Return how many threads are needed now."""
         with self._lock:
             return self._slots.wanted_threads()
 
     def next_deadline(self) -> float | None:
-        """Seconds until the oldest call has waited too long, or a running one begins to hang; None if no call waits."""
+        """Return the seconds until the oldest call has waited too long, or a running call begins to hang; None if no
+        call waits."""
         if not self._arrivals:
             return None
         with self._lock:

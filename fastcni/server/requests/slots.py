@@ -1,9 +1,10 @@
-"""How many requests run at once, and which of them hang.
+"""Limit how many requests run at the same time, and find those that hang.
 
-A request hangs when it has been in one place for longer than HANGS_S: in a program, in a lock, in the kernel. Then it
-does not count against the workers: another request runs in its place, up to MAX_HANGING times as many as there are
-workers. When a quarter of the workers has been in one kind of wait for longer than STUCK_S for one network, the next
-request of that network that would have to wait goes one-shot. If one-shot would wait for the same, it is refused.
+A request hangs when it has been in one wait or system call for longer than HANGS_S: in a program, in a lock, in the
+kernel. It then does not count against the workers: another request runs in its place, up to MAX_HANGING times the
+number of workers. When a quarter of the workers has been in one kind of wait for one network for longer than STUCK_S,
+the next request of that network that would have to wait goes one-shot. If a one-shot request would wait for the same,
+the request fails with code 11.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ if TYPE_CHECKING:
     from fastcni.server.requests.request_queue import Call, RequestQueue
 
 HANGS_S = 1.0
-STUCK_S = 5.0                   # thirty runs of iptables, one after another, take two seconds
+STUCK_S = 5.0                   # seconds; thirty runs of iptables, one after another, take two seconds
 STUCK_SHARE = 4                 # a quarter of the workers
 MAX_HANGING = 4                 # times the workers
-RESERVED = 1                    # workers for light requests, beside all others
+RESERVED = 1                    # workers for light requests, in addition to all others
 SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits that one-shot would have, too
-# All other waits are short, or the kernel's
+# All other waits are short, or in the kernel
 BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS, waiting.DHCP, waiting.AGENT, waiting.OVSDB)
 
 
 class Running(waiting.Request):
-    """A call that runs, for the waits of its thread.
+    """A running call, for the waits of its thread.
 
-    kind: what it waits for, "" while it works. since: when it began that, in monotonic seconds. phases: see
-    server/records/ended.py.
+    kind: the kind of its wait, "" while it works. since: when it began to wait or work, in monotonic seconds. phases:
+    see server/records/ended.py.
     """
 
     def __init__(self, queue: RequestQueue, call: Call) -> None:
@@ -76,18 +77,18 @@ class Running(waiting.Request):
 class Slots:
     """The calls that run, counted against two limits. Only the RequestQueue uses it, under its lock.
 
-    workers: calls that may run at once. busy: how many of them may work while the others wait; more would only wait for
-    each other, for Python's lock and for the kernel's (RTNL).
+    workers: calls that may run at the same time. busy: how many of them may work while the others wait; more would only
+    wait for each other's locks, the GIL and the kernel's RTNL.
     """
 
     def __init__(self, workers: int, busy: int) -> None:
         self.workers, self.busy = workers, busy
         self.min_threads = workers + RESERVED + 1       # one for each call that may run, and one that takes the next
-        self.running: dict[Running, None] = {}  # first the call that has been longest in its place
+        self.running: dict[Running, None] = {}  # the call that has waited or worked longest is the first
         self.working = 0                # calls that do not wait
 
     def free(self) -> tuple[bool, bool]:
-        """(whether any call may run, whether a light one may)."""
+        """Return (whether any call may run, whether a light call may run)."""
         left, unannounced = self.workers - len(self.running), 0
         if hanging := self._hanging():
             left += min(len(hanging), MAX_HANGING * self.workers)
@@ -99,7 +100,7 @@ class Slots:
         self.working += 1
 
     def move(self, running: Running, kind: str) -> None:
-        """Note that a call begins a wait of this kind, or works again (kind "")."""
+        """Record that a call begins a wait of this kind, or works again (kind "")."""
         self.working += (not kind) - (not running.kind)
         running.kind, running.since = kind, monotonic()
         del self.running[running]
@@ -117,11 +118,11 @@ class Slots:
         return stuck if stuck >= max(1, self.workers // STUCK_SHARE) else 0
 
     def wanted_threads(self) -> int:
-        """min_threads, and one for each call that hangs, as far as these are replaced."""
+        """Return min_threads, plus one for each hanging call that another call replaces."""
         return self.min_threads + min(len(self._hanging()), MAX_HANGING * self.workers)
 
     def next_hang(self) -> float | None:
-        """Seconds until the next call begins to hang; None if none runs that does not hang."""
+        """Return the seconds until the next call begins to hang; None if all running calls hang."""
         now = monotonic()
         since = next((each.since for each in self.running if each.since + HANGS_S > now), None)
         return None if since is None else max(0.0, since + HANGS_S - now)
@@ -130,7 +131,7 @@ class Slots:
         return self._longer_than(HANGS_S)
 
     def _longer_than(self, seconds: float) -> list[Running]:
-        """The calls that have been in one place for longer than that."""
+        """Return the calls that have been in one wait, or working, for longer than `seconds`."""
         found, now = [], monotonic()
         for each in self.running:
             if now - each.since <= seconds:

@@ -1,8 +1,8 @@
-"""Workers: threads, each of which takes a request and answers it.
+"""Run the worker threads, each of which takes a request and answers it.
 
-A free worker waits at the listener, and serves the request that it accepts: no request is handed from one thread to
-another. There is always one worker more than requests that run, to take the next one. A worker runs while it has the
-run token (_run_token.pyx). It gives the token to another worker when it waits, and not at each system call.
+A free worker waits at the listener, and serves the request that it accepts: no request moves from one thread to
+another. There is always one worker more than running requests, to take the next request. A worker runs while it has the
+run token (_run_token.pyx). It passes the token to another worker when it waits, not at each system call.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 LOGGED_PHASES = ("ipam", "netlink", "nftables")
 FAULT_PAUSE_S = 0.05            # seconds of pause after an exception in _next()
-STARTING_PAUSE_S = 0.001        # seconds between looks at a thread that another thread is starting
+STARTING_PAUSE_S = 0.001        # seconds between checks of a thread that another thread is starting
 
 
 class Workers:
     """The worker threads.
 
     configurations  decoded configurations of earlier requests
-    env             the environment of programs that requests start
+    env             the environment of the programs that requests start
     """
 
     def __init__(self, queue: RequestQueue, acceptor: Acceptor, hosts: Hosts, background: Background,
@@ -62,7 +62,7 @@ class Workers:
         self.no_thread = RateLimited(log.warning)
 
     def start(self) -> None:
-        """Start the threads. Raises RuntimeError if not even one can be started."""
+        """Start the threads. Raises RuntimeError if no thread can be started."""
         while len(self.threads) < self.queue.wanted_threads() and self._start_one():
             continue
         if not self.threads:
@@ -74,25 +74,25 @@ class Workers:
         self.threads.append(thread)
         try:
             thread.start()
-        except CANNOT_START as e:       # the request that was taken is served all the same
+        except CANNOT_START as e:       # the taken request is served nevertheless
             self.threads.remove(thread)
             self.no_thread("no_thread", workers=len(self.threads), why=str(e) or "no memory")
             return False
         return True
 
     def keep(self) -> None:
-        """Start the threads that are missing. The server calls it from time to time."""
+        """Start missing threads. The server calls keep() periodically."""
         while not self.stopping and len(self.threads) < self.queue.wanted_threads() and self._start_one():
             continue
 
     def stop(self, *, accept_waiting: bool) -> None:
-        """Let every worker end when no request is left; see Acceptor.stop()."""
+        """End the workers when no request is left; see Acceptor.stop()."""
         self.acceptor.stop(accept_waiting=accept_waiting)
         self.stopping = True
         self.queue.wake()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end of the workers. Return False if some still run after so many seconds."""
+        """Wait for the end of the workers. Return False if some still run after `seconds`."""
         deadline = monotonic() + seconds
         for thread in [*self.threads]:
             while thread.ident is None and thread in self.threads:      # keep() is about to start it
@@ -107,7 +107,7 @@ class Workers:
         except netns.Lost as e:
             self.threads.remove(threading.current_thread())
             self.no_thread("no_thread", workers=len(self.threads), why=str(e))
-            return                              # keep() starts another one
+            return                              # keep() starts another thread
         lost = None
         take_token()
         while not lost:
@@ -135,13 +135,13 @@ class Workers:
         self._start_one()
 
     def _next(self) -> Running | None:
-        """Return the next Running; None: this thread is to end."""
+        """Return the next Running; None: this thread must end."""
         while not (running := self._take()):
             if self.stopping and not self.acceptor.unread and not self.queue.waiting:
                 self.queue.wake()       # wake the next worker, which then ends, too
                 return None
             if len(self.threads) > self.queue.min_threads and len(self.threads) > self.queue.wanted_threads():
-                self.threads.remove(threading.current_thread())     # requests that hung have ended
+                self.threads.remove(threading.current_thread())     # hanging requests have ended
                 return None
             self.acceptor.wait(self.queue.next_deadline())
         if len(self.threads) <= self.queue.running:
@@ -164,7 +164,7 @@ class Workers:
 
     def _decode(self, call: Call) -> Callable[[bytes], Section]:
         """Return the decode function of the request's mode. If the request is about an attachment, decode the
-        configuration now, and note the network."""
+        configuration now, and record the network."""
         if call.key is None:
             return self.configurations.decode
         call.network, decode = self.configurations.read(call.message.stdin)
@@ -187,7 +187,7 @@ class Workers:
                 return
             try:
                 self._run(call, answer, self._decode(call))
-            except (OSError, waiting.Crowded) as e:     # a namespace that cannot be entered, for instance
+            except (OSError, waiting.Crowded) as e:     # for example a namespace that cannot be entered
                 self.log.warning("request_declined", **fields(call), why=str(e))
                 answer.decline()
                 outcome, error = DECLINED, str(e)
@@ -227,7 +227,7 @@ class Workers:
     def _report(self, running: Running, answer: Answer, queued: float, took: float) -> None:
         call, spent = running.call, running.phases.totals()
         if call.connection is self.acceptor.probe_connection:
-            return                      # the watchdog's, every few seconds
+            return                      # the watchdog's probe, every few seconds
         values = fields(call) | {"ms": ms(took), "queue_ms": ms(queued)}
         values |= {f"{name}_ms": ms(spent.get(name, 0) / 1e9) for name in LOGGED_PHASES}
         if answer.unsent:
@@ -241,10 +241,11 @@ class Workers:
 
 
 class Answer:
-    """The answer to a caller: `status` once it is sent; `unsent`: the caller has left. warning: its text for stderr.
+    """The answer to a caller. status: set when the answer was sent. unsent: whether the caller had left. warning: the
+    text for stderr.
 
-    It first closes the message's descriptor of CNI_NETNS, if no plugin has used it: the caller may unmount the
-    namespace immediately, and the kernel would refuse that (EBUSY).
+    Before sending, it closes the message's descriptor of CNI_NETNS if no plugin has used it: the caller may unmount the
+    namespace immediately, and umount(2) would fail with EBUSY.
     """
 
     def __init__(self, conn: protocol.Connection, message: protocol.Message) -> None:
@@ -279,7 +280,7 @@ class Answer:
 
     @property
     def outcome(self) -> str:
-        """As Ended.outcome."""
+        """Return the request's outcome, see Ended."""
         if self.unsent:
             return CALLER_GONE
         return code_of(self.error) if self.status else "0"
@@ -298,9 +299,9 @@ def ms(seconds: float) -> float:
 
 
 def preload() -> None:
-    """Import all that any request may need: every module of the layers that requests run in.
+    """Import every module that a request may need.
 
-    A request imports nothing then. An import can fail at any time, for instance for want of a descriptor.
+    Requests then import nothing, because an import can fail at any time, for example without a free descriptor.
     """
     for package in (kernel, clients, kit, plugins):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -308,7 +309,8 @@ def preload() -> None:
 
 
 def preload_third_party(log: Logger) -> None:
-    """Import the plugins of other distributions. One that cannot be used is logged; its requests get code 50."""
+    """Import the plugins of other distributions. A plugin that cannot be used is logged, and its requests get code
+    50."""
     found = third_party.register()
     third_party.load(found)
     for plugin in found:
@@ -317,10 +319,11 @@ def preload_third_party(log: Logger) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of programs that requests start: the server's, without its own variables.
+    """Return the environment of programs that requests start: the server's environment without the server's own
+    variables.
 
-    FASTCNI_SOCKET is empty, so that such a program does not ask the server: if every worker waited for a program, no
-    worker could answer it.
+    FASTCNI_SOCKET is empty, so that such a program does not send requests to the server: if all workers waited for
+    programs, no worker could answer.
     """
     mine = {name: value for name, value in os.environ.items()
             if not name.startswith(("CNI_", "LISTEN_", "FASTCNI_")) and name != "NOTIFY_SOCKET"}
@@ -328,5 +331,5 @@ def environment() -> dict[str, str]:
 
 
 def text_of(stderr: bytes) -> str:
-    """The warnings of a request in one line."""
+    """Return the warnings of a request in one line."""
     return stderr.decode("utf-8", "replace").strip().replace("\n", "; ")

@@ -1,8 +1,9 @@
-"""Log what other programs' firewalls begin to drop of pods: each chain or rule once, with the command that shows it.
+"""Log when other programs' firewalls begin to drop packets of pods: each chain or rule once, with the command that
+shows it.
 
-A notification of a rule that drops, or of a chain with policy drop, does not say whose packets these are. So the whole
-firewall is read then, in a thread of its own: SETTLE_S later, because a replay may let the pods through, and PAUSE_S
-after the last time, because kube-proxy changes rules that drop or reject all the time.
+A notification of a rule that drops, or of a chain with policy drop, does not say whose packets are dropped. So a
+separate thread then reads the whole firewall: SETTLE_S later, because a replay may let the pods through, and at most
+every PAUSE_S, because kube-proxy changes such rules all the time.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ class DropWatch:
 
     home: a descriptor of the namespace, for the caller to close. drops(): reads the firewall of the calling thread's
     namespace; returns (name, sentence with the pods, what to do) of each chain or rule that drops packets of pods.
-    None: this server logs nothing.
+    None: this server logs no drops.
     """
 
     def __init__(self, home: int, drops: Drops | None, log: Logger) -> None:
         self.home, self.drops, self.log = home, drops, log
         self.due: float | None = None
-        self.known: set[str] = set()            # what dropped packets when the firewall was last read
+        self.known: set[str] = set()            # chains and rules that dropped packets at the last reading
         self.read_at = -PAUSE_S                 # in monotonic seconds
         self.running = False
 
     def receive(self, kind: int, table: str, payload: bytes) -> None:
-        """Read a message about a table. fastcni's own tables, also of the agent, are no news."""
+        """Read a message about a table. Messages about fastcni's own tables, also the agent's, are ignored."""
         if table.startswith(TABLE):
             return
         if kind == nft.NFT_MSG_NEWRULE and nft_rules.refuses(payload):
@@ -53,13 +54,13 @@ class DropWatch:
                 self.suspect()
 
     def suspect(self) -> None:
-        """Read the firewall soon."""
+        """Have the firewall read soon."""
         if self.due is None:
             self.due = monotonic() + SETTLE_S
 
     def proceed(self, now: float, *, settled: bool) -> float | None:
-        """Read the firewall if that is due. settled: no replay runs or is due. Return when to call this again, in
-        monotonic seconds; None: after a message."""
+        """Read the firewall if that is due. settled: whether no replay runs or is due. Return when to call proceed()
+        again, in monotonic seconds; None: after the next message."""
         if not self.drops or self.due is None:
             return None
         if not settled:

@@ -1,11 +1,11 @@
-"""The signs that a program has flushed what pods have in iptables (over nf_tables) or firewalld, in one namespace.
+"""Detect that a program has flushed pods' rules in iptables-nft or firewalld, in one namespace.
 
 The signs are the jumps from iptables' own chains, and from CNI-FORWARD, to chains of pods, CNI-*. A DEL deletes a pod's
-jump and the chain of that jump. If the jump alone is gone, or the table with it, or a jump that all pods share, another
-program did it.
+jump together with the jump's chain. If only the jump was deleted, or the whole table, or a jump that all pods share,
+another program did it.
 
-If the chain FORWARD of table filter appears, iptables begins to filter what pods forward: pods that were added before
-are let through by another firewall only.
+If the chain FORWARD appears in table filter, iptables begins to filter pods' forwarded packets, but only another
+firewall accepts the packets of the pods that were added before.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     Where = tuple[int, str]
 
 LEGACY = "legacy "
-# By family: of nftables for iptables over nf_tables, the length of addresses for the legacy kind
+# Keys: the nftables family for iptables-nft, the length of addresses for iptables-legacy
 FAMILY_NAMES = {nft.NFPROTO_IPV4: "ip", nft.NFPROTO_IPV6: "ip6", 4: f"{LEGACY}ip", 16: f"{LEGACY}ip6"}
 TABLES = {(family, table) for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) for table in ("nat", "filter")}
-# CNI-FORWARD has the jump to CNI-ADMIN beside the rules of pods: a flush of the chain takes all of them.
+# CNI-FORWARD has the jump to CNI-ADMIN and the rules of pods: a flush of the chain deletes all of them.
 CHAINS = ("PREROUTING", "OUTPUT", "POSTROUTING", "FORWARD", "CNI-FORWARD")
 CHAIN_NAMES = {chain.encode() + b"\0" for chain in CHAINS}
 PREFIX, DIGITS = "CNI-", frozenset("0123456789abcdef")         # CNI-e8f6f419596f7f47b3468487
@@ -39,12 +39,12 @@ FILTER, FORWARD = "filter", "FORWARD"
 
 
 class IptablesWatch:
-    """jumps: {(family, table): {handle: (chain, target)}}; for the legacy kind, `family` is a length of addresses, and
-    `handle` the jump itself. lost: the same as sets of (chain, target), and `others`, the names of what else is gone;
-    both since take_missing(). by: the program that last took or added something.
+    """jumps: {(family, table): {handle: (chain, target)}}; for iptables-legacy, `family` is a length of addresses, and
+    `handle` the jump itself. lost: the jumps deleted since take_missing(), as sets of (chain, target). others: the
+    names of other objects deleted since then. by: the program that last deleted or added one of these.
 
     filtering: the names of the chains FORWARD that exist. began: the names of those that have appeared since
-    take_began(); none of the first reading. read_before: whether the first reading is over.
+    take_began(), except in the first reading. read_before: whether the first reading is over.
     """
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class IptablesWatch:
         self.lost: dict[Where, set[tuple[str, str]]] = {where: set() for where in TABLES}
         self.others: set[str] = set()
         self.by = ""
-        # Deleted by the transaction that is announced now.
+        # Deleted by the transaction whose notifications are being read.
         self.deleted_jumps: set[tuple[Where, str, str]] = set()
         self.deleted_chains: set[tuple[Where, str]] = set()
         self.deleted_tables: set[Where] = set()
 
     def receive(self, kind: int, where: Where, fields: dict[int, bytes], payload: bytes) -> None:
-        """Note a message about a table that is not our own."""
+        """Handle a message about a table of another program."""
         if where[1] == FIREWALLD:
             if kind == nft.NFT_MSG_NEWTABLE:        # firewalld starts or reloads, and forgets its runtime configuration
                 self.suspect(FIREWALLD_SOURCES, FIREWALLD)
@@ -71,7 +71,7 @@ class IptablesWatch:
             name = nft.as_text(fields[nft.NFTA_CHAIN_NAME])
             if where[1] == FILTER and name == FORWARD:
                 self.begin_to_filter(chain_name(where, FORWARD))
-            elif where[1] == FILTER and name == ZONES:          # the same of a firewalld that uses iptables
+            elif where[1] == FILTER and name == ZONES:          # the same for a firewalld that uses iptables
                 self.suspect(FIREWALLD_SOURCES, FIREWALLD)
         elif kind == nft.NFT_MSG_DELTABLE:
             self.stop_to_filter(chain_name(where, FORWARD))
@@ -92,16 +92,16 @@ class IptablesWatch:
                 self.deleted_jumps.add((where, *jump))
 
     def suspect(self, what: str, by: str) -> None:
-        """Note that something is gone, for the log, and the program that did it."""
+        """Record that an object was deleted, and the program that deleted it, for the log."""
         self.others.add(what)
         self.by = by
 
     def replace(self, where: Where, jumps: set[tuple[str, str]], exists: Callable[[str], bool], deletions: int) -> None:
-        """Note the jumps of a legacy table, all at once. exists(chain): whether the table has a chain. deletions: the
-        number of DELs that have begun since the last poll, and shortly before it.
+        """Record all jumps of a legacy table. exists(chain): whether the table has a chain. deletions: the number of
+        DELs that have begun since the last poll, and shortly before it.
 
-        A flush and a deletion of all chains between two polls looks like DELs of all pods: no jump is left, and more
-        jumps are gone than DELs have begun.
+        A flush with a deletion of all chains between two polls looks like DELs of all pods. It is a flush if no jump is
+        left, and more jumps were deleted than DELs have begun.
         """
         before = {*self.jumps.get(where, {}).values()}
         gone = before - jumps
@@ -112,24 +112,24 @@ class IptablesWatch:
             self.lose(where, lost)
 
     def lose(self, where: Where, jumps: set[tuple[str, str]]) -> None:
-        """Note jumps that a legacy table has lost."""
+        """Record jumps that a legacy table has lost."""
         self.lost.setdefault(where, set()).update(jumps)
-        self.by = ""                    # the kernel does not tell
+        self.by = ""                    # the kernel does not report it
 
     def begin_to_filter(self, chain: str, *, new: bool = True) -> None:
-        """Note that a chain FORWARD exists. new: it was not there before."""
+        """Record that a chain FORWARD exists. new: whether the chain is new."""
         if new and chain not in self.filtering:
             self.began.add(chain)
-            self.by = ""                # the end of the transaction tells
+            self.by = ""                # the end of the transaction reports it
         self.filtering.add(chain)
 
     def stop_to_filter(self, chain: str) -> None:
-        """Note that a chain does not exist any more."""
+        """Record that a chain no longer exists."""
         self.filtering.discard(chain)
         self.began.discard(chain)
 
     def end_transaction(self, by: str = "") -> None:
-        """Note the end of a transaction of the program `by`."""
+        """Handle the end of a transaction of the program `by`."""
         if self.began and not self.by:
             self.by = by
         for where, chain, target in self.deleted_jumps:
@@ -141,9 +141,9 @@ class IptablesWatch:
             deleted.clear()
 
     def read(self, sock: Socket) -> None:
-        """Read what the kernel has: at the start, and after it dropped announcements. Raises NetlinkError.
+        """Read the tables from the kernel, at the start and after it has dropped notifications. Raises NetlinkError.
 
-        A pod's own jump that is gone then is no sign: it may have been a DEL.
+        A pod's own jump that is missing then is no sign of a flush: a DEL may have deleted it.
         """
         for where in TABLES:
             self.deleted_jumps |= {(where, *jump) for jump in self.jumps[where].values() if not is_of_one_pod(jump[1])}
@@ -167,13 +167,13 @@ class IptablesWatch:
 
     @property
     def suspicious(self) -> bool:
-        """Return whether anything is gone, or a chain has begun to filter."""
+        """Return whether an object was deleted, or a chain has begun to filter."""
         return bool(self.others or self.began) or any(self.lost.values())
 
     @property
     def certain(self) -> bool:
-        """Return whether another program did it for certain. A jump that all pods share is gone then: neither a DEL of
-        fastcni nor one of the Go plugins deletes such a jump."""
+        """Return whether another program certainly did it, that is, whether a jump that all pods share was deleted.
+        Neither a DEL of fastcni nor of the reference plugins deletes such a jump."""
         return bool(self.others or self.began) or any(not is_of_one_pod(target) for jumps in self.lost.values()
                                         for _, target in jumps)
 
@@ -183,7 +183,8 @@ class IptablesWatch:
         return began
 
     def take_missing(self) -> str:
-        """Return what is still missing, as text for the log, and forget it; "" if everything is present again."""
+        """Return the objects that are still missing, as text for the log, and forget them; "" if all are present
+        again."""
         missing = sorted(self.others)
         self.others.clear()
         for (family, table), jumps in self.lost.items():

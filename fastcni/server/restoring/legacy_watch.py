@@ -1,8 +1,8 @@
 """Poll the tables of legacy iptables in one namespace once a second, while pods have rules: the kernel sends no
 notification of a change. iptables_watch.py collects what the tables lose.
 
-A jump that fastcni adds after one poll, and that another program deletes before the next one, is in neither. So a poll
-after an ADD or a replay looks whether the jump to CNI-FORWARD is there.
+If fastcni adds a jump after one poll, and another program deletes the jump before the next poll, no poll sees it. So a
+poll after an ADD or a replay checks whether the jump to CNI-FORWARD exists.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ if TYPE_CHECKING:
     Where = tuple[int, str]
 
 POLL_S = 1.0
-ADD_S = 3.0                     # polls after an ADD without an element in nftables
+ADD_S = 3.0                     # seconds of polls after an ADD without an element in nftables
 TABLES = ("nat", FILTER)
 JUMP = (FORWARD, "CNI-FORWARD")
-MAX_REPLAYS = 3                 # for a jump that stays away: maybe no program of this node changes the table
+MAX_REPLAYS = 3                 # for a jump that stays missing: maybe no program of this node changes the table
 
 
 class LegacyWatch:
-    """home: a descriptor of the namespace. iptables: gets what the tables lose. suspect_drops(): called when a table
-    filter has more rules that drop or reject than at the last poll. known: {(length, table): the kernel's
-    figures} at the last poll, None before the first. refusals: {length: number of those rules}.
+    """The polls of one namespace. home: a descriptor of the namespace. iptables: gets the objects that the tables lose.
+    suspect_drops(): called when a table filter has more rules that drop or reject than at the last poll. known:
+    {(length, table): the kernel's counts} at the last poll, None before the first. refusals: {length: number of rules
+    that drop or reject}.
 
-    recorded: {length: number of pods' addresses that fastcni has let through iptables} at the last call. expected: from
-    when on these need JUMP, in monotonic seconds; None: it was seen since. misses: polls in a row that missed it.
+    recorded: {length: number of pods' addresses that fastcni has let through iptables} at the last call. expected:
+    since when these addresses need JUMP, in monotonic seconds; None: JUMP was seen since. misses: number of consecutive
+    polls without JUMP.
     """
 
     def __init__(self, home: int, iptables: IptablesWatch, suspect_drops: Callable[[], None]) -> None:
@@ -58,10 +60,10 @@ class LegacyWatch:
 
     def attend(self, now: float, *, pods: bool, recorded: dict[int, int],
                deleted_since: Callable[[float], int]) -> float | None:
-        """Poll if that is due. now: in monotonic seconds. pods: whether any pod has elements in nftables. recorded: as
-        above. deleted_since(moment): the number of DELs that have begun since.
+        """Poll if that is due. now: monotonic seconds. pods: whether any pod has elements in nftables. recorded: see
+        the class. deleted_since(moment): the number of DELs that have begun since.
 
-        Return when to call this again; None: when a pod has rules. Raises OSError, netns.Lost.
+        Return when to call attend() again; None: when a pod has rules. Raises OSError, netns.Lost.
         """
         pods = pods or now < self.added + ADD_S or any(self.iptables.jumps[where] for where in self.known or ())
         if not pods and self.known is not None:
@@ -78,12 +80,12 @@ class LegacyWatch:
         return self.next if pods else None
 
     def note_add(self, now: float) -> None:
-        """Note that an ADD begins: the pod may get rules in iptables alone. Any thread may call this."""
+        """Record that an ADD begins: the pod may get rules only in iptables. Any thread may call this."""
         self.added = now
 
     def expect(self, now: float) -> None:
-        """Note that an ADD or a replay adds JUMP, within POLL_S. Any thread may call this."""
-        if self.expected is None:       # requests that keep coming do not put it off
+        """Record that an ADD or a replay adds JUMP within POLL_S. Any thread may call this."""
+        if self.expected is None:       # further requests do not delay it
             self.expected = now + POLL_S
 
     def _miss(self) -> None:
@@ -132,12 +134,13 @@ class LegacyWatch:
 
 
 def listed() -> list[Where]:
-    """Return the legacy tables of the calling thread's namespace. The kernel makes a table that is asked for."""
+    """Return the legacy tables of the calling thread's namespace. A request about another table would make the kernel
+    create the table."""
     found = []
     for length, path in LEGACY_TABLES.items():
         try:
             with open(path, encoding="ascii") as file:
                 found += [(length, table) for table in file.read().split() if table in TABLES]
-        except (FileNotFoundError, PermissionError):    # not loaded; of another user namespace
+        except (FileNotFoundError, PermissionError):    # modules not loaded; namespace of another user namespace
             continue
     return found

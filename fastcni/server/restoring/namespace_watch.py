@@ -1,4 +1,5 @@
-"""One network namespace whose firewall state the server restores: what nftables announces, and what to do about it."""
+"""Watch one network namespace whose firewall state the server restores: read nftables' notifications, and act on
+them."""
 
 from __future__ import annotations
 
@@ -25,24 +26,24 @@ if TYPE_CHECKING:
     from fastcni.server.requests.request_queue import Call
     from fastcni.server.restoring.restorer import Restoring
 
-RETRY_S = 0.1                   # if nftables has changed while the server read it
-BUFFER_BYTES = 4 << 20          # of announcements
+RETRY_S = 0.1                   # seconds, if nftables has changed while the server read it
+BUFFER_BYTES = 4 << 20          # of notifications
 
 
 class Watch:
     """The watch of one namespace; the states are those of restore_states.py.
 
-    It is made in a thread that is in the namespace. One thread calls attend(); note(), deleted_at() and close() are for
-    any thread. home: a descriptor of the namespace, for the caller to close after close(). at_start: see Replay. Raises
-    OSError.
+    Create it in a thread that is in the namespace. One thread calls attend(); any thread may call note(), deleted_at()
+    and close(). home: a descriptor of the namespace, for the caller to close after close(). at_start: see Replay.
+    Raises OSError.
 
-    due: when to call attend() without an announcement, in monotonic seconds; None: not at all.
+    due: when to call attend() without a notification, in monotonic seconds; None: never.
     """
 
     def __init__(self, home: int, restoring: Restoring, at_start: bool) -> None:
         self.home, self.restoring, self.log = home, restoring, restoring.log
         self.ask = wire.open_socket(uapi.NETLINK_NETFILTER)
-        wire.exchange(self.ask, nft.get_generation(Batch()))        # raises if there is nothing to watch
+        wire.exchange(self.ask, nft.get_generation(Batch()))        # raises if the kernel has nothing to watch
         self.sock = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
         self.deletions = deletions.open_receiver()
         for sock in (self.sock, self.deletions):
@@ -59,8 +60,8 @@ class Watch:
         self.due: float | None = 0.0
 
     def note(self, call: Call, mode: Mode) -> None:
-        """Note that a request begins: a DEL may meet a flush that is not restored yet, and an ADD may add rules of the
-        legacy iptables, which the kernel does not announce. Raises OSError."""
+        """Record that a request begins: a DEL may run between a flush and its restore, and an ADD may add rules of
+        iptables-legacy, which the kernel does not notify. Raises OSError."""
         if call.command == "ADD":
             self.legacy.note_add(monotonic())
             if self.due is None:
@@ -69,7 +70,7 @@ class Watch:
             try:
                 mark = names.hashes(*call.attachment)
             except UnicodeEncodeError:
-                return                  # bytes that are not UTF-8: the request will be refused
+                return                  # bytes that are not UTF-8: the request will fail
             self.mirror.note_deletion(mark, deletions.generation(mode.firewall))
 
     def close(self) -> None:
@@ -81,7 +82,8 @@ class Watch:
                 sock.close()
 
     def attend(self, started: float) -> None:
-        """Read the announcements, and do what is due. `started`: when these began to come, in monotonic seconds."""
+        """Read the notifications, and do the work that is due. started: when the first of them arrived, in monotonic
+        seconds."""
         with self.lock:
             if self.closed:
                 return
@@ -110,17 +112,17 @@ class Watch:
                 self.log.error("restore_failed", netns=self.name, error=str(e))
 
     def fault(self) -> None:
-        """Note a defect of fastcni, an exception in attend(): announcements that it had read may be lost."""
+        """Record an exception in attend(), a defect of fastcni: notifications that it has read may be lost."""
         self.copy.on(FAULT)
         self._try_again()
 
     @property
     def name(self) -> int:
-        """The inode of the namespace, for the log."""
+        """Return the inode of the namespace, for the log."""
         return netns.identity(self.home)[1]
 
     def deleted_at(self, attachment: Attachment) -> float:
-        """When the last DEL of an attachment began, in seconds since the epoch; 0.0 if none is known."""
+        """Return when the last DEL of an attachment began, in seconds since the epoch; 0.0 if no DEL is known."""
         self._note_deletions()
         mark = names.hashes(attachment.network, attachment.container_id, attachment.ifname)
         _, moment = self.mirror.deletions.get(mark, (0, 0.0))
@@ -129,11 +131,11 @@ class Watch:
     def _replayed(self, outcome: str) -> None:
         self.restoring.note_replay(outcome)
         self.legacy.expect(monotonic())
-        self.legacy.next = 0.0          # a poll sees what the replay has added before another program removes that
+        self.legacy.next = 0.0          # poll now, to see the added rules before another program removes them
         self.restoring.attend_soon(self)
 
     def _note_deletions(self) -> None:
-        """Note the one-shot DELs that have begun."""
+        """Record the one-shot DELs that have begun."""
         with self.reading:
             for generation, mark in deletions.read(self.deletions):
                 self.mirror.note_deletion(mark, generation)
@@ -147,7 +149,7 @@ class Watch:
             self.due = when if self.due is None else min(self.due, when)
 
     def _dropped(self) -> None:
-        self.copy.on(DROPPED)           # the announcements that follow are newer
+        self.copy.on(DROPPED)           # the notifications that follow are newer
 
     def _receive(self, kind: int, payload: bytes) -> None:
         if kind == nft.NFT_MSG_NEWGEN:
@@ -175,7 +177,7 @@ class Watch:
             self.copy.on(READ)
 
     def _restore(self, started: float) -> None:
-        """Restore our own tables, unless that has to wait."""
+        """Restore fastcni's own tables, unless that must wait."""
         if not self.mirror.may_miss_something:
             return
         if self.mirror.suspects and started < self.backoff.until:
@@ -191,7 +193,7 @@ class Watch:
             self.log.warning("rules_restored", table=nft_name(*where), gone=gone, by=self.mirror.by, elements=count,
                              netns=self.name, ms=round((monotonic() - started) * 1e3, 1),
                              next_after=self.backoff.seconds)
-            if gone == WHOLE_TABLE:     # the flush may have taken other tables, too, and what pods had in these
+            if gone == WHOLE_TABLE:     # the flush may have deleted other tables, too, with pods' rules in them
                 self.iptables.suspect(f"table {nft_name(*where)}", self.mirror.by)
 
     def _restore_neighbours(self, started: float) -> None:
@@ -202,7 +204,7 @@ class Watch:
 
 
 class NoWatch:
-    """The replacement of a Watch if the kernel has nothing that the server can watch."""
+    """A Watch for a kernel that has nothing to watch."""
 
     def note(self, call: Call, mode: Mode) -> None:
         return

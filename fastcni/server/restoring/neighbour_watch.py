@@ -1,8 +1,9 @@
-"""Restore what a bridge knows of pods with disableFlooding, if another program deletes it, in one network namespace.
+"""Restore FDB entries and neighbours of pods with disableFlooding if another program deletes them, in one network
+namespace.
 
-The kernel notifies of each deleted FDB entry with all its fields, and of each deleted neighbour, often without its MAC.
-The server keeps a copy of both, for these MACs and because the kernel may drop notifications. What a DEL deletes stays
-deleted: its port is gone, or no port has its MAC any more.
+The kernel sends a notification of each deleted FDB entry with all fields, and of each deleted neighbour, often without
+its MAC. The server keeps a copy of both, to know these MACs and because the kernel may drop notifications. Entries that
+a DEL deletes are not restored, because their port no longer exists, or no port has their MAC.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ PORT_GONE = (ENODEV, EINVAL, ENOENT, EOPNOTSUPP)        # the kernel's errors fo
 
 
 class NeighbourWatch:
-    """Made in a thread that is in the namespace; one thread calls attend(). Raises OSError.
+    """The watch of one namespace. Create it in a thread that is in the namespace; one thread calls attend(). Raises
+    OSError.
 
-    netns: its inode, for the log. known: {(index of the bridge, packed): MAC}. stations: the static FDB entries,
-    {(index of the bridge, MAC): entry}. dropped: whether the kernel has dropped notifications. The caller replays
-    result caches then, and sets it to False.
+    netns: the namespace's inode, for the log. known: {(index of the bridge, packed): MAC}. stations: the static FDB
+    entries, {(index of the bridge, MAC): entry}. dropped: whether the kernel has dropped notifications. The caller then
+    replays result caches, and sets `dropped` to False.
     """
 
     def __init__(self, log: Logger, netns: int) -> None:
@@ -52,8 +54,8 @@ class NeighbourWatch:
         self.sock.close()
 
     def attend(self, started: float) -> float | None:
-        """Read the announcements, and restore what is lost. `started`: when these began to come, in monotonic seconds.
-        Return when to call this again without an announcement; None: never. Raises OSError."""
+        """Read the notifications, and restore lost entries. started: when the first notification arrived, in monotonic
+        seconds. Return when to call attend() again without a notification; None: never. Raises OSError."""
         wire.drain(self.sock, self._receive, self._note_dropped)
         if self.dropped:
             self._read()
@@ -63,13 +65,13 @@ class NeighbourWatch:
             return self.backoff.until
         lost, self.lost = self.lost, {}
         stations, self.lost_stations = self.lost_stations, []
-        macs = {*self.known.values(), *lost.values()}           # an entry with another MAC is another program's
+        macs = {*self.known.values(), *lost.values()}           # an entry with another MAC belongs to another program
         try:
             fdb = sum(self._restore_station(it) for it in stations if it.mac in macs)
             count = sum(self._restore_neighbours(bridge, {packed: mac for (index, packed), mac in lost.items()
                                                           if index == bridge})
                         for bridge in dict.fromkeys(index for index, _ in lost))
-        except OSError as e:            # ENOBUFS, for instance: the next call tries again
+        except OSError as e:            # for example ENOBUFS: the next call tries again
             self.lost, self.lost_stations = lost | self.lost, stations + self.lost_stations
             self.backoff.begin()
             self.log.error("restore_failed", error=str(e))
@@ -81,10 +83,11 @@ class NeighbourWatch:
         return None
 
     def _read(self) -> None:
-        """Read what the kernel has, at the start and after it dropped notifications. What it had before is lost."""
+        """Read the entries from the kernel, at the start and after it has dropped notifications. Entries deleted before
+        cannot be found."""
         known, stations = self.known, self.stations
         ours = {(it.index, it.packed): it.mac for it in unflooded.every_one(self.ask) if it.ours}
-        # The kernel shows no MAC of a neighbour that does not answer.
+        # For a neighbour that does not answer, the kernel gives no MAC.
         self.known = {key: mac or known[key] for key, mac in ours.items() if mac or key in known}
         self.stations = {(it.master, it.mac): it for it in unflooded.every_station(self.ask)}
         self.lost |= {key: mac for key, mac in known.items() if key not in self.known}
@@ -125,7 +128,7 @@ class NeighbourWatch:
         return True
 
     def _restore_neighbours(self, bridge: int, lost: dict[bytes, bytes]) -> int:
-        """Add the neighbours {packed: MAC} again whose MAC is in the bridge's FDB. Return their number."""
+        """Add again the neighbours {packed: MAC} whose MAC is in the bridge's FDB. Return their number."""
         try:
             here = unflooded.stations(self.ask, bridge, {*lost.values()})
             missing = [(packed, mac) for packed, mac in lost.items() if mac in here]
@@ -133,5 +136,5 @@ class NeighbourWatch:
         except wire.NetlinkError as e:
             if e.errno != ENODEV:
                 raise
-            return 0                    # the bridge is gone
+            return 0                    # the bridge no longer exists
         return len(missing)

@@ -1,7 +1,7 @@
-"""The replay of what pods have in iptables, firewalld and an administrator's chains, from what runtimes cached.
+"""Replay pods' rules in iptables, firewalld and an administrator's chains from the runtimes' result caches.
 
-The server has no copy of that. It waits until signs of a loss have lasted for a moment: a reload is many transactions,
-and so is a DEL. docs/server-restore.md; the states are those of restore_states.py.
+The server has no copy of these rules. It waits until signs of a loss have lasted for a short time, because a reload or
+a DEL consists of many transactions. See docs/server-restore.md; the states are those of restore_states.py.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ if TYPE_CHECKING:
 
 DELAY_S, DELAY_AFTER_DEL_S = 0.02, 0.5
 MAX_ERRORS = 3                  # in the log line of a replay
-MAX_REPEATS = 5                 # of a replay that has failed: firewalld may start or end meanwhile
+MAX_REPEATS = 5                 # of a replay that has failed: firewalld may have started or ended during it
 FAILED_BEFORE = "what the last replay could not restore"
-AT_START = "start"              # the reason for a replay without an announcement
+AT_START = "start"              # the reason for a replay without a notification
 
 
 class Replay:
     """The replays of one network namespace.
 
     home: a descriptor of the namespace, for the caller to close. run(deleted_at): does the replay in the calling
-    thread's namespace, returns a runtime.restore.Restored; None: this server replays nothing. deleted_at: for run().
-    iptables, mirror: those of the namespace. ended(outcome): called when a replay has ended, in its thread; "done" or
-    "failed". at_start: replay once without a loss, for what was flushed while no server ran.
+    thread's namespace, returns a runtime.restore.Restored; None: this server replays nothing. deleted_at: the argument
+    of run(). iptables, mirror: the namespace's IptablesWatch and TableMirror. ended(outcome): called in the replay's
+    thread when the replay has ended; "done" or "failed". at_start: whether to replay once without a loss, because rules
+    may have been flushed while no server ran.
     """
 
     def __init__(self, home: int, run: Run | None, deleted_at: DeletedAt, iptables: IptablesWatch, mirror: TableMirror,
@@ -63,7 +64,7 @@ class Replay:
         self.home, self.run, self.deleted_at, self.ended, self.log = home, run, deleted_at, ended, log
         self.iptables, self.mirror, self.at_start = iptables, mirror, at_start
         self.machine, self.backoff, self.since = Machine(IDLE), Backoff(), 0.0
-        self.failures = 0               # the number of replays that have failed since the last that has not
+        self.failures = 0               # the number of failed replays since the last success
 
     @property
     def idle(self) -> bool:
@@ -75,7 +76,7 @@ class Replay:
         return self.machine.state == RUNNING
 
     def proceed(self, now: float) -> float | None:
-        """Begin a replay if it is due. Return when to call this again without an announcement; None: never."""
+        """Begin a replay if it is due. Return when to call proceed() again without a notification; None: never."""
         if not self.run or self.running:
             return None
         self._note_losses(now)
@@ -104,7 +105,7 @@ class Replay:
             self.machine.on(LOST)
 
     def _start(self, run: Run, gone: str, began: str) -> float | None:
-        """Start the thread. If that fails, the loss is noted again: return when to try."""
+        """Start the thread. If that fails, record the loss again, and return when to try again."""
         self.machine.on(BEGUN)
         self.mirror.keep_deletions = True
         by, home = self.iptables.by, -1
@@ -112,7 +113,7 @@ class Replay:
             home = os.dup(self.home)
             marks = b"" if gone else self.mirror.marks()
             Thread(target=self._work, args=(run, home, gone, began, by, marks), name="replay", daemon=True).start()
-        except (OSError, RuntimeError) as e:    # no more descriptors, no more threads
+        except (OSError, RuntimeError) as e:    # no free descriptor, or no further thread
             if home >= 0:
                 os.close(home)
             self.machine.on(NOT_STARTED)
@@ -122,8 +123,8 @@ class Replay:
         return None
 
     def _work(self, run: Run, home: int, gone: str, began: str, by: str, marks: Collection[bytes]) -> None:
-        """Replay all that was lost. If nothing was, and another firewall begins to filter, only attachments of fastcni
-        are let through: other plugins have their own rules for theirs, and do not delete ours."""
+        """Replay all lost rules. If none were lost, but another firewall begins to filter, replay only attachments of
+        fastcni: other plugins add their own rules for their pods, and would not delete fastcni's."""
         started, outcome, again = monotonic(), "failed", True
 
         def deleted_at(it: Attachment) -> float:
@@ -135,7 +136,7 @@ class Replay:
             with netns.inside(home):
                 done = run(deleted_at)
             outcome = "failed" if done.failed else "done"
-            again = any(each.plugin for each in done.failed)    # the others have damaged caches, which stay so
+            again = any(each.plugin for each in done.failed)    # the others are damaged cache files, which stay damaged
             self._report(done, gone, began, by, netns=netns.identity(home)[1],
                          ms=round((monotonic() - started) * 1e3, 1))
         except (OSError, netns.Lost) as e:      # Lost: this thread ends
@@ -162,9 +163,9 @@ class Replay:
 
 
 def name_thread() -> None:
-    """Give the calling thread the name by which nftables' announcements show our own transactions."""
+    """Give the calling thread the name that identifies fastcni's own transactions in nftables' notifications."""
     try:
         with open("/proc/thread-self/comm", "w", encoding="ascii") as file:
             file.write(OWN_NAME)
     except OSError:
-        return                          # then they count as another program's
+        return                          # the transactions then count as another program's

@@ -1,6 +1,6 @@
-"""The states of what the server restores in one network namespace, and their transitions.
+"""Define the states of restoring in one network namespace, and their transitions.
 
-Three machines run side by side. TRANSITIONS has each arrow of the drawings; any other event is a fault of fastcni.
+There are three state machines. TRANSITIONS has each arrow of the drawings; any other event is a defect of fastcni.
 
 The copy (namespace_watch.Watch): does the server know what the kernel has?
 

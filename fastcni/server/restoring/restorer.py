@@ -1,8 +1,8 @@
-"""Restore firewall state that another program has flushed: one thread for all namespaces, which sleeps until
-nftables announces something.
+"""Restore firewall state that another program has flushed: one thread for all namespaces, which sleeps until nftables
+sends a notification.
 
 The thread restores fastcni's own tables from a copy (table_mirror.py). It restores the pods' state in iptables and
-firewalld by a replay from the runtimes' result caches (replay.py). restore_states.py draws the states of both.
+firewalld by a replay from the runtimes' result caches (replay.py). restore_states.py has the states of both.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from fastcni.server.restoring.drop_watch import Drops
     from fastcni.server.restoring.replay import Run
 
-# Seconds: announcements of this time are read together, and no ADD shares the processor with this thread
+# Seconds: notifications of this time are read together, so that no ADD shares the processor with this thread
 GATHER_S = 0.02
 NOTHING_TO_WATCH = (EACCES, EPERM, EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)         # no rights; a kernel without nf_tables
 
 
 class Restoring:
-    """The thread, and the namespaces that it watches.
+    """The thread, and the watched namespaces.
 
-    replay(deleted_at): restores in the calling thread's namespace what pods have there, and returns a
+    replay(deleted_at): restores the pods' rules in the calling thread's namespace, and returns a
     runtime.restore.Restored; None: this server replays nothing. deleted_at: see Watch.deleted_at(). drops: see
     DropWatch.
     """
 
     def __init__(self, log: Logger, replay: Run | None = None, drops: Drops | None = None) -> None:
         self.log, self.replay, self.drops = log, replay, drops
-        self.watches: dict[int, Watch] = {}             # by a descriptor
+        self.watches: dict[int, Watch] = {}             # {descriptor: Watch}
         self.lock, self.stopping = Lock(), False
         # Counts for the metrics: tables and elements that were restored; replays of all namespaces
         self.restores, self.elements, self.replays = 0, 0, {"done": 0, "failed": 0}
@@ -48,7 +48,7 @@ class Restoring:
         self.thread = Thread(target=self._work, name="restoring", daemon=True)
 
     def start(self) -> None:
-        """Start the thread if it does not run. Call it again later, because a thread cannot always be started."""
+        """Start the thread if it does not run. Call start() periodically, because a thread cannot always be started."""
         if not self.thread.is_alive():
             start_thread(self.thread, self.log)
 
@@ -59,9 +59,10 @@ class Restoring:
             self.thread.join()
 
     def watch(self, home: int, *, at_start: bool = False) -> Watch | NoWatch:
-        """Watch the namespace of the calling thread, of which `home` is a descriptor: a Watch. Raises OSError.
+        """Watch the namespace of the calling thread, and return its Watch. home: a descriptor of the namespace. Raises
+        OSError.
 
-        at_start: replay once, for what was flushed while no server ran.
+        at_start: replay once, because rules may have been flushed while no server ran.
         """
         try:
             it = Watch(home, self, at_start)
@@ -75,7 +76,7 @@ class Restoring:
             self.watches[fd] = it
         for each in it.fds:
             self.poll.register(each, select.EPOLLIN)
-        self.attend_soon(it)                    # to read what is there already
+        self.attend_soon(it)                    # to read the existing tables
         return it
 
     def attend_soon(self, watch: Watch) -> None:
@@ -83,7 +84,7 @@ class Restoring:
         self.wakeup.wake()
 
     def note_replay(self, outcome: str) -> None:
-        """Count a replay: "done", or "failed" if something could not be restored."""
+        """Count a replay: "done", or "failed" if a rule could not be restored."""
         with self.lock:
             self.replays[outcome] += 1
 
@@ -106,7 +107,7 @@ class Restoring:
                 self._attend(it, now)
 
     def _next_due(self) -> float:
-        """Seconds until a Watch has something to do; -1: not before an announcement."""
+        """Return the seconds until a Watch has work to do; -1: only after a notification."""
         with self.lock:
             due = [it.due for it in self.watches.values() if it.due is not None]
         return max(0.0, min(due) - monotonic()) if due else -1

@@ -1,8 +1,8 @@
-"""A copy of our own nftables tables of one namespace, kept current by announcements, to restore them after a flush.
+"""Keep a copy of fastcni's own nftables tables of one namespace up to date by notifications, and restore the tables
+after a flush.
 
-Elements that are added or deleted one by one are followed, whichever program does it. If a set is deleted with elements
-in it, or a chain loses rules and gets none, another program did it: fastcni deletes no set and leaves no chain without
-rules.
+The copy follows elements that any program adds or deletes one by one. If a set with elements is deleted, or a chain
+loses its rules without new ones, another program did it: fastcni deletes no set and leaves no chain without rules.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     Fields = dict[int, bytes]
     Elements = dict[str, dict[bytes, bytes]]
 
-OWN_NAME = "fastcni-restore"    # of threads that restore; the kernel has space for 15 characters
+OWN_NAME = "fastcni-restore"    # the name of threads that restore; the kernel allows 15 characters
 WHOLE_TABLE = "table"
-KEEP_DELETIONS_S = 2.0          # seconds: a flush before a DEL may be announced so much later
+KEEP_DELETIONS_S = 2.0          # seconds: the notification of a flush before a DEL may arrive so much later
 RULE_CHECKS = 4
 
 
 class TableMirror:
-    """The tables are keyed by (family, name): `where`. Its state is one of restore_states.py.
+    """The copy of the tables. `where` is a table's (family, name). `state` is one of restore_states.py.
 
     present, lost: {where: {set: {key: element}}}, elements as nft_elements.read_raw_elements() returns them.
-    deletions: {mark: (generation of nftables, monotonic seconds)}, both at the begin of the attachment's last DEL, by
-    this server or one-shot; under `lock`, oldest first. Elements that threads of OWN_NAME add for these marks are
-    deleted again. Any thread may call note_deletion(); one thread calls all other methods.
+    deletions: {mark: (generation of nftables, monotonic seconds)}, both when the attachment's last DEL began, in this
+    server or one-shot; under `lock`, oldest first. Elements that threads named OWN_NAME add for these marks are deleted
+    again. Any thread may call note_deletion(); one thread calls all other methods.
     """
 
     def __init__(self) -> None:
@@ -65,23 +65,24 @@ class TableMirror:
         self.sets = {(*where, name) for where, stores in self.stores.items() for store in stores for name in store.sets}
         self.present: dict[Where, Elements] = {where: {} for where in self.stores}
         self.lost: dict[Where, Elements] = {where: {} for where in self.stores}
-        self.chains: set[tuple[int, str, str]] = set()  # (family, table, chain) that have existed
-        # Chains that lost a rule and got none; and tables, sets and chains that are gone, for the log.
+        self.chains: set[tuple[int, str, str]] = set()  # (family, table, chain) that existed
+        # Chains that lost a rule without a new one; and deleted tables, sets and chains, for the log.
         self.emptied: dict[Where, set[str]] = {where: set() for where in self.stores}
         self.missing: dict[Where, set[str]] = {where: set() for where in self.stores}
-        self.suspects: set[Where] = set()       # something may be missing from these tables
+        self.suspects: set[Where] = set()       # tables from which an element or rule may be missing
         self.losses, self.by = 0, ""    # the size of `missing` and `emptied`; the program that last added to them
         self.deletions: dict[str, tuple[int, float]] = {}
         self.lock = Lock()
         self.keep_deletions = False     # a replay runs: deletions are kept until its end
-        # By this transaction; and by transactions of OWN_NAME since delete_returned(): (where, set, {key: element}).
+        # Added by this transaction; and by transactions of OWN_NAME since delete_returned(): (where, set, {key:
+        # element}).
         self.added: list[tuple[Where, str, dict[bytes, bytes]]] = []
         self.added_by_us: list[tuple[Where, str, dict[bytes, bytes]]] = []
 
-    # Announcements of the kernel ------------------------------------------------------------------
+    # Notifications of the kernel ------------------------------------------------------------------
 
     def receive(self, kind: int, where: Where, fields: Fields, payload: bytes) -> None:
-        """Note a message about one of our tables."""
+        """Handle a message about one of fastcni's tables."""
         if react := self.REACTIONS.get(kind):
             self.machine.on(MESSAGE)
             react(self, where, fields, payload)
@@ -126,7 +127,7 @@ class TableMirror:
 
     def _rule_deleted(self, where: Where, fields: Fields, _: bytes) -> None:
         name = nft.as_text(fields[nft_rules.NFTA_RULE_CHAIN])
-        if not any(store.chains.get(name) == 0 for store in self.stores[where]):        # a table of an administrator
+        if not any(store.chains.get(name) == 0 for store in self.stores[where]):        # an administrator's table
             self.emptied[where].add(name)
             self.suspects.add(where)
 
@@ -140,7 +141,7 @@ class TableMirror:
         self.missing[where].add(what)
 
     def end_transaction(self, generation: int, by: str) -> None:
-        """Note the end of a transaction of the program `by`, maybe about none of our tables."""
+        """Handle the end of a transaction of the program `by`, which may concern other tables."""
         if self.machine.state == PARTIAL:
             self.machine.on(SUSPICIOUS if self.suspects else COMPLETE)
         if by == OWN_NAME:
@@ -154,8 +155,8 @@ class TableMirror:
         self.losses = losses
 
     def _note_additions(self, marks: Iterable[str], generation: int) -> None:
-        """Note the additions of an ADD after the DEL of its attachment: elements that were lost earlier are not those
-        of this ADD."""
+        """Handle the additions of an ADD after a DEL of the same attachment: elements that were lost earlier do not
+        belong to this ADD."""
         for mark in marks:
             since, _ = self.deletions.get(mark, (generation, 0))
             if since < generation:
@@ -169,11 +170,11 @@ class TableMirror:
                 sets[name] = {key: element for key, element in elements.items() if mark_of(element) != mark}
 
     def read(self, sock: Socket) -> None:
-        """Read what the kernel has: at the start, and after it dropped announcements.
+        """Read the tables from the kernel, at the start and after it has dropped notifications.
 
-        Call receive() with the announcements of what changed meanwhile before restore(): a flush that this reading saw
-        in part would be restored now, and again when it is announced. Raises NetlinkError, with EINTR if nftables
-        changed meanwhile: what was read by then may be restored.
+        Before restore(), call receive() with the notifications of changes during the reading: otherwise a flush that
+        the reading saw in part would be restored now, and again after its notification. Raises NetlinkError, with EINTR
+        if nftables changed during the reading; the tables that were read until then may be restored.
         """
         self.machine.on(READING)
         for where, stores in self.stores.items():
@@ -198,16 +199,17 @@ class TableMirror:
 
     @property
     def has_elements(self) -> bool:
-        """Return whether any pod has something in the tables."""
+        """Return whether any pod has elements in the tables."""
         return any(elements for sets in self.present.values() for elements in sets.values())
 
     def marks(self) -> bytes:
-        """Return text with the mark of each attachment that has something in the tables, or had it until a loss."""
+        """Return text with the mark of each attachment that has elements in the tables, or had elements until a
+        loss."""
         return b"\n".join(element for tables in (self.present, self.lost) for sets in tables.values()
                           for elements in sets.values() for element in elements.values())
 
     def recorded(self) -> dict[int, int]:
-        """Return how many addresses of pods are let through iptables, {length of an address in bytes: number}."""
+        """Return how many addresses of pods iptables accepts, {length of an address in bytes: number}."""
         store = forward_iptables.records()
         present = self.present[store.family, store.table]
         return {length: len(present.get(name, ())) for length, name in store.of_length.items()}
@@ -217,13 +219,14 @@ class TableMirror:
         return self.machine.state in (SUSPECT, DELAYED)
 
     def delay(self) -> None:
-        """Delay this restore: the last one was too recent."""
+        """Delay this restore, because the last restore was too recent."""
         self.machine.on(TOO_SOON)
 
     def restore(self, sock: Socket) -> list[tuple[Where, str, int]]:
-        """Restore what is missing: [(where, what was missing, number of elements)] of the tables that missed something.
+        """Restore missing elements and rules. Return [(where, what was missing, number of elements)] of the restored
+        tables.
 
-        Raises NetlinkError if the kernel refuses it; then it is still to be done.
+        Raises NetlinkError after a kernel error; the restore is then still due.
         """
         restored = []
         try:
@@ -237,7 +240,8 @@ class TableMirror:
         return restored
 
     def restore_table(self, sock: Socket, where: Where) -> tuple[str, int] | None:
-        """Restore one table: (what was missing, number of elements), None if nothing was. Raises NetlinkError.
+        """Restore one table. Return (what was missing, number of elements), None if nothing was missing. Raises
+        NetlinkError.
 
         Elements of attachments in `deletions` are not restored, see also delete_returned().
         """
@@ -257,8 +261,8 @@ class TableMirror:
         return text, count
 
     def delete_returned(self, sock: Socket) -> None:
-        """Delete what threads of OWN_NAME have added for attachments whose DEL has begun: it may have read nftables
-        before. Raises NetlinkError."""
+        """Delete the elements that threads named OWN_NAME have added for attachments whose DEL has begun, because the
+        DEL may have read nftables before. Raises NetlinkError."""
         added, self.added_by_us = self.added_by_us, []
         with self.lock:
             deleted = {*self.deletions} if added else set()
@@ -270,7 +274,7 @@ class TableMirror:
                 store.remove_from(sock, [(name, key) for key in keys])
 
     def _used(self, store: Store) -> bool:
-        """Return whether any pod has ever needed the table."""
+        """Return whether any pod has ever used the table."""
         where = store.family, store.table
         return any((*where, chain) in self.chains for chain in store.chains) or any(
             of[where].get(name) for of in (self.present, self.lost) for name in store.sets)
@@ -285,10 +289,10 @@ class TableMirror:
         return WHOLE_TABLE if WHOLE_TABLE in missing else few(sorted(missing))
 
     def note_deletion(self, mark: str, generation: int) -> None:
-        """Note that a DEL has begun at that generation of nftables; in any thread."""
+        """Record that a DEL has begun at that generation of nftables. Any thread may call this."""
         now = monotonic()
         with self.lock:
-            self.deletions.pop(mark, None)          # so that the mark moves to the end
+            self.deletions.pop(mark, None)          # first remove the mark, so that it moves to the end
             self.deletions[mark] = generation, now
             while not (self.suspects or self.keep_deletions) and (
                     now - self.deletions[oldest := next(iter(self.deletions))][1] > KEEP_DELETIONS_S):
@@ -303,7 +307,7 @@ class TableMirror:
 def has_rules(store: Store, sock: Socket) -> bool:
     """Return whether the chains of a Store have their rules.
 
-    While a transaction replaces the rules, the kernel shows their number before it is done.
+    While a transaction replaces the rules, the kernel already gives the new number of rules.
     """
     for _ in range(RULE_CHECKS):
         if store.complete_on(sock):
@@ -313,10 +317,10 @@ def has_rules(store: Store, sock: Socket) -> bool:
 
 
 def wait_for_transactions(sock: Socket) -> None:
-    """Wait until the transactions that have begun are done and announced. Raises NetlinkError.
+    """Wait until all transactions that have begun are committed and notified. Raises NetlinkError.
 
-    Sends an empty transaction. The kernel begins it after the others: nf_tables_commit() keeps its mutex until it has
-    sent the announcements.
+    Sends an empty transaction, which the kernel begins after the others: nf_tables_commit() holds its mutex until it
+    has sent the notifications.
     """
     wire.attempt(sock, nft.stop(nft.start(Batch())))
 

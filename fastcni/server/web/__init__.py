@@ -1,4 +1,4 @@
-"""HTTP of the server: `fastcni serve --http ADDRESS`, and what --metrics answers with. Read-only, this machine only.
+"""Serve HTTP for `fastcni serve --http ADDRESS` and --metrics, read-only and for this machine only.
 
     address      the addresses, and their listening sockets
     listener     the thread that answers requests

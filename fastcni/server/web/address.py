@@ -1,4 +1,5 @@
-"""Addresses of --http and --metrics, and their listening sockets: a unix socket, or TCP on a loopback address only."""
+"""Read the addresses of --http and --metrics, and open their listening sockets: a unix socket, or TCP on a loopback
+address."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ HINT = "expected the absolute path of a unix socket, 127.0.0.1:PORT or [::1]:POR
 
 
 class AddressError(ValueError):
-    """The text is no such address; it says why."""
+    """The text is not a valid address; the exception says why."""
 
 
 def read(text: str) -> str | tuple[str, int]:
@@ -36,7 +37,7 @@ def read(text: str) -> str | tuple[str, int]:
 
 
 def is_local(host: str) -> bool:
-    """Whether a Host header names this machine: localhost or a loopback address, with or without a port."""
+    """Return whether a Host header names this machine: localhost or a loopback address, with or without a port."""
     name, _, port = host.rpartition(":")
     name = (name if port.isdecimal() and name else host).removeprefix("[").removesuffix("]")
     if name.lower() == "localhost":
@@ -48,7 +49,7 @@ def is_local(host: str) -> bool:
 
 
 def text(address: str | tuple[str, int]) -> str:
-    """The address as the log shows it."""
+    """Return the address as the log prints it."""
     if isinstance(address, str):
         return address
     host, port = address
@@ -56,7 +57,7 @@ def text(address: str | tuple[str, int]) -> str:
 
 
 def listen(address: str | tuple[str, int]) -> Listening:
-    """Return a listening socket. Raises ListenError: the port or path is taken, for instance."""
+    """Return a listening socket. Raises ListenError, for example if the port or path is taken."""
     if isinstance(address, str):
         try:
             return listening.make(address, False, socket.SOCK_STREAM)
@@ -65,7 +66,7 @@ def listen(address: str | tuple[str, int]) -> Listening:
     host, _ = address
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)      # connections of a former server
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)      # connections of a previous server
         sock.bind(address)
         sock.listen(BACKLOG)
     except OSError as e:

@@ -1,7 +1,7 @@
-"""The thread that answers GET over HTTP/1.1, one request a connection.
+"""Answer GET requests over HTTP/1.1 in one thread, one request for each connection.
 
-It serves any number of clients in one thread, so that a slow one delays no other. A client has CLIENT_TIMEOUT_S in all.
-Beyond MAX_CLIENTS the oldest is closed.
+The thread never blocks on one client, so a slow client delays no other. A client has CLIENT_TIMEOUT_S in all. Beyond
+MAX_CLIENTS the oldest connection is closed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
 CLIENT_TIMEOUT_S = 10.0
 MAX_CLIENTS = 16
 MAX_HEAD_BYTES = 16 << 10
-ACCEPT_PAUSE_S = 0.1            # without a free descriptor
+ACCEPT_PAUSE_S = 0.1            # seconds, if there is no free descriptor
 TEXT = "text/plain; charset=utf-8"
 REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
            500: "Internal Server Error", 503: "Service Unavailable"}
 
 
 class NotReady(Exception):
-    """There is no content yet; the client may ask again in a second."""
+    """The content is not ready; the client may ask again in a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """make: returns the content, or raises NotReady. headers: further header lines, each with its end. local: only for
-    clients that ask for a loopback name: another site's script can make a browser ask under that site's name."""
+    """A page. make: returns the content, or raises NotReady. headers: further header lines, each with its line end.
+    local: whether the Host header must name a loopback address, because a script of another site can make a browser
+    send requests under that site's name."""
 
     kind: str
     make: Callable[[], bytes]
@@ -47,7 +48,8 @@ class Page:
 
 
 class Client:
-    """A connection. head: bytes of its request. answer: bytes that are to be sent, None before the answer is made."""
+    """A connection. head: the received bytes of its request. answer: the bytes to send, None before the answer is
+    made."""
 
     __slots__ = ("answer", "deadline", "head", "sock")
 
@@ -57,7 +59,8 @@ class Client:
 
 
 class Listener:
-    """sock: listens, non-blocking. pages: {path: Page}. log: of the server."""
+    """The thread and its clients. sock: a listening, non-blocking socket. pages: {path: Page}. log: the server's
+    log."""
 
     def __init__(self, sock: socket, pages: dict[str, Page], log: Logger) -> None:
         self.sock, self.pages, self.log = sock, pages, log
@@ -68,7 +71,7 @@ class Listener:
         self.thread = Thread(target=self._run, name="http", daemon=True)
 
     def start(self) -> bool:
-        """Start the thread if it does not run; it cannot always be started. Return whether it has been started now."""
+        """Start the thread if it does not run. A thread cannot always be started: return whether it was started now."""
         return not self.thread.is_alive() and not self.stopping and start_thread(self.thread, self.log)
 
     def stop(self) -> None:
@@ -86,7 +89,7 @@ class Listener:
         while not self.stopping:
             try:
                 self._step()
-            except Exception:           # a defect of fastcni: the server and its requests go on
+            except Exception:           # a defect of fastcni: the server continues
                 self.log.exception("server_fault")
                 sleep(ACCEPT_PAUSE_S)
 
@@ -118,7 +121,7 @@ class Listener:
         self.events.register(sock, selectors.EVENT_READ)
 
     def _proceed(self, client: Client) -> None:
-        """Read what has come, or send what fits."""
+        """Read the received bytes, or send as much of the answer as the socket accepts."""
         try:
             if client.answer is None:
                 piece = client.sock.recv(MAX_HEAD_BYTES)
@@ -145,7 +148,7 @@ class Listener:
         client.sock.close()
 
     def _answer(self, head: bytes) -> bytes:
-        """The bytes of the answer to a request."""
+        """Return the bytes of the answer to a request."""
         first, *lines = head.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
         words = first.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1.") or b"\r\n\r\n" not in head:
@@ -170,13 +173,13 @@ class Listener:
 
 
 def hosts(lines: list[str]) -> list[str]:
-    """The values of the Host headers."""
+    """Return the values of the Host headers."""
     pairs = (line.partition(":") for line in lines)
     return [value.strip() for name, _, value in pairs if name.strip().lower() == "host"]
 
 
 def response(status: int, kind: str, body: bytes, more: str = "", *, head_only: bool = False) -> bytes:
-    """The bytes of an answer. more: further header lines."""
+    """Return the bytes of an answer. more: further header lines."""
     head = (f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
             f"X-Content-Type-Options: nosniff\r\nConnection: close\r\n{more}\r\n")
     return head.encode() + (b"" if head_only else body)

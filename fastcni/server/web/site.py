@@ -1,4 +1,4 @@
-"""An address with its pages, from the server's start to its end."""
+"""Serve the pages of one address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """where: as address.read() returns it. Call listen(), then attach(); pages may be added until start()."""
+    """An address and its pages. where: a result of address.read(). Call listen(), then attach(); pages may be added
+    until start()."""
 
     def __init__(self, where: str | tuple[str, int], log: Logger) -> None:
         self.where, self.log = where, log
@@ -23,7 +24,7 @@ class Site:
         self.listening: Listening | None = None
 
     def listen(self) -> None:
-        """Take the address. Raises ListenError."""
+        """Open the listening socket. Raises ListenError."""
         self.listening = address.listen(self.where)
 
     def release(self) -> None:
@@ -34,7 +35,7 @@ class Site:
             self.listening.sock.close()
 
     def announce(self, event: str) -> None:
-        """Log this event with the address, as soon as it is answered."""
+        """Log this event with the address when the site begins to answer."""
         self.ready.append(event)
 
     def attach(self, _: object = None) -> None:

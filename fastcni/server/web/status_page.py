@@ -1,10 +1,10 @@
-"""The status page: one HTML document, and the JSON that its script reads. `--http` adds it to a server.
+"""Serve the status page of `--http`: one HTML document, and the JSON that its script reads.
 
     /               the page
-    /status.json    what `fastcni top` shows, see node/activity/summary.py
+    /status.json    the data of `fastcni top`, see node/activity/summary.py
     /topology.json  the attachments of this node, see node/attachments/topology.py
 
-Threads make both documents, and only when a client asks.
+A thread makes a JSON document only when a client asks for it.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     Document = dict[str, Any]
     Ask = Callable[[int], Document]             # see history.History.after()
 
-STATUS_S, TOPOLOGY_S = 1.5, 5.0                 # that a document is good for
+STATUS_S, TOPOLOGY_S = 1.5, 5.0                 # seconds for which a document is valid
 JSON = "application/json"
 HEADERS = ("Cache-Control: no-store\r\nCross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n"
            "X-Frame-Options: DENY\r\n")
 
 
 class StatusPage:
-    """The page of a site. make_status(describe, ask): returns what makes the one document; ask: None without a history.
-    make_topology: makes the other one."""
+    """The status page of a site. make_status(describe, ask): returns the function that makes /status.json; ask: None
+    without a history. make_topology: makes /topology.json."""
 
     def __init__(self, site: Site, make_status: Callable[[Callable[[], Document], Ask | None], Callable[[], Document]],
                  make_topology: Callable[[], Document], log: Logger) -> None:
         self.site, self.make_status, self.make_topology, self.log = site, make_status, make_topology, log
 
     def attach(self, server: Server) -> None:
-        """Add the pages, about this server."""
+        """Add the pages about this server."""
         local = not isinstance(self.site.where, str)        # no browser connects to a unix socket by itself
         content, policy = read_page()
         self.site.pages["/"] = Page("text/html; charset=utf-8", lambda: content, f"{HEADERS}{policy}\r\n", local)
@@ -61,8 +61,8 @@ class StatusPage:
 
 
 def latest(make: Callable[[], Document], good_s: float, log: Logger, name: str) -> Callable[[], bytes]:
-    """What a Page needs: returns the latest document, or raises NotReady."""
-    # Escaped, as names of files may be no UTF-8
+    """Return the function `make` of a Page, which returns the latest document or raises NotReady."""
+    # ASCII only, because file names may not be UTF-8
     them = Latest(lambda: dumps(make()).encode(), b"", good_s, log, f"page-{name}")
 
     def content() -> bytes:
@@ -74,7 +74,7 @@ def latest(make: Callable[[], Document], good_s: float, log: Logger, name: str) 
 
 
 def read_page() -> tuple[bytes, str]:
-    """The HTML with its style and script, and the header that allows these two and nothing else."""
+    """Return the HTML with its style and script, and the header that allows only these two."""
     folder = os.path.dirname(__file__)
     html, style, script = (read(f"{folder}/page.{kind}") for kind in ("html", "css", "js"))
     policy = (f"Content-Security-Policy: default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
