@@ -1,4 +1,4 @@
-"""Clients of remote services, for whom requests and daemons ask. None of them knows CNI.
+"""Clients of remote services for requests and daemons. No module here knows CNI.
 
     away              the errors of a service that does not answer
     ovsdb             the database of Open vSwitch

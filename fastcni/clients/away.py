@@ -1,10 +1,10 @@
-"""The errors of a remote service that does not answer."""
+"""Define the errors of a remote service that does not answer."""
 
 
 class Away(Exception):
-    """The service cannot be reached, or did not answer in time. The text says which and why. What was asked may have
-    been done: asking again is safe."""
+    """The service cannot be reached, or did not answer in time. The text names the service and the reason. The service
+    may have carried out the request; the request may be repeated."""
 
 
 class Busy(Away):
-    """The service has too much to do: it said so, or did not answer in time. Asking again soon may succeed."""
+    """The service is overloaded: it answered so, or did not answer in time. Another try soon may succeed."""

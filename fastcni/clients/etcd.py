@@ -1,11 +1,12 @@
-"""etcd v3 through its JSON gateway: transactions, leases, users. Keys and values are text.
+"""Use etcd v3 through its JSON gateway: transactions, leases, users. Keys and values are text.
 
     etcd = Client(settings)
     outcome = etcd.txn([revision_is("/a", 0)], [put("/a", "1")], [get("/a")])
-    outcome.done, outcome.revision  # whether the comparison held, and what the revision is now
-    outcome.answers[0]              # [Pair("/a", "0", revision 17)] if it did not
+    outcome.done, outcome.revision  # whether the comparison held, and the current revision
+    outcome.answers[0]              # [Pair("/a", "0", revision 17)] if the comparison did not hold
 
-Each transaction and each read is linearizable. The gateway of etcd 3.4 and later is at /v3; older ones are found, too.
+Each transaction and each read is linearizable. The gateway of etcd 3.4 and later is at /v3; the paths of older versions
+are tried, too.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ GATEWAYS = ("/v3", "/v3beta", "/v3alpha")       # of etcd 3.4 and later, 3.3, 3.
 MAX_OPERATIONS = 128            # --max-txn-ops; counted for comparisons and for each branch
 MAX_BYTES = 1 << 20             # of values in a transaction; --max-request-bytes is 1.5 MiB
 MAX_PASSWORD_BYTES = 4096
-# codes of gRPC
+# gRPC status codes
 INVALID, NOT_FOUND, DENIED, PRECONDITION, UNAUTHENTICATED = 3, 5, 7, 9, 16
 
 
 class Refused(Exception):
-    """etcd refuses a request. code: of gRPC. text: etcd's."""
+    """etcd answered a request with an error. code: the gRPC status. text: etcd's message."""
 
     def __init__(self, code: int, text: str, endpoint: str) -> None:
         super().__init__(code, text)
@@ -43,7 +44,8 @@ class Refused(Exception):
 
 
 class Pair:
-    """A key with its value. revision: of its last change. created: the revision that created it. lease: 0 for none."""
+    """A key with its value. revision: the revision of the last change. created: the revision that created the key.
+    lease: 0 for none."""
 
     __slots__ = ("key", "value", "revision", "lease", "created")
 
@@ -52,8 +54,8 @@ class Pair:
 
 
 class Outcome:
-    """Of a transaction. done: whether all comparisons held. answers: for each operation of the branch that ran, the
-    Pairs that it has read. revision: what was written has this one."""
+    """The outcome of a transaction. done: whether all comparisons held. answers: for each operation of the branch that
+    ran, the Pairs that it has read. revision: the revision of the transaction's writes."""
 
     __slots__ = ("done", "answers", "revision")
 
@@ -68,7 +70,7 @@ def value_is(key: str, value: str) -> dict[str, Any]:
 
 
 def revision_is(key: str, revision: int) -> dict[str, Any]:
-    """0: there is no such key."""
+    """Return the comparison that the key has this revision; 0: that the key does not exist."""
     return {"key": encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision}
 
 
@@ -81,7 +83,7 @@ def exists(key: str) -> dict[str, Any]:
 
 
 def none_in(first: str, end: str) -> dict[str, Any]:
-    """There is no key from `first` up to, and without, `end`."""
+    """Return the comparison that no key from `first` up to, but excluding, `end` exists."""
     return {"key": encode(first), "range_end": encode(end), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
 
 
@@ -92,7 +94,7 @@ def put(key: str, value: str, lease: int = 0) -> dict[str, Any]:
 
 
 def get(key: str, end: str = "") -> dict[str, Any]:
-    """Read a key, or all from it up to, and without, `end`."""
+    """Return the operation that reads a key, or all keys from it up to, but excluding, `end`."""
     return {"request_range": {"key": encode(key)} | ({"range_end": encode(end)} if end else {})}
 
 
@@ -109,7 +111,7 @@ def decode(text: str) -> str:
 
 
 def below(prefix: str) -> tuple[str, str]:
-    """The first and the end key of those with a prefix that ends in "/"."""
+    """Return the first and the end key of the keys with a prefix that ends in "/"."""
     return prefix, prefix[:-1] + "0"
 
 
@@ -119,8 +121,8 @@ def read_pair(document: dict[str, Any]) -> Pair:
 
 
 class Client:
-    """A cluster of etcd. settings: {"endpoints": [...], and what is set of "ca", "cert", "key", "username", "password",
-    "password_file"}."""
+    """A cluster of etcd. settings: {"endpoints": [...]}, and optionally "ca", "cert", "key", "username", "password",
+    "password_file"."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.http = Http(settings["endpoints"], ca=settings.get("ca", ""), cert=settings.get("cert", ""),
@@ -129,7 +131,7 @@ class Client:
         self.password: str = settings.get("password", "")
         self.password_file: str = settings.get("password_file", "")
         self.gateway = 0
-        self.token: str | None = None                   # None: not asked for yet
+        self.token: str | None = None                   # None: not requested yet
         self.history: tuple[str, int] | None = None     # (cluster id, revision) of the last read or transaction
         self._noted = 0.0
 
@@ -144,7 +146,7 @@ class Client:
         return Outcome(bool(document.get("succeeded")), answers, int(document["header"]["revision"]))
 
     def read(self, *keys: str) -> list[Pair | None]:
-        """The Pair of each key, None without one; as of one revision if there are not more than MAX_OPERATIONS."""
+        """Return the Pair of each key, None for a missing key. Up to MAX_OPERATIONS keys are read at one revision."""
         found: list[Pair | None] = []
         for at in range(0, len(keys), MAX_OPERATIONS):
             outcome = self.txn([], [get(key) for key in keys[at:at + MAX_OPERATIONS]])
@@ -152,22 +154,22 @@ class Client:
         return found
 
     def read_range(self, first: str, end: str) -> tuple[list[Pair], int]:
-        """All from `first` up to, and without, `end`, by key; and the revision at which they were read."""
+        """Return all Pairs from `first` up to, but excluding, `end`, by key; and the revision at which they were
+        read."""
         began = monotonic()
         document = self.call("/kv/range", {"key": encode(first), "range_end": encode(end)})
         self._note(document, began)
         return [read_pair(each) for each in document.get("kvs", ())], int(document["header"]["revision"])
 
     def grant(self, ttl: int) -> int:
-        """Make a lease of so many seconds. Return its id, which etcd chooses: no other lease has had it. Raises
-        Away."""
+        """Make a lease of `ttl` seconds. Return its id, which etcd chooses and never uses again. Raises Away."""
         return int(self.call("/lease/grant", {"TTL": ttl})["ID"])
 
     def renew(self, lease: int, key: str) -> bool:
-        """Keep a lease. Return False if it does not exist any more. key: any that may be read.
+        """Keep a lease alive. Return False if the lease no longer exists. key: any key that this user may read.
 
-        The answer has the revision of the member that was asked, which may be behind. So if that is lower than the one
-        in `history`, a read finds out whether the cluster was restored from a backup.
+        The answer has the revision of the answering member, which may be behind. So if that revision is lower than the
+        one in `history`, a read checks whether the cluster was restored from a backup.
         """
         result = self.call("/lease/keepalive", {"ID": lease}).get("result", {})
         header = result.get("header", {})
@@ -176,8 +178,8 @@ class Client:
         return int(result.get("TTL", 0)) > 0
 
     def watch(self, first: str, end: str, revision: int, stop: Callable[[], object], idle: float) -> Stream:
-        """The stream of changes from `first` up to, and without, `end`, from a revision on. stop and idle: see Http.
-        Raises Away."""
+        """Return the stream of changes of the keys from `first` up to, but excluding, `end`, from a revision on. stop
+        and idle: see Http. Raises Away."""
         body = {"create_request": {"key": encode(first), "range_end": encode(end), "start_revision": revision,
                                    "progress_notify": True}}
 
@@ -193,7 +195,8 @@ class Client:
             raise away(e) from None
 
     def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The document of an answer. Raises Away, also for what etcd refuses but a lease; Refused for that."""
+        """Send a request and return the document of the answer. Raises Refused if a lease does not exist; Away for all
+        other errors."""
         def attempt(gateway_path: str) -> dict[str, Any]:
             answer = self.http.request("POST", gateway_path, body)
             if answer.status != 200:
@@ -211,8 +214,8 @@ class Client:
         self.http.close()
 
     def _with_token(self, path: str, attempt: Callable[[str], Any]) -> Any:
-        """attempt() with the path of the gateway that the cluster has; once more with a new token if the token is too
-        old."""
+        """Return attempt() with the path of the cluster's gateway. Try once more with a new token if the token has
+        expired."""
         renewed = self.token is None
         if self.token is None:
             self.token = self._authenticate()
@@ -228,11 +231,11 @@ class Client:
                     raise
 
     def _authenticate(self) -> str:
-        """A new token; "" without a user. Raises Away."""
+        """Return a new token; "" without a user. Raises Away."""
         if not self.user:
             return ""
         body = {"name": self.user, "password": self._password()}
-        self.token = None               # with an old one etcd would refuse this, too
+        self.token = None               # with an old token etcd would reject this request, too
         while True:
             answer = self.http.request("POST", GATEWAYS[self.gateway] + "/auth/authenticate", body)
             if answer.status == 200:
@@ -257,8 +260,8 @@ class Client:
         return {"Authorization": self.token} if self.token else {}
 
     def _note(self, document: dict[str, Any], began: float) -> None:
-        """Note cluster and revision. A lower revision than noted counts only if it was asked for after that: answers to
-        several threads may overtake each other."""
+        """Record cluster and revision. A lower revision than the recorded one counts only if its request began after
+        the recorded one was known, because answers to several threads may overtake each other."""
         header = document["header"]
         now = header["cluster_id"], int(header["revision"])
         if self.history is None or now > self.history or began > self._noted:
@@ -266,7 +269,7 @@ class Client:
 
 
 def refusal(answer: Answer) -> Refused:
-    """What etcd says in an answer that is not 200."""
+    """Return the error in an answer that is not 200."""
     try:
         document = json.read(answer.data)
         return Refused(int(document.get("code", 0)), str(document.get("message") or document.get("error")),
@@ -277,7 +280,7 @@ def refusal(answer: Answer) -> Refused:
 
 
 def is_unknown_path(e: Refused) -> bool:
-    """Whether the gateway has no such path. A lease that is not found has the same code."""
+    """Return whether the gateway does not have the path. A missing lease has the same code."""
     return e.code == NOT_FOUND and "not found" in e.text.lower() and "etcdserver" not in e.text
 
 

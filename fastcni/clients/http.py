@@ -1,14 +1,15 @@
-"""HTTP with JSON in both directions, by urllib3: several endpoints, TLS with client certificates, a deadline for all.
+"""Send HTTP requests with JSON in both directions, by urllib3: several endpoints, TLS with client certificates, and a
+deadline for all endpoints together.
 
     http = Http(["https://10.0.0.1:2379", "https://10.0.0.2:2379"], ca="ca.pem", cert="node.pem", key="node-key.pem")
     answer = http.request("POST", "/v3/kv/range", {"key": "Zm9v"})
     answer.status, answer.document              # 200, {"header": ...}
     with http.stream("POST", "/v3/watch", {...}, stop=lambda: False) as stream:
-        for document in stream: ...             # one a line, as they come
+        for document in stream: ...             # one document a line, as they arrive
 
-Connections are kept, and shared by threads. An endpoint that fails or does not answer in time is left for the next one,
-and the one that has answered is asked first from then on. So a request may reach a service twice: ask only for what may
-be done twice. urllib3 is imported with the first request.
+Connections are kept, and shared by threads. If an endpoint fails or does not answer in time, the next endpoint is
+tried. The endpoint that has answered is the first for the next request. So a request may reach a service twice: send
+only requests that may be repeated. The first request imports urllib3.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 REQUEST_TIMEOUT_S = 5.0         # for all endpoints together
-ENDPOINT_TIMEOUT_S = 1.5        # for each but the last, if there are several
+ENDPOINT_TIMEOUT_S = 1.5        # for each endpoint but the last, if there are several
 STREAM_IDLE_S = 3600.0
 HUNG_UP = ("EOF", "closed", "reset", "pipe", "certificate required")
-STOP_CHECK_MS = 500             # how often a stream asks whether to stop
-AWAY = (502, 503, 504)          # what an endpoint answers, or a proxy before it, that cannot reach its own service
+STOP_CHECK_MS = 500             # how often a stream calls stop()
+AWAY = (502, 503, 504)          # statuses of an endpoint, or a proxy in front of it, that cannot reach its own service
 
 
 class Answer:
-    """status: of HTTP. data: the body. headers: by name, in any case. endpoint: whose answer it is."""
+    """An answer. status: the HTTP status. data: the body. headers: case-insensitive. endpoint: the endpoint that
+    answered."""
 
     __slots__ = ("status", "data", "headers", "endpoint")
 
@@ -45,27 +47,27 @@ class Answer:
 
     @property
     def document(self) -> Any:
-        """The body as JSON, {} if it is empty. Raises Away if it is not JSON."""
+        """Return the body as JSON, {} if it is empty. Raises Away if the body is not JSON."""
         return read_document(self.data, self.endpoint) if self.data.strip() else {}
 
     @property
     def text(self) -> str:
-        """The body for an error message: one line, 300 characters at most."""
+        """Return the body for an error message: one line, at most 300 characters."""
         return " ".join(self.data.decode("utf-8", "replace").split())[:300]
 
 
 class Stopped(Exception):
-    """stop() has become true during a wait."""
+    """stop() returned true during a wait."""
 
 
 class Now(_local):
-    """How long the calling thread waits: until `deadline`, and while stop() is false."""
+    """The limits of the calling thread's waits: until `deadline`, and while stop() is false."""
 
     deadline = 0.0
     stop: Callable[[], object] | None = None
 
     def wait(self, sock: Any) -> None:
-        """Wait until something can be read. Raises TimeoutError, Stopped, CallerGone."""
+        """Wait until the socket is readable. Raises TimeoutError, Stopped, CallerGone."""
         pending = getattr(sock, "pending", None)        # bytes that TLS has decrypted already
         while not (pending and pending()):
             left = int((self.deadline - monotonic()) * 1000) + 1
@@ -83,9 +85,9 @@ class Now(_local):
 class Http:
     """A service at several endpoints.
 
-    endpoints: "http://HOST:PORT" or "https://...", with a path that precedes each request's if there is one. ca, cert,
-    key: PEM files, read anew when they change, or PEM texts; without `ca` the system's. server_name: see Tls.
-    headers: a function that returns headers of each request, for tokens. service: its name in errors.
+    endpoints: "http://HOST:PORT" or "https://...", optionally with a path in front of each request's path. ca, cert,
+    key: PEM files, which are read again when they change, or PEM texts; without `ca` the system's CAs. server_name: see
+    Tls. headers: a function that returns headers for each request, for example a token. service: its name in errors.
     """
 
     def __init__(self, endpoints: Sequence[str], *, ca: str = "", cert: str = "", key: str = "", verify: bool = True,
@@ -96,14 +98,14 @@ class Http:
         self.headers, self.service = headers, service
         self.timeout, self.endpoint_timeout = timeout, endpoint_timeout
         self.good = 0                   # index of the endpoint to ask first
-        self.sent = 0                   # requests, for figures and tests
+        self.sent = 0                   # number of requests, for measurements and tests
         self._now, self._lock = Now(), allocate_lock()
         self._pools: Pools | None = None
 
     def request(self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None,
                 timeout: float = 0.0) -> Answer:
-        """Send a request, its body as JSON (None: no body; bytes: as they are), and return the answer. It may have any
-        status but those of AWAY. timeout: seconds for all endpoints together.
+        """Send a request, its body as JSON (None: no body; bytes: sent unchanged), and return the answer, which may
+        have any status but those of AWAY. timeout: seconds for all endpoints together.
 
         Raises Away, waiting.CallerGone.
         """
@@ -113,8 +115,8 @@ class Http:
 
     def stream(self, method: str, path: str, body: Any = None, *, stop: Callable[[], object],
                headers: dict[str, str] | None = None, idle: float = STREAM_IDLE_S) -> Stream:
-        """Send a request and return its answer as a Stream, which ends when stop() is true. That is asked twice a
-        second. idle: seconds after which a silent connection counts as lost. Raises Away."""
+        """Send a request and return its answer as a Stream, which ends when stop() returns true. stop() is called twice
+        a second. idle: seconds after which a silent connection counts as lost. Raises Away."""
         self._now.stop = stop
         try:
             response, endpoint = self._ask_each(method, path, body, headers, self.timeout, whole=False)
@@ -132,7 +134,8 @@ class Http:
             pools.close()
 
     def away(self, endpoint: str, failure: BaseException) -> Away:
-        """The Away of a failure. With TLS 1.3 a server that wants a client certificate may just hang up."""
+        """Return the Away of a failure. With TLS 1.3 a server that requires a client certificate may just close the
+        connection."""
         why = reason(failure)
         if endpoint.startswith("https:") and not self.tls.cert and any(text in why for text in HUNG_UP):
             why += "; the configuration names no client certificate"
@@ -140,7 +143,8 @@ class Http:
 
     def _ask_each(self, method: str, path: str, body: Any, headers: dict[str, str] | None, seconds: float,
                   whole: bool) -> tuple[Any, str]:
-        """(urllib3's response, endpoint) of the first endpoint that answers. whole: read the body, too."""
+        """Return (urllib3's response, endpoint) of the first endpoint that answers. whole: whether to read the body,
+        too."""
         if body is not None and not isinstance(body, bytes):
             body = json.write(body)
             headers = {"Content-Type": "application/json"} | (headers or {})
@@ -163,7 +167,8 @@ class Http:
 
     def _ask(self, endpoint: str, deadline: float, method: str, path: str, body: bytes | None,
              headers: dict[str, str] | None, whole: bool) -> Any:
-        """urllib3's response of one endpoint. A kept connection that the service has closed is replaced once."""
+        """Return urllib3's response of one endpoint. If the service has closed a kept connection, try once with a new
+        connection."""
         pools = self._current_pools()
         pool = pools.pool(endpoint)
         headers = (self.headers() if self.headers else {}) | (headers or {})
@@ -195,10 +200,10 @@ class Http:
 
 
 class Stream:
-    """The documents of an answer without end: `for document in stream`. Use it in one thread, in a `with` block.
+    """The documents of an endless answer: `for document in stream`. Use a Stream in one thread, in a `with` block.
 
-    status: of HTTP. If it is not 200, `answer()` has the body. If stop() was true before there was an answer, it is 200
-    and there are no documents.
+    status: the HTTP status. If it is not 200, answer() returns the body. If stop() returned true before an answer
+    arrived, the status is 200 and there are no documents.
     """
 
     def __init__(self, http: Http, response: Any, endpoint: str, stop: Callable[[], object], idle: float) -> None:
@@ -206,11 +211,11 @@ class Stream:
         self.status: int = response.status if response else 200
 
     def answer(self) -> Answer:
-        """All of the answer, for one that ends. Raises Away."""
+        """Return the complete answer, if it ends. Raises Away."""
         return Answer(self.status, b"".join(self._pieces(self.http.timeout)), self.response.headers, self.endpoint)
 
     def __iter__(self) -> Iterator[Any]:
-        """Documents until stop() is true or the service ends the answer. Raises Away."""
+        """Yield documents until stop() returns true or the service ends the answer. Raises Away."""
         rest = b""
         for piece in self._pieces(self.idle):
             *lines, rest = (rest + piece).split(b"\n")
@@ -232,11 +237,11 @@ class Stream:
         self.close()
 
     def _pieces(self, seconds: float) -> Iterator[bytes]:
-        """The body as it comes. seconds: the longest silence."""
+        """Yield the body in pieces as they arrive. seconds: the longest silence."""
         now, response = self.http._now, self.response
         if not response:
             return
-        # Without chunks, a longer read would wait until it is complete.
+        # Without chunks, a longer read would wait until all its bytes have arrived.
         pieces = response.stream(1 << 16 if response.chunked else 1, decode_content=False)
         while True:
             now.deadline, now.stop = monotonic() + seconds, self.stop
@@ -254,7 +259,7 @@ class Stream:
 
 
 def read_document(data: bytes, endpoint: str) -> Any:
-    """One JSON document. Raises Away."""
+    """Decode one JSON document. Raises Away."""
     try:
         return json.read(data)
     except json.JsonError as e:

@@ -1,6 +1,7 @@
-"""urllib3's pools of connections for http.py: TLS from PEM files, and waits that end with the caller or a deadline.
+"""Make urllib3's connection pools for http.py: TLS from PEM files, and waits that end when the caller leaves or at a
+deadline.
 
-urllib3 is imported when Pools are made, so neither a server nor a plugin that asks no remote store loads it. Works with
+urllib3 is imported when Pools are made, so servers and plugins without a remote store do not load it. Works with
 urllib3 1.26 (Debian 12) and 2.
 """
 
@@ -19,15 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MAX_CONNECTIONS = 64            # kept for each endpoint. For more threads urllib3 opens others, and logs a warning
+MAX_CONNECTIONS = 64            # kept for each endpoint; for more threads urllib3 opens more, and warns
 PEM = "-----BEGIN"
 X509_STRICT = 0x20              # ssl.VERIFY_X509_STRICT
-# (level, option, value) of setsockopt(2): TCP_NODELAY, and an end after 40 s for a peer that has vanished
+# (level, option, value) of setsockopt(2): TCP_NODELAY, and keepalive that ends a connection 40 s after its peer has
+# vanished
 SOCKET_OPTIONS = ((6, 1, 1), (1, 9, 1), (6, 4, 20), (6, 5, 5), (6, 6, 4))
 
 
 class Reader(RawIOBase):
-    """What an answer is read from: each read of the socket is preceded by wait(socket)."""
+    """The reader of an answer, which calls wait(socket) before each read of the socket."""
 
     def __init__(self, raw: Any, sock: Any, wait: Callable[[Any], None]) -> None:
         self.raw, self.sock, self.wait = raw, sock, wait
@@ -46,8 +48,8 @@ class Reader(RawIOBase):
 
 
 class Tls:
-    """ca, cert, key: paths of PEM files, or PEM texts; "" for none. server_name: checked in the server's certificate
-    instead of the endpoint's host."""
+    """The TLS settings. ca, cert, key: paths of PEM files, or PEM texts; "" for none. server_name: the name that the
+    server's certificate must have, instead of the endpoint's host."""
 
     __slots__ = ("ca", "cert", "key", "verify", "server_name")
 
@@ -55,7 +57,7 @@ class Tls:
         self.ca, self.cert, self.key, self.verify, self.server_name = ca, cert, key, verify, server_name
 
     def stamp(self) -> list[tuple[int, int, int]]:
-        """A value that changes when one of the files does. Raises Away."""
+        """Return a value that changes when one of the files changes. Raises Away."""
         stamps = []
         for path in (self.ca, self.cert, self.key):
             if path and PEM not in path:
@@ -67,12 +69,12 @@ class Tls:
         return stamps
 
     def context(self) -> Any:
-        """The ssl.SSLContext. Raises Away naming the file that cannot be used."""
+        """Return the ssl.SSLContext. Raises Away, which names the file that cannot be used."""
         from urllib3.util.ssl_ import create_urllib3_context
 
         context: Any = create_urllib3_context()
-        # From Python 3.13 on, the default refuses certificates without some extensions of RFC 5280. Many clusters have
-        # such certificates; who signed them is checked all the same.
+        # From Python 3.13 on, the default rejects certificates without some extensions of RFC 5280. Many clusters have
+        # such certificates; their signatures are checked nevertheless.
         context.verify_flags &= ~X509_STRICT
         if not self.verify:
             context.check_hostname, context.verify_mode = False, 0      # CERT_NONE
@@ -86,7 +88,7 @@ class Tls:
                 context.load_verify_locations(self.ca)
             if self.cert:
                 what = f"{self.cert} and {self.key or 'no key'}"
-                # A password, or OpenSSL would ask for one at the terminal.
+                # Give a password, because otherwise OpenSSL would ask for one at the terminal.
                 context.load_cert_chain(as_path(self.cert), as_path(self.key) if self.key else None, "none")
         except (OSError, ValueError) as e:
             shown = "the certificates of the configuration" if PEM in what else what
@@ -95,7 +97,7 @@ class Tls:
 
 
 def as_path(pem: str) -> str:
-    """The path of a PEM file. A PEM text becomes a file in memory, open as long as the process."""
+    """Return the path of a PEM file. For a PEM text, make a memory file, which stays open until the process ends."""
     if PEM not in pem:
         return pem
     fd = posix.memfd_create("pem", 1)           # MFD_CLOEXEC
@@ -125,11 +127,11 @@ class Pools:
         self.lookups = Lookups()
 
     def outdated(self) -> bool:
-        """Whether a file of TLS has changed. Raises Away."""
+        """Return whether a TLS file has changed. Raises Away."""
         return self.tls.stamp() != self.stamp
 
     def pool(self, endpoint: str) -> Any:
-        """The pool of an endpoint. Raises Away."""
+        """Return the pool of an endpoint. Raises Away."""
         pool = self.pools.get(endpoint)
         if pool is None:
             pool = self.pools.setdefault(endpoint, self._open(endpoint))
@@ -139,7 +141,7 @@ class Pools:
         return self.urllib3.Timeout(connect=seconds, read=seconds)
 
     def was_closed(self, failure: Exception) -> bool:
-        """Whether a failure is that of a kept connection that the service has closed meanwhile."""
+        """Return whether the failure is that of a kept connection that the service has closed."""
         return (isinstance(failure, self.urllib3.exceptions.ProtocolError)
                 and isinstance(failure.args[-1], ConnectionError))
 
@@ -165,9 +167,9 @@ class Pools:
 
 def connection_class(base: Any, wait: Callable[[Any], None], lookups: Lookups,
                      failures: tuple[type[Exception], ...]) -> Any:
-    """urllib3's class of connections with answers that are read by Reader. Its timeout is for the lookup of the host's
-    name, too, and for all addresses that it has. A request is sent by one write: urllib3 writes headers and body apart,
-    and the service would wake up twice."""
+    """Return a subclass of urllib3's connection class whose answers are read by Reader. Its timeout includes the lookup
+    of the host's name, and all addresses of the host. It sends a request by one write: urllib3 writes headers and body
+    separately, which would wake the service twice."""
     class Response(base.response_class):
         def __init__(self, sock: Any, *args: Any, **named: Any) -> None:
             super().__init__(sock, *args, **named)
@@ -177,7 +179,7 @@ def connection_class(base: Any, wait: Callable[[Any], None], lookups: Lookups,
         response_class = Response
         _dns_host: str
         timeout: float
-        held: list[bytes] | None = None         # what request() has to send together
+        held: list[bytes] | None = None         # parts that request() sends together
 
         def _new_conn(self) -> Any:
             host, seconds = self._dns_host, self.timeout
@@ -218,7 +220,8 @@ LATE = "no answer in time"
 
 
 def reason(failure: BaseException) -> str:
-    """What went wrong, for an error message: the operating system's or OpenSSL's answer if there is one."""
+    """Return the cause of a failure for an error message: the operating system's or OpenSSL's message if there is
+    one."""
     cause: BaseException | None = failure
     while cause is not None and not isinstance(cause, OSError):
         inner = [each for each in cause.args if isinstance(each, BaseException)]

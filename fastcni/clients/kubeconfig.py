@@ -1,8 +1,9 @@
-"""Where the API server of a cluster is, and how it knows us: from a kubeconfig, or from the files that every pod has.
+"""Read the address of a cluster's API server and the credentials, from a kubeconfig or from the files that every pod
+has.
 
 Supported in a kubeconfig: `token`, `tokenFile`, client certificates and CAs as files or `-data`, user and password,
-`insecure-skip-tls-verify`, `tls-server-name`, the namespace of the context. What would start a program or ask somewhere
-else first (`exec`, `auth-provider`, `proxy-url`), and impersonation, is refused: use a service account's token.
+`insecure-skip-tls-verify`, `tls-server-name`, the namespace of the context. `exec`, `auth-provider`, `proxy-url` and
+impersonation are errors, because they need another program or service: use a service account's token.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 POD_FILES = "/var/run/secrets/kubernetes.io/serviceaccount"
-TOKEN_MAX_AGE_S = 60.0          # a token file is read again after this time; kubelets replace it long before its end
+TOKEN_MAX_AGE_S = 60.0          # a token file is read again after this time; kubelets replace it long before it expires
 MAX_BYTES = 1 << 20
 REFUSED = {
     "cluster": {"proxy-url": "a proxy"},
@@ -31,11 +32,11 @@ REFUSED = {
 
 
 class Access:
-    """An API server and our credentials.
+    """An API server and the credentials for it.
 
-    source: for errors. server: URL. ca, cert, key: PEM files or texts. verify: whether to check the server's
-    certificate. server_name: in it, "" for the URL's. namespace: of the context, "" without one. token, token_file,
-    basic ("user:password"): one of them, or none.
+    source: where this was read, for errors. server: URL. ca, cert, key: PEM files or texts. verify: whether to check
+    the server's certificate. server_name: the name in the certificate, "" for the URL's host. namespace: that of the
+    context, or "". token, token_file, basic ("user:password"): one of them, or none.
     """
 
     __slots__ = ("source", "server", "ca", "cert", "key", "verify", "server_name", "namespace", "token", "token_file",
@@ -49,11 +50,11 @@ class Access:
         self._read, self._until, self._lock = "", 0.0, allocate_lock()
 
     def place(self) -> tuple[Any, ...]:
-        """What a connection depends on; credentials in headers do not change it."""
+        """Return the values that a connection depends on; credentials in headers are not among them."""
         return self.server, self.ca, self.cert, self.key, self.verify, self.server_name
 
     def headers(self) -> dict[str, str]:
-        """The headers that say who we are. Raises Away."""
+        """Return the headers with the credentials. Raises Away."""
         if self.token_file:
             return {"Authorization": f"Bearer {self._current_token()}"}
         if self.token:
@@ -73,8 +74,8 @@ class Access:
 
 
 def in_cluster(folder: str = POD_FILES, environment: dict[bytes, bytes] | None = None) -> Access:
-    """Access from within a pod. environment: with KUBERNETES_SERVICE_HOST and _PORT, the process's without one. Raises
-    Away."""
+    """Return the Access from within a pod. environment: has KUBERNETES_SERVICE_HOST and _PORT; by default the process's
+    environment. Raises Away."""
     variables = posix.environ if environment is None else environment
     host = variables.get(b"KUBERNETES_SERVICE_HOST", b"").decode()
     if not host:
@@ -87,7 +88,8 @@ def in_cluster(folder: str = POD_FILES, environment: dict[bytes, bytes] | None =
 
 
 def read_kubeconfig(path: str, context: str = "") -> Access:
-    """Access by a kubeconfig. context: the current one without it. Raises Away naming the key that is wrong."""
+    """Return the Access of a kubeconfig. context: by default the current context. Raises Away, which names the wrong
+    key."""
     document = read_document(path)
     name = context or document.get("current-context") or ""
     chosen = find(path, document, "context", name)
@@ -105,7 +107,7 @@ def read_kubeconfig(path: str, context: str = "") -> Access:
 
 
 def read_document(path: str) -> dict[str, Any]:
-    """The mapping of a kubeconfig in YAML. One in JSON, as deploy/fastcni-node writes it, needs no PyYAML."""
+    """Return the mapping in a YAML kubeconfig. A kubeconfig in JSON, as deploy/fastcni-node writes, needs no PyYAML."""
     text = read_text(path, "kubeconfig")
     if text.lstrip()[:1] == "{":
         try:
@@ -138,7 +140,7 @@ def read_tls(path: str, access: Access, cluster: dict[str, Any], user: dict[str,
 
 
 def find(path: str, document: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
-    """The entry `name` of the list `clusters`, `users` or `contexts`."""
+    """Return the entry `name` of the list `clusters`, `users` or `contexts`."""
     for entry in document.get(f"{kind}s") or ():
         if isinstance(entry, dict) and entry.get("name") == name and isinstance(found := entry.get(kind), dict):
             for key, what in REFUSED.get(kind, {}).items():
@@ -159,13 +161,13 @@ def text_of(path: str, section: dict[str, Any], key: str) -> str:
 
 
 def file_of(path: str, section: dict[str, Any], key: str) -> str:
-    """The path of a file. It may be relative to the kubeconfig's folder."""
+    """Return the path of a file, which may be relative to the kubeconfig's directory."""
     name = text_of(path, section, key)
     return name if not name or name.startswith("/") else f"{path.rpartition('/')[0] or '.'}/{name}"
 
 
 def pem_of(path: str, section: dict[str, Any], key: str) -> str:
-    """A PEM file, or the PEM text of `key`-data, which counts if both are there."""
+    """Return the PEM file of `key`, or the PEM text of `key`-data, which has precedence."""
     data = text_of(path, section, f"{key}-data")
     if not data:
         return file_of(path, section, key)

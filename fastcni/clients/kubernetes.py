@@ -1,8 +1,9 @@
-"""Requests to a Kubernetes API server, as a real one takes them: read, list in pages, create, merge patch, delete with
-preconditions, watch. Knows no records.
+"""Send requests to a Kubernetes API server: read, list in pages, create, merge patch, delete with preconditions, watch.
+Knows no kinds of objects.
 
-Reads and lists name no resourceVersion, but for list_cached(). So the API server answers them with all that was written
-before, as etcd does, and never from an older cache. The orders of requests in kubernetes.py depend on that.
+Reads and lists name no resourceVersion, except list_cached(). So the API server's answers contain all earlier writes,
+as etcd's do, and never come from an older cache. The order of requests in kit/ipam/cluster/stores/kubernetes.py depends
+on that.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STRATEGIC_PATCH = {"Content-Type": "application/strategic-merge-patch+json"}    
 # The API server leaves out all of an object but its metadata. One that is older than 1.15 answers with whole objects.
 METADATA = "application/json;as={};g=meta.k8s.io;v=v1,application/json"
 METADATA_LIST, METADATA_OBJECT = (METADATA.format(f"PartialObjectMetadata{each}") for each in ("List", ""))
-PAGE = 500                      # objects of one answer of a list
+PAGE = 500                      # objects in one answer of a list
 WATCH_S = 240                   # the API server ends a watch after this time or up to twice as long, at random
 WATCH_GRACE_S = 20.0
 BUSY_WAITS_S = (0.1, 0.5, 1.0)  # before a request that was answered "429 Too Many Requests" is sent again
@@ -41,15 +42,15 @@ UNAUTHORIZED, NOT_FOUND, CONFLICT, GONE, BUSY = 401, 404, 409, 410, 429
 
 
 class Conflict(Exception):
-    """The object is there already, or is not as seen: 409."""
+    """The object already exists, or has changed since it was read: 409."""
 
 
 class Missing(Exception):
-    """There is no such object: 404."""
+    """The object does not exist: 404."""
 
 
 class Expired(Exception):
-    """The API server does not know what has changed since that revision: 410. List again."""
+    """The API server no longer has the changes since that revision: 410. List again."""
 
 
 class NoSuchKind(Away):
@@ -57,32 +58,32 @@ class NoSuchKind(Away):
 
 
 class Api:
-    """An API server. access: finds out where it is and who we are; asked at the first request, and when the server does
-    not know us any more. timeout_s: of requests but watches; 0.0: the usual one."""
+    """An API server. access: returns its Access; called at the first request, and when the server no longer accepts the
+    credentials. timeout_s: seconds for requests other than watches; 0.0: the default."""
 
     def __init__(self, access: Callable[[], Access]) -> None:
         self._find, self._lock = access, allocate_lock()
         self._session: tuple[Access, Http] | None = None
         self.timeout_s = 0.0
         self.revision = 0               # the resourceVersion of the last list or new object, 0 if it is not a number
-        self._revision_at = 0.0         # when that answer came
-        self.clock_offset = 0.0         # the server's clock less ours, by its last answer
-        self._seen: dict[str, str] = {}         # path of list_cached(): the last resourceVersion
+        self._revision_at = 0.0         # when that answer arrived
+        self.clock_offset = 0.0         # the server's clock minus this node's, by the last answer
+        self._seen: dict[str, str] = {}         # {path of list_cached(): the last resourceVersion}
 
     @property
     def namespace(self) -> str:
-        """The namespace of the context. Raises Away."""
+        """Return the namespace of the context. Raises Away."""
         return self._open()[0].namespace
 
     def get(self, path: str) -> Object | None:
-        """An object, None if it does not exist. Raises Away."""
+        """Return an object, None if it does not exist. Raises Away."""
         try:
             return self._expect("GET", path)
         except Missing:
             return None
 
     def create(self, path: str, document: Object) -> Object:
-        """Create an object; it is returned as stored. Raises Conflict, Away."""
+        """Create an object, and return it as stored. Raises Conflict, Away."""
         started = time.monotonic()
         try:
             made = self._expect("POST", f"{path}?{MANAGER}", document)
@@ -92,13 +93,14 @@ class Api:
         return made
 
     def patch(self, path: str, changes: Object) -> Object:
-        """Change an object by a merge patch. With metadata.resourceVersion in it, the object must have that. Raises
-        Conflict, Missing, Away."""
+        """Change an object by a merge patch. If the patch has metadata.resourceVersion, the object must have that
+        version. Raises Conflict, Missing, Away."""
         return self._expect("PATCH", f"{path}?{MANAGER}", changes, MERGE_PATCH)
 
     def patch_by_keys(self, path: str, changes: Object, timeout_s: float = 0.0) -> Object:
-        """Change an object of Kubernetes itself by a strategic merge patch: of a list like status.conditions only the
-        entries with the given keys. timeout_s: of the request; 0.0: the usual one. Raises Conflict, Missing, Away."""
+        """Change an object of Kubernetes itself by a strategic merge patch: in a list like status.conditions only the
+        entries with the given keys change. timeout_s: seconds for the request; 0.0: the default. Raises Conflict,
+        Missing, Away."""
         return self._expect("PATCH", f"{path}?{MANAGER}", changes, STRATEGIC_PATCH, timeout_s)
 
     def delete(self, path: str, uid: str, revision: str) -> None:
@@ -107,8 +109,8 @@ class Api:
                                       "preconditions": {"uid": uid, "resourceVersion": revision}})
 
     def list_all(self, path: str, selector: str = "", optional: bool = False) -> list[Object]:
-        """The objects of a kind, all of one moment. selector: a query. optional: none if there is no such kind. Raises
-        Away."""
+        """Return the objects of a kind, all at one revision. selector: a query. optional: return [] if the kind does
+        not exist. Raises Away."""
         try:
             return self.list_with_revision(path, selector)[0]
         except NoSuchKind:
@@ -117,15 +119,15 @@ class Api:
             raise
 
     def list_with_revision(self, path: str, selector: str = "", metadata: bool = False) -> tuple[list[Object], str]:
-        """list_all(), and the resourceVersion to watch from. metadata: without spec and status."""
+        """Return list_all(), and the resourceVersion to watch from. metadata: whether to leave out spec and status."""
         while True:
             try:
                 return self._list(path, selector, metadata)
-            except Expired:             # a page came too late: the moment of the first one is no longer stored
+            except Expired:             # a page was requested too late: etcd no longer has the first page's revision
                 continue
 
     def list_cached(self, path: str, selector: str = "", metadata: bool = False) -> tuple[list[Object], str]:
-        """list_with_revision() as the API server has it in memory, without a request to etcd.
+        """Return list_with_revision() from the API server's memory, without a request to etcd.
 
         The answer may be older than the last write, but contains all that this Api has seen of that path so far.
         """
@@ -149,9 +151,9 @@ class Api:
         return found, version
 
     def pages(self, path: str, selector: str = "", metadata: bool = False, since: str = "") -> Iterator[Object]:
-        """The answers of a list, one after the other. since: "" for a list of this moment, else one from the API
-        server's cache that is not older. Raises Expired, Away."""
-        # With a limit, the API server asks etcd, but for the version 0: then it counts only if there is no cache.
+        """Yield the pages of a list. since: "" for the current list, otherwise a list from the API server's cache that
+        is not older than this version. Raises Expired, Away."""
+        # With a limit, the API server asks etcd. With the version 0 it does so only if it has no cache.
         limit = "" if since.strip("0") else f"limit={PAGE}"
         version: str | None = f"resourceVersion={since}" if since else ""
         while version is not None:
@@ -167,23 +169,24 @@ class Api:
             raise Away(str(e)) from None
 
     def revision_of(self, path: str) -> int:
-        """The resourceVersion that a list would have now; 0 if it is not a number. Raises Away."""
+        """Return the resourceVersion that a list would have now; 0 if it is not a number. Raises Away."""
         return number_of(self._page(path, "limit=1", metadata=True)["metadata"]["resourceVersion"])
 
     def _note_revision(self, revision: int, started: float) -> None:
-        """Requests of several threads may end in another order than they were answered in. So a lower revision counts
-        only for a request that began after the higher one was known."""
+        """Record a revision. Requests of several threads may end in another order than they were answered. So a lower
+        revision counts only if its request began after the higher one was known."""
         with self._lock:
             if revision >= self.revision or started > self._revision_at:
                 self.revision, self._revision_at = revision, time.monotonic()
 
     def watch(self, path: str, revision: str, stop: Callable[[], bool], selector: str = "",
               metadata: bool = False) -> Iterator[tuple[str, Object]]:
-        """(type, object) of each change since a revision, until stop() is true or the server ends the watch. A BOOKMARK
-        has only a new revision. selector: as for list_all(). metadata: as for list_cached(). Raises Expired, Away."""
+        """Yield (type, object) of each change since a revision, until stop() returns true or the server ends the watch.
+        A BOOKMARK has only a new revision. selector: as for list_all(). metadata: as for list_cached(). Raises Expired,
+        Away."""
         import random
 
-        # Watches that many nodes opened at the same time do not end at the same time.
+        # A random time, so that watches of many nodes do not all end at the same time.
         seconds = round(WATCH_S * random.uniform(1.0, 2.0))
         query = f"watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds={seconds}"
         query = f"{query}&{selector}" if selector else query
@@ -209,7 +212,7 @@ class Api:
                 return
 
     def close(self) -> None:
-        """Close connections. The next request opens new ones."""
+        """Close the connections. The next request opens new ones."""
         with self._lock:
             session, self._session = self._session, None
         if session:
@@ -236,7 +239,7 @@ class Api:
                 return self._read(method, path, answer)
 
     def _read(self, method: str, path: str, answer: Answer) -> Object:
-        """The document of a good answer. Raises Conflict, Missing, Expired, Away."""
+        """Return the document of a successful answer. Raises Conflict, Missing, Expired, Away."""
         if date := answer.headers.get("Date"):
             self.clock_offset = read_date(date) - time.time()
         if answer.status in (OK, CREATED, ACCEPTED):
@@ -269,10 +272,10 @@ class Api:
                             server_name=access.server_name, headers=access.headers, service="kubernetes")
 
     def _renew(self, used: tuple[Access, Http]) -> None:
-        """Read the credentials again: the server did not take these."""
+        """Read the credentials again, because the server did not accept them."""
         with self._lock:
             if self._session is not used:
-                return                  # another thread has done it
+                return                  # another thread has already read them
             access = self._find()
             if access.place() == used[0].place():
                 used[1].headers = access.headers
@@ -283,7 +286,7 @@ class Api:
 
 
 def number_of(version: str) -> int:
-    """A resourceVersion as a number, 0 if it is none."""
+    """Return a resourceVersion as a number, 0 if it is not a number."""
     return int(version) if version.isdigit() else 0
 
 
@@ -294,7 +297,7 @@ def quote(text: str) -> str:
 
 
 def read_date(text: str) -> float:
-    """The unix time of an HTTP date."""
+    """Return the unix time of an HTTP date."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -304,5 +307,5 @@ def read_date(text: str) -> float:
 
 
 def open_api(kubeconfig: str) -> Api:
-    """The API server that a kubeconfig names; "": that of the cluster in which this process is a pod."""
+    """Return the API server of a kubeconfig; "": that of the cluster in which this process is a pod."""
     return Api((lambda: read_kubeconfig(kubeconfig)) if kubeconfig else in_cluster)

@@ -1,4 +1,4 @@
-"""The watch of several kinds of objects: each is listed, then its changes are read; a thread for each kind."""
+"""Watch several kinds of objects: list each kind, then read its changes, in a thread for each kind."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ if TYPE_CHECKING:
     from typing import Any
 
     Object = dict[str, Any]
-    Tell = Callable[[str, Object, bool], object]        # (plural, object, whether it is gone)
+    Tell = Callable[[str, Object, bool], object]        # (plural, object, whether it was deleted)
     Key = tuple[str, str]                               # namespace or "", name
 
-PAUSE_S = 1.0                   # between two watches, if the server ends them at once; random by half
+PAUSE_S = 1.0                   # seconds between two watches, if the server ends them immediately; randomised by half
 
 
 def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[], bool],
               listed: Callable[[str], object] = lambda plural: None, base: str = "", cached: Collection[str] = (),
               metadata: Collection[str] = ()) -> None:
-    """Call tell() for each object that there is, then for each change, one call at a time. Ends when stop() is true;
-    raises what one of the watches has raised.
+    """Call tell() for each existing object, then for each change, one call at a time. Ends when stop() returns true;
+    raises the exception of a watch.
 
-    plurals: of the kinds below the path `base`; a path as "/api/v1/pods" for others. Of these, an object that a list no
-    longer has is told with its name only, because all pods of a cluster would take hundreds of megabytes. listed() is
-    called with one of the plurals after each list. cached: plurals whose lists may come from the API server's cache.
-    metadata: plurals of which only the metadata are told.
+    plurals: the plurals of kinds below the path `base`; for other kinds a path such as "/api/v1/pods". For these paths,
+    tell() gets only the name of an object that a later list no longer has, because keeping all pods of a cluster would
+    take hundreds of megabytes. listed(): called with the plural after each list. cached: plurals whose lists may come
+    from the API server's cache.
+    metadata: plurals whose objects have only their metadata.
     """
     import threading
 
@@ -45,7 +46,7 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
 
     def list_ended(plural: str) -> None:
         with one:
-            if not failed:              # else tell() was not called for all of the list
+            if not failed:              # otherwise tell() was not called for all objects of the list
                 listed(plural)
 
     def run(plural: str) -> None:
@@ -68,7 +69,7 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
 
 def follow(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bool],
            listed: Callable[[str], object], selector: str = "", cached: bool = False, metadata: bool = False) -> None:
-    """Watch one kind. What the server does not know any more is listed again. selector: a query, which chooses
+    """Watch one kind. If the server no longer has the changes, list the kind again. selector: a query that selects
     objects. cached, metadata: see watch_all()."""
     import random
 
@@ -101,12 +102,12 @@ def path_of(plural: str, base: str) -> str:
 
 
 def named(document: Object) -> Object:
-    """An object without anything but its name."""
+    """Return an object with only its name."""
     return {"metadata": {key: value for key, value in document["metadata"].items() if key in ("namespace", "name")}}
 
 
 def tell_all(plural: str, documents: list[Object], known: dict[Key, Object], tell: Tell) -> None:
-    """Tell all there is, and what is gone since the last time."""
+    """Call tell() for all objects of a list, and for those that were deleted since the last list."""
     there = {key_of(it) for it in documents}
     for key in known.keys() - there:
         note(plural, known[key], True, known, tell)

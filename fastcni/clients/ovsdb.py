@@ -1,7 +1,7 @@
-"""OVSDB, the database of Open vSwitch, by JSON-RPC on one connection (RFC 7047). No schema is fetched.
+"""Use OVSDB, the database of Open vSwitch, by JSON-RPC on one connection (RFC 7047), without fetching the schema.
 
-The maintained package `ovs` copies tables, for which it needs the schema. Its import takes ten times as long as this
-module's: CONTRIBUTING.md has the figures.
+The maintained package `ovs` copies tables, for which it needs the schema. Importing it takes ten times as long as this
+module: CONTRIBUTING.md has the figures.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 DATABASE = "Open_vSwitch"
 VSWITCHD_LOCK = "ovs_vswitchd"      # the lock that ovs-vswitchd holds while it runs, bridge_init() of vswitchd/bridge.c
 DEFAULT_ADDRESS = "unix:/var/run/openvswitch/db.sock"
-MAX_ANSWER_BYTES = 16 << 20         # of one message: many times the ports of a node
+MAX_ANSWER_BYTES = 16 << 20         # limit of one message: enough for many times the ports of a node
 
 
 class Refused(Exception):
-    """The database refused a transaction, of which nothing holds. The text is the database's."""
+    """The database rejected a transaction, and made none of its changes. The text is the database's."""
 
 
 class Ovsdb:
     """One connection. Close it by `with` or close().
 
     address: "unix:PATH", "tcp:IP:PORT", or a path. seconds: the limit of all methods together. Each method raises Away,
-    whose text names the address, CallerGone and, if no database answers there, Refused. The constructor raises
-    ValueError for an address that is none.
+    whose text names the address, CallerGone and, if no database answers at the address, Refused. The constructor raises
+    ValueError for an invalid address.
     """
 
     def __init__(self, address: str, seconds: float) -> None:
         self.address, self.received, self.asked = address, b"", 0
-        self.answers: dict[int, Any] = {}           # of requests that are not waited for yet
-        self.updates: list[dict[str, Any]] = []     # what monitor() asked for and next_update() has not returned
+        self.answers: dict[int, Any] = {}           # {number of a request: an answer not fetched yet}
+        self.updates: list[dict[str, Any]] = []     # updates for monitor() that next_update() has not returned
         try:
             self.stream = streams.Stream(socket_address(address), waiting.limit(seconds), waiting.OVSDB)
         except OSError as e:
@@ -58,13 +58,14 @@ class Ovsdb:
         self.stream.close()
 
     def transact(self, *operations: Operation) -> list[Any]:
-        """Return the result of each operation, in order. Raises Refused: none of them holds."""
+        """Run a transaction, and return the result of each operation, in order. Raises Refused if the database made
+        none of the changes."""
         return self.transacted(self.ask("transact", [DATABASE, *operations]), operations)
 
     def transacted(self, number: int, operations: tuple[Operation, ...]) -> list[Any]:
-        """As transact(), for a request that was sent."""
+        """Return the results of transact() for a request that was sent."""
         results = self.answer(number)
-        # An operation that fails ends the list; an error of the whole transaction, as of a constraint, is one more
+        # A failed operation ends the list; an error of the whole transaction, such as a constraint, is one more item
         for i, result in enumerate(results):
             if result and "error" in result:
                 where = f"{operations[i]['op']} {operations[i].get('table', '')}: " if i < len(operations) else ""
@@ -72,9 +73,9 @@ class Ovsdb:
         return results
 
     def vswitchd_runs(self) -> bool:
-        """Return whether ovs-vswitchd is connected: it holds a lock of the database. Nothing is written.
+        """Return whether ovs-vswitchd is connected, that is, holds its lock of the database. Writes nothing.
 
-        A lock that is free for that moment is returned with the same message, before a starting vswitchd asks for it.
+        If the lock is free, the same message releases it again, before a starting ovs-vswitchd requests it.
         """
         locked = self.ask("lock", [VSWITCHD_LOCK], more=("unlock", [VSWITCHD_LOCK]))
         self.answer(locked + 1)
@@ -82,8 +83,8 @@ class Ovsdb:
 
     def monitor(self, table: str, columns: list[str], where: list[list[Any]], *,
                 after: tuple[Operation, ...] = ()) -> list[Any]:
-        """Return the results of the transaction `after`, which is sent in the same message. From then on next_update()
-        returns the rows that match `where`, first as they are."""
+        """Return the results of the transaction `after`, which is sent in the same message. next_update() then returns
+        the rows that match `where`, first their current state."""
         number = self.ask("transact", [DATABASE, *after],
                           more=("monitor_cond", [DATABASE, None, {table: [{"columns": columns, "where": where}]}]))
         results = self.transacted(number, after)
@@ -101,8 +102,8 @@ class Ovsdb:
             self.receive()
 
     def ask(self, method: str, parameters: list[Any], *, more: tuple[str, list[Any]] | None = None) -> int:
-        """Send a request, and in the same message the request `more`, whose number is the next one. Return the number
-        of the first."""
+        """Send a request, and in the same message the request `more` with the next number. Return the number of the
+        first request."""
         data = b""
         for each, its in ((method, parameters), *([more] if more else ())):
             data += json.write({"method": each, "params": its, "id": self.asked})
@@ -125,8 +126,8 @@ class Ovsdb:
             raise self.away(e) from None
 
     def receive(self) -> None:
-        """Take in the next message."""
-        # The messages have nothing between them. One that is not complete seldom ends in a brace.
+        """Receive and store the next message."""
+        # There is no separator between messages. An incomplete message seldom ends in a brace.
         while not self.received.endswith(b"}") or (message := self.take()) is None:
             try:
                 data = self.stream.receive()
@@ -139,7 +140,7 @@ class Ovsdb:
                 raise Refused(f"OVSDB at {self.address} sends more than {MAX_ANSWER_BYTES} bytes")
         if not isinstance(message, dict):
             raise Refused(f"{self.address} is no OVSDB: it sends {json.write(message)[:40]!r}")
-        if message.get("method") == "echo":         # a server asks by TCP after five idle seconds
+        if message.get("method") == "echo":         # over TCP a server sends this after five idle seconds
             self.send(json.write({"id": message["id"], "result": message["params"], "error": None}))
         elif message.get("method") == "update2":
             self.updates.append(message["params"][1])
@@ -147,7 +148,7 @@ class Ovsdb:
             self.answers[message["id"]] = message
 
     def take(self) -> Any:
-        """Return the first message of what was received; None if it is not complete."""
+        """Return the first received message; None if it is not complete."""
         text = self.received.decode("utf-8", "replace")
         try:
             message, end = json.scan(text)
@@ -163,23 +164,23 @@ class Ovsdb:
 
 
 def socket_address(address: str) -> str | tuple[str, int]:
-    """Return the address of a socket for an address of OVSDB. Raises ValueError for one that is none."""
+    """Return the socket address of an OVSDB address. Raises ValueError for an invalid address."""
     kind, _, rest = address.partition(":")
     if "\0" in address:
         raise ValueError("a NUL in an address")
     if kind == "tcp":
         host, _, port = rest.rpartition(":")
-        return ip_text(read_ip(host.strip("[]"))), int(port)        # no name: a resolver has no limit of time
+        return ip_text(read_ip(host.strip("[]"))), int(port)        # no host name, because a resolver has no time limit
     if kind in ("ssl", "ptcp", "punix", "pssl"):
         raise ValueError(f"{kind}: is not supported, but unix:PATH and tcp:IP:PORT")
     return rest if kind == "unix" else address
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a set as it travels: ["set", [...]], or its only member alone."""
+    """Decode a set, which is ["set", [...]] or its only member."""
     return value[1] if isinstance(value, list) and value[:1] == ["set"] else [value]
 
 
 def as_dict(value: Any) -> dict[str, str]:
-    """Return a map as it travels: ["map", [[key, value], ...]]."""
+    """Decode a map, which is ["map", [[key, value], ...]]."""
     return dict(value[1])

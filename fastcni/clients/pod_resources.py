@@ -1,7 +1,7 @@
-"""The kubelet's pod-resources API: which devices the pods of the node have. One gRPC call on a unix socket.
+"""Read the devices of the node's pods from the kubelet's pod-resources API, by one gRPC call on a unix socket.
 
-HTTP/2 is h2's. The package grpcio would take twice the time to import, and six times the memory: CONTRIBUTING.md has
-the figures. Source: pod-resources/v1/api.proto of k8s.io/kubelet, and PROTOCOL-HTTP2.md of gRPC.
+The package h2 does HTTP/2. Importing grpcio would take twice the time and six times the memory: CONTRIBUTING.md has the
+figures. Source: pod-resources/v1/api.proto of k8s.io/kubelet, and PROTOCOL-HTTP2.md of gRPC.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 TIMEOUT_S = 5.0
-MAX_ANSWER_BYTES = 16 << 20         # as Multus
+MAX_ANSWER_BYTES = 16 << 20         # as in Multus
 HEADERS = ((":method", "POST"), (":scheme", "http"), (":authority", "localhost"),
            (":path", "/v1.PodResourcesLister/List"), ("te", "trailers"), ("content-type", "application/grpc"),
            ("user-agent", "fastcni"))
-EMPTY_MESSAGE = bytes(5)            # not compressed, no bytes
+EMPTY_MESSAGE = bytes(5)            # a gRPC message: not compressed, length 0
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5        # wire types of protocol buffers
 
 
 def devices_of(namespace: str, name: str, path: str) -> dict[str, set[str]]:
-    """{resource: ids} of the devices of a pod's containers. Raises Away, also if the package h2 is missing."""
+    """Return {resource: ids} of the devices of a pod's containers. Raises Away, also if the package h2 is missing."""
     try:
         return read_devices(call(path), namespace.encode(), name.encode())
     except OSError as e:
@@ -37,7 +37,7 @@ def devices_of(namespace: str, name: str, path: str) -> dict[str, set[str]]:
 
 
 def call(path: str) -> bytes:
-    """Call List; the bytes of its answer. Raises Away, OSError."""
+    """Call List, and return the bytes of its answer. Raises Away, OSError."""
     make_importable()
     try:
         import h2.connection as http2
@@ -60,7 +60,8 @@ def call(path: str) -> bytes:
 
 
 def exchange(stream: streams.Stream, connection: Any, path: str) -> tuple[bytes, str]:
-    """Send the call; (the bytes of the answer, its gRPC status). connection: h2's. Raises Away, OSError."""
+    """Send the call. Return (the bytes of the answer, its gRPC status). connection: h2's connection. Raises Away,
+    OSError."""
     connection.initiate_connection()
     connection.send_headers(1, HEADERS)
     connection.send_data(1, EMPTY_MESSAGE, end_stream=True)
@@ -82,7 +83,7 @@ def exchange(stream: streams.Stream, connection: Any, path: str) -> tuple[bytes,
 
 
 def status_of(headers: Any) -> str:
-    """The gRPC status of trailers, or "HTTP 404" of an HTTP error; "" of other headers."""
+    """Return the gRPC status in trailers, "HTTP 404" for an HTTP error; "" for other headers."""
     found = {as_text(name): as_text(value) for name, value in headers}
     if (code := found.get(":status", "200")) != "200":
         return f"HTTP {code}"
@@ -107,7 +108,7 @@ def read_devices(message: bytes, namespace: bytes, name: bytes) -> dict[str, set
 
 
 def dict_of(message: bytes) -> dict[int, list[bytes]]:
-    """{number: values} of the fields that hold bytes. Raises ValueError, IndexError."""
+    """Return {number: values} of the fields that hold bytes. Raises ValueError, IndexError."""
     found: dict[int, list[bytes]] = {}
     for number, value in fields(message):
         found.setdefault(number, []).append(value)
@@ -115,7 +116,7 @@ def dict_of(message: bytes) -> dict[int, list[bytes]]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """(number, value) of each field that holds bytes; other fields are passed over. Raises ValueError, IndexError."""
+    """Yield (number, value) of each field that holds bytes; other fields are skipped. Raises ValueError, IndexError."""
     at = 0
     while at < len(message):
         tag, at = varint(message, at)
@@ -135,7 +136,7 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:
-    """(number, the place behind it). Raises IndexError, ValueError."""
+    """Return (number, the offset after it). Raises IndexError, ValueError."""
     found = shift = 0
     while True:
         byte, at = message[at], at + 1

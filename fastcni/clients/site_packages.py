@@ -1,4 +1,5 @@
-"""Packages of other projects in a one-shot plugin, which runs under `python3 -I -S` and so does not see them."""
+"""Make packages of other projects importable in a one-shot plugin, which runs under `python3 -I -S` and so does not see
+them."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ FOLDERS: tuple[str, ...] = ()           # where they were when the plugin file w
 
 
 def make_importable() -> None:
-    """Append FOLDERS and the interpreter's folders of site-packages to sys.path, as the site module would. Their .pth
+    """Append FOLDERS and the interpreter's site-packages directories to sys.path, as the site module would. Their .pth
     files are not read."""
     if "site" in sys.modules:
         return
-    import site  # under -S it only defines functions; Debian's knows dist-packages
+    import site  # under -S site only defines functions; Debian's version includes dist-packages
 
     sys.path += [folder for folder in (*FOLDERS, *site.getsitepackages()) if folder not in sys.path]

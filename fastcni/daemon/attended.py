@@ -1,4 +1,5 @@
-"""What an event loop serves: it waits on a descriptor and until a time, then calls attend()."""
+"""Define Attended, the contract of objects that an event loop serves: it waits on a descriptor and until a time, then
+calls attend()."""
 
 from __future__ import annotations
 
@@ -6,17 +7,17 @@ from typing import Protocol
 
 
 class Attended(Protocol):
-    """Something with a descriptor to wait on, and a time."""
+    """An object with a descriptor and a time to wait for."""
 
     @property
     def due(self) -> float:
-        """When to call attend() without an event, in monotonic seconds; infinite: only after an event."""
+        """Return when to call attend() without an event, in monotonic seconds; infinite: only after an event."""
         ...
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when attend() has to be called."""
+        """Return the descriptor that becomes readable when attend() must be called."""
         ...
 
     def attend(self) -> None:
-        """Do what is to be done now, without waiting, and set `due`."""
+        """Do the work that is due without blocking, and set `due`."""
         ...

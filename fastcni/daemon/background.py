@@ -1,8 +1,8 @@
-"""Background threads, for work that no answer waits for.
+"""Run work that no answer waits for in background threads.
 
-Of the free threads, the last one that became free runs the next job: its stack is in the processor's caches. Each waits
-at its own gate, so a job wakes one thread. With one queue for all, as queue.SimpleQueue, a thread that takes a job
-wakes another one, which then competes with the request for Python's lock.
+The thread that became free last runs the next job, because its stack is still in the processor's caches. Each thread
+waits at its own gate, so a job wakes one thread. With one queue for all, such as queue.SimpleQueue, a thread that takes
+a job would wake another, which then competes with the request for the GIL.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ if TYPE_CHECKING:
 
     Job = tuple[Callable[..., object], tuple[Any, ...]]
 
-CANNOT_START = (RuntimeError, MemoryError)      # of Thread.start(): pids.max; no memory
-LONG_MS = 3600 * 1000           # a gate waits for a limited time
+CANNOT_START = (RuntimeError, MemoryError)      # errors of Thread.start(): pids.max; no memory
+LONG_MS = 3600 * 1000           # waits at a gate need a limit
 
 
 class Background:
-    """background(fn, *args) runs fn(*args) in a background thread. Threads are started as they are needed, and kept.
+    """The background threads. background(fn, *args) runs fn(*args) in a thread. Threads are started when they are
+    needed, and kept.
 
-    max_threads: if all of these are busy, the job waits for one. If no thread can be started at all, as with pids.max,
-    the caller runs the job. home: a descriptor of the server's network namespace. The threads enter it: a new thread is
-    in the namespace of the worker that starts it. If this is a pod's, the thread would keep it alive.
+    max_threads: if all of these are busy, a job waits for a free thread. If there is no thread and none can be started,
+    for example because of pids.max, the caller runs the job. home: a descriptor of the server's network namespace,
+    which the threads enter. Otherwise a new thread would stay in the namespace of the worker that starts it, and keep
+    that alive if it is a pod's.
     """
 
     def __init__(self, max_threads: int, home: int) -> None:
         self.max_threads, self.home, self.size = max_threads, home, 0
-        self.free: list[Worker] = []            # the last one became free last
+        self.free: list[Worker] = []            # the last in the list became free last
         self.waiting: deque[Job] = deque()
         self.lock = Lock()
 
@@ -74,7 +76,7 @@ class Background:
                     self.free.append(worker)
 
     def _enter_home(self) -> None:
-        """Enter the server's namespace. If that fails, the thread works nevertheless: its jobs are about open
+        """Enter the server's namespace. If that fails, the thread works nevertheless, because its jobs use open
         sockets."""
         try:
             netns.ensure(self.home)
@@ -83,7 +85,7 @@ class Background:
 
 
 class Worker:
-    """The place where a background thread gets its jobs, one at a time."""
+    """The gate at which a background thread gets its jobs, one at a time."""
 
     __slots__ = ("gate", "job")
 
@@ -92,12 +94,12 @@ class Worker:
         self.give(job)
 
     def give(self, job: Job) -> None:
-        """Hand over the next job. The thread has taken the one before."""
+        """Pass the next job to the thread. The thread must have taken the previous job."""
         self.job = job
         self.gate.open()
 
     def take(self) -> Job:
-        """Wait for the next job. Nothing keeps a job that is done."""
+        """Wait for the next job. No reference to a finished job is kept."""
         while not self.gate.wait(LONG_MS):
             continue
         job = self.job
@@ -119,4 +121,4 @@ def run(fn: Callable[..., object], args: tuple[Any, ...]) -> None:
     try:
         fn(*args)
     except OSError:
-        return                          # a job's socket was closed meanwhile
+        return                          # a job's socket was closed in between

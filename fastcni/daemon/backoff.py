@@ -1,24 +1,24 @@
-"""The delay of a repeated action, so that two programs that undo each other's work do not keep a processor busy."""
+"""Delay a repeated action, so that two programs that undo each other's work do not keep a processor busy."""
 
 from __future__ import annotations
 
 from time import monotonic
 
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 10.0
-RESET_S = 30.0                  # seconds without the action, after which there is no delay again
+RESET_S = 30.0                  # seconds without the action after which the delay is 0 again
 
 
 class Backoff:
-    """No delay for the first time; then FIRST_DELAY_S, and twice as long each time, up to MAX_DELAY_S.
+    """The delay: none the first time, then FIRST_DELAY_S, doubled each time up to MAX_DELAY_S.
 
-    seconds: the delay before the next time. until: its end, in monotonic seconds.
+    seconds: the delay before the next action. until: the end of the delay, in monotonic seconds.
     """
 
     def __init__(self) -> None:
         self.seconds, self.until, self.last = 0.0, 0.0, -RESET_S
 
     def begin(self) -> None:
-        """Note that the action happens now."""
+        """Record that the action happens now."""
         now = monotonic()
         repeated = now - self.last < RESET_S
         self.seconds = min(max(FIRST_DELAY_S, 2 * self.seconds), MAX_DELAY_S) if repeated else 0.0

@@ -1,4 +1,4 @@
-"""The events of the log that an operator wants to be told about. docs/traces-and-events.md has the same table."""
+"""List the events of the log for operators. docs/traces-and-events.md has the same table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """level: of its line in the log. fields: those that say what it is about. meaning: one sentence."""
+    """An event. level: the level of its log line. fields: the fields that identify its subject. meaning: one
+    sentence."""
 
     level: str
     fields: tuple[str, ...]

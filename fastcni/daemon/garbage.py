@@ -1,4 +1,4 @@
-"""Python's garbage collector in a process that answers many short requests."""
+"""Limit Python's garbage collector in a process that answers many short requests."""
 
 import gc
 
@@ -6,7 +6,7 @@ THRESHOLD = 10_000              # new objects; a request makes hundreds, and alm
 
 
 def freeze() -> None:
-    """Let no later collection search the objects that are there now, and collect seldom from now on."""
+    """Exclude all existing objects from later collections, and make collections rare."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(THRESHOLD)

@@ -1,7 +1,8 @@
-"""Events of the log as Kubernetes Events of this node: `kubectl events --for node/NAME`. See events.py.
+"""Send events of the log as Kubernetes Events of this node: `kubectl events --for node/NAME`. See events.py.
 
-A logged line only adds to a table. A thread sends it, so an API server that is away delays nothing else. All lines of
-one event about one thing are one Event: the first is sent at once, and then their number, once in SERIES_S at most.
+A log line only adds to a table, and a thread sends it, so an unavailable API server delays nothing else. All lines of
+one event about one subject are one Event: the first line is sent immediately, later lines only change its count, at
+most once in SERIES_S.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ IN_CLUSTER = "in-cluster"
 NAMESPACE = "default"           # of Events about objects without a namespace
 PATH = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
 CONTROLLER = "fastcni.dev/server"
-# Fields that say what an event is about; the others may differ from line to line
+# Fields that identify an event's subject; other fields may differ from line to line
 THINGS = ("plugin", "network", "range", "table", "space", "block", "address", "store", "pod")
 MAX_SERIES = 256                # in the table
-SERIES_S = 60.0                 # between two numbers of one Event
-ENDED_S = 1800.0                # without a line: the next one is another Event
-RETRY_S = 10.0                  # after a failure
-STOP_S = 1.0                    # how long the server's stop waits for the last Events
-MAX_NODE_NAME = 200             # characters of it in the name of an Event, which has 253 at most
-MAX_NOTE = 1024                 # bytes, as the API has it
+SERIES_S = 60.0                 # seconds between two updates of an Event's count
+ENDED_S = 1800.0                # seconds without a line after which the next line is a new Event
+RETRY_S = 10.0                  # seconds after a failure
+STOP_S = 1.0                    # seconds that the server's stop waits for the last Events
+MAX_NODE_NAME = 200             # characters in the name of an Event, which may have 253
+MAX_NOTE = 1024                 # bytes, the API's limit
 
 
 class Series:
-    """The lines of one event about one thing. fields: of the first line. count: lines; sent: those of them that the API
-    server knows. name: of the Event, "" while there is none. last: Unix time of the last line. due: when the next
-    number may be sent, by time.monotonic()."""
+    """The lines of one event about one subject. fields: those of the first line. count: the number of lines. sent: the
+    count that the API server has. name: the Event's name, "" before it exists. last: the Unix time of the last line.
+    due: when the next count may be sent, by time.monotonic()."""
 
     __slots__ = ("count", "due", "event", "fields", "last", "name", "sent")
 
@@ -58,19 +59,19 @@ class Series:
 
 
 class KubernetesEvents:
-    """where: the path of a kubeconfig, or IN_CLUSTER. node: its name in the cluster; "": NODE_NAME of the environment,
-    else the name of the host. receive() is a structlog processor."""
+    """where: the path of a kubeconfig, or IN_CLUSTER. node: this node's name in the cluster; "": NODE_NAME of the
+    environment, otherwise the host name. receive() is a structlog processor."""
 
     def __init__(self, where: str, node: str = "") -> None:
         self.api = Api(in_cluster if where == IN_CLUSTER else lambda: read_kubeconfig(where))
         self.node = node or os.environ.get("NODE_NAME") or os.uname().nodename.lower()
         self.lock, self.wake, self.stopping = Lock(), Flag(), Flag()
-        self.left_out, self.retry_at = 0, 0.0           # lines without a place; when to try again after a failure
+        self.left_out, self.retry_at = 0, 0.0           # number of dropped lines; when to try again after a failure
         self.series: dict[tuple[str, ...], Series] = {}
         self.thread = Thread(target=self._run, name="kubernetes-events", daemon=True)
 
     def receive(self, _: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Note a line of the log. Any thread may call it."""
+        """Record a line of the log. Any thread may call this."""
         if line.get("event") in EVENTS:
             self.note(line["event"], {name: line[name] for name in EVENTS[line["event"]].fields if name in line})
         return line
@@ -98,16 +99,16 @@ class KubernetesEvents:
         self.unsent = RateLimited(self.log.warning, 60.0)
 
     def start(self) -> None:
-        """Start the thread if it does not run; it cannot always be started."""
+        """Start the thread if it does not run. A thread cannot always be started."""
         if self.thread.ident is None and not self.stopping.is_set():
             start_thread(self.thread, self.log)
 
     def stop(self) -> None:
-        """Send what waits, for STOP_S at most."""
+        """Send the waiting lines, for at most STOP_S."""
         self.stopping.set()
         self.wake.set()
         if self.thread.is_alive():
-            self.thread.join(STOP_S)    # as a daemon thread it does not hold up the process
+            self.thread.join(STOP_S)    # as a daemon thread it does not delay the end of the process
 
     def _run(self) -> None:
         pause, ends = None, False
@@ -118,13 +119,14 @@ class KubernetesEvents:
             ends = self.stopping.is_set()       # read before the last lines are sent
             try:
                 pause = self.send_due(everything=ends)
-            except Exception:           # a defect of fastcni: the server and its requests go on
+            except Exception:           # a defect of fastcni: the server continues
                 self.log.exception("server_fault")
                 pause, self.retry_at = RETRY_S, time.monotonic() + RETRY_S
         self.api.close()
 
     def send_due(self, *, everything: bool = False) -> float | None:
-        """Send what is due, or what waits. Return the seconds until something is due, None if nothing waits."""
+        """Send the series that are due, or with `everything` all that wait. Return the seconds until the next series is
+        due, None if none waits."""
         now, pause = time.monotonic(), None
         if self.left_out:
             self.unsent("kubernetes_event_unsent", lines=self.left_out, why=f"{MAX_SERIES} others wait")
@@ -138,12 +140,12 @@ class KubernetesEvents:
                     self.retry_at = now + RETRY_S
                     return RETRY_S      # the others would wait for the same API server
                 one.due = now + SERIES_S
-            if one.sent < one.count:    # of those that were sent: more lines came meanwhile
+            if one.sent < one.count:    # further lines arrived while the series was sent
                 pause = min(pause or SERIES_S, max(0.1, one.due - now))
         return pause
 
     def _waiting(self) -> list[Series]:
-        """The series with lines that are not sent. Those that have ended are forgotten."""
+        """Return the series with unsent lines. Forget series that have ended."""
         with self.lock:
             ended = [key for key, one in self.series.items()
                      if one.sent == one.count and one.last < time.time() - ENDED_S]
@@ -152,7 +154,7 @@ class KubernetesEvents:
             return [one for one in self.series.values() if one.sent < one.count]
 
     def _send(self, one: Series) -> None:
-        count, last = one.count, micro_time(one.last)           # they may rise meanwhile
+        count, last = one.count, micro_time(one.last)           # both may change during the request
         if one.name:
             try:
                 self.api.patch(f"{PATH}/{one.name}", {"series": {"count": count, "lastObservedTime": last}})
@@ -162,30 +164,30 @@ class KubernetesEvents:
             name = f"{self.node[:MAX_NODE_NAME]}.{time.time_ns():x}"
             try:
                 self.api.create(PATH, document(self.node, name, one.event, one.fields, count, last))
-            except Conflict:            # the request before has reached the API server, its answer was lost
+            except Conflict:            # the API server received the previous request, but its answer was lost
                 pass
             one.name = name
         one.sent = count
 
 
 def document(node: str, name: str, event: str, fields: Mapping[str, Any], count: int, last: str) -> dict[str, Any]:
-    """An Event of events.k8s.io/v1. count: lines until now. last: MicroTime of the last one."""
+    """Return an Event of events.k8s.io/v1. count: the number of lines. last: the MicroTime of the last line."""
     note = f"{EVENTS[event].meaning} {logfmt_fields(fields)}".strip()
     found: dict[str, Any] = {
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": name, "namespace": NAMESPACE},
         "eventTime": last, "reportingController": CONTROLLER, "reportingInstance": node[:128], "action": "Report",
         "reason": reason_of(event), "type": "Normal" if EVENTS[event].level == "info" else "Warning",
-        # kubelets give a node's Events its name as uid, and kubectl looks for that
+        # kubelets use the node's name as the uid in its Events, and kubectl searches for that uid
         "regarding": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
         "note": note.encode("utf-8", "replace")[:MAX_NOTE].decode("utf-8", "ignore")}
     return found | {"series": {"count": count, "lastObservedTime": last}} if count > 1 else found
 
 
 def reason_of(event: str) -> str:
-    """pool_nearly_full is PoolNearlyFull in Kubernetes."""
+    """Return the reason of an event: PoolNearlyFull for pool_nearly_full."""
     return event.title().replace("_", "")
 
 
 def micro_time(moment: float) -> str:
-    """A Unix time as the API's MicroTime."""
+    """Return a Unix time as the API's MicroTime."""
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(moment))}.{int(moment % 1 * 1e6):06d}Z"

@@ -1,4 +1,4 @@
-"""The listening socket: made by the server, in a folder for it, or handed over by systemd (sd_listen_fds(3))."""
+"""Open the listening socket: in a directory of the server's own, or passed by systemd (sd_listen_fds(3))."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ ATTEMPT = "/run/fastcni/autostart"     # when a plugin file last tried to start 
 LOCK_ATTEMPTS = 100
 BACKLOG = 4096                  # the kernel limits it to net.core.somaxconn
 HANDED_OVER_FD = 3              # SD_LISTEN_FDS_START
-# {type: (its name, the key of systemd.socket(5) for it)}
+# {type: (name, key of systemd.socket(5))}
 KINDS: dict[int, tuple[str, str]] = {socket.SOCK_SEQPACKET: ("SEQPACKET", "ListenSequentialPacket"),
                                      socket.SOCK_STREAM: ("STREAM", "ListenStream")}
 
 
 class ListenError(Exception):
-    """There is no socket to listen on; the text is for the operator."""
+    """No socket could be opened; the text is for the operator."""
 
 
 class Listening:
-    """sock: the socket, non-blocking. path: its file if this server made it; None: systemd handed it over. lock: the
-    descriptor of take_lock(), None without a path."""
+    """A listening socket. sock: the socket, non-blocking. path: its file if this server made it; None: systemd passed
+    the socket. lock: the descriptor of take_lock(), None without a path."""
 
     def __init__(self, sock: socket.socket, path: str | None = None, lock: int | None = None) -> None:
         self.sock, self.path, self.lock = sock, path, lock
@@ -44,7 +44,7 @@ class Listening:
             try:
                 os.unlink(self.path)
             except OSError:
-                return                  # the file or its folder is gone already: in any case no caller finds it
+                return                  # the file or its directory no longer exists, so no caller finds the socket
 
     def unlock(self) -> None:
         """Let another server listen at the path."""
@@ -54,10 +54,10 @@ class Listening:
 
 
 def listen(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> Listening:
-    """Return a Listening: the socket that systemd hands over, else a new one at `path`. Raises ListenError.
+    """Return a Listening: the socket that systemd passes, otherwise a new socket at `path`. Raises ListenError.
 
-    open_to_all: folder and socket let all users connect; the acceptor checks the user id of each. kind: SOCK_SEQPACKET,
-    or SOCK_STREAM.
+    open_to_all: whether the modes of directory and socket let all users connect; the acceptor checks each user id.
+    kind: SOCK_SEQPACKET or SOCK_STREAM.
     """
     handed = handed_over(os.environ, kind)
     if handed:
@@ -69,7 +69,7 @@ def listen(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> L
 
 
 def handed_over(env: Mapping[str, str], kind: int = socket.SOCK_SEQPACKET) -> socket.socket | None:
-    """Return the socket that systemd opened for this process, None without one. Raises ListenError for another kind."""
+    """Return the socket that systemd opened for this process, or None. Raises ListenError for another kind."""
     if env.get("LISTEN_PID") != str(os.getpid()) or not env.get("LISTEN_FDS", "").isdigit():
         return None
     if env["LISTEN_FDS"] != "1":
@@ -86,7 +86,7 @@ def handed_over(env: Mapping[str, str], kind: int = socket.SOCK_SEQPACKET) -> so
 
 
 def make(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> Listening:
-    """Make a socket at `path`, and its folder if that is missing; the socket file of a dead server is replaced.
+    """Make a socket at `path`, and its directory if that is missing. Replace the socket file of a dead server.
 
     Raises ListenError, OSError.
     """
@@ -95,15 +95,15 @@ def make(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> Lis
     try:
         os.mkdir(folder, 0o700)
         if open_to_all:
-            os.chmod(folder, 0o711)     # whatever the umask
+            os.chmod(folder, 0o711)     # mkdir's mode depends on the umask
     except FileExistsError:
         check_folder(folder)
     lock = take_lock(path)
     try:
         if os.path.lexists(path):
-            remove(path)                # the server that has the lock has the path
+            remove(path)                # this server has the lock, so it may replace the path
         sock = socket.socket(socket.AF_UNIX, kind)
-        os.fchmod(sock.fileno(), 0o600)         # bind() makes the file with this mode, less the umask
+        os.fchmod(sock.fileno(), 0o600)         # bind() makes the file with this mode minus the umask
         sock.bind(path)
         if open_to_all:
             os.chmod(path, 0o666)
@@ -117,15 +117,15 @@ def make(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> Lis
 
 
 def take_lock(path: str) -> int:
-    """Lock the file beside `path` that only one server at a time can lock. Return its descriptor.
+    """Lock the lock file next to `path`, so that only one server listens at the path. Return its descriptor.
 
-    Its mode is 0600, so that only the server's user and root can lock it. In a sticky folder like /tmp any user can
-    make that file first, and lock it. The server removes such a file. Raises ListenError, OSError.
+    The file's mode is 0600, so that only the server's user and root can lock it. In a sticky directory like /tmp any
+    user can create the file first and lock it. The server removes such a file. Raises ListenError, OSError.
     """
     name = f"{path}.lock"
     for _ in range(LOCK_ATTEMPTS):
         try:
-            # With O_CREAT alone the kernel refuses another user's file (fs.protected_regular).
+            # With O_CREAT the kernel does not open another user's file (fs.protected_regular).
             lock: int | None = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             lock = open_lock(name)
@@ -146,14 +146,16 @@ def take_lock(path: str) -> int:
 
 
 def forget_attempt() -> None:
-    """Empty the file: when this server has ended, the next request may start another one. Raises OSError."""
+    """Empty the file ATTEMPT, so that the next request may start another server when this server has ended. Raises
+    OSError."""
     if os.path.lexists(ATTEMPT) and (attempt := open_lock(ATTEMPT)) is not None:
         os.ftruncate(attempt, 0)
         os.close(attempt)
 
 
 def open_lock(name: str) -> int | None:
-    """Open the lock file that exists. Return None if it is gone by now, or was another user's and has been removed.
+    """Open the existing lock file. Return None if it no longer exists, or if it was another user's and has been
+    removed.
 
     Raises OSError.
     """
@@ -171,13 +173,13 @@ def open_lock(name: str) -> int | None:
 
 
 def is_ours(found: os.stat_result) -> bool:
-    """Return whether this is a regular file of root or of the server's user, with one name only: any user can give a
-    file of root a second name."""
+    """Return whether this is a regular file of root or of the server's user, with only one hard link, because any user
+    can make a hard link to a file of root."""
     return stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid()) and found.st_nlink == 1
 
 
 def remove(path: str) -> None:
-    """Remove a file. A folder of another user, which may have files in it, is renamed. Raises OSError."""
+    """Remove a file. Rename a directory of another user, which may contain files. Raises OSError."""
     found = os.lstat(path)
     if stat.S_ISDIR(found.st_mode) and found.st_uid not in (0, os.geteuid()):
         os.rename(path, f"{path}.{secrets.token_hex(8)}")
@@ -186,8 +188,8 @@ def remove(path: str) -> None:
 
 
 def is_still_at(name: str, lock: int) -> bool:
-    """Return whether the name still belongs to the open file. Another process may have replaced the file before it was
-    locked."""
+    """Return whether the name still belongs to the open file, because another process may have replaced it before it
+    was locked."""
     try:
         return os.path.samestat(os.lstat(name), os.fstat(lock))
     except FileNotFoundError:
@@ -195,7 +197,7 @@ def is_still_at(name: str, lock: int) -> bool:
 
 
 def check_folder(folder: str) -> None:
-    """Check that only root and the server's user can replace a socket in this folder. Raises ListenError."""
+    """Check that only root and the server's user can replace a socket in this directory. Raises ListenError."""
     found = os.stat(folder)
     others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
     if others_write or found.st_uid not in (0, os.geteuid()):

@@ -1,4 +1,4 @@
-"""The log on stderr, to syslog or to journald: a line for each request, as logfmt or JSON; journald gets its fields."""
+"""Write the log to stderr, syslog or journald: a line for each request, as logfmt or JSON; journald gets fields."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from structlog.typing import Processor
 
     class Logger(Protocol):
-        """What writes a log: make()'s, and that of `dhcp daemon`, which has no structlog. One method for each level;
-        exception() is an error with the traceback of the exception that is handled."""
+        """The contract of loggers: those of make(), and that of `dhcp daemon`, which has no structlog. There is one
+        method for each level; exception() logs an error with the traceback of the current exception."""
 
         def debug(self, event: str, **fields: Any) -> object: ...
         def info(self, event: str, **fields: Any) -> object: ...
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
         def exception(self, event: str, **fields: Any) -> object: ...
 
 MAX_NAMES = 3
-SAME_LEVEL = {"warn": "warning", "exception": "error"}      # methods of a logger that are no levels
+SAME_LEVEL = {"warn": "warning", "exception": "error"}      # methods of a logger that are not levels
 SPECIAL = frozenset(' "=\\')
 
 
 class LogOptions(NamedTuple):
-    """The first arguments of make()."""
+    """The options of the log, arguments of make()."""
 
     level: str = "info"         # debug, info, warning or error
     fmt: str = "logfmt"         # or json
-    to: str = ""                # stderr; or syslog, journald
+    to: str = ""                # "" for stderr, "syslog" or "journald"
 
 
 def make(level: str, fmt: str, to: str = "", receivers: Iterable[Processor] = ()) -> Logger:
-    """Return a logger: log.info(event, key=value, ...). level, fmt, to: as in LogOptions. journald takes fields, not
-    lines: fmt does not matter. receivers: get each line as its fields."""
+    """Return a logger: log.info(event, key=value, ...). level, fmt, to: as in LogOptions. fmt has no effect with
+    journald, which gets fields. receivers: functions that get the fields of each line."""
     render: Any = logfmt if fmt == "logfmt" else structlog.processors.JSONRenderer(serializer=as_json)
     if to == "journald":
         render = journal_fields
@@ -58,8 +58,8 @@ def make(level: str, fmt: str, to: str = "", receivers: Iterable[Processor] = ()
 
 
 class Lines(structlog.WriteLogger):
-    """Writes lines, and drops a line that it cannot write (journald is gone, the disk is full): no request fails
-    because of that."""
+    """A logger that writes lines, and drops lines that it cannot write (the reader has ended, the disk is full), so
+    that no request fails because of the log."""
 
     def msg(self, message: str) -> None:
         try:
@@ -71,8 +71,8 @@ class Lines(structlog.WriteLogger):
 
 
 class Syslog:
-    """Sends lines to /dev/log, facility daemon (RFC 3164 without a time: the log daemon adds it). Where it is missing
-    or busy, lines are lost."""
+    """A logger that sends lines to /dev/log, facility daemon (RFC 3164 without a time, which the log daemon adds). If
+    /dev/log is missing or busy, lines are lost."""
 
     def __init__(self, path: str = SYSLOG) -> None:
         self.path = path
@@ -102,8 +102,9 @@ class Syslog:
 
 
 class Journal(Syslog):
-    """Sends entries to journald in its native protocol, with the fields of one-shot requests: FASTCNI_EVENT and so on.
-    Where it is missing or busy, entries are lost. The methods take what journal_fields() makes."""
+    """A logger that sends entries to journald in its native protocol, with the fields of one-shot requests:
+    FASTCNI_EVENT and so on. If journald is missing or busy, entries are lost. The arguments of the methods come from
+    journal_fields()."""
 
     def __init__(self, path: str = JOURNAL) -> None:
         super().__init__(path)
@@ -113,9 +114,10 @@ class Journal(Syslog):
 
 
 class RateLimited:
-    """Log an event that a caller can cause at will: one line in `seconds`, which counts the lines left out before it.
+    """A limit for an event that callers can cause at will: one line in `seconds`, which has the number of dropped
+    lines.
 
-    log: a method of a logger. Threads take no lock here: a count may be off by a few.
+    log: a method of a logger. There is no lock for threads, so the number may be slightly wrong.
     """
 
     def __init__(self, log: Callable[..., Any], seconds: float = 10.0) -> None:
@@ -131,31 +133,32 @@ class RateLimited:
 
 
 def few(names: Sequence[str]) -> str:
-    """The first names, and how many more there are: "a, b, c and 4 more"."""
+    """Return the first names, and the number of the remaining ones: "a, b, c and 4 more"."""
     return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
 
 
 def as_json(event: Mapping[str, Any], **_: object) -> str:
-    """A line of JSON. Bytes that are not UTF-8, for instance in a container id, become question marks."""
+    """Return a line of JSON. Bytes that are not UTF-8, for example in a container id, become question marks."""
     return to_utf8(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
 
 
 def stamp(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A structlog processor: level, timestamp and exception, as three processors of structlog write them. These make
-    nine calls of functions for each line."""
+    """Add level, timestamp and exception; a structlog processor. It replaces three processors of structlog, which make
+    nine function calls for each line."""
     event["level"] = SAME_LEVEL.get(method, method)
     event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     return structlog.processors.format_exc_info(logger, method, event) if "exc_info" in event else event
 
 
 def logfmt(_: object, __: str, event: MutableMapping[str, Any]) -> str:
-    """A structlog processor: key=value in the order of the call. structlog's LogfmtRenderer takes longer."""
+    """Render key=value in the order of the call; a structlog processor. It is faster than structlog's
+    LogfmtRenderer."""
     first = f"timestamp={event.pop('timestamp')} level={event.pop('level')} event={text(event.pop('event'))}"
     return f"{first} {logfmt_fields(event)}" if event else first
 
 
 def logfmt_fields(fields: Mapping[str, Any]) -> str:
-    """The fields as key=value."""
+    """Return the fields as key=value."""
     texts: Iterable[str] = [*map(str, fields.values())]
     if "" in texts or not plain("".join(texts)):        # one check for most lines, not one for each value
         texts = map(text, texts)
@@ -163,13 +166,13 @@ def logfmt_fields(fields: Mapping[str, Any]) -> str:
 
 
 def journal_fields(_: object, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[dict[str, str]], dict[str, Any]]:
-    """A structlog processor: the fields for Journal. The time and the level are journald's."""
+    """Return the arguments for Journal; a structlog processor. Time and level are journald's own fields."""
     fields = {"event": event.pop("event"), **event}
     return ({name: readable(value) for name, value in fields.items() if name not in ("timestamp", "level")},), {}
 
 
 def text(value: str) -> str:
-    """A value of logfmt: in quotes if it is empty or has a space, a quote or an equals sign."""
+    """Return a value of logfmt: in quotes if it is empty or has a space, a quote or an equals sign."""
     if value and plain(value):
         return value
     return to_utf8(json.dumps(value, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""What tells that a file has changed, without a look into it."""
+"""Detect that a file has changed, without reading it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Stamp = tuple[int, ...]
 
 
 def stamp(path: str) -> Stamp:
-    """Return what differs after the file is written, replaced or gets other rights; () if the file cannot be asked for.
+    """Return a value that differs after the file was written, replaced or got other permissions; () if stat(2) fails.
 
     The last number is the time of the last change, st_ctime_ns. Two changes within one tick of the file system's clock
     may have the same time.

@@ -1,4 +1,4 @@
-"""Messages to systemd about the state of the server (sd_notify(3))."""
+"""Send messages to systemd about the state of the server (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.log import Logger
 
-TIMEOUT_S = 1.0                 # systemd's receive buffer is full: no thread of the server waits longer
+TIMEOUT_S = 1.0                 # the longest wait of a thread if systemd's receive buffer is full
 
 
 class Notifier:
-    """notify("READY=1") sends to the socket that NOTIFY_SOCKET names; without one it does nothing.
+    """A connection to systemd. notify("READY=1") sends to the socket that NOTIFY_SOCKET names; without NOTIFY_SOCKET it
+    does nothing.
 
-    environ: os.environ. An address that begins with @ is in the abstract namespace (unix(7)). systemd that does not
-    receive is no error: the log has it, and the server goes on.
+    environ: os.environ. An address that begins with @ is in the abstract namespace (unix(7)). If systemd does not
+    receive a message, the server logs that and continues.
     """
 
     def __init__(self, environ: Mapping[str, str], log: Logger) -> None:

@@ -1,4 +1,4 @@
-"""A wakeup: any thread can end another thread's wait in epoll(7)."""
+"""Let any thread end another thread's wait in epoll(7)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 class Wakeup:
-    """An eventfd(2), to be registered for EPOLLIN. The thread that it wakes calls clear()."""
+    """An eventfd(2) that is registered for EPOLLIN. The woken thread calls clear()."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -1,6 +1,6 @@
-"""One lease of a pod: what its DHCP client does in each state. client_states.py has the table.
+"""Run the DHCP client of one pod's lease, with a method for each transition of client_states.py.
 
-It has no socket, clock or file of its own: `world` has them, the engine's or a test's.
+The client has no socket, clock or file of its own: it uses those of `world`, which is the engine or a test.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.log import Logger
 
-    Waiter = Callable[[str, "Client | None"], object]    # gets why there is no lease, else "", and the client
+    Waiter = Callable[[str, "Client | None"], object]    # gets (why there is no lease or "", the client)
 
     class World(Protocol):
-        """What surrounds a client. Times are seconds of CLOCK_BOOTTIME."""
+        """The environment of a client. Times are seconds of CLOCK_BOOTTIME."""
 
         settings: Settings
         log: Logger
 
         def now(self) -> float: ...
         def random(self) -> float:
-            """0.0 to 1.0."""
+            """Return a random number from 0.0 to 1.0."""
         def schedule(self, client: Client, when: float) -> None:
-            """Call client.due() then, instead of at an earlier time."""
+            """Call client.due() at the time `when`, which replaces an earlier schedule."""
         def listen(self, client: Client) -> None:
             """Open a packet socket for client.xid; set client.mac and client.configured. Raises LinkGone, OSError."""
         def listen_from_address(self, client: Client) -> None:
-            """As listen(), and a UDP socket at the address of the lease to send by. Raises LinkGone, OSError, also if
-            the link does not have that address."""
+            """Open the socket of listen(), and a UDP socket at the lease's address to send from. Raises LinkGone,
+            OSError, also if the link does not have that address."""
         def listen_arp(self, client: Client) -> None:
             """Open a socket for ARP. Raises LinkGone, OSError."""
         def send(self, client: Client, data: bytes) -> None:
-            """Send a DHCP message by the open socket: to the server from the lease's address, else broadcast."""
+            """Send a DHCP message by the open socket: from the lease's address to the server if there is a UDP socket,
+            otherwise as a broadcast."""
         def probe(self, client: Client, wanted: bytes) -> None:
             """Send an ARP probe by the open socket."""
         def quiet(self, client: Client) -> None:
@@ -50,20 +51,20 @@ if TYPE_CHECKING:
         def assign(self, client: Client) -> None:
             """Give the pod's link the address and the routes of the lease."""
         def unassign(self, client: Client) -> None:
-            """Take the address of the lease from the pod's link."""
+            """Remove the lease's address from the pod's link."""
         def settle(self, client: Client, error: str = "") -> None:
-            """Answer the plugins that wait for this lease."""
+            """Answer the plugins that wait for the lease."""
         def drop(self, client: Client) -> None:
             """Forget the client, which has no lease."""
         def vanished(self, client: Client, why: str) -> None:
-            """The pod's namespace or link is gone: release the lease, and forget the client."""
+            """Handle that the pod's namespace or link no longer exists: release the lease, and forget the client."""
 
-QUICK_WAITS_S = 0.5, 1.0, 2.0, 4.0      # the first waits: a new link may drop the first packets
-REQUEST_TRIES = 4               # then DISCOVER again
+QUICK_WAITS_S = 0.5, 1.0, 2.0, 4.0      # the first waits are short, because a new link may drop the first packets
+REQUEST_TRIES = 4               # REQUESTs, then DISCOVER again
 REBOOT_TRIES = 3
-PROBES, PROBE_INTERVAL_S = 2, 0.1       # RFC 5227 waits 6 s in all, for which no pod would wait
-FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # after a NAK or a conflict
-MAX_MESSAGE_BYTES = 1500        # option 57
+PROBES, PROBE_INTERVAL_S = 2, 0.1       # RFC 5227 waits 6 s in all, too long for a pod's start
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # pauses after a NAK or a conflict
+MAX_MESSAGE_BYTES = 1500        # the value of option 57
 
 
 class LinkGone(Exception):
@@ -71,7 +72,7 @@ class LinkGone(Exception):
 
 
 class Settings:
-    """The daemon's flags: timeout_s, resend_max_s, resend_timeout_s, broadcast."""
+    """The daemon's flags that clients use: timeout_s, resend_max_s, resend_timeout_s, broadcast."""
 
     __slots__ = ("broadcast", "resend_max_s", "resend_timeout_s", "timeout_s")
 
@@ -82,7 +83,8 @@ class Settings:
 
 
 class Ear:
-    """A client's open packet socket. arp: it is one for ARP. sender: the UDP socket to send by, None: the same."""
+    """A client's open packet socket. arp: whether it receives ARP. sender: the UDP socket to send from; None: send from
+    the packet socket."""
 
     __slots__ = ("arp", "sender", "sock")
 
@@ -93,19 +95,19 @@ class Ear:
 class Client:
     """The DHCP client of one attachment.
 
-    owner     whose lease it is
-    lease     the lease that the pod has, None: it has none
-    offered   the Lease that is acknowledged but not yet probed
-    wanted    the address and the server of the REQUEST that is open, as packed bytes
-    mac       of the pod's link, b"": not known yet
-    configured    the pod's link had the address of the lease when the socket was opened
-    shared    other links on the network have this MAC, too (ipvlan): servers have to broadcast
-    xid       of the open exchange
-    tries     packets sent in it after the first
-    sent      when its first packet was sent
-    began     when the present attempt to acquire began, None: there is none
-    failures  NAKs and conflicts in a row
-    lost      the pod had a lease and lost it: the daemon gives the link its next address
+    owner     the attachment that has the lease
+    lease     the pod's lease, or None
+    offered   the acknowledged Lease whose address is not yet probed
+    wanted    the address and the server of the open REQUEST, packed
+    mac       the MAC of the pod's link, b"": not known yet
+    configured    whether the pod's link had the lease's address when the socket was opened
+    shared    whether other links on the network have the same MAC (ipvlan): servers must broadcast
+    xid       the transaction id of the open exchange
+    tries     number of packets in the exchange after the first
+    sent      when the exchange's first packet was sent
+    began     when the current attempt to acquire a lease began, None: no attempt
+    failures  number of consecutive NAKs and conflicts
+    lost      whether the pod has lost a lease: the daemon then sets the address of the next lease
     sock      the open socket, None: none; waiters: plugins that wait; timer: when it is due
     """
 
@@ -128,7 +130,8 @@ class Client:
     # What happens to it ----------------------------------------------------------------------------
 
     def event(self, kind: str, message: packets.Message | Lease | None = None) -> None:
-        """Make the transition for an event, if the table has one. message: of OFFER and NAK; the Lease of an ACK."""
+        """Make the transition for an event, if the table has one. message: the message of an OFFER or NAK, the Lease of
+        an ACK."""
         row = states.TABLE.get((self.state, kind))
         if row is None:
             return
@@ -139,17 +142,18 @@ class Client:
             self.world.vanished(self, str(e))
 
     def due(self) -> None:
-        """Its timer has run out."""
+        """Handle the end of the timer."""
         self.timer = float("inf")
         self.event(states.DUE)
 
     def received(self, message: packets.Message, source_mac: bytes) -> None:
-        """A DHCP message has come. Those of other exchanges, and those that are none of a server, count for nothing."""
+        """Handle a received DHCP message. Messages of other exchanges, and messages that are not from a server, are
+        ignored."""
         if message.op != packets.BOOTREPLY or message.xid != self.xid or message.chaddr != self.mac:
             return
         server = packets.address_of(message.options.get(packets.SERVER_ID, b""))
         if self.wanted[1] not in (packets.NO_ADDRESS, server) and self.state == states.REQUESTING:
-            return                      # another server, to which the request was not sent
+            return                      # another server than that of the REQUEST
         if message.kind == packets.OFFER and packets.NO_ADDRESS not in (server, message.yiaddr):
             self.event(states.OFFER, message)
         elif message.kind == packets.NAK:
@@ -168,12 +172,13 @@ class Client:
         if lease.server == packets.NO_ADDRESS and before:
             lease.server = before.server
         if before and lease.address != before.address:
-            self.event(states.NAK)      # the server has no lease of this address any more
+            self.event(states.NAK)      # the server no longer has a lease of this address
         else:
             self.event(states.ACK, lease)
 
     def _fail(self, error: str) -> None:
-        """Tell the waiting plugins. A pod that never had a lease has no more to wait for: its ADD has failed."""
+        """Answer the waiting plugins with an error. Forget a client that never had a lease, because its ADD has
+        failed."""
         self.world.settle(self, error)
         if not self.lease and not self.lost:
             self.world.drop(self)
@@ -181,7 +186,7 @@ class Client:
     # Beginnings ------------------------------------------------------------------------------------
 
     def acquire(self) -> None:
-        """Begin in INIT."""
+        """Begin to acquire a lease, in INIT."""
         self.state = states.INIT
         self.event(states.DUE)
 
@@ -195,7 +200,7 @@ class Client:
             self.world.vanished(self, str(e))
 
     def resume(self) -> None:
-        """Go on with a lease that an earlier daemon had."""
+        """Continue with a lease of an earlier daemon."""
         assert self.lease
         now = self.world.now()
         self.state = states.BOUND
@@ -221,7 +226,8 @@ class Client:
             self._transmit(packets.DISCOVER)
 
     def _given_up(self) -> bool:
-        """Whether an ADD has failed now. A pod that had a lease tries on."""
+        """Return whether the attempt has lasted so long that the ADD has failed. A pod that has lost a lease tries
+        again without limit."""
         if self.waiters and self.world.now() - (self.began or 0.0) >= self.world.settings.resend_timeout_s:
             self._fail(rpc.NO_MORE_TRIES)
             return not self.lost
@@ -314,7 +320,7 @@ class Client:
             self._renew(self.lease.expires)
 
     def _renew(self, until: float) -> None:
-        """Send a REQUEST for the present address; again after half of the time that is left (RFC 2131, 4.4.5)."""
+        """Send a REQUEST for the present address; send it again after half of the remaining time (RFC 2131, 4.4.5)."""
         assert self.lease
         now = self.world.now()
         self.world.schedule(self, min(until, now + max((until - now) / 2, self.lease.least_pause)))
@@ -326,14 +332,15 @@ class Client:
             self._not_sent(e)
 
     def _renewal(self, held: bytes) -> bytes:
-        """The REQUEST. Its field ciaddr is for a client that can answer ARP requests for the address (RFC 2131, table
-        1), to which the server sends; one that cannot asks as after a reboot."""
+        """Return the REQUEST. The field ciaddr is set only if the client can answer ARP requests for the address, to
+        which the server then sends (RFC 2131, table 1). Otherwise the REQUEST is like one after a reboot."""
         if self.configured:
             return self._encode(packets.REQUEST, ciaddr=held)
         return self._encode(packets.REQUEST, wanted=held)
 
     def _listen_to_renew(self) -> None:
-        """Unicast needs the address on the link, and the right to use port 68. Else broadcast, as the reference."""
+        """Open a socket to renew by unicast. That needs the address on the link, and permission for port 68; otherwise
+        broadcast, as the reference does."""
         if self.state == states.RENEWING:
             try:
                 self.world.listen_from_address(self)
@@ -343,8 +350,8 @@ class Client:
         self.world.listen(self)
 
     def extend(self, lease: Lease) -> None:
-        """Hold the lease on. The pod's link stays as its ADD has made it, by the interface's plugin and those after it:
-        other options change only what a later ADD or CHECK is answered, as with the reference."""
+        """Replace the lease by the renewed one. The pod's link stays as the ADD of its plugins has configured it. As in
+        the reference, changed options only change the answers to a later ADD or CHECK."""
         assert self.lease
         if changed := changed_options(self.lease, lease):
             self.world.log.warning("lease_changed", lease=self.owner.name, options=", ".join(changed),
@@ -353,7 +360,7 @@ class Client:
         self._hold(lease, "lease_renewed")
 
     def lose(self, _: object) -> None:
-        """The lease is gone: the pod must not use its address any more. Try to get another one."""
+        """Handle the loss of the lease: remove the address from the pod, and try to acquire another lease."""
         assert self.lease
         ended = self.world.now() >= self.lease.expires
         self.world.log.warning("lease_lost", lease=self.owner.name, address=address.ip_text(self.lease.address),
@@ -361,7 +368,7 @@ class Client:
                                else "the server refused to renew it")
         self.world.quiet(self)
         self.world.unassign(self)
-        # On disk it has ended: a daemon that starts now begins where this one is
+        # Record on disk that the lease has ended, so that a new daemon continues from here
         self.lease.options = self.lease.options | {packets.LEASE_TIME: bytes(4)}
         self.world.keep(self)
         self.lost, self.lease, self.began = True, None, None
@@ -386,7 +393,7 @@ class Client:
             self.began = self.sent
 
     def _pause(self) -> None:
-        """Go on in INIT after a while: at once for the first time."""
+        """Return to INIT: immediately for the first time, later after a pause."""
         self.world.quiet(self)
         pause = min(FIRST_PAUSE_S * 2 ** (self.failures - 1), MAX_PAUSE_S) if self.failures else 0.0
         self.failures += 1
@@ -395,7 +402,7 @@ class Client:
     def _transmit(self, kind: int) -> None:
         """Send DISCOVER or REQUEST, and set the timer for the next one."""
         when = self.world.now() + self._wait()
-        if self.waiters:                # an ADD must fail before its plugin gives up
+        if self.waiters:                # an ADD must fail before its plugin's timeout
             when = min(when, (self.began or 0.0) + self.world.settings.resend_timeout_s)
         self.world.schedule(self, when)
         try:
@@ -406,7 +413,8 @@ class Client:
             self._not_sent(e)
 
     def _wait(self) -> float:
-        """Seconds until the next try: short at first, then from `timeout` on doubled, up to `resendmax`."""
+        """Return the seconds until the next try: short at first, then `timeout`, doubled each time up to
+        `resendmax`."""
         settings, late = self.world.settings, self.tries - len(QUICK_WAITS_S)
         if late < 0:
             wait = min(QUICK_WAITS_S[self.tries], settings.timeout_s)
@@ -434,7 +442,7 @@ class Client:
                                               flags=packets.BROADCAST_FLAG if broadcast else 0))
 
     def release_message(self) -> bytes:
-        """The RELEASE of the lease that it has."""
+        """Return the RELEASE of the lease."""
         assert self.lease
         self.xid = int(self.world.random() * 0xFFFFFFFF)
         return self._encode(packets.RELEASE, server=self.lease.server, ciaddr=self.lease.address)

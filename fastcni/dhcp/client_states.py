@@ -1,11 +1,11 @@
-"""The states of a DHCP client and the transitions between them: figure 5 of RFC 2131, with the probe of 4.4.1.
+"""Define the states of a DHCP client and the transitions between them: figure 5 of RFC 2131, with the probe of 4.4.1.
 
     INIT -> SELECTING -> REQUESTING -> PROBING -> BOUND -> RENEWING -> REBINDING -> INIT
                                                    ^-----------'----------'
     REBOOTING (a lease from before) -> PROBING, or INIT
 
 Each row says which state follows, and which method of client.Client carries the transition out. An event without a row
-is ignored: an answer that comes late, or a second one.
+is ignored, for example a late or repeated answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ INIT, SELECTING, REQUESTING, PROBING = "init", "selecting", "requesting", "probi
 BOUND, RENEWING, REBINDING, REBOOTING = "bound", "renewing", "rebinding", "rebooting"
 STATES = (INIT, SELECTING, REQUESTING, PROBING, BOUND, RENEWING, REBINDING, REBOOTING)
 
-# Events: answers of the server, an answer to the ARP probe, and what is due
+# Events: answers of the server, an answer to the ARP probe, and timers
 OFFER, ACK, NAK, CONFLICT = "offer", "ack", "nak", "conflict"
 DUE, SILENCE, T2, EXPIRED = "due", "silence", "t2", "expired"
 

@@ -1,7 +1,7 @@
-"""Closes packet sockets in other threads: each close waits for an RCU grace period, 6.5 ms on an idle machine.
+"""Close packet sockets in other threads, because each close waits for an RCU grace period, 6.5 ms on an idle machine.
 
-Two of them a lease would let the one thread acquire 75 leases a second at most. Eight closes at once share their grace
-periods: 0.35 ms each. The threads do nothing else, and end when there is nothing to close.
+With two closes for each lease, the daemon's only thread could acquire at most 75 leases a second. Eight closes at the
+same time share their grace periods: 0.35 ms each. The threads do nothing else, and end when there is nothing to close.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ IDLE_S = 1.0
 
 
 class Closer:
-    """close(sock) returns at once. It is called by one thread only, which is in the daemon's namespace."""
+    """The closing threads. close(sock) returns immediately. Only one thread may call it, in the daemon's namespace."""
 
     def __init__(self) -> None:
         self.sockets: SimpleQueue[socket] = SimpleQueue()
@@ -41,7 +41,7 @@ class Closer:
         while self._close_one(IDLE_S):
             continue
         self._ended()
-        self._close_one(0)                      # of a close() that still counted on this thread
+        self._close_one(0)                      # a close() may have relied on this thread
 
     def _close_one(self, seconds: float) -> bool:
         try:
@@ -49,7 +49,7 @@ class Closer:
         except Empty:
             return False
         except OSError:
-            return True                         # it is closed all the same
+            return True                         # the socket is closed nevertheless
         return True
 
     def _ended(self) -> None:

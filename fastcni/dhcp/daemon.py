@@ -1,4 +1,5 @@
-"""`dhcp daemon`: one process with the leases of the node. `fastcni serve --dhcp` runs the same in a thread."""
+"""Run `dhcp daemon`: one process with the leases of the node. `fastcni serve --dhcp` runs the same daemon in a
+thread."""
 
 from __future__ import annotations
 
@@ -32,17 +33,17 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Daemon:
-    """Loop, leases and socket. Make it in the daemon's network namespace, then call run() in the thread for it.
+    """The daemon's loop, leases and socket. Create it in the daemon's network namespace, then call run() in its thread.
 
     Raises ListenError, OSError.
     """
 
     def __init__(self, flags: flag.Flags, log: Logger, *, handed_over: bool = True) -> None:
-        """handed_over: a socket of systemd for this process is the daemon's."""
+        """handed_over: whether to use the socket that systemd has passed to this process."""
         self.log = log
         path = flags.hostprefix + flags.socketpath
         if not (handed_over and os.environ.get("LISTEN_PID") == str(os.getpid())):
-            refuse_second(path)         # a handed over socket would answer, too
+            refuse_second(path)         # otherwise a socket of systemd would answer
         if handed_over:
             self.listening = listening.listen(path, open_to_all=False, kind=socket.SOCK_STREAM)
         else:
@@ -55,14 +56,14 @@ class Daemon:
 
     def run(self) -> None:
         """Serve until stop()."""
-        self._come_home()               # a new thread is in the namespace of the one that started it
+        self._come_home()               # a new thread is in the namespace of the thread that started it
         self.engine.start()
         service = Service(self.engine, self.listening.sock)
         self.log.info("dhcp_ready", socket=self.listening.path or "handed over", leases=self.files.folder)
         while not self.loop.ended:
             try:
                 self.loop.run()
-            except netns.Lost as e:     # in a pod's namespace, where it must not open anything
+            except netns.Lost as e:     # the thread is in a pod's namespace, where it must not open anything
                 self.log.error("namespace_lost", why=str(e))
                 self._come_home()
         service.close()
@@ -85,7 +86,7 @@ class Daemon:
         self.loop.stop()
 
     def start(self) -> None:
-        """Run in a thread."""
+        """Start the daemon in a thread."""
         self.thread = threading.Thread(target=self.run, name="dhcp", daemon=True)
         self.thread.start()
 
@@ -97,9 +98,9 @@ class Daemon:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `dhcp daemon` with these flags until SIGTERM or SIGINT. Return the exit status, as the reference's: 2 for a
-    wrong command line, 1 for an error, 0."""
-    gc.enable()                         # a plugin file switches it off for its one request
+    """Run `dhcp daemon` with these flags until SIGTERM or SIGINT. Return the exit status, as in the reference: 2 for a
+    wrong command line, 1 for an error, otherwise 0."""
+    gc.enable()                         # a plugin file switches it off for its only request
     try:
         flags = flag.read(arguments)
     except flag.Help:
@@ -110,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     log = Log()
     raise_descriptor_limit()
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)      # until there is something to stop
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)      # until there is a daemon to stop
     try:
         write_pidfile(flags.pidfile)
         daemon = Daemon(flags, log)
@@ -126,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def refuse_second(path: str) -> None:
-    """Raise ListenError if a daemon answers at the path: the reference's holds no lock beside its socket."""
+    """Raise ListenError if a daemon answers at the path, because the reference's daemon holds no lock file."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
@@ -136,13 +137,13 @@ def refuse_second(path: str) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Each lease that is being acquired has a socket: take as many descriptors as the process may have."""
+    """Raise the limit of descriptors to the hard limit, because each lease that is being acquired needs a socket."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def write_pidfile(path: str) -> None:
-    """The process id in decimals, without a newline, as the reference's. Raises OSError."""
+    """Write the process id in decimal without a newline, as the reference does. Raises OSError."""
     if path:
         with open(path, "w", encoding="ascii", opener=lambda name, how: os.open(name, how, 0o644)) as file:
             file.write(str(os.getpid()))

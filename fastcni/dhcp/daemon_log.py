@@ -1,6 +1,6 @@
-"""The log of `dhcp daemon`: logfmt lines on stderr, with the fields and events that the server's log has.
+"""Write the log of `dhcp daemon`: logfmt lines on stderr, with the fields and events of the server's log.
 
-A plugin file has no structlog, with which the server logs."""
+The server logs with structlog, which a plugin file does not have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class Log:
-    """log.info(event, name=value, ...). A line that cannot be written is lost. level: the least that is written."""
+    """log.info(event, name=value, ...). A line that cannot be written is lost. level: the lowest level that is
+    written."""
 
     def __init__(self, level: str = "info") -> None:
         self.least = LEVELS.index(level)

@@ -1,4 +1,5 @@
-"""All leases of the node, and what connects each Client with the loop, its sockets and its file: one thread runs it."""
+"""Keep all leases of the node, and connect each Client to the loop, its sockets and its file. One thread runs all of
+this."""
 
 from __future__ import annotations
 
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
     from fastcni.dhcp.client import Waiter
 
 
-CHECK_S = 30.0                  # how often the engine looks for pods that are gone
+CHECK_S = 30.0                  # seconds between searches for pods that no longer exist
 
 
 class Engine:
-    """The leases, {key: Client}; `former` has those of another boot, {key: Saved}; `seen` the unix time at which the
-    pod's namespace was seen last, {key: seconds}.
+    """The leases. clients: {key: Client}. former: leases of another boot, {key: Saved}. seen: the unix time when the
+    pod's namespace was last seen, {key: seconds}.
 
-    root: the prefix of namespaces' paths. home: a descriptor of the daemon's network namespace. It is the World of its
-    clients: client.World describes the methods of that.
+    root: the prefix of namespaces' paths. home: a descriptor of the daemon's network namespace. The Engine is the World
+    of its clients: client.World describes those methods.
     """
 
     def __init__(self, loop: Loop, files: LeaseFiles, settings: Settings, log: Logger, root: str = "") -> None:
@@ -48,10 +49,10 @@ class Engine:
         self.closer = Closer()
         self.now, self.random = loop.now, random.random
 
-    # What plugins ask for --------------------------------------------------------------------------
+    # Requests of plugins --------------------------------------------------------------------------
 
     def allocate(self, owner: Owner, waiter: Waiter) -> None:
-        """Call waiter(error, client) when the attachment has a lease: at once if it has one already."""
+        """Call waiter(error, client) when the attachment has a lease, immediately if it already has one."""
         client = self.clients.get(owner.key)
         wanted: bytes | None = None
         if client and self._is_same(client, owner):
@@ -75,7 +76,7 @@ class Engine:
             client.acquire()
 
     def _is_same(self, client: Client, owner: Owner) -> bool:
-        """Whether the client is for the owner's namespace, and its link is the one that has the lease."""
+        """Return whether the client belongs to the owner's namespace, and its link is the link with the lease."""
         if client.owner.inode != owner.inode:
             return False
         try:
@@ -88,7 +89,7 @@ class Engine:
         return True
 
     def leave(self, waiter: Waiter) -> None:
-        """A plugin has left before it was answered. Nobody needs a lease that no plugin waits for."""
+        """Handle that a plugin has left before its answer. End an attempt for which no other plugin waits."""
         for client in list(self.clients.values()):
             if waiter in client.waiters:
                 client.waiters.remove(waiter)
@@ -120,7 +121,7 @@ class Engine:
     # From start to end -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Go on with the leases on disk. Raises OSError."""
+        """Continue with the leases on disk. Raises OSError."""
         resumed = gone = 0
         for saved in self.files.read_all():
             if isinstance(saved, tuple):
@@ -139,7 +140,7 @@ class Engine:
         self.log.info("leases_read", resumed=resumed, gone=gone, former=len(self.former))
 
     def due(self) -> None:
-        """Release the leases of pods that are gone, and forget those of a former boot that have expired."""
+        """Release the leases of pods that no longer exist, and forget expired leases of a previous boot."""
         self.loop.schedule(self, self.now() + CHECK_S)
         for each in [client for client in self.clients.values() if self._is_gone(client)]:
             self.vanished(each, "its network namespace is gone")
@@ -149,7 +150,7 @@ class Engine:
             self._remove_file(key)
 
     def stop(self) -> None:
-        """Close all sockets. The leases stay: the next daemon goes on with them."""
+        """Close all sockets. The leases stay for the next daemon."""
         for client in self.clients.values():
             self.settle(client, "the dhcp daemon is stopping")
             self.quiet(client)
@@ -199,7 +200,7 @@ class Engine:
             try:
                 ear.sender.sendto(data, (address.ip_text(lease.server), packet_sockets.SERVER_PORT))
                 return
-            except OSError as e:        # a firewall of the pod refuses it, for instance
+            except OSError as e:        # for example a firewall in the pod rejects it
                 self.log.debug("no_unicast", lease=client.owner.name, why=str(e))
         source = lease.address if lease and client.configured else packets.NO_ADDRESS
         packet_sockets.send_to(ear.sock, client.owner.ifname, frames.to_server(data, source))
@@ -280,7 +281,7 @@ class Engine:
     # The end of a lease ----------------------------------------------------------------------------
 
     def _let_go(self, client: Client) -> None:
-        """Release what the client has, from the pod's link if that is there, and forget it."""
+        """Release the client's lease, over the pod's link if that exists, and forget the client."""
         self.quiet(client)
         client.lease = lease = client.lease or client.offered
         if lease:
@@ -288,8 +289,8 @@ class Engine:
         self._remove(client)
 
     def _release_from_pod(self, client: Client, lease: Lease) -> None:
-        """Take the address from the link, then send RELEASE from it: no packet comes from the address any more. It goes
-        to the MAC that the ACK came from. The kernel need not ask for it, so the link may be deleted at once."""
+        """Remove the address from the link, so that no packet uses it any more, then send RELEASE by a packet socket.
+        RELEASE goes to the MAC that the ACK came from, without ARP, so the link may be deleted immediately."""
         self.unassign(client)
         try:
             sock, link, _ = links.listen(client.owner, self.root, self.home, 0)
@@ -308,8 +309,9 @@ class Engine:
         self.log.info("lease_released", lease=client.owner.name, address=address.ip_text(lease.address), sent_by="pod")
 
     def _release_from_here(self, client: Client, lease: Lease) -> None:
-        """The pod's link is gone. RELEASE names the lease by its client id and address, so it may come from elsewhere:
-        a server that the node reaches frees the address now, another one when the lease expires."""
+        """Release a lease whose link no longer exists. RELEASE identifies the lease by client id and address, so
+        another host may send it. A server that the node reaches frees the address now, any other server when the lease
+        expires."""
         try:
             packet_sockets.send_from_here(address.ip_text(lease.server), client.release_message())
         except OSError as e:

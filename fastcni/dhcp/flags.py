@@ -1,4 +1,4 @@
-"""The flags of `dhcp daemon`, as Go's flag package reads them: -name value, -name=value, with one dash or two."""
+"""Read the flags of `dhcp daemon` by the rules of Go's flag package: -name value, -name=value, with one dash or two."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FlagError(ValueError):
 
 
 class Help(Exception):
-    """-h was given."""
+    """The command line has -h."""
 
 
 class Flags:
@@ -44,7 +44,7 @@ class Flags:
 
 
 def read(arguments: Sequence[str]) -> Flags:
-    """Raises FlagError, Help."""
+    """Read the flags. Raises FlagError, Help."""
     flags, words = Flags(), list(arguments)
     while words:
         word = words.pop(0)
@@ -78,7 +78,7 @@ def value_of(name: str, text: str, default: Any) -> Any:
 
 
 def seconds_of(text: str) -> float:
-    """A duration in Go's form, "1m30s" or "500ms", in seconds. Raises ValueError."""
+    """Return the seconds of a duration in Go's form, "1m30s" or "500ms". Raises ValueError."""
     total, rest = 0.0, text
     while rest:
         digits = rest[:len(rest) - len(rest.lstrip("0123456789."))]

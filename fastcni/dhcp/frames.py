@@ -1,4 +1,4 @@
-"""IPv4, UDP and ARP packets around DHCP messages. Bytes only; the kernel adds the Ethernet header."""
+"""Encode and read IPv4, UDP and ARP packets around DHCP messages. The kernel adds the Ethernet header."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ EVERYWHERE, NO_ADDRESS, NO_MAC = b"\xff" * 4, bytes(4), bytes(6)
 
 
 class FrameError(ValueError):
-    """The packet is not what the filter passes, or its checksum is wrong."""
+    """The packet is not of the kind that the filter passes, or its checksum is wrong."""
 
 
 def checksum(data: bytes) -> int:
-    """RFC 1071."""
+    """Return the internet checksum (RFC 1071)."""
     if len(data) % 2:
         data += b"\0"
     total = sum(struct.unpack(f"!{len(data) // 2}H", data))
@@ -32,7 +32,7 @@ def pseudo_header(source: bytes, destination: bytes, size: int) -> bytes:
 
 
 def to_server(data: bytes, source: bytes = NO_ADDRESS, destination: bytes = EVERYWHERE) -> bytes:
-    """An IP packet from port 68 to port 67."""
+    """Return an IP packet with UDP from port 68 to port 67."""
     size = UDP.size + len(data)
     udp = UDP.pack(CLIENT_PORT, SERVER_PORT, size, 0) + data
     check = checksum(pseudo_header(source, destination, size) + udp) or 0xFFFF
@@ -43,7 +43,7 @@ def to_server(data: bytes, source: bytes = NO_ADDRESS, destination: bytes = EVER
 
 
 def payload(packet: bytes, complete: bool) -> bytes:
-    """The content of a UDP packet. complete: does its checksum count? Raises FrameError."""
+    """Return the content of a UDP packet. complete: whether to check the checksum. Raises FrameError."""
     if len(packet) < IP.size or packet[0] >> 4 != 4:
         raise FrameError("no IPv4")
     start, total = (packet[0] & 0xF) * 4, int.from_bytes(packet[2:4], "big")
@@ -60,7 +60,8 @@ def payload(packet: bytes, complete: bool) -> bytes:
 
 
 def probe(mac: bytes, address: bytes) -> bytes:
-    """An ARP probe (RFC 5227): who has the address? It comes from no address, so that no host learns it."""
+    """Return an ARP probe (RFC 5227) for the address. Its sender address is 0.0.0.0, so that no host learns the
+    address."""
     return ARP.pack(ETHERNET, ETH_P_IP, 6, 4, REQUEST, mac, NO_ADDRESS, NO_MAC, address)
 
 

@@ -1,6 +1,6 @@
-"""A lease: whose it is, what the server gave, when it has to be renewed, and the CNI result that it makes.
+"""Define Owner and Lease: the attachment, the server's options, the renewal times, and the CNI result.
 
-Times are seconds of CLOCK_BOOTTIME, which goes on while the node is suspended and does not jump.
+Times are seconds of CLOCK_BOOTTIME, which continues while the node is suspended and does not jump.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-DEFAULT_LEASE_S = 3600          # where the server says nothing, as the reference
-FOREVER_S = 0xFFFFFFFF          # option 51 for a lease without end
-T1_SHARE, T2_SHARE = 0.5, 0.875         # of the lease, where the server says nothing (RFC 2131, 4.4.5)
+DEFAULT_LEASE_S = 3600          # if the server gives no time, as in the reference
+FOREVER_S = 0xFFFFFFFF          # the value of option 51 for a lease without end
+T1_SHARE, T2_SHARE = 0.5, 0.875         # fractions of the lease, if the server gives no times (RFC 2131, 4.4.5)
 MIN_RENEW_S, MIN_RENEW_SHARE = 60.0, 1 / 16     # between two renewals, the lesser of both: the RFC's least, and a share
-ZERO_LEASE_S = 2 * int(MIN_RENEW_S)     # of a lease of 0 seconds: it is renewed each minute
-MAX_ENTRIES = 64                # routes, name servers and domains of a result: a server is not trusted
+ZERO_LEASE_S = 2 * int(MIN_RENEW_S)     # length of a lease of 0 seconds: it is renewed each minute
+MAX_ENTRIES = 64                # limit of routes, name servers and domains in a result: a server is not trusted
 SCOPE_LINK = 253
 OF_RESULT = (packets.SUBNET_MASK, packets.ROUTERS, packets.STATIC_ROUTES, packets.CLASSLESS_ROUTES, packets.MTU,
              packets.DNS_SERVERS, packets.DOMAIN_NAME, packets.DOMAIN_SEARCH)
@@ -27,14 +27,14 @@ MIN_MTU = 68                    # RFC 2132, 5.1
 
 
 class Owner:
-    """The attachment that a lease is for, and how it asks.
+    """The attachment of a lease, and the options that it sends and requests.
 
     key               option 61, "\\0container/network/ifname", which is the lease's name
     container_id, network, ifname
     netns, inode      the path of the pod's namespace, and the number that identifies it
     provide           {code: content} of the options to send
     request           the codes of option 55
-    priority          the metric of routes; 0: the kernel's
+    priority          the metric of routes; 0: the kernel's default
     """
 
     __slots__ = ("container_id", "ifname", "inode", "key", "netns", "network", "priority", "provide", "request")
@@ -47,19 +47,19 @@ class Owner:
 
     @property
     def name(self) -> str:
-        """For the log."""
+        """Return the name for the log."""
         return f"{self.container_id} {self.ifname}"
 
 
 class Lease:
-    """What a server acknowledged.
+    """The lease that a server has acknowledged.
 
     address, prefix   as packed bytes, and the length of its netmask
     server            the packed address of the server, its option 54
-    server_mac        the MAC that the ACK came from: of the server, or of a relay
+    server_mac        the MAC that the ACK came from: the server's or a relay's
     options           {code: content} of the ACK
     mac               the MAC of the pod's link
-    acked             when the REQUEST was sent that was acknowledged: the lease begins there
+    acked             when the acknowledged REQUEST was sent, which is the lease's begin
     """
 
     __slots__ = ("acked", "address", "mac", "options", "prefix", "server", "server_mac")
@@ -71,7 +71,7 @@ class Lease:
 
     @property
     def seconds(self) -> float:
-        """The length of the lease."""
+        """Return the length of the lease in seconds."""
         found = packets.number_of(self.options.get(packets.LEASE_TIME, b""), 4)
         return DEFAULT_LEASE_S if found is None else float("inf") if found == FOREVER_S else found
 
@@ -81,7 +81,7 @@ class Lease:
 
     @property
     def least_pause(self) -> float:
-        """Seconds between two renewals at least: a server must not make a client send without a pause."""
+        """Return the minimum seconds between two renewals, so that no server can make a client send without a pause."""
         return min(MIN_RENEW_S, self.seconds * MIN_RENEW_SHARE)
 
     @property
@@ -93,13 +93,13 @@ class Lease:
         return self.acked + self._share(packets.T1, T1_SHARE, self.t2 - self.acked)
 
     def _share(self, code: int, share: float, most: float) -> float:
-        """T1 or T2 in seconds: the server's, unless it is 0 or beyond `most`; least_pause at least."""
+        """Return T1 or T2 in seconds: the server's value, unless it is 0 or above `most`; at least least_pause."""
         found = packets.number_of(self.options.get(code, b""), 4)
         return max(found, self.least_pause) if found and found < most else min(self.seconds * share, most)
 
 
 def read_lease(ack: packets.Message, server_mac: bytes, sent: float) -> Lease:
-    """The Lease of an ACK. Raises PacketError, with the reference's text where the netmask is missing."""
+    """Return the Lease of an ACK. Raises PacketError, with the reference's text if the netmask is missing."""
     mask = ack.options.get(packets.SUBNET_MASK, b"")
     if not mask:
         raise packets.PacketError("DHCP option Subnet Mask not found in DHCPACK")
@@ -117,10 +117,10 @@ def read_lease(ack: packets.Message, server_mac: bytes, sent: float) -> Lease:
 
 
 def result_of(lease: Lease, priority: int = 0) -> dict[str, Any]:
-    """The lease as a CNI result in the 1.1.0 shape.
+    """Return the lease as a CNI result in the 1.1.0 shape.
 
-    The gateway is the first router of option 3. Routes are those of option 121 alone, if the server sent it; else those
-    of option 33 and the default route. Each has the MTU of option 26.
+    The gateway is the first router of option 3. If the server sent option 121, the routes are only those of that
+    option; otherwise those of option 33 and the default route. Each has the MTU of option 26.
     """
     routers = packets.addresses_of(lease.options.get(packets.ROUTERS, b""))
     gateway = routers[0] if routers else None
@@ -129,7 +129,7 @@ def result_of(lease: Lease, priority: int = 0) -> dict[str, Any]:
 
 
 def changed_options(before: Lease, after: Lease) -> list[str]:
-    """The names of the options of result_of() that differ."""
+    """Return the names of the options of result_of() that differ."""
     return [name for name, code in dhcp_conf.OPTION_NAMES.items()
             if code in OF_RESULT and before.options.get(code) != after.options.get(code)]
 

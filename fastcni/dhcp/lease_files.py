@@ -1,8 +1,8 @@
-"""Leases on disk: one file each, so that they survive the daemon and the node.
+"""Keep leases on disk, one file each, so that they survive the daemon and the node's reboot.
 
-A file is a line with a version and a checksum, and the lease as JSON. It is written beside its place and renamed, so a
-killed daemon leaves a complete one. It is not synchronised: after a power cut no pod lives, and if a file is torn then,
-a pod that comes again may get another address.
+A file is a line with a version and a checksum, and the lease as JSON. The daemon writes a temporary file and renames
+it, so a killed daemon leaves a complete file. The file is not synced to disk: after a power cut no pod is left, and if
+a file is torn, its pod may get another address.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MAX_BYTES = 1 << 20
 
 
 class Damaged(Exception):
-    """The file is no lease; the text says why."""
+    """The file is not a valid lease; the text says why."""
 
 
 class Saved:
-    """A lease from its file. boot: the id of the boot in which it was written. ends: when it expires by the wall clock,
-    for leases of another boot, whose times are of that boot's CLOCK_BOOTTIME."""
+    """A lease from its file. boot: the id of the boot in which it was written. ends: when the lease expires by the wall
+    clock; for leases of another boot, because their other times are of that boot's CLOCK_BOOTTIME."""
 
     __slots__ = ("boot", "ends", "lease", "owner")
 
@@ -41,7 +41,7 @@ class Saved:
 
 
 class LeaseFiles:
-    """The folder of the leases, made if it is missing. Raises OSError."""
+    """The directory of the leases, created if it is missing. Raises OSError."""
 
     def __init__(self, folder: str = STATE_DIR, boot: str = "") -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class LeaseFiles:
         os.makedirs(folder, 0o700, exist_ok=True)
 
     def write(self, owner: Owner, lease: Lease, ends: float) -> None:
-        """ends: when the lease expires, by the wall clock. Raises OSError."""
+        """Write a lease. ends: when the lease expires, by the wall clock. Raises OSError."""
         path = self._path(owner.key)
         data = encode(owner, lease, self.boot, ends)
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -62,16 +62,16 @@ class LeaseFiles:
         os.rename(f"{path}.new", path)
 
     def remove(self, key: bytes) -> None:
-        """Raises OSError."""
+        """Remove a lease's file. Raises OSError."""
         try:
             os.unlink(self._path(key))
         except FileNotFoundError:
             return
 
     def read_all(self) -> Iterator[Saved | tuple[str, str]]:
-        """As read_folder(), and rename damaged files. Raises OSError."""
+        """Do read_folder(), and rename damaged files. Raises OSError."""
         for name in os.listdir(self.folder):
-            if name.endswith(".new"):   # of a daemon that was killed before it renamed it
+            if name.endswith(".new"):   # of a daemon that was killed before the rename
                 os.unlink(f"{self.folder}/{name}")
         for found in read_folder(self.folder):
             if isinstance(found, tuple):
@@ -92,7 +92,7 @@ def read_folder(folder: str) -> Iterator[Saved | tuple[str, str]]:
             with open(path, "rb") as file:
                 found = decode(file.read(MAX_BYTES))
         except FileNotFoundError:
-            continue                    # the daemon has just removed it
+            continue                    # the daemon has just removed the file
         except Damaged as e:
             yield path, str(e)
             continue
@@ -115,7 +115,7 @@ def encode(owner: Owner, lease: Lease, boot: str, ends: float) -> bytes:
 
 
 def decode(data: bytes) -> Saved:
-    """Raises Damaged."""
+    """Decode a lease's file. Raises Damaged."""
     head, _, body = data.partition(b"\n")
     if head != f"{MAGIC} {hashlib.sha256(body).hexdigest()}".encode():
         raise Damaged("the checksum is wrong" if head.startswith(MAGIC.encode()) else "it is of another version")

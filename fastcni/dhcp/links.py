@@ -1,6 +1,7 @@
-"""The pod's link, in the pod's network namespace: found, set up, listened on, given and deprived of an address.
+"""Use the pod's link in the pod's network namespace: find it, set it up, open its sockets, set and remove its address.
 
-No descriptor of a namespace is kept. A socket is, while an exchange lasts: it would keep a dead pod's namespace alive.
+The daemon keeps no descriptor of a namespace, and a socket only during an exchange, because both keep a deleted pod's
+namespace alive.
 """
 
 from __future__ import annotations
@@ -27,32 +28,33 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
 
 ETHERNET_BYTES = 6
-TICK_S = 0.01                   # of the clock of file times, at most (CONFIG_HZ=100)
+TICK_S = 0.01                   # the longest tick of the clock of file times (CONFIG_HZ=100)
 
 
 class NamespaceUnseen(OSError):
-    """At the path of the pod's namespace is none that this process sees."""
+    """This process sees no namespace at the path of the pod's namespace."""
 
 
 def presence_of(owner: Owner, since: float, root: str = "") -> str:
-    """Return ALIVE, GONE or UNKNOWN of the pod's namespace, see kernel/presence.py. since: when it was seen last."""
+    """Return the state of the pod's namespace, ALIVE, GONE or UNKNOWN, see kernel/presence.py. since: when it was last
+    seen."""
     path = root + owner.netns
     state, _ = presence.state_of(path, since)
     return presence.GONE if state == presence.ALIVE and inode_of(path) not in (0, owner.inode) else state
 
 
 def seen_now() -> float:
-    """The unix time as files have it: of the last tick of the clock."""
+    """Return the current unix time as in file times, that is, of the clock's last tick."""
     return time.time() - TICK_S
 
 
 def unix_time(boottime: float) -> float:
-    """The unix time of a time of CLOCK_BOOTTIME, as files have it."""
+    """Return the unix time, as in file times, of a time of CLOCK_BOOTTIME."""
     return seen_now() - time.clock_gettime(time.CLOCK_BOOTTIME) + boottime
 
 
 def inode_of(path: str) -> int:
-    """The number that identifies the network namespace at a path, 0 if this process sees none there."""
+    """Return the inode of the network namespace at a path, 0 if this process sees no namespace at that path."""
     try:
         found = os.stat(path)
         return found.st_ino if found.st_dev == os.stat(netns.OWN).st_dev else 0
@@ -62,10 +64,11 @@ def inode_of(path: str) -> int:
 
 @contextmanager
 def inside(owner: Owner, root: str, home: int) -> Iterator[None]:
-    """Run the body in the pod's namespace. root: the prefix of its path; home: a descriptor of the daemon's namespace.
+    """Run the body in the pod's namespace. root: the prefix of the namespace's path; home: a descriptor of the daemon's
+    namespace.
 
-    Raises LinkGone if the path is another namespace now; NamespaceUnseen if this process sees none there, which does
-    not mean that the pod is gone: see presence_of(); OSError, netns.Lost.
+    Raises LinkGone if the path is now another namespace. Raises NamespaceUnseen if this process sees no namespace at
+    the path; the pod may still exist, see presence_of(). Raises OSError, netns.Lost.
     """
     try:
         fd = netns.open_path(root + owner.netns)
@@ -81,7 +84,8 @@ def inside(owner: Owner, root: str, home: int) -> Iterator[None]:
 
 
 def find_link(sock: wire.Socket, ifname: str, mac: bytes = b"") -> Link:
-    """The pod's link; with `mac`, only if it has this MAC. Raises LinkGone, also for a link that is not Ethernet's."""
+    """Return the pod's link; with `mac`, only if it has this MAC. Raises LinkGone, also for a link that is not
+    Ethernet."""
     link = find.link(sock, ifname)
     if link is None or (mac and link.address != mac):
         raise LinkGone(f'error looking up "{ifname}": Link not found')
@@ -91,7 +95,7 @@ def find_link(sock: wire.Socket, ifname: str, mac: bytes = b"") -> Link:
 
 
 def look_up(owner: Owner, root: str, home: int, mac: bytes = b"") -> Link:
-    """The pod's link, which is set up if it is down. Raises as inside() and find_link()."""
+    """Return the pod's link, and set it up if it is down. Raises the errors of inside() and find_link()."""
     with inside(owner, root, home):
         return usable_link(owner.ifname, mac)
 
@@ -105,15 +109,15 @@ def usable_link(ifname: str, mac: bytes = b"") -> Link:
 
 
 def has_address(link: Link, packed: bytes) -> bool:
-    """Whether a link of this namespace has an IPv4 address. bind(2) does not tell: it accepts every address where the
-    kernel knows none, and by the sysctl ip_nonlocal_bind. Raises OSError."""
+    """Return whether a link of this namespace has an IPv4 address. bind(2) cannot be used to check: it accepts any
+    address if the namespace has none, or if the sysctl ip_nonlocal_bind is set. Raises OSError."""
     with closing(wire.open_socket()) as sock:
         return any(found.packed == packed for found in find.addresses(sock, link.index, (uapi.AF_INET,)))
 
 
 def listen(owner: Owner, root: str, home: int, xid: int, lease: Lease | None = None) -> tuple[socket, Link, bool]:
-    """(a packet socket for the answers to this transaction, the link, whether that has the lease's address). Raises as
-    look_up()."""
+    """Return (a packet socket for the answers to this transaction, the link, whether the link has the lease's address).
+    Raises the errors of look_up()."""
     with inside(owner, root, home):
         link = usable_link(owner.ifname)
         configured = lease is not None and has_address(link, lease.address)
@@ -121,16 +125,17 @@ def listen(owner: Owner, root: str, home: int, xid: int, lease: Lease | None = N
 
 
 def listen_arp(owner: Owner, root: str, home: int) -> socket:
-    """Raises as inside()."""
+    """Open a socket for ARP. Raises the errors of inside()."""
     with inside(owner, root, home):
         return packet_sockets.open_arp(owner.ifname)        # type: ignore[return-value]
 
 
 def listen_from_address(owner: Owner, root: str, home: int, mac: bytes, xid: int,
                         lease: Lease) -> tuple[socket, socket]:
-    """(a packet socket for the answers, a UDP socket at the address of the lease to send by). A server answers to the
-    address, but it broadcasts a NAK, which the UDP socket does not receive. That is there so that the kernel sends the
-    server no "port unreachable". Raises as look_up(); OSError if the link does not have the address."""
+    """Return (a packet socket for the answers, a UDP socket at the lease's address to send from). Answers arrive at the
+    packet socket, because a server broadcasts a NAK, which the UDP socket would not receive. The UDP socket also keeps
+    the kernel from answering the server with "port unreachable". Raises the errors of look_up(); OSError if the link
+    does not have the address."""
     with inside(owner, root, home):
         if not has_address(usable_link(owner.ifname, mac), lease.address):
             raise OSError(EADDRNOTAVAIL, os.strerror(EADDRNOTAVAIL))
@@ -143,7 +148,8 @@ def listen_from_address(owner: Owner, root: str, home: int, mac: bytes, xid: int
 
 
 def assign(owner: Owner, root: str, home: int, lease: Lease, result: dict[str, Any]) -> None:
-    """Give the link the address and the routes of a result. What it has already is fine. Raises as look_up()."""
+    """Give the link the address and the routes of a result. Existing ones are no error. Raises the errors of
+    look_up()."""
     with inside(owner, root, home), closing(wire.open_socket()) as sock:
         link = find_link(sock, owner.ifname, lease.mac)
         batch = rtnl.new_address(Batch(), link.index, lease.address, lease.prefix,
@@ -156,7 +162,7 @@ def assign(owner: Owner, root: str, home: int, lease: Lease, result: dict[str, A
 
 
 def unassign(owner: Owner, root: str, home: int, lease: Lease) -> None:
-    """Take the address from the link; the kernel takes the routes by it. Raises as inside()."""
+    """Remove the address from the link; the kernel removes its routes. Raises the errors of inside()."""
     with inside(owner, root, home), closing(wire.open_socket()) as sock:
         link = find_link(sock, owner.ifname, lease.mac)
         batch = rtnl.del_address(Batch(), link.index, lease.address, lease.prefix, what="delete the address")
@@ -164,7 +170,7 @@ def unassign(owner: Owner, root: str, home: int, lease: Lease) -> None:
 
 
 def raise_first(batch: Batch, sock: wire.Socket, *fine: int) -> None:
-    """Send the batch. Raises the first refusal whose errno is not one of `fine`."""
+    """Send the batch. Raises the first error whose errno is not in `fine`."""
     for refused in wire.attempt(sock, batch)[1]:
         if refused.errno not in fine:
             raise refused

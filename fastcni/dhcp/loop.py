@@ -1,4 +1,4 @@
-"""The loop of the one thread: descriptors by epoll, and timers in a heap."""
+"""Run the daemon's event loop: descriptors by epoll, and timers in a heap."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
     class Timed(Protocol):
-        """Something with a time. `timer` is changed by Loop.schedule() alone."""
+        """An object with a timer. Only Loop.schedule() changes `timer`."""
 
         timer: float
 
         def due(self) -> None: ...
 
-MAX_WAIT_S = 30.0               # epoll's clock stands still while the node is suspended, and CLOCK_BOOTTIME does not
+MAX_WAIT_S = 30.0               # epoll's clock stops while the node is suspended, CLOCK_BOOTTIME does not
 
 
 class Loop:
-    """add(fd, call) calls call() while the descriptor is readable; schedule(item, when) calls item.due() then."""
+    """The event loop. add(fd, call) calls call() while the descriptor is readable; schedule(item, when) calls
+    item.due() at that time."""
 
     def __init__(self, log: Logger) -> None:
         self.log = log
@@ -42,7 +43,7 @@ class Loop:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def add(self, fd: int, call: Callable[[], object], write: bool = False) -> None:
-        """Call it when the descriptor is readable, or with `write` when it is writable. Raises OSError."""
+        """Call call() when the descriptor is readable, or with `write` when it is writable. Raises OSError."""
         events = select.EPOLLOUT if write else select.EPOLLIN
         if fd in self.calls:
             self.epoll.modify(fd, events)
@@ -51,24 +52,24 @@ class Loop:
         self.calls[fd] = call
 
     def remove(self, fd: int) -> None:
-        """Call it before the descriptor is closed."""
+        """Remove a descriptor from the loop. Call remove() before the descriptor is closed."""
         if self.calls.pop(fd, None):
             self.epoll.unregister(fd)
 
     def schedule(self, item: Timed, when: float) -> None:
-        """Call item.due() at that time of now(), instead of at an earlier scheduled one; inf: never."""
+        """Call item.due() at the time `when` of now(), which replaces an earlier schedule; inf: never."""
         item.timer = when
         if when != float("inf"):
             self.count += 1
             heapq.heappush(self.heap, (when, self.count, item))
 
     def run(self) -> None:
-        """Run until stop(). An exception of a call is logged: it must not end the renewals of the others."""
+        """Run until stop(). An exception of a call is logged, so that it does not end the renewals of other leases."""
         while not self.ended:
             self.step()
 
     def step(self, most_s: float = MAX_WAIT_S) -> None:
-        """Wait for what is next, at most that long, and do it."""
+        """Wait for the next event or timer, at most most_s, and handle it."""
         wait = min(most_s, max(0.0, self.heap[0][0] - self.now())) if self.heap else most_s
         for fd, _ in self.epoll.poll(wait + 0.001 if wait else 0):
             call = self.calls.get(fd)

@@ -1,4 +1,4 @@
-"""The socket that plugins call, and its methods; kit/dhcp/rpc.py describes the messages."""
+"""Serve the socket that plugins call, and its methods; kit/dhcp/rpc.py describes the messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GREETING = b"CONNECT /_goRPC_ HTTP/1."
 
 
 class Service:
-    """Accepts connections on a listening, non-blocking unix stream socket until close()."""
+    """The listening, non-blocking unix stream socket. Accepts connections until close()."""
 
     def __init__(self, engine: Engine, sock: socket.socket) -> None:
         self.engine, self.loop, self.sock = engine, engine.loop, sock
@@ -38,7 +38,7 @@ class Service:
                 self.connections.add(Connection(self, conn))
         except BlockingIOError:
             return
-        except OSError as e:            # no free descriptor: the connection waits for a later one
+        except OSError as e:            # no free descriptor: the connection waits in the backlog
             self.engine.log.error("accept_failed", why=str(e))
             self.loop.remove(self.sock.fileno())
             self.loop.schedule(Later(lambda: self.loop.add(self.sock.fileno(), self._accept)), self.loop.now() + 1.0)
@@ -57,14 +57,14 @@ class Later:
 
 
 class Connection:
-    """One plugin. It greets, calls, and closes the connection after the answer."""
+    """The connection of a plugin. The plugin greets, calls, and closes the connection after the answer."""
 
     def __init__(self, service: Service, sock: socket.socket) -> None:
         self.service, self.engine, self.loop, self.sock = service, service.engine, service.loop, sock
         self.greeting, self.greeted = b"", False
         self.decoder, self.encoder = gob.Decoder(), gob.Encoder()
         self.header: dict[str, Any] | None = None
-        self.waiter: Waiter | None = None         # what answers an open ALLOCATE
+        self.waiter: Waiter | None = None         # the function that answers an open ALLOCATE
         self.unsent = b""
         self.loop.add(sock.fileno(), self._read)
 
@@ -150,7 +150,7 @@ class Connection:
         self._send(rpc.answer(self.encoder, header, result, error))
 
     def _send(self, data: bytes = b"") -> None:
-        """Send; what the plugin does not take at once goes out when it reads."""
+        """Send data. Bytes that do not fit the socket are sent when the plugin reads."""
         self.unsent += data
         try:
             sent = self.sock.send(self.unsent)
@@ -164,7 +164,7 @@ class Connection:
 
 
 def arguments(args: dict[str, Any]) -> tuple[str, str, Any]:
-    """(container id, ifname, the configuration as a Section) of a call. Raises CniError."""
+    """Return (container id, ifname, the configuration as a Section) of a call. Raises CniError."""
     return args.get("ContainerID", ""), args.get("IfName", ""), read_conf(args.get("StdinData", b""))
 
 
@@ -174,14 +174,14 @@ def key_of(args: dict[str, Any]) -> bytes:
 
 
 def attachments_of(args: dict[str, Any]) -> tuple[str, set[tuple[str, str]]]:
-    """(network, {(container id, ifname)} of its valid attachments) for COLLECT. Raises CniError."""
+    """Return (network, {(container id, ifname)} of its valid attachments) for COLLECT. Raises CniError."""
     _, _, conf = arguments(args)
     valid = conf.sections("cni.dev/valid-attachments")
     return conf.text("name"), {(one.text("containerID"), one.text("ifname")) for one in valid}
 
 
 def owner_of(args: dict[str, Any], root: str) -> Owner:
-    """Raises CniError."""
+    """Return the Owner of a call. Raises CniError."""
     container_id, ifname, conf = arguments(args)
     keys, path = dhcp_conf.read_keys(conf), args.get("Netns", "")
     inode = links.inode_of(root + path) if path.startswith("/") else 0
