@@ -5,14 +5,13 @@ Code that only some pods or commands need is imported where it is used: an impor
 
 from __future__ import annotations
 
-from fastcni.kit.bridge import bridges, gateways, vlans
+from fastcni.kit.bridge import bridges, gateways
 from fastcni.kit.bridge import conf as bridge_conf
 from fastcni.kit.call import ipam
-from fastcni.kit.call.conf import ENDINGS, check_families, read_once, read_requested_mac
+from fastcni.kit.call.conf import ENDINGS, read_once, read_requested_mac
 from fastcni.kit.call.pod import Pod, interface
-from fastcni.kit.call.undo import every
-from fastcni.kit.firewall import backends
-from fastcni.kit.links import announced, configure, find, remove
+from fastcni.kit.call.undo import every, steps_of
+from fastcni.kit.links import configure, find, remove
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from fastcni.kit.bridge.conf import Conf
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.firewall.contract import Spoofcheck
 
 CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
@@ -34,50 +32,26 @@ def read(req: Request) -> Conf:
     return conf
 
 
-def source_checks(conf: Conf) -> list[Spoofcheck]:
-    """Return the modules that check the source of the frames and packets from the pod's port."""
-    asked = {"mac": conf.mac_check, "ip": conf.ip_check}
-    return [backends.load("spoofcheck", name) for name, wanted in asked.items() if wanted]
-
-
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
-    pod = Pod(req)
-    bridge = bridges.ensure(req.mode, conf, undo)
-    mac, result = read_requested_mac(req), {}
-    if conf.unflooded:              # the MAC is made of the address
-        from fastcni.kit.bridge import unflooded
-
-        unflooded.refuse_second(pod, req.ifname)
-        result = add_addresses(req, conf, undo)
-        mac = mac or unflooded.mac_of(result)
-    host, inside = bridges.add_port(req, pod, bridge, conf, mac, undo)
-    vlans.set_port(req, bridge, host, conf.vlans)
-    if conf.layer3 and not conf.unflooded:
-        result = add_addresses(req, conf, undo)
-    if conf.mac_check:
-        bridges.learn_from_checked_frames(req.mode, bridge)
-    for source_check in source_checks(conf):
-        source_check.add(req, host, inside, result, undo)       # before the pod can send anything
+    port = bridges.Port(Pod(req), bridges.ensure(req.mode, conf, undo), read_requested_mac(req))
+    for prepare, *args in steps_of(conf.options.up, "prepare", req, conf, port, undo):
+        prepare(*args)
+    bridges.add_port(req, conf, port, undo)
+    for option in conf.options.port:
+        option.add(req, conf, port, undo)
+    if conf.layer3 and not port.result:
+        gateways.add_addresses(req, conf, port, undo)
+    for option in conf.options.down:
+        option.add(req, conf, port, undo)
     if not conf.leave_down:
-        configure.pod_link(pod, inside, result, ipv6=conf.ipv6, dad=detection(conf, result), arp_notify=conf.layer3)
-    vlan_interface = None
-    if conf.layer3:
-        if conf.is_gateway:
-            if conf.vlans.vlan:
-                vlan_interface = vlans.ensure_interface(req.mode, bridge, conf.vlans, undo)
-            gateways.add(req.mode, bridge, vlan_interface, result, conf, undo)
-        conf.masquerade.add(req, result, undo)
-    bridge = find.host_link(req.mode, conf.name) or bridge      # the MAC of an adopted one may follow its ports
-    result["interfaces"] = [interface(bridge), interface(host), interface(inside, req.netns)]
-    if vlan_interface:
-        result["interfaces"].append(interface(vlan_interface))
-    if conf.dns is not None:
-        result["dns"] = conf.dns
-    req.mode.keep_pair(req, host, result)
+        configure.pod_link(port.pod, port.inside, port.result, ipv6=conf.ipv6, dad=detection(conf, port.result),
+                           arp_notify=conf.layer3)
+    for option in conf.options.up:
+        option.add(req, conf, port, undo)
+    result = complete(req, conf, port)
+    req.mode.keep_pair(req, port.host, result)
     if not conf.leave_down:         # last: meanwhile the kernel works at it on another processor
-        announced.port_up(pod.host, host.index, bridge.index)
-    if conf.unflooded:
-        unflooded.add(req, bridge, host, inside.address, result, conf.isolated, undo)
+        port.wait_until_up()
     return result
 
 
@@ -90,38 +64,30 @@ def detection(conf: Conf, result: dict[str, Any]) -> bool | None:
     return conf.enable_dad
 
 
-def add_addresses(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
-    """Return what IPAM gives, with what isGateway and isDefaultGateway add."""
-    result = ipam.add_addresses(req, undo, interface=2)
-    check_families(conf.ipv6, result)
-    gateways.complete(result, conf)
-    return result
+def complete(req: Request, conf: Conf, port: bridges.Port) -> dict[str, Any]:
+    """Return the result with its links and the configuration's dns."""
+    bridge = find.host_link(req.mode, conf.name) or port.bridge     # the MAC of an adopted one may follow its ports
+    port.result["interfaces"] = [interface(bridge), interface(port.host), interface(port.inside, req.netns)]
+    if port.vlan_interface:
+        port.result["interfaces"].append(interface(port.vlan_interface))
+    if conf.dns is not None:
+        port.result["dns"] = conf.dns
+    return port.result
 
 
 def delete(req: Request, conf: Conf) -> None:
     # The link first: its address must not be given to another pod while the link still has it.
     steps = ipam.prepare_delete(req) if conf.layer3 else []
-    found, given = remove.pod_link(req, list_addresses=conf.masquerade.wanted or conf.unflooded)
-    if conf.unflooded:
-        from fastcni.kit.bridge import unflooded
-
-        steps.insert(0, (unflooded.delete, req, conf.name, [*found, *given, *unflooded.previous_ips(req)]))
-    if conf.layer3:
-        steps.append((conf.masquerade.delete, req, found, given))
-    every(*steps, *((source_check.delete, req) for source_check in source_checks(conf)))
+    options = conf.options.all()
+    found, given = remove.pod_link(req, list_addresses=bool(options))
+    every(*steps_of(reversed(options), "delete", req, conf, found, given), *steps)
 
 
 def restore(req: Request, conf: Conf) -> None:
     """Restore what is missing in the host's firewall and, with disableFlooding, on the bridge."""
     from fastcni.kit.links import checks
 
-    previous = checks.prev_result(req)
-    steps: list[Any] = [(conf.masquerade.restore, req, previous)] if conf.layer3 else []
-    if conf.unflooded:
-        from fastcni.kit.bridge import unflooded
-
-        steps.append((unflooded.restore, req, conf.name, previous, conf.isolated))
-    every(*steps, *((source_check.restore, req) for source_check in source_checks(conf)))
+    every(*steps_of(conf.options.all(), "restore", req, conf, checks.prev_result(req)))
 
 
 def check(req: Request, conf: Conf) -> None:
@@ -130,27 +96,14 @@ def check(req: Request, conf: Conf) -> None:
 
     if conf.layer3:
         ipam.check(req)
-    previous = checks.prev_result(req)
-    pod = Pod(req)
-    bridge = bridge_checks.bridge(pod, conf, previous)
-    inside = checks.veth_in_pod(req, pod, previous)
-    host = bridge_checks.port(pod, conf, previous, bridge, inside)
-    checks.addresses_and_routes(pod, inside, previous)
-    if conf.unflooded:
-        from fastcni.kit.bridge import unflooded
-
-        unflooded.check(req, bridge, host, inside, previous)
-    for source_check in source_checks(conf):
-        source_check.check(req, host, inside, previous)
+    port = bridge_checks.port(req, conf, checks.prev_result(req))
+    for look, *args in steps_of(conf.options.all(), "check", req, conf, port):
+        look(*args)
 
 
 def gc(req: Request, conf: Conf) -> None:
-    steps: list[Any] = [(ipam.gc, req), (conf.masquerade.gc, req)] if conf.layer3 else []
-    if conf.unflooded:
-        from fastcni.kit.bridge import unflooded
-
-        steps.append((unflooded.gc, req, conf.name))
-    every(*steps, *((source_check.gc, req) for source_check in source_checks(conf)))
+    steps = [(ipam.gc, req)] if conf.layer3 else []
+    every(*steps, *steps_of(conf.options.all(), "gc", req, conf))
 
 
 def status(req: Request, conf: Conf) -> None:

@@ -13,9 +13,9 @@ from fastcni.kit.call.conf import (
     read_own_dns,
     read_requested_mac,
 )
-from fastcni.kit.call.pod import Pod, interface
-from fastcni.kit.call.undo import every
-from fastcni.kit.firewall.masquerade.keys import Masquerade
+from fastcni.kit.call.pod import Pod, PodLink, interface
+from fastcni.kit.call.undo import every, steps_of
+from fastcni.kit.firewall.masquerade import keys as masquerade
 from fastcni.kit.links import find, remove, routed, veth
 from fastcni.kit.sysctls import forwarding
 from fastcni.spec import errors
@@ -25,6 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from fastcni.kit.call.option import Option
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.spec.config import Section
@@ -33,16 +34,17 @@ CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf:
-    """The keys of one network. For DEL and GC only masquerade and datapath are set."""
+    """The keys of one network. For DEL and GC only masquerade, datapath and options are set."""
 
-    __slots__ = ("mtu", "masquerade", "dns", "ipv6", "enable_dad", "datapath")
+    __slots__ = ("mtu", "masquerade", "dns", "ipv6", "enable_dad", "datapath", "options")
 
     mtu: int                    # 0: the kernel's default
-    masquerade: Masquerade
+    masquerade: masquerade.Masquerade
     dns: dict[str, Any] | None  # the result's dns; None: IPAM's dns
     ipv6: bool                  # the pod's link has IPv6
     enable_dad: bool
     datapath: str               # see read_datapath()
+    options: list[Option[Conf, PodLink]]        # for which the network asks, in the order of ADD
 
 
 def read(req: Request) -> Conf:
@@ -56,8 +58,7 @@ def read(req: Request) -> Conf:
 def read_ending(keys: Section) -> Conf:
     """Return the Conf of DEL and GC."""
     conf = Conf()
-    conf.masquerade = Masquerade(keys, ending=True)
-    conf.datapath = read_datapath(keys)
+    read_options(keys, conf, ending=True)
     return conf
 
 
@@ -65,12 +66,21 @@ def read_keys(keys: Section) -> Conf:
     conf = Conf()
     ipam.read_type(keys)
     conf.mtu = read_mtu(keys)
-    conf.masquerade = Masquerade(keys)
     conf.dns = read_own_dns(keys)
     conf.ipv6 = read_ipv6(keys)
     conf.enable_dad = keys.flag("enabledad")
-    conf.datapath = read_datapath(keys)
+    read_options(keys, conf)
     return conf
+
+
+def read_options(keys: Section, conf: Conf, *, ending: bool = False) -> None:
+    conf.masquerade = masquerade.Masquerade(keys, ending=ending)
+    conf.datapath = read_datapath(keys)
+    conf.options = [masquerade] if conf.masquerade.wanted else []
+    if conf.datapath:
+        from fastcni.kit.datapath import redirect
+
+        conf.options.append(redirect)
 
 
 def requested_mac(req: Request) -> bytes | None:
@@ -85,16 +95,15 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
                            "ptp routes everything through the host end; ipam has to name a gateway")
     check_families(conf.ipv6, result)
     forwarding.enable(req.mode, result)
-    pod = Pod(req)
-    host, inside = veth.add(req, pod, undo, mtu=conf.mtu, mac=requested_mac(req), ipv6=conf.ipv6)
-    routed.configure_host(pod, host, result, dad=conf.enable_dad)
-    routed.configure_pod(pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad)
+    link = PodLink(Pod(req))
+    host, inside = link.host, link.inside = veth.add(req, link.pod, undo, mtu=conf.mtu, mac=requested_mac(req),
+                                                     ipv6=conf.ipv6)
+    link.result = result
+    routed.configure_host(link.pod, host, result, dad=conf.enable_dad)
+    routed.configure_pod(link.pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad)
+    for option in conf.options:
+        option.add(req, conf, link, undo)
     result["interfaces"] = [interface(host), interface(inside, req.netns)]
-    conf.masquerade.add(req, result, undo)
-    if conf.datapath:
-        from fastcni.kit.datapath import redirect
-
-        redirect.join(req, conf.datapath, pod.host, host, inside, result, undo)
     if conf.dns is not None:
         result["dns"] = conf.dns
     req.mode.keep_pair(req, host, result)
@@ -104,45 +113,35 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 def delete(req: Request, conf: Conf) -> None:
     # Delete the link first: another pod must not get the address while this link has it.
     steps = ipam.prepare_delete(req)
-    found, given = remove.pod_link(req, list_addresses=conf.masquerade.wanted or bool(conf.datapath))
-    every(*steps, (leave_datapath, req, conf, found), (conf.masquerade.delete, req, found, given))
-
-
-def leave_datapath(req: Request, conf: Conf, addresses: list[bytes]) -> None:
-    """Delete a deleted pod's addresses from the datapath; if `addresses` is empty, those of all pods that no longer
-    exist."""
-    if conf.datapath:
-        from fastcni.kit.datapath import redirect
-
-        redirect.forget(req.mode.route, addresses)
+    found, given = remove.pod_link(req, list_addresses=bool(conf.options))
+    every(*steps_of(reversed(conf.options), "delete", req, conf, found, given), *steps)
 
 
 def restore(req: Request, conf: Conf) -> None:
     """Restore missing rules and elements in the host's firewall."""
     from fastcni.kit.links import checks
 
-    conf.masquerade.restore(req, checks.prev_result(req))
+    every(*steps_of(conf.options, "restore", req, conf, checks.prev_result(req)))
 
 
 def check(req: Request, conf: Conf) -> None:
     from fastcni.kit.links import checks
 
     ipam.check(req)
-    previous = checks.prev_result(req, "ptp: Required prevResult missing")
-    pod = Pod(req)
-    link = checks.veth_in_pod(req, pod, previous)
-    host = find.link(pod.host, index=link.peer)
-    if host is None or host.peer != link.index:
-        raise checks.wrong(f"ptp: host end of {link.name} was not found")
-    checks.addresses_and_routes(pod, link, previous)
-    if conf.datapath:
-        from fastcni.kit.datapath import redirect
-
-        redirect.check(pod.host, host, previous)
+    link = PodLink(Pod(req))
+    link.result = checks.prev_result(req, "ptp: Required prevResult missing")
+    inside = link.inside = checks.veth_in_pod(req, link.pod, link.result)
+    host = find.link(link.pod.host, index=inside.peer)
+    if host is None or host.peer != inside.index:
+        raise checks.wrong(f"ptp: host end of {inside.name} was not found")
+    link.host = host
+    checks.addresses_and_routes(link.pod, inside, link.result)
+    for look, *args in steps_of(conf.options, "check", req, conf, link):
+        look(*args)
 
 
 def gc(req: Request, conf: Conf) -> None:
-    every((ipam.gc, req), (conf.masquerade.gc, req), (leave_datapath, req, conf, []))
+    every((ipam.gc, req), *steps_of(conf.options, "gc", req, conf))
 
 
 def status(req: Request, conf: Conf) -> None:

@@ -6,7 +6,8 @@ from errno import EEXIST, EOPNOTSUPP, EXFULL
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit.links import change, find, veth
+from fastcni.kit.call.pod import PodLink
+from fastcni.kit.links import announced, change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -23,6 +24,27 @@ if TYPE_CHECKING:
 MAX_PORTS = 1023                # net/bridge/br_private.h: BR_PORT_BITS 10, and no port has number 0
 
 
+class Port(PodLink):
+    """The pod's veth pair, of which the host end is a port of `bridge`.
+
+    mac             the MAC that the pod is to have, None: a random one
+    vlan_interface  the host's interface in the pod's VLAN, if the gateway's addresses are on it
+    """
+
+    __slots__ = ("bridge", "mac", "vlan_interface", "is_up")
+
+    def __init__(self, pod: Pod, bridge: Link, mac: bytes | None = None) -> None:
+        super().__init__(pod)
+        self.bridge, self.mac, self.is_up = bridge, mac, False
+        self.vlan_interface: Link | None = None
+
+    def wait_until_up(self) -> None:
+        """Wait until the bridge forwards to the port. Raises CniError, see announced.port_up()."""
+        if not self.is_up:
+            announced.port_up(self.pod.host, self.host.index, self.bridge.index)
+            self.is_up = True
+
+
 def ensure(mode: Mode, conf: Conf, undo: Undo) -> Link:
     """Return the bridge, up. A missing one is made; a present one keeps its MAC, its MTU and its VLAN filtering.
 
@@ -34,6 +56,8 @@ def ensure(mode: Mode, conf: Conf, undo: Undo) -> Link:
         raise CniError(errors.TRY_AGAIN_LATER, f'bridge "{conf.name}" was deleted while the pod was added')
     check_kind(bridge, errors.INTERNAL, f'failed to create bridge "{conf.name}": ')
     refuse_router_advertisements(mode, bridge)
+    if conf.mac_check:
+        learn_from_checked_frames(mode, bridge)
     promisc = conf.promisc and not promiscuous(bridge)
     if promisc or not bridge.up:
         undo(restore_unused, sock, bridge)
@@ -102,26 +126,24 @@ def delete_unused(sock: Socket, name: str) -> None:
         change.delete_by_name(sock, name)
 
 
-def add_port(req: Request, pod: Pod, bridge: Link, conf: Conf, mac: bytes | None, undo: Undo) -> tuple[Link, Link]:
-    """Make the pod's veth pair with its host end on the bridge, and return (host, inside). mac: the pod's, None for a
-    random one.
+def add_port(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
+    """Make the pod's veth pair, with its host end on the bridge.
 
     With disableFlooding the host end has no IPv6: its MLD, and the kernel's routes to its link-local address, take
     longer the more ports there are. Raises CniError 11 if the bridge is full (1,023 ports), and whatever veth.add()
     raises.
     """
     try:
-        host, inside = veth.add(req, pod, undo, mtu=conf.mtu, master=bridge.index, mac=mac,
-                                ipv6=conf.ipv6 and not conf.unflooded)
+        port.host, port.inside = veth.add(req, port.pod, undo, mtu=conf.mtu, master=port.bridge.index, mac=port.mac,
+                                          ipv6=conf.ipv6 and not conf.unflooded)
     except wire.NetlinkError as e:
         if e.errno != EXFULL:
             raise
-        raise full(bridge.name) from e
+        raise full(port.bridge.name) from e
     if conf.hairpin or conf.isolated:           # a new port has neither flag
-        what = f'failed to set bridge port flags of "{host.name}"'
+        what = f'failed to set bridge port flags of "{port.host.name}"'
         flags = {uapi.IFLA_BRPORT_MODE: conf.hairpin, uapi.IFLA_BRPORT_ISOLATED: conf.isolated}
-        wire.exchange(pod.host, rtnl.set_bridge_port(Batch(), host.name, flags, what=what))
-    return host, inside
+        wire.exchange(port.pod.host, rtnl.set_bridge_port(Batch(), port.host.name, flags, what=what))
 
 
 def full(name: str) -> CniError:

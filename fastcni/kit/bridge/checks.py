@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fastcni.kit.bridge.bridges import promiscuous
+from fastcni.kit.bridge.bridges import Port, promiscuous
+from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import checks, find
 
 TYPE_CHECKING = False
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.bridge.conf import Conf
-    from fastcni.kit.call.pod import Pod
+    from fastcni.kit.call.request import Request
 
 
 def bridge(pod: Pod, conf: Conf, previous: dict[str, Any]) -> Link:
@@ -31,12 +32,22 @@ def bridge(pod: Pod, conf: Conf, previous: dict[str, Any]) -> Link:
     return found
 
 
-def port(pod: Pod, conf: Conf, previous: dict[str, Any], bridge: Link, inside: Link) -> Link:
-    """Return the host end of the pod's link `inside`. Raises CniError if it is not the pod's port on the bridge, or
-    its flags are not the configured ones."""
-    host = find.link(pod.host, index=inside.peer)
-    named = {item["name"] for item in previous.get("interfaces", ())}
-    if host is None or host.peer != inside.index or host.master != bridge.index or host.name not in named:
+def port(req: Request, conf: Conf, previous: dict[str, Any]) -> Port:
+    """Return the pod's port. Raises CniError if the bridge, the pod's link or the port is not as ADD made it."""
+    pod = Pod(req)
+    found = Port(pod, bridge(pod, conf, previous))
+    found.result, found.inside = previous, checks.veth_in_pod(req, pod, previous)
+    found.host = host_end(found, conf)
+    checks.addresses_and_routes(pod, found.inside, previous)
+    return found
+
+
+def host_end(port: Port, conf: Conf) -> Link:
+    """Return the host end of the pod's link. Raises CniError if it is not the pod's port on the bridge, or its flags
+    are not the configured ones."""
+    inside, host = port.inside, find.link(port.pod.host, index=port.inside.peer)
+    named = {item["name"] for item in port.result.get("interfaces", ())}
+    if host is None or host.peer != inside.index or host.master != port.bridge.index or host.name not in named:
         raise checks.wrong(f"CNI veth created for bridge {conf.name} was not found")
     if (host.hairpin, host.isolated) != (conf.hairpin, conf.isolated):
         raise checks.wrong(f"Bridge port {host.name} has hairpin {host.hairpin} and isolated {host.isolated}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcni.kit.bridge import vlans
+from fastcni.kit.bridge import options, vlans
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import read_ipv6, read_mtu, read_own_dns
 from fastcni.kit.firewall.masquerade.keys import Masquerade
@@ -24,7 +24,7 @@ class Conf:
 
     __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
                  "vlans", "enable_dad", "leave_down", "masquerade", "mac_check", "ip_check", "dns", "layer3", "ipv6",
-                 "unflooded")
+                 "unflooded", "options")
 
     name: str                   # the key `bridge`
     is_gateway: bool
@@ -44,6 +44,7 @@ class Conf:
     layer3: bool                # whether the network has IPAM
     ipv6: bool                  # whether the pod's link has IPv6
     unflooded: bool             # disableFlooding, of the pod's port
+    options: options.Options
 
 
 def read(keys: Section) -> Conf:
@@ -71,6 +72,7 @@ def read(keys: Section) -> Conf:
     check_combinations(conf)
     if conf.unflooded:
         check_unflooded(keys, conf)
+    conf.options = options.of(conf)
     return conf
 
 
@@ -83,6 +85,7 @@ def read_ending(keys: Section) -> Conf:
     conf.masquerade = Masquerade(keys, ending=True)
     read_source_checks(keys, conf)
     conf.layer3 = bool(ipam.read_type(keys))
+    conf.options = options.of(conf, ending=True)
     return conf
 
 

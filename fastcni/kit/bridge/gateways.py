@@ -6,6 +6,9 @@ from errno import EADDRNOTAVAIL, EEXIST, ENODEV
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kit.bridge import vlans
+from fastcni.kit.call import ipam
+from fastcni.kit.call.conf import check_families
 from fastcni.kit.links import find
 from fastcni.kit.links.configure import broadcast
 from fastcni.kit.sysctls import forwarding
@@ -20,13 +23,22 @@ if TYPE_CHECKING:
 
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.bridge.bridges import Port
     from fastcni.kit.bridge.conf import Conf
     from fastcni.kit.call.mode import Mode
+    from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
     Network = tuple[bytes, int]         # (packed address, prefix length)
 
 DEFAULT_ROUTES = {4: "0.0.0.0/0", 16: "::/0"}
+
+
+def add_addresses(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
+    """Make what IPAM gives the result, with what isGateway and isDefaultGateway add. Raises CniError."""
+    port.result = ipam.add_addresses(req, undo, interface=2)
+    check_families(conf.ipv6, port.result)
+    complete(port.result, conf)
 
 
 def complete(result: dict[str, Any], conf: Conf) -> None:
@@ -43,12 +55,15 @@ def complete(result: dict[str, Any], conf: Conf) -> None:
             result.setdefault("routes", []).append({"dst": DEFAULT_ROUTES[len(packed)], "gw": ip["gateway"]})
 
 
-def add(mode: Mode, bridge: Link, vlan_interface: Link | None, result: dict[str, Any], conf: Conf, undo: Undo) -> None:
-    """Make the gateways of `result` addresses of the bridge, or of its interface in the pod's VLAN, and let the host
+def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
+    """Make the gateways of the result addresses of the bridge, or of its interface in the pod's VLAN, and let the host
     forward. Raises CniError."""
+    mode, result = req.mode, link.result
+    if conf.vlans.vlan:
+        link.vlan_interface = vlans.ensure_interface(mode, link.bridge, conf.vlans, undo)
     gateways = dict.fromkeys((addresses.read_ip(ip["gateway"]), addresses.read_cidr(ip["address"])[1])
                              for ip in result["ips"])           # several addresses may share one
-    ensure_addresses(mode, bridge, vlan_interface, gateways, conf, undo)
+    ensure_addresses(mode, link.bridge, link.vlan_interface, gateways, conf, undo)
     try:
         forwarding.enable(mode, result)
     except CniError as e:

@@ -22,6 +22,7 @@ from errno import ENOENT
 
 from fastcni._netlink import Batch
 from fastcni.kernel import neighbours, rtnl, uapi, wire
+from fastcni.kit.bridge import gateways
 from fastcni.kit.call.undo import every
 from fastcni.kit.firewall import backends
 from fastcni.kit.links import find
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from fastcni.kernel.neighbours import Neighbour
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.bridge.bridges import Port
+    from fastcni.kit.bridge.conf import Conf
     from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
@@ -45,6 +48,13 @@ if TYPE_CHECKING:
 
 MAX_ASKED = 64                  # questions in one send: the answers fit into the socket's buffer
 PREFIX4, PREFIX6 = b"\x0a\x58", b"\x0e"         # locally administered
+
+
+def prepare(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
+    """Ask IPAM before the pod has a port, whose MAC is made of the address. Raises CniError."""
+    refuse_second(link.pod, req.ifname)
+    gateways.add_addresses(req, conf, link, undo)
+    link.mac = link.mac or mac_of(link.result)
 
 
 def refuse_second(pod: Pod, ifname: str) -> None:
@@ -91,16 +101,14 @@ def solicitations() -> Solicitations:
     return backends.load("solicitations", "nftables")
 
 
-def add(req: Request, bridge: Link, port: Link, mac: bytes, result: dict[str, Any], isolated: bool, undo: Undo) -> None:
+def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
     """Let the bridge know the pod. What a former pod with an address left is replaced.
 
-    isolated: the port has portIsolation. A copy of a solicitation would come from the host, even if an isolated port
-    sent it. So the pod gets multicast, and the kernel forwards none between isolated ports.
-
-    Call it when the port is up: the kernel forgets all but permanent neighbours of a bridge when it notices that no
-    port is up.
+    An isolated port (portIsolation): a copy of a solicitation would come from the host, even if an isolated port sent
+    it. So the pod gets multicast, and the kernel forwards none between isolated ports.
     """
-    ips = addresses_of(result)
+    link.wait_until_up()            # the kernel forgets a bridge's neighbours when it notices that no port is up
+    bridge, port, mac, ips = link.bridge, link.host, link.inside.address, addresses_of(link.result)
     taken = stations(req.mode.route, bridge.index, [mac]).get(mac)
     if taken and taken.index != port.index:
         raise CniError(errors.INTERNAL, f'another port of bridge "{bridge.name}" has the MAC {mac.hex(":")}',
@@ -110,7 +118,7 @@ def add(req: Request, bridge: Link, port: Link, mac: bytes, result: dict[str, An
     multicast = False
     if has_ipv6(ips):
         undo(solicitations().delete, req, bridge.name)
-        multicast = isolated or not solicitations().add(req, bridge.name, mac, ips)
+        multicast = conf.isolated or not solicitations().add(req, bridge.name, mac, ips)
     ensure(req.mode.route, bridge.index, port, mac, ips, multicast)
 
 
@@ -134,28 +142,29 @@ def put(sock: Socket, bridge: int, found: Sequence[tuple[bytes, bytes]]) -> None
         wire.exchange(sock, batch)
 
 
-def restore(req: Request, bridge_name: str, previous: dict[str, Any], isolated: bool) -> None:
+def restore(req: Request, conf: Conf, previous: dict[str, Any]) -> None:
     """Restore what a flush or another program has taken from the pod of prevResult. Raises CniError, NetlinkError."""
     from fastcni.kit.call.conf import read_ethernet
 
     sock, entries = req.mode.route, previous.get("interfaces", ())
-    bridge = find.link(sock, bridge_name)
+    bridge = find.link(sock, conf.name)
     inside = next((entry for entry in entries if entry.get("sandbox") and entry["name"] == req.ifname), None)
     ports = [find.link(sock, entry["name"]) for entry in entries if not entry.get("sandbox")]
     port = next((port for port in ports if port and bridge and port.master == bridge.index), None)
     if bridge is None or port is None or inside is None:
-        raise CniError(errors.INTERNAL, f'the pod has no port on bridge "{bridge_name}" any more',
+        raise CniError(errors.INTERNAL, f'the pod has no port on bridge "{conf.name}" any more',
                        "prevResult names the port; was the bridge deleted?")
     mac, ips = read_ethernet(inside["mac"]), addresses_of(previous)
-    multicast = has_ipv6(ips) and (isolated or not solicitations().restore(req, bridge.name, mac, ips))
+    multicast = has_ipv6(ips) and (conf.isolated or not solicitations().restore(req, bridge.name, mac, ips))
     ensure(sock, bridge.index, port, mac, ips, multicast)
 
 
-def delete(req: Request, bridge_name: str, ips: Sequence[bytes]) -> None:
-    """DEL: delete what the bridge knows of the pod. `ips`: its addresses, [] if they are not known."""
-    steps: list[Any] = [(delete_left, req, bridge_name, ips)]
+def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[bytes]) -> None:
+    """Delete what the bridge knows of the pod."""
+    ips = [*found, *given, *previous_ips(req)]
+    steps: list[Any] = [(delete_left, req, conf.name, ips)]
     if has_ipv6(ips) or not ips:
-        steps.append((solicitations().delete, req, bridge_name))
+        steps.append((solicitations().delete, req, conf.name))
     every(*steps)
 
 
@@ -242,7 +251,7 @@ def _attempt(sock: Socket, batch: Batch) -> list[Neighbour]:
     return [neighbours.read_neighbour(payload) for kind, payload in replies if kind == uapi.RTM_NEWNEIGH]
 
 
-def check(req: Request, bridge: Link, port: Link, inside: Link, previous: dict[str, Any]) -> None:
+def check(req: Request, conf: Conf, link: Port) -> None:
     """CHECK: the port's flags, its FDB entry, the neighbours and the elements of nftables are as add() makes them.
     Raises CniError."""
     from fastcni.kit.links import checks
@@ -250,7 +259,7 @@ def check(req: Request, bridge: Link, port: Link, inside: Link, previous: dict[s
     def wrong(text: str) -> CniError:
         return checks.wrong(f"disableFlooding: {text}", "`fastcni restore` restores it")
 
-    sock, ips = req.mode.route, addresses_of(previous)
+    bridge, port, inside, sock, ips = link.bridge, link.host, link.inside, req.mode.route, addresses_of(link.result)
     (_, payload), *_ = wire.exchange(sock, rtnl.get_link(Batch(), index=port.index))
     flags = rtnl.read_bridge_port(payload)
     unsolicited = has_ipv6(ips) and solicitations().missing(req, bridge.name, inside.address, ips)
@@ -282,6 +291,6 @@ def gc_neighbours(req: Request, bridge_name: str) -> None:
         req.release(f'neighbour on bridge "{bridge_name}"', ip_text(it.packed))
 
 
-def gc(req: Request, bridge_name: str) -> None:
+def gc(req: Request, conf: Conf) -> None:
     """Delete and report what the bridge knows of pods that are gone."""
-    every((gc_neighbours, req, bridge_name), (solicitations().gc, req))
+    every((gc_neighbours, req, conf.name), (solicitations().gc, req))

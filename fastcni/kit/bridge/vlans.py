@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.bridge.bridges import Port
+    from fastcni.kit.bridge.conf import Conf
     from fastcni.kit.call.mode import Mode
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
@@ -80,13 +82,12 @@ def ranges(vids: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def set_port(req: Request, bridge: Link, port: Link, keys: Vlans) -> None:
+def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
     """Put a pod's port into its VLANs: `vlan` untagged, those of the trunk tagged. Take it out of the default VLAN.
 
     Raises CniError 2 if the kernel has no VLAN filtering. Warns if the bridge does not filter.
     """
-    if not keys.on_port:
-        return
+    bridge, port, keys = link.bridge, link.host, conf.vlans
     if not bridge.vlan_filtering:
         req.warn(f'bridge "{bridge.name}" was there without vlan_filtering: its VLANs do not separate the pods')
     batch = Batch()

@@ -8,7 +8,7 @@ from fastcni.kernel.wire import AnswerLost, NetlinkError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     Step = tuple[Callable[..., object], tuple[Any, ...]]
@@ -83,3 +83,8 @@ def every(*steps: tuple[Any, ...]) -> None:
                 first.add_note(f"and: {e}")
     if first is not None:
         raise first
+
+
+def steps_of(options: Iterable[object], command: str, *args: Any) -> list[tuple[Any, ...]]:
+    """Return the steps of every(): the function `command` of each option that has one. See kit/call/option.py."""
+    return [(function, *args) for option in options if (function := getattr(option, command, None))]

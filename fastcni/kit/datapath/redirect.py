@@ -1,4 +1,4 @@
-"""Add a pod's link to the datapath "ebpf", remove it, and sweep old addresses and flows."""
+"""Add a pod's link to the datapath "ebpf", an option of ptp; remove the link, and sweep old addresses and flows."""
 
 from __future__ import annotations
 
@@ -28,24 +28,28 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
+    from collections.abc import Iterator, Sequence
+    from typing import Any, Protocol
 
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.call.pod import PodLink
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.datapath.pins import Pins
+
+    class Conf(Protocol):
+        datapath: str
 
 SECOND_NS = 10**9
 VERDICT_NS, UDP_NS, CLOSED_NS = 5 * SECOND_NS, 30 * SECOND_NS, 120 * SECOND_NS      # age at which sweep() deletes flows
 
 
-def join(req: Request, wanted: str, sock: Socket, host: Link, inside: Link, result: dict[str, Any],
-         undo: Undo) -> None:
+def add(req: Request, conf: Conf, link: PodLink, undo: Undo) -> None:
     """Redirect packets between the new pod and other pods of the datapath. If the kernel does not support that, the pod
     works without the datapath; the request warns if the configuration says "ebpf"."""
-    addresses = [packed for packed, _ in results.ips_of(result)]
+    sock, host, inside = link.pod.host, link.host, link.inside
+    addresses = [packed for packed, _ in results.ips_of(link.result)]
     try:
         with pins.open_or_load(sock, req.warn) as opened:
             undo(withdraw, sock, addresses, host.index)
@@ -60,7 +64,7 @@ def join(req: Request, wanted: str, sock: Socket, host: Link, inside: Link, resu
             withdraw(sock, addresses, host.index)
         why = "the map of pods is full" if getattr(e, "errno", 0) == E2BIG else str(e)
         here.request.step(f"datapath: the host's stack alone: {why}")
-        if wanted == EBPF:
+        if conf.datapath == EBPF:
             req.warn(f'datapath "ebpf": packets of this pod pass through the host\'s stack: {why}')
         return
     here.request.step("datapath: ebpf")
@@ -83,24 +87,30 @@ def leave(sock: Socket, host: Link, result: dict[str, Any]) -> None:
     filters.leave(sock, host.index)
 
 
-def forget(sock: Socket, addresses: list[bytes]) -> None:
-    """Delete the addresses of a pod whose link was deleted; if `addresses` is empty, all addresses whose links do not
-    exist. sock: a socket in the calling thread's namespace. Raises OSError."""
-    if not addresses:
-        sweep(sock)
+def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[bytes]) -> None:
+    """Delete the addresses of a pod whose link was deleted; if `found` is empty, all addresses whose links do not
+    exist. Raises OSError."""
+    if not found:
+        gc(req, conf)
         return
-    opened = pins.open_maps(sock)
+    opened = pins.open_maps(req.mode.route)
     if opened is None:
         return
     with opened:
-        for packed in addresses:
+        for packed in found:
             value = objects.look_up(opened.pods, mapped(packed), POD_BYTES)
             if value and not wire.has_link(u32(value, 0)):      # otherwise another pod now has the address
                 objects.delete(opened.pods, mapped(packed))
 
 
-def check(sock: Socket, host: Link, result: dict[str, Any]) -> None:
+def gc(req: Request, conf: Conf) -> None:
+    """Delete the addresses of pods that do not exist, and old flows. Raises OSError."""
+    sweep(req.mode.route)
+
+
+def check(req: Request, conf: Conf, link: PodLink) -> None:
     """Raise CniError 999 if a pod in the map has no filters. No error for a pod outside of the map."""
+    sock, host, result = link.pod.host, link.host, link.result
     opened = pins.open_maps(sock)
     if opened is None:
         return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import Any, Protocol
 
-    from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.pod import PodLink
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.elements import Store
@@ -121,19 +121,17 @@ class Ingress(Backend, Protocol):
 
 
 class Spoofcheck(Backend, Protocol):
-    """Drop frames from a pod's port whose source is not an address of the pod. `host` and `inside` are the ends of the
-    pod's link."""
+    """Drop frames from a pod's port whose source is not an address of the pod: an option, see kit/call/option.py."""
 
-    def add(self, req: Request, host: Link, inside: Link, result: dict[str, Any], undo: Undo) -> None: ...
+    def add(self, req: Request, conf: object, link: PodLink, undo: Undo) -> None: ...
 
-    def restore(self, req: Request) -> None: ...
+    def restore(self, req: Request, conf: object, previous: dict[str, Any]) -> None: ...
 
-    def delete(self, req: Request) -> None: ...
+    def delete(self, req: Request, conf: object, found: Sequence[bytes], given: Sequence[bytes]) -> None: ...
 
-    def check(self, req: Request, host: Link, inside: Link, previous: dict[str, Any]) -> None:
-        """Raises CniError for CHECK."""
+    def check(self, req: Request, conf: object, link: PodLink) -> None: ...
 
-    def gc(self, req: Request) -> None: ...
+    def gc(self, req: Request, conf: object) -> None: ...
 
 
 class Solicitations(Backend, Protocol):

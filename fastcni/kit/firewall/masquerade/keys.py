@@ -1,5 +1,4 @@
-"""Read the keys of ipMasq and choose its backend. ipMasq gives traffic of a pod that leaves the pod's subnet the node's
-address."""
+"""The option ipMasq of bridge and ptp: give traffic of a pod that leaves the pod's subnet the node's address."""
 
 from __future__ import annotations
 
@@ -13,12 +12,16 @@ from fastcni.spec.errors import CniError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from typing import Any
+    from typing import Any, Protocol
 
+    from fastcni.kit.call.pod import PodLink
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall import contract
     from fastcni.spec.config import Section
+
+    class Conf(Protocol):
+        masquerade: Masquerade
 
 
 class Masquerade:
@@ -36,36 +39,34 @@ class Masquerade:
                            "ipMasqBackend is nftables (the default) or iptables")
         self.iptables = backend == "iptables"
 
-    def add(self, req: Request, result: dict[str, Any], undo: Undo) -> None:
-        """Masquerade every address of `result`, if the network asks for it. Raises CniError, NetlinkError."""
-        if not self.wanted:
-            return
-        backend, ips = self._backend(), results.ips_of(result)
-        undo(backend.delete, req, {packed for packed, _ in ips}, ())
-        backend.add(req, ips)
-
-    def restore(self, req: Request, previous: dict[str, Any]) -> None:
-        """Add the missing elements and rules."""
-        if self.wanted:
-            self._backend().restore(req, results.ips_of(previous))
-
-    def _backend(self) -> contract.Masquerade:
+    def backend(self) -> contract.Masquerade:
         return backends.load("masquerade", "iptables" if self.iptables else "nftables")
 
-    def delete(self, req: Request, found: Collection[bytes], given: Collection[bytes]) -> None:
-        """Remove the masquerade of ADD, in either backend, of fastcni and of the reference plugin.
 
-        found, given: packed addresses as remove.pod_link() returns them. The addresses of prevResult count, too: a pod
-        can delete addresses from its link.
-        """
-        if self.wanted:
-            given = prev_addresses(req).union(given)
-            every(*((backend.delete, req, given, found) for backend in backends.load_all("masquerade")))
+def add(req: Request, conf: Conf, link: PodLink, undo: Undo) -> None:
+    """Masquerade every address of the result. Raises CniError, NetlinkError."""
+    backend, ips = conf.masquerade.backend(), results.ips_of(link.result)
+    undo(backend.delete, req, {packed for packed, _ in ips}, ())
+    backend.add(req, ips)
 
-    def gc(self, req: Request) -> None:
-        """Remove the masquerade of attachments of this network that are no longer valid."""
-        if self.wanted:
-            every(*((backend.gc, req) for backend in backends.load_all("masquerade")))
+
+def restore(req: Request, conf: Conf, previous: dict[str, Any]) -> None:
+    """Add the missing elements and rules."""
+    conf.masquerade.backend().restore(req, results.ips_of(previous))
+
+
+def delete(req: Request, conf: Conf, found: Collection[bytes], given: Collection[bytes]) -> None:
+    """Remove the masquerade of ADD, in either backend, of fastcni and of the reference plugin.
+
+    The addresses of prevResult count, too: a pod can delete addresses from its link.
+    """
+    given = prev_addresses(req).union(given)
+    every(*((backend.delete, req, given, found) for backend in backends.load_all("masquerade")))
+
+
+def gc(req: Request, conf: Conf) -> None:
+    """Remove the masquerade of attachments of this network that are no longer valid."""
+    every(*((backend.gc, req) for backend in backends.load_all("masquerade")))
 
 
 def prev_addresses(req: Request) -> set[bytes]:

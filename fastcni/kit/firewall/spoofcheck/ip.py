@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni._netlink import Batch
-    from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.pod import PodLink
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.elements import Item, Store
@@ -42,13 +42,13 @@ BOUND_ID, BOUND_IDS = 3, {4: 4, 16: 5}
 SETS = port_sources.Sets(BOUND, ALLOWED, BOUND_OF)
 
 
-def add(req: Request, host: Link, inside: Link, result: dict[str, Any], undo: Undo) -> None:
-    """Bind the pod's port, `host`, to the addresses of `result`."""
-    undo(delete, req)
-    store().add(req, items(host.name, inside.address, packed_ips(result)))
+def add(req: Request, conf: object, link: PodLink, undo: Undo) -> None:
+    """Bind the pod's port to the addresses of the result."""
+    undo(delete, req, conf)
+    store().add(req, items(link.host.name, link.inside.address, packed_ips(link.result)))
 
 
-def restore(req: Request) -> None:
+def restore(req: Request, conf: object, previous: dict[str, Any]) -> None:
     """Add the missing elements and rules. Raises CniError 7 if prevResult does not name the port."""
     spoofcheck.restore_items(req, store(), spoofcheck.known(req, items))
 
@@ -65,17 +65,17 @@ def items(port: str, mac: bytes, ips: Iterable[bytes]) -> list[Item]:
                                   for packed in dict.fromkeys((*ips, link_local(mac))))]
 
 
-def delete(req: Request) -> None:
+def delete(req: Request, conf: object, found: Sequence[bytes] = (), given: Sequence[bytes] = ()) -> None:
     store().delete(req, spoofcheck.known(req, items))
 
 
-def check(req: Request, host: Link, inside: Link, previous: dict[str, Any]) -> None:
+def check(req: Request, conf: object, link: PodLink) -> None:
     """For CHECK: raise CniError unless the pod's port is bound to its addresses."""
-    if store().missing(req, items(host.name, inside.address, packed_ips(previous))):
-        raise spoofcheck.unguarded(host, "ipspoofchk")
+    if store().missing(req, items(link.host.name, link.inside.address, packed_ips(link.result))):
+        raise spoofcheck.unguarded(link.host, "ipspoofchk")
 
 
-def gc(req: Request) -> None:
+def gc(req: Request, conf: object) -> None:
     store().gc(req)
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
+    from fastcni.kit.call.pod import PodLink
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.elements import Item, Store
@@ -43,13 +44,13 @@ GUARDED_ID, ALLOWED_ID = 1, 2
 REFERENCE_TABLE, REFERENCE_CHAIN = "nat", "PREROUTING"
 
 
-def add(req: Request, host: Link, inside: Link, result: dict[str, Any], undo: Undo) -> None:
-    """Guard the pod's port, `host`, with the MAC of `inside`. Both Links must be current."""
-    undo(delete, req)
-    store().add(req, items(host.name, inside.address))
+def add(req: Request, conf: object, link: PodLink, undo: Undo) -> None:
+    """Guard the pod's port with the pod's MAC. Both Links must be current."""
+    undo(delete, req, conf)
+    store().add(req, items(link.host.name, link.inside.address))
 
 
-def restore(req: Request) -> None:
+def restore(req: Request, conf: object, previous: dict[str, Any]) -> None:
     """Add the missing elements and rules. Raises CniError 7 if prevResult does not name the port."""
     restore_items(req, store(), known(req, items))
 
@@ -67,7 +68,7 @@ def items(port: str, mac: bytes, ips: Sequence[bytes] = ()) -> list[Item]:
     return [(GUARDED, key, None), (ALLOWED, concat(key, mac), None)]
 
 
-def delete(req: Request) -> None:
+def delete(req: Request, conf: object, found: Sequence[bytes] = (), given: Sequence[bytes] = ()) -> None:
     store().delete(req, known(req, items))
     delete_reference_rules(req)
 
@@ -105,13 +106,13 @@ def reference_chains(req: Request) -> tuple[str, str]:
     return name, f"{name}-mac"
 
 
-def check(req: Request, host: Link, inside: Link, previous: dict[str, Any]) -> None:
+def check(req: Request, conf: object, link: PodLink) -> None:
     """For CHECK: raise CniError unless fastcni or the reference's bridge plugin guards the pod's port."""
-    if store().missing(req, items(host.name, inside.address)):
+    if store().missing(req, items(link.host.name, link.inside.address)):
         chain = nft.get_chain(Batch(), FAMILY, REFERENCE_TABLE, reference_chains(req)[1],
                               "look up the reference's chain")
         if wire.look_up(req.mode.firewall, chain) is None:
-            raise unguarded(host, "macspoofchk")
+            raise unguarded(link.host, "macspoofchk")
 
 
 def unguarded(host: Link, key: str) -> CniError:
@@ -120,7 +121,7 @@ def unguarded(host: Link, key: str) -> CniError:
     return checks.wrong(f'{key}: port "{host.name}" is not guarded', "was the nftables ruleset flushed?")
 
 
-def gc(req: Request) -> None:
+def gc(req: Request, conf: object) -> None:
     store().gc(req)
 
 

@@ -1,0 +1,46 @@
+"""The contract of an option: what a plugin does only if its configuration asks for it, as one module.
+
+Only type checkers import this module. The functions of an option have the names of the plugin's; an option has `add`,
+and those of the others for which it has something to do. The plugin's Conf has a list of the options for which a
+network asks, in the order of ADD: the plugin goes through it forwards, and backwards in DEL.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Protocol, TypeVar
+
+    from fastcni.kit.call.request import Request
+    from fastcni.kit.call.undo import Undo
+
+    C_contra = TypeVar("C_contra", contravariant=True)      # the plugin's Conf
+    L_contra = TypeVar("L_contra", contravariant=True)      # its PodLink
+
+    class Option(Protocol[C_contra, L_contra]):
+        """An option that leaves nothing when the pod's link is gone."""
+
+        def add(self, req: Request, conf: C_contra, link: L_contra, undo: Undo) -> None:
+            """Do it for the new link. Raises CniError, NetlinkError."""
+
+    class Kept(Option[C_contra, L_contra], Protocol[C_contra, L_contra]):
+        """An option that keeps something on the host for the pod."""
+
+        def delete(self, req: Request, conf: C_contra, found: Sequence[bytes], given: Sequence[bytes]) -> None:
+            """Remove it; idempotent. found, given: packed addresses as remove.pod_link() returns them."""
+
+        def gc(self, req: Request, conf: C_contra) -> None:
+            """Remove what pods have that do not exist, and report it by req.release()."""
+
+    class Restored(Kept[C_contra, L_contra], Protocol[C_contra, L_contra]):
+        """An option that other programs can undo, as by a flush of nftables."""
+
+        def restore(self, req: Request, conf: C_contra, previous: dict[str, Any]) -> None:
+            """Add again what is missing. previous: prevResult."""
+
+    class Checked(Protocol[C_contra, L_contra]):
+        """An option that CHECK looks at."""
+
+        def check(self, req: Request, conf: C_contra, link: L_contra) -> None:
+            """Raises CniError if something is not as ADD made it."""
