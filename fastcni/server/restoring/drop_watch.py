@@ -9,6 +9,7 @@ every PAUSE_S, because kube-proxy changes such rules all the time.
 from __future__ import annotations
 
 import os
+from math import inf
 from threading import Thread
 from time import monotonic
 
@@ -37,7 +38,7 @@ class DropWatch:
 
     def __init__(self, home: int, drops: Drops | None, log: Logger) -> None:
         self.home, self.drops, self.log = home, drops, log
-        self.due: float | None = None
+        self.due = inf
         self.known: set[str] = set()            # chains and rules that dropped packets at the last reading
         self.read_at = -PAUSE_S                 # in monotonic seconds
         self.running = False
@@ -55,30 +56,29 @@ class DropWatch:
 
     def suspect(self) -> None:
         """Have the firewall read soon."""
-        if self.due is None:
-            self.due = monotonic() + SETTLE_S
+        self.due = min(self.due, monotonic() + SETTLE_S)
 
-    def proceed(self, now: float, *, settled: bool) -> float | None:
+    def proceed(self, now: float, *, settled: bool) -> float:
         """Read the firewall if that is due. settled: whether no replay runs or is due. Return when to call proceed()
-        again, in monotonic seconds; None: after the next message."""
-        if not self.drops or self.due is None:
-            return None
+        again, in monotonic seconds; infinite: after the next message."""
+        if not self.drops or self.due == inf:
+            return inf
         if not settled:
             self.due = max(self.due, now + SETTLE_S)
         begin = max(self.due, self.read_at + PAUSE_S)
         if now < begin or self.running:
             return max(begin, now + SETTLE_S) if self.running else begin
-        self.due, self.read_at = None, now
+        self.due, self.read_at = inf, now
         try:
             home = os.dup(self.home)
         except OSError as e:
             self.log.warning("drops_unread", error=str(e))
-            return None
+            return inf
         self.running = True
         if not start_thread(Thread(target=self._work, args=(self.drops, home), name="drops", daemon=True), self.log):
             self.running = False
             os.close(home)
-        return None
+        return inf
 
     def _work(self, drops: Drops, home: int) -> None:
         try:

@@ -8,6 +8,7 @@ poll after an ADD or a replay checks whether the jump to CNI-FORWARD exists.
 from __future__ import annotations
 
 from errno import ENOENT
+from math import inf
 
 from fastcni.kernel import netns, xtables
 from fastcni.kit.firewall.iptables import LEGACY_TABLES
@@ -59,15 +60,15 @@ class LegacyWatch:
         self.added = -ADD_S                     # when the last ADD began, in monotonic seconds
 
     def attend(self, now: float, *, pods: bool, recorded: dict[int, int],
-               deleted_since: Callable[[float], int]) -> float | None:
+               deleted_since: Callable[[float], int]) -> float:
         """Poll if that is due. now: monotonic seconds. pods: whether any pod has elements in nftables. recorded: see
         the class. deleted_since(moment): the number of DELs that have begun since.
 
-        Return when to call attend() again; None: when a pod has rules. Raises OSError, netns.Lost.
+        Return when to call attend() again; infinite: when a pod has rules. Raises OSError, netns.Lost.
         """
         pods = pods or now < self.added + ADD_S or any(self.iptables.jumps[where] for where in self.known or ())
         if not pods and self.known is not None:
-            return None
+            return inf
         if any(count > self.recorded.get(length, 0) for length, count in recorded.items()):
             self.expect(now)
         self.recorded = recorded
@@ -77,7 +78,7 @@ class LegacyWatch:
                 self._poll(deleted_since(now - 2 * POLL_S))
             if self.expected is not None and now >= self.expected:
                 self._miss()
-        return self.next if pods else None
+        return self.next if pods else inf
 
     def note_add(self, now: float) -> None:
         """Record that an ADD begins: the pod may get rules only in iptables. Any thread may call this."""

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from errno import EINTR
+from math import inf
 from threading import Lock
 from time import monotonic, time
 
@@ -37,7 +38,7 @@ class Watch:
     and close(). home: a descriptor of the namespace, for the caller to close after close(). at_start: see Replay.
     Raises OSError.
 
-    due: when to call attend() without a notification, in monotonic seconds; None: never.
+    due: when to call attend() without a notification, in monotonic seconds; infinite: never.
     """
 
     def __init__(self, home: int, restoring: Restoring, at_start: bool) -> None:
@@ -57,14 +58,14 @@ class Watch:
         self.replay = Replay(home, restoring.replay, self.deleted_at, self.iptables, self.mirror,
                              self._replayed, self.log, at_start=at_start)
         self.backoff = Backoff()
-        self.due: float | None = 0.0
+        self.due = 0.0
 
     def note(self, call: Call, mode: Mode) -> None:
         """Record that a request begins: a DEL may run between a flush and its restore, and an ADD may add rules of
         iptables-legacy, which the kernel does not notify. Raises OSError."""
         if call.command == "ADD":
             self.legacy.note_add(monotonic())
-            if self.due is None:
+            if self.due == inf:
                 self.restoring.attend_soon(self)
         elif call.attachment and call.command == "DEL":
             try:
@@ -87,7 +88,7 @@ class Watch:
         with self.lock:
             if self.closed:
                 return
-            self.due, replaying = None, self.replay.running
+            self.due, replaying = inf, self.replay.running
             try:
                 self._note_deletions()
                 wire.drain(self.sock, self._receive, self._dropped)
@@ -144,9 +145,8 @@ class Watch:
         self.backoff.begin()
         self._wake_at(monotonic() + max(self.backoff.seconds, RETRY_S))
 
-    def _wake_at(self, when: float | None) -> None:
-        if when is not None:
-            self.due = when if self.due is None else min(self.due, when)
+    def _wake_at(self, when: float) -> None:
+        self.due = min(self.due, when)
 
     def _dropped(self) -> None:
         self.copy.on(DROPPED)           # the notifications that follow are newer

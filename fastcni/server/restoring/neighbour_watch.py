@@ -9,6 +9,7 @@ a DEL deletes are not restored, because their port no longer exists, or no port 
 from __future__ import annotations
 
 from errno import EINVAL, ENODEV, ENOENT, EOPNOTSUPP
+from math import inf
 from time import monotonic
 
 from fastcni._netlink import Batch
@@ -53,14 +54,14 @@ class NeighbourWatch:
         self.ask.close()
         self.sock.close()
 
-    def attend(self, started: float) -> float | None:
+    def attend(self, started: float) -> float:
         """Read the notifications, and restore lost entries. started: when the first notification arrived, in monotonic
-        seconds. Return when to call attend() again without a notification; None: never. Raises OSError."""
+        seconds. Return when to call attend() again without a notification; infinite: never. Raises OSError."""
         wire.drain(self.sock, self._receive, self._note_dropped)
         if self.dropped:
             self._read()
         if not self.lost and not self.lost_stations:
-            return None
+            return inf
         if started < self.backoff.until:
             return self.backoff.until
         lost, self.lost = self.lost, {}
@@ -80,7 +81,7 @@ class NeighbourWatch:
             self.backoff.begin()
             self.log.warning("neighbours_restored", fdb=fdb, neighbours=count, netns=self.netns,
                              ms=round((monotonic() - started) * 1e3, 1), next_after=self.backoff.seconds)
-        return None
+        return inf
 
     def _read(self) -> None:
         """Read the entries from the kernel, at the start and after it has dropped notifications. Entries deleted before

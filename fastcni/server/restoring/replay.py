@@ -75,13 +75,13 @@ class Replay:
     def running(self) -> bool:
         return self.machine.state == RUNNING
 
-    def proceed(self, now: float) -> float | None:
-        """Begin a replay if it is due. Return when to call proceed() again without a notification; None: never."""
+    def proceed(self, now: float) -> float:
+        """Begin a replay if it is due. Return when to call proceed() again without a notification; infinite: never."""
         if not self.run or self.running:
-            return None
+            return inf
         self._note_losses(now)
         if self.machine.state == IDLE:
-            return None
+            return inf
         delay = DELAY_S if self.machine.state == NEEDED else DELAY_AFTER_DEL_S
         begin = max(self.since + delay, self.backoff.until)
         if now < begin:
@@ -92,7 +92,7 @@ class Replay:
         self.at_start = False
         if not gone and not began:
             self.machine.on(PRESENT)
-            return None
+            return inf
         if gone != AT_START:
             self.backoff.begin()
         return self._start(self.run, gone, began)
@@ -104,7 +104,7 @@ class Replay:
         elif self.machine.state == MAYBE_NEEDED and self.iptables.certain:
             self.machine.on(LOST)
 
-    def _start(self, run: Run, gone: str, began: str) -> float | None:
+    def _start(self, run: Run, gone: str, began: str) -> float:
         """Start the thread. If that fails, record the loss again, and return when to try again."""
         self.machine.on(BEGUN)
         self.mirror.keep_deletions = True
@@ -120,7 +120,7 @@ class Replay:
             self.iptables.suspect(gone or began, by)
             self.log.error("replay_failed", gone=gone or began, by=by, error=str(e))
             return monotonic() + MAX_DELAY_S
-        return None
+        return inf
 
     def _work(self, run: Run, home: int, gone: str, began: str, by: str, marks: Collection[bytes]) -> None:
         """Replay all lost rules. If none were lost, but another firewall begins to filter, replay only attachments of

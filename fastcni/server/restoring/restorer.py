@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import select
 from errno import EACCES, EINVAL, EOPNOTSUPP, EPERM, EPROTONOSUPPORT
+from math import inf
 from threading import Lock, Thread
 from time import monotonic, sleep
 
@@ -102,15 +103,15 @@ class Restoring:
             sleep(GATHER_S)
             with self.lock:
                 some = [it for it in self.watches.values()
-                        if it.fds & ready or (it.due is not None and it.due <= now)]
+                        if it.fds & ready or it.due <= now]
             for it in some:
                 self._attend(it, now)
 
     def _next_due(self) -> float:
         """Return the seconds until a Watch has work to do; -1: only after a notification."""
         with self.lock:
-            due = [it.due for it in self.watches.values() if it.due is not None]
-        return max(0.0, min(due) - monotonic()) if due else -1
+            due = min([it.due for it in self.watches.values()], default=inf)
+        return -1 if due == inf else max(0.0, due - monotonic())
 
     def _attend(self, watch: Watch, started: float) -> None:
         try:
