@@ -137,23 +137,34 @@ def write_status(req: Request, conf: Conf, added: Sequence[tuple[Network, dict[s
 
 
 def attached(req: Request, conf: Conf) -> list[Network]:
-    """For commands after ADD: return the networks that ADD has added. For DEL, if the list of networks is lost, also
-    those that an ADD would add. Raises CniError."""
+    """Return the pod's networks as its ADD has added them. Raises CniError.
+
+    If the list of networks is lost, these are the networks with a result. DEL then also deletes those that an ADD would
+    add: a result can be lost, too.
+    """
     networks, complete = conf.state.networks(req.ifname)
-    if complete or networks:
+    if complete or (networks and req.command != "DEL"):
         return networks
     if req.command != "DEL":
         raise CniError(errors.UNKNOWN_CONTAINER, f"{conf.state.path} has no networks of the container",
                        "was the pod added with another cniDir?")
+    known = {network.ifname for network in networks}
+    return [*networks, *(it for it in asked_for(req, conf, bool(known)) if it.ifname not in known)]
+
+
+def asked_for(req: Request, conf: Conf, known: bool) -> list[Network]:
+    """Return the networks that an ADD would add, for a DEL without the list of networks. If these cannot be found: the
+    networks that the configuration has. known: some networks have a result. Raises CniError."""
     try:
         choose_networks(req, conf)
         return conf.networks
     except CniError as e:
-        if exists(conf.state.path):
+        if exists(conf.state.path) and not known:
             raise CniError(errors.IO_FAILURE, f"{conf.state.path} is damaged, and {e.msg}",
                            "nothing says which networks the pod has; remove the file if they no longer exist") from None
-        req.warn(f"multus: {conf.state.cni_dir} does not know the container, and {e.msg}; only the networks that the "
-                 "configuration has are deleted")
+        of_files = " and those with a file in results" if known else ""
+        req.warn(f"multus: {conf.state.cni_dir} does not list the container's networks, and {e.msg}; only the networks "
+                 f"that the configuration has{of_files} are deleted")
         networks = standing(req, conf.keys, req.warn)
         for place, network in enumerate(networks):
             network.ifname = ifname_at(place, req.ifname)
@@ -267,19 +278,12 @@ def gc(req: Request, conf: Conf) -> None:
     that exist."""
     valid = req.valid_attachments
     kept = state.kept_results(conf.keys.cni_dir)
-    gone = gone_containers(kept, {container_id for container_id, _ in valid})
+    gone = state.gone_containers(conf.keys.cni_dir, kept, {container_id for container_id, _ in valid})
     valid |= {(it.container_id, it.ifname) for it in kept if it.container_id not in gone}
     given = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in sorted(valid)]
     networks = {it.definition.name: it for it in [*kept, *standing(req, conf.keys, req.warn)]}
     every(*((delete_container, req, conf, one) for one in sorted(gone)),
           *((gc_network, req, conf, network, given) for network in networks.values()))
-
-
-def gone_containers(kept: list[Network], living: set[str]) -> set[str]:
-    """Return the containers that the runtime does not name and whose network namespaces no longer exist. Another
-    runtime may have containers in the same cniDir."""
-    known = {it.container_id for it in kept if not it.netns or exists(it.netns)}
-    return {it.container_id for it in kept} - known - living
 
 
 def delete_container(req: Request, conf: Conf, container_id: str) -> None:

@@ -55,6 +55,18 @@ def test_a_lost_or_damaged_list_of_networks_leaves_nothing(node, pod, selecting,
     assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
 
 
+@pytest.mark.parametrize("content", [b"[", None])
+def test_a_lost_list_and_a_lost_result_leave_nothing(node, pod, selecting, content):
+    """After a power cut several files of one moment are damaged. The other results did not name the network c."""
+    conf = selecting("b,c@foo0")
+    node.add(conf, pod)
+    path = Path(node.data_dir, "multus", cid_of(pod))
+    path.unlink() if content is None else path.write_bytes(content)
+    next((path.parent / "results").glob("c-*")).write_bytes(b"")
+    node.delete(conf, pod)
+    assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
+
+
 def test_del_without_files_deletes_what_the_configuration_names(node, pod, abc):
     conf = multus(node, *abc)
     node.add(conf, pod)
@@ -120,6 +132,16 @@ def test_gc_keeps_all_networks_of_living_pods_and_deletes_those_of_dead_ones(nod
     assert held(node, *"ab") == [2, 2]              # `other` may be another runtime's: its namespace exists
     assert [name for name in kept(node) if cid_of(dead) in name] == []
     assert list(links(living)) == ["lo", "eth0", "net1"]
+
+
+def test_gc_keeps_containers_whose_namespace_it_cannot_see(node, pod_netns, selecting, tmp_path):
+    """Another runtime has its namespaces in a directory that does not exist here, because it is not mounted."""
+    conf, pod = selecting("b"), pod_netns()
+    node.add(conf, pod)
+    for path in Path(node.data_dir, "multus", "results").iterdir():
+        path.write_text(path.read_text().replace("/run/netns/", f"{tmp_path}/another/"))
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": []})
+    assert (held(node, *"ab"), list(links(pod))) == ([1, 1], ["lo", "eth0", "net1"])
 
 
 def test_gc_deletes_addresses_that_no_container_has(node, pod, abc):

@@ -5,7 +5,7 @@ import os
 import subprocess
 
 import pytest
-from real_kernel.networks import elements, held, kept, multus, network
+from real_kernel.networks import NETWORKS, define, elements, held, kept, multus, network
 from real_kernel.node import addresses, cid_of, links
 from server.test_stopped import go_on, stop
 
@@ -113,3 +113,21 @@ def test_without_the_server_a_plugin_file_adds_and_deletes_all_networks(node, po
     assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
     if end == "stopped":
         go_on(server)
+
+
+def test_a_server_that_is_killed_amid_many_pods_leaves_nothing_to_their_dels(node, pod_netns, start):
+    """Each ADD has come to another point. The DELs know the networks b and c by the pods' files alone."""
+    define(node, network(node, "b"), network(node, "c"))
+    server, pods, first = start(), [pod_netns() for _ in range(12)], network(node, "a")
+    conf = multus(node, first, annotations={NETWORKS: "b,c"})
+    server.ok("ADD", conf, pods[0], cid=cid_of(pods[0]))
+    requests = [server.send("ADD", conf, pod, cid=cid_of(pod)) for pod in pods[1:]]
+    assert eventually(lambda: held(node, "b")[0] > 4)
+    server.process.kill()
+    server.process.wait()
+    for request in requests:
+        request.close()
+    for pod in pods:
+        node.delete(multus(node, first), pod)
+    assert [list(links(pod)) for pod in pods] == [["lo"]] * len(pods)
+    assert (held(node, *"abc"), kept(node)) == ([0, 0, 0], [])

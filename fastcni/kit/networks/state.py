@@ -124,6 +124,23 @@ def kept_results(cni_dir: str, part: str = "-") -> list[Network]:
     return [network for network in found if network is not None]
 
 
+def gone_containers(cni_dir: str, kept: list[Network], living: set[str]) -> set[str]:
+    """Return the containers of kept_results() that the runtime does not name, and whose network namespaces no longer
+    exist by proof. Another runtime may have containers in the same cniDir. living: those that the runtime names."""
+    from fastcni.kernel.presence import GONE, state_of
+
+    def is_gone(it: Network) -> bool:
+        path = State(cni_dir, it.container_id).path_of_result(it.definition.name, it.ifname)
+        try:
+            added = posix.stat(path).st_mtime
+        except OSError:                 # a DEL has removed the file
+            added = 0.0
+        return state_of(it.netns, added)[0] == GONE
+
+    others = [it for it in kept if it.container_id not in living]
+    return {it.container_id for it in others} - {it.container_id for it in others if not is_gone(it)}
+
+
 def read_result(path: str, definition: Definition | None = None) -> Network | None:
     """Return the network of a libcni cache file, with its result as prevResult. None if the file does not exist or is
     damaged.
