@@ -109,3 +109,15 @@ def test_a_database_that_does_not_answer_is_asked_once_for_all_pods(switch, ovs_
         switch.thaw("ovsdb-server")
     assert [(it.error.code, switch.address in it.error.msg) for it in failed] == [(11, True)] * 3
     assert asked == [switch.address]
+
+
+def test_two_replays_at_the_same_time_do_not_fail(switch, ovs_conf, pod, tmp_path, monkeypatch):
+    """The server's and that of `fastcni restore`: both have seen that the port is missing."""
+    runtime = Runtime(tmp_path / "cni", ovs_conf())
+    name, names = host_of(runtime.add(pod)), lost.Names
+    switch.vsctl("del-port", name)
+    seen = [names(switch.address)]
+    assert restore(runtime.cni.cache).failed == ()
+    monkeypatch.setattr(lost, "Names", lambda address: seen.pop() if seen else names(address))
+    assert restore(runtime.cni.cache).failed == ()
+    assert (seen, switch.ports("br0")) == ([], [name])
