@@ -1,1 +1,1 @@
-"""The executables of the CNI bin dir: one small ELF program, the plugin code behind it, and the installer."""
+"""Make and install the plugin files of the CNI bin dir: a small ELF program followed by the plugins' code."""

@@ -1,9 +1,8 @@
-"""The first Python code of a one-shot plugin: finds fastcni inside the plugin file, then answers one request.
+"""Run first in the Python of a one-shot plugin: find fastcni's modules inside the plugin file, then answer one request.
 
-It runs from the blob in that file, under `python -I -S`, and leaves nothing on disk. pack.py lays the file
-out and makes the index; launcher.c, or the file's own __main__.py when Python runs it as a zipapp, comes in
-by main().
-It imports only built-in modules: each of the others costs more than this whole module.
+The bootstrap runs from the plugin file, under `python -I -S`, and writes nothing to disk. pack.py packs the file and
+makes the index. launcher.c calls main(); if Python runs the file as a zipapp, the file's own __main__.py does. It
+imports only built-in modules: each other module would take more time than this whole module.
 """
 
 from __future__ import annotations
@@ -30,23 +29,22 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Reply
     from fastcni.kit.call.request_log import Entry
 
-    Index = dict[str, tuple[str, Any, int]]  # the offset is an int, or a str of the kind "elsewhere"
+    Index = dict[str, tuple[str, Any, int]]  # the offset is an int, or a str for the kind "elsewhere"
     Packed = list[tuple[str, str, str, bool, CodeType | None]]
     Parts = dict[str, list[tuple[int, int]]]
 
 
 class Finder:
-    """A meta path finder and loader over the open plugin file.
+    """A meta path finder and loader of the modules in the open plugin file.
 
     index: {module name: (kind, offset, length)}, kind one of "package", "module", "extension"; offsets in
-    bytes from the start of the file. Code is read when it is imported. The kind "group" is a module whose import
-    runs all modules of some parts; the places of these are its offset. The kind "elsewhere" is an extension of the
-    interpreter, with its file name as the offset: it is found without listing the interpreter's directory.
+    bytes from the start of the file. Code is read when it is imported. The kind "group" is a module whose import runs
+    all modules of some parts, whose places are its offset. The kind "elsewhere" is an extension of the interpreter,
+    with its file name as the offset, so that the interpreter's directory need not be listed.
 
-    late: marshalled, the index of more modules. Few requests import one of these.
-    extensions: the interpreter's directory of these, for python_core.elf.
-    plain: modules that preload() has run and that are no packages, so that their names need no search.
-    parts: offsets of the parts that read() has read.
+    late: the marshalled index of further modules, which few requests import. extensions: the interpreter's directory of
+    extension modules, for python_core.elf. plain: modules that preload() has run and that are not packages, so that
+    their names need no search. parts: offsets of the parts that read() has read.
     paths: {offset: path of the shared object, as the dynamic linker can open it}.
     """
 
@@ -66,7 +64,7 @@ class Finder:
             self.late = b""
         found = self.spec(name) if name in self.index else None
         if not found and is_core():
-            complete_start()  # Python's own finder is behind this one from now on, and is asked next
+            complete_start()  # Python's own finder now follows this one, and is asked next
         return found
 
     def spec(self, name: str) -> ModuleSpec | None:
@@ -75,7 +73,7 @@ class Finder:
         if kind == "group":
             try:
                 preload(self.read(offset), self)
-            except BaseException:  # the rollback may import it again
+            except BaseException:  # the rollback may import the module again
                 self.parts.clear()
                 raise
             if name not in sys.modules:
@@ -87,11 +85,11 @@ class Finder:
             # with -I -S the last entry of sys.path is lib-dynload
             origin = f"{self.extensions if is_core() else sys.path[-1]}/{offset}"
             if not posix.access(origin, posix.R_OK):
-                return None  # built in, or moved: Python finds it
+                return None  # built in, or moved: Python's own finder finds it
         return ModuleSpec(name, self, origin=origin, is_package=kind == "package")  # type: ignore[arg-type]  # by protocol
 
     def read(self, places: Iterable[tuple[int, int]]) -> Packed:
-        """Return the modules of the parts at these places, without those of parts that have been read before."""
+        """Return the modules of the parts at these places. Parts that were read before are skipped."""
         packed: Packed = []
         for offset, length in places:
             if offset not in self.parts:
@@ -100,7 +98,7 @@ class Finder:
         return packed
 
     def extension(self, name: str) -> ModuleType:
-        """Return an extension of the file, or the same one that python_core.elf has; not yet run."""
+        """Return an extension module of the file, or the same module of python_core.elf, before its code runs."""
         if is_builtin(name):
             return create_builtin(ModuleSpec(name, self))  # type: ignore[arg-type]  # by protocol
         return create_dynamic(self.spec(name))  # type: ignore[arg-type]  # it is there
@@ -113,19 +111,19 @@ class Finder:
             exec_dynamic(module)
             return
         kind, offset, length = self.index[module.__name__]
-        if kind != "group":  # spec() has run a group's modules
+        if kind != "group":  # a group's modules were run by spec()
             exec(marshal.loads(posix.pread(self.fd, length, offset)), module.__dict__)
 
     def extension_path(self, name: str, offset: int, length: int) -> str:
-        """Return a path by which the dynamic linker can open the shared object that lies inside our file.
+        """Return a path by which the dynamic linker can open the shared object inside the plugin file.
 
-        One shared object can have several modules; it is loaded once. The memory file stays open: were its number used
-        again, the linker would take the next shared object for this one, by its path.
+        A shared object can have several modules, and is loaded once. Its memory file stays open: if its descriptor
+        number were used again, the linker would take the next shared object, whose path is the same, for this one.
         """
         start = offset
         try:
             memory = posix.memfd_create(name, MFD_CLOEXEC)
-        except PermissionError:  # sysctl vm.memfd_noexec = 2; mapping it as code is still allowed
+        except PermissionError:  # sysctl vm.memfd_noexec = 2; mapping the file as code is still allowed
             memory = posix.memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL)
         while length > 0:
             sent = posix.sendfile(memory, self.fd, offset, length)
@@ -137,19 +135,19 @@ class Finder:
 
 
 def is_core() -> bool:
-    """Whether this is python_core.elf, before the main phase of Python's start."""
+    """Return whether this is python_core.elf, before the main phase of Python's start."""
     return "path" not in sys.__dict__
 
 
 def complete_when_needed() -> None:
-    """Run the main phase of Python's start as soon as something uses what it makes: an attribute of sys, or open().
+    """Run the main phase of Python's start when code first uses one of its results: an attribute of sys, or open().
 
-    Imports alone do not show it. A module that is frozen into Python is found before ours; `site` is one, and reads
-    sys.prefix.
+    Watching imports is not enough. Modules that are frozen into Python are found before those of this file; one of
+    them, `site`, reads sys.prefix.
     """
 
     def attribute(name: str) -> Any:
-        if name == "_stdlib_dir":  # the import of a frozen module asks whether it is there
+        if name == "_stdlib_dir":  # the import of a frozen module checks whether this attribute exists
             raise AttributeError(f"module 'sys' has no attribute {name!r}")
         complete_start()
         return getattr(sys, name)
@@ -173,12 +171,13 @@ def complete_start() -> None:
 
 
 def preload(packed: Packed, finder: Finder) -> None:
-    """Run modules in an order in which each finds what it imports, without the import system's work for each.
+    """Run modules in an order in which each finds its imports, without calling the import system for each.
 
-    packed: [(module name, its package, its name in there, is it a package, code)], code None for an extension. For the
-    modules of a bridge ADD this takes 0.9 ms less: half is the import system's own work; half is saved because code
-    that is marshalled together shares its names. In the meantime `from module import name` is faster, too: the import
-    system would ask each module each time whether it is a package, and each would make the text of an AttributeError.
+    packed: [(module name, its package, its name in that package, whether it is a package, code)], code None for an
+    extension. For the modules of a bridge ADD this takes 0.9 ms less: half is the import system's own work; half is
+    saved because code that is marshalled together shares its names. While preload() runs, `from module import name` is
+    faster, too: the import system would check for each import whether the module is a package, and each check would
+    make the text of an AttributeError.
     """
     modules, plain, import_any = sys.modules, finder.plain, builtins.__import__
 
@@ -193,7 +192,7 @@ def preload(packed: Packed, finder: Finder) -> None:
     builtins.__import__ = import_quickly  # type: ignore[assignment]  # names is read, and passed on
     try:
         for name, parent, child, is_package, code in packed:
-            if name in modules:  # a part that was read before has it, too
+            if name in modules:  # a previous part has the module, too
                 continue
             module = modules[name] = type(sys)(name) if code else finder.extension(name)
             if is_package:
@@ -224,7 +223,7 @@ def main(name: str, fd: int, contents: tuple[Index, bytes, str, Packed, Parts]) 
     """
     status = 1
     try:
-        sys.stdout = sys.stderr  # stdout is for the answer, whatever a plugin of another distribution prints
+        sys.stdout = sys.stderr  # stdout is for the answer, even if a plugin of another distribution prints
         if is_core():
             complete_when_needed()
         index, late, extensions, packed, parts = contents
@@ -241,7 +240,8 @@ def main(name: str, fd: int, contents: tuple[Index, bytes, str, Packed, Parts]) 
 
 
 def daemon_words(argv: list[str]) -> list[str]:
-    """The arguments of `dhcp daemon ...`, [] for a request. The launcher's are behind -c, the name and a descriptor."""
+    """Return the arguments of `dhcp daemon ...`, [] for a request. With the launcher they follow -c, the name and a
+    descriptor."""
     words = argv[3:] if argv[0] == "-c" else argv[1:]
     return words if words[:1] == ["daemon"] else []
 
@@ -331,9 +331,9 @@ def read_stdin(limit: int) -> bytes:
 
 
 def write(fd: int, data: bytes) -> None:
-    """Write all of `data`, however little the stream takes at a time. A failure of stderr (2) is ignored.
+    """Write all of `data`, even if the stream accepts little at a time. Errors of stderr (2) are ignored.
 
-    Afterwards programs do not get stdout (1), and python_core.c prints no error document.
+    After a write to stdout (1), programs do not inherit stdout, and python_core.c prints no error document.
     """
     while data:
         try:
@@ -358,12 +358,12 @@ def wait(fd: int, events: int) -> None:
 
 
 def report_failure(name: str, error: BaseException) -> int:
-    """Write an exception that handle() let through: its traceback to stderr, a CNI error to stdout. Returns 1."""
+    """Write an exception that handle() did not catch: its traceback to stderr, a CNI error to stdout. Returns 1."""
     try:
         sys.__excepthook__(type(error), error, error.__traceback__)
     except BaseException:
         pass
-    # ImportError itself comes from the dynamic linker, which could not read a module; a missing one is a subclass.
+    # ImportError itself means that the dynamic linker could not read a module; a missing module raises a subclass.
     code = IO_FAILURE if isinstance(error, OSError) or type(error) is ImportError else INTERNAL
     if getattr(error, "errno", 0) in EXHAUSTED or str(error).endswith(posix.strerror(24)):
         code = TRY_AGAIN_LATER
@@ -385,7 +385,7 @@ def place(error: BaseException) -> str:
 
 
 def error_document(code: int, msg: str, details: str) -> bytes:
-    """Return the bytes of a CNI error. It uses no other module: fastcni's own may be what is broken."""
+    """Return the bytes of a CNI error, without using other modules, because fastcni's own may be broken."""
     return (
         f'{{\n    "code": {code},\n    "msg": "{escape(msg)}",\n    "details": "{escape(details)}"\n}}'
     ).encode("utf-8", "replace")

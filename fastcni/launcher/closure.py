@@ -1,8 +1,8 @@
-"""The modules of a plugin of another distribution, as they go into a plugin file: found, read, judged, never imported.
+"""Find, read and check the modules of another distribution's plugin that go into a plugin file, without importing them.
 
 A module may import the standard library, the modules of fastcni that a plugin file has, and the Python modules of its
-distribution. In a `try:` that catches ImportError it may import any module. Imports under `if TYPE_CHECKING:` are left
-out of the file. Imports by a computed name, as by importlib.import_module(), are not found.
+distribution. In a `try:` that catches ImportError it may import any module. Imports under `if TYPE_CHECKING:` are
+ignored. Imports by a computed name, for example by importlib.import_module(), are not found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALLOWED = "a plugin file has the standard library, fastcni.plugin, and the distr
 
 
 class Refused(Exception):
-    """Why a module cannot be packed."""
+    """A module cannot be packed; the text says why."""
 
 
 def modules_of(plugin: ThirdParty, packed: Iterable[str]) -> dict[str, Module]:
@@ -53,12 +53,12 @@ def modules_of(plugin: ThirdParty, packed: Iterable[str]) -> dict[str, Module]:
 
 
 def read_module(name: str) -> tuple[Module, ast.Module]:
-    """A module and its syntax tree. Raises Refused."""
+    """Return a module and its syntax tree. Raises Refused."""
     spec = find_spec(name)
     if spec is None:
         raise Refused(f"there is no module {name}")
     is_package = spec.submodule_search_locations is not None
-    source = b""                                                # of a namespace package
+    source = b""                                                # a namespace package has no source
     if spec.origin:
         if not spec.origin.endswith(".py"):
             raise Refused(f"{name} is compiled ({spec.origin}), and not in Python")
@@ -78,7 +78,7 @@ def read_module(name: str) -> tuple[Module, ast.Module]:
 
 
 def find_spec(name: str) -> ModuleSpec | None:
-    """Find a module as importlib.util.find_spec() does, but without an import of its packages."""
+    """Find a module as importlib.util.find_spec() does, but without importing its packages."""
     path: list[str] | None = None
     spec, prefix = None, ""
     for part in name.split("."):
@@ -104,7 +104,7 @@ def compiled(tree: ast.Module, file: str) -> CodeType:
 
 
 def imports(tree: ast.AST, guarded: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Each import of a module, and whether `try:` guards it."""
+    """Yield each import of a module, and whether `try:` guards it."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node, guarded
@@ -120,13 +120,15 @@ def imports(tree: ast.AST, guarded: bool = False) -> Iterator[tuple[ast.Import |
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """{"TYPE_CHECKING"} of `TYPE_CHECKING` and of `typing.TYPE_CHECKING`; each of a tuple."""
+    """Return the names in an expression: {"TYPE_CHECKING"} for `TYPE_CHECKING` and `typing.TYPE_CHECKING`; for a tuple
+    those of each item."""
     parts = node.elts if isinstance(node, ast.Tuple) else [node]
     return {it.attr if isinstance(it, ast.Attribute) else getattr(it, "id", "") for it in parts}
 
 
 def own_modules(node: ast.Import | ast.ImportFrom, importer: Module, plugin: ThirdParty, known: set[str]) -> list[str]:
-    """The distribution's modules that an import names. Raises Refused for what a plugin file does not have."""
+    """Return the distribution's modules that an import names. Raises Refused for modules that a plugin file does not
+    have."""
     if isinstance(node, ast.Import):
         wanted = [(item.name, True) for item in node.names]
     else:
@@ -136,7 +138,7 @@ def own_modules(node: ast.Import | ast.ImportFrom, importer: Module, plugin: Thi
     for name, is_module in wanted:
         top = name.partition(".")[0]
         if top in plugin.packages:
-            if is_module or find_spec(name):                # otherwise it is a name in the module
+            if is_module or find_spec(name):                # otherwise this is a name in the module
                 found.append(name)
         elif top == "fastcni":
             if name not in known and (is_module or find_spec(name)):
@@ -147,7 +149,7 @@ def own_modules(node: ast.Import | ast.ImportFrom, importer: Module, plugin: Thi
 
 
 def absolute(node: ast.ImportFrom, importer: Module) -> str:
-    """The module of `from ... import`, "acme.cni" for `from .` in acme.cni.hello. Raises Refused."""
+    """Return the module of `from ... import`, "acme.cni" for `from .` in acme.cni.hello. Raises Refused."""
     if not node.level:
         return node.module or ""
     parts = importer.name.split(".")

@@ -1,8 +1,8 @@
-"""What a plugin file knows of python_core.elf and of the interpreter's shared objects: it starts no damaged file.
+"""Describe python_core.elf and the interpreter's shared objects for the launcher, so that it starts no damaged file.
 
 The launcher compares size, modification time and a digest with the file (programs.h). The digest covers the bytes that
-are used before main(): the kernel and the dynamic linker read them, and no handler of signals exists yet. Damage in
-other bytes ends in a signal, and python_core.c catches its own signals.
+the kernel and the dynamic linker use before main(), when no signal handler exists. Damage in other bytes leads to a
+signal, which python_core.c catches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PT_LOAD, PT_DYNAMIC = 1, 2  # elf.h
 MAX_PARTS, LIBRARIES_BYTES = 4, 504  # struct config of launcher.c
 WORD_BITS = 64
 
-# Prints the shared objects of the process: /proc/self/maps has a line for each part of a file, see proc(5)
+# Code that prints the shared objects of the process: /proc/self/maps has a line for each part of a file, see proc(5)
 SHARED_OBJECTS = """
 import posix, sys
 fields = [line.split(None, 5) for line in open("/proc/self/maps")]
@@ -43,29 +43,29 @@ class Elf:
         self.segments = [struct.unpack_from("<IIQQ8xQ", image, table + size * i) for i in range(count)]
 
     def offset(self, address: int) -> int:
-        """Return the place in the file of a loaded address."""
+        """Return the offset in the file of a loaded address."""
         return next(at + address - start for kind, _, at, start, size in self.segments
                     if kind == PT_LOAD and start <= address < start + size)
 
     def before_main(self) -> list[tuple[int, int]]:
-        """Return [(offset, bytes)] of what is used before main() has set its handlers: all up to the first
-        instructions, the first page of each later segment, with constants and initial functions, and the dynamic
-        linker's tables. The linker puts main() right before the first instruction."""
+        """Return [(offset, bytes)] of the parts that are used before main() has set its handlers: all bytes up to the
+        first instructions, the first page of each later segment (constants and initial functions), and the dynamic
+        linker's tables. The linker places main() directly before the first instruction."""
         head = up(self.offset(self.entry)) + PAGE_BYTES
         starts = [at & ~7 for kind, _, at, *_ in self.segments if kind in (PT_LOAD, PT_DYNAMIC) and at >= head]
         return [(0, head), *((at, PAGE_BYTES) for at in sorted(starts))]
 
 
 class Core:
-    """A python_core.elf, as the launcher recognises it.
+    """The properties by which the launcher recognises a python_core.elf.
 
-    size: bytes. modified_ns: since 1970, 0: any. parts: [(offset, bytes)], of which the digest is made.
+    size: bytes. modified_ns: since 1970, 0: any. parts: [(offset, bytes)] that the digest covers.
     """
 
     __slots__ = ("digest", "modified_ns", "parts", "size")
 
     def __init__(self, path: str, modified_ns: int | None = None) -> None:
-        """Read the file at `path`. modified_ns: instead of the file's own. Raises PackError, OSError."""
+        """Read the file at `path`. modified_ns: replaces the file's own time. Raises PackError, OSError."""
         image = read(path)
         self.size = len(image)
         self.modified_ns = os.stat(path).st_mtime_ns if modified_ns is None else modified_ns
@@ -80,10 +80,11 @@ class Core:
 
 
 def is_installed(path: str, fields: tuple[int, ...]) -> bool:
-    """Whether the launcher takes the file at `path` for the one of these Core.fields(). Raises PackError, OSError."""
+    """Return whether the launcher would recognise the file at `path` by these Core.fields(). Raises PackError,
+    OSError."""
     try:
         return tuple(Core(path, modified_ns=None if fields[1] else 0).fields()) == fields
-    except (struct.error, StopIteration):       # it is no ELF program
+    except (struct.error, StopIteration):       # not an ELF program
         return False
 
 
@@ -91,12 +92,13 @@ NO_CORE = (0,) * (3 + 2 * MAX_PARTS)
 
 
 def up(offset: int) -> int:
-    """Return the end of the page that has this offset."""
+    """Return the end of the page that contains this offset."""
     return (offset // PAGE_BYTES + 1) * PAGE_BYTES
 
 
 def digest(image: bytes, parts: list[tuple[int, int]]) -> int:
-    """Return the digest that programs.h makes of some parts of a file. A change of one word always changes it."""
+    """Return the digest that programs.h computes of some parts of a file. A change of one word always changes the
+    digest."""
     mask, value = (1 << WORD_BITS) - 1, 0
     for at, size in parts:
         for word in struct.unpack_from(f"<{size // 8}Q", image, at):
@@ -112,7 +114,7 @@ def libraries_of(interpreter: str) -> list[str]:
                               errors="surrogateescape", timeout=60, check=True, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return []
-    # The memory map has another order in each process.
+    # The order of the memory map differs from process to process.
     paths = sorted(path for path in done.stdout.splitlines() if os.path.isabs(path) and os.path.exists(path))
     while sum(len(os.fsencode(path)) + 1 for path in paths) >= LIBRARIES_BYTES:
         paths.pop()

@@ -1,4 +1,4 @@
-"""Replace files together: write them beside the old ones under other names, then rename them."""
+"""Replace several files together: write the new files next to the old ones under other names, then rename them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 
 
 def replace(folder: str, names: Iterable[str], write: Callable[[str, str], None]) -> list[str]:
-    """Have write(name, path) make each file at another path, then rename it to `name` in `folder`. Returns the paths.
+    """Let write(name, path) make each file at a temporary path, then rename it to `name` in `folder`. Returns the
+    paths.
 
-    At any moment each name belongs to a complete file, the old one or the new one. If a step before the renames fails,
-    all stay as they were. Raises OSError.
+    At any time each name belongs to a complete file, the old or the new one. If a step before the renames fails, all
+    files stay unchanged. Raises OSError.
     """
     staged: dict[str, str] = {}
     token = secrets.token_hex(8)
@@ -33,8 +34,8 @@ def replace(folder: str, names: Iterable[str], write: Callable[[str, str], None]
 
 
 def write(path: str, data: bytes, mode: int) -> None:
-    """Make a new file, with that mode whatever the umask. It is on disk when this returns: a plugin file that is empty
-    after a power cut keeps the node from starting pods. Raises OSError."""
+    """Make a new file with `mode`, independent of the umask, and sync it to disk: a plugin file that is empty after a
+    power cut would keep the node from starting pods. Raises OSError."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
         os.fchmod(file.fileno(), mode)
@@ -43,7 +44,7 @@ def write(path: str, data: bytes, mode: int) -> None:
 
 
 def sync(path: str) -> None:
-    """Wait until a file, or the renames in a folder, are on disk."""
+    """Wait until a file, or the renames in a directory, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

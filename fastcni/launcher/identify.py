@@ -1,4 +1,4 @@
-"""Recognise a program of a plugin directory: a plugin file of fastcni, a Go plugin, or another program."""
+"""Recognise a program in a plugin directory: a plugin file of fastcni, a Go plugin, or another program."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fastcni.launcher import pack
 FASTCNI, GO, OTHER = "fastcni", "go", "other"
 MAX_ELF_BYTES = 1 << 20         # bytes at the start of fastcni's plugin file, before its zip
 GO_MARK = b"\xff Go buildinf:"  # buildInfoMagic of Go's debug/buildinfo
-VERSION_S = 5                   # a plugin prints its version at once
+VERSION_S = 5                   # seconds; a plugin prints its version immediately
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program and its version, "" if it is unknown.
 
-    kind: FASTCNI, GO or OTHER. size: in bytes. target: where a symbolic link leads, else "". interpreter, python: the
-    Python that a plugin file of fastcni starts, and its version; else "". core: the python_core.elf that it starts
-    instead, or "". core_fields: how it knows that file, see launcher/core.py.
+    kind: FASTCNI, GO or OTHER. size: in bytes. target: the target of a symbolic link, or "". interpreter, python: the
+    Python that a plugin file of fastcni starts, and its version, or "". core: the python_core.elf that the plugin file
+    starts instead, or "". core_fields: how the plugin file recognises that file, see launcher/core.py.
     """
 
     kind: str
@@ -37,11 +37,11 @@ class Program:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a plugin file of fastcni itself, and not a link to one."""
+        """Return whether this is a plugin file of fastcni, and not a symbolic link to one."""
         return self.kind == FASTCNI and not self.target
 
     def __str__(self) -> str:
-        """As in "Go plugin, version v1.9.1" or "program of 12,345 bytes"."""
+        """Return a text such as "Go plugin, version v1.9.1" or "program of 12,345 bytes"."""
         if self.kind == OTHER:
             text = f"program of {self.size:,} bytes"
         else:
@@ -50,7 +50,7 @@ class Program:
 
 
 def identify(path: str) -> Program | None:
-    """Return what is at a path; None if nothing is there. A Go plugin is run to ask for its version. Raises OSError."""
+    """Return the Program at a path, None if no file exists. Runs a Go plugin to ask for its version. Raises OSError."""
     try:
         link = os.lstat(path)
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def identify(path: str) -> Program | None:
 
 
 def is_own_file(path: str) -> bool:
-    """Return whether a path is a plugin file of fastcni itself, and not a link to one. No program is run."""
+    """Return whether a path is a plugin file of fastcni, and not a symbolic link to one. Runs no program."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode) and search.is_own(path)
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def is_own_file(path: str) -> bool:
 
 
 def own_version(path: str) -> str:
-    """Return the version of fastcni that packed a plugin file, "" if the file does not have it."""
+    """Return the version of fastcni that packed a plugin file, "" if the file has no version."""
     try:
         with zipfile.ZipFile(path) as members:
             return members.read(pack.VERSION_MEMBER).decode()
@@ -88,7 +88,7 @@ def own_version(path: str) -> str:
 
 
 def go_version(path: str) -> str:
-    """Return the version that a Go plugin prints: "CNI bridge plugin v1.9.1". Return "" if it prints another text."""
+    """Return the version that a Go plugin prints, as in "CNI bridge plugin v1.9.1"; "" if it prints another text."""
     try:
         done = subprocess.run([path, "--version"], env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=VERSION_S, errors="replace", check=False)

@@ -1,6 +1,6 @@
-"""Write the plugin files into a CNI bin dir: one file, one hard link for each name, renamed into place.
+"""Write the plugin files into a CNI bin dir: one file, with a hard link for each name, renamed into place.
 
-Programs of others that they replace are kept (launcher/replaced.py).
+The replaced programs of other projects are kept (launcher/replaced.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ print(repr((os.path.realpath(sys._base_executable), e.MAGIC_NUMBER, _imp.extensi
 
 
 class InstallError(Exception):
-    """Nothing was installed, or not everything; the text is for the operator."""
+    """The install failed, completely or in part; the text is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
                     core_path: str = "", netavark_dir: StrPath = "") -> Installed:
     """Write the plugin files. With dry_run, write nothing.
 
-    bin_dir: made if it is not there. interpreter: the Python that is to run the plugins, of the same version
-    and build as this one. By default it is the base interpreter of this process: if that is of a virtual environment,
-    the one that the environment was made with, so the environment may go. names: CNI types, by default fastcni's
-    plugins and those of other distributions (fastcni/third_party.py). An existing file, running or not, is replaced
-    by rename(2): each name is a complete plugin at any moment. Files that are not fastcni's are kept. server: the
-    command line with which a plugin that finds no server starts one, see autostart.h; by default none. core: the path
-    of python_core.elf, "" for none; by default that of this package, if it is of the interpreter's build.
+    bin_dir: created if it is missing. interpreter: the Python that runs the plugins, of the same version and build as
+    this one. By default it is the base interpreter of this process: in a virtual environment, the interpreter with
+    which the environment was made, so that the environment may be removed. names: CNI types, by default fastcni's
+    plugins and those of other distributions (fastcni/third_party.py). An existing file, running or not, is replaced by
+    rename(2): each name is a complete plugin at any time. Files that are not fastcni's are kept. server: the command
+    line with which a plugin that finds no server starts one, see autostart.h; by default none. core: the path of
+    python_core.elf, "" for none; by default this package's, if it is of the interpreter's build.
     core_path: see pack.pack(). netavark_dir: also write the file NETAVARK there, podman's network driver.
 
     Raises InstallError, before anything is written if one of the plugins cannot be packed.
@@ -121,7 +121,7 @@ def check_netavark(folder: str) -> None:
 
 
 def plan(bin_dir: str, interpreter: str, names: list[str], server: Sequence[str], netavark_dir: str = "") -> Installed:
-    """Return what an install would do. Raises InstallError for a folder in the place of a plugin, OSError."""
+    """Return what an install would do. Raises InstallError if a directory is in the place of a plugin, OSError."""
     found = {name: identify(os.path.join(bin_dir, name)) for name in names}
     for name in names:
         if os.path.isdir(os.path.join(bin_dir, name)) and not os.path.islink(os.path.join(bin_dir, name)):
@@ -131,7 +131,7 @@ def plan(bin_dir: str, interpreter: str, names: list[str], server: Sequence[str]
 
 
 def write_files(planned: Installed, image: bytes) -> None:
-    """Keep the programs of others, then replace all. Raises OSError: then the names are what they were, or fastcni's.
+    """Keep the programs of other projects, then replace all. Raises OSError; each name is then unchanged, or fastcni's.
     """
     bin_dir = planned.bin_dir
     try:
@@ -147,8 +147,8 @@ def write_files(planned: Installed, image: bytes) -> None:
 
 
 def check(others: list[ThirdParty]) -> None:
-    """Import the plugins of other distributions. Raises InstallError for one that cannot be used."""
-    with redirect_stdout(sys.stderr):               # for what a module prints during its import
+    """Import the plugins of other distributions. Raises InstallError for a plugin that cannot be used."""
+    with redirect_stdout(sys.stderr):               # for output of a module during its import
         third_party.load(others)
     for plugin in others:
         if plugin.problem:
@@ -157,15 +157,16 @@ def check(others: list[ThirdParty]) -> None:
 
 
 def base_interpreter() -> str:
-    """The interpreter behind this process: no virtual environment's link, no shim."""
+    """Return the base interpreter of this process: not a virtual environment's link, not a shim."""
     base: str = sys._base_executable      # type: ignore[attr-defined]
     return base or sys.executable
 
 
 def checked_interpreter(path: str) -> str:
-    """The real path of an interpreter that can run what this one packs. The interpreter is run to find out.
+    """Return the real path of an interpreter that can run the code that this interpreter packs. Runs the interpreter to
+    check this.
 
-    A version manager's shim or a virtual environment's link answers with the path of the interpreter behind it.
+    For a version manager's shim or a virtual environment's link, the path is that of the interpreter which it starts.
     Raises InstallError.
     """
     try:
@@ -187,8 +188,8 @@ def checked_interpreter(path: str) -> str:
 
 
 def plugin_files(image: bytes) -> Callable[[str, str], None]:
-    """Return a function for files.replace(). It writes the first file, and makes the others hard links to it if the
-    file system has hard links."""
+    """Return a function for files.replace(). It writes the first file, and makes the other files hard links to it if
+    the file system supports hard links."""
     first = None
 
     def write(_: str, path: str) -> None:

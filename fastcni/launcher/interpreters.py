@@ -1,8 +1,9 @@
-"""The interpreters that a plugin file tries, and the check that one is the Python that the file was packed for.
+"""List the interpreters that a plugin file tries, and check that an interpreter is the Python that the file was packed
+for.
 
 A file's code runs only in a Python with the same bytecode and the same extension modules. An upgrade of the
-distribution can remove that Python, and another one of the same version may be elsewhere. So the file has a list of
-paths. The launcher executes the first that exists. In a Python of another version or build, only REFUSE runs.
+distribution can remove that Python, while the same Python exists at another path. So the file has a list of paths, and
+the launcher executes the first that exists. In a Python of another version or build, only REFUSE runs.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ FOLDERS = ("/usr/bin", "/usr/local/bin")
 LIST_BYTES = 1024           # bytes of the launcher's field
 CORE = "python_core.elf"    # see python_core.c
 
-# Runs in a Python of any version. It executes the next interpreter of the list, or prints the error document.
-# f: the plugin file, a descriptor.
+# Code that runs in a Python of any version. It executes the next interpreter of the list, or prints the error document.
+# f: a descriptor of the plugin file.
 REFUSE = """\
 import _imp, posix, sys
 rest = {interpreters!r}
@@ -46,27 +47,29 @@ posix._exit(1)
 
 
 def version() -> str:
-    """The Python this process runs and packs for, as in "3.11" or "3.13t"."""
+    """Return the version of the Python that this process runs and packs for, such as "3.11" or "3.13t"."""
     return f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
 
 
 def suffix() -> str:
-    """The first suffix of this Python's extension modules. It names version, machine and C library (PEP 3149)."""
+    """Return the first suffix of this Python's extension modules. It names version, machine and C library (PEP
+    3149)."""
     return _imp.extension_suffixes()[0]
 
 
 def alternatives(interpreter: str) -> list[str]:
-    """Paths at which the same Python may be found if `interpreter` is gone.
+    """Return paths at which the same Python may be found if `interpreter` no longer exists.
 
-    First the interpreter of this process: that of a virtual environment follows an upgrade of the one behind it.
+    The first is the interpreter of this process: a virtual environment's link follows an upgrade of its base
+    interpreter.
     """
     paths = [sys.executable, *(f"{folder}/python{version()}" for folder in FOLDERS)]
     return [path for path in dict.fromkeys(paths) if os.path.isabs(path or "") and path != interpreter]
 
 
 def core_of(interpreter: str, folder: str = os.path.dirname(os.path.abspath(__file__))) -> str:
-    """Return the path of python_core.elf in a folder. Return "" if there is none, or if it is of another build than the
-    interpreter. The interpreter's library may not fit the built-in modules of another build."""
+    """Return the path of python_core.elf in a directory; "" if there is none, or if it is of another build than the
+    interpreter, because the interpreter's library may not fit the built-in modules of another build."""
     path = os.path.join(folder, CORE)
     if not os.access(path, os.X_OK):
         return ""
@@ -75,19 +78,19 @@ def core_of(interpreter: str, folder: str = os.path.dirname(os.path.abspath(__fi
 
 def same_build(core: str, interpreter: str) -> bool:
     """Return whether a python_core.elf runs on this machine and is of the interpreter's build. Raises PermissionError
-    if this user may not run one of the two."""
+    if this user may not run one of them."""
     try:
         built, own = (subprocess.run(command, capture_output=True, timeout=60, check=True).stdout for command in
                       ([core, "--version"], [interpreter, "-ISB", "-c", "import sys; print(sys.version)"]))
     except PermissionError:
         raise
-    except (OSError, subprocess.SubprocessError):   # of another machine; or the interpreter was removed meanwhile
+    except (OSError, subprocess.SubprocessError):   # of another machine, or the interpreter was just removed
         return False
     return built == own
 
 
 def as_list(interpreter: str, others: list[str]) -> list[str]:
-    """Return the list for the launcher's field: the interpreter, and as many of the others as fit."""
+    """Return the list for the launcher's field: the interpreter, and as many of the other paths as fit."""
     chosen = [interpreter]
     for path in others:
         if len(os.fsencode("\0".join([*chosen, path]))) + 2 <= LIST_BYTES:

@@ -1,4 +1,4 @@
-"""The modules that a plugin file contains: fastcni's own, those of a library, and the compiled leaves."""
+"""Collect the modules of a plugin file: fastcni's own, those of a library, and the extension modules."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from fastcni.launcher.strip import stripped, without_columns
 
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
 ROWS = ("spec", "kernel", "clients", "kit", "plugins")  # the packages below handle.py
-# Of these, what only the server, the agent, commands and type checkers import
+# Modules of these that only the server, the agent, commands and type checkers import
 NOT_PACKED = ("kernel/devices/vxlan.py", "kernel/devices/wireguard.py", "kernel/nft_trace.py",
               "kit/datapath/restrict.py", "kit/firewall/contract.py", "kit/ipam/cluster/stores/whereabouts_pools.py",
               "kit/ipam/cluster/upkeep.py")
-# Of `dhcp daemon`, which takes the rest from the standard library; no plugin imports them
+# Modules of `dhcp daemon`, which imports the rest from the standard library; no plugin imports these modules
 DAEMON_FOLDER, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py")
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/netavark.py",
           "launcher/one_shot.py")
 ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # what bootstrap.py calls
 LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_processes", "_rtnetlink", "_run_token", "_system")  # in leaves.so
-# Of Python, for python_core.elf: texts that are not valid UTF-8 need them, before the standard library is found
+# Modules of Python for python_core.elf: texts that are not valid UTF-8 need them, before the standard library is found
 CODECS = ("encodings/__init__.py", "encodings/aliases.py", "encodings/utf_8.py")
 LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported for such a pod only
 
 
 class PackError(Exception):
-    """The file cannot be made; the text says of which part, and why."""
+    """The plugin file cannot be made; the text names the part and the reason."""
 
 
 class Module:
@@ -45,7 +45,8 @@ class Module:
 
 
 def own(more: dict[str, str]) -> dict[str, Module]:
-    """{name: Module} of fastcni's modules. `more`: {CNI type: module} of other distributions, for the packed table."""
+    """Return {name: Module} of fastcni's modules. more: {CNI type: module} of other distributions, for the packed
+    table."""
     found = ["fastcni/" + name for name in SINGLE]
     for row in ROWS:
         for folder, _, names in os.walk(os.path.join(PACKAGE, row)):
@@ -64,23 +65,23 @@ def own(more: dict[str, str]) -> dict[str, Module]:
 
 
 def site_packages() -> tuple[str, ...]:
-    """The folders of the packages that fastcni imports only if a configuration needs them. If these are in a virtual
-    environment, the interpreter of the plugin files, which is the one behind it, does not know them."""
+    """Return the directories of the packages that fastcni imports only if a configuration needs them. If these are in a
+    virtual environment, the interpreter of the plugin files, its base interpreter, does not find them by itself."""
     specs = [importlib.util.find_spec(name) for name in NEEDED]
     folders = [os.path.dirname(os.path.dirname(spec.origin)) for spec in specs if spec and spec.origin]
     return tuple(dict.fromkeys(folders))
 
 
 def daemon() -> dict[str, Module]:
-    """{name: Module} of the daemon of the dhcp plugin."""
+    """Return {name: Module} of the dhcp plugin's daemon."""
     names = [f"{DAEMON_FOLDER}/{name}" for name in os.listdir(os.path.join(PACKAGE, DAEMON_FOLDER))]
     names = sorted([name for name in names if name.endswith(".py")] + list(DAEMON_SINGLE))
     return in_folder(os.path.dirname(PACKAGE), [f"fastcni/{name}" for name in names])
 
 
 def library() -> dict[str, Module]:
-    """{name: Module} of the library, without its subpackages, which are for other uses. Empty if it is not installed:
-    then the code that needs it raises an error."""
+    """Return {name: Module} of the library, without its subpackages, which fastcni does not use. {} if the library is
+    not installed: the code that needs it then raises an error."""
     spec = importlib.util.find_spec(LIBRARY)
     if not (spec and spec.origin):
         return {}
@@ -90,12 +91,12 @@ def library() -> dict[str, Module]:
 
 
 def codecs() -> dict[str, Module]:
-    """{name: Module} of the modules by which Python finds a codec."""
+    """Return {name: Module} of the modules by which Python finds a codec."""
     return in_folder(os.path.dirname(os.__file__), CODECS)
 
 
 def in_folder(folder: str, paths: Iterable[str]) -> dict[str, Module]:
-    """{name: Module} of the sources at these paths, which are relative to the folder. Raises PackError."""
+    """Return {name: Module} of the sources at these paths, which are relative to the directory. Raises PackError."""
     modules: dict[str, Module] = {}
     for path in paths:
         add_module(modules, path, read(os.path.join(folder, path)))
@@ -103,13 +104,13 @@ def in_folder(folder: str, paths: Iterable[str]) -> dict[str, Module]:
 
 
 def extensions() -> str:
-    """The folder of the interpreter's extension modules, "" if it has none."""
+    """Return the directory of the interpreter's extension modules, "" if it has none."""
     spec = importlib.util.find_spec("_json")
     return os.path.dirname(spec.origin) if spec and spec.has_location and spec.origin else ""
 
 
 def library_licences() -> list[bytes]:
-    """Return the library's licence, which each copy has to contain."""
+    """Return the library's licence, which each copy must contain."""
     try:
         files = metadata.files(LIBRARY) or ()
     except metadata.PackageNotFoundError:
@@ -124,25 +125,25 @@ def add_module(modules: dict[str, Module], path: str, source: bytes) -> None:
 
 
 def bootstrap() -> CodeType:
-    """Return the code of bootstrap.py, which is no module of the plugin file."""
+    """Return the code of bootstrap.py, which is not a module of the plugin file."""
     path = "launcher/bootstrap.py"
     return compiled(read(os.path.join(PACKAGE, path)), f"fastcni/{path}")
 
 
 @functools.cache
 def compiled(source: bytes, name: str) -> CodeType:
-    """Compiled without docstrings, assertions and annotations: a third less to read at each start. A process that packs
-    again has it already."""
+    """Compile a module without docstrings, assertions and annotations, which makes the code a third smaller. The result
+    is cached in this process."""
     return without_columns(compile(stripped(source, name), name, "exec", dont_inherit=True, optimize=2))
 
 
 def leaves() -> bytes:
-    """The shared object of all leaves, for this Python."""
+    """Return the shared object of all extension modules, for this Python."""
     return read(os.path.join(PACKAGE, "launcher", "leaves" + _imp.extension_suffixes()[0]))
 
 
 def read(path: str) -> bytes:
-    """The content of a file of this installation. Raises PackError."""
+    """Return the content of a file of this installation. Raises PackError."""
     try:
         with open(path, "rb") as file:
             return file.read()

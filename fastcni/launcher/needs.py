@@ -1,4 +1,4 @@
-"""Which modules each plugin needs, read from the imports at the top of their sources."""
+"""Find the modules that each plugin needs, from the imports at the top of the sources."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ FINDS_LINKS = "fastcni.kit.links.find"  # the module that plugins import to read
 
 
 def needed(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict[str, list[str]]:
-    """{CNI type: the modules and leaves of fastcni that it needs, in an order in which they can be run}.
+    """Return {CNI type: the modules and extension modules of fastcni that it needs, in an order in which they can be
+    run}.
 
-    With a plugin that asks IPAM goes host-local, the usual delegate. own: fastcni's modules. others: {CNI type: the
-    modules of a plugin of another distribution}. The import system loads these: they may import each other in a circle,
-    and use the attributes that it sets in a module.
+    A plugin that asks IPAM also gets the modules of host-local, the usual delegate. own: fastcni's modules. others:
+    {CNI type: the modules of a plugin of another distribution}. The import system loads these modules, because they may
+    import each other in a circle, and use the attributes that the import system sets in a module.
     """
     needs = needs_of_all(own)
     ends = {kind: [module] for kind, module in BUILT_IN.items()}
@@ -36,13 +37,14 @@ def needed(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict
 
 
 def needs_of_all(own: dict[str, Module]) -> dict[str, list[str]]:
-    """needs_of() fastcni's modules and leaves."""
+    """Return needs_of() of fastcni's modules and extension modules."""
     return needs_of({name: module.source for name, module in own.items()} | {f"fastcni.{leaf}": b"" for leaf in LEAVES})
 
 
 def late_groups(own: dict[str, Module], every: Container[str]) -> list[tuple[list[str], list[int]]]:
-    """The modules that requests import late and together, without leaves and those in `every`: the firewall backends,
-    and what they need. [(the modules of a group, the indexes of the groups that they need, itself among them)]"""
+    """Return [(the modules of a group, the indexes of the groups that they need, including their own)] of the modules
+    that requests import late and together: the firewall backends and the modules that they need, without extension
+    modules and those in `every`."""
     needs = needs_of_all(own)
     ends = [f"{backends.__package__}.{module}" for of in backends.TABLE.values() for module in of.values()]
     found = [[name for name in group if name in own and name not in every] for group in groups(ends, needs)]
@@ -53,7 +55,7 @@ def late_groups(own: dict[str, Module], every: Container[str]) -> list[tuple[lis
 
 
 def in_one_part(parts: dict[str, list[str]]) -> dict[str, str]:
-    """{module: a plugin that needs it} of the modules that are in one part only; equal parts count as one."""
+    """Return {module: a plugin that needs it} of the modules that are in only one part; equal parts count as one."""
     distinct = {tuple(names): kind for kind, names in parts.items()}
     kinds: dict[str, list[str]] = {}
     for names, kind in distinct.items():
@@ -63,16 +65,16 @@ def in_one_part(parts: dict[str, list[str]]) -> dict[str, str]:
 
 
 def common(orders: Iterable[list[str]]) -> list[str]:
-    """The modules that are in each of `orders`, in a valid order: what one of them imports is one of them."""
+    """Return the modules that are in all of `orders`, in a valid order: their imports are in all of `orders`, too."""
     first, *rest = orders
     return [name for name in first if all(name in other for other in rest)]
 
 
 def groups(ends: Iterable[str], needs: dict[str, list[str]]) -> list[list[str]]:
-    """The modules that `ends` need, in groups: the modules of a group are needed by the same ones of them.
+    """Return the modules that `ends` need, in groups: all modules of a group are needed by the same ends.
 
-    Groups, and the modules in each, are in an order in which they can be run: an end that needs a module also needs
-    what the module imports, so the groups of more ends go first.
+    Groups, and the modules in each, are in an order in which they can be run: an end that needs a module also needs the
+    module's imports, so groups of more ends come first.
     """
     closures = [{*load_order([end], needs)} for end in ends]
     found: dict[tuple[bool, ...], list[str]] = {}
@@ -82,15 +84,16 @@ def groups(ends: Iterable[str], needs: dict[str, list[str]]) -> list[list[str]]:
 
 
 def needs_of(sources: dict[str, bytes]) -> dict[str, list[str]]:
-    """{module name: the known modules that it imports when it is run} of {module name: source}.
+    """Return {module name: the known modules that it imports when it is run} for {module name: source}.
 
-    Imports inside functions do not count: they are put off on purpose. Nor do those for type checkers.
+    Imports inside functions are ignored, because they are intentionally late; imports for type checkers, too.
     """
     return {name: imports(source, sources) for name, source in sources.items()}
 
 
 def others(modules: dict[str, Module]) -> list[str]:
-    """The modules of Python and of other projects that some statement of `modules` imports, also within functions."""
+    """Return the modules of Python and of other projects that a statement in `modules` imports, also within
+    functions."""
     found: set[str] = set()
     for module in modules.values():
         for node in ast.walk(stripped(module.source, "<source>")):
@@ -102,12 +105,12 @@ def others(modules: dict[str, Module]) -> list[str]:
 
 
 def load_order(ends: Iterable[str], needs: dict[str, list[str]]) -> list[str]:
-    """The modules `ends` and all that they need, each after its package and after those that it imports."""
+    """Return the modules `ends` and all that they need, each after its package and after its imports."""
     return list(walk(ends, needs, {}))
 
 
 def walk(names: Iterable[str], needs: dict[str, list[str]], seen: dict[str, bool]) -> dict[str, bool]:
-    """Depth first; `seen` is a dict for its order."""
+    """Walk the modules depth first. seen: a dict, because it keeps the order."""
     for name in names:
         if name and name not in seen:
             walk([name.rpartition(".")[0]], needs, seen)
@@ -117,13 +120,14 @@ def walk(names: Iterable[str], needs: dict[str, list[str]], seen: dict[str, bool
 
 
 def imports(source: bytes, known: Container[str]) -> list[str]:
-    """The known modules that a module imports when it is run."""
+    """Return the known modules that a module imports when it is run."""
     return [name for name in imported(source) if name in known]
 
 
 @functools.cache
 def imported(source: bytes) -> tuple[str, ...]:
-    """All that a module imports when it is run; of `from a import b` both a.b and a. It is asked for more than once."""
+    """Return all names that a module imports when it is run; for `from a import b` both a.b and a. Cached, because
+    callers repeat the call."""
     found: list[str] = []
     for node in stripped(source, "<source>").body:
         if isinstance(node, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""A one-shot request of netavark's plugin protocol: spec/netavark.py says what it is in CNI."""
+"""Run a one-shot request of netavark's plugin protocol, which spec/netavark.py converts to CNI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def begin(env: dict[str, str], stdin: bytes, write: Write) -> tuple[dict[str, str], bytes, Handle, Write]:
-    """Return the variables and stdin of the CNI request, what takes the place of fastcni.handle.handle(), and the
+    """Return the variables and stdin of the CNI request, a function that replaces fastcni.handle.handle(), and the
     function that writes the result of an ADD."""
     def write_result(fd: int, data: bytes) -> None:
         write(fd, netavark.answer(0, data))

@@ -1,4 +1,5 @@
-"""The mode of a request that a plugin file answers itself, in a process that ends with its answer."""
+"""Define OneShotMode, the mode of a request that a plugin file answers itself, in a process that ends with the
+answer."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 
 
 class OneShotMode(Mode):
-    """The result of an ADD goes to stdout. System calls that take long go to other processes, which hold none of the
-    caller's streams. A thread would not do: a process ends only when its last thread has left the kernel.
+    """The mode of one request. The result of an ADD is written to stdout. Long system calls run in other processes,
+    which do not hold the caller's streams. Threads could not do this, because a process ends only when its last thread
+    has left the kernel.
 
     write      write(fd, data), which writes all of the data
-    delivered  the result that was written, None: none yet
+    delivered  the written result, None before
     """
 
     __slots__ = ("write", "delivered")
@@ -40,7 +42,7 @@ class OneShotMode(Mode):
         self.delivered = reply
 
     def defer(self, fn: Callable[..., object], *args: object) -> None:
-        fn(*args)                       # this process would not end before a thread has left the kernel
+        fn(*args)                       # in a thread, this process could not end before the thread has left the kernel
 
     def send_deletion(self, watcher: Socket, data: bytes, request: DeleteRequest) -> None:
         try:
@@ -49,10 +51,10 @@ class OneShotMode(Mode):
             super().send_deletion(watcher, data, request)
 
     def close_later(self, sock: Socket) -> None:
-        """Leave the last close() of a socket to another process.
+        """Let another process make the last close() of a socket.
 
-        Both processes have the socket, and the kernel makes the last one wait. So the other one ends after this one: it
-        reads a pipe without a writer, until this process has closed its end.
+        Both processes have the socket, and the kernel makes the last close() wait. So the other process ends later: it
+        reads a pipe until this process has closed the pipe's other end.
         """
         try:
             hold_files(*posix.pipe())

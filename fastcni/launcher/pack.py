@@ -1,10 +1,10 @@
-"""The bytes of a plugin file: the ELF program with a zip of fastcni's code behind it.
+"""Make the bytes of a plugin file: the ELF program followed by a zip of fastcni's code.
 
     +----------------------+
     | launcher.elf         |  a struct config in its data, filled in here: interpreter, version, bootstrap
     +----------------------+
     | zip, nothing packed: |
-    |   code               |  marshalled code of each other module that a one-shot plugin may need, end to end
+    |   code               |  marshalled code of each other module that a one-shot plugin may need, concatenated
     |   part/ipam          |  the modules that every plugin which asks IPAM needs, marshalled together
     |   part/links         |  those that every other plugin needs which reads links
     |   part/of-bridge, ...|  the other modules that a plugin, or several, need, marshalled together
@@ -19,7 +19,7 @@
     |   __main__.py        |  the same text once more, for `python3 -I -S FILE`
     +----------------------+
 
-The bootstrap text holds offsets into this file, so the launcher and Python need not search for anything.
+The bootstrap text contains offsets into this file, so that the launcher and Python need not search.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ CONFIG = struct.Struct("16s1024s32s1008s1024s504s3Q8I4I1024s")
 # Bytes of interpreters, version, bootstrap, server, libraries
 FIELDS = (interpreters.LIST_BYTES, 32, 1008, 1024, LIBRARIES_BYTES)
 VERSIONS_BYTES = 1024
-SERVER_ARGUMENTS = 15  # of the server's command line: MAX_ARGUMENTS of autostart.h
+SERVER_ARGUMENTS = 15  # arguments of the server's command line: MAX_ARGUMENTS of autostart.h
 DEADLINES = (UNREAD_S, ANSWER_S, QUICK_ANSWER_S)
 
 # {file} opens or names the plugin file. The test comes first: code of another Python cannot even be read. The garbage
-# collector is off: it would look, for 0.3 ms, through modules that live until the end. {failed} is a string, which is
-# compiled only if it is needed: that takes as long as compiling the rest. python_core.elf
-# with the same leaves is of the same Python. So only an interpreter imports the module with the magic number, and io.
+# collector is off, because it would search modules that live until the end, for 0.3 ms. {failed} is a string, which is
+# compiled only if it is needed, because compiling it takes as long as the rest. python_core.elf with the same extension
+# modules is of the same Python. So only an interpreter imports the module with the magic number, and io.
 BOOTSTRAP = """\
 import sys,posix,marshal,gc
 try:
@@ -80,7 +80,7 @@ try:
 except Exception as x:exec({failed!r})
 main({name},f,i)
 """
-# If the file cannot be read, this prints the error document: code 11 if descriptors or memory have run out.
+# Code that prints the error document if the file cannot be read: code 11 if descriptors or memory have run out.
 FAILED = """\
 n=getattr(x,'errno',0);c=11 if n in{exhausted}or isinstance(x,MemoryError)else 5
 t=x.strerror+' (errno %d)'%n if n else type(x).__name__
@@ -93,17 +93,17 @@ BY_PYTHON = {"file": "posix.open(sys.argv[0],524288)", "name": "sys.argv[0].rspl
 
 def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: Sequence[ThirdParty] = (),
          alternatives: Sequence[str] = (), server: Sequence[str] = (), core: str = "", core_path: str = "") -> bytes:
-    """The bytes of a plugin file that starts `interpreter`, an absolute path to the same Python as this one.
+    """Return the bytes of a plugin file that starts `interpreter`, an absolute path to the same Python as this one.
 
-    alternatives: other paths at which that Python may be, if it is gone there; those that fit are packed.
-    core: the path of python_core.elf, if it is of the same build as the interpreter; it is tried first.
-    core_path: where a copy of it will be on the node, with any modification time; by default it is used where it is.
+    alternatives: other paths at which that Python may be if `interpreter` no longer exists; those that fit are packed.
+    core: the path of python_core.elf, if it is of the interpreter's build; the launcher tries it first. core_path: the
+    path of its copy on the node, with any modification time; by default the path `core`.
     server: the command line with which a request that finds no server starts one; by default none.
-    deadlines: seconds that it waits for a server; only tests give other values than the default. third_party: plugins
-    of other distributions, whose modules go into the file, too.
+    deadlines: seconds that the plugin file waits for a server; only tests change the default. third_party: plugins of
+    other distributions, whose modules are also packed.
 
-    Raises PackError when a part is not compiled, a plugin cannot be packed, or a path is too long for the launcher;
-    OSError if there is a core and no interpreter.
+    Raises PackError if a part is not compiled, a plugin cannot be packed, or a path is too long for the launcher;
+    OSError if there is a core but no interpreter.
     """
     others = list(alternatives)
     first, *rest = [core_path or core, interpreter, *others] if core else [interpreter, *others]
@@ -175,7 +175,7 @@ def shared_part(names: Container[str]) -> str:
 def packed(
     own: dict[str, Module], names: Iterable[str], without: Container[str] = ()
 ) -> list[tuple[str, str, str, bool, CodeType | None]]:
-    """Return the input of bootstrap.preload() for `names`: the modules' code, and None for a leaf."""
+    """Return the input of bootstrap.preload() for `names`: the modules' code, and None for an extension module."""
     found = []
     for name in names:
         if name not in without:
@@ -186,7 +186,7 @@ def packed(
 
 
 def joined(modules: dict[str, Module]) -> tuple[bytes, dict[str, tuple[str, int, int]]]:
-    """The code of all modules: (blob, {module name: (kind, offset in blob, length)})."""
+    """Return the code of all modules: (blob, {module name: (kind, offset in blob, length)})."""
     pieces, index, at = [], {}, 0
     for name, module in modules.items():
         data = marshal.dumps(module.code)
@@ -198,7 +198,7 @@ def joined(modules: dict[str, Module]) -> tuple[bytes, dict[str, tuple[str, int,
 
 def add(out: zipfile.ZipFile, image: io.BytesIO, name: str, data: bytes) -> tuple[int, int]:
     """Store one member; return (offset, length) of its bytes in the file."""
-    info = zipfile.ZipInfo(name)  # a date of 1980, so that the same input gives the same file
+    info = zipfile.ZipInfo(name)  # dated 1980, so that the same input gives the same file
     info.external_attr = 0o644 << 16
     out.writestr(info, data)
     end = image.tell()
@@ -207,7 +207,7 @@ def add(out: zipfile.ZipFile, image: io.BytesIO, name: str, data: bytes) -> tupl
 
 
 def bootstrap_text(places: dict[str, tuple[int, int]], way: dict[str, str]) -> bytes:
-    """The few lines of Python that find the boot member, or the refusal."""
+    """Return the lines of Python that find the member boot, or otherwise refuse.py."""
     magic = _frozen_importlib_external.MAGIC_NUMBER
     failed = FAILED.format(exhausted=EXHAUSTED)
     return BOOTSTRAP.format(magic=magic, suffix=interpreters.suffix(), leaves=leaves_digest(), failed=failed, **places,
@@ -215,7 +215,8 @@ def bootstrap_text(places: dict[str, tuple[int, int]], way: dict[str, str]) -> b
 
 
 def leaves_digest() -> str:
-    """Return the digest by which python_core.elf names the leaves that it has; setup.py makes the same."""
+    """Return the digest by which python_core.elf identifies its extension modules; setup.py computes the same
+    digest."""
     return hashlib.sha256(modules.leaves()).hexdigest()[:16]
 
 
@@ -226,7 +227,7 @@ def as_field(texts: Sequence[str]) -> bytes:
 
 def version_answers(third_party: Iterable[ThirdParty]) -> dict[bytes, list[str]]:
     """Return {answer to VERSION: CNI types of the plugins that give it}, for the launcher. A module of another
-    distribution that cannot be imported is left out: its error is Python's to report."""
+    distribution that cannot be imported is left out, so that Python reports its error."""
     found: dict[bytes, list[str]] = {}
     for kind, module in [*plugins.BUILT_IN.items(), *((it.kind, it.module) for it in third_party)]:
         try:
@@ -239,7 +240,7 @@ def version_answers(third_party: Iterable[ThirdParty]) -> dict[bytes, list[str]]
 
 
 def as_versions(answers: Mapping[bytes, Iterable[str]]) -> bytes:
-    """Return the launcher's field `versions`. Python gives the answers that have no room in it."""
+    """Return the launcher's field `versions`. Python gives the answers that do not fit."""
     field = b""
     for answer, kinds in answers.items():
         part = answer + b"\0" + as_field(list(kinds)) + b"\0"
@@ -249,7 +250,7 @@ def as_versions(answers: Mapping[bytes, Iterable[str]]) -> bytes:
 
 def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: Sequence[str], libraries: Sequence[str],
                core: Iterable[int], deadlines: Sequence[float], versions: bytes) -> bytes:
-    """The file with the launcher's config filled in."""
+    """Return the file with the launcher's config filled in."""
     at = image.find(CONFIG_MAGIC)
     if len(server) > SERVER_ARGUMENTS or "" in server:
         raise PackError(f"the launcher cannot start this command line: {server!r}")
@@ -264,7 +265,7 @@ def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: S
 
 def read_config(head: bytes) -> tuple[str, str, str, tuple[int, ...]]:
     """Read the first bytes of a plugin file. Return the path of its interpreter, the interpreter's version, and the
-    path and Core.fields() of its python_core.elf. What it does not have is "" or ()."""
+    path and Core.fields() of its python_core.elf. Missing values are "" or ()."""
     at = head.find(CONFIG_MAGIC)
     if at < 0 or len(head) < at + CONFIG.size:
         return "", "", "", ()

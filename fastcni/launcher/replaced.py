@@ -1,7 +1,7 @@
-"""The files that fastcni's plugins replaced, kept in BIN/.fastcni-replaced until `fastcni uninstall` restores them.
+"""Keep the files that fastcni's plugins replaced, in BIN/.fastcni-replaced, until `fastcni uninstall` restores them.
 
-A file is kept as a hard link, so its mode, times, owner and other names stay. Each step is one rename(2) or link(2): a
-crash at any point leaves complete files, and a repeat finishes.
+A file is kept as a hard link, so that its mode, times, owner and other names stay. Each step is one rename(2) or
+link(2): a crash at any point leaves complete files, and a second run finishes the work.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def kept(bin_dir: str) -> list[str]:
 
 @contextlib.contextmanager
 def locked(bin_dir: str) -> Iterator[None]:
-    """Wait for other commands that change this plugin directory, and remove the files that a killed command left.
+    """Wait for other commands that change this plugin directory, and remove the files of a killed command.
     Raises OSError."""
     handle = os.open(bin_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -52,7 +52,7 @@ def locked(bin_dir: str) -> Iterator[None]:
 
 
 def keep(bin_dir: str, name: str) -> None:
-    """Keep the file `name`, which stays where it is. It replaces one that was kept before. Raises OSError."""
+    """Keep the file `name`, which also stays in its place. It replaces a file that was kept before. Raises OSError."""
     make_folders(folder(bin_dir), 0o755)
     path, place = os.path.join(bin_dir, name), os.path.join(folder(bin_dir), name)
     temporary = os.path.join(folder(bin_dir), f".fastcni-{secrets.token_hex(8)}-{name}")
@@ -60,7 +60,7 @@ def keep(bin_dir: str, name: str) -> None:
         link_or_copy(path, temporary)
         os.rename(temporary, place)
     finally:
-        with contextlib.suppress(FileNotFoundError):        # rename(2) leaves both names of one file
+        with contextlib.suppress(FileNotFoundError):        # rename(2) keeps both names if they are links to one file
             os.unlink(temporary)
 
 
@@ -89,7 +89,7 @@ def restore(bin_dir: str, name: str) -> None:
 
 
 def is_in_place(bin_dir: str, name: str) -> bool:
-    """Return whether the kept file is the one that is installed: an install kept it and did not get further."""
+    """Return whether the kept file is still the installed file, because an install stopped after keeping it."""
     try:
         one, other = (os.lstat(os.path.join(where, name)) for where in (bin_dir, folder(bin_dir)))
     except FileNotFoundError:
@@ -99,13 +99,13 @@ def is_in_place(bin_dir: str, name: str) -> bool:
 
 
 def forget(bin_dir: str, name: str) -> None:
-    """Remove a kept file; success if there is none. Raises OSError."""
+    """Remove a kept file; a missing file is no error. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder(bin_dir), name))
 
 
 def remove_folder(bin_dir: str) -> bool:
-    """Remove the folder. Return whether it is gone: it is not while it has files."""
+    """Remove the directory if it is empty. Return whether it was removed."""
     try:
         os.rmdir(folder(bin_dir))
     except FileNotFoundError:

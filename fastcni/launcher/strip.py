@@ -1,4 +1,4 @@
-"""Remove what plugins never read from code that is packed: annotations, their imports, and columns of the source.
+"""Remove from packed code what plugins never read: annotations, their imports, and source columns.
 
     from __future__ import annotations              (nothing)
     TYPE_CHECKING = False                           TYPE_CHECKING = False
@@ -7,10 +7,11 @@
     def find(sock: Socket, name: str) -> Link:      def find(sock, name):
     count: int = 0                                  count = 0
 
-The compiler notes a line and two columns for each instruction. A traceback needs the columns only to underline source,
-and the plugin file has no source, so the code keeps its lines alone. The columns are a fifth of its size.
+The compiler records a line and two columns for each instruction. A traceback needs the columns only to underline
+source, which the plugin file does not have, so the code keeps only the lines. The columns are a fifth of the code's
+size.
 
-A one-shot plugin reads its code at each start, so it pays for each byte of it.
+A one-shot plugin reads its code at each start, so each byte costs time.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ from itertools import groupby
 from os import PathLike
 from types import CodeType
 
-NO_COLUMNS, NO_LOCATION = 13, 15        # kinds of entries of a code object's table of places
-MAX_UNITS = 8                           # of two bytes of instructions, that one entry is for
+NO_COLUMNS, NO_LOCATION = 13, 15        # kinds of entries in a code object's location table
+MAX_UNITS = 8                           # of two bytes of instructions, for one entry
 
 
 def stripped(source: bytes | str, filename: str | PathLike[str]) -> ast.Module:
-    """The syntax tree of `source` (bytes or text), ready for compile(). Raises SyntaxError."""
+    """Return the syntax tree of `source` (bytes or text), ready for compile(). Raises SyntaxError."""
     tree = ast.parse(source, filename)
     Stripper().visit(tree)
     return ast.fix_missing_locations(tree)
 
 
 def without_columns(code: CodeType) -> CodeType:
-    """The code, and all code in it, with the same lines and no columns."""
+    """Return the code, and all code in it, with the same lines and no columns."""
     consts = tuple(without_columns(it) if isinstance(it, CodeType) else it for it in code.co_consts)
     return code.replace(co_consts=consts, co_linetable=line_table(code))
 
 
 def line_table(code: CodeType) -> bytes:
-    """The table of places with the lines alone. Source: "Source code locations", Objects/locations.md of CPython."""
+    """Return the location table with only the lines. Source: "Source code locations", Objects/locations.md of
+    CPython."""
     table, before = bytearray(), code.co_firstlineno
     for line, units in groupby(line for line, *_ in code.co_positions()):
         left = sum(1 for _ in units)
@@ -53,7 +55,8 @@ def line_table(code: CodeType) -> bytes:
 
 
 def signed_varint(number: int) -> bytes:
-    """Six bits a byte, the lowest first, and a bit that says whether more follow; the sign is the lowest bit."""
+    """Encode a number with six bits in each byte, the lowest first, and a bit that says whether more bytes follow; the
+    sign is the lowest bit."""
     number = -number << 1 | 1 if number < 0 else number << 1
     found = bytearray()
     while number >= 64:
@@ -63,7 +66,7 @@ def signed_varint(number: int) -> bytes:
 
 
 class Stripper(ast.NodeTransformer):
-    """The rules that the module's docstring shows."""
+    """An AST transformer with the rules in the module's docstring."""
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         return None if node.module == "__future__" else node

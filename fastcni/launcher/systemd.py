@@ -1,5 +1,5 @@
-"""The systemd units: the warm server's, those that repeat the install when the plugins' Python changes, and those of
-the dhcp daemon.
+"""Write and remove the systemd units: the warm server's, those that repeat the install when the plugins' Python
+changes, and those of the dhcp daemon.
 
 `fastcni install` writes them and never runs systemctl. `fastcni uninstall` stops, disables and removes them.
 """
@@ -120,8 +120,8 @@ RestrictSUIDSGID=yes
 WantedBy=multi-user.target
 Also=fastcni.socket
 """
-# A path unit, and no hook of a package manager: it works for every distribution and for interpreters of no package, and
-# it cannot make a package manager fail.
+# This is a path unit instead of a package manager's hook, because it works for all distributions and for interpreters
+# without a package, and cannot make a package manager fail.
 REINSTALL_PATH = """\
 # Written by `fastcni install --systemd`, which overwrites it. Put changes into fastcni-reinstall.path.d/*.conf.
 [Unit]
@@ -157,7 +157,7 @@ NoNewPrivileges=yes
 PrivateTmp=yes
 ProtectHome=read-only
 """
-# $1: the interpreter of the last install, $2: the Python that has the package, the rest: arguments of the command.
+# $1: the interpreter of the last install, $2: the Python that has the package, the rest: the command's arguments.
 REINSTALL = """\
 old=$1 python=$2; shift 2; \
 for p in "$python" /usr/bin/python3 /usr/local/bin/python3; do \
@@ -169,7 +169,7 @@ echo "no Python here can install the fastcni plugins: install the fastcni packag
 exit 1"""
 UNITS = ("fastcni.socket", "fastcni.service", "fastcni-reinstall.path", "fastcni-reinstall.service")
 PLAIN = frozenset(string.ascii_letters + string.digits + "/._-+=,")      # need no quotes in a command line
-UNSAFE = frozenset("\"'\\")          # systemd refuses a program's path with these, string_is_safe()
+UNSAFE = frozenset("\"'\\")          # systemd rejects a program's path with these, string_is_safe()
 CAPABILITIES = ("CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN")
 
 
@@ -179,8 +179,8 @@ def install_units(unit_dir: str | os.PathLike[str] = UNIT_DIR,
     """Write the units, replacing old ones in one step. Return their paths, the socket's first.
 
     unit_dir: created if it is missing. command: the server's command line, its first item an absolute path; by default
-    the server in this Python. plugins: what was installed, for the units that repeat it; without it these are not
-    written. names: the CNI types that were asked for, () for all. dhcp: also write the units of the dhcp daemon of
+    the server in this Python. plugins: the result of the install, for the units that repeat it; without it these units
+    are not written. names: the requested CNI types, () for all. dhcp: also write the units of the dhcp daemon of
     `plugins`. Raises InstallError.
     """
     if command is None:
@@ -225,7 +225,7 @@ def next_command(written: Sequence[str]) -> str:
 
 
 def installed_units(unit_dir: str | os.PathLike[str] = UNIT_DIR) -> list[str]:
-    """Return the paths of the units in a folder that `fastcni install` has written. Raises OSError."""
+    """Return the paths of the units in a directory that `fastcni install` has written. Raises OSError."""
     names = (*UNITS, *systemd_dhcp.NAMES)
     return [path for path in (os.path.join(os.path.abspath(unit_dir), name) for name in names) if is_written(path)]
 
@@ -239,7 +239,7 @@ def is_written(path: str) -> bool:
 
 
 def remove_units(paths: Sequence[str]) -> list[str]:
-    """Stop, disable and remove units. Return those that ran, by name. Raises InstallError.
+    """Stop, disable and remove units. Return the names of those that ran. Raises InstallError.
 
     systemctl is called only for units that systemd has loaded from these files.
     """
@@ -300,7 +300,8 @@ def own_command() -> list[str]:
 def command_line(arguments: Sequence[str | os.PathLike[str]]) -> str:
     """Return the arguments quoted for ExecStart= (systemd.service(5), "Command lines"; systemd.syntax(7), "Quoting").
 
-    A dollar sign in the program's path cannot be doubled. The prefix ":" turns the expansion of variables off.
+    A dollar sign in the program's path cannot be escaped by doubling, so the prefix ":" turns the expansion of
+    variables off.
     """
     words = [os.fspath(argument) for argument in arguments]
     if not os.path.isabs(words[0]):
@@ -320,7 +321,7 @@ def quoted(argument: str) -> str:
 
 
 def quoted_path(path: str) -> str:
-    """Return a path as a unit's setting has it: specifiers are doubled. Raises InstallError."""
+    """Return a path for a unit's setting, with specifiers escaped by doubling. Raises InstallError."""
     if not path.isprintable() or path != path.strip():
         raise InstallError(f"a systemd unit cannot watch {path!r}; use a path of printable characters")
     return path.replace("%", "%%")

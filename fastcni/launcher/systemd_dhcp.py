@@ -1,4 +1,5 @@
-"""The systemd units of `dhcp daemon`, which the plugin file `dhcp` runs. systemd.py writes and removes them."""
+"""Make the texts of the systemd units of `dhcp daemon`, which the plugin file `dhcp` runs. systemd.py writes and
+removes the units."""
 
 from __future__ import annotations
 
@@ -57,10 +58,10 @@ Also=fastcni-dhcp.socket
 
 
 def texts(command: str) -> dict[str, str]:
-    """{name: text} of the units. command: the daemon's, as ExecStart= has it."""
+    """Return {name: text} of the units. command: the daemon's command line, quoted for ExecStart=."""
     return dict(zip(NAMES, (SOCKET, SERVICE.format(command=command, capabilities=" ".join(CAPABILITIES))), strict=True))
 
 
 def enabled(written: Sequence[str]) -> bool:
-    """Whether these paths of units have those of the daemon."""
+    """Return whether the units at these paths include the daemon's."""
     return any(path.endswith(NAMES[1]) for path in written)

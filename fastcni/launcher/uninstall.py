@@ -1,4 +1,4 @@
-"""Take the plugin files out of a CNI bin dir, and put back what they replaced."""
+"""Remove the plugin files from a CNI bin dir, and restore the replaced programs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ StrPath = str | PathLike[str]
 class Uninstalled:
     """The outcome of an uninstall, or of its dry run, by name.
 
-    restored: {name: the program that fastcni's plugin had replaced}. removed: fastcni's plugins that had replaced
-    nothing. left: {name: the program that is neither fastcni's nor the kept one}; another program has replaced
-    fastcni's plugin, so both it and the kept file stay.
+    restored: {name: the program that fastcni's plugin had replaced}. removed: fastcni's plugins that had replaced no
+    program. left: {name: a program that is neither fastcni's nor the kept one}: another program has replaced fastcni's
+    plugin, so both this program and the kept file stay.
     """
 
     bin_dir: str
@@ -29,9 +29,10 @@ class Uninstalled:
 
 
 def uninstall_plugins(bin_dir: StrPath, *, dry_run: bool = False) -> Uninstalled:
-    """Restore what fastcni's plugins replaced, then remove those that replaced nothing. With dry_run, change nothing.
+    """Restore the programs that fastcni's plugins replaced, then remove the other plugins of fastcni. With dry_run,
+    change nothing.
 
-    Each name is a complete plugin at any moment. After a failure, a repeat finishes. Raises InstallError.
+    Each name is a complete plugin at any time. After an error, a second call finishes the work. Raises InstallError.
     """
     bin_dir = os.path.abspath(bin_dir)
     try:
@@ -62,11 +63,11 @@ def plan(bin_dir: str) -> Uninstalled:
 
 
 def carry_out(planned: Uninstalled) -> None:
-    """Raises OSError."""
+    """Do what plan() has planned. Raises OSError."""
     bin_dir = planned.bin_dir
     for name in planned.restored:
         replaced.restore(bin_dir, name)
-    # Not before the others are back: a plugin of fastcni may need one of these.
+    # Only after the other programs are restored: a plugin of fastcni may need one of them.
     for name in planned.removed:
         os.unlink(os.path.join(bin_dir, name))
     replaced.remove_folder(bin_dir)

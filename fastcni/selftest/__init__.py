@@ -1,10 +1,9 @@
 """`fastcni selftest`: two pods on each network of the node, and packets between them, the node and an outside host.
 
     records     Check, one line of the report, and Failed, which a probe raises
-    node        what an ADD would mend silently, read before the first ADD
+    node        reads faults that an ADD would repair silently, before the first ADD
     namespaces  network namespaces that end with this process
     outside     a host outside of the node: a namespace behind a veth link
-    peer        another node, by its address or by the agent's list of nodes
     peer        another node, by its address or by the agent's list of nodes
     sockets     a server of TCP and UDP in each namespace, and the probes of clients
     icmp        echo requests

@@ -1,4 +1,4 @@
-"""Echo requests (RFC 792, RFC 4443) from a network namespace."""
+"""Send echo requests (RFC 792, RFC 4443) from a network namespace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ping(namespace: int, address: str, seconds: float, packet_bytes: int = 0) ->
 
 
 def packet(kind: int, identifier: int, number: int, data: bytes) -> bytes:
-    """Return an echo request. The kernel computes the checksum of ICMPv6, and not that of ICMP."""
+    """Return an echo request. The kernel computes the checksum of ICMPv6, but not that of ICMP."""
     empty = HEADER.pack(kind, 0, 0, identifier, number) + data
     return HEADER.pack(kind, 0, checksum(empty), identifier, number) + data
 

@@ -1,6 +1,7 @@
-"""Network namespaces that only a descriptor of this process holds.
+"""Make network namespaces that exist only as long as this process has a descriptor.
 
-They have no file in /run/netns. So the kernel removes them, with all links in them, also when this process is killed.
+The namespaces have no file in /run/netns. So the kernel removes them with all their links, even if this process is
+killed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Answer = TypeVar("Answer")
 
 
 def new() -> int:
-    """Return a descriptor of a new network namespace whose lo is up. Raises OSError, as unshare(2)."""
+    """Return a descriptor of a new network namespace whose lo is up. Raises the OSError of unshare(2)."""
     def work() -> int:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(CLONE_NEWNET):
@@ -43,13 +44,14 @@ def path_of(fd: int) -> str:
 
 
 def call(fd: int, function: Callable[[], Answer]) -> Answer:
-    """Call a function inside of the namespace of a descriptor. A socket that it opens stays there."""
+    """Call a function inside of the namespace of a descriptor. A socket that the function opens stays in that
+    namespace."""
     with netns.inside(fd):
         return function()
 
 
 def in_thread(function: Callable[[], Answer]) -> Answer:
-    """Call a function in a thread of its own, which ends with it. Raises what the function raises."""
+    """Call a function in a new thread, which ends with the function. Raises the function's exceptions."""
     answers: list[Answer] = []
     errors: list[BaseException] = []
 

@@ -1,6 +1,7 @@
-"""Read what an ADD would mend without a word: a bridge that is down, a gateway address, forwarding that is off.
+"""Find faults that an ADD would repair silently: a bridge that is down, a missing gateway address, forwarding that is
+off.
 
-The self-test reads these before its first ADD. A fault that an ADD mends cuts off the pods that run until then.
+The self-test checks these before its first ADD, because until an ADD repairs such a fault, running pods are cut off.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROUTED = ("bridge", "ptp", "flannel")       # plugins that switch forwarding on
 
 
 def checks(cni: CNI, net: NetworkList, mode: str) -> Iterator[Check]:
-    """Yield the checks of a network that pods use already, that is whose bridge exists or that has attachments."""
+    """Yield the checks of a network that pods already use, that is, whose bridge exists or which has attachments."""
     plugins = [plugin for plugin in flattened(net.plugins) if plugin.type in ROUTED]
     attached = [it for it in cni.attachments() if it.network == net.name]
     sock = wire.open_socket()
@@ -46,8 +47,8 @@ def checks(cni: CNI, net: NetworkList, mode: str) -> Iterator[Check]:
 
 
 def check(name: str, net: NetworkList, mode: str, function: Callable[[], str | None]) -> Check:
-    """Call the function of a check and return its Check. The function raises Failed or OSError, or returns why there
-    was nothing to test."""
+    """Call the function of a check and return its Check. The function raises Failed or OSError, or returns why the
+    check does not apply."""
     started = time.perf_counter()
     fault: Failed | None = None
     left_out = None
@@ -74,7 +75,7 @@ def missing_bridges(net: NetworkList) -> list[str]:
 
 
 def delete_bridges(names: Iterable[str]) -> None:
-    """Delete bridges that only pods of the self-test had. A bridge with another pod stays."""
+    """Delete bridges that only pods of the self-test used. A bridge with another pod stays."""
     sock = wire.open_socket()
     try:
         for name in names:
@@ -99,7 +100,8 @@ def require_up(bridge: str, up: bool) -> None:
 
 
 def require_gateways(net: NetworkList, bridge: str, there: set[str]) -> None:
-    """there: the addresses of the bridge. Only the gateways of host-local's ranges are known."""
+    """Raise Failed if a gateway is missing on the bridge. there: the bridge's addresses. Only the gateways of
+    host-local's ranges are checked."""
     for it in ranges_of([net]):
         gateway = ip_text(it.range.gateway)
         if gateway not in there:

@@ -1,4 +1,4 @@
-"""A host outside of the node: a namespace behind a veth link, with an address of each family."""
+"""Make a host outside of the node: a namespace behind a veth link, with an address of each family."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Outside:
             sock.close()
 
     def route_to(self, packed_ips: Iterable[bytes]) -> None:
-        """Let the outside host answer pods whose addresses the node does not masquerade."""
+        """Add routes by which the outside host answers pods whose addresses the node does not masquerade."""
         sock = namespaces.call(self.namespace, wire.open_socket)
         try:
             index = find.new_link(sock, INSIDE).index
@@ -87,8 +87,8 @@ def mac(number: int) -> bytes:
 
 
 def free_place(sock: wire.Socket) -> int:
-    """Return the number of four addresses that the node reaches by its default route only, or not at all. Raises
-    Failed."""
+    """Return the number of a block of four addresses that the node reaches only by its default route, or not at all.
+    Raises Failed."""
     used = [route for family in (uapi.AF_INET, uapi.AF_INET6) for _, payload in wire.dump(
         sock, uapi.RTM_GETROUTE, rtmsg(family, 0), "list routes")
         if (route := rtnl.read_route(payload)) and route.prefix]

@@ -1,7 +1,7 @@
-"""The other node of `fastcni selftest --peer`: its addresses, and those that it has in the subnet of its pods.
+"""Find the other node of `fastcni selftest --peer`: its addresses, and those that it has in the subnet of its pods.
 
-The other node answers echo requests as its kernel does. Nothing listens there for the self-test, so a stranger can do
-nothing with it that ping(8) cannot do.
+The other node's kernel answers the echo requests. No process listens for the self-test on that node, so the self-test
+opens nothing to attackers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Peer:
 
 
 def find(text: str, folder: str) -> Peer:
-    """Return the node with this address or name. folder: of the agent's files. Raises CniError for a name that neither
-    the agent's list nor the resolver knows."""
+    """Return the node with this address or name. folder: the directory of the agent's files. Raises CniError for a name
+    that neither the agent's list nor the resolver knows."""
     try:
         known = peer_list.read(folder)
     except (OSError, ValueError) as e:

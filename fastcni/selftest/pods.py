@@ -1,4 +1,4 @@
-"""The two pods of the self-test on one network: their namespaces, servers, and the requests of a runtime."""
+"""Make the two pods of the self-test on one network: their namespaces, servers, and a runtime's requests."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 IFNAME = "eth0"
-PREFIX = "fastcni-selftest-"            # of container IDs; the process ID follows
+PREFIX = "fastcni-selftest-"            # begins container IDs; the process ID follows
 
 
 class Pod:
     """One pod. arguments: more CNI_ARGS. Raises OSError.
 
     namespace: a descriptor. server: the pod's server. ips: packed addresses of ADD. gateways, texts: {4 or 6: the first
-    address as text}. result: of ADD.
+    address as text}. result: the result of ADD.
     """
 
     def __init__(self, cni: CNI, net: NetworkList, number: int,
@@ -74,7 +74,7 @@ class Pod:
             raise Failed("CHECK", str(e), "fastcni doctor") from None
 
     def delete(self) -> None:
-        """Send DEL, and look for what it left. Raises Failed."""
+        """Send DEL, and search for objects that DEL has left. Raises Failed."""
         if self.runtime is None:
             return
         runtime, self.runtime = self.runtime, None

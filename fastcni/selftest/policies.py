@@ -1,4 +1,5 @@
-"""Network policies of the self-test: files in the agent's folder that close and open one of its own pods."""
+"""Write the self-test's network policies: files in the agent's directory that close and open one of the self-test's
+pods."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from fastcni.runtime.parse import flattened
 from fastcni.selftest.records import Failed
 from fastcni.spec.errors import CniError
 
-PREFIX = "fastcni-selftest-"    # of files and namespaces; the process ID follows
-SETTLED_S = 3.0                 # how long the agent may take for a file
+PREFIX = "fastcni-selftest-"    # begins names of files and namespaces; the process ID follows
+SETTLED_S = 3.0                 # seconds until the agent must have applied a file
 PAUSE_S = 0.05
 ROLE = "selftest"               # a label; its value is the number of the pod
 
 
 def folder_of(net: NetworkList) -> str | None:
-    """Return the folder of the agent that the network's plugin `policy` asks: "" if its policies are in the Kubernetes
-    API. None: the network has no such plugin, or its agent does not answer; then ADD says why."""
+    """Return the directory of the agent that the network's plugin `policy` uses; "" if its policies are in the
+    Kubernetes API. None if the network has no such plugin, or if its agent does not answer, which ADD then reports."""
     for plugin in flattened(net.plugins):
         if plugin.type == "policy":
             try:
@@ -41,7 +42,7 @@ def without_policy(net: NetworkList) -> NetworkList:
 
 
 class Policy:
-    """A policy for the second pod's ingress. folder: of the agent's files."""
+    """A policy for the second pod's ingress. folder: the directory of the agent's files."""
 
     def __init__(self, folder: str) -> None:
         self.namespace = f"{PREFIX}{os.getpid()}"
@@ -53,7 +54,7 @@ class Policy:
                 ("LABELS", f"{ROLE}:{number}")]
 
     def write(self, *, opens: bool) -> None:
-        """Restrict the second pod's ingress to the first pod, or let nothing in. Raises OSError."""
+        """Restrict the second pod's ingress to the first pod, or allow no ingress. Raises OSError."""
         rules = [{"from": [{"podSelector": {"matchLabels": {ROLE: "1"}}}]}] if opens else []
         document = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
                     "metadata": {"name": "selftest", "namespace": self.namespace},
@@ -68,8 +69,8 @@ class Policy:
         self.path.with_suffix(".new").unlink(missing_ok=True)
 
     def require(self, connects: Callable[[], object], *, opens: bool) -> None:
-        """Write the policy, and wait until a connection from the first pod to the second one is as it says. Raises
-        Failed, OSError."""
+        """Write the policy, and wait until a connection from the first pod to the second succeeds or fails accordingly.
+        Raises Failed, OSError."""
         self.write(opens=opens)
         deadline = time.monotonic() + SETTLED_S
         while is_open(connects) != opens:

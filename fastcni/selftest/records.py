@@ -1,4 +1,4 @@
-"""One check of the self-test, and the error of a probe that failed."""
+"""Define Check, the result of one check, and Failed, the error of a failed probe."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Check:
     """One line of the report.
 
     name: the check, such as "gateway" or "outside-ipv6". network: the network's name. mode: ONE_SHOT or WARM.
-    ms: the check's duration in milliseconds. Of a failed check: hop: where it failed, such as "bridge cni0"; what: the
-    observation; command: a shell command that mends the fault or shows more. All three are "" if `ok` is true; only of
-    a check that does not fit the network, what says why it was left out.
+    ms: the check's duration in milliseconds. For a failed check: hop: where it failed, such as "bridge cni0"; what: the
+    observation; command: a shell command that repairs the fault or shows more. All three are "" if `ok` is true, except
+    for a check that does not apply to the network: what then says why.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Check:
 
 
 class Failed(Exception):
-    """A check failed. hop, what, command: as in Check."""
+    """A probe failed. hop, what, command: as in Check."""
 
     def __init__(self, hop: str, what: str, command: str = "fastcni doctor") -> None:
         super().__init__(what)

@@ -1,4 +1,4 @@
-"""The checks of a network: two pods, packets between them, the node and a host outside, then DEL."""
+"""Run the checks of a network: two pods, packets between them, the node and a host outside, then DEL."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from fastcni.selftest.peer import Peer
 from fastcni.selftest.pods import Pod, leftovers
 from fastcni.selftest.records import ONE_SHOT, Check, Failed
 
-PROBE_S = 1.5                   # a probe's limit; they run at the same time
+PROBE_S = 1.5                   # a probe's limit; probes run at the same time
 BULK_S = 1.2
-POLICY_S = 0.3                  # for one attempt to connect
+POLICY_S = 0.3                  # seconds for one attempt to connect
 RATE = 8_000_000                # bit/s of the bandwidth check
 BURST = 80_000                  # bits
-ALLOWED = 1.3                   # of the limit: what a TCP stream of BULK_S may exceed
-Probe = Callable[[], str | None]        # raises Failed or OSError, or returns why there is nothing to test
+ALLOWED = 1.3                   # factor by which a TCP stream of BULK_S may exceed the limit
+Probe = Callable[[], str | None]        # raises Failed or OSError, or returns why the check does not apply
 BRIDGE_FILTER = "net.bridge.bridge-nf-call-iptables"
 NOT_REACHED = ("macvlan", "ipvlan")     # pods of these plugins do not reach their own node, by design
 
 
 class Network:
-    """One network in one mode. host: a descriptor of the node's namespace. policy: for its pods, if an agent with files
-    answers. peer: the other node of --peer."""
+    """One network in one mode. host: a descriptor of the node's namespace. policy: a Policy for its pods, if an agent
+    with policy files answers. peer: the other node of --peer."""
 
     def __init__(self, cni: CNI, net: NetworkList, mode: str, outside: Outside, host: int,
                  server: sockets.Server, peer: Peer | None = None) -> None:
@@ -75,7 +75,7 @@ class Network:
             yield self._check("del", partial(each, pods, Pod.delete))
 
     def _end(self, pod: Pod) -> tuple[str, int]:
-        """The address and port of a pod's server."""
+        """Return the address and port of a pod's server."""
         return pod.texts[min(pod.texts)], pod.server.port
 
     def _close(self, pod: Pod) -> None:
@@ -143,8 +143,8 @@ class Network:
                 yield f"{name}-mtu{suffix}", partial(self._to_peer, pod, hop, found, pod.mtu())
 
     def _can_hairpin(self) -> bool:
-        """Return whether the configuration lets a pod reach itself by a host port. Where br_netfilter translates the
-        address inside of the bridge, that takes the bridge's key hairpinMode."""
+        """Return whether the configuration lets a pod reach itself by a host port. If br_netfilter translates the
+        address inside of the bridge, that needs the bridge's key hairpinMode."""
         bridges = [plugin for plugin in flattened(self.net.plugins) if plugin.type == "bridge"]
         return all(plugin.values.get("hairpinMode") for plugin in bridges) or not (
             sysctl.exists(BRIDGE_FILTER) and sysctl.read(BRIDGE_FILTER) == "1")
@@ -168,7 +168,7 @@ class Network:
                          f"ip address show to {gateway}")
 
     def _to_peer(self, pod: Pod, hop: str, addresses: Sequence[str], size: int) -> None:
-        """Send echo requests of `size` bytes, 0 for short ones, until one of the addresses answers."""
+        """Send echo requests of `size` bytes (0: the shortest) until one of the addresses answers."""
         what = f"{pod.name}'s echo requests" + (f" of {size} bytes, the MTU of its link" if size else "")
         for address in addresses:
             with sending(hop, f"{pod.name} cannot send {size} bytes to {address}"):
@@ -219,7 +219,7 @@ class Network:
 
 @contextmanager
 def sending(hop: str, what: str, command: str = "fastcni doctor") -> Iterator[None]:
-    """Raise Failed with this text if the kernel refuses to send."""
+    """Raise Failed with this text if sending fails."""
     try:
         yield
     except OSError as e:
@@ -234,8 +234,8 @@ def each(pods: Iterable[Pod], method: Callable[[Pod], None]) -> None:
 
 def run(cni: CNI, nets: list[NetworkList], modes: list[str],
         peer: Peer | None = None) -> Generator[Check, None, None]:
-    """Yield the checks of each network in each mode; with a peer also those of the way to that node. Raises OSError,
-    and CniError for what earlier tests left.
+    """Yield the checks of each network in each mode; with a peer also those of the path to that node. Raises OSError,
+    and CniError if pods of earlier tests cannot be deleted.
 
     The plugins are executed. In ONE_SHOT mode they find no server.
     """

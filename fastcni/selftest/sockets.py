@@ -1,4 +1,4 @@
-"""The servers of the self-test, one in each namespace, and the probes of its clients."""
+"""Run the servers of the self-test, one in each namespace, and the probes of its clients."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WHO_AM_I = b"?"                 # first byte of a connection that asks for its o
 
 
 class Server:
-    """Servers of TCP and UDP on all addresses of a namespace, on one port, in a thread.
+    """A TCP and UDP server on all addresses of a namespace, on one port, in a thread.
 
     A TCP connection that sends WHO_AM_I gets the client's address as text, and ends. Other connections are read until
     they end. A UDP datagram is answered by its length as text.
 
-    port: the port of both. received: the bytes that TCP connections have sent.
+    port: the port of TCP and UDP. received: the number of bytes that TCP connections have sent.
     """
 
     def __init__(self, namespace: int) -> None:
@@ -80,8 +80,8 @@ class Server:
 
 
 def bind() -> tuple[socket.socket, socket.socket]:
-    """Return a listening socket of TCP and a socket of UDP on one port, for IPv6 and IPv4; IPv4 alone if the kernel has
-    no IPv6."""
+    """Return a listening TCP socket and a UDP socket on one port, for IPv6 and IPv4; only for IPv4 if the kernel has no
+    IPv6."""
     for family, everywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             listening = socket.socket(family, socket.SOCK_STREAM)
@@ -119,7 +119,8 @@ def connect(namespace: int, address: str, port: int, seconds: float) -> str:
 
 def datagram(namespace: int, address: str, port: int, packet_bytes: int, seconds: float) -> bool:
     """Send a UDP packet of `packet_bytes` with its IP header, which no router may fragment. Return whether the Server
-    answers that it arrived complete. Raises OSError; errno is EMSGSIZE if a link of the way is too narrow."""
+    answers that it arrived complete. Raises OSError; errno is EMSGSIZE if the MTU of a link on the path is too
+    small."""
     family = family_of(address)
     size = packet_bytes - HEADERS[family]
     with namespaces.call(namespace, lambda: socket.socket(family, socket.SOCK_DGRAM)) as sock:
@@ -136,7 +137,7 @@ def datagram(namespace: int, address: str, port: int, packet_bytes: int, seconds
 
 
 def forbid_fragments(sock: socket.socket, family: int) -> None:
-    """Let neither this host nor a router fragment what the socket sends."""
+    """Forbid this host and routers to fragment the socket's packets."""
     if family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_DO)
     else:
@@ -197,7 +198,7 @@ def has_address(address: str) -> bool:
 
 
 def has_route(namespace: int, address: str) -> bool:
-    """Return whether the kernel of a namespace knows a way to an address; it sends nothing."""
+    """Return whether the kernel of a namespace has a route to an address. Sends nothing."""
     with namespaces.call(namespace, lambda: socket.socket(family_of(address), socket.SOCK_DGRAM)) as sock:
         try:
             sock.connect((address, 1))

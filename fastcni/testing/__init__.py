@@ -2,13 +2,13 @@
 
     pytest_plugins = ["fastcni.testing"]        # in conftest.py: the fixtures
 
-Conformance       the tests that every plugin has to pass: subclass it
+Conformance       the tests that every plugin must pass: subclass it
 fake_runtime      a fixture: requests to plugins on a fake node (fake_node.Node), no root
 real_runtime      a fixture: requests to plugins in a fresh namespace, which is the host; as host_netns, it needs root
 pod_netns         a fixture: a function that makes a namespace for a pod and returns its name
-witnesses         a module: what ip(8) says of links, addresses and routes
+witnesses         a module that reads links, addresses and routes by ip(8)
 
-It needs pytest (pip install fastcni[testing]). Nothing else in fastcni imports it.
+The test kit needs pytest (pip install fastcni[testing]). No other module of fastcni imports it.
 """
 
 import pytest

@@ -1,11 +1,11 @@
-"""The conformance class: tests that every CNI plugin on fastcni has to pass, without root, on a fake node.
+"""Define Conformance: tests that every CNI plugin on fastcni must pass, without root, on a fake node.
 
     from fastcni.testing import Conformance
 
     class TestHello(Conformance):
         plugin = "hello"                    # the CNI type
         conf = {"to": ["10.0.0.0/8"]}       # keys of its network configuration; IPAM is host-local
-        bad_confs = [{"to": "10.0.0.0/8"}]  # keys that ADD has to refuse with code 7
+        bad_confs = [{"to": "10.0.0.0/8"}]  # keys that ADD must reject with code 7
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MAX_REFUSALS = 500              # requests of one ADD
 class Conformance:
     """Subclass it as Test..., and set:
 
-    plugin     the CNI type. Its distribution is installed, or `module` is set
+    plugin     the CNI type. The plugin's distribution must be installed, or `module` set
     module     "package.module" of a plugin whose distribution is not installed
-    conf       keys of a network configuration, over those of FakeRuntime.conf()
-    bad_confs  keys that ADD has to refuse with code 7, each time with another fault
+    conf       keys of a network configuration, which override those of FakeRuntime.conf()
+    bad_confs  configurations that ADD must reject with code 7, each with a different fault
     asks_kernel  False for a plugin that sends no netlink request, as most IPAM plugins
-    prepare()  make what the plugin expects on the node
-    after      for a chained plugin (KIND = "chained"): keys of the configuration of the plugin before, whose result is
-               prevResult; ptp, which gives the pod eth0 with 10.22.0.2/16
+    prepare()  make the objects that the plugin expects on the node
+    after      for a chained plugin (KIND = "chained"): keys of the configuration of the previous plugin, ptp, whose
+               result is prevResult; ptp gives the pod eth0 with 10.22.0.2/16
     """
 
     plugin = ""
@@ -49,10 +49,10 @@ class Conformance:
         "routes": [{"dst": "0.0.0.0/0"}]}}
 
     def prepare(self, node: Node) -> None:
-        """Make on a fresh node what the plugin expects there: a master link, for instance."""
+        """Make on a fresh node the objects that the plugin expects, for example a master link."""
 
     def earlier(self) -> dict[str, Any] | None:
-        """ADD of the plugin before; its result, None unless the plugin under test is a chained one."""
+        """Run ADD of the previous plugin. Return its result, None unless the plugin under test is a chained plugin."""
         if plugins.kind_of(self.plugin) != "chained":
             return None
         status, result = self.runtime("ADD", self.runtime.conf("", **self.after))
@@ -61,7 +61,7 @@ class Conformance:
 
     @pytest.fixture(autouse=True)
     def _table(self, fake_runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The plugin is in the table of plugins, and the node is prepared."""
+        """Add the plugin to the table of plugins, and prepare the node."""
         self.runtime = fake_runtime
         monkeypatch.setattr(plugins, "TABLE", dict(plugins.TABLE))
         if self.module:
@@ -74,13 +74,13 @@ class Conformance:
         self.runtime.fresh()
         self.prepare(self.runtime.node)
         self.at_first = self.runtime.node.facts()
-        del self.at_first["sysctls"]            # DEL need not restore those of the pod: they end with its namespace
+        del self.at_first["sysctls"]            # DEL need not restore the pod's sysctls, which end with its namespace
         self.previous = self.earlier()
         self.runtime.node.refuse, self.runtime.node.asked = refuse, 0
         return self.runtime.node
 
     def network(self, **keys: Any) -> dict[str, Any]:
-        """The network configuration; `keys` over it."""
+        """Return the network configuration, with `keys` overriding its keys."""
         conf = self.runtime.conf(self.plugin, **{**self.conf, **keys})
         if self.previous and "prevResult" not in conf:
             spoken = conf["cniVersion"] if conf["cniVersion"] in versions.ALL else versions.CURRENT
@@ -88,26 +88,27 @@ class Conformance:
         return conf
 
     def supported(self) -> Sequence[str]:
-        """The CNI versions that the plugin speaks."""
+        """Return the CNI versions that the plugin supports."""
         return getattr(plugins.load(self.plugin), "VERSIONS", versions.ALL)
 
     def add(self, **keys: Any) -> dict[str, Any]:
-        """An ADD that has to succeed; its result."""
+        """Run an ADD that must succeed, and return its result."""
         status, result = self.runtime("ADD", self.network(**keys))
         assert status == 0, result
         return result
 
     def delete_earlier(self) -> None:
-        """The DEL of the plugin before, as the last one of the list."""
+        """Run DEL of the previous plugin, as the last DEL of the list."""
         if self.previous:
             assert self.runtime("DEL", self.runtime.conf("", **self.after, prevResult=self.previous)) == (0, None)
 
     def delete(self, previous: Mapping[str, Any] | None = None, **env: str) -> None:
-        """A DEL that has to succeed and to print nothing."""
+        """Run a DEL that must succeed and print nothing."""
         assert self.runtime("DEL", self.network(prevResult=previous), **env) == (0, None)
 
     def assert_nothing_is_left(self, before: dict[str, Any], when: str) -> None:
-        """The node is as it was, but for a bridge, which stays for the next pod; no address is held."""
+        """Assert that the node is as before, except for a bridge, which stays for the next pod, and that no address is
+        held."""
         bridges = {index for index, link in self.runtime.node.links[HOST].items() if link.kind == "bridge"}
         found = self.runtime.node.facts()
         found["links"] = {link for link in found["links"] if link[2] != "bridge"}
@@ -130,7 +131,7 @@ class Conformance:
         if version not in self.supported():
             assert (status, document["code"]) == (1, 1), "a version that VERSION does not list has to be refused"
         elif status and results.FAMILY[version] == 0:
-            assert "no valid IP addresses" in document["msg"], document     # 0.2.0 has no result without an address
+            assert "no valid IP addresses" in document["msg"], document     # 0.2.0 has no results without an address
         else:
             assert status == 0, document
             assert document["cniVersion"] == version
@@ -152,13 +153,13 @@ class Conformance:
         before = self.runtime.node.facts()
         self.runtime.pods.clear()
         status, document = self.runtime("ADD", self.network())
-        if status or plugins.kind_of(self.plugin) == "interface":            # others may not need the namespace
+        if status or plugins.kind_of(self.plugin) == "interface":            # other plugins may not need the namespace
             assert (status, document["code"]) == (1, 8)
             self.assert_nothing_is_left(before, "after an ADD without a namespace")
 
     @pytest.mark.parametrize("command", ["ADD", "CHECK", "DEL", "GC", "STATUS"])
     def test_nothing_but_one_document_is_printed(self, command: str, capfd: pytest.CaptureFixture[str]) -> None:
-        """The caller prints the document: whatever the plugin prints itself comes in addition."""
+        """The caller prints the document. Output of the plugin itself would be additional."""
         keys = {} if command == "ADD" else {"prevResult": self.add()}
         status, document = self.runtime(command, self.network(**keys, **{"cni.dev/valid-attachments": []}))
         assert capfd.readouterr().out == ""
@@ -173,8 +174,8 @@ class Conformance:
     # -- the rollback ------------------------------------------------------------------------------------
 
     def test_an_add_is_rolled_back_at_each_refused_request(self) -> None:
-        """Each request of the ADD in turn gets EIO from the kernel. The ADD fails, the node is as it was before, and
-        DEL succeeds; or the ADD does without that request, and DEL removes everything."""
+        """In turn, the kernel answers each request of the ADD with EIO. Either the ADD fails, the node is as before,
+        and DEL succeeds; or the ADD does not need that request, and DEL removes everything."""
         for position in range(MAX_REFUSALS):
             before = self.fresh(refuse=position).facts()
             status, document = self.runtime("ADD", self.network())
@@ -224,7 +225,7 @@ class Conformance:
 
     @pytest.mark.parametrize("path", [POD_PATH, ""], ids=["netns deleted", "no CNI_NETNS"])
     def test_del_without_the_namespace_succeeds(self, path: str) -> None:
-        """With the namespace the kernel has deleted the links in it, and the other ends of their pairs."""
+        """The kernel has deleted the namespace with its links, and the other ends of their pairs."""
         result, node = self.add(), self.runtime.node
         for link in list(node.links[POD].values()):
             node.remove(POD, link)
@@ -242,7 +243,7 @@ class Conformance:
     def test_check_fails_when_the_link_is_gone(self) -> None:
         result, node = self.add(), self.runtime.node
         link = node.link("eth0", POD)
-        if link and not self.previous:          # else the plugin makes no CNI_IFNAME
+        if link and not self.previous:          # otherwise the plugin makes no CNI_IFNAME
             node.remove(POD, link)
             status, document = self.runtime("CHECK", self.network(prevResult=result))
             assert status == 1, "CHECK does not see that the pod's link is gone"

@@ -1,4 +1,4 @@
-"""A model of nftables: tables, chains with the number of their rules, sets with their elements."""
+"""Model nftables: tables, chains with the number of their rules, sets with their elements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ OF_SETS = (nft.NFT_MSG_NEWSET, nft.NFT_MSG_GETSET, nft.NFT_MSG_NEWSETELEM, nft.N
 
 
 class Firewall:
-    """tables: {(family, table)}. chains: {(family, table, chain): number of rules}. jumps: [(chain of a rule, chain to
-    which it jumps)]. sets: {(family, table, set): {key: (comment, chain of the verdict)}}."""
+    """The model of nftables. tables: {(family, table)}. chains: {(family, table, chain): number of rules}. jumps:
+    [(chain of a rule, chain to which it jumps)]. sets: {(family, table, set): {key: (comment, chain of the
+    verdict)}}."""
 
     def __init__(self) -> None:
         self.tables: set[tuple[int, str]] = set()
@@ -24,7 +25,8 @@ class Firewall:
         self.sets: dict[tuple[int, str, str], dict[bytes, tuple[bytes, str]]] = {}
 
     def owned(self) -> set[tuple[int, str, str, bytes]]:
-        """The elements that belong to an attachment, as their comment says; others are for all pods of a bridge."""
+        """Return the elements that belong to an attachment by their comment; other elements are for all pods of a
+        bridge."""
         return {(*where, key) for where, found in self.sets.items() for key, (comment, _) in found.items() if comment}
 
     def serve(self, kind: int, flags: int, payload: bytes) -> Replies:

@@ -1,4 +1,4 @@
-"""A model of links: an end of a veth pair does not live without the other, and a name is given once."""
+"""Model links: deleting one end of a veth pair deletes the other, and a name is unique in its namespace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Link:
         self.index, self.name, self.kind, self.address = index, name, kind, address
         self.mtu, self.flags, self.master, self.promiscuity = 1500, 0, 0, 0
         self.txqlen, self.alias = 1000, ""
-        self.parent, self.data = 0, b""         # IFLA_LINK and IFLA_INFO_DATA of a link that is made on another
+        self.parent, self.data = 0, b""         # IFLA_LINK and IFLA_INFO_DATA of a link with a parent
         self.peer: tuple[str, Link] | None = None       # with the name of its namespace
 
     def facts(self) -> tuple[Any, ...]:
@@ -37,7 +37,7 @@ class Link:
 
 
 class Links(Routing):
-    """links: {namespace: {index: Link}}. namespaces: {descriptor: namespace}."""
+    """The model of links. links: {namespace: {index: Link}}. namespaces: {descriptor: namespace}."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Links(Routing):
         return link
 
     def ports(self, where: str, master: int) -> int:
-        """The number of links with this master."""
+        """Return the number of links with this master."""
         return sum(link.master == master for link in self.links[where].values()) if master else 0
 
     def named(self, where: str, payload: bytes) -> Link:
@@ -114,7 +114,7 @@ class Links(Routing):
                 self.change_table(where, link.index, self.table_of(where, link.master))
 
     def table_of(self, where: str, master: int) -> int:
-        """The routing table of the links with this master: a VRF's, else the main table."""
+        """Return the routing table of the links with this master: a VRF's table, otherwise the main table."""
         vrf = self.links[where].get(master)
         if vrf is None or vrf.kind != "vrf":
             return uapi.RT_TABLE_MAIN

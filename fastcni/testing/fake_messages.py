@@ -1,4 +1,4 @@
-"""Netlink attributes and refusals, for the models of a node."""
+"""Encode netlink attributes and errors for the models of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of neighbours and of the FDB of bridges."""
+"""Model neighbours and the FDB of bridges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ MESSAGES = (uapi.RTM_NEWNEIGH, uapi.RTM_DELNEIGH, uapi.RTM_GETNEIGH)
 
 
 class Neighbours:
-    """entries: {(namespace, index of the link, packed): (MAC, protocol)}. fdb: {(namespace, MAC): index of the port}.
+    """The model of neighbours. entries: {(namespace, index of the link, packed): (MAC, protocol)}. fdb: {(namespace,
+    MAC): index of the port}.
     """
 
     def __init__(self) -> None:
@@ -55,6 +56,6 @@ class Neighbours:
                                    + attr(uapi.NDA_PROTOCOL, u32(protocol)[:1]))
 
     def forget(self, where: str, index: int) -> None:
-        """A link is gone, and with it its neighbours, or the FDB entries of the port."""
+        """Delete the neighbours of a deleted link, or the FDB entries of a deleted port."""
         self.entries = {key: value for key, value in self.entries.items() if key[:2] != (where, index)}
         self.fdb = {key: port for key, port in self.fdb.items() if (key[0], port) != (where, index)}

@@ -1,7 +1,7 @@
-"""A model of a node: links, addresses, routes, qdiscs, nftables elements and sysctls of a host and one pod.
+"""Model a node: links, addresses, routes, qdiscs, nftables elements and sysctls of a host and one pod.
 
-As much of the kernel as the plugins can tell from the real one: what exists is refused, what is missing is refused,
-a transaction of nftables happens as a whole or not at all. The parts are fake_links.py, fake_routing.py,
+The model has the behaviour of the kernel that plugins depend on: adding an existing object fails, deleting a missing
+object fails, a transaction of nftables succeeds or fails as a whole. The parts are fake_links.py, fake_routing.py,
 fake_shaping.py and fake_firewall.py.
 """
 
@@ -21,7 +21,7 @@ from fastcni.testing.fake_links import Links
 from fastcni.testing.fake_messages import HOST, POD, Refused, Replies, attr
 from fastcni.testing.fake_sockets import Socket, ack, done, message
 
-# NLM_F_DUMP is NLM_F_REPLACE | NLM_F_EXCL where something is made.
+# In requests that create objects, the bits of NLM_F_DUMP mean NLM_F_REPLACE | NLM_F_EXCL.
 GETS = (uapi.RTM_GETLINK, uapi.RTM_GETADDR, uapi.RTM_GETROUTE, uapi.RTM_GETRULE, uapi.RTM_GETTFILTER, uapi.RTM_GETNEIGH,
         nft.NFT_MSG_GETCHAIN, nft.NFT_MSG_GETRULE, nft.NFT_MSG_GETSETELEM)
 
@@ -36,15 +36,15 @@ class NodeSocket(Socket):
         return len(data)
 
     def getsockopt(self, level: int, name: int, size: int) -> bytes:
-        """Return the cookie of a namespace that nothing else has, SO_NETNS_COOKIE, the one option that plugins ask."""
+        """Return the unique cookie of a namespace: SO_NETNS_COOKIE is the only option that plugins read."""
         return b"\xff" * size
 
 
 class Node(Links):
-    """`batches` has the sent messages: one (namespace, [type of message]) for each send().
+    """The model of a node. batches: the sent messages, one (namespace, [type of message]) for each send().
 
-    `refuse` is the number of the request, counted from 0 over the Node's life, that is answered with EIO; `asked` is
-    how many there were.
+    refuse: the number of the request that is answered with EIO, counted from 0 since the Node was made. asked: the
+    number of requests so far.
     """
 
     def __init__(self, refuse: int = -1) -> None:
@@ -56,9 +56,10 @@ class Node(Links):
         self.firewall = Firewall()
 
     def facts(self, *, shared: bool = False) -> dict[str, Any]:
-        """All state, to compare; without what ADD leaves for the next pod on purpose, unless `shared`.
+        """Return all state, for comparisons; unless `shared`, without the objects that ADD intentionally leaves for the
+        next pod.
 
-        sysctls are those of the pod, without those of single links, which the kernel deletes with the link.
+        The sysctls are those of the pod, without sysctls of links, which the kernel deletes with the link.
         """
         found = {
             "links": {(name, *link.facts()) for name, links in self.links.items() for link in links.values()},
@@ -82,7 +83,7 @@ class Node(Links):
         self.add_link(name, "tun", self.here, data=attr(uapi.IFLA_TUN_TYPE, bytes((uapi.IFF_TAP,))))
 
     def count(self) -> None:
-        """Count a request. Raises Refused if it is the one to refuse."""
+        """Count a request. Raises Refused for the request number `refuse`."""
         position, self.asked = self.asked, self.asked + 1
         if position == self.refuse:
             raise Refused(EIO)

@@ -1,4 +1,4 @@
-"""A model of addresses, routes and routing rules."""
+"""Model addresses, routes and routing rules."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ LENGTHS = {uapi.AF_INET: 4, uapi.AF_INET6: 16}
 
 
 def encoded_route(family: int, index: int, dst: bytes, prefix: int, gateway: bytes, table: int) -> bytes:
-    """An rtmsg of the kernel's own route: scope 0 is universe, kind 1 unicast (linux/rtnetlink.h)."""
+    """Encode an rtmsg of a route of the kernel: scope 0 is universe, kind 1 unicast (linux/rtnetlink.h)."""
     data = bytes((family, prefix, 0, 0, table, uapi.RTPROT_KERNEL, 0, 1)) + bytes(4) + attr(uapi.RTA_OIF, u32(index))
     data += attr(uapi.RTA_DST, dst) if prefix else b""
     return data + (attr(uapi.RTA_GATEWAY, gateway) if gateway else b"")
 
 
 class Routing:
-    """addresses: [(namespace, index, packed, prefix)]. routes: [(namespace, index, dst, prefix, gateway)] of the main
-    table; those of other tables have the table as sixth item. rules: [(namespace, payload of RTM_NEWRULE)]."""
+    """The model of routing. addresses: [(namespace, index, packed, prefix)]. routes: [(namespace, index, dst, prefix,
+    gateway)] of the main table; those of other tables have the table as sixth item. rules: [(namespace, payload of
+    RTM_NEWRULE)]."""
 
     links: dict[str, dict[int, Link]]
 
@@ -116,21 +117,22 @@ class Routing:
             raise Refused(ENOENT)
 
     def change_table(self, where: str, index: int, table: int) -> None:
-        """A link has joined or left a VRF: as it goes down and up, only the routes to its subnets are made anew."""
+        """Handle that a link has joined or left a VRF: the link goes down and up, after which only the routes to its
+        subnets are made again."""
         self.forget(where, index, addresses=False)
         for address in self.addresses:
             if address[:2] == (where, index):
                 self.add_subnet(address, table)
 
     def forget(self, where: str, index: int, *, addresses: bool = True) -> None:
-        """A link is gone, and with it its addresses and routes."""
+        """Delete the addresses and routes of a deleted link."""
         self.routes = [item for item in self.routes if item[:2] != (where, index)]
         if addresses:
             self.addresses = [item for item in self.addresses if item[:2] != (where, index)]
 
 
 def subnet_of(address: tuple[str, int, bytes, int]) -> tuple[str, int, bytes, int, bytes]:
-    """The route to an address's subnet."""
+    """Return the route to an address's subnet."""
     where, index, packed, prefix = address
     bits = 8 * len(packed) - prefix
     return where, index, (int.from_bytes(packed, "big") >> bits << bits).to_bytes(len(packed), "big"), prefix, b""

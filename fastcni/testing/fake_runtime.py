@@ -1,4 +1,4 @@
-"""Requests to complete plugins without root: a model of a node replaces netlink, namespaces and sysctls."""
+"""Run complete plugins without root, on a model of a node that replaces netlink, namespaces and sysctls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POD_PATH = "/run/netns/a-pod-that-is-not-there"
 
 
 class AtOnceMode(InProcessMode):
-    """Deferred work is done at once, in the same thread."""
+    """A mode that does deferred work immediately, in the same thread."""
 
     __slots__ = ()
 
@@ -33,11 +33,11 @@ class AtOnceMode(InProcessMode):
 
 
 class FakeRuntime:
-    """`status, document = fake_runtime("ADD", conf)`: requests as a runtime makes them, to plugins on a fake node.
+    """A runtime that sends requests to plugins on a fake node: `status, document = fake_runtime("ADD", conf)`.
 
     node     the Node, a fresh one at first and after fresh()
-    pods     {path of a namespace: its name in the Node}; remove one, and its path does not exist any more
-    mode     called for the mode of each request; AtOnceMode
+    pods     {path of a namespace: its name in the Node}; if you remove one, its path no longer exists
+    mode     the class of each request's mode; by default AtOnceMode
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,26 +45,27 @@ class FakeRuntime:
         self.fresh()
 
     def fresh(self, refuse: int = -1) -> None:
-        """Replace the node by a new one that answers request number `refuse` with EIO; -1: none."""
+        """Replace the node by a new node that answers request number `refuse` with EIO; -1: none."""
         self.node, self.pods, self.count = Node(refuse), {POD_PATH: POD}, self.count + 1
 
     @property
     def data(self) -> Path:
-        """The directory of host-local's files, one for each Node."""
+        """Return the directory of host-local's files, one for each Node."""
         return self.folder / str(self.count)
 
     def held(self) -> list[str]:
-        """The addresses that host-local holds."""
+        """Return the addresses that host-local holds."""
         return sorted(path.name for path in self.data.glob("*/*") if path.name[0].isdigit())
 
     def conf(self, kind: str, **keys: Any) -> dict[str, Any]:
-        """A network configuration for the plugin `kind`, with host-local; `keys` over it."""
+        """Return a network configuration for the plugin `kind`, with host-local; `keys` override its keys."""
         ipam = {"type": "host-local", "subnet": "10.22.0.0/16", "dataDir": str(self.data),
                 "routes": [{"dst": "0.0.0.0/0"}]}
         return {"cniVersion": "1.1.0", "name": "net", "type": kind, "ipam": ipam} | keys
 
     def __call__(self, command: str, conf: dict[str, Any], **env: str) -> tuple[int, Any]:
-        """(exit status, the document on stdout or None). `env`: CNI variables over the usual ones."""
+        """Send a request. Return (exit status, the document on stdout or None). env: CNI variables that override the
+        usual ones."""
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": POD_PATH, "CNI_IFNAME": "eth0",
                "CNI_PATH": "/nowhere", dbus.ADDRESS: "unix:path=/nowhere"} | env
         reply = handle(conf["type"], env, json.dumps(conf).encode(), self.mode())
@@ -75,7 +76,7 @@ class FakeRuntime:
 
 @pytest.fixture
 def fake_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests go to a fake_sockets.Socket, and replies come from its queue."""
+    """Replace netlink sockets: requests go to a fake_sockets.Socket, whose queue has the replies."""
     def send(sock: Any, data: bytes) -> None:
         if waiting.here.request.show:
             waiting.here.request.show(">", data)
@@ -87,14 +88,14 @@ def fake_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def third_party_plugins() -> None:
-    """The plugins of installed distributions are in the table of plugins."""
+    """Add the plugins of installed distributions to the table of plugins."""
     third_party.register()
 
 
 @pytest.fixture
 def fake_runtime(tmp_path: Path, fake_sockets: None, third_party_plugins: None,
                  monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
-    """A FakeRuntime: sockets, namespaces and sysctls are those of a model."""
+    """Make a FakeRuntime, whose sockets, namespaces and sysctls are models."""
     state = FakeRuntime(tmp_path)
 
     class Inside:
@@ -118,7 +119,7 @@ def fake_runtime(tmp_path: Path, fake_sockets: None, third_party_plugins: None,
         return fd
 
     def ask(function: Callable[..., object], *args: object) -> None:
-        """A request that is no netlink message."""
+        """Count a request that is no netlink message."""
         try:
             function(*args)
         except Refused as e:
@@ -146,6 +147,6 @@ def fake_runtime(tmp_path: Path, fake_sockets: None, third_party_plugins: None,
     monkeypatch.setattr(sysctl, "read_at", lambda fd, name: state.node.sysctls.get(
         (state.node.here, f"net/ipv6/conf/{name}"), "1" if name.endswith("/accept_ra") else "0"))
     monkeypatch.setattr(sysctl, "write_at", lambda fd, name, value: write(f"net/ipv6/conf/{name}", value))
-    monkeypatch.setattr(store, "known_boot_id", b"")        # what it reads here is of no use to others
+    monkeypatch.setattr(store, "known_boot_id", b"")        # forget afterwards what tests read here
     monkeypatch.setattr(iptables, "LEGACY_TABLES", dict.fromkeys((4, 16), str(tmp_path / "none")))     # the real node's
     return state

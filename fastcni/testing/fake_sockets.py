@@ -1,4 +1,4 @@
-"""A kernel made of a list: it replaces netlink sockets at wire.send() and wire.receive()."""
+"""Replace netlink sockets at wire.send() and wire.receive() by lists of messages."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def done(sequence: int, flags: int = 0, code: int = 0) -> bytes:
 
 
 class Socket:
-    """The queue of a socket: datagrams to be received, or exceptions to be raised, in order."""
+    """A socket with a queue: datagrams to receive, or exceptions to raise, in order."""
 
-    sequence = port = 0                         # as wire.Socket has them
+    sequence = port = 0                         # attributes of wire.Socket
     proto = uapi.NETLINK_ROUTE
 
     def __init__(self, queue: Iterable[bytes | Exception] = ()) -> None:
@@ -45,7 +45,7 @@ class Socket:
         return len(data)
 
     def receive(self, milliseconds: int = wire.ANSWER_MS, caller: int = -1) -> Any:
-        """For wire.receive()."""
+        """Return the next item of the queue, for wire.receive()."""
         self.waits.append(milliseconds)
         if not self.queue:
             assert milliseconds != wire.ANSWER_MS, "this would wait for ever: everything was answered"
@@ -63,10 +63,10 @@ class Socket:
 
 
 class FakeKernel(Socket):
-    """Answers every request with an ACK, or with an errno for the types in `refuse` ({RTM_NEWADDR: EEXIST}).
+    """A kernel that answers each request with an ACK, or with an errno for the types in `refuse` ({RTM_NEWADDR:
+    EEXIST}).
 
-    `answers` are {type of request: [(type, payload)]} sent before the ACK. `sent` has the requests, a list of (type,
-    flags, payload).
+    answers: {type of request: [(type, payload)]}, sent before the ACK. sent: the requests, [(type, flags, payload)].
     """
 
     def __init__(self, refuse: dict[int, int] | None = None,

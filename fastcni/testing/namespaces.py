@@ -1,6 +1,6 @@
-"""Fresh network namespaces for tests: one plays the host, the others are pods. They need root and ip(8).
+"""Make fresh network namespaces for tests: one stands for the host, the others for pods. Needs root and ip(8).
 
-Nothing outside of these namespaces is changed, and all of them are removed when the test ends.
+The fixtures change nothing outside of these namespaces, and remove all of them when the test ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def ip(*words: object, netns: str | None = None, check: bool = True) -> str:
 
 
 class Inside:
-    """`with Inside(name):` runs its body in the namespace of that name; None: in the present one."""
+    """A context manager: `with Inside(name):` runs its body in the namespace of that name; None: in the current
+    namespace."""
 
     def __init__(self, name: str | None) -> None:
         self.name = name
@@ -70,7 +71,7 @@ def _setns(fd: int, name: str) -> None:
 
 @pytest.fixture
 def host_netns() -> Iterator[str]:
-    """A fresh namespace in which the test's thread runs, as if it was the host's; its name, for ip(8)."""
+    """Run the test's thread in a fresh namespace that stands for the host's. Yield its name, for ip(8)."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     name = f"fcni-host-{uuid.uuid4().hex[:8]}"
     ip("netns", "add", name)
@@ -90,7 +91,7 @@ def host_netns() -> Iterator[str]:
 
 @pytest.fixture
 def pod_netns() -> Iterator[Callable[[], str]]:
-    """A function that makes a namespace for a pod and returns its name."""
+    """Yield a function that makes a namespace for a pod and returns its name."""
     made = []
 
     def make() -> str:

@@ -1,4 +1,4 @@
-"""A namespace as ip(8) and /proc/sys show it: witnesses that are not fastcni's own code."""
+"""Read the state of a namespace by ip(8) and /proc/sys, independently of fastcni's own code."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from fastcni.testing.namespaces import Inside, ip
 
 
 def ip_json(*words: object, netns: str | None = None) -> list[dict[str, Any]]:
-    """The objects that `ip -j` prints."""
+    """Return the objects that `ip -j` prints."""
     out = ip("-j", *words, netns=netns)
     return json.loads(out) if out.strip() else []
 
 
 def links(netns: str | None = None) -> dict[str, dict[str, Any]]:
-    """{name: the object that `ip -j -d link` prints}"""
+    """Return {name: the object that `ip -j -d link` prints}."""
     return {item["ifname"]: item for item in ip_json("-d", "link", netns=netns)}
 
 
 def addresses(name: str, netns: str | None = None) -> list[str]:
-    """The global addresses of a link, as CIDR texts."""
+    """Return the global addresses of a link, as CIDR texts."""
     return [f"{item['local']}/{item['prefixlen']}" for link in ip_json("addr", "show", "dev", name, netns=netns)
             for item in link["addr_info"] if item["scope"] == "global"]
 
 
 def routes(netns: str | None = None, family: int = 4) -> dict[tuple[str, str], dict[str, Any]]:
-    """{(dst, gateway or ""): the object that `ip -j route` prints} of the main table, without link-local routes."""
+    """Return {(dst, gateway or ""): the object that `ip -j route` prints} of the main table, without link-local
+    routes."""
     found = ip_json(f"-{family}", "route", netns=netns)
     return {(item["dst"], item.get("gateway", "")): item for item in found if not item["dst"].startswith("fe80")}
 
 
 def sysctl(name: str, netns: str | None = None) -> str:
-    """The value of /proc/sys/`name`."""
+    """Return the value of /proc/sys/`name`."""
     with Inside(netns), open(f"/proc/sys/{name}", encoding="ascii") as file:
         return file.read().strip()
 
@@ -46,8 +47,8 @@ def set_sysctl(name: str, value: str) -> None:
 
 
 def eventually(claim: Callable[[], Any], seconds: float = 30.0, pause: float = 0.01) -> Any:
-    """Wait until claim() returns something true, for so many seconds at most; return its last value. pause: seconds
-    between two calls. The kernel, for one, frees a namespace when it likes."""
+    """Wait until claim() returns a true value, for at most `seconds`; return its last value. pause: seconds between two
+    calls. Use this for example for a namespace that the kernel frees later."""
     deadline = time.monotonic() + seconds
     while not (found := claim()) and time.monotonic() < deadline:
         time.sleep(pause)
