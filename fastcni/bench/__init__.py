@@ -1,7 +1,8 @@
-"""The benchmark of `fastcni bench`: the Go plugins, fastcni one-shot and warm, and the floor.
+"""The benchmark of `fastcni bench`. It compares the Go plugins, fastcni one-shot and warm, and the floor, which this
+package calls sides.
 
-All sides run on one machine in one run, in turn and in random order. The benchmark makes network namespaces for it and
-removes them afterwards.
+All sides run on one machine in one run, in turn and in random order. The benchmark makes network namespaces and removes
+them afterwards.
 
     run.py      the run, part by part                 cases.py    the calls, and their number
     bench.py    the state that all parts share

@@ -1,4 +1,4 @@
-"""The state that all parts of a run share: the node, the sides, the notes for the report."""
+"""Define Bench, the state that all parts of a run share: the node, the sides, the notes for the report."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LOG_SECONDS = 2
 class Bench:
     """The state that all parts share.
 
-    expected: {part: seconds}, an estimate. node, sides, floor: see there. folder: of fastcni's plugins. outside: a
-    descriptor of the namespace of the caller. set_up() sets these."""
+    expected: {part: seconds}, an estimate. node, sides, floor: see node.py, sides.py, floor.py. folder: the directory
+    of fastcni's plugins. outside: a descriptor of the caller's namespace. set_up() sets these."""
 
     node: Node
     floor: Floor
@@ -43,7 +43,7 @@ class Bench:
         self.sides: list[Side] = []
 
     def has_kind(self, case: Case) -> bool:
-        """Whether this kernel has the case's kind of link. If not, note that the case is left out."""
+        """Return whether this kernel supports the case's kind of link. If not, add a note that the case is left out."""
         with closing(wire.open_socket()) as sock:
             there = not case.kind or has_kind(sock, case.kind)
         if not there:
@@ -67,12 +67,13 @@ class Bench:
         return self.random.sample(sides, len(sides))
 
     def note(self, text: str) -> None:
-        """Print a note for the reader of the figures, and keep it for the report."""
+        """Print a note about the figures, and keep it for the report."""
         self.notes.append(text)
         self.progress.print(f"Note: {text}", markup=False, highlight=False)
 
     def compare_with_log(self, side: Plugins) -> None:
-        """Note it if the server did not answer all warm calls: the others ran one-shot, so the figures are not warm."""
+        """Add a note if the server did not answer all warm calls: some calls then ran one-shot, so the figures are not
+        warm."""
         assert side.server is not None
         deadline = time.monotonic() + LOG_SECONDS
         while (answered := side.server.answered()) < side.sent and time.monotonic() < deadline:

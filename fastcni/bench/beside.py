@@ -1,7 +1,7 @@
-"""The part beside: calls of plugin firewall while another program changes iptables ten times a second.
+"""Measure the part beside: calls of plugin firewall while another program changes iptables ten times a second.
 
-For both kinds of iptables the calls are measured twice with the same rules: while nothing changes them, and while a
-program adds a rule and deletes it. There is a pause before each call, so that about one change precedes it.
+For both kinds of iptables the calls are measured twice with the same rules: first while nothing changes the rules, then
+while a program adds and deletes a rule. There is a pause before each call, so that about one change precedes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 USUAL = ("firewall", "firewall-iptables")
 KINDS = ("nft", "legacy")
-PAUSE_S = 0.1                   # between two changes
+PAUSE_S = 0.1                   # seconds between two changes
 CHAIN = "KUBE-BENCH"
 RULE = ('-A {chain} -d 10.96.{high}.{low}/32 -p tcp -m comment --comment "bench/service-{number}" -m tcp --dport 80 '
         "-j RETURN")
@@ -80,7 +80,7 @@ def changing(kind: str) -> str:
 
 
 def has_kind(bench: Bench, kind: str) -> bool:
-    """Return whether this kind of iptables is installed and works. If not, note that it is left out."""
+    """Return whether this kind of iptables is installed and works. If not, add a note that it is left out."""
     try:
         restore(kind, [])
     except (CniError, FileNotFoundError) as e:
@@ -100,7 +100,7 @@ def restore(kind: str, lines: list[str]) -> None:
 
 @contextmanager
 def rules(kind: str, count: int) -> Iterator[None]:
-    """Have a chain with this number of rules, which no packet passes, in table filter."""
+    """Add a chain with this number of rules, which no packet passes, to table filter for the body."""
     restore(kind, [f":{CHAIN} - [0:0]", *(RULE.format(chain=CHAIN, high=number >> 8 & 255, low=number & 255,
                                                       number=number) for number in range(count))])
     try:
@@ -111,7 +111,7 @@ def rules(kind: str, count: int) -> Iterator[None]:
 
 @contextmanager
 def changes(kind: str) -> Iterator[None]:
-    """Change the chain each PAUSE_S seconds. Raise CniError if the program has failed meanwhile."""
+    """Change the chain every PAUSE_S seconds during the body. Raise CniError if the program has failed."""
     loop = LOOP.format(chain=CHAIN, program=f"iptables-{kind}-restore", pause=PAUSE_S)
     child = subprocess.Popen([shutil.which("bash") or "bash", "-c", loop], stdin=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True, process_group=0)

@@ -1,6 +1,6 @@
-"""Calls of plugins as processes, measured from the spawn to the exit status, as by a container runtime.
+"""Run plugins as processes, and measure each call from the spawn to the exit status, as a container runtime sees it.
 
-One thread starts and reaps all processes. With several threads, their waits for Python's lock would be measured, too.
+One thread starts and reaps all processes. With several threads, the measurements would include their waits for the GIL.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class CallFailed(Exception):
 class Running:
     """A process: pid, started (seconds), out (a memory file with its output), what (the call, for an error).
 
-    then: given its output, returns the function that starts the next call of a chain, None after the last; None if it
-    is no call of a chain."""
+    then: a function that gets the output, and returns the function that starts the next call of a chain, None after the
+    last; None if the process is no call of a chain."""
 
     __slots__ = ("pid", "started", "out", "what", "then")
 
@@ -52,7 +52,8 @@ def one(start: Callable[[], Running]) -> tuple[float, bytes]:
 
 
 class Flow:
-    """Many processes, or chains of processes. ms: of each, in the order of their ends. seconds: from the first start
+    """Many processes, or chains of processes. ms: the milliseconds of each, in the order of their ends. seconds: from
+    the first start
     to the last end. cpu: seconds of user and system time, of the processes and of their children that they waited
     for."""
 
@@ -89,7 +90,7 @@ class Flow:
                         failed = failed or e
                     self.ms.append((took - it.started) * 1e3)
         finally:
-            for it in running.values():                     # interrupted: the terminal sent them SIGINT, too
+            for it in running.values():                     # after an interrupt: the terminal sent SIGINT to them, too
                 with suppress(ChildProcessError):           # already reaped
                     os.waitpid(it.pid, 0)
                 os.close(it.out)

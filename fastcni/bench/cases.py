@@ -1,4 +1,4 @@
-"""The cases of the benchmark: plugins with their configurations, and how often each is called."""
+"""Define the cases of the benchmark: plugins with their configurations, and how often each is called."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,18 +12,20 @@ PARTS = ("latency", "idle", "rate", "cost", "density", "memory", "beside")
 class Case:
     """A plugin with its configuration.
 
-    held: the number of addresses that other containers hold in host-local. slow: a call of some side takes half a
-    second, so there are fewer calls. grows: also measured in the part density. single: measured one at a time only,
-    and without a floor; a chain also many at once, if --only names it.
+    held: the number of addresses that other containers hold in host-local. slow: whether some side's call takes half a
+    second, so that there are fewer calls. grows: also measured in the part density. single: measured only one call at a
+    time, and without a floor; a chain also with many calls at once, if --only names it.
 
-    of_pod(link, number): more keys for one pod. link is a name for the network's links, number the pod's number. host,
-    each: lines for ip(8) that make the links on the host, once or for each pod, with "@link", "@pod" and "@gateway".
+    of_pod(link, number): returns further keys for one pod. link: a name for the network's links. number: the pod's
+    number. host, each: lines for ip(8) that make links on the host, once or for each pod, with the placeholders
+    "@link", "@pod" and "@gateway".
     kind: the kind of the pod's link, if the kernel may lack it.
 
-    behind: a chained plugin, which gets the result of a plugin before. chain: plugins that are called in order instead
-    of the one, as in a conflist; each has its type among its keys. ours: {type: keys} for fastcni's plugins only. All
-    sides share the node: without these keys fastcni would use iptables, because the Go plugins add iptables rules.
-    fused: a side that has the plugin `chain` makes one call of it instead, as after `fastcni fuse`."""
+    behind: whether this is a chained plugin, which gets the result of a previous plugin. chain: plugins that are called
+    in order instead of the single plugin, as in a conflist; each has the key `type`. ours: {type: keys} only for
+    fastcni's plugins. All sides share the node: without these keys fastcni would use iptables, because the Go plugins
+    add iptables rules. fused: whether sides with the plugin `chain` make one call of it instead, as after `fastcni
+    fuse`."""
 
     name: str
     type: str
@@ -52,7 +54,7 @@ UPLINK = ("link add @link type veth peer name @link-far", "link set @link up", "
 
 
 def on_uplink(link: str, number: int) -> dict[str, Any]:
-    """Return the keys of a plugin with a master."""
+    """Return the keys of a plugin whose master is `link`."""
     return {"master": link}
 
 
@@ -92,7 +94,7 @@ CASES = (
          single=True, chain=({"type": "bridge"}, {"type": "portmap"}, {"type": "firewall"}, {"type": "tuning"})),
     Case("tuning", "tuning", {"sysctl": {"net.ipv4.ip_forward": "1"}}, behind=True, single=True),
 )
-# With keys that only fastcni has; measured in the part density with the case bridge
+# Cases with keys that only fastcni has; the part density measures them with the case bridge
 WITHOUT_IPV6 = Case("bridge-no-ipv6", "bridge", {**GATEWAY, "disableIPv6": True}, grows=True)
 UNFLOODED = Case("bridge-unflooded", "bridge", {**GATEWAY, "disableFlooding": True}, grows=True)
 OWN_KEYS = (WITHOUT_IPV6, UNFLOODED)
@@ -119,9 +121,9 @@ class Plan:
 
     rounds, slow_rounds: rounds of the part latency. burst: in a round, each side adds this many pods one after the
     other, then deletes them. rest: seconds after each side's calls, so that the deferred work of one side (20 ms of RCU
-    after a DEL) is not measured with the next. settle: the same after many calls at once.
+    after a DEL) is not measured with the next. settle: seconds after many calls at once.
 
-    at_once, slow_at_once: numbers of calls at once. pods, repeats: each of `repeats` rounds adds `pods` pods, then
+    at_once, slow_at_once: numbers of concurrent calls. pods, repeats: each of `repeats` rounds adds `pods` pods, then
     deletes them. levels: numbers of existing pods in the part density, with density_rounds rounds at each.
 
     idle_rounds: rounds of each situation of the part idle, with a pause of `pause` seconds before a call.
@@ -129,7 +131,7 @@ class Plan:
     foreign_rules: the rules of another program in the part beside.
 
     memory_pods: the pods of the server whose memory is measured. pairs: the pairs of ADD and DEL after that.
-    seed: of the order of the sides.
+    seed: the seed of the random order of the sides.
     """
 
     rounds: int = 25
@@ -157,9 +159,10 @@ QUICK = Plan(rounds=4, slow_rounds=1, settle=0.2, at_once=(8, 32), slow_at_once=
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `fastcni bench`. peer: the folder of the Go plugins, "" to look for them. before: None, or a
-    Python with another fastcni: its warm server is one more side, to compare two versions in one run. data_dir: the
-    folder of address files, None for memory. report: the folder of the report, None for no report. only, parts, sides:
+    """The options of `fastcni bench`. peer: the directory of the Go plugins, "" to search for them. before: None, or a
+    Python with another fastcni, whose warm server is one more side, to compare two versions in one run. data_dir: the
+    directory of address files, None for memory. report: the directory of the report, None for no report. only, parts,
+    sides:
     names, by default all. command: the command line as typed. html: the file of the page, None for no page. force:
     measure also on a busy node."""
 
@@ -177,18 +180,19 @@ class Options:
 
     @property
     def cases(self) -> list[Case]:
-        """The cases that --only names, by default all."""
+        """Return the cases that --only names, by default all."""
         return [case for case in CASES if not self.only or case.name in self.only]
 
     @property
     def parallel_cases(self) -> list[Case]:
-        """The cases that are measured with many calls at once; chains take minutes, so only those that --only names."""
+        """Return the cases to measure with many calls at once. Chains take minutes, so only those that --only names are
+        included."""
         return [case for case in self.cases
                 if "ADD" in case.calls and (not case.single or (case.chain and case.name in self.only))]
 
     def wants(self, part: str) -> bool:
-        """Whether a part is measured. Memory is the server's; it belongs to no case, so --only excludes it unless
-        --part names it."""
+        """Return whether a part is measured. The part memory belongs to no case, so --only excludes it unless --part
+        names it."""
         if part == "memory" and "warm" not in self.sides:
             return False
         if self.parts:

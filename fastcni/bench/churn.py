@@ -1,4 +1,4 @@
-"""The parts latency and rate: pods are added and deleted one at a time, and many at once."""
+"""Measure the parts latency and rate: add and delete pods one at a time, and many at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.bench.sides import Side
 
 AGAIN = "DEL again"             # without a prevResult
-WARM_UP = 2                     # rounds with cold caches, which are not counted
+WARM_UP = 2                     # rounds with cold caches, which are not measured
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def pods_of(bench: Bench, sides: Sequence[Side]) -> dict[Side, list[Pod]]:
 
 @contextmanager
 def noting_failures(bench: Bench, what: str) -> Iterator[None]:
-    """Note a failed call. It ends its case, but not the run."""
+    """Record a failed call as a note. It ends its case, but not the run."""
     try:
         yield
     except CallFailed as e:
@@ -65,7 +65,7 @@ def noting_failures(bench: Bench, what: str) -> Iterator[None]:
 
 
 def latency(bench: Bench) -> dict[str, Any]:
-    """Measure {case: {series: {call: [ms]}}}. In each round all sides run, in another order."""
+    """Measure {case: {series: {call: [ms]}}}. In each round all sides run, in a new random order."""
     data: dict[str, Any] = {}
     pods = pods_of(bench, bench.sides)
     plan, cases = bench.plan, [case for case in bench.cases if bench.has_kind(case)]
@@ -92,7 +92,7 @@ def rounds_of(plan: Plan, case: Case) -> int:
 def rate(bench: Bench) -> dict[str, Any]:
     """Measure {case: {at once: {side: {call: {"seconds": [of each repeat], "ms": [of each call]}}}}}.
 
-    One case is the benchmark alone: launchers that echo.py answers at once.
+    One case measures the benchmark itself: launchers that echo.py answers immediately.
     """
     data: dict[str, Any] = {}
     plan = bench.plan
@@ -117,15 +117,15 @@ def rate(bench: Bench) -> dict[str, Any]:
 
 
 def warm_up(side: Side, network: Network, pod: Pod) -> None:
-    """Make each call once, not counted. This makes the bridge, and fastcni's index of held addresses."""
+    """Make each call once without measuring, to create the bridge and fastcni's index of held addresses."""
     for call in network.case.calls:
         side.flow(call, network, [pod], 1)
 
 
 def measure_many(found: dict[str, Any], side: Side, network: Network, pods: Sequence[Pod], at_once: int,
           settle: float) -> None:
-    """Make each call for all pods, `at_once` at a time. Add the times to `found`. A chain's DEL is made once more, for
-    pods that are gone: some runtimes do that."""
+    """Make each call for all pods, `at_once` at a time. Add the times to `found`. A chain's DEL is repeated for pods
+    that no longer exist, as some runtimes do."""
     for call in (*network.case.calls, *[AGAIN] * bool(network.case.chain)):
         flow = side.flow(call.split()[0], network, pods, at_once)
         of_call = found.setdefault(call, {"seconds": [], "ms": []})

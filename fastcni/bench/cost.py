@@ -1,7 +1,7 @@
-"""The part cost: the processor time of a pod, and the processes and threads that it starts.
+"""Measure the part cost: the processor time of a pod, and the number of processes and threads that are started for it.
 
-The processor time of a call is that of wait4(2), with its children. The server's is that of its process clock. The busy
-time of the whole machine, from /proc/stat, also has the kernel's deferred work and this benchmark.
+The processor time of a call is that of wait4(2), including its children; the server's that of its process clock. The
+busy time of the whole machine, from /proc/stat, also includes the kernel's deferred work and this benchmark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.bench.node import Network
 
 AT_ONCE = 8
-TICKS = os.sysconf("SC_CLK_TCK")        # a second
+TICKS = os.sysconf("SC_CLK_TCK")        # per second
 
 
 def cost(bench: Bench) -> dict[str, Any]:

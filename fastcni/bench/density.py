@@ -1,4 +1,5 @@
-"""The part density: ADD and DEL by the number of existing pods, with the routes of ptp and the ports of one bridge."""
+"""Measure the part density: ADD and DEL by the number of existing pods, with the routes of ptp and the ports of one
+bridge."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
 
 WARM_UP = 1
 SUBNETS = {"ptp": 30, "bridge": 31, WITHOUT_IPV6.name: 32, UNFLOODED.name: 33}
-MAX_IDLE_WAIT_S, IDLE_SHARE = 20, 0.15          # idle: the processors are busy for at most this share of the time
+MAX_IDLE_WAIT_S, IDLE_SHARE = 20, 0.15          # idle processors are busy for at most this share of the time
 
 
 def density(bench: Bench) -> dict[str, Any]:
     """Measure {case: {existing pods: {series: {call: [ms]}}}}.
 
-    The floor's requests make the existing pods. All sides add to the same bridge (or routing table), and each side has
-    host-local files for all of these pods.
+    The floor makes the existing pods. All sides add to the same bridge (or routing table), and each side has host-local
+    files for all of these pods.
     """
     data: dict[str, Any] = {}
     kinds = [case for case in CASES if case.grows and case in bench.cases]
@@ -45,7 +46,7 @@ def density(bench: Bench) -> dict[str, Any]:
 def curve(bench: Bench, case: Case, data: dict[str, Any], step: Callable[..., None]) -> None:
     """Measure one case at each number of existing pods."""
     sides = [side for side in bench.sides if case not in OWN_KEYS or side.name != "Go"]
-    bench.node.keep(len(sides))             # only existing pods shall have namespaces
+    bench.node.keep(len(sides))             # only existing pods may have namespaces
     with ExitStack() as stack:
         def network(name: str) -> Network:
             made = Network(bench.node, f"density-{case.name}-{name.lower()}", case, subnet=SUBNETS[case.name],
@@ -80,7 +81,7 @@ def curve(bench: Bench, case: Case, data: dict[str, Any], step: Callable[..., No
 
 
 def wait_until_idle() -> None:
-    """Wait until the new pods' IPv6 multicast is over, which a bridge floods to all pods for seconds."""
+    """Wait until the new pods' IPv6 multicast has ended, which a bridge floods to all pods for seconds."""
     deadline = time.monotonic() + MAX_IDLE_WAIT_S
     busy, total = processor_ticks()
     while time.monotonic() < deadline:

@@ -1,9 +1,9 @@
-"""A server that answers every launcher at once, to measure the cost of the launcher alone.
+"""Run a server that answers every launcher immediately, to measure the cost of the launcher alone.
 
     python -m fastcni.bench.echo SOCKET
 
-For each request it makes the same latency request as the warm server (server/cpu_latency.py). It ends when its standard
-input ends, so that it does not outlive the run.
+For each request it makes the same latency request as the warm server (server/cpu_latency.py). The server ends when its
+standard input ends, so that it does not outlive the run.
 """
 
 import array
@@ -50,7 +50,7 @@ def serve(listener: socket.socket, buffer: bytearray, latency: LatencyRequest) -
         for _, _, data in ancillary:
             for fd in array.array("i", data):
                 os.close(fd)
-        if size:                # 0: a connection without a request, to test whether the server listens
+        if size:                # 0: a connection without a request, which tests whether the server listens
             latency.hold()
             protocol.answer(protocol.Connection(conn.detach()), 0, ANSWER)
 

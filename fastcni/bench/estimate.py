@@ -1,4 +1,4 @@
-"""How long a run takes and how much it makes, before it begins: from its options and the usual time of a call."""
+"""Estimate before a run how long it takes and how many pods it makes, from its options and the usual time of a call."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 CALL_S = {"Go": 0.025, "one-shot": 0.013, "warm": 0.002, "before": 0.002, "floor": 0.001}       # medians of README
 SLOW_S = 0.6                    # a call of the Go plugins in a slow case
-HELD_S = 0.00003                # to write the file of a held address
-SETUP_S = 0.1                   # a case's networks
-POD_S = 0.01                    # a namespace, and a pod that is there already
-SETTLED_S = 1.0                 # at each density: until the multicast of new pods is over
+HELD_S = 0.00003                # seconds to write the file of a held address
+SETUP_S = 0.1                   # seconds to make a case's networks
+POD_S = 0.01                    # seconds to make a namespace, and an existing pod
+SETTLED_S = 1.0                 # seconds at each density until the multicast of new pods has ended
 PAIR_S = 0.003                  # an ADD and a DEL of the part memory, many at once
 
-BUSY = 2.0                      # a call of the part beside takes so many times as long, with 1,500 rules
+BUSY = 2.0                      # factor of a call in the part beside, with 1,500 rules
 
 
 def seconds(options: Options) -> dict[str, float]:
@@ -96,7 +96,7 @@ def beside(options: Options) -> float:
 
 
 def pods(options: Options) -> int:
-    """Return the largest number of pods that are there at once."""
+    """Return the largest number of pods that exist at the same time."""
     plan, own = options.plan, len(options.sides) * options.plan.burst
     most = {"rate": max(plan.pods, *plan.at_once, *plan.slow_at_once), "cost": plan.pods,
             "density": own + max(plan.levels, default=0), "memory": plan.memory_pods}
@@ -104,7 +104,7 @@ def pods(options: Options) -> int:
 
 
 def at_once(options: Options) -> int:
-    """Return the largest number of plugins that run at once."""
+    """Return the largest number of plugins that run at the same time."""
     plan = options.plan
     most = {"rate": max(1, *plan.at_once, *plan.slow_at_once), "cost": AT_ONCE, "memory": 32}
     return max((count for part, count in most.items() if options.wants(part)), default=1)

@@ -1,7 +1,7 @@
-"""The floor of each case: the cost of a launcher, and the kernel's own part of the work.
+"""Measure the floor of each case: the cost of a launcher, and the kernel's own part of the work.
 
-The launcher is the installed one, answered at once by echo.py. The kernel's part is the requests that any plugin has to
-send. This warm process sends them by open sockets. It opens a socket in the pod's namespace, as any plugin has to.
+The launcher is the installed one, which echo.py answers immediately. The kernel's part are the requests that any plugin
+must send. This warm process sends them by open sockets, and opens a socket in the pod's namespace, as any plugin must.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
 GONE_SECONDS = 30
-SENDERS = 32                    # threads that wait for ACKs of deletions: more than there are deletions in 20 ms
+SENDERS = 32                    # threads that wait for ACKs of deletions: more than the deletions in 20 ms
 TABLE, MAP, CHAIN = "fcni-bench", "pods", "masquerade"
 ANYWHERE = bytes(4)
 UNFLOODED = "disableFlooding"
 ACCEPT_NO_DAD = "net/ipv6/conf/eth0/accept_dad", "0"
-GROUP = 0x66636E69              # of links that are deleted together
+GROUP = 0x66636E69              # the group of links that are deleted together
 
 
 class Floor:
@@ -67,7 +67,7 @@ class Floor:
         os.close(self.home)
 
     def prepare(self, network: Network) -> None:
-        """Make the bridge and the nftables map, which only the first pod of a network needs to make."""
+        """Make the bridge and the nftables map, which exist for all but the first pod of a network."""
         if network.case.type == "bridge" and network.bridge not in self.bridges:
             self.bridges[network.bridge] = self._make_bridge(network)
         if network.case.keys.get("ipMasq"):
@@ -87,7 +87,7 @@ class Floor:
         return bridge.index
 
     def flow(self, command: str, network: Network, pods: Sequence[Pod], at_once: int) -> Flow:
-        """Start launchers only, `at_once` at a time: the limit of this benchmark itself."""
+        """Start only launchers, `at_once` at a time, to measure the limit of the benchmark itself."""
         return self.launcher.flow(command, network, pods, at_once)
 
     def check(self) -> None:
@@ -105,7 +105,7 @@ class Floor:
         if command == "VERSION":
             return 0.0
         step = getattr(self, f"_{command.lower()}_{network.case.type.replace('-', '_')}")
-        wire.forget(self.watcher)                       # the deletions of other sides
+        wire.forget(self.watcher)                       # notifications of other sides' deletions
         fd = netns.open_path(pod.path)                  # not measured: the launcher opens it
         try:
             started = time.perf_counter()
@@ -152,7 +152,7 @@ class Floor:
             self._element(nft_elements.add_element, network, pod, pod.name, CHAIN)
 
     def _know(self, network: Network, pod: Pod, sock: Socket, inside: int) -> None:
-        """Let the bridge know a pod, as the key disableFlooding does."""
+        """Add the FDB entry and neighbours of a pod to the bridge, as the key disableFlooding does."""
         port, peer = rtnl.Link(), find.link(sock, index=inside)
         assert peer is not None
         port.name, (port.index, _) = f"fcnb{pod.number}", self.made[pod.number]
@@ -175,7 +175,7 @@ class Floor:
         sock.close()
 
     def _add_veth(self, pod: Pod, fd: int, master: int = 0) -> int:
-        """Return the host end's index. Keep both ends' indexes."""
+        """Add a veth pair, and store both indexes. Return the host end's index."""
         name, mac = f"fcnb{pod.number}", os.urandom(3)
         batch = rtnl.new_veth(Batch(), name, "eth0", fd, host_mac=b"\x02\xfc\0" + mac, peer_mac=b"\x02\xfc\1" + mac,
                               master=master)
@@ -205,7 +205,8 @@ class Floor:
     _del_ptp = _del_bridge
 
     def _send_deletes(self) -> None:
-        """Wait for the kernel's ACK of a deletion: it comes when memory is freed, 20 ms after the link is gone."""
+        """Send deletions, and wait for the kernel's ACK, which arrives when memory is freed, 20 ms after the link was
+        deleted."""
         while (index := self.deletes.get()) is not None:
             wire.send(self.watcher, rtnl.del_link(Batch(), index=index).finish())
 

@@ -1,4 +1,4 @@
-"""The numbers of processes and threads that some processes start, by the process connector (linux/cn_proc.h).
+"""Count the processes and threads that some processes start, by the process connector (linux/cn_proc.h).
 
 An event has the parent and the child, so that processes and threads of other programs are not counted.
 """
@@ -27,9 +27,9 @@ EVENT = struct.Struct("=16x 20x I 4x Q IIII")
 
 
 def open_events(namespace: int) -> Socket | None:
-    """Return a socket for process events, None if this kernel or this container has none.
+    """Return a socket for process events, None if they are unavailable in this kernel or container.
 
-    namespace: a descriptor of the initial network namespace, because only that has process events.
+    namespace: a descriptor of the initial network namespace, the only one with process events.
     """
     try:
         with netns.inside(namespace):
@@ -45,7 +45,8 @@ def _ask(sock: Socket, what: int) -> None:
 
 
 class Forks:
-    """`with Forks(namespace, roots) as forks:` counts the starts by the processes `roots` and their descendants.
+    """A counter: `with Forks(namespace, roots) as forks:` counts the starts by the processes `roots` and their
+    descendants.
 
     processes, threads: the numbers after the body, None if they could not be counted.
     """
@@ -60,7 +61,7 @@ class Forks:
         if self.sock:
             self.counts: list[int] | None = [0, 0]          # None: the kernel dropped events
             _ask(self.sock, LISTEN)
-            self.end = 0                # the time of the end in ns, of CLOCK_MONOTONIC as in events; 0: not yet
+            self.end = 0                # the time of the end in ns of CLOCK_MONOTONIC, as in events; 0: not ended
             self.sock.settimeout(0.2)
             self.reader = threading.Thread(target=self._read, args=(self.sock,), daemon=True)
             self.reader.start()
@@ -76,7 +77,8 @@ class Forks:
             self.sock.close()
 
     def _read(self, sock: Socket) -> None:
-        """Count until an event is younger than the end, or none comes: on a busy node there is always one."""
+        """Count events until one is later than the end, or none arrives; on a busy node there is always a later
+        event."""
         while True:
             try:
                 data = sock.recv(65536)

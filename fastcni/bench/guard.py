@@ -1,4 +1,5 @@
-"""What makes the benchmark safe on a node that is in use: it refuses on a busy node, and says what it touches."""
+"""Make the benchmark safe on a node that is in use: refuse to run on a busy node, and say what the benchmark
+changes."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from fastcni.server.records import history
 if TYPE_CHECKING:
     from fastcni.bench.cases import Options
 
-SAMPLE_S = 2.0                  # how long the processors are observed
+SAMPLE_S = 2.0                  # seconds for which the processors are observed
 MAX_BUSY = 0.25                 # the share of their time
-PODS_S = 10.0                   # no pod was added or deleted for so long
+PODS_S = 10.0                   # seconds in which no pod may have been added or deleted
 POD_COMMANDS = ("ADD", "DEL")
 
 
@@ -45,8 +46,8 @@ def busy_share(seconds: float = SAMPLE_S) -> float:
 def reasons(busy: float, sock: str = listening.PATH, results: str = "") -> Iterator[str]:
     """Yield why the node is too busy, each with its figure and its limit.
 
-    busy: see busy_share(). sock: of the node's server. results: where its runtimes cache results, "" for the usual
-    folder."""
+    busy: see busy_share(). sock: the socket of the node's server. results: the directory where runtimes cache results,
+    "" for the usual directory."""
     if busy > MAX_BUSY:
         yield f"the processors were busy for {busy:.0%} of the last {SAMPLE_S:g} s (limit {MAX_BUSY:.0%})"
     requests = requests_for_pods(sock)
@@ -59,7 +60,7 @@ def reasons(busy: float, sock: str = listening.PATH, results: str = "") -> Itera
 
 
 def last_pod(results: str = "") -> float:
-    """Return when a runtime has last cached or removed a pod's result, in Unix seconds; 0 if none has."""
+    """Return when a runtime last cached or removed a pod's result, in Unix seconds; 0 if never."""
     try:
         return os.stat(results or Cache().results()).st_mtime
     except OSError:
@@ -67,8 +68,8 @@ def last_pod(results: str = "") -> float:
 
 
 def requests_for_pods(sock: str) -> int:
-    """Return how many requests a server answers now, and how many for pods have ended in the last PODS_S; 0 if no
-    server listens."""
+    """Return the number of requests that a server runs now, plus those for pods that have ended in the last PODS_S; 0
+    if no server listens."""
     try:
         now, found = status.ask(sock) or {}, history.ask(sock) or {}
     except OSError:
@@ -79,7 +80,8 @@ def requests_for_pods(sock: str) -> int:
 
 
 def touches(options: Options, data_dir: str) -> str:
-    """Return what the benchmark makes on this node, and what it leaves alone, in lines that fit a terminal."""
+    """Return a text on what the benchmark makes on this node and what it does not change, in lines that fit a
+    terminal."""
     name = f"{PREFIX}{os.getpid()}-*"
     folders = " and ".join(dict.fromkeys(f"{folder}/{name}" for folder in (tempfile.gettempdir(), data_dir)))
     length = duration(sum(estimate.seconds(options).values()))

@@ -1,7 +1,7 @@
-"""The part idle: calls after a pause, as on a usual node, and calls in turn with those of another program.
+"""Measure the part idle: calls after a pause, as on a usual node, and calls in turn with those of another program.
 
-The other parts call one plugin many times in a row. Its code and data are in the processor's caches then, and no
-processor is in an idle state. On a usual node a pod comes now and then, and other programs run between two pods.
+The other parts call one plugin many times in a row, with its code and data in the processor's caches, and no processor
+in an idle state. On a usual node a pod is added from time to time, and other programs run in between.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Calls:
 
 
 def in_a_row(calls: Calls) -> Samples:
-    """Make the calls as in the part latency. The other situations compare with these."""
+    """Make the calls as in the part latency. The other situations are compared with these."""
     found: Samples = {}
     for _ in range(calls.plan.idle_rounds):
         for side in calls.shuffled():
@@ -86,7 +86,8 @@ def each_second(calls: Calls) -> Samples:
 
 
 def others_between(calls: Calls) -> Samples:
-    """Make one call of each side each second. For a side, the calls of the others are the work of other programs."""
+    """Make one call of each side each second. For each side, the calls of the other sides stand for other programs'
+    work."""
     found: Samples = {}
     for _ in range(calls.plan.idle_rounds):
         for call in calls.case.calls:
@@ -97,7 +98,7 @@ def others_between(calls: Calls) -> Samples:
 
 
 def in_turn(calls: Calls) -> Samples:
-    """Make each call of a side after the same one of the first side, without a pause. The first side is Go, unless
+    """Make each call of a side directly after the same call of the first side. The first side is Go, unless
     --side leaves it out. Without a second side there is nothing to measure."""
     found: Samples = {}
     busy = calls.sides[0]

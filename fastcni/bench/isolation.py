@@ -15,19 +15,19 @@ from fastcni.spec.errors import CniError
 
 HIDDEN = ("/etc/cni", "/var/lib/cni")
 NO_BUS = {dbus.ADDRESS: "unix:path=/nonexistent/fastcni-bench"}
-LATENCY_REQUEST = "FASTCNI_LATENCY_REQUEST_S"           # the only one of fastcni's variables that the sides share
+LATENCY_REQUEST = "FASTCNI_LATENCY_REQUEST_S"           # the only variable of fastcni that all sides get
 OWN_VARIABLES = ("FASTCNI_", "OTEL_")
 
 
 def isolated(command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command`, with the same process id, where HIDDEN are empty folders: in a mount
-    namespace that ends with it. Later mounts of the node appear in it, but none of its own on the node."""
+    """Return the command that runs `command`, with the same process id, in a mount namespace in which HIDDEN are empty
+    directories. Later mounts of the node appear in that namespace, but its own mounts do not appear on the node."""
     hide = f'for at in {" ".join(HIDDEN)}; do [ ! -d $at ] || mount -t tmpfs fastcni-bench $at || exit; done; exec "$@"'
     return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", hide, "sh", *command]
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of a server: without those of the node's server, for instance its address for metrics."""
+    """Return the variables of a server, without those of the node's server, for example its address for metrics."""
     kept = {name: value for name, value in os.environ.items()
             if name == LATENCY_REQUEST or not name.startswith(OWN_VARIABLES)}
     return kept | NO_BUS

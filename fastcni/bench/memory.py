@@ -1,4 +1,4 @@
-"""The part memory: the resident memory of a warm server under load."""
+"""Measure the part memory: the resident memory of a warm server under load."""
 
 from __future__ import annotations
 

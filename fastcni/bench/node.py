@@ -1,6 +1,6 @@
-"""A node to measure on: a network namespace, pods as named namespaces, and the networks of these pods.
+"""Make a node to measure on: a network namespace, pods as named namespaces, and the networks of these pods.
 
-All names begin with fcni-bench-, so that `ip netns` shows the namespaces that a killed run has left.
+All names begin with fcni-bench-, so that `ip netns` shows the namespaces of a killed run.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Pod:
 
     @property
     def path(self) -> str:
-        """The path of its namespace."""
+        """Return the path of its namespace."""
         return f"{FOLDER}/{self.name}"
 
 
 class Node:
-    """`with Node(data_dir) as node:` moves this thread into a fresh network namespace.
+    """A node: `with Node(data_dir) as node:` moves this thread into a fresh network namespace.
 
-    It makes two folders: `data`, below data_dir, for the files of networks, and `folder` for all else. At the end,
-    namespaces and folders are removed."""
+    It makes two directories: `data`, below data_dir, for the files of networks, and `folder` for all other files. At
+    the end, namespaces and directories are removed."""
 
     def __init__(self, data_dir: str) -> None:
         self.prefix = f"{PREFIX}{os.getpid()}-"
@@ -106,7 +106,7 @@ def ip_batch(lines: Sequence[str]) -> None:
 
 
 class Network:
-    """One network of one side: its configuration and host-local's folder."""
+    """One network of one side: its configuration and host-local's directory."""
 
     def __init__(self, node: Node, name: str, case: Case, *, subnet: int, bridge: str) -> None:
         """subnet: the second byte of 10.x.0.0/16."""
@@ -121,12 +121,12 @@ class Network:
         self.link = f"up{subnet}"
         self.links: list[str] = []                  # links to delete at the end
         self.served: set[int] = set()               # numbers of the pods that make_links() has seen
-        self.results: dict[Pod, Any] = {}           # of a chain: {pod: the last result}
+        self.results: dict[Pod, Any] = {}           # {pod: the last result of a chain}
         self.held = 0                               # addresses that other containers hold
         self.first = 0                              # the number of pod 0's address
 
     def stdin(self, pod: Pod, more: Iterable[tuple[str, Any]] = ()) -> bytes:
-        """Return the configuration for one pod's calls, with more keys."""
+        """Return the configuration for one pod's calls, with `more` keys."""
         behind = {"prevResult": self._result(pod)} if self.case.behind else {}
         return json.dumps({**self.conf, **self.case.of_pod(self.link, pod.number), **behind, **dict(more)}).encode()
 
@@ -137,7 +137,7 @@ class Network:
         return {"type": "chain", "plugins": [{**keys, **each, "capabilities": asked} for each in self.case.chain]}
 
     def _result(self, pod: Pod) -> dict[str, Any]:
-        """Return the result that a plugin before would have answered."""
+        """Return the result that a previous plugin would have answered."""
         return {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": pod.path}],
                 "ips": [{"address": f"{ip_text(self.address(pod.number))}/16", "gateway": ip_text(self.gateway),
                          "interface": 0}]}
@@ -157,16 +157,16 @@ class Network:
 
     @property
     def gateway(self) -> bytes:
-        """The gateway's address."""
+        """Return the gateway's address."""
         return bytes((10, self.subnet, 0, 1))
 
     @property
     def subnet_address(self) -> bytes:
-        """The subnet's address."""
+        """Return the subnet's address."""
         return bytes((10, self.subnet, 0, 0))
 
     def address(self, number: int) -> bytes:
-        """Return an address of the network. Number 0 is the first after the gateway's."""
+        """Return an address of the network. Number 0 is the address after the gateway's."""
         return bytes((10, self.subnet, number + 2 >> 8, number + 2 & 255))
 
     def address_of(self, pod: Pod) -> bytes:
@@ -178,7 +178,7 @@ class Network:
         return f"{self.folder}/{ip_text(address)}"
 
     def hold(self, count: int) -> None:
-        """Let other containers hold the first `count` addresses, by files as the Go plugin writes them."""
+        """Write files as the Go plugin does, by which other containers hold the first `count` addresses."""
         for number in range(self.held, count):
             with open(self.file(self.address(number)), "w", encoding="ascii") as file:
                 file.write(f"other{number}\r\neth0")

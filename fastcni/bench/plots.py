@@ -1,4 +1,4 @@
-"""The plots of a report as SVG. The same samples give the same bytes."""
+"""Draw the plots of a report as SVG. The same samples give the same bytes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fastcni.bench.cases import ALONE, UNFLOODED, WITHOUT_IPV6, title
 from fastcni.bench.tables import median, present, speed
 
 STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "fastcni", "svg.fonttype": "none",          # text stays text: small, and searchable
+    "svg.hashsalt": "fastcni", "svg.fonttype": "none",          # text is stored as text: small, and searchable
     "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10, "axes.grid": True, "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888",
     "axes.axisbelow": True, "path.simplify": False,
 }
 COLORS = {"Go": "#0072b2", "one-shot": "#e69f00", "warm": "#d55e00", "before": "#009e73",
-          "floor": "#777777"}           # different also for colour-blind readers
+          "floor": "#777777"}           # colours that colour-blind readers can distinguish
 OWN_LINES = ((WITHOUT_IPV6, "--"), (UNFLOODED, ":"))
 LINES = {"--": "dashed", ":": "dotted"}
 FAMILIAR = ("loopback", "host-local-1000", "bridge", "bridge-ipmasq", "ptp")
@@ -39,7 +39,7 @@ def write(folder: str, data: dict[str, Any]) -> list[str]:
             with matplotlib.rc_context(STYLE):
                 figure = draw(data)
                 if figure:
-                    figure.set_facecolor("white")           # readable on a dark page, too
+                    figure.set_facecolor("white")           # readable on a dark page
                     FigureCanvasSVG(figure).print_svg(f"{folder}/{part}.svg", metadata={"Date": None, "Creator": None})
                     written.append(f"{part}.svg")
     return written
@@ -72,7 +72,7 @@ def distribution(samples: Sequence[float]) -> tuple[list[float], list[float]]:
 
 
 def rate(data: dict[str, Any]) -> Figure | None:
-    """Draw for each case the calls a second, one at a time and many at once."""
+    """Draw for each case the calls per second, one at a time and many at once."""
     cases = [case for case in FAMILIAR if data["rate"].get(case)]
     if not cases:
         return None

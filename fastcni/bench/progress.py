@@ -1,4 +1,4 @@
-"""The progress of a run on stderr: a bar with the time that is left, or lines if stderr is no terminal."""
+"""Show the progress of a run on stderr: a bar with the remaining time, or lines if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Column
 
 REFRESH_SECONDS = 0.5
-LINE_SECONDS = 60               # at most one line in this time for a part, besides its first
-TRUSTED_SECONDS = 15            # the estimate counts as much as so many seconds of the run
+LINE_SECONDS = 60               # at most one line in this time for a part, after its first line
+TRUSTED_SECONDS = 15            # the weight of the estimate, in seconds of the run
 
 
 class Meter:
-    """Where the run is. expected: {part: seconds}, an estimate; the run corrects it while it goes on."""
+    """The position in the run. expected: {part: seconds}, an estimate, which is corrected during the run."""
 
     def __init__(self, console: Console, expected: Mapping[str, float]) -> None:
         self.console, self.expected = console, dict(expected)
@@ -25,13 +25,13 @@ class Meter:
 
     @contextmanager
     def of_part(self, part: str) -> Iterator[None]:
-        """The steps inside belong to this part."""
+        """Count the steps of the body to this part."""
         self.part = part
         yield
         self.ended += self.expected.get(part, 0.0)
 
     def left(self, done: float) -> str:
-        """Return the time left as text. done: the expected seconds of what is done."""
+        """Return the remaining time as text. done: the expected seconds of the finished work."""
         elapsed, total = time.monotonic() - self.started, sum(self.expected.values())
         slower = (elapsed + TRUSTED_SECONDS) / (done + TRUSTED_SECONDS)
         return f"{duration((total - done) * slower)} left"
@@ -40,8 +40,8 @@ class Meter:
     def steps(self, what: str, total: int) -> Iterator[Callable[..., None]]:
         """Show the progress: `with meter.steps("density", 10) as step:`.
 
-        step() counts one step, step(0, "ptp") sets the text. Only these calls draw, so that nothing is drawn during a
-        measurement."""
+        step() counts one step, step(0, "ptp") sets the text. Only these calls draw, so that nothing is drawn while a
+        call is measured."""
         at, count = 1 + list(self.expected).index(self.part), 0
         what = f"{at}/{len(self.expected)} {what}"
         whole, mine = max(1.0, sum(self.expected.values())), self.expected[self.part]

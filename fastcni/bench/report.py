@@ -1,4 +1,4 @@
-"""The report of a run: samples as JSON, tables as Markdown and on the terminal, plots."""
+"""Write the report of a run: samples as JSON, tables as Markdown and on the terminal, plots."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def page(data: dict[str, Any]) -> str:
 
 
 def finish(options: Options, data: dict[str, Any], out: Console) -> None:
-    """Write what --report and --html ask for."""
+    """Write the files of --report and --html."""
     if options.report:
         os.makedirs(options.report, exist_ok=True)
         with open(f"{options.report}/{SAMPLES}", "wb") as file:
@@ -158,7 +158,7 @@ def replot(folder: str, html: str | None, out: Console) -> None:
 
 
 def check_folder(path: str) -> None:
-    """Raise CniError if the folder of a file does not exist: better before the run than after it."""
+    """Raise CniError if the directory of a file does not exist. Called before the run, so that no run is lost."""
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise CniError(errors.IO_FAILURE, f"write the page {path}: there is no folder {folder}")

@@ -1,4 +1,4 @@
-"""The run, part by part. Each table is printed after its part."""
+"""Run the benchmark part by part, and print each table after its part."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from fastcni.spec.errors import CniError
 
 MEASURE = {"latency": churn.latency, "idle": idle.idle, "rate": churn.rate, "cost": cost.cost,
            "density": density.density, "memory": memory.memory, "beside": beside.beside}
-WIDTH = 180                     # of tables in a pipe
-STOPPED = 128 + signal.SIGINT       # exit status, as of a shell
+WIDTH = 180                     # the width of tables in a pipe
+STOPPED = 128 + signal.SIGINT       # the exit status that a shell would give
 MEMORY = "/dev/shm"
-FILE_BYTES, SPARE_FILES = 4096, 10_000      # of a file in memory; files besides those of held addresses
+FILE_BYTES, SPARE_FILES = 4096, 10_000      # bytes of a file in memory; number of files besides those of held addresses
 
 
 def run(options: Options) -> int:
-    """Measure, print, and write what --report and --html ask for. Return the exit status. Raise CniError, or Busy.
+    """Measure, print, and write the files of --report and --html. Return the exit status. Raise CniError, or Busy.
 
-    If the run is stopped, write the parts that are complete, and return STOPPED. Without one, raise KeyboardInterrupt.
+    If the run is stopped, write the complete parts, and return STOPPED. If no part is complete, raise
+    KeyboardInterrupt.
     """
     check_machine(options)
     busy = guard.busy_share()
@@ -85,14 +86,14 @@ def run(options: Options) -> int:
 
 
 def available(options: Options) -> Options:
-    """Return the options with the folder of the Go plugins, and without the sides that are not on this node."""
+    """Return the options with the directory of the Go plugins, and without the sides that this node does not have."""
     found = peer.find(options.peer)
     there = {"Go": found, "before": options.before}
     return replace(options, peer=found, sides=tuple(side for side in options.sides if there.get(side, side)))
 
 
 def check_machine(options: Options) -> None:
-    """Raise CniError if the benchmark cannot run here, or not write its page at the end."""
+    """Raise CniError if the benchmark cannot run on this machine, or cannot write its page."""
     if os.geteuid():
         raise CniError(errors.INTERNAL, "fastcni bench makes network namespaces: run it as root")
     for program, package in (("ip", "iproute2"), ("unshare", "util-linux")):
@@ -133,7 +134,7 @@ def set_up(bench: Bench, stack: ExitStack, data_dir: str) -> None:
 
 
 def data_dir(bench: Bench) -> str:
-    """Return the folder of the networks' files, by default in memory.
+    """Return the directory of the networks' files, by default in memory.
 
     A disk's file system would disturb the figures: when ext4 without a journal creates a file, it reads each inode that
     was freed in the last minutes."""
@@ -169,8 +170,8 @@ def check_launcher(bench: Bench, launcher: Plugins) -> None:
 
 
 class Signals:
-    """`with Signals() as signals:` makes SIGTERM and SIGHUP (an ssh session that ends) an interrupt like Ctrl-C, unless
-    they are ignored, as by nohup(1). ignore() ignores all three."""
+    """The signals of a run: `with Signals() as signals:` makes SIGTERM and SIGHUP (an ended ssh session) an interrupt
+    like Ctrl-C, unless they are ignored, for example by nohup(1). ignore() ignores all three."""
 
     def __enter__(self) -> Signals:
         self.before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

@@ -1,4 +1,4 @@
-"""The sides: directories of plugins, and the servers behind their sockets."""
+"""Define the sides: directories of plugins, and the servers that listen at their sockets."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SUBNETS = {"Go": 21, "one-shot": 22, "warm": 23, "floor": 24, "before": 25}
 
 
 class Plugins:
-    """A side whose calls are processes. folder: of the plugin files. sock: the socket that they use, "" for none.
-    server: the Child that listens there, if any."""
+    """A side whose calls are processes. folder: the directory of its plugin files. sock: the socket that these use, ""
+    for none. server: the Child that listens at the socket, or None."""
 
     def __init__(self, name: str, folder: str, sock: str = "", server: Child | None = None) -> None:
         self.name, self.folder, self.server = name, folder, server
@@ -43,7 +43,7 @@ class Plugins:
               more: Iterable[tuple[str, Any]] = ()) -> Callable[[], Running]:
         """Prepare a call, outside of the measured time. Return a function that starts the process.
 
-        more: keys for its configuration."""
+        more: further keys of the configuration."""
         env = {**self.env, "CNI_COMMAND": command, "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path}
         kind = dict(more).get("type", network.case.type)
         own = network.case.ours.get(kind, {}) if self.name != "Go" else {}
@@ -89,7 +89,7 @@ class Plugins:
             self.check()
 
     def _first(self, command: str, network: Network, pod: Pod) -> Callable[[], Running]:
-        """Return a function that starts the first process of a pod's calls; its `then` starts the others."""
+        """Return a function that starts the first process of a pod's calls; its `then` starts the next processes."""
         if not network.case.chain:
             return self.ready(command, network, pod)
         chain = self._chain(network, pod)
@@ -124,9 +124,10 @@ class Plugins:
 
 
 class Child:
-    """`with Child(arguments, sock, log):` runs a server in this namespace: it listens, and gets SIGTERM at the end.
+    """A server: `with Child(arguments, sock, log):` runs it in this namespace. The server listens in the body, and gets
+    SIGTERM at the end.
 
-    arguments: of the Python `python`, by default this one. sock, log: paths."""
+    arguments: the arguments of the interpreter `python`, by default this one. sock, log: paths."""
 
     def __init__(self, arguments: Sequence[str], sock: str, log: str, python: str = sys.executable) -> None:
         self.arguments, self.sock, self.log, self.python = arguments, sock, log, python
@@ -166,19 +167,20 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The server's process id."""
+        """Return the server's process id."""
         return self.process.pid
 
     @property
     def cpu(self) -> float:
-        """Seconds of processor time, user and system, of all its threads since the start.
+        """Return the seconds of processor time, user and system, of all its threads since the start.
 
         clock_getcpuclockid(3) makes the same clock id: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
         """
         return time.clock_gettime(~self.pid << 3 | 2)
 
     def check(self) -> None:
-        """Raise CniError with the last lines of its log if it has ended: its callers would run one-shot."""
+        """Raise CniError with the last lines of the server's log if the server has ended, because its callers would run
+        one-shot."""
         if self.process.poll() is not None:
             ended = f"{' '.join(self.arguments)}: ended with status {self.process.returncode}"
             raise CniError(errors.INTERNAL, f"{ended}{self.last_log()}")
@@ -189,7 +191,7 @@ class Child:
             return "".join(f"\n    {line.rstrip()}" for line in file.readlines()[-10:])
 
     def answered(self) -> int:
-        """Return the number of answered requests in its log."""
+        """Return the number of answered requests in the server's log."""
         with open(self.log, encoding="utf-8", errors="replace") as file:
             return sum(" event=request_done " in line for line in file)
 

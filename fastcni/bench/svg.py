@@ -1,4 +1,5 @@
-"""The plots of the page: SVG inside HTML, with the page's colours and text of its own size. Nothing needs a script."""
+"""Draw the plots of the page: SVG inside HTML, with the page's colours, and text of fixed size. No plot needs a
+script."""
 
 from __future__ import annotations
 
@@ -10,17 +11,17 @@ from itertools import pairwise
 
 from fastcni.bench.tables import ms
 
-WIDTH = 380                     # of each plot in its own units; a phone shows it as wide as that
-LEFT, RIGHT = 36, 118           # of a plot with curves: for the labels of the axis, and of the curves
+WIDTH = 380                     # of each plot in its own units, about the width of a phone's screen
+LEFT, RIGHT = 36, 118           # margins of a plot with curves, for the labels of the axis and the curves
 NAMES = {"Go": "Go", "one-shot": "one-shot", "warm": "warm", "before": "before", "floor": "floor"}
 ROW, TOP, BOTTOM = 38, 20, 24
-LABEL_HEIGHT = 14               # labels of curves are at least so far apart
+LABEL_HEIGHT = 14               # the minimum distance of curves' labels
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve of a plot. points: [(x, y)]. name: at its end. line: "", or "dashed" or "dotted" for a
-    configuration with another key."""
+    """A curve of a plot. points: [(x, y)]. name: the label at its end. line: "", or "dashed" or "dotted" for a
+    configuration with a further key."""
 
     side: str
     points: Sequence[tuple[float, float]]
@@ -50,7 +51,7 @@ def css(side: str) -> str:
 
 
 def mark(side: str, x: float, y: float, hint: str = "") -> str:
-    """Return a side's mark: a shape of its own, so that colour is not needed to tell the sides apart."""
+    """Return a side's mark, which has its own shape, so that sides can be distinguished without colour."""
     tip = f"<title>{escape(hint)}</title>" if hint else ""
     if side == "warm":
         return f'<circle class="{css(side)}" cx="{x:.1f}" cy="{y:.1f}" r="5">{tip}</circle>'
@@ -67,7 +68,7 @@ def legend(sides: Mapping[str, str]) -> str:
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Return the ticks of a logarithmic axis from 1 3 10 30 that are between, and one at each end."""
+    """Return the ticks 1, 3, 10, 30 of a logarithmic axis between low and high, and one at each end."""
     steps = [step * 10.0 ** power for power in range(-4, 7) for step in (1, 3)]
     first = max(step for step in steps if step <= low)
     last = min(step for step in steps if step >= high)
@@ -109,7 +110,7 @@ def nice_step(most: float, count: int = 4) -> float:
 
 
 def curves(ident: str, name: str, found: Sequence[Curve], labels: tuple[str, str], ordinal: bool) -> str:
-    """Plot curves from 0. labels: of the x and of the y axis. ordinal: the x values are at equal distances."""
+    """Plot curves from 0. labels: those of the x and y axis. ordinal: whether the x values are at equal distances."""
     xs = sorted({x for curve in found for x, _ in curve.points})
     most = max(y for curve in found for _, y in curve.points)
     step = nice_step(most)

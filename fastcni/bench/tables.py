@@ -1,4 +1,4 @@
-"""The measurements of one run as tables of text: medians, 99th percentiles, and ratios to Go and to the floor."""
+"""Make text tables of the measurements of a run: medians, 99th percentiles, and ratios to Go and to the floor."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def situations_of(data: Data, part: str, heading: str, base: str, base_of: Calla
         for call in first(next(iter(situations.values()))):
             for situation, series in situations.items():
                 if not series:
-                    continue            # a run with one side has none in turn
+                    continue            # a run with one side has no situation "in turn"
                 found = {side: series.get(side, {}).get(call) for side in sides}
                 usual = situations[base_of(situations, situation)]
                 cells = [spread(found[side]) for side in sides]
@@ -130,7 +130,7 @@ def situations_of(data: Data, part: str, heading: str, base: str, base_of: Calla
 
 
 def first(series: dict[str, Any]) -> dict[str, Any]:
-    """Return the first that is not empty: a case that failed has no samples."""
+    """Return the first entry that is not empty, because a failed case has no samples."""
     return next(filter(None, series.values()), {})
 
 
@@ -155,7 +155,7 @@ def rate(data: Data) -> Table:
 
 
 def speed(found: dict[str, Any] | None) -> float | None:
-    """Return the calls a second, the median of the repeats; None without samples."""
+    """Return the calls per second, the median of the repeats; None without samples."""
     if not found or not found["seconds"]:
         return None
     return len(found["ms"]) / len(found["seconds"]) / median(found["seconds"])

@@ -1,7 +1,7 @@
-"""The verdict of a run in words: how many times as fast as the Go plugins fastcni is, and how sure that is.
+"""Put the verdict of a run into words: how many times as fast as the Go plugins fastcni is, and how certain that is.
 
-Sides run in turn in each round, so a round has a ratio, too. The range of these says how sure a ratio is: if 1 is in
-the range, the two are "about as fast".
+Sides run in turn in each round, so each round has a ratio, too. The range of these ratios says how certain the result
+is: if 1 is in the range, the sides are "about as fast".
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from fastcni.bench.tables import OURS, median, ms, speed
 
 LEADING = ("bridge", "bridge-ipmasq", "ptp", "host-local-1000", "portmap", "kubernetes")
 CALLS = ("ADD", "DEL")
-ALIKE = 1.05                    # ratios below are no difference that an operator would notice
+ALIKE = 1.05                    # an operator would not notice the difference of a smaller ratio
 FASTER, SLOWER, SAME = "faster", "slower", "same"
-NAMED = 4                       # slower calls that a sentence names
+NAMED = 4                       # number of slower calls that a sentence names
 COST = ("less than", "more than", "about as much as")
 MODES = {"warm": "With its server (warm)", "one-shot": "Without a server (one-shot)"}
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """times: how many times as fast ours is as theirs. low, high: that of nine in ten rounds. rounds: their number.
-    phrases: for FASTER, SLOWER, SAME."""
+    """times: how many times as fast ours is as theirs. low, high: the range of nine in ten rounds. rounds: the number
+    of rounds. phrases: texts for FASTER, SLOWER, SAME."""
 
     times: float
     low: float
@@ -37,14 +37,14 @@ class Ratio:
 
     @property
     def tone(self) -> str:
-        """FASTER, SLOWER or SAME."""
+        """Return FASTER, SLOWER or SAME."""
         if self.low <= 1 <= self.high or 1 / ALIKE < self.times < ALIKE:
             return SAME
         return FASTER if self.times > 1 else SLOWER
 
     @property
     def sentence(self) -> str:
-        """As in "2.4 times as fast as" and "1.3 times as long as"."""
+        """Return a phrase such as "2.4 times as fast as" and "1.3 times as long as"."""
         faster, slower, same = self.phrases
         if self.tone == SAME:
             return same
@@ -52,12 +52,12 @@ class Ratio:
 
     @property
     def words(self) -> str:
-        """The sentence without what it compares with, as in "2.4 times as fast"."""
+        """Return the phrase without its last "as", such as "2.4 times as fast"."""
         return self.sentence.rpartition(" ")[0]
 
     @property
     def range(self) -> str:
-        """As in "rounds: 2.1 to 2.8", in the sense of the sentence; "" for one round."""
+        """Return the range, such as "rounds: 2.1 to 2.8", in the sense of the sentence; "" for one round."""
         low, high = (1 / self.high, 1 / self.low) if self.tone == SLOWER else (self.low, self.high)
         return f"rounds: {figure(low)} to {figure(high)}" if self.rounds > 1 else ""
 
@@ -67,7 +67,7 @@ def figure(value: float) -> str:
 
 
 def times(value: float) -> str:
-    """As in "2.4 times"."""
+    """Return a text such as "2.4 times"."""
     return f"{value:,.0f} times" if value >= 10 else f"{value:.1f} times"
 
 
@@ -183,12 +183,12 @@ def burst_of(data: Data) -> int:
 
 
 def found_in(data: Data) -> str:
-    """As in "the Go plugins found in /opt/cni/bin"."""
+    """Return a text such as "the Go plugins found in /opt/cni/bin"."""
     return f"the Go plugins found in {data['peer']}" if data.get("peer") else "the Go plugins"
 
 
 def headline(data: Data) -> str:
-    """Return the verdict in one sentence: of the first row, if it can be with the server and compared with Go."""
+    """Return the verdict in one sentence: that of the first row, if possible with the server and compared with Go."""
     cells = [(row, *row.cells[side]) for side in ("warm", "one-shot") for row in rows(data) if side in row.cells]
     for row, _, ratio in cells:
         if ratio:
@@ -202,7 +202,7 @@ def headline(data: Data) -> str:
 
 
 def summary(data: Data) -> list[str]:
-    """Return the sentences after the headline: all calls counted, one at a time."""
+    """Return the sentences after the headline, which count all calls that were measured one at a time."""
     said = []
     if "Go" not in data["sides"]:
         said.append(f"No Go plugins were {'measured' if data.get('peer') else 'found on this node'}, so these are the "
@@ -224,7 +224,7 @@ def summary(data: Data) -> list[str]:
 
 
 def counted(mode: str, tones: dict[str, list[str]]) -> str:
-    """As in "With its server (warm), fastcni is faster in 30 of 38 calls, and slower in 8: ..."."""
+    """Return a sentence such as "With its server (warm), fastcni is faster in 30 of 38 calls, and slower in 8: ..."."""
     faster, same, slower = (len(tones[tone]) for tone in (FASTER, SAME, SLOWER))
     total = faster + same + slower
     if faster == total:
@@ -239,8 +239,8 @@ def counted(mode: str, tones: dict[str, list[str]]) -> str:
 
 
 def spread(data: Data) -> dict[str, float]:
-    """Return {side: how far the medians of nine in ten rounds lie apart, as a share of their median}: for the usual
-    call, one at a time."""
+    """Return {side: the range of the medians of nine in ten rounds, as a share of their median} for the usual call, one
+    at a time."""
     shares: dict[str, list[float]] = {}
     for series in data.get("latency", {}).values():
         for side, calls in series.items():

@@ -1,6 +1,6 @@
-"""The page of a run for operators: the verdict in words, plots, tables and caveats in one file of HTML.
+"""Make the page of a run for operators: the verdict in words, plots, tables and caveats in one HTML file.
 
-The file needs nothing else: no script, no font, no other site. A browser that tries is stopped by the page's policy.
+The file uses no script, no font and no other site, and the page's policy forbids these to the browser.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIDES = {
     "floor": "floor: what any plugin needs: a process, and the kernel's part",
 }
 SHORT = {"Go": "Go plugins", "warm": "with its server (warm)", "one-shot": "without a server (one-shot)"}
-UNSURE = 0.3                    # rounds that lie further apart than this share deserve a warning
+UNSURE = 0.3                    # the page warns if rounds differ by more than this share
 
 Data = dict[str, Any]
 
@@ -104,7 +104,7 @@ def verdict_table(data: Data) -> str:
 
 
 def verdict_cell(row: verdict.Row, side: str) -> str:
-    """Return a cell: the words, and the figure behind them."""
+    """Return a cell: the words, and the figure that they are based on."""
     text, ratio = row.cells.get(side, ("not measured", None))
     if not ratio:
         return f'<td data-side="{escape(SHORT[side])}">{escape(text)}</td>'
@@ -123,7 +123,7 @@ def plots(figure: Figure) -> str:
 
 
 def details(table: tables.Table) -> str:
-    """Return a table that the reader opens."""
+    """Return a table that the reader can expand."""
     def cell(kind: str, at: int, content: str) -> str:
         of_kind = ' class="label"' if at < table.labels else ""
         scope = ' scope="col"' if kind == "th" else ""
@@ -139,7 +139,7 @@ def details(table: tables.Table) -> str:
 
 
 def caveats(data: Data) -> Iterator[str]:
-    """Yield what a reader of the figures should know, the notes of the run last."""
+    """Yield the caveats for readers of the figures, and then the notes of the run."""
     apart = verdict.spread(data)
     if apart:
         yield ("From round to round the median of a call differs. The usual range of nine in ten rounds, as a share of "

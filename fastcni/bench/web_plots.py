@@ -1,4 +1,4 @@
-"""What the plots of the page show: the figures of each part, by case."""
+"""Prepare the plots of the page: the figures of each part, by case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ PROGRAMS = ("Go", "one-shot", "warm", "before")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A group of plots. plots: [(heading, <svg>)]. note: how to read them. sides: those of the legend, in order."""
+    """A group of plots. plots: [(heading, <svg>)]. note: how to read them. sides: the names in the legend, in order,
+    such as "Go" and "warm"."""
 
     heading: str
     note: str
@@ -34,7 +35,7 @@ def figures(data: dict[str, Any]) -> Iterator[Figure]:
 
 
 def latency(data: dict[str, Any]) -> Figure:
-    """A row of marks for each case: the medians of all sides, one call at a time."""
+    """Plot a row of marks for each case: the medians of all sides, one call at a time."""
     medians: dict[str, list[tuple[str, dict[str, float], str]]] = {}
     for name, series in data.get("latency", {}).items():
         for call in CALLS:
@@ -50,12 +51,12 @@ def latency(data: dict[str, Any]) -> Figure:
 
 
 def times(found: dict[str, float]) -> str:
-    """As in "5.9x": Go's time as a multiple of warm's, "" if one is missing."""
+    """Return Go's time as a multiple of warm's, such as "5.9x"; "" if one is missing."""
     return f"{figure(found['Go'] / found['warm'])}x" if {"Go", "warm"} <= set(found) else ""
 
 
 def rate(data: dict[str, Any]) -> Figure:
-    """Calls a second by the number of calls at once."""
+    """Plot the calls per second by the number of concurrent calls."""
     measured = {name: levels for name, levels in data.get("rate", {}).items() if name != ALONE.name}
     plots = []
     for name in leading({name: levels for name, levels in measured.items() if name in LEADING} or measured)[:3]:
@@ -76,7 +77,7 @@ def rate(data: dict[str, Any]) -> Figure:
 
 
 def density(data: dict[str, Any]) -> Figure:
-    """Medians by the number of pods that are there already."""
+    """Plot the medians by the number of existing pods."""
     measured, plots = data.get("density", {}), []
     for name in [name for name in ("bridge", "ptp") if measured.get(name)]:
         for call in CALLS:
@@ -94,7 +95,8 @@ def density(data: dict[str, Any]) -> Figure:
 
 
 def by_pods(levels: dict[str, Any], side: str, call: str, name: str, line: str = "") -> svg.Curve | None:
-    """Return the curve of one side, None if it was not measured. line: see Curve; then `name` is the whole label."""
+    """Return the curve of one side, None if it was not measured. line: see Curve; with a line, `name` is the whole
+    label."""
     points = [(float(level), median(series[side][call])) for level, series in levels.items()
               if series.get(side, {}).get(call)]
     if not points:
@@ -103,7 +105,7 @@ def by_pods(levels: dict[str, Any], side: str, call: str, name: str, line: str =
 
 
 def cost(data: dict[str, Any]) -> Figure:
-    """Processor time of a pod."""
+    """Plot the processor time of a pod."""
     measured, plots = data.get("cost", {}), []
     for name in leading(measured)[:3]:
         values = {side: found["cpu"] * 1e3 for side, found in measured[name].items() if found["cpu"]}

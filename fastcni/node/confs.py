@@ -1,4 +1,4 @@
-"""The files of a configuration directory, each valid or broken, in the order in which runtimes read them."""
+"""Read the files of a configuration directory, valid and broken, in the order in which runtimes read them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class ConfFile:
-    """net: None for a broken file, and then `error` says why. unreadable: this user may not read the file."""
+    """A configuration file. net: None for a broken file, whose `error` says why. unreadable: whether this user may not
+    read the file."""
 
     path: str
     net: NetworkList | None
@@ -25,7 +26,8 @@ class ConfFile:
 
 
 def read_folder(conf_dir: str) -> list[ConfFile]:
-    """The files, sorted by name, as containerd and CRI-O sort them. Raises ConfError if the folder cannot be listed."""
+    """Return the files, sorted by name as in containerd and CRI-O. Raises ConfError if the directory cannot be
+    listed."""
     return [read(path) for path in discover.list_files(conf_dir, (".conflist", ".conf", ".json"))]
 
 
@@ -42,7 +44,7 @@ def read(path: str) -> ConfFile:
 
 
 def networks(files: Iterable[ConfFile]) -> list[NetworkList]:
-    """The valid networks; of two with one name the first."""
+    """Return the valid networks; of two with one name the first."""
     found: dict[str, NetworkList] = {}
     for file in files:
         if file.net:
@@ -51,12 +53,12 @@ def networks(files: Iterable[ConfFile]) -> list[NetworkList]:
 
 
 def values_of(nets: Iterable[NetworkList]) -> list[Any]:
-    """The configurations of all plugins, decoded."""
+    """Return the decoded configurations of all plugins."""
     return [plugin.values for net in nets for plugin in net.plugins]
 
 
 def read_quietly(conf_dir: str, unseen: list[str]) -> list[ConfFile]:
-    """As read_folder(); a folder that cannot be listed has no files, and `unseen` says so."""
+    """Do read_folder(). If the directory cannot be listed, add that to `unseen`, and return []."""
     try:
         found = read_folder(conf_dir)
         unseen += [f"network configuration {file.path}: {file.error}" for file in found if file.unreadable]

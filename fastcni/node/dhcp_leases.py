@@ -1,4 +1,4 @@
-"""The leases of the dhcp daemon, as its files show them. Changes nothing."""
+"""Read the leases of the dhcp daemon from its files. Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FOLDER = STATE_DIR
 
 @dataclass(frozen=True, slots=True)
 class PodLease:
-    """A lease. pod: its container and interface. running: it was leased in this boot, and its pod is not known to be
-    gone. ends: unix time."""
+    """A lease. pod: its container and interface. running: whether it was leased in this boot, and its pod may exist.
+    ends: unix time."""
 
     path: str
     pod: str
@@ -33,7 +33,8 @@ class PodLease:
 
 @dataclass(slots=True)
 class Leases:
-    """The leases of a folder. damaged: paths of files that are none, or were found damaged by the daemon."""
+    """The leases of a directory. damaged: paths of files that are not valid leases, or that the daemon has found
+    damaged."""
 
     folder: str
     found: list[PodLease] = field(default_factory=list)
@@ -49,7 +50,7 @@ class Leases:
 
 
 def read(folder: str = "") -> Leases:
-    """Read a folder, FOLDER by default; one that does not exist has no leases. Raises OSError."""
+    """Read a directory, FOLDER by default. A directory that does not exist has no leases. Raises OSError."""
     folder = folder or FOLDER
     leases = Leases(folder)
     if not os.path.isdir(folder):
@@ -68,6 +69,6 @@ def read(folder: str = "") -> Leases:
 
 
 def sockets(configurations: Iterable[Any]) -> list[str]:
-    """The sockets of the daemons that dhcp sections of configurations name."""
+    """Return the sockets of the daemons that dhcp sections of configurations name."""
     found = [section.get("daemonSocketPath") or SOCKET_PATH for section in sections(list(configurations), "dhcp")]
     return list(dict.fromkeys(path for path in found if isinstance(path, str)))

@@ -1,4 +1,4 @@
-"""The network policies that hold for an address: the agent knows them."""
+"""Ask the agent which network policies apply to an address."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MAX_SHOWN = 5                   # addresses of a domain name
 
 
 def sockets(networks: Iterable[NetworkList]) -> list[str]:
-    """Where the networks' plugin `policy` asks the agent."""
+    """Return the agents' sockets of the networks' plugin `policy`."""
     return sorted({plugin.values.get("agentSocketPath") or policies.SOCKET for network in networks
                    for plugin in flattened(network.plugins) if plugin.type == "policy"})
 
 
 def texts_on(networks: Iterable[NetworkList], ip: str) -> Iterator[str]:
-    """Sentences on an address, of each agent."""
+    """Yield sentences about an address from each agent."""
     for path in sockets(networks):
         try:
             for pod in policies.ask(path, {"do": "explain", "address": ip})["pods"]:
@@ -39,14 +39,14 @@ def texts_on(networks: Iterable[NetworkList], ip: str) -> Iterator[str]:
 
 
 def names_text(ip: str, name: str, told: list[str]) -> str:
-    """Say which addresses of a domain name are open for a pod. told: of the answer to `explain`."""
+    """Return which addresses of a domain name are open for a pod, as text. told: a part of the answer to `explain`."""
     more = f" and {len(told) - MAX_SHOWN} more" if len(told) > MAX_SHOWN else ""
     return (f"{ip} may reach {name} at {', '.join(told[:MAX_SHOWN])}{more}" if told else
             f"{ip} may reach {name}, but its resolver has told it no address that is open now")
 
 
 def egress_text(ip: str, found: dict[str, str]) -> str:
-    """Say from which address a pod leaves the cluster. found: of the answer to `explain`."""
+    """Return from which address a pod leaves the cluster, as text. found: a part of the answer to `explain`."""
     if not found["address"]:
         return f"{ip} does not leave the cluster: no node holds an address of EgressAddress {found['name']}"
     return (f"{ip} leaves the cluster from {found['address']} of EgressAddress {found['name']}, which the node "
@@ -54,8 +54,8 @@ def egress_text(ip: str, found: dict[str, str]) -> str:
 
 
 def text(direction: str, pod: dict[str, Any]) -> str:
-    """Say which policies decide on a direction, in their order. pod: of the answer to `explain`; agents of earlier
-    versions have no tiers."""
+    """Return which policies decide on a direction, in their order, as text. pod: a part of the answer to `explain`;
+    agents of earlier versions have no tiers."""
     names, admin, baseline = (pod[direction], *(pod.get(tier, {}).get(direction, ()) for tier in ("admin", "baseline")))
     parts = [f"first as the cluster policies {', '.join(admin)} say"] if admin else []
     if names:

@@ -1,4 +1,4 @@
-"""The ranges of host-local that configurations name, and what of them is held."""
+"""Read the ranges of host-local from configurations, and count their held addresses."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class NetworkRange:
-    """A range, with the network and the folder of its address files."""
+    """A range, with the network and the directory of its address files."""
 
     network: str
     folder: str
     range: Range
 
     def held(self, ips: Iterable[str]) -> int:
-        """How many of these addresses are in the range."""
+        """Return how many of these addresses are in the range."""
         return sum(self.range.contains(address.read_ip(ip)) for ip in ips)
 
 
 def ranges_of(nets: Iterable[NetworkList]) -> Iterator[NetworkRange]:
-    """Yield each range of each host-local plugin. A section that host-local would refuse has none: doctor reports it.
+    """Yield each range of each host-local plugin. Invalid sections are skipped, because doctor reports them.
 
-    Ranges that the runtime gives with each ADD (the capability ipRanges) are not known here.
+    Ranges that the runtime gives with each ADD (the capability ipRanges) are unknown.
     """
     for net in nets:
         for plugin in flattened(net.plugins):

@@ -1,6 +1,6 @@
-"""What `fastcni serve` knows of its node: the network configurations and the results that runtimes cached.
+"""Read the node's files for `fastcni serve`: the network configurations, and the results that runtimes cached.
 
-Most of it is imported when it is needed, after the server is ready: at the first scrape, or when someone looks.
+Most modules are imported when they are needed, after the server is ready: at the first scrape or page request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Served(NodeView):
-    """The node, by its files. cache_dir: of the runtimes, "" for their default."""
+    """The node, from its files. cache_dir: the runtimes' cache directory, "" for the default."""
 
     def __init__(self, cache_dir: str = "") -> None:
         self.cache = Cache(cache_dir)
@@ -44,7 +44,7 @@ class Served(NodeView):
         return kernel.pods_dropped(doctor.node_of(self._places(enter_pods=False), (), ""))
 
     def configured(self) -> Iterable[Keys]:
-        """Those in the configuration directory, those of the attachments that runtimes cached, and the other spaces
+        """Yield the keys in the configuration directory, those of cached attachments, and those of the other spaces
         that this node has joined."""
         from fastcni.node import confs
         from fastcni.node.attachments import address_dirs, caches

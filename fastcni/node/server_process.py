@@ -1,4 +1,4 @@
-"""The server that listens on this node: found by its socket, and stopped."""
+"""Find the server that listens on this node by its socket, and stop it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import struct
 
 from fastcni.daemon.listening import ATTEMPT
 
-STOP_S = 100                    # a server answers its running requests for 80 s at most
+STOP_S = 100                    # seconds; a server answers its running requests for at most 80 s
 UCRED = struct.Struct("iII")    # pid, uid, gid
 
 
 def listener(path: str, *, stream: bool = False) -> int:
-    """Return the process that listens at a socket: a server, 1 for systemd; 0: none listens. stream: the socket is a
+    """Return the process that listens at a socket: a server, 1 for systemd, 0 for none. stream: whether the socket is a
     dhcp daemon's. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM if stream else socket.SOCK_SEQPACKET) as sock:
         try:
@@ -29,7 +29,7 @@ def listener(path: str, *, stream: bool = False) -> int:
 
 
 def owns_lock(path: str) -> bool:
-    """Return whether a server has made the socket itself: then it holds the lock beside it. Raises OSError."""
+    """Return whether a server has made the socket itself, that is, holds the lock file next to it. Raises OSError."""
     try:
         handle = os.open(f"{path}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -60,13 +60,13 @@ def stop(pid: int) -> bool:
 
 
 def remove_files(path: str) -> list[str]:
-    """Remove the files of a server that does not run, and their folder. Return what was there. Raises OSError."""
+    """Remove the files of a server that does not run, and their directory. Return the removed files. Raises OSError."""
     removed = []
     attempt = os.path.join(os.path.dirname(path), os.path.basename(ATTEMPT))
     for each in (path, f"{path}.lock", attempt):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(each)
             removed.append(each)
-    with contextlib.suppress(OSError):                  # it has other files, or does not exist
+    with contextlib.suppress(OSError):                  # the directory has other files, or does not exist
         os.rmdir(os.path.dirname(path))
     return removed

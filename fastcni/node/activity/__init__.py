@@ -1,8 +1,8 @@
-"""What a server does, for people.
+"""Show a server's activity.
 
     summary       rates, times by phase, errors, slow requests and pools, as one document
-    source        where the document comes from
-    pools         how many addresses each range has given out
+    source        the source of that document
+    pools         the number of held addresses of each range
     story_text    requests as text, with their phases and steps
     netlink_text  netlink datagrams as text
 """

@@ -1,4 +1,4 @@
-"""Netlink datagrams as text, one line a message: what fastcni sends, and what the kernel answers. Bytes only.
+"""Show netlink datagrams as text, one line for each message: fastcni's requests and the kernel's answers.
 
     RTM_NEWLINK index 0 ifname veth1a2b3c4d kind veth mtu 1500
     RTM_NEWADDR index 2 local 10.22.0.5/16
@@ -31,7 +31,7 @@ FAMILIES = {0: "", **nft.FAMILIES}
 
 
 def text(value: bytes) -> str:
-    """A name of the kernel: up to its NUL, without control characters."""
+    """Return a name of the kernel up to its NUL, without control characters."""
     found = value.partition(b"\0")[0][:MAX_TEXT].decode("utf-8", "replace")
     return "".join(char if char.isprintable() else "\ufffd" for char in found)
 
@@ -57,7 +57,7 @@ def kind(value: bytes) -> str:
 
 
 Show = tuple[str, Callable[[bytes], str]]
-# struct ifinfomsg, ifaddrmsg, rtmsg, ndmsg, tcmsg, fib_rule_hdr: their sizes, and the attributes that are shown
+# Sizes of struct ifinfomsg, ifaddrmsg, rtmsg, ndmsg, tcmsg, fib_rule_hdr, and the shown attributes
 LINK: tuple[int, dict[int, Show]] = (16, {
     uapi.IFLA_IFNAME: ("ifname", text), uapi.IFLA_LINKINFO: ("kind", kind), uapi.IFLA_ADDRESS: ("address", mac),
     uapi.IFLA_MTU: ("mtu", number), uapi.IFLA_MASTER: ("master", number), uapi.IFLA_LINK: ("link", number),
@@ -73,14 +73,14 @@ NEIGHBOUR: tuple[int, dict[int, Show]] = (12, {uapi.NDA_DST: ("dst", address), u
 TRAFFIC: tuple[int, dict[int, Show]] = (20, {uapi.TCA_KIND: ("kind", text)})
 RULE: tuple[int, dict[int, Show]] = (12, {uapi.FRA_SRC: ("from", address), uapi.FRA_TABLE: ("table", number)})
 NETCONF: tuple[int, dict[int, Show]] = (4, {})
-# RTM_*: a family has the numbers NEW, DEL, GET and SET in a row
+# RTM_*: a family has consecutive numbers for NEW, DEL, GET and SET
 FAMILY_OF = {uapi.RTM_NEWLINK: ("LINK", LINK), uapi.RTM_NEWADDR: ("ADDR", ADDRESS), uapi.RTM_NEWROUTE: ("ROUTE", ROUTE),
              uapi.RTM_NEWNEIGH: ("NEIGH", NEIGHBOUR), uapi.RTM_NEWRULE: ("RULE", RULE),
              uapi.RTM_NEWQDISC: ("QDISC", TRAFFIC), uapi.RTM_NEWTCLASS: ("TCLASS", TRAFFIC),
              uapi.RTM_NEWTFILTER: ("TFILTER", TRAFFIC), uapi.RTM_NEWNETCONF: ("NETCONF", NETCONF),
              uapi.RTM_GETNSID - 2: ("NSID", NETCONF)}
 VERBS = ("NEW", "DEL", "GET", "SET")
-# Subsystems of nfnetlink: (prefix, names of the messages in their order, {attribute: what it is})
+# Subsystems of nfnetlink: (prefix, names of the messages in their order, {attribute: its meaning})
 NFT = ("NFT_MSG_", "NEWTABLE GETTABLE DELTABLE NEWCHAIN GETCHAIN DELCHAIN NEWRULE GETRULE DELRULE NEWSET GETSET DELSET "
        "NEWSETELEM GETSETELEM DELSETELEM NEWGEN GETGEN TRACE NEWOBJ GETOBJ DELOBJ".split())
 NFT_NAMES = {"TABLE": {1: "table"}, "CHAIN": {1: "table", 3: "chain"}, "RULE": {1: "table", 2: "chain"},
@@ -93,14 +93,14 @@ SUBSYSTEMS = {1: CTNETLINK, 6: IPSET, 10: NFT}                  # NFNL_SUBSYS_*
 
 
 def lines(datagram: bytes) -> list[str]:
-    """A line for each message; "done" for any number of acknowledgements without an error. What is cut short or unknown
-    is shown by its numbers; nothing is raised."""
+    """Return a line for each message; "done" for any number of acknowledgements without an error. Truncated or unknown
+    messages are shown as numbers; there are no exceptions."""
     found = [line(kind_, flags, payload) for kind_, flags, payload in messages(datagram)]
     return [text_ for text_, before in zip(found, ["", *found], strict=False) if not text_ == before == DONE]
 
 
 def messages(datagram: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(type, flags, payload) of each message."""
+    """Yield (type, flags, payload) of each message."""
     at = 0
     while at + MIN_MESSAGE <= len(datagram):
         size, kind_, flags, _, _ = HEADER.unpack_from(datagram, at)
@@ -110,7 +110,7 @@ def messages(datagram: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def attributes(data: bytes) -> Attributes:
-    """{type: payload} of the attributes of a message; of several with one type the last."""
+    """Return {type: payload} of the attributes of a message; of several attributes with one type the last."""
     found, at = {}, 0
     while at + MIN_ATTRIBUTE <= len(data):
         size, kind_ = struct.unpack_from("=HH", data, at)
@@ -133,7 +133,8 @@ def line(kind_: int, flags: int, payload: bytes) -> str:
 
 
 def is_sock_diag(payload: bytes) -> bool:
-    """Return whether a message is of sock_diag(7): behind the header of an address come attributes, which fill it."""
+    """Return whether a message belongs to sock_diag(7): in an address message, valid attributes would fill the rest
+    after the header."""
     at = ADDRESS[0]
     while at + MIN_ATTRIBUTE <= len(payload):
         size = int.from_bytes(payload[at:at + 2], sys.byteorder)
@@ -144,7 +145,7 @@ def is_sock_diag(payload: bytes) -> bool:
 
 
 def sock_diag(payload: bytes) -> str:
-    """A request for sockets, or a socket (see kernel/sockets/inet_sockets.py)."""
+    """Describe a request for sockets, or a socket (see kernel/sockets/inet_sockets.py)."""
     if len(payload) < inet_sockets.MESSAGE_BYTES:
         return f"SOCK_DIAG_BY_FAMILY {ROUTE_FAMILIES.get(payload[0], str(payload[0]))} protocol {payload[1]}"
     packed = payload[8:24 if payload[0] == uapi.AF_INET6 else 12]
@@ -152,7 +153,7 @@ def sock_diag(payload: bytes) -> str:
 
 
 def acknowledgement(kind_: int, flags: int, payload: bytes) -> str:
-    """DONE, or the error with the text of the extended acknowledgement."""
+    """Return DONE, or the error with the text of the extended acknowledgement."""
     try:
         code, explanation, _ = read_ack(kind_, flags, payload)
     except ValueError:
@@ -164,7 +165,7 @@ def acknowledgement(kind_: int, flags: int, payload: bytes) -> str:
 
 
 def routing(kind_: int, payload: bytes) -> str:
-    """A message of rtnetlink(7)."""
+    """Describe a message of rtnetlink(7)."""
     name, (size, shown) = FAMILY_OF.get(kind_ & ~3, ("", NETCONF))
     if not name or len(payload) < size:
         return f"message of type {kind_}, {len(payload)} bytes"
@@ -185,7 +186,7 @@ def routing(kind_: int, payload: bytes) -> str:
 
 
 def netfilter(kind_: int, payload: bytes) -> str:
-    """A message of nfnetlink: nf_tables, ipset, conntrack."""
+    """Describe a message of nfnetlink: nf_tables, ipset, conntrack."""
     prefix, names = SUBSYSTEMS.get(kind_ >> 8, ("", []))
     if kind_ & 0xFF >= len(names) or len(payload) < 4:
         return f"netfilter message of subsystem {kind_ >> 8}, type {kind_ & 0xFF}, {len(payload)} bytes"
@@ -203,7 +204,7 @@ def netfilter(kind_: int, payload: bytes) -> str:
 
 
 def elements(nested: bytes) -> str:
-    """How many elements a list has."""
+    """Return the number of elements of a list as text."""
     count, at = 0, 0
     while at + MIN_ATTRIBUTE <= len(nested):
         size = max(integer(nested[at:at + 2]), MIN_ATTRIBUTE)

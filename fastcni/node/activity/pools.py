@@ -1,7 +1,7 @@
-"""How many addresses each range has given out, and how many attachments each network has, for the server's metrics.
+"""Count the held addresses of each range, and the attachments of each network, for the server's metrics.
 
-Only names are read: no address file and no cached result is opened, and no lock is taken. The server runs this beside
-its requests, so it pauses often. docs/metrics.md says what is not counted.
+Only directories are listed: no address file and no cached result is opened, and no lock is taken. The server counts
+while requests run, so the count pauses often. docs/metrics.md says what is not counted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fastcni.node.ranges import ranges_of
 from fastcni.server.metrics.pools import MAX_POOLS, UNKNOWN, Counted, Pool
 from fastcni.server.metrics.requests import MAX_NETWORKS, OTHER, text
 
-STEP, PAUSE_S = 256, 0.001      # names that are handled without a pause; together some 0.2 ms
+STEP, PAUSE_S = 256, 0.001      # number of names that are handled without a pause, in some 0.2 ms
 
 
 def count(conf_dir: str, results: str) -> Counted:
-    """Count the addresses of host-local, and the attachments in `results`, a folder of libcni's result cache.
+    """Count the addresses of host-local, and the attachments in `results`, a directory of libcni's result cache.
 
-    The ranges are those of the configurations in conf_dir. Folders and files that cannot be read count as empty.
+    The ranges are those of the configurations in conf_dir. Directories and files that cannot be read count as empty.
     """
     nets = confs.networks(confs.read_quietly(conf_dir, []))
     ranges: dict[str, list[Range]] = {}
@@ -40,7 +40,7 @@ def count(conf_dir: str, results: str) -> Counted:
 
 
 def pools_of(network: str, folder: str, ranges: list[Range]) -> list[Pool]:
-    """The pools of one folder. Addresses in no range are a pool without a size."""
+    """Return the pools of one directory. Addresses outside of all ranges are a pool without a size."""
     held, elsewhere = [0] * len(ranges), 0
 
     def note(name: str) -> None:
@@ -61,8 +61,8 @@ def pools_of(network: str, folder: str, ranges: list[Range]) -> list[Pool]:
 
 
 def attachments(results: str, known: Iterable[str]) -> dict[str, int]:
-    """{network: attachments}, by the names of the files: NETWORK-CONTAINERID-IFNAME. All three may have hyphens, so the
-    longest known network counts; without one it is "other"."""
+    """Return {network: number of attachments} by the names of the files, NETWORK-CONTAINERID-IFNAME. All three parts
+    may contain hyphens, so the longest known network counts; files of unknown networks count as "other"."""
     names = sorted(dict.fromkeys(known), key=len, reverse=True)[:MAX_NETWORKS]
     found = {text(name): 0 for name in names}
 

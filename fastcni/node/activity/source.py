@@ -1,4 +1,4 @@
-"""Where the document of activity.py comes from: a server's answers, and counts of this node's files."""
+"""Collect the data for the document of summary.py: a server's answers, and counts of this node's files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fastcni.server.metrics.pools import COUNT_S, Counted, cluster_pools
 
 
 class Source:
-    """What top and the status page show. describe(): the server's status. ask(after): its history's answer; None if it
-    keeps none. count(): see node/activity/pools.py."""
+    """The data of `fastcni top` and the status page. describe(): returns the server's status. ask(after): returns its
+    history's answer; None if it keeps no history. count(): see node/activity/pools.py."""
 
     def __init__(self, describe: Callable[[], dict[str, Any]], ask: Callable[[int], dict[str, Any]] | None,
                  count: Callable[[], Counted]) -> None:
@@ -22,7 +22,7 @@ class Source:
         self.now = time.time()
 
     def poll(self) -> None:
-        """Read what is new. Raises what describe() and ask() raise."""
+        """Read new data. Raises the exceptions of describe() and ask()."""
         self.server = self.describe()
         if self.recent:
             self.recent.poll(time.time())
@@ -31,7 +31,7 @@ class Source:
             self.counted = self.count()
 
     def view(self) -> tuple[summary.Sample, summary.Node]:
-        """What a document is made of. It does not change with the next poll()."""
+        """Return the data of a document. The next poll() does not change them."""
         pools = (*self.counted.pools, *cluster_pools(self.server.get("cluster", ())))
         sample = self.recent.sample(self.now) if self.recent else summary.Sample((), self.now, self.now)
         return sample, summary.Node(self.server, pools, self.counted.attachments)

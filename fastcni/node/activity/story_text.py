@@ -1,4 +1,5 @@
-"""The requests of a server's history as text: one line each, its phases as a waterfall, and the steps of its story.
+"""Show the requests of a server's history as text: a line for each, its phases as a waterfall, and the steps of its
+story.
 
     15:36:02.123 ADD bridge mynet pod1/eth0: done in 1.93 ms
       ipam       0.31 |    =====                                       |
@@ -25,7 +26,7 @@ OUTCOMES = {"0": "done", "declined": "declined, it went one-shot", "caller_gone"
 
 
 def headline(request: dict[str, Any]) -> str:
-    """The names of a request, its end and its time. The date is that of this machine's zone."""
+    """Return a request's names, its outcome and its duration in one line. The time of day is in this machine's zone."""
     arrived = request["time"]
     clock = time.strftime("%H:%M:%S", time.localtime(arrived)) + f".{int(arrived % 1 * 1000):03d}"
     inner = failed_in_chain(request)
@@ -38,7 +39,7 @@ def headline(request: dict[str, Any]) -> str:
 
 
 def failed_in_chain(request: dict[str, Any]) -> str:
-    """Return the type of the plugin of a chain that failed, "" if the request is no chain's or has not failed there."""
+    """Return the type of the failed plugin in a chain, "" if no plugin of a chain has failed."""
     story = request.get("story", {})
     found = story.get("error")
     if not isinstance(found, dict):
@@ -51,7 +52,7 @@ def failed_in_chain(request: dict[str, Any]) -> str:
 
 
 def waterfall(request: dict[str, Any], width: int = WIDTH) -> Iterator[str]:
-    """A line for each kind of phase: its name, the sum of its milliseconds, and where in the request it was."""
+    """Yield a line for each kind of phase: its name, the sum of its milliseconds, and its position in the request."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for phase in request["phases"]:
         kinds.setdefault(phase["name"], []).append(phase)
@@ -66,7 +67,7 @@ def waterfall(request: dict[str, Any], width: int = WIDTH) -> Iterator[str]:
 
 
 def error(request: dict[str, Any]) -> Iterator[str]:
-    """The error of a failed request: message, then details."""
+    """Yield the error of a failed request: message, then details."""
     found = request.get("story", {}).get("error")
     if isinstance(found, dict):
         yield f"  {found.get('msg', '')}"
@@ -76,8 +77,8 @@ def error(request: dict[str, Any]) -> Iterator[str]:
 
 
 def steps(request: dict[str, Any], *, brief: bool) -> Iterator[str]:
-    """The steps of a request's story with their milliseconds. brief: of a failed request, the changes that the kernel
-    refused, each with what was sent before it, and what is no netlink message; of others nothing."""
+    """Yield the steps of a request's story with their milliseconds. brief: yield only, for a failed request, the
+    changes that the kernel rejected, each with the preceding request, and the steps that are no netlink messages."""
     if brief and request["outcome"] == "0":
         return
     story = request.get("story", {})
@@ -107,7 +108,7 @@ def steps(request: dict[str, Any], *, brief: bool) -> Iterator[str]:
 
 
 def given(request: dict[str, Any]) -> Iterator[str]:
-    """The request's id, and what one with a story was given: its variables and its configuration without secrets."""
+    """Yield the request's id and, if it has a story, its variables and its configuration without secrets."""
     from json import dumps
 
     story = request.get("story", {})

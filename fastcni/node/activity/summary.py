@@ -1,7 +1,7 @@
-"""What a server does: rates, times by phase, errors, slow requests and pools, as one document.
+"""Summarize a server's activity in one document: rates, times by phase, errors, slow requests and pools.
 
-Arithmetic only: `fastcni top` and the status page draw it. The document (times are milliseconds, `time` is in Unix
-seconds; a value is null if no request has it):
+This module only computes; `fastcni top` and the status page draw the document. The document (times are milliseconds,
+`time` is in Unix seconds; a value is null if no request has it):
 
     {"time": 1763900000.5, "seconds": 60.0, "filter": "", "requests": 740, "perSecond": 12.3, "failed": 2, "lost": 0,
      "server": {"version": "0.1.0", "pid": 812, "uptimeSeconds": 4711.0, "running": 2, "waiting": 0, "queueSize": 1024,
@@ -19,9 +19,9 @@ seconds; a value is null if no request has it):
                   "phases": {"netlink": 6.0}}]}
 
 flows: as in the server's status; null without `serve --flows`.
-seconds: what the figures cover. lost: requests of this time that are in no other figure than perSecond, because the
-server's history had dropped them before they were read. pool: the fullest of the network's pools, or null. slowest:
-by queueMs and ms together.
+seconds: the time that the figures cover. lost: requests of this time that are counted only in perSecond, because the
+server's history dropped them before they were read. pool: the fullest of the network's pools, or null. slowest: by
+queueMs and ms together.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from fastcni.server.records import ended as records
 from fastcni.spec import errors
 
 SPAN_S = 60.0                   # that the figures cover
-MAX_REQUESTS = 10_000           # that are kept; with more in SPAN_S the figures cover less time
-MAX_POLLS = 64                  # of one poll(): a busy server must not keep it
+MAX_REQUESTS = 10_000           # number of kept requests; with more in SPAN_S the figures cover less time
+MAX_POLLS = 64                  # answers read by one poll(), which a busy server must not prolong
 SLOWEST = 20
 QUEUE = "queue"
 FAILED_NOT = ("0", records.DECLINED)
@@ -57,7 +57,8 @@ TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An ended request. time, ended: Unix seconds of its arrival and end. phases: {name: ms}, without the queue."""
+    """An ended request. time, ended: Unix seconds of its arrival and end. phases: {name: ms} without the time in the
+    queue."""
 
     number: int
     id: str
@@ -83,13 +84,14 @@ class Request:
 
     @property
     def timed(self) -> bool:
-        """Whether it was answered after some work. Others would falsify the times, as in the metrics."""
+        """Return whether the request was answered after some work. As in the metrics, other requests would distort the
+        times."""
         return self.ms > 0 and self.outcome.isdecimal()
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The requests that ended between two moments (Unix seconds). lost: as in the document."""
+    """The requests that ended between two times (Unix seconds). lost: as in the document."""
 
     requests: tuple[Request, ...]
     since: float
@@ -99,7 +101,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What is not of the requests. server: the document of server/status.py. pools, attachments: as in Counted."""
+    """The data that do not come from requests. server: the document of server/status.py. pools, attachments: as in
+    Counted."""
 
     server: dict[str, Any] = field(default_factory=dict)
     pools: Sequence[Pool] = ()
@@ -107,7 +110,7 @@ class Node:
 
 
 def read_request(entry: dict[str, Any]) -> Request:
-    """An entry of the server's history."""
+    """Read an entry of the server's history."""
     phases: dict[str, float] = {}
     for phase in entry["phases"]:
         phases[phase["name"]] = phases.get(phase["name"], 0.0) + phase["ms"]
@@ -118,17 +121,18 @@ def read_request(entry: dict[str, Any]) -> Request:
 
 
 class Recent:
-    """The requests of the last SPAN_S of a server. ask(after): its history's answer, see server/records/history.py."""
+    """The requests of a server in the last SPAN_S. ask(after): returns the history's answer, see
+    server/records/history.py."""
 
     def __init__(self, ask: Callable[[int], dict[str, Any]], span_s: float = SPAN_S) -> None:
         self.ask, self.span_s = ask, span_s
         self.requests: deque[Request] = deque(maxlen=MAX_REQUESTS)
         self.losses: deque[tuple[float, int]] = deque()         # (when they were noticed, how many)
         self.pid = self.after = 0
-        self.complete_from = 0.0        # the requests before this moment are not known
+        self.complete_from = 0.0        # requests before this time are not known
 
     def poll(self, now: float) -> None:
-        """Read what has ended since the last call. Raises what ask() raises."""
+        """Read the requests that have ended since the last call. Raises the exceptions of ask()."""
         for _ in range(MAX_POLLS):
             answer = self.ask(self.after)
             if answer["pid"] != self.pid:
@@ -149,12 +153,12 @@ class Recent:
     def _note_loss(self, answer: dict[str, Any], now: float) -> None:
         if answer["lost"]:
             self.losses.append((now, answer["lost"]))
-        elif not self.after and answer["first"] > 1:            # others were dropped before the first poll
+        elif not self.after and answer["first"] > 1:            # requests were dropped before the first poll
             kept = (read_request(entry) for entry in answer["requests"] if entry["number"] >= answer["first"])
             self.complete_from = next((request.ended for request in kept), now)
 
     def sample(self, now: float) -> Sample:
-        """The requests of the last SPAN_S, or of the shorter time for which they are known."""
+        """Return the requests of the last SPAN_S, or of the shorter time for which they are known."""
         since = max(now - self.span_s, self.complete_from)
         while self.requests and self.requests[0].ended < now - self.span_s:
             self.requests.popleft()
@@ -165,7 +169,8 @@ class Recent:
 
 
 def document(sample: Sample, node: Node, chosen: str = "") -> dict[str, Any]:
-    """The document of this module. chosen: only requests and networks with this text in network or container."""
+    """Return the document of this module. chosen: include only requests and networks with this text in network or
+    container."""
     requests = [it for it in sample.requests if chosen in it.network or chosen in it.container]
     uptime = node.server.get("uptimeSeconds")
     since = sample.since if uptime is None else max(sample.since, sample.until - uptime)
@@ -184,7 +189,7 @@ def document(sample: Sample, node: Node, chosen: str = "") -> dict[str, Any]:
 
 
 def grouped(requests: Iterable[Request], key: Callable[[Request], str]) -> list[tuple[str, list[Request]]]:
-    """[(key, its requests)], most requests first."""
+    """Return [(key, its requests)], most requests first."""
     found: dict[str, list[Request]] = {}
     for it in requests:
         found.setdefault(key(it), []).append(it)
@@ -192,7 +197,7 @@ def grouped(requests: Iterable[Request], key: Callable[[Request], str]) -> list[
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least this share of the values does not exceed; None without values."""
+    """Return the smallest value that at least this share of the values does not exceed; None without values."""
     return round(ordered[max(0, ceil(share * len(ordered)) - 1)], 3) if ordered else None
 
 
@@ -202,13 +207,13 @@ def times(values: Iterable[float]) -> dict[str, float | None]:
 
 
 def row(requests: Sequence[Request], seconds: float) -> dict[str, Any]:
-    """What a command and a network have in common."""
+    """Return the members that a command's and a network's row have in common."""
     return {"requests": len(requests), "perSecond": round(len(requests) / seconds, 2),
             "failed": sum(it.failed for it in requests), **times(it.total_ms for it in requests if it.timed)}
 
 
 def phase_rows(requests: Iterable[Request]) -> list[dict[str, Any]]:
-    """A row for each phase and command: first the queue, then the phases that take most time."""
+    """Return a row for each phase and command: first the queue, then the phases that take most time."""
     spent: dict[tuple[str, str], list[float]] = {}
     for it in requests:
         if it.timed:
@@ -223,7 +228,7 @@ def phase_rows(requests: Iterable[Request]) -> list[dict[str, Any]]:
 
 
 def error_rows(requests: Iterable[Request]) -> list[dict[str, Any]]:
-    """A row for each outcome beside success, most requests first."""
+    """Return a row for each outcome other than success, most requests first."""
     rows = []
     for outcome, of in grouped((it for it in requests if it.outcome != "0"), lambda it: it.outcome):
         last = max(of, key=lambda it: it.ended)
@@ -234,7 +239,7 @@ def error_rows(requests: Iterable[Request]) -> list[dict[str, Any]]:
 
 def network_rows(requests: Iterable[Request], seconds: float, pools: Iterable[dict[str, Any]],
                  attachments: dict[str, int], chosen: str) -> list[dict[str, Any]]:
-    """A row for each network that has requests, attachments or a pool; most requests first."""
+    """Return a row for each network that has requests, attachments or a pool; most requests first."""
     of = dict(grouped(requests, lambda it: it.network))
     fullest = {pool["network"]: pool for pool in sorted(pools, key=lambda it: it["full"] or 0.0)}
     names = [*of, *sorted({name for name in (*attachments, *fullest) if chosen in name} - {*of})]

@@ -1,4 +1,4 @@
-"""Attachments in the address files of host-local and of cluster, in every dataDir that a configuration names."""
+"""Read attachments from the address files of host-local and cluster, in each dataDir that a configuration names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLUSTER_KINDS = ("cluster", "whereabouts")          # CNI types of the plugin
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An address file that no ADD wrote: torn, or with a text of an operator."""
+    """An address file that no ADD wrote: torn, or with an operator's text."""
 
     path: str
     why: str
@@ -30,17 +30,17 @@ Reader = Callable[[str, str, str, bytes, float], "Sighting | Note | None"]     #
 
 
 def data_dirs(configurations: Iterable[Any]) -> list[str]:
-    """The dataDir of each host-local section anywhere in the configurations, and the default; each once."""
+    """Return the dataDir of each host-local section anywhere in the configurations, and the default; each once."""
     return named_dirs(configurations, ("host-local",), DATA_DIR)
 
 
 def cluster_dirs(configurations: Iterable[Any]) -> list[str]:
-    """As data_dirs(), for cluster-wide addresses: folders with a folder of each space."""
+    """Return data_dirs() for cluster-wide addresses: directories with a subdirectory for each address space."""
     return named_dirs(configurations, CLUSTER_KINDS, CLUSTER_DIR)
 
 
 def named_dirs(configurations: Iterable[Any], kinds: Iterable[str], default: str) -> list[str]:
-    """The dataDir of each section of these CNI types, and the default."""
+    """Return the dataDir of each section of these CNI types, and the default."""
     found, values = [default], list(configurations)
     for section in (one for kind in kinds for one in sections(values, kind)):
         where = section.get("dataDir")
@@ -62,7 +62,7 @@ def sections(value: Any, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def networks(data_dir: str, unseen: list[str]) -> list[str]:
-    """The names of the folders in a dataDir, which are networks."""
+    """Return the names of the subdirectories of a dataDir, which are networks."""
     try:
         with os.scandir(data_dir) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -75,9 +75,9 @@ def networks(data_dir: str, unseen: list[str]) -> list[str]:
 
 def read_folder(data_dir: str, network: str, unseen: list[str],
                 read: Reader) -> Iterator[Sighting | Note]:
-    """Yield a Sighting for each address file of a network, a Note for one that names no attachment. Takes no lock.
+    """Yield a Sighting for each address file of a network, a Note for a file that names no attachment. Takes no lock.
 
-    read: read_owner(), or read_space_owner() for the folder of a space.
+    read: read_owner(), or read_space_owner() for the directory of an address space.
     """
     files = AddressFiles(data_dir, network, lambda _: None)
     try:
@@ -120,8 +120,8 @@ def read_owner(path: str, network: str, ip: str, content: bytes, since: float) -
 
 
 def read_space_owner(path: str, space: str, ip: str, content: bytes, since: float) -> Sighting | Note | None:
-    """Read the trimmed content of an address file of a space, see kit/ipam/cluster/node_state.py. None for an address
-    that is kept for a pod, or another node's."""
+    """Read the trimmed content of an address file of an address space, see kit/ipam/cluster/node_state.py. None for an
+    address that is kept for a pod or belongs to another node."""
     if content.startswith(KEPT_OWNER.encode()):
         return None
     lines = content.split(b"\r\n")

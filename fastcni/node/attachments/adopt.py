@@ -1,4 +1,4 @@
-"""The adoption of a node: the attachments that fastcni recognises, and indexes of host-local's folders."""
+"""Adopt a node: list the attachments that fastcni recognises, and build indexes of host-local's directories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUILT, WOULD_BUILD, FAILED = "built", "would be built", "failed"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An attachment, and whether fastcni can check and delete it. why: why not, or what to note; "" if all is well."""
+    """An attachment, and whether fastcni can check and delete it. why: why not, or a remark, or ""."""
 
     attachment: NodeAttachment
     owned: bool
@@ -29,7 +29,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class IndexedFolder:
-    """The folder of a host-local network. addresses: how many files it has. state: BUILT, WOULD_BUILD or FAILED."""
+    """The directory of a host-local network. addresses: the number of its address files. state: BUILT, WOULD_BUILD or
+    FAILED."""
 
     path: str
     addresses: int
@@ -49,7 +50,8 @@ class Adoption:
 def adopt(places: Places, *, dry_run: bool = False) -> Adoption:
     """Judge every attachment, and build the index of each network's address files unless dry_run is set.
 
-    The index is a file beside host-local's (kit/ipam/store.py). The Go plugins ignore it. Nothing else is changed.
+    The index is a file next to host-local's files (kit/ipam/store.py), which the Go plugins ignore. Nothing else is
+    changed.
     """
     seen = look(places)
     inventory = merge(seen.facts)
@@ -65,7 +67,7 @@ def adopt(places: Places, *, dry_run: bool = False) -> Adoption:
 
 
 def judge(it: NodeAttachment, known: Collection[str], inventory: Inventory, places: Places) -> Verdict:
-    """Whether fastcni can check and delete an attachment."""
+    """Decide whether fastcni can check and delete an attachment."""
     foreign = [kind for kind in it.plugins if kind not in known]
     if foreign:
         return Verdict(it, False, f"fastcni has no plugin {' and '.join(foreign)}: keep that plugin until the pod ends")
@@ -81,10 +83,11 @@ def judge(it: NodeAttachment, known: Collection[str], inventory: Inventory, plac
 
 
 def gc_command(inventory: Inventory, network: str, places: Places = DEFAULT_PLACES) -> str:
-    """The command that releases what is left on a network. It asks first if it knows no living pod there.
+    """Return the command that releases what is left on a network. The command asks first if it knows no running pod of
+    the network.
 
-    It names the pods that live and are not in the first cache directory, the one of gc, and the folders if they are not
-    the usual ones.
+    The command names the running pods that are not in the first cache directory, which gc reads, and the directories if
+    they are not the usual ones.
     """
     found = [it for it in inventory.attachments if it.network == network]
     cached = [it for it in found if it.cached and it.cached.path.startswith(f"{places.cache_dirs[0]}/")]
@@ -99,7 +102,7 @@ def gc_command(inventory: Inventory, network: str, places: Places = DEFAULT_PLAC
 
 
 def index(folder: str, addresses: int, dry_run: bool) -> IndexedFolder:
-    """Build the index of a host-local folder, under its lock."""
+    """Build the index of a host-local directory, under its lock."""
     if dry_run:
         return IndexedFolder(folder, addresses, WOULD_BUILD)
     data_dir, _, network = folder.rpartition("/")

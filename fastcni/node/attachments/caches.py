@@ -1,4 +1,4 @@
-"""Attachments in the result caches of runtimes: the files of every libcni version."""
+"""Read attachments from the result caches of runtimes: the files of every libcni version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fastcni.spec.errors import CniError
 
 
 def read_folder(folder: str, unseen: list[str]) -> Iterator[tuple[Sighting, Cached]]:
-    """Yield what each file of a `results` folder tells. Texts on what cannot be read are added to `unseen`."""
+    """Yield the Sighting and Cached of each file in a `results` directory. Add texts about unreadable files to
+    `unseen`."""
     try:
         names = sorted(os.listdir(folder), key=os.fsencode)
     except FileNotFoundError:
@@ -30,7 +31,7 @@ def read_folder(folder: str, unseen: list[str]) -> Iterator[tuple[Sighting, Cach
             raw, since = read_file(path), os.stat(path).st_mtime
             found = read(path, raw, since)
         except FileNotFoundError:
-            continue                        # a DEL came in between
+            continue                        # a DEL has just removed the file
         except (OSError, ValueError) as e:
             unseen.append(f"result cache {path}: {getattr(e, 'strerror', None) or e}")
             continue
@@ -39,7 +40,7 @@ def read_folder(folder: str, unseen: list[str]) -> Iterator[tuple[Sighting, Cach
 
 
 def read(path: str, raw: bytes, since: float) -> tuple[Sighting, Cached] | None:
-    """Read the bytes of a cache file; None for a file that is not of libcni. Raises ValueError for a damaged one.
+    """Read the bytes of a cache file; None for a file that is not libcni's. Raises ValueError for a damaged file.
     """
     document = read_document(raw, os.path.basename(path))
     it = document.attachment
@@ -57,7 +58,7 @@ def read(path: str, raw: bytes, since: float) -> tuple[Sighting, Cached] | None:
 
 
 def read_result(document: Any) -> Mapping[str, Any]:
-    """The result in version 1.1.0; {} if there is none, or one that cannot be read."""
+    """Return the result in version 1.1.0; {} if it is missing or unreadable."""
     if not isinstance(document, dict):
         return {}
     try:
@@ -76,7 +77,7 @@ def addresses_of(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def read_config(raw: bytes) -> Mapping[str, Any]:
-    """The configuration; {} if it is no JSON object."""
+    """Return the configuration; {} if it is not a JSON object."""
     try:
         values = json.read(raw) if raw else {}
     except json.JsonError:
@@ -85,7 +86,7 @@ def read_config(raw: bytes) -> Mapping[str, Any]:
 
 
 def read_ports(capability_args: Mapping[str, Any], ips: tuple[str, ...]) -> tuple[HostPort, ...]:
-    """The port mappings that the runtime asked for; entries of other types are left out."""
+    """Return the port mappings that the runtime asked for; invalid entries are left out."""
     found = []
     mappings = capability_args.get("portMappings")
     for it in mappings if isinstance(mappings, list) else ():
@@ -101,7 +102,7 @@ def read_ports(capability_args: Mapping[str, Any], ips: tuple[str, ...]) -> tupl
 
 
 def types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The CNI types of a list or of a single plugin; an IPAM type stands behind its plugin."""
+    """Return the CNI types of a list or of a single plugin; an IPAM type follows its plugin."""
     plugins = config.get("plugins")
     found: list[str] = []
     for plugin in plugins if isinstance(plugins, list) else [config]:

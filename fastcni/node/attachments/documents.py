@@ -1,4 +1,4 @@
-"""The records of the inventory as plain JSON values."""
+"""Convert the records of the inventory to plain JSON values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Document = dict[str, Any]
 
 
 def moment(since: float) -> str | None:
-    """A time as RFC 3339 text in UTC; None if it is unknown."""
+    """Return a time as RFC 3339 text in UTC; None if it is unknown."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since)) if since else None
 
 
@@ -25,7 +25,7 @@ def sighting(it: Sighting) -> Document:
 
 
 def unowned(it: Sighting) -> Document:
-    """A thing of no attachment, with what it says of its owner."""
+    """Return the document of an object without an attachment, with the names of its owner that it contains."""
     return {**sighting(it), "addresses": list(it.addresses), "links": list(it.links)}
 
 

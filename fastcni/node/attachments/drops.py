@@ -1,7 +1,7 @@
-"""Chains of the host's firewall that drop what pods forward, and the pods that they do not let through.
+"""Find chains of the host's firewall that drop pods' forwarded packets, and the pods that they do not let through.
 
 A chain lets a pod through if a rule of its table accepts the pod's address or link without another condition. Rules
-with further conditions, for instance marks, may let single packets through.
+with further conditions, for example marks, may let single packets through.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Dropping:
     """A chain that drops forwarded packets which no rule accepts.
 
     name: as in "chain FORWARD of iptables-nft". length: of the addresses that it filters, 4 or 16. networks, links:
-    what its rules accept. payloads: other rules, as the kernel sends them. of_iptables: plugin firewall adds pods to
-    it without the key "backend".
+    networks and links that its rules accept. payloads: the other rules as netlink payloads. of_iptables: whether plugin
+    firewall adds pods to this chain without the key "backend".
     """
 
     name: str
@@ -41,7 +41,8 @@ class Dropping:
     of_iptables: bool = True
 
     def lets_through(self, ip: str, links: Collection[str]) -> bool:
-        """Return whether it lets the packets pass that a pod sends. links: the pod's on the host, and its bridge."""
+        """Return whether the chain accepts the packets that a pod sends. links: the pod's links on the host, and its
+        bridge."""
         address = ipaddress.ip_address(ip)
         packed = address.packed
         return (len(packed) != self.length or any(address in network for network in self.networks)
@@ -71,7 +72,7 @@ def attribute(value: bytes) -> bytes:
 
 
 def of_iptables(saved: Mapping[str, list[str]], members: Collection[str]) -> Iterator[Dropping]:
-    """Yield the chains of iptables. saved: {program: what it printed}. members: addresses in fastcni's ipsets."""
+    """Yield the chains of iptables. saved: {program: its output}. members: addresses in fastcni's ipsets."""
     for program, lines in saved.items():
         length = 16 if program.startswith("ip6") else 4
         if "*filter" not in lines:
@@ -90,8 +91,8 @@ def of_iptables(saved: Mapping[str, list[str]], members: Collection[str]) -> Ite
 
 
 def accepts(line: str) -> dict[str, str] | None:
-    """Return {option: value} of a rule that accepts by source or incoming link, {} without such a condition; None for
-    another rule."""
+    """Return {option: value} of a rule that accepts by source or incoming link, {} for a rule that accepts without such
+    a condition; None for other rules."""
     if not line.startswith("-A ") or behind("-j", line) != "ACCEPT" or "!" in line:
         return None
     try:
@@ -106,7 +107,7 @@ def accepts(line: str) -> dict[str, str] | None:
 
 
 def of_nftables(sock: wire.Socket) -> Iterator[Dropping]:
-    """Yield the chains of an administrator's tables. Raises NetlinkError."""
+    """Yield the dropping chains of an administrator's nftables tables. Raises NetlinkError."""
     found = [nft.read_base_chain(payload) for _, payload in
              wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")]
     for family, table, name in nftables_policies.dropping(filter(None, found)):

@@ -57,8 +57,8 @@ GO_MAPPING = "port mapping"
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation of one thing. kind: ADDRESS, PORT ... what: a sentence. owners: the attachments that it belongs
-    to."""
+    """The explanation of one object. kind: ADDRESS, PORT ... what: a sentence. owners: the attachments that the object
+    belongs to."""
 
     kind: str
     what: str
@@ -67,7 +67,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The facts from which the explanations are made."""
+    """The state of the node from which explanations are made."""
 
     seen: Seen
     inventory: Inventory
@@ -88,7 +88,7 @@ class Node:
 
 
 def explain(places: Places, text: str, *, ask_stores: bool = True) -> tuple[list[Explanation], Inventory]:
-    """Return all that `text` can mean on this node, and the inventory; no explanation: nothing is known of it.
+    """Return all meanings of `text` on this node, and the inventory; [] if nothing is known about it.
 
     ask_stores: for an address, also ask the store of a cluster-wide range, and the agent for network policies.
     """
@@ -100,7 +100,7 @@ def explain(places: Places, text: str, *, ask_stores: bool = True) -> tuple[list
 
 
 def explain_address(node: Node, text: str) -> Iterator[Explanation]:
-    """An address of a pod, of the node, or of a range."""
+    """Explain an address of a pod, of the node, or of a range."""
     try:
         packed = address.read_ip(text.partition("/")[0].strip("[]"))
     except ValueError:
@@ -131,7 +131,7 @@ def explain_address(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def explain_port(node: Node, text: str) -> Iterator[Explanation]:
-    """A host port: 8080, 8080/tcp, 192.0.2.1:8080."""
+    """Explain a host port: 8080, 8080/tcp, 192.0.2.1:8080."""
     host_ip, _, rest = text.rpartition(":")
     found = PORT_TEXT.fullmatch(rest)
     if not found or not 0 < int(found[1]) < 65536:
@@ -157,7 +157,7 @@ def explain_port(node: Node, text: str) -> Iterator[Explanation]:
 def verb_of(node: Node, it: NodeAttachment, port: int) -> str:
     """Return a key of VERBS: whether the kernel has the mapping of a host port to the attachment."""
     for each in it.sightings:
-        # A rule of the reference plugin's nftables backend names its container only.
+        # A rule of the reference plugin's nftables backend names only its container.
         if each.kind in (ELEMENT, RULE) and (any(own.port == port for own in each.ports) or each.text == GO_MAPPING):
             return LEADS
     if not node.seen.facts.firewall:
@@ -166,7 +166,7 @@ def verb_of(node: Node, it: NodeAttachment, port: int) -> str:
 
 
 def explain_link(node: Node, text: str) -> Iterator[Explanation]:
-    """A link of the host, or the link of a pod that is gone."""
+    """Explain a link of the host, or the deleted link of a pod."""
     links = node.seen.facts.links
     link = next((it for it in links.values() if it.name == text), None)
     owners = node.owners(lambda it: any(text in each.links for each in it.sightings) or text in it.links)
@@ -193,14 +193,14 @@ def explain_link(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def explain_chain(node: Node, text: str) -> Iterator[Explanation]:
-    """A chain of iptables or nftables, or a set of fastcni's tables; also one that does not exist now."""
+    """Explain a chain of iptables or nftables, or a set of fastcni's tables, even if it does not exist now."""
     for it in meaning_of_chain(node, text):
         exists = text in node.chains()
         yield it if exists else replace(it, what=f"there is no chain or set {text} now. By its name: {it.what}")
 
 
 def meaning_of_chain(node: Node, text: str) -> Iterator[Explanation]:
-    """What the name of a chain or set says."""
+    """Explain the name of a chain or set."""
     for prefix, what in POD_CHAINS.items():
         owners = node.owners(lambda it: names.container_chain(
             prefix, it.network, it.container_id) == text)          # noqa: B023 - called at once
@@ -225,14 +225,14 @@ def meaning_of_chain(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def explain_container(node: Node, text: str) -> Iterator[Explanation]:
-    """A container id, or its beginning."""
+    """Explain a container id, or its beginning."""
     owners = tuple(matching(node.inventory.attachments, text))
     if owners and text.strip("/"):
         yield Explanation(CONTAINER, f"{text} is {those(owners)}", owners)
 
 
 def those(owners: tuple[NodeAttachment, ...]) -> str:
-    """The attachments as text: "eth0 of container c1 in network net1"."""
+    """Return the attachments as text: "eth0 of container c1 in network net1"."""
     if len(owners) > 2:
         return f"{len(owners)} attachments"
     return " and ".join(f"{it.ifname or 'an interface'} of container {it.container_id[:SHORT_ID]}"
@@ -244,5 +244,5 @@ def those_networks(found: list[str]) -> str:
 
 
 def document(it: Explanation, attachment: Callable[[NodeAttachment], dict[str, Any]]) -> dict[str, Any]:
-    """An explanation as a JSON value."""
+    """Return an explanation as a JSON value."""
     return {"kind": it.kind, "what": it.what, "owners": [attachment(owner) for owner in it.owners]}

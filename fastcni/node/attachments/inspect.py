@@ -1,4 +1,4 @@
-"""Everything about one attachment: found by what an operator types, with its links, counters and configuration."""
+"""Find an attachment by the operator's text, and collect all its details: links, counters and configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """A link of the host. counters: of the host's end, {} if it has vanished. master: the name of its bridge, or ""."""
+    """A link of the host. counters: the counters of the host end, {} if the link no longer exists. master: the name of
+    its bridge, or ""."""
 
     name: str
     index: int
@@ -32,7 +33,8 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """links: of the host. config, result, capability_args, args: of the cache, {} and () without a file."""
+    """The details of an attachment. links: its links on the host. config, result, capability_args, args: those in the
+    cache, {} and () without a cache file."""
 
     links: tuple[HostLink, ...]
     config: Mapping[str, Any]
@@ -49,9 +51,9 @@ class Details:
 
 
 def find(inventory: Inventory, text: str) -> NodeAttachment:
-    """The attachment of which `text` is the beginning of the container id, or CONTAINERID/IFNAME.
+    """Return the attachment that `text` names: CONTAINERID/IFNAME, or the beginning of a container id.
 
-    Raises CniError 4 if there is none, or more than one.
+    Raises CniError 4 unless exactly one attachment matches.
     """
     found = matching(inventory.attachments, text)
     if len(found) == 1:
@@ -67,9 +69,9 @@ def find(inventory: Inventory, text: str) -> NodeAttachment:
 
 
 def matching(attachments: Iterable[NodeAttachment], text: str) -> list[NodeAttachment]:
-    """Return the attachments that `text` names; an id in full before ids that begin with it.
+    """Return the attachments that `text` names. A complete id has precedence over ids that begin with the text.
 
-    A pod's loopback interface is among them only if `text` names it, or the pod has no other.
+    A pod's loopback interface is included only if `text` names it, or if the pod has no other interface.
     """
     container, _, ifname = text.partition("/")
     found = [it for it in attachments if it.container_id.startswith(container) and ifname in ("", it.ifname)]
@@ -78,7 +80,7 @@ def matching(attachments: Iterable[NodeAttachment], text: str) -> list[NodeAttac
 
 
 def inspect_one(it: NodeAttachment) -> Details:
-    """The Details of an attachment. Raises NetlinkError."""
+    """Return the Details of an attachment. Raises NetlinkError."""
     cached = it.cached
     links = host_links(it.links)
     if not cached:
@@ -87,7 +89,7 @@ def inspect_one(it: NodeAttachment) -> Details:
 
 
 def host_links(names: Iterable[str]) -> tuple[HostLink, ...]:
-    """The links of these names, without those that have vanished. Raises NetlinkError."""
+    """Return the links of these names that still exist. Raises NetlinkError."""
     sock = wire.open_socket()
     try:
         found = [link for link in (find_links.link(sock, name) for name in names) if link]

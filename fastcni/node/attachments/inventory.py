@@ -1,9 +1,9 @@
-"""The inventory: which attachments exist on this node. The one place that answers this question.
+"""Take the inventory of this node's attachments. All commands use this module to find attachments.
 
     collect(Places())       reads the result caches, host-local's address files, nftables, iptables, links and network
                             namespaces, and merges what they show
 
-It changes nothing. Without root it shows less; `Inventory.unseen` says what is missing.
+The inventory changes nothing. Without root it finds less; `Inventory.unseen` says what could not be read.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from fastcni.spec.address import ip_text
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where to look. cache_dirs: directories with a folder `results`. data_dirs: of host-local, besides those that the
-    configurations name. path: where programs are, separated by ":"; "": the usual folders. quick: enter no namespace
-    and run no program. enter_pods: read the interfaces in the pods' namespaces; an entered namespace is busy."""
+    """The places to read. cache_dirs: directories with a subdirectory `results`. data_dirs: those of host-local,
+    besides those that the configurations name. path: the directories of programs, separated by ":"; "": the usual
+    directories. quick: enter no namespace and run no program. enter_pods: read the interfaces in the pods' namespaces,
+    which then cannot be unmounted for a moment."""
 
     conf_dir: str = DEFAULT_CONF_DIR
     cache_dirs: tuple[str, ...] = (DEFAULT_DIR,)
@@ -51,7 +52,7 @@ class Places:
 
 @dataclass(slots=True)
 class Seen:
-    """All that the readers found: what merge() gets, the configuration files, and address files without owner."""
+    """The results of the readers: the input of merge(), the configuration files, and address files without owner."""
 
     facts: Facts
     files: list[confs.ConfFile]
@@ -65,7 +66,7 @@ def collect(places: Places) -> Inventory:
 
 
 def look(places: Places) -> Seen:
-    """Run all readers. If a reader cannot read something, this is noted, and the other readers go on."""
+    """Run all readers. If a reader cannot read something, record that, and continue with the other readers."""
     unseen: list[str] = []
     files = confs.read_quietly(places.conf_dir, unseen)
     nets = confs.networks(files)
@@ -103,7 +104,7 @@ def look(places: Places) -> Seen:
 
 
 def look_at_addresses(seen: Seen, data_dir: str, read: address_dirs.Reader) -> None:
-    """Read the address files of all networks, or spaces, in a dataDir."""
+    """Read the address files of all networks or address spaces in a dataDir."""
     for network in address_dirs.networks(data_dir, seen.facts.unseen):
         for found in address_dirs.read_folder(data_dir, network, seen.facts.unseen, read):
             if isinstance(found, address_dirs.Note):
@@ -123,7 +124,7 @@ def look_at_datapath(facts: Facts, sock: wire.Socket) -> None:
     found = datapath.read(sock)
     for packed, pod in found.pods.items() if found else ():
         ip, link = ip_text(packed), facts.links.get(pod.link)
-        if link:                        # else GC or the server removes the element
+        if link:                        # otherwise GC or the server removes the element
             facts.sightings.append(Sighting(MAP, f"{pins.folder(sock)}/pods-{pins.LAYOUT}",
                                             f"{ip} {RESTRICTED if pod.restricted else REDIRECTED}", addresses=(ip,),
                                             links=(link.name,), author=FASTCNI, alive=True))
@@ -148,7 +149,7 @@ def look_at_nftables(facts: Facts) -> None:
 def look_at_iptables(facts: Facts, path: str) -> None:
     """Read iptables, if nftables could be read."""
     if not facts.firewall:
-        return                              # without permission iptables-save says the same, four times
+        return                              # without permission iptables-save would report the same error four times
     for program in iptables.installed(iptables.VARIANTS, path) or iptables.installed(iptables.PROGRAMS, path):
         family = "ip6tables" if "ip6tables" in program else "iptables"
         try:
@@ -159,7 +160,7 @@ def look_at_iptables(facts: Facts, path: str) -> None:
 
 
 def look_at_drops(facts: Facts) -> None:
-    """Read which chains of nftables drop what pods forward, and which addresses are in fastcni's ipsets."""
+    """Read which nftables chains drop pods' forwarded packets, and which addresses are in fastcni's ipsets."""
     def read(sock: wire.Socket) -> None:
         facts.dropping += drops.of_nftables(sock)
         facts.chains += refusals.of_nftables(sock)
@@ -171,7 +172,7 @@ def look_at_drops(facts: Facts) -> None:
 
 
 def with_socket(facts: Facts, what: str, protocol: int, read: Callable[[wire.Socket], object]) -> bool:
-    """Call read(sock); note a refusal of the kernel. Return whether it worked."""
+    """Call read(sock), and record a kernel error. Return whether the call succeeded."""
     try:
         sock = wire.open_socket(protocol)
         try:

@@ -1,6 +1,7 @@
-"""Attachments in iptables: rules as iptables-save prints them, of the Go plugins or of fastcni's iptables backends.
+"""Read attachments from iptables rules of the Go plugins or of fastcni's iptables backends, as iptables-save prints
+them.
 
-Both write the same rules, so these do not tell which implementation it was.
+Both add the same rules, so a rule does not show which implementation added it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Unusable(Exception):
 
 
 def installed(names: Iterable[str], path: str = "") -> list[str]:
-    """The paths of those of the programs that are installed."""
+    """Return the paths of the installed programs among `names`."""
     folders = (path or USUAL_PATH).split(":")
     found = []
     for name in names:
@@ -34,7 +35,7 @@ def installed(names: Iterable[str], path: str = "") -> list[str]:
 
 
 def save(program: str) -> list[str]:
-    """The lines of all tables that are loaded, as iptables-save(8) prints them. Raises Unusable."""
+    """Return the lines of all loaded tables, as iptables-save(8) prints them. Raises Unusable."""
     try:
         done = process.run(program, {"PATH": USUAL_PATH}, b"", timeout=TIMEOUT_S)
     except OSError as e:
@@ -69,7 +70,7 @@ def read_lines(family: str, lines: Iterable[str]) -> Iterator[Sighting]:
 
 
 def comment_of(line: str) -> str:
-    """The comment of a rule, "" if it has none."""
+    """Return the comment of a rule, "" if it has none."""
     try:
         words = shlex.split(line)
     except ValueError:
@@ -78,7 +79,7 @@ def comment_of(line: str) -> str:
 
 
 def read_comment(comment: str) -> tuple[str, str]:
-    """(network, container id) of the Go plugins' comments, ("", "") of another:
+    """Return (network, container id) of the Go plugins' comments, ("", "") of other comments:
 
         name: "net1" id: "c1"            dnat name: "net1" id: "c1"
     """
@@ -90,7 +91,7 @@ def read_comment(comment: str) -> tuple[str, str]:
 
 
 def single_address(line: str) -> str:
-    """The one address that a rule compares source or destination with, "" if there is none."""
+    """Return the single address that a rule compares with source or destination, "" if there is none."""
     for option in ("-s", "-d"):
         ip, _, prefix = behind(option, line).partition("/")
         if ip and "!" not in line and prefix in ("", "128" if ":" in ip else "32"):
@@ -99,7 +100,7 @@ def single_address(line: str) -> str:
 
 
 def mapped(lines: Iterable[str]) -> Mapping[str, list[HostPort]]:
-    """{chain of a pod: the ports that its rules translate}."""
+    """Return {chain of a pod: the ports that its rules translate}."""
     found: dict[str, list[HostPort]] = {}
     for line in lines:
         chain, to = behind("-A", line), behind("--to-destination", line)

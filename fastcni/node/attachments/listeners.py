@@ -1,5 +1,5 @@
-"""The node's addresses, and the processes that wait for packets at its ports. Without root the processes of other
-users have no name."""
+"""Read the node's addresses, and the processes that wait for packets at its ports. Without root the names of other
+users' processes are unknown."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fastcni.spec import address
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A process that waits for packets at a port. address: as text, "0.0.0.0" or "::" for every one. lengths: those of
-    the addresses that it serves, 4, 16 or both. pid, name: 0 and "" if they are not known."""
+    """A process that waits for packets at a port. address: as text, "0.0.0.0" or "::" for all addresses. lengths: the
+    lengths of the addresses that it serves: 4, 16 or both. pid, name: 0 and "" if unknown."""
 
     protocol: str
     port: int
@@ -27,7 +27,7 @@ class Listener:
     name: str = ""
 
     def serves(self, host_ip: str, length: int) -> bool:
-        """Return whether packets to an address of the node reach the process. host_ip "": to any address with `length`
+        """Return whether packets to an address of the node reach the process. host_ip "": any address with `length`
         bytes."""
         return length in self.lengths and (not host_ip or self.address in ("0.0.0.0", "::", host_ip))
 
@@ -37,7 +37,7 @@ class Listener:
 
 
 def own_addresses() -> list[tuple[str, str]]:
-    """(link, address) of each address of the host. Raises NetlinkError."""
+    """Return (link, address) of each address of the host. Raises NetlinkError."""
     sock = wire.open_socket()
     try:
         return [(link.name, address.ip_text(it.packed)) for link in find.all_links(sock)
@@ -47,7 +47,7 @@ def own_addresses() -> list[tuple[str, str]]:
 
 
 def listening(ports: Collection[int], protocol: str = "") -> list[Listener]:
-    """Return the processes at some ports, in the calling thread's namespace. protocol "": of each protocol. Raises
+    """Return the processes at some ports, in the calling thread's namespace. protocol "": all protocols. Raises
     NetlinkError."""
     found = [(name, it) for name, number in PROTOCOLS.items() if protocol in ("", name)
              for it in sockets(number) if it.port in ports]
@@ -67,7 +67,7 @@ def sockets(number: int) -> list[inet_sockets.Waiting]:
 
 
 def processes(inodes: Collection[int]) -> dict[int, tuple[int, str]]:
-    """Return {inode: (process id, name)} of sockets; the first process of each, which is the one that made it."""
+    """Return {inode: (process id, name)} of sockets; for each the first process that has it."""
     found: dict[int, tuple[int, str]] = {}
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdecimal()) if wanted else ()):
@@ -77,5 +77,5 @@ def processes(inodes: Collection[int]) -> dict[int, tuple[int, str]]:
                     with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
                         found[inode] = pid, file.read().strip()
         except OSError:
-            continue                        # it has ended, or belongs to another user
+            continue                        # the process has ended, or belongs to another user
     return found

@@ -1,4 +1,4 @@
-"""Which sightings belong to one attachment, and the state that follows from them. Reads nothing."""
+"""Merge sightings to attachments, and derive each attachment's state. Reads no files and no kernel state."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Key = tuple[str, str, str]          # network, container id, ifname
 
 @dataclass(slots=True)
 class Facts:
-    """The facts that the readers found.
+    """The state that the readers found.
 
-    state_of: see kernel/presence.py. cached: what the caches have, by attachment. links: the host's, by index.
-    interfaces: those inside of namespaces. all_namespaces: no namespace was out of reach. blind: [(directory, why)] of
-    presence.unseen(). configured: {network: CNI types} of the configuration directory. firewall: nftables could be
-    read. saved: {program: what it printed} of iptables-save and the like. dropping: chains of nftables that drop what
-    pods forward. members: addresses in fastcni's ipsets. chains: of nftables, at the hook forward. refusals: {name: the
-    rule}, of the rules that drop what pods forward, which merge() adds.
+    state_of: see kernel/presence.py. cached: the cache entries, by attachment. links: the host's links, by index.
+    interfaces: those inside of namespaces. all_namespaces: whether all namespaces could be entered. blind: [(directory,
+    why)] of presence.unseen(). configured: {network: CNI types} of the configuration directory. firewall: whether
+    nftables could be read. saved: {program: its output} of iptables-save and the like. dropping: nftables chains that
+    drop pods' forwarded packets. members: addresses in fastcni's ipsets. chains: nftables chains at the hook forward.
+    refusals: {name: rule} of the rules that drop pods' forwarded packets, added by merge().
     """
 
     state_of: Callable[[str, float], tuple[str, str]]
@@ -59,12 +59,13 @@ class Facts:
     refusals: dict[str, refusals.Refusal] = field(default_factory=dict)
 
     def chains_that_drop(self) -> list[drops.Dropping]:
-        """Return the chains of both kinds of iptables and of nftables that drop what pods forward."""
+        """Return the chains of both kinds of iptables and of nftables that drop pods' forwarded packets."""
         return [*drops.of_iptables(self.saved, self.members), *self.dropping]
 
 
 class Group:
-    """The sightings of one attachment. hashes: names.hashes() of it, or "" while its names are not complete."""
+    """The sightings of one attachment. hashes: names.hashes() of the attachment, "" while its names are not
+    complete."""
 
     __slots__ = ("container_id", "cut", "hashes", "ifname", "network", "sightings")
 
@@ -79,7 +80,7 @@ class Group:
         return self.network, self.container_id, self.ifname
 
     def has(self, it: Sighting) -> bool:
-        """Whether it may be this attachment, as far as the sighting says. A mark's text has no quotes."""
+        """Return whether the sighting `it` may belong to this attachment. The text of a mark has no quotes."""
         return (it.network in ("", self.network) and it.container_id in ("", self.container_id)
                 and it.ifname in ("", self.ifname))
 
@@ -91,7 +92,7 @@ class Group:
 
 
 def merge(facts: Facts) -> Inventory:
-    """Return the inventory that the facts show."""
+    """Return the inventory of the facts."""
     groups = group([it for it in facts.sightings if it.container_id])
     interfaces = Interfaces(facts, groups)
     for each in groups:
@@ -107,7 +108,8 @@ def merge(facts: Facts) -> Inventory:
 
 
 def group(sightings: Iterable[Sighting]) -> list[Group]:
-    """Group the sightings that name a container. Sightings that say more come first; the others join their groups."""
+    """Group the sightings that name a container. Sightings with more names come first; sightings with fewer names join
+    their groups."""
     groups: list[Group] = []
     by_hashes: dict[str, Group] = {}
     by_container: dict[str, list[Group]] = {}
@@ -130,8 +132,9 @@ def group(sightings: Iterable[Sighting]) -> list[Group]:
 
 
 def put_to_owners(sightings: Iterable[Sighting], groups: list[Group]) -> list[Sighting]:
-    """Put sightings that name no container to the groups that share an address or a link. Return the others."""
-    by_thing: dict[str, list[Group]] = {}           # an address or the name of a link
+    """Add sightings without a container to the groups that share an address or a link. Return the remaining
+    sightings."""
+    by_thing: dict[str, list[Group]] = {}           # {an address or the name of a link: groups}
     for each in groups:
         for thing in each.addresses() | each.links():
             by_thing.setdefault(thing, []).append(each)
@@ -146,19 +149,19 @@ def put_to_owners(sightings: Iterable[Sighting], groups: list[Group]) -> list[Si
 
 
 def vagueness(it: Sighting) -> int:
-    """0 for a sighting that names its attachment, more for those that say less."""
+    """Return 0 for a sighting that names its attachment, a higher number for fewer names."""
     return 0 if exact(it) else 1 if it.hashes else 2 if it.network else 3
 
 
 def exact(it: Sighting) -> str:
-    """The hashes of the attachment that a sighting names in full, else ""."""
+    """Return the hashes of the attachment if the sighting has all its names, otherwise ""."""
     if it.network and it.container_id and it.ifname and not it.cut:
         return names.hashes(it.network, it.container_id, it.ifname)
     return ""
 
 
 def narrowed(groups: list[Group], it: Sighting) -> list[Group]:
-    """Return the groups that share an address with the sighting; all if none does."""
+    """Return the groups that share an address with the sighting; all groups if none does."""
     return [each for each in groups if each.addresses().intersection(it.addresses)] or groups
 
 
@@ -166,7 +169,7 @@ class Interfaces:
     """The interfaces inside namespaces, found by namespace and by address.
 
     holders: {address: the attachments that hold it by an address file or a cached result}. An address that another
-    attachment holds is no sign of this one: host-local has given it to a new pod.
+    attachment holds says nothing about this one, because host-local has given it to a new pod.
     """
 
     def __init__(self, facts: Facts, groups: Iterable[Group]) -> None:
@@ -183,7 +186,8 @@ class Interfaces:
                 self.by_address.setdefault(ip, []).append(it)
 
     def of(self, each: Group, cached: Cached | None) -> list[Sighting]:
-        """Sightings of the pod's interface: in the namespace of the cache, else in one that has its address."""
+        """Return the sightings of the pod's interface: in the namespace of the cache, otherwise in a namespace with its
+        address."""
         if cached and cached.netns:
             found = self.by_namespace.get(cached.netns, [])
         else:
@@ -199,12 +203,12 @@ class Interfaces:
 
 
 def attachment(each: Group, facts: Facts, kinds: Mapping[str, str]) -> NodeAttachment:
-    """The record of a group. kinds: {name: kind} of the host's links."""
+    """Return the record of a group. kinds: {name: kind} of the host's links."""
     cached = facts.cached.get(each.key)
     order = (CACHE, NAMESPACE, ADDRESS_FILE, FILE)
     sightings = sorted(each.sightings, key=lambda it: order.index(it.kind) if it.kind in order else len(order))
     links = tuple(dict.fromkeys(name for it in sightings for name in it.links if kinds.get(name, "bridge") != "bridge"))
-    # A veth pair ends with its pod; an ifb stays.
+    # A veth pair is deleted with its pod; an ifb stays.
     state, why = state_of(each, cached, [name for name in links if kinds[name] == "veth"], facts)
     authors = {it.author for it in sightings if it.author}
     namespaces = [it.place for it in sightings if it.kind == NAMESPACE]
@@ -232,7 +236,7 @@ def dropped(it: NodeAttachment, chains: Sequence[drops.Dropping], masters: Mappi
 
 def refused(it: NodeAttachment, rules: Sequence[refusals.IptablesForward | refusals.NftChain],
             masters: Mapping[str, str], seen: dict[str, refusals.Refusal]) -> NodeAttachment:
-    """Return the record with the rules that drop what the pod forwards; note them in `seen`, by name."""
+    """Return the record with the rules that drop the pod's forwarded packets, and add these to `seen`, by name."""
     if it.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(it.plugins):
         return it
     links = [masters.get(name, name) for name in it.links]
@@ -243,12 +247,12 @@ def refused(it: NodeAttachment, rules: Sequence[refusals.IptablesForward | refus
 
 
 def plugins_of(each: Group, cached: Cached | None, facts: Facts) -> tuple[str, ...]:
-    """The CNI types of the configuration at ADD, else of the network's configuration now."""
+    """Return the CNI types of the configuration at ADD, otherwise of the network's current configuration."""
     return types_of(cached.config) if cached and cached.config else facts.configured.get(each.network, ())
 
 
 def state_of(each: Group, cached: Cached | None, links: Sequence[str], facts: Facts) -> tuple[str, str]:
-    """(state, why) of a group. links: names of its veth links on the host."""
+    """Return (state, why) of a group. links: names of its veth links on the host."""
     why = ""
     if cached:
         known, why = facts.state_of(cached.netns, since_of(each.sightings))
@@ -270,12 +274,12 @@ def state_of(each: Group, cached: Cached | None, links: Sequence[str], facts: Fa
 
 
 def since_of(sightings: Iterable[Sighting]) -> float:
-    """When the attachment was added: the earliest time of its files, 0.0 without any."""
+    """Return when the attachment was added: the earliest time of its files, 0.0 without files."""
     return min((it.since for it in sightings if it.since), default=0.0)
 
 
 def ports_of(sightings: Iterable[Sighting]) -> tuple[HostPort, ...]:
-    """The host ports, each once; what the firewall has says more than what the runtime asked for."""
+    """Return the host ports, each once; the firewall's mappings have precedence over the runtime's request."""
     found: dict[tuple[str, str, int, bool], HostPort] = {}
     for it in sightings:
         for port in it.ports:

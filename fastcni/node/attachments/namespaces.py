@@ -1,4 +1,4 @@
-"""Addresses and links inside the network namespaces of this node. Needs root; nothing is changed."""
+"""Read addresses and links inside the network namespaces of this node. Needs root; changes nothing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from fastcni.spec import address
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """An interface in a namespace. namespace: its path. peer: the index of its other end, or of its parent, in another
-    namespace; 0: none. addresses: its global ones. linked: the namespace and the caller's have links in each other.
+    """An interface in a namespace. namespace: the namespace's path. peer: the index of its peer or parent in another
+    namespace; 0: none. addresses: its global addresses. linked: whether a link connects the namespace with the
+    caller's.
     """
 
     namespace: str
@@ -31,13 +32,14 @@ class Interface:
 
 
 def paths(more: Iterable[str] = ()) -> Iterator[str]:
-    """Yield paths that may be network namespaces: those of `more`, named ones, then those of processes but init."""
+    """Yield paths that may be network namespaces: those of `more`, named namespaces, then those of all processes but
+    init."""
     yield from more
     for folder in USUAL_DIRECTORIES:
         try:
             yield from (os.path.join(folder, name) for name in sorted(os.listdir(folder)))
         except OSError:
-            continue                    # no runtime uses it here
+            continue                    # no runtime on this node uses the directory
     try:
         yield from (f"/proc/{name}/ns/net" for name in sorted(os.listdir("/proc"), key=len)
                     if name.isdecimal() and name != "1")
@@ -46,7 +48,7 @@ def paths(more: Iterable[str] = ()) -> Iterator[str]:
 
 
 def read_all(more: Iterable[str], unseen: list[str]) -> list[Interface]:
-    """The interfaces of every namespace but the caller's; each namespace once, under the first path."""
+    """Return the interfaces of all namespaces but the caller's; each namespace once, under its first path."""
     home = netns.open_own()
     seen = {identity(home)}
     found, refused = [], 0
@@ -78,7 +80,8 @@ def read_all(more: Iterable[str], unseen: list[str]) -> list[Interface]:
 
 
 def read(path: str, fd: int, home: int, linked: bool) -> list[Interface]:
-    """The interfaces of one namespace. linked: the caller's namespace knows it. Raises OSError."""
+    """Return the interfaces of one namespace. linked: whether the caller's namespace has an nsid for it. Raises
+    OSError."""
     with netns.inside(fd, home):
         sock = wire.open_socket()
     try:

@@ -1,4 +1,4 @@
-"""Files that plugins keep for an attachment, besides host-local's: attributes of a link before ADD (tuning,
+"""Read attachments from files that plugins keep, other than host-local's: attributes of a link before ADD (tuning,
 host-device), and the configuration of flannel's delegate."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MARKS = ".fastcni"              # attribute_backup.py: <dataDir>/.fastcni/<netwo
 
 
 def folders(configurations: Iterable[Any]) -> list[tuple[str, str]]:
-    """(CNI type, folder) of each plugin that keeps such files, and the defaults; each once."""
+    """Return (CNI type, directory) of each plugin that keeps such files, and the defaults; each once."""
     configurations = list(configurations)
     found = [*DEFAULTS.items()]
     for kind, default in DEFAULTS.items():
@@ -32,7 +32,7 @@ def folders(configurations: Iterable[Any]) -> list[tuple[str, str]]:
 
 
 def read_folder(kind: str, folder: str, unseen: list[str]) -> Iterator[Sighting]:
-    """Yield a Sighting for each file of an attachment in the folder of a plugin of this type."""
+    """Yield a Sighting for each file of an attachment in the directory of a plugin of this type."""
     networks = {} if kind == "flannel" else marks(folder)
     for name in listed(folder, unseen):
         path = os.path.join(folder, name)
@@ -49,19 +49,19 @@ def read_folder(kind: str, folder: str, unseen: list[str]) -> Iterator[Sighting]
 
 
 def split(name: str) -> tuple[str, str]:
-    """(container id, ifname) of the file name ID_IFNAME.json, ("", "") of another."""
+    """Return (container id, ifname) of the file name ID_IFNAME.json, ("", "") for other names."""
     container_id, _, ifname = name.removesuffix(".json").rpartition("_")
     return (container_id, ifname) if name.endswith(".json") and container_id else ("", "")
 
 
 def marks(folder: str) -> dict[str, str]:
-    """{file name: network} of fastcni's marks below a folder."""
+    """Return {file name: network} of fastcni's marks below a directory."""
     top = os.path.join(folder, MARKS)
     return {name: network for network in listed(top, []) for name in listed(os.path.join(top, network), [])}
 
 
 def listed(folder: str, unseen: list[str]) -> list[str]:
-    """The names in a folder, sorted; none without it."""
+    """Return the sorted names in a directory; [] if it does not exist."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):

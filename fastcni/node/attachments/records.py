@@ -1,4 +1,4 @@
-"""The records of the inventory: where an attachment was seen, and what is known of it."""
+"""Define the records of the inventory: Sighting, where an attachment was seen, and NodeAttachment, its properties."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ CACHE, ADDRESS_FILE, FILE, ELEMENT = "cache", "address file", "file", "element"
 RULE, LINK, NAMESPACE, MAP = "rule", "link", "namespace", "bpf map"
 
 # States of an attachment
-RUNNING = "running"         # its network namespace exists, or another sign of the pod itself
-GONE = "gone"               # its network namespace does not exist any more
-ORPHANED = "orphaned"       # only what an ADD left exists, and no namespace has one of its addresses
-UNKNOWN = "unknown"         # nothing on this node tells which
+RUNNING = "running"         # its network namespace exists, or another sign of the pod
+GONE = "gone"               # its network namespace no longer exists
+ORPHANED = "orphaned"       # only files or rules of an ADD exist, and no namespace has its addresses
+UNKNOWN = "unknown"         # this node does not show which
 STATES = (RUNNING, GONE, ORPHANED, UNKNOWN)
 
-# Text of a MAP sighting behind its address: whether the datapath ebpf redirects the pod's flows
+# Text of a MAP sighting after its address: whether the datapath ebpf redirects the pod's flows
 REDIRECTED, RESTRICTED = "redirected", "not redirected, because policies restrict the pod"
 
 LOOPBACK = "lo"             # the interface that runtimes attach to each pod; lists show it only if asked
-FASTCNI, GO = "fastcni", "Go plugins"       # by which implementation an attachment was added
+FASTCNI, GO = "fastcni", "Go plugins"       # the implementation that added an attachment
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,20 +40,20 @@ class HostPort:
 
 
 def bracketed(address: str) -> str:
-    """The address as it is written before a port: [fd00::1], 10.1.0.5."""
+    """Return the address as written before a port: [fd00::1], 10.1.0.5."""
     return f"[{address}]" if ":" in address else address
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One thing on the node that belongs to an attachment, and what it says of this.
+    """An object on the node that belongs to an attachment, and the properties of the attachment that it shows.
 
-    kind: CACHE, ADDRESS_FILE ... place: where it is: a file's path, "nftables inet fastcni pods4", a link's name.
-    text: what is there, for people: "10.1.0.5". network, container_id, ifname: as far as it tells, else "".
-    cut: container_id is only the beginning. hashes: names.hashes() of the attachment, or "".
-    addresses: without prefix length. links: names of links of the host. namespaces: paths. since: when it was written,
-    in seconds since the epoch, 0.0 if unknown. author: FASTCNI or GO if only one of them writes such a thing.
-    alive: it is a sign of a running pod.
+    kind: CACHE, ADDRESS_FILE ... place: a file's path, "nftables inet fastcni pods4", a link's name. text: its content
+    for people: "10.1.0.5". network, container_id, ifname: "" if the object does not show them. cut: whether
+    container_id is only the beginning of the id. hashes: names.hashes() of the attachment, or "".
+    addresses: without prefix length. links: names of links of the host. namespaces: paths. since: when the object was
+    written, in seconds since the epoch, 0.0 if unknown. author: FASTCNI or GO if only one of them makes such objects.
+    alive: whether the object is a sign of a running pod.
     """
 
     kind: str
@@ -76,8 +76,8 @@ class Sighting:
 class Cached:
     """The entry of a result cache for an attachment.
 
-    config: the list as it was at ADD, {} if the file has none. result: of version 1.1.0, {} if it cannot be read.
-    capability_args: as RuntimeConf has them. netns: a path, or "".
+    config: the list at ADD, {} if the file has none. result: in version 1.1.0, {} if it is unreadable. capability_args:
+    as in RuntimeConf. netns: a path, or "".
     """
 
     path: str
@@ -93,9 +93,9 @@ class NodeAttachment:
     """An attachment that this node shows.
 
     network, ifname: "" if no source names them. why: the reason for `state`. netns: a path, or "". links: names of its
-    links on the host. plugins: CNI types, the IPAM type behind its plugin. since: the time of the ADD, in seconds since
-    the epoch, 0.0 if unknown. author: FASTCNI, GO, or "" if it cannot be told. cached: None without a cache file.
-    dropped_by: names of chains that drop what the pod forwards, as in "chain FORWARD of iptables-nft".
+    links on the host. plugins: CNI types; an IPAM type follows its plugin. since: the time of the ADD, in seconds since
+    the epoch, 0.0 if unknown. author: FASTCNI, GO, or "" if unknown. cached: None without a cache file. dropped_by:
+    names of chains that drop the pod's forwarded packets, such as "chain FORWARD of iptables-nft".
     """
 
     network: str
@@ -116,20 +116,20 @@ class NodeAttachment:
 
     @property
     def name(self) -> str:
-        """CONTAINER/IFNAME, as `fastcni inspect` takes it."""
+        """Return CONTAINER/IFNAME, an argument of `fastcni inspect`."""
         return f"{self.container_id}/{self.ifname}" if self.ifname else self.container_id
 
     @property
     def datapath(self) -> str:
-        """REDIRECTED or RESTRICTED for a pod in the map of the datapath ebpf, else ""."""
+        """Return REDIRECTED or RESTRICTED for a pod in the map of the datapath ebpf, otherwise ""."""
         found = [it.text.partition(" ")[2] for it in self.sightings if it.kind == MAP]
         return RESTRICTED if RESTRICTED in found else found[0] if found else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All attachments of a node. unowned: things of CNI plugins that belong to none of them. unseen: what could not be
-    read, and why, as sentences."""
+    """All attachments of a node. unowned: objects of CNI plugins that belong to no attachment. unseen: sentences that
+    say what could not be read, and why."""
 
     attachments: tuple[NodeAttachment, ...] = ()
     unowned: tuple[Sighting, ...] = ()

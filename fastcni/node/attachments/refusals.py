@@ -1,9 +1,9 @@
-"""Rules of the host's firewall that drop or reject what a pod forwards.
+"""Find rules of the host's firewall that drop or reject a pod's forwarded packets.
 
-A new TCP connection from the pod to an outside address is followed through the chains at the hook forward; answers are
-not. A rule that asks for something else (ports, marks, the outgoing link) may match. If such a rule may accept the
-packet before, or such a rule drops and asks for the pod's address or link as well, the name of the rule that drops
-begins with "possibly".
+This module follows the first packet of a TCP connection from the pod to an outside address through the chains at the
+hook forward, but not the answers. A rule with other conditions (ports, marks, the outgoing link) may or may not match.
+If such a rule may accept the packet earlier, or if such a rule drops packets of the pod's address or link, the name of
+the dropping rule begins with "possibly".
 
 drops.py has the chains that drop by policy.
 """
@@ -28,15 +28,15 @@ OUTSIDE = {4: ipaddress.ip_address("203.0.113.1").packed, 16: ipaddress.ip_addre
 ETHER_TYPES = {4: b"\x08\x00", 16: b"\x86\xdd"}
 FAMILIES = {nft.NFPROTO_INET: (4, 16), nft.NFPROTO_IPV4: (4,), nft.NFPROTO_IPV6: (16,)}
 REFUSING = ("DROP", "REJECT")
-OWN = "fastcni"                 # names of fastcni's own tables begin so
+OWN = "fastcni"                 # begins the names of fastcni's own tables
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A rule that drops or rejects what a pod sends.
 
-    rule: as in "rule 7 of chain forward of nftables inet admin". show: the command that prints it. certain: no other
-    rule may let the pod's packets pass before.
+    rule: for example "rule 7 of chain forward of nftables inet admin". show: the command that prints the rule. certain:
+    whether no earlier rule may accept the pod's packets.
     """
 
     rule: str
@@ -82,7 +82,7 @@ def packet(packed: bytes, link: str) -> nft_walk.Packet:
 
 
 def of_nftables(sock: wire.Socket) -> list[NftChain]:
-    """Return the chains of other programs at the hook forward, but for those of iptables. Raises NetlinkError."""
+    """Return the chains of other programs at the hook forward, except those of iptables. Raises NetlinkError."""
     bases = filter(None, (nft.read_base_chain(payload) for _, payload in wire.dump(
         sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")))
     found = [(family, table, name) for family, table, name, kind, hook, _ in bases
@@ -105,7 +105,8 @@ class IptablesRule:
     target: str
 
     def fits(self, ip: str, link: str, members: Collection[str]) -> tuple[bool | None, bool]:
-        """Return (whether the rule matches, None: it may; whether it asks for the pod's address or link)."""
+        """Return (whether the rule matches, None: possibly; whether it has a condition on the pod's address or
+        link)."""
         at, certain, of_pod = 0, True, False
         while at < len(self.words):
             inverted = self.words[at] == "!"
@@ -136,7 +137,7 @@ class IptablesRule:
 
 
 class IptablesForward:
-    """The chain FORWARD of table filter of one iptables. program: its name, as in "iptables-nft"."""
+    """The chain FORWARD of table filter of one iptables. program: its name, such as "iptables-nft"."""
 
     def __init__(self, program: str, table: list[str], members: Collection[str]) -> None:
         self.program, self.length, self.members = program, 16 if program.startswith("ip6") else 4, members
@@ -170,8 +171,8 @@ class IptablesForward:
 
 @dataclass
 class IptablesWalk:
-    """The way of one packet. last: the rule that decided. unsure: a rule may have let the packet pass before. possibly:
-    the rules that ask for the pod and may drop its packets."""
+    """The path of one packet. last: the deciding rule. unsure: whether an earlier rule may have accepted the packet.
+    possibly: rules with a condition on the pod that may drop its packets."""
 
     table: IptablesForward
     ip: str
@@ -201,7 +202,7 @@ class IptablesWalk:
 
 
 def of_iptables(saved: Mapping[str, list[str]], members: Collection[str]) -> Iterator[IptablesForward]:
-    """Yield the chains FORWARD of each iptables. saved: {program: what it printed}."""
+    """Yield the chain FORWARD of each iptables. saved: {program: its output}."""
     for program, lines in saved.items():
         if "*filter" in lines:
             table = lines[lines.index("*filter") + 1:]

@@ -1,4 +1,4 @@
-"""Attachments in nftables: the marked elements of fastcni's own tables, and the rules of the Go plugins."""
+"""Read attachments from nftables: the marked elements of fastcni's own tables, and the rules of the Go plugins."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Read = Callable[[bytes, bytes], "tuple[str, tuple[str, ...], tuple[HostPort, ...
 
 
 def own_stores(sock: wire.Socket) -> list[Store]:
-    """fastcni's sets in its own tables, and those in chains of other programs that drop by policy."""
+    """Return fastcni's sets in its own tables, and those for chains of other programs that drop by policy."""
     stores: dict[tuple[int, str, str], Store] = {}
     for store in backends.stores():
         stores.update({(store.family, store.table, name): store for name in store.sets})
@@ -43,7 +43,7 @@ def own_stores(sock: wire.Socket) -> list[Store]:
 
 
 def tables(sock: wire.Socket) -> list[tuple[int, str]]:
-    """(family, name) of every nftables table. Raises NetlinkError."""
+    """Return (family, name) of each nftables table. Raises NetlinkError."""
     replies = wire.dump(sock, nft.NFT_MSG_GETTABLE, nft.nfgenmsg(0), "list nftables tables")
     return [(nft.read_family(payload), nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")))
             for _, payload in replies]
@@ -63,7 +63,8 @@ def has_set(sock: wire.Socket, family: int, table: str, begins: str) -> bool:
 
 
 def read_elements(sock: wire.Socket, link_name: Callable[[int], str]) -> Iterator[Sighting]:
-    """Yield a Sighting for each marked element of fastcni. link_name(index): the host's link, "" if it is gone.
+    """Yield a Sighting for each marked element of fastcni. link_name(index): returns the name of the host's link, "" if
+    it no longer exists.
 
     Raises NetlinkError.
     """
@@ -78,7 +79,7 @@ def read_elements(sock: wire.Socket, link_name: Callable[[int], str]) -> Iterato
 
 
 def value_of(raw: bytes) -> bytes:
-    """The value of a raw element, b"" if it has none or leads to a chain."""
+    """Return the value of a raw element, b"" if it has no value or leads to a chain."""
     return attributes(attributes(raw).get(NFTA_SET_ELEM_DATA, b"")).get(nft.NFTA_DATA_VALUE, b"")
 
 
@@ -95,7 +96,7 @@ def read_element(place: str, name: str, key: bytes, value: bytes, comment: str,
 
 def read_key(name: str, key: bytes, value: bytes) -> tuple[str, tuple[str, ...], tuple[HostPort, ...],
                                                           tuple[str, ...]]:
-    """(text, addresses, host ports, links) of an element of the set called `name`."""
+    """Return (text, addresses, host ports, links) of an element of the set `name`."""
     kind = name.rstrip("46")
     length = 16 if name.endswith("6") else 4
     if kind in ("hostports", "hostip-hostports"):
@@ -132,10 +133,10 @@ def protocol(part: bytes) -> str:
 
 
 def read_mark(comment: str) -> dict[str, str]:
-    """The parts of a mark: hashes, link (a number), network, ifname, id; cut "yes" if the id is not complete.
+    """Return the parts of a mark: hashes, link (a number), network, ifname, id; cut is "yes" if the id is not complete.
 
-    A mark is hashes, then text for people, of which nftables keeps about 90 bytes: a long id is cut. The hashes say
-    whether it was. All parts are "" if the comment is no mark.
+    A mark consists of hashes and text for people, of which nftables keeps about 90 bytes: a long id is cut, which the
+    hashes show. All parts are "" if the comment is no mark.
     """
     found = MARK.match(comment)
     parts = {key: text or "" for key, text in found.groupdict().items()} if found else dict.fromkeys(
@@ -164,7 +165,8 @@ def read_rules(sock: wire.Socket) -> Iterator[Sighting]:
 
 
 def comments(sock: wire.Socket, family: int, table: str, chain: str) -> list[str]:
-    """The comments of a chain's rules, without the empty ones; [] without the chain. Raises NetlinkError."""
+    """Return the comments of a chain's rules, without empty ones; [] if the chain does not exist. Raises
+    NetlinkError."""
     try:
         found = rulesets.rules_of(sock, family, table, chain)
     except wire.NetlinkError as e:

@@ -1,13 +1,13 @@
-"""The picture of a node: its bridges and other parents, and the pods on them. For the status page.
+"""Make the topology of a node for the status page: its bridges and other parents, and the pods on them.
 
     {"node": "worker-3", "links": [{"name": "eth0", "kind": "", "up": true, "mtu": 1500, "addresses": ["192.0.2.10"]}],
      "parents": [{"name": "cni0", "kind": "bridge", "up": true, "mtu": 1500, "addresses": ["10.22.0.1"]}],
      "attachments": [{"parent": "cni0", "containerID": "8e4f2a1b3c4d", "network": "mynet", ...}],
      "omitted": 0, "unseen": ["nftables: Operation not permitted"], "tookMs": 12.5}
 
-links: of the host, that have an address and lead to no pod. parents: bridges, also of Open vSwitch; the links under
-macvlan, ipvlan and vlan; one of kind "routed" for pods to which the node has routes; one of kind "none" for pods whose
-parent is not known. up is null if the link does not exist. attachments: as `fastcni list --json` has them, without
+links: links of the host that have an address and lead to no pod. parents: bridges, also of Open vSwitch; the masters of
+macvlan, ipvlan and vlan; a parent of kind "routed" for pods to which the node has routes; a parent of kind "none" for
+pods whose parent is unknown. up is null if the link does not exist. attachments: as in `fastcni list --json`, without
 "seen". unseen: what could not be read.
 """
 
@@ -29,15 +29,16 @@ from fastcni.node.attachments.merge import merge
 from fastcni.node.attachments.namespaces import addresses
 from fastcni.node.attachments.records import LOOPBACK, NodeAttachment
 
-MAX_ATTACHMENTS = 2000          # of one picture
-BRIDGE, OVS, ROUTED, NONE = "bridge", "ovs", "routed", "none"       # kinds beside those of links
-ROUTES, UNKNOWN = "routes", "not known"                  # names of what is no link
+MAX_ATTACHMENTS = 2000          # in one document
+BRIDGE, OVS, ROUTED, NONE = "bridge", "ovs", "routed", "none"       # kinds other than those of links
+ROUTES, UNKNOWN = "routes", "not known"                  # names of parents that are not links
 ON_A_LINK = ("macvlan", "ipvlan", "vlan")       # plugins whose key "master" names a link of the host
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """name: of a link of the host; for ROUTED and NONE, what the page shows. kind: of the link, or the plugin's."""
+    """A parent of pods. name: a link of the host; for ROUTED and NONE the text that the page shows. kind: the link's
+    kind, the plugin's type, ROUTED or NONE."""
 
     name: str
     kind: str
@@ -87,7 +88,7 @@ def addresses_of(links: list[Link]) -> Iterator[tuple[str, list[str]]]:
         for link in links:
             try:
                 yield link.name, list(addresses(sock, link.index))
-            except OSError:             # it was deleted in between
+            except OSError:             # the link was just deleted
                 continue
     finally:
         sock.close()
@@ -95,7 +96,7 @@ def addresses_of(links: list[Link]) -> Iterator[tuple[str, list[str]]]:
 
 def parent_of(it: NodeAttachment, links: Mapping[int, Link], by_name: Mapping[str, Link],
               configured: Mapping[str, Any]) -> Parent:
-    """The parent of an attachment: what the kernel shows, else what its configuration names."""
+    """Return the parent of an attachment: from the kernel, otherwise from its configuration."""
     config = it.cached.config if it.cached and it.cached.config else configured.get(it.network, {})
     for plugin in plugins_in(config):
         if plugin.get("type") == OVS:               # the kernel shows the datapath as master, or none
@@ -118,7 +119,7 @@ def parent_of(it: NodeAttachment, links: Mapping[int, Link], by_name: Mapping[st
 
 
 def plugins_in(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The plugins of a list or a single configuration, also those inside of `chain`."""
+    """Yield the plugins of a list or a single configuration, also those inside of `chain`."""
     plugins = config.get("plugins")
     for plugin in plugins if isinstance(plugins, list) else [config]:
         if isinstance(plugin, dict):

@@ -1,7 +1,7 @@
-"""The tar.gz of `fastcni doctor --bundle`: what a bug report needs, without secrets.
+"""Write the tar.gz of `fastcni doctor --bundle`: the data for a bug report, without secrets.
 
-Values of keys such as token, password, secret and key are replaced in configurations. Result caches, environments of
-processes and rules of other programs are not in it.
+In configurations, values of keys such as token, password, secret and key are replaced. The archive has no result
+caches, no environments of processes and no rules of other programs.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def output(node: Node, program: str, *arguments: str) -> bytes:
 
 
 def own_lines(lines: list[str]) -> Iterator[str]:
-    """Yield the chains and rules of CNI plugins, and the names of tables; other programs' rules are left out."""
+    """Yield the chains and rules of CNI plugins, and the names of tables, without other programs' rules."""
     for line in lines:
         if line.startswith("*") or re.search(r"\bCNI-[A-Z0-9a-f]", line) or any(
                 line.startswith(f":{chain} ") for chain in SHARED):
@@ -92,7 +92,8 @@ def own_lines(lines: list[str]) -> Iterator[str]:
 
 
 def configuration(path: str) -> bytes:
-    """A configuration file without secrets; of a file that is no JSON object nothing, since it cannot be cleaned."""
+    """Return a configuration file without secrets; nothing of a file that is not a JSON object, because secrets in it
+    cannot be found."""
     try:
         values = json.read(discover.read_conf(path))
     except (CniError, ValueError) as e:

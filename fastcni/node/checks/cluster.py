@@ -1,4 +1,4 @@
-"""Checks of cluster-wide addresses: the store, dead nodes, ranges."""
+"""Check cluster-wide addresses: the store, dead nodes, ranges."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ blocks only of spaces that a network here uses."""
 
 
 def unused_spaces(node: Node) -> Iterator[Finding]:
-    """A finding for each space of which this node has blocks, but no network and no pod: nothing here uses them."""
+    """Yield a finding for each address space of which this node has blocks, but no network and no pod."""
     used = {(os.path.normpath(it.keys.data_dir), it.keys.space) for one in stores_of(node.networks) for it in one}
     for it in held(cluster_dirs(confs.values_of(node.networks)), node.unseen):
         if (os.path.dirname(it.folder), it.space) not in used and not it.addresses:
@@ -57,7 +57,7 @@ def unused_spaces(node: Node) -> Iterator[Finding]:
 
 
 def dead_nodes(found: Survey, own: str) -> Iterator[Finding]:
-    """A finding for each node that was declared dead."""
+    """Yield a finding for each node that was declared dead."""
     for view in node_views(found):
         if view.node.state != DEAD:
             continue
@@ -73,7 +73,7 @@ def dead_nodes(found: Survey, own: str) -> Iterator[Finding]:
 
 
 def full_ranges(network: ClusterNetwork, found: Survey) -> Iterator[Finding]:
-    """A finding for each range of a network that is full or nearly so. Addresses in quarantine are not free."""
+    """Yield a finding for each range of a network that is full or nearly full. Addresses in quarantine are not free."""
     for one in ranges_of(network):
         held = count(found, network.keys.space, one.first, one.last, one.bits)
         total = one.size()
@@ -86,7 +86,7 @@ def full_ranges(network: ClusterNetwork, found: Survey) -> Iterator[Finding]:
 
 
 def count(found: Survey, space: str, first: int, last: int, bits: int) -> int:
-    """How many addresses from first to last are held."""
+    """Return how many addresses from first to last are held."""
     held: Sequence[str] = [holder.address for it in found.blocks if it.block.space == space
                            for holder in it.holders if holder.state != "refused"]
     return sum(first <= int(ipaddress.ip_address(ip)) <= last for ip in held

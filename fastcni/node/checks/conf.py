@@ -1,4 +1,4 @@
-"""Checks of configuration files and plugin files."""
+"""Check configuration files and plugin files."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def core_findings(path: str, fields: tuple[int, ...], interpreter: str, whose: s
 
 
 def is_there(path: str) -> bool:
-    """Whether a file exists; True also where this user may not look."""
+    """Return whether a file exists; True also if this user may not check."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -126,7 +126,7 @@ def is_there(path: str) -> bool:
 
 
 def own_files(node: Node) -> dict[str, list[str]]:
-    """{folder: names of fastcni's plugin files}; folders without any are left out."""
+    """Return {directory: names of fastcni's plugin files}, without directories that have none."""
     found = {}
     for folder in node.plugin_dirs:
         if not os.path.isdir(folder):
@@ -144,7 +144,8 @@ def own_files(node: Node) -> dict[str, list[str]]:
 
 
 def is_own(path: str, unseen: list[str], unknown: bool = False) -> bool:
-    """Whether a file is a plugin file of fastcni; `unknown` if it cannot be read, which is added to `unseen`."""
+    """Return whether a file is a plugin file of fastcni; `unknown` if the file cannot be read, which is added to
+    `unseen`."""
     try:
         if search.is_own(path):
             return True
@@ -165,7 +166,7 @@ def foreign_plugins(node: Node) -> Iterator[Finding]:
         try:
             path = search.find(kind, node.plugin_dirs)
         except CniError:
-            continue                        # keys() reports it
+            continue                        # keys() reports the error
         if kind in plugins.BUILT_IN and not is_own(path, node.unseen, unknown=True):
             foreign[os.path.dirname(path)].append(kind)
     for folder, names in foreign.items():

@@ -1,4 +1,4 @@
-"""The check of the datapath ebpf: its pins, its programs, its filters and the room in its maps."""
+"""Check the datapath ebpf: its pins, its programs, its filters and the free elements in its maps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, 
 from fastcni.node.own import datapath as own
 
 LOAD = "fastcni datapath load"
-NEARLY = 0.9                    # of the elements of a map
+NEARLY = 0.9                    # share of a map's elements
 
 
 def datapath(node: Node) -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def datapath(node: Node) -> Iterator[Finding]:
 
 
 def own_programs(sock: Socket) -> set[int]:
-    """Return the ids of the pinned programs of this version, without those that have no pin. Raises OSError."""
+    """Return the ids of this version's programs that are pinned. Raises OSError."""
     found = set()
     for name in pins.program_pins():
         try:
@@ -56,7 +56,7 @@ def own_programs(sock: Socket) -> set[int]:
 
 
 def of_links(node: Node, found: own.Status, links: dict[int, set[int]], programs: set[int]) -> Iterator[Finding]:
-    """The links in the map have the programs."""
+    """Yield findings for links in the map that lack the programs."""
     names = {link.index: link.name for link in node.links}
     other = [names.get(index, str(index)) for index, ids in links.items() if not ids <= programs]
     if other:
@@ -72,7 +72,7 @@ def of_links(node: Node, found: own.Status, links: dict[int, set[int]], programs
 
 
 def full(found: own.Status) -> Iterator[Finding]:
-    """The maps have room."""
+    """Yield findings for full maps."""
     for name, count, effect in (("pods", len(found.pods), "pods that are added work without the datapath"),
                                 ("flows", found.entries, "new flows pass through the host's stack")):
         most = pins.MAPS[name][2]
@@ -83,7 +83,7 @@ def full(found: own.Status) -> Iterator[Finding]:
 
 
 def without(node: Node) -> Iterator[Finding]:
-    """Running pods whose network has datapath "ebpf" are in the map."""
+    """Yield findings for running pods whose network has datapath "ebpf" and that are not in the map."""
     lacking = [it.name for it in node.inventory.attachments if it.state == RUNNING and it.cached and not it.datapath
                and "bandwidth" not in it.plugins
                and any(keys.get("datapath") == EBPF for keys in sections(it.cached.config, "ptp"))]

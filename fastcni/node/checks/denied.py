@@ -1,4 +1,5 @@
-"""Tell a refused permission from other errors: what this user may not read is no fault of the node."""
+"""Distinguish a missing permission from other errors, because a file that this user may not read is no fault of the
+node."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import errno
 
 
 def denied(error: BaseException | None) -> bool:
-    """Return whether an error, or one that led to it, says that this user may not do something."""
+    """Return whether an error, or one of its causes, is a missing permission."""
     while error:
         if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM):
             return True

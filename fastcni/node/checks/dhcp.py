@@ -1,4 +1,4 @@
-"""The check of the dhcp plugin: its daemon, and the daemon's leases."""
+"""Check the dhcp plugin: its daemon, and the daemon's leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of this node for faults: one small function for each check, all of them in one table."""
+"""List the checks of this node in one table, with a function for each check, and run them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastcni.node.checks.findings import ERROR, Finding, Node, plural, some
 from fastcni.server import status
 from fastcni.spec.errors import CniError
 
-# {name: check}; the docstring's first sentence says what is so on a healthy node.
+# {name: check}; the first sentence of a check's docstring is true on a healthy node.
 CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "netlink": kernel.netlink, "nftables": kernel.nf_tables, "modules": kernel.modules,
     "forwarding": kernel.forwarding, "bridge-nf-call": kernel.bridge_nf_call,
@@ -40,8 +40,8 @@ UNSEEN = 3                      # exit status: findings may be missing, because 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """facts: (name, text) of what the node has. findings: errors first, one for each cause. unseen: what could not be
-    read, and why."""
+    """The result of all checks. facts: (name, text) of the node's properties. findings: errors first, one for each
+    cause. unseen: what could not be read, and why."""
 
     facts: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
@@ -49,7 +49,8 @@ class Diagnosis:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 nothing found, 1 warnings, 2 errors; UNSEEN if a part of the node could not be read."""
+        """Return the exit status: 0 no findings, 1 warnings, 2 errors; UNSEEN if a part of the node could not be
+        read."""
         return UNSEEN if self.unseen else max((2 if it.severity == ERROR else 1 for it in self.findings), default=0)
 
 
@@ -60,7 +61,7 @@ def node_of(places: Places, plugin_dirs: Sequence[str], socket: str) -> Node:
 
 
 def diagnose(node: Node) -> Diagnosis:
-    """Run every check. One that fails itself is noted, and the others go on."""
+    """Run all checks. If a check itself fails, record that, and continue with the other checks."""
     found: list[Finding] = []
     for name, check in CHECKS.items():
         try:
@@ -73,7 +74,7 @@ def diagnose(node: Node) -> Diagnosis:
 
 
 def grouped(found: list[Finding]) -> list[Finding]:
-    """Return one finding for each cause: findings of one check that the same command mends for the same reason."""
+    """Return one finding for each cause: findings of one check with the same reason and the same command are merged."""
     causes: dict[Finding, list[str]] = {}
     for it in found:
         causes.setdefault(replace(it, what=""), []).append(it.what)
@@ -81,7 +82,7 @@ def grouped(found: list[Finding]) -> list[Finding]:
 
 
 def facts_of(node: Node) -> Iterator[tuple[str, str]]:
-    """Yield what the node has, for the head of the report."""
+    """Yield the node's properties for the head of the report."""
     yield "fastcni", f"{fastcni.__version__}, Python {sys.version.partition(' ')[0]}, Linux {node.release}"
     files = [file for file in node.seen.files if file.net]
     default = f"{files[0].net.name} ({os.path.basename(files[0].path)})" if files and files[0].net else "none"
@@ -96,7 +97,7 @@ def facts_of(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def server_text(path: str) -> str:
-    """The state of the server in one line."""
+    """Return the state of the server in one line."""
     if not path or not os.path.lexists(path):
         return "none; plugins run one-shot"
     try:

@@ -1,4 +1,4 @@
-"""The records of doctor: what it looks at, and what it finds."""
+"""Define the records of doctor: Node, the input of the checks, and Finding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ERROR, WARNING = "error", "warning"     # an ADD fails or traffic stops; it may,
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """severity: ERROR or WARNING. what: a sentence. why: why it matters. do: the command that mends it, or a sentence.
+    """A fault of the node. severity: ERROR or WARNING. what: a sentence. why: why the fault matters. do: the command
+    that repairs the fault, or a sentence.
     check: the name of the check, set by doctor."""
 
     severity: str
@@ -31,7 +32,7 @@ class Finding:
 
 
 def read_sysctl(name: str) -> str:
-    """The value of a sysctl in the calling thread's namespace, "" if it cannot be read."""
+    """Return the value of a sysctl in the calling thread's namespace, "" if it cannot be read."""
     try:
         return sysctl.read(name)
     except OSError:
@@ -40,11 +41,11 @@ def read_sysctl(name: str) -> str:
 
 @dataclass(slots=True)
 class Node:
-    """The facts that the checks use. They read the kernel and files; nothing is changed.
+    """The node, as the checks see it. The checks read the kernel and files, and change nothing.
 
-    plugin_dirs: in order. socket: of the server. unit_dir: of systemd units. sysctl(name): its value, or "". release:
-    of the kernel. root: where /sys, /proc and /lib are. unseen: texts on what could not be looked at.
-    pod_links: see `pods`; None until they are read.
+    plugin_dirs: in order. socket: the server's. unit_dir: the directory of systemd units. sysctl(name): returns its
+    value, or "". release: the kernel's. root: the directory of sys, proc and lib. unseen: texts about what could not be
+    read. pod_links: see `pods`; None until they are read.
     """
 
     places: Places
@@ -61,19 +62,19 @@ class Node:
 
     @property
     def pods(self) -> list[PodLink]:
-        """The links of running pods. They are read once."""
+        """Return the links of running pods, which are read once."""
         if self.pod_links is None:
             self.pod_links = read_all(self.seen, self.inventory, self.unseen)
         return self.pod_links
 
     @property
     def networks(self) -> list[NetworkList]:
-        """The valid networks of the configuration directory."""
+        """Return the valid networks of the configuration directory."""
         return confs.networks(self.seen.files)
 
     @property
     def types(self) -> dict[str, str]:
-        """{CNI type of a plugin: a network that uses it}, without IPAM types."""
+        """Return {CNI type of a plugin: a network that uses it}, without IPAM types."""
         return {plugin.type: net.name for net in reversed(self.networks)
                 for plugin in [*net.plugins, *flattened(net.plugins)]}
 
@@ -82,12 +83,12 @@ class Node:
         return self.seen.facts.links.values()
 
     def number(self, name: str) -> int | None:
-        """The value of a sysctl as a number, None if it has none."""
+        """Return the value of a sysctl as a number, None if it is not a number."""
         text = self.sysctl(name).partition(" ")[0]
         return int(text) if text.isdecimal() else None
 
     def text(self, path: str) -> str:
-        """The text of a file below root, "" if it cannot be read."""
+        """Return the text of a file below root, "" if it cannot be read."""
         try:
             with open(os.path.join(self.root, path), encoding="utf-8", errors="replace") as file:
                 return file.read()
@@ -96,12 +97,12 @@ class Node:
 
 
 def some(names: Iterable[str], most: int = 3, between: str = ", ") -> str:
-    """The first of some names: "a, b, c and 2 more"."""
+    """Return the first names, and the number of the remaining ones: "a, b, c and 2 more"."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more
 
 
 def plural(count: int, noun: str) -> str:
-    """The number with its noun: "1 pod", "2 pods", "3 addresses"."""
+    """Return a number with its noun: "1 pod", "2 pods", "3 addresses"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"

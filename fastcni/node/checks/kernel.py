@@ -1,4 +1,4 @@
-"""Checks of the kernel: features, sysctls, tables that fill up, and both kinds of iptables."""
+"""Check the kernel: features, sysctls, tables that fill up, and both kinds of iptables."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ NETLINKS = {uapi.NETLINK_ROUTE: ("rtnetlink", "links, addresses and routes", "CO
 MODULES = {"bridge": ("bridge", "veth"), "ptp": ("veth",), "macvlan": ("macvlan",), "ipvlan": ("ipvlan",),
            "vlan": ("8021q",), "dummy": ("dummy",), "vrf": ("vrf",), "tap": ("tun",), "bandwidth": ("ifb", "sch_tbf"),
            "ovs": ("veth",), "portmap": ("nf_tables", "nft_nat"), "firewall": ("nf_tables",)}
-FIREWALLD = "nftables inet firewalld"       # in the name of a rule
-BRIDGES = {"bridge", "flannel"}     # CNI types whose pods are at ports of a bridge
+FIREWALLD = "nftables inet firewalld"       # occurs in the name of firewalld's rules
+BRIDGES = {"bridge", "flannel"}     # CNI types whose pods are connected to ports of a bridge
 MAX_BRIDGE_PORTS = 1 << 10      # BR_MAX_PORTS, net/bridge/br_private.h
-NEARLY = 0.9                    # of a limit
+NEARLY = 0.9                    # share of a limit
 CACHES = {"IPv4": ("arp_cache", "ipv4"), "IPv6": ("ndisc_cache", "ipv6")}
 
 
@@ -47,7 +47,7 @@ def nf_tables(node: Node) -> Iterator[Finding]:
         sock = wire.open_socket(uapi.NETLINK_NETFILTER)
         try:
             tables.tables(sock)
-            # The transaction is never closed, so the kernel only tries it.
+            # The transaction has no end message, so the kernel only checks it.
             _, refused = wire.attempt(sock, nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT))
         finally:
             sock.close()
@@ -58,7 +58,7 @@ def nf_tables(node: Node) -> Iterator[Finding]:
                           'set "backend": "iptables" and "ipMasqBackend": "iptables" in the networks')
     except OSError as e:
         if e.errno in (errno.EPERM, errno.EACCES):
-            return                          # the inventory says so
+            return                          # the inventory reports this
         yield Finding(ERROR, f"nftables cannot be used: {e}", "ipMasq, portmap and firewall use it unless the network "
                       'says "backend": "iptables"', "modprobe nf_tables")
 
@@ -73,7 +73,7 @@ def modules(node: Node) -> Iterator[Finding]:
 
 
 def has_module(node: Node, name: str) -> bool | None:
-    """Whether a module is loaded, built in, or can be loaded; None: the kernel's list of modules is not here."""
+    """Return whether a module is loaded, built in, or can be loaded; None: the kernel's list of modules is missing."""
     if os.path.exists(os.path.join(node.root, "sys/module", name)):
         return True
     folder = f"lib/modules/{node.release}"
@@ -110,7 +110,7 @@ def bridge_nf_call(node: Node) -> Iterator[Finding]:
 
 
 def off(node: Node, paths: Iterable[str], severity: str, why: str) -> Iterator[Finding]:
-    """The sysctls of br_netfilter that are not 1."""
+    """Yield a finding if sysctls of br_netfilter are not 1."""
     for name in (path.replace("/", ".") for path in paths):
         value = node.number(name)
         if value != 1:
@@ -152,7 +152,7 @@ def forward_rules(node: Node) -> Iterator[Finding]:
 
 
 def pods_dropped(node: Node) -> list[tuple[str, str, str]]:
-    """Return (name, sentence with the pods, what to do) of each chain or rule that drops what pods forward."""
+    """Return (name, sentence with the pods, what to do) of each chain or rule that drops pods' forwarded packets."""
     split = [(it.what.partition(" what pod"), it) for check in (forward_policy, forward_rules) for it in check(node)]
     return [(name, it.what, it.do) for (name, of_pods, _), it in split if of_pods]
 
@@ -170,7 +170,7 @@ def without_pods(node: Node, chain: str) -> Iterator[Finding]:
 
 
 def pods(attachments: list[NodeAttachment]) -> str:
-    """As in "pods c1/eth0 (10.1.0.5), c2/eth0 (10.1.0.6) and 2 more"."""
+    """Return a text such as "pods c1/eth0 (10.1.0.5), c2/eth0 (10.1.0.6) and 2 more"."""
     named = [f"{it.container_id[:12]}/{it.ifname or '?'} ({' '.join(it.addresses)})" for it in attachments]
     return f"pod{'s' if len(named) > 1 else ''} {some(named, 6)}"
 

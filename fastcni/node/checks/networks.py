@@ -1,4 +1,4 @@
-"""Checks of networks against each other: addresses, subnets, bridges and stores that only one of them may have."""
+"""Check networks against each other: addresses, subnets, bridges and stores that only one of them may have."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def duplicate_addresses(node: Node) -> Iterator[Finding]:
 
 
 def meet(one: NodeAttachment, other: NodeAttachment) -> bool:
-    """Return whether two pods are in one network, or the node routes to both."""
+    """Return whether two pods can reach each other: they are in one network, or the node routes to both."""
     return one.network == other.network or all(set(ROUTED).intersection(it.plugins) for it in (one, other))
 
 
@@ -50,8 +50,8 @@ def given(it: NodeAttachment) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The link layer of a network's pods: ("bridge", name, vlan), ("macvlan", master) and the like; () if each pod has
-    a link of its own. routed: the node routes to the pods."""
+    """The link layer of a network's pods. layer: ("bridge", name, vlan), ("macvlan", master) and the like; () if each
+    pod has a separate link. routed: whether the node routes to the pods."""
 
     network: NetworkList
     where: tuple[object, ...]
@@ -63,7 +63,7 @@ class Place:
 
 
 def place_of(net: NetworkList) -> Place | None:
-    """Return the place of a network, by its first plugin that makes a link; None if no plugin makes one."""
+    """Return the Place of a network, by its first plugin that makes a link; None if no plugin makes a link."""
     for plugin in flattened(net.plugins):
         values = plugin.values
         if plugin.type == "bridge":
@@ -112,7 +112,7 @@ def same_subnet(one: NetworkRange, other: NetworkRange) -> bool:
 
 
 def clashes(one: Place, other: Place, a: NetworkRange, b: NetworkRange) -> bool:
-    """Return whether two ranges of one subnet give pods addresses that are not theirs alone, or whose routes clash."""
+    """Return whether two ranges of one subnet give the same addresses, or addresses whose routes conflict."""
     overlap = a.range.overlaps(b.range)
     if one.routed and other.routed:
         return overlap or (bool(one.where and other.where) and one.where != other.where)

@@ -1,4 +1,4 @@
-"""Checks of the way of packets: from the pod by its veth pair and its bridge to the link of the default route."""
+"""Check the path of packets: from the pod over its veth pair and its bridge to the link of the default route."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AGAIN = "delete the pod, so that its runtime makes it again"
 
 
 def shell(commands: Iterable[str], most: int = 6) -> str:
-    """Return some commands as one line of a shell, with a comment if some are left out."""
+    """Return commands as one shell line, with a comment if some are left out."""
     found = list(dict.fromkeys(commands))
     more = f"  # and likewise for the others: {len(found) - most} more commands" if len(found) > most else ""
     return "; ".join(found[:most]) + more
@@ -52,8 +52,8 @@ def bridges(node: Node) -> Iterator[Finding]:
 
 
 def gateways_of(it: PodLink) -> Iterator[tuple[str, str]]:
-    """Yield (address, with prefix length) of the gateways that the pod's ADD gave its bridge. With a VLAN the gateway
-    is on another link."""
+    """Yield (address, address with prefix length) of the gateways that the pod's ADD gave its bridge. With a VLAN the
+    gateway is on another link."""
     assert it.attachment.cached
     config, result = it.attachment.cached.config, it.attachment.cached.result
     flannel = next(sections(config, "flannel"), {}).get("delegate") or {}
@@ -102,7 +102,7 @@ def mtu(node: Node) -> Iterator[Finding]:
     """Packets as long as a pod's MTU pass its veth pair, its bridge and the link of the default route."""
     links = {link.name: link for link in node.links}
     unequal = [it for it in node.pods if it.link and it.host and it.link.mtu != it.host.mtu and not tuned(it)]
-    unknown = {it.bridge for it in unequal}     # the kernel follows with the bridge's MTU
+    unknown = {it.bridge for it in unequal}     # the kernel adapts the bridge's MTU
     if unequal:
         yield Finding(ERROR, f"the two ends of the veth pair of {pods(unequal)} have different MTUs",
                       "longer packets are dropped, and no message tells the sender",
@@ -155,13 +155,12 @@ def leaves_by_default(it: PodLink) -> bool:
 
 
 def default_link(links: Iterable[Link]) -> Link | None:
-    """Return the link of the node's default route with the lowest metric, of IPv4 if it has one. Raises
-    NetlinkError."""
+    """Return the link of the node's default route with the lowest metric, IPv4 before IPv6. Raises NetlinkError."""
     by_index = {link.index: link for link in links}
     sock = wire.open_socket()
     try:
         for family in find.FAMILIES:
-            for route, _ in routing.routes(sock, [family]):         # the kernel has them in order of metrics
+            for route, _ in routing.routes(sock, [family]):         # the kernel lists them by metric
                 if not route.prefix and route.table == uapi.RT_TABLE_MAIN and route.index in by_index:
                     return by_index[route.index]
     finally:
@@ -185,6 +184,6 @@ def host_ports(node: Node) -> Iterator[Finding]:
 
 
 def pods(found: list[PodLink]) -> str:
-    """As in "pod c1/eth0", "2 pods (c1/eth0, c2/eth0)"."""
+    """Return a text such as "pod c1/eth0", "2 pods (c1/eth0, c2/eth0)"."""
     names = names_of(found)
     return f"pod {names[0]}" if len(names) == 1 else f"{len(names)} pods ({some(names)})"

@@ -15,9 +15,9 @@ from fastcni.node.attachments.inventory import Seen
 from fastcni.node.attachments.records import RUNNING, Inventory, NodeAttachment
 from fastcni.spec import address
 
-BRIDGES = ("bridge", "flannel")         # CNI types whose pods are at ports of a bridge
-NO_ADDRESSES = ("dhcp", "loopback")     # the addresses change after ADD, or have no routes
-PAUSE_S = 0.3                           # longer than a usual DEL
+BRIDGES = ("bridge", "flannel")         # CNI types whose pods are connected to ports of a bridge
+NO_ADDRESSES = ("dhcp", "loopback")     # plugins whose addresses change after ADD, or have no routes
+PAUSE_S = 0.3                           # seconds; longer than a usual DEL
 NAMED = ("/run/netns/", "/var/run/netns/")
 
 
@@ -25,8 +25,8 @@ NAMED = ("/run/netns/", "/var/run/netns/")
 class PodLink:
     """A running pod's interface, with the result of its ADD.
 
-    host: the host's end of its veth pair, None without one. bridge: the name of the bridge that ADD put it on, or "".
-    link: the interface in the pod, None if it does not exist. lacks: shell commands that add what the pod lacks of its
+    host: the host end of its veth pair, or None. bridge: the name of the bridge of which ADD made it a port, or "".
+    link: the interface in the pod, None if it does not exist. lacks: shell commands that add the pod's missing
     addresses and routes.
     """
 
@@ -54,10 +54,11 @@ def in_namespace(path: str, command: str) -> str:
 
 
 def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLink]:
-    """Return the links of all running pods that have a result in the cache. Texts on pods that cannot be entered are
-    added to `unseen`.
+    """Return the links of all running pods that have a result in the cache. Texts about pods whose namespace cannot be
+    entered are added to `unseen`.
 
-    A pod that lacks something is read again after PAUSE_S, because a DEL may run: it removes the cached result last.
+    A pod with missing addresses or routes is read again after PAUSE_S, because a DEL may run, which removes the cached
+    result last.
     """
     by_name = {link.name: link for link in seen.facts.links.values()}
     counts = Counter(it.container_id for it in inventory.attachments)
@@ -70,7 +71,7 @@ def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLin
             try:
                 yield read(it, by_name, home, several=counts[it.container_id] > 1)
             except (FileNotFoundError, netns.NotNamespace):
-                continue                        # the pod has ended meanwhile
+                continue                        # the pod has just ended
             except (OSError, ValueError) as e:
                 refused.append(f"{it.name}: {e}")
 
@@ -89,7 +90,7 @@ def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLin
 
 
 def read(it: NodeAttachment, by_name: dict[str, Link], home: int, *, several: bool) -> PodLink:
-    """Return the link of one pod. several: the pod has more attachments. Raises OSError, ValueError."""
+    """Return the link of one pod. several: whether the pod has more attachments. Raises OSError, ValueError."""
     fd = netns.open_path(it.netns)
     try:
         with netns.inside(fd, home):
@@ -106,15 +107,16 @@ def read(it: NodeAttachment, by_name: dict[str, Link], home: int, *, several: bo
 
 
 def bridge_of(it: NodeAttachment) -> str:
-    """Return the name of the bridge in the result of ADD: the first of its interfaces on the host. "": none."""
+    """Return the name of the bridge in the result of ADD, that is, its first interface on the host; "" if there is
+    none."""
     assert it.cached
     on_host = [entry["name"] for entry in it.cached.result.get("interfaces", ()) if not entry.get("sandbox")]
     return on_host[0] if on_host and set(BRIDGES).intersection(it.plugins) and on_host[0] not in it.links else ""
 
 
 def commands(it: NodeAttachment, sock: wire.Socket, link: Link, several: bool) -> Iterator[str]:
-    """Yield the commands that add what the pod lacks of the result of its ADD. several: the pod has more attachments,
-    and another one may have the default route."""
+    """Yield the commands that add the addresses and routes of the ADD's result that the pod lacks. several: whether the
+    pod has more attachments, one of which may have the default route."""
     if not link.up:
         yield in_namespace(it.netns, f"link set {it.ifname} up")
     if set(NO_ADDRESSES).intersection(it.plugins):

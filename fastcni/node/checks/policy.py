@@ -1,4 +1,4 @@
-"""The check of the plugin policy: its agent."""
+"""Check the agent of the plugin policy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def agent(node: Node) -> Iterator[Finding]:
 
 
 def unreadable(status: dict[str, Any]) -> Iterator[Finding]:
-    """What the agent cannot read."""
+    """Yield findings for policies that the agent cannot read."""
     texts = status.get("unreadable", [])
     if status.get("more"):
         texts = [*texts, f"{status['more']} more documents"]

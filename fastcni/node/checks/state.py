@@ -1,4 +1,4 @@
-"""Checks of the server, and of what pods have on this node: addresses, rules, links."""
+"""Check the server, and the addresses, rules and links of pods."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def unowned(node: Node) -> Iterator[Finding]:
     """No link and no rule of a CNI plugin is without an attachment."""
     facts = node.seen.facts
     if not (facts.firewall and facts.all_namespaces):
-        return                              # what could not be seen may have them
+        return                              # unread parts of the node may have the attachments
     for kind, noun, do in ((RULE, "firewall rule", "fastcni explain ADDRESS"), (LINK, "link", "ip link delete {}")):
         found = [it for it in node.inventory.unowned if it.kind == kind]
         if found:
@@ -165,18 +165,19 @@ def lost_rules(node: Node) -> Iterator[Finding]:
 
 
 def running(node: Node) -> Iterator[NodeAttachment]:
-    """Yield running pods of which the configuration is known, and that have a link here."""
+    """Yield running pods whose configuration is known and that have a link on this node."""
     yield from (it for it in node.inventory.attachments
                 if it.state == RUNNING and it.cached and types_of(it.cached.config) and it.links)
 
 
 def masquerades(it: NodeAttachment) -> bool:
-    """Whether a plugin of the attachment's configuration has ipMasq."""
+    """Return whether a plugin of the attachment's configuration has ipMasq."""
     config = it.cached.config if it.cached else {}
     return any(plugin.get("ipMasq") is True for kind in ("bridge", "ptp") for plugin in sections(config, kind))
 
 
 def has(it: NodeAttachment, name: str, *rules: str) -> bool:
-    """Whether the attachment has an element of a set whose name begins so, or one of these rules."""
+    """Return whether the attachment has an element in a set whose name begins with `name`, or such a rule of
+    iptables."""
     return any((each.kind == ELEMENT and each.place.rpartition(" ")[2].startswith(name)) or
                (each.kind == RULE and each.text in rules) for each in it.sightings)

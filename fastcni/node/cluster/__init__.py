@@ -1,10 +1,10 @@
-"""Cluster-wide addresses, as an operator sees and repairs them.
+"""Show and repair cluster-wide addresses for operators.
 
     site                the store that this node's configurations name
-    state               this node's blocks, by its own files
-    survey              what a store says of nodes, blocks and holders
+    state               this node's blocks, from its own files
+    survey              nodes, blocks and holders in a store
     repair              release an address, forget a node
     whereabouts         the addresses that whereabouts has given
-    import_whereabouts  takes these over
+    import_whereabouts  imports these addresses
     documents           all of it as plain JSON values
 """

@@ -1,4 +1,4 @@
-"""Cluster-wide addresses as plain JSON values."""
+"""Build the `--json` output of `fastcni ipam`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def held_block(it: HeldBlock) -> Document:
 
 
 def blocks(where: str, found: Survey, chosen: Sequence[HeldBlock]) -> Document:
-    """The document of `fastcni ipam list`."""
+    """Return the document of `fastcni ipam list`."""
     names = sorted({it.block.space for it in chosen})
     return {"store": where, "spaces": [
         {"space": name, "grid": dict(found.grids.get(name, {})),
@@ -50,20 +50,20 @@ def node_view(it: NodeView) -> Document:
 
 
 def place(it: Place) -> Document:
-    """Where an address is in a space."""
+    """Return the place of an address in an address space."""
     return {"space": it.space, "address": it.address, "state": it.state,
             "holder": holder(it.holder) if it.holder else None,
             "block": block(it.held.block) if it.held else None, "node": node(it.node) if it.node else None}
 
 
 def forgetting(it: Forgetting, dry_run: bool) -> Document:
-    """The document of `fastcni ipam forget-node`."""
+    """Return the document of `fastcni ipam forget-node`."""
     return {"dryRun": dry_run, "node": node(it.node), "blocks": [block(each.block) for each in it.blocks],
             "freed": [holder(each) for each in it.freed], "kept": [holder(each) for each in it.kept]}
 
 
 def imported(it: Plan, lost: Sequence[str], dry_run: bool) -> Document:
-    """The document of `fastcni ipam import-whereabouts`."""
+    """Return the document of `fastcni ipam import-whereabouts`."""
     return {"dryRun": dry_run, "blocks": [{"space": space, "cidr": cidr} for space, cidr in it.blocks],
             "addresses": [{"space": single.space, "address": single.address, "pod": single.pod or None,
                            "containerID": single.container or None, "ifname": single.ifname or None,

@@ -1,11 +1,12 @@
-"""Take over the addresses that whereabouts has given, so that none is given twice.
+"""Import the addresses that whereabouts has allocated, so that fastcni allocates none of them again.
 
-    make_plan   compares the addresses with the store, and says what is to do. Changes nothing
+    make_plan   compares the addresses with the store, and returns the changes. Changes nothing
     apply       shares the blocks and claims the addresses
 
-Each block with such an address becomes SHARED, and the address a Single of the pod's node. whereabouts gives the first
-free address of a range: the next ones are in these blocks, or right behind them. So the blocks behind are shared, too,
-and no node claims them. A second import takes over what whereabouts has given since the first.
+Each block with such an address becomes SHARED, and the address becomes a Single of the pod's node. whereabouts
+allocates the first free address of a range, so its next addresses are in these blocks or in the following ones. So the
+following blocks become SHARED, too, and no node claims them. A second import takes over the addresses that whereabouts
+has allocated since the first.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ Key = tuple[str, str]                   # space, address or cidr
 
 @dataclass(slots=True)
 class Plan:
-    """What an import does. blocks: (space, cidr) to share. singles: addresses to claim. known: how many of them an
-    earlier import has claimed. gone: addresses of pods that do not exist any more, which are left out. ended: Singles
-    of an earlier import whose pods do not exist any more; they are released. conflicts: texts on what cannot be taken.
+    """The changes of an import. blocks: (space, cidr) to share. singles: addresses to claim. known: number of addresses
+    that an earlier import has claimed. gone: addresses of pods that no longer exist, which are left out. ended: Singles
+    of an earlier import whose pods no longer exist, which are released. conflicts: texts about addresses that cannot be
+    imported.
     """
 
     blocks: list[Key] = field(default_factory=list)
@@ -43,21 +45,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class There:
-    """What the store has: blocks and singles, and the grid of each space, {"4": 26, "6": 122}."""
+    """The content of the store: blocks, Singles, and the block sizes of each space, {"4": 26, "6": 122}."""
 
     blocks: Mapping[Key, Block]
     singles: Mapping[Key, Single]
     grids: Mapping[str, Mapping[str, int]]
 
     def block_of(self, space: str, address: Address) -> Net:
-        """The block of the grid that has an address."""
+        """Return the block that contains an address, by the space's block size."""
         return ipaddress.ip_network((address, self.grids[space][str(address.version)]), strict=False)
 
 
 def make_plan(source: Source, found: Survey, grids: Mapping[str, Mapping[str, int]], now: float,
               headroom: int = 1) -> Plan:
-    """What is to do. grids: of each space of ranges_of(source). headroom: how many blocks behind each used one become
-    SHARED. now: unix time, for the records."""
+    """Return the Plan. grids: the block sizes of each space of ranges_of(source). headroom: how many blocks after each
+    used block become SHARED. now: unix time, for the records."""
     plan = Plan(conflicts=[f"{text}; it was left out" for text in source.found.unreadable])
     there = There({(it.block.space, it.block.cidr): it.block for it in found.blocks},
                   {(holder.space, holder.address): holder.single for it in found.blocks for holder in it.holders
@@ -84,7 +86,7 @@ def make_plan(source: Source, found: Survey, grids: Mapping[str, Mapping[str, in
 
 def blocks_to_share(living: Iterable[Given], ranges: Mapping[str, Sequence[Net]], there: There,
                     headroom: int) -> list[Key]:
-    """The blocks with these addresses, and those behind each of them that are in a range of its space. In order."""
+    """Return the blocks with these addresses, and the following blocks that are in a range of the space, in order."""
     wanted: dict[str, set[Net]] = defaultdict(set)
     for given in living:
         block = there.block_of(given.space, given.address)
@@ -99,7 +101,7 @@ def blocks_to_share(living: Iterable[Given], ranges: Mapping[str, Sequence[Net]]
 
 
 def plan_address(plan: Plan, given: Given, node: str, taken: dict[Key, Given], there: There, now: float) -> None:
-    """Add one address to the plan: to claim, known, or a conflict."""
+    """Add an address to the plan: to claim, known, or a conflict."""
     key, cidr = (given.space, str(given.address)), str(there.block_of(given.space, given.address))
     block, single = there.blocks.get((given.space, cidr)), there.singles.get(key)
     first = taken.setdefault(key, given)
@@ -120,19 +122,19 @@ def plan_address(plan: Plan, given: Given, node: str, taken: dict[Key, Given], t
 
 
 def owner(it: Given | Single) -> str:
-    """Who has an address, for a text."""
+    """Return the owner of an address as text."""
     return f"pod {it.pod}" if it.pod else f"container {it.container[:12] or 'unknown'}"
 
 
 def apply(store: Store, plan: Plan) -> list[str]:
-    """Release what has ended, share the blocks, and claim each address for its pod's node. Return texts on what another
-    took meanwhile.
+    """Release the ended Singles, share the blocks, and claim each address for its pod's node. Return texts about blocks
+    and addresses that another node has claimed since the plan.
 
-    A node that the store does not know yet joins it. Called again after Away, it does what is left.
+    Nodes that are not in the store are registered. A second call after Away does the remaining changes.
     """
     lost = []
     for single in plan.ended:
-        store.release_single(single)        # False: it has changed, so its pod's node looks after it
+        store.release_single(single)        # False: it has changed, so its pod's node maintains it
     for space, cidr in plan.blocks:
         try:
             store.share(space, cidr)
@@ -150,6 +152,6 @@ def apply(store: Store, plan: Plan) -> list[str]:
 
 
 def join(store: Store, name: str, nodes: dict[str, Node]) -> Node:
-    """Register a node that runs no fastcni yet."""
+    """Register a node that does not run fastcni yet."""
     nodes[name] = store.join(name, "")
     return nodes[name]

@@ -1,6 +1,6 @@
-"""Repair of cluster-wide addresses by an operator: release an address, forget a node.
+"""Repair cluster-wide addresses for an operator: release an address, forget a node.
 
-Each function refuses what could give an address to two pods, and says what to do instead.
+Each function raises an error if a change could give an address to two pods, and says what to do instead.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ ASK_S = 10.0                    # longer than any ADD waits for the answer to it
 
 
 def refused(what: str, do: str) -> CniError:
-    """The error of a guard: nothing was changed."""
+    """Return the error of a guard, which says that nothing was changed."""
     return CniError(errors.INVALID_ENVIRONMENT, what, do)
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Whether a pod lives. state: RUNNING, GONE or UNKNOWN. why: a text."""
+    """Whether a pod exists. state: RUNNING, GONE or UNKNOWN. why: a text."""
 
     state: str
     why: str
 
 
 def life_of(holder: Holder, own_node: str, inventory: Inventory) -> Life:
-    """Whether the pod of a holder lives, as far as this node shows."""
+    """Return whether the pod of a holder exists, as far as this node shows."""
     if holder.node != own_node:
         return Life(UNKNOWN, f"it is on node {holder.node or 'unknown'}, and this is node {own_node}")
     found = [it for it in inventory.attachments if it.container_id == holder.container
@@ -55,10 +55,10 @@ def life_of(holder: Holder, own_node: str, inventory: Inventory) -> Life:
 
 def release(store: Store, place: Place, own_node: str, inventory: Inventory, release_here: Callable[[Holder], bool],
             force: bool = False, now: float = 0.0) -> str:
-    """Release an address, and return a sentence on that.
+    """Release an address, and return a sentence about the release.
 
-    release_here(holder) removes the address from this node's own files, and returns False if another pod has it
-    meanwhile. Raises CniError 4 with the owner and the next step if the pod lives, or may; Away.
+    release_here(holder): removes the address from this node's own files, and returns False if another pod now has it.
+    Raises CniError 4 with the owner and the next step if the pod exists or may exist; Away.
     """
     holder = place.holder or holder_here(place, own_node, inventory)
     if holder is None:
@@ -78,7 +78,7 @@ def release(store: Store, place: Place, own_node: str, inventory: Inventory, rel
 
 
 def holder_here(place: Place, own_node: str, inventory: Inventory) -> Holder | None:
-    """Who has an address of this node's own block by its files, before the node's report says so."""
+    """Return the holder of an address in this node's own block by its files, which are newer than the node's report."""
     if place.held is None or place.held.block.node != own_node:
         return None
     return next((Holder(place.space, place.address, place.held.block.cidr, USED, own_node, it.container_id, it.ifname,
@@ -88,7 +88,7 @@ def holder_here(place: Place, own_node: str, inventory: Inventory) -> Holder | N
 
 
 def guard(place: Place, holder: Holder, own_node: str, life: Life, force: bool, now: float) -> None:
-    """Raise CniError if the release could give the address of a living pod to another one."""
+    """Raise CniError if the release could give the address of an existing pod to another pod."""
     what = f"{holder.address} belongs to {holder.owner} on node {holder.node or 'unknown'}"
     if holder.state == USED and holder.node != own_node:
         do = f"run this command on node {holder.node}: only that node gives addresses of block {holder.block}"
@@ -111,8 +111,8 @@ def guard(place: Place, holder: Holder, own_node: str, life: Life, force: bool, 
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """What forget() does. blocks: the node's, with the holders that it frees. singles: its addresses in shared blocks
-    and in blocks of others. kept: sticky addresses, which stay kept for their pods."""
+    """The changes of forget(). blocks: the node's blocks, with the holders that lose their address. singles: its
+    addresses in shared blocks and in blocks of other nodes. kept: sticky addresses, which stay kept for their pods."""
 
     node: Node
     blocks: tuple[HeldBlock, ...]
@@ -121,13 +121,13 @@ class Forgetting:
 
     @property
     def freed(self) -> list[Holder]:
-        """The holders that lose their address."""
+        """Return the holders that lose their address."""
         return [it for held in self.blocks for it in held.holders if it.state not in (KEPT, REFUSED)] + list(
             self.singles)
 
 
 def plan_forget(found: Survey, name: str, now: float = 0.0) -> Forgetting:
-    """What forgetting this node frees. Raises CniError 4 if the node does not exist, or is alive."""
+    """Return what forgetting this node frees. Raises CniError 4 if the node does not exist, or is alive."""
     node = found.nodes.get(name)
     if node is None:
         raise refused(f"the store has no node {name}", f"its nodes: {', '.join(found.nodes) or 'none'}")
@@ -144,8 +144,8 @@ def plan_forget(found: Survey, name: str, now: float = 0.0) -> Forgetting:
 
 
 def forget(store: Store, plan: Forgetting) -> None:
-    """Declare the node dead if it is not yet, then remove it with its blocks. Raises CniError 11 if it came back
-    meanwhile, Away."""
+    """Declare the node dead if necessary, then remove it with its blocks. Raises CniError 11 if the node has come back,
+    Away."""
     try:
         node = plan.node if plan.node.state == DEAD else store.declare_dead(plan.node)
         store.forget(node)

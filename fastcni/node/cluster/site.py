@@ -1,4 +1,4 @@
-"""The store of cluster-wide addresses that this node's network configurations name."""
+"""Find the store of cluster-wide addresses that this node's network configurations name."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClusterNetwork:
-    """A network with cluster-wide addresses. section: the plugin's configuration. keys: what it says about the store,
-    the space and this node's files."""
+    """A network with cluster-wide addresses. section: the plugin's configuration. keys: its keys about the store, the
+    space and this node's files."""
 
     name: str
     section: Section
@@ -36,13 +36,13 @@ class ClusterNetwork:
 
     @property
     def where(self) -> str:
-        """The store for people: "etcd https://10.0.0.1:2379"."""
+        """Return the store as text: "etcd https://10.0.0.1:2379"."""
         return stores.store_text(self.keys.store)
 
 
 @dataclass(slots=True)
 class Site:
-    """A store with the networks that use it, of one node. `with` closes the store.
+    """A store, and the networks of this node that use it. `with` closes the store.
 
     node: this node's name in the store.
     """
@@ -61,7 +61,7 @@ class Site:
             raise away(self.where, error) from None
 
     def survey(self, space: str = "") -> Survey:
-        """What the store has; the holders in this node's blocks are those of its own files. Raises Away."""
+        """Return the Survey of the store; the holders in this node's blocks come from its own files. Raises Away."""
         here: dict[tuple[str, str], list[Holder]] = {}
         for keys in {it.keys.space: it.keys for it in self.networks}.values():
             if space in ("", keys.space):
@@ -69,7 +69,8 @@ class Site:
         return survey(self.store, space, here)
 
     def release_here(self, holder: Holder) -> bool:
-        """Remove an address from this node's files. False if another pod has it, or nobody. Raises CniError 5."""
+        """Remove an address from this node's files. Return False if this holder does not have the address. Raises
+        CniError 5."""
         keys = next((it.keys for it in self.networks if it.keys.space == holder.space), None)
         if keys is None:
             raise CniError(errors.INVALID_ENVIRONMENT, f"no network of this node has the space {holder.space}",
@@ -86,8 +87,8 @@ class Site:
             return True
 
     def read_whereabouts(self, kubeconfig: str, namespace: str) -> Source:
-        """Read whereabouts' objects, by this kubeconfig or else by that of the networks. Raises CniError: 4 if there is
-        none, 11 if the API does not answer."""
+        """Read whereabouts' objects with this kubeconfig, otherwise with that of the networks. Raises CniError 4
+        without a kubeconfig, 11 if the API does not answer."""
         settings = {"type": "kubernetes", "kubeconfig": kubeconfig} if kubeconfig else self.kubernetes()
         store: Any = stores.open_store(settings)
         try:
@@ -100,7 +101,8 @@ class Site:
             store.close()
 
     def kubernetes(self) -> stores.Settings:
-        """The settings of the Kubernetes API: of the store, else of whereabouts' key `kubernetes`."""
+        """Return the settings of the Kubernetes API: those of the store, otherwise those of whereabouts' key
+        `kubernetes`."""
         for it in self.networks:
             if it.keys.store["type"] == "kubernetes":
                 return it.keys.store
@@ -111,8 +113,8 @@ class Site:
 
 
 def holders_here(keys: conf.Keys) -> dict[tuple[str, str], list[Holder]]:
-    """{(space, cidr): who has addresses of a block of this node}, by its files. Empty, with a warning, if these cannot
-    be read."""
+    """Return {(space, cidr): holders} of this node's blocks, by its files. If these cannot be read, warn and return
+    {}."""
     try:
         with node_state.Space(keys, warn) as space:
             if space is None or space.state.node != keys.node:
@@ -128,8 +130,8 @@ def holders_here(keys: conf.Keys) -> dict[tuple[str, str], list[Holder]]:
 
 
 def holder_here(space: node_state.Space, name: str) -> Holder | None:
-    """Who has an address of this node's blocks, by its file. None for another file, or for an address that a Single
-    has."""
+    """Return the holder of an address in this node's blocks, by the address's file. None for other files, and for an
+    address that is held for a Single."""
     packed = address_of(name)
     block = space.state.own_block(packed) if packed else None
     owner = (space.files.read_owner(name) or b"").decode("utf-8", "replace")
@@ -142,19 +144,20 @@ def holder_here(space: node_state.Space, name: str) -> Holder | None:
 
 
 def warn(text: str) -> None:
-    """Print what an operator should know of this node's files."""
+    """Print a warning about this node's files."""
     print(f"Warning: {text}", file=sys.stderr)
 
 
 def away(where: str, error: Away) -> CniError:
-    """The error of a command whose store did not answer."""
+    """Return the error of a command whose store did not answer."""
     return CniError(errors.TRY_AGAIN_LATER, f"the store {where} does not answer: {error}",
                     "pods go on with their addresses, and nodes give those of their own blocks; start the store, or "
                     "correct `store` in the network's configuration")
 
 
 def networks_of(nets: Iterable[NetworkList]) -> Iterator[ClusterNetwork]:
-    """Yield each network with cluster-wide addresses. Raises CniError 5 and 7 if its store cannot be read from it."""
+    """Yield each network with cluster-wide addresses. Raises CniError 5 and 7 if its keys about the store are
+    invalid."""
     for net in nets:
         for kind in address_dirs.CLUSTER_KINDS:
             for ipam in address_dirs.sections([plugin.values for plugin in net.plugins], kind):
@@ -163,15 +166,15 @@ def networks_of(nets: Iterable[NetworkList]) -> Iterator[ClusterNetwork]:
 
 
 def open_site(conf_dir: str, network: str = "") -> Site:
-    """The Site of a network, or of all networks with cluster-wide addresses if these have one store. It connects when
-    it is first used. Raises CniError 4 if there is no such network, or if there are several stores.
+    """Return the Site of a network, or of all networks with cluster-wide addresses if these have one store. The Site
+    connects at its first use. Raises CniError 4 if there is no such network, or if there are several stores.
 
-    If no file of the folder has such a network, those of elsewhere() count."""
+    If no file of the directory has such a network, use those of elsewhere()."""
     nets = confs.networks(confs.read_folder(conf_dir))
     chosen = [net for net in nets if network in ("", net.name)]
     found = stores_of(chosen)
     if not found:
-        list(networks_of(chosen))           # raises what is wrong, if it is a key
+        list(networks_of(chosen))           # raises the error of a wrong key
         found = by_store(it for it in elsewhere() if network in ("", it.name))
     if not found:
         what = f"network {network} has none" if network else f"no network of {conf_dir} has any"
@@ -187,8 +190,8 @@ def open_site(conf_dir: str, network: str = "") -> Site:
 
 
 def elsewhere() -> list[ClusterNetwork]:
-    """The spaces that this node has joined, under their names; before its first pod, one with the store of the flat
-    file. Multus has the networks themselves in the API server."""
+    """Return the address spaces that this node has joined as networks; before its first pod, one with the store of the
+    flat file. With Multus, the networks themselves are in the API server."""
     joined = cluster_state.states(address_dirs.cluster_dirs(()), [])
     sections = [cluster_state.section_of(folder, state) for folder, state in joined if state.node and state.store]
     if not sections and flat_file.find("") is not flat_file.NONE:
@@ -198,8 +201,8 @@ def elsewhere() -> list[ClusterNetwork]:
 
 
 def grids(store: Store, ranges: Mapping[str, Sequence[Net]], dry_run: bool) -> dict[str, dict[str, int]]:
-    """{space: its grid}, {"4": 26, "6": 122}. The ranges decide for a space that has none yet: as for a configuration,
-    small ranges get small blocks. With dry_run that is not written. Raises Away."""
+    """Return {space: its block sizes}, {"4": 26, "6": 122}. For a new space the ranges decide: as for a configuration,
+    small ranges get small blocks. With dry_run the block sizes are not written to the store. Raises Away."""
     found = {}
     for space, nets in ranges.items():
         wanted: dict[str, int] = {}
@@ -212,8 +215,8 @@ def grids(store: Store, ranges: Mapping[str, Sequence[Net]], dry_run: bool) -> d
 
 
 def stores_of(nets: Iterable[NetworkList]) -> list[list[ClusterNetwork]]:
-    """The networks with cluster-wide addresses, those of one store together. A network whose keys are wrong is left
-    out: doctor's check of the keys reports it."""
+    """Return the networks with cluster-wide addresses, grouped by store. A network with wrong keys is left out, because
+    doctor's check of the keys reports it."""
     found: list[ClusterNetwork] = []
     for net in nets:
         try:
@@ -224,7 +227,7 @@ def stores_of(nets: Iterable[NetworkList]) -> list[list[ClusterNetwork]]:
 
 
 def by_store(networks: Iterable[ClusterNetwork]) -> list[list[ClusterNetwork]]:
-    """Networks, those of one store together."""
+    """Return the networks grouped by store."""
     found: dict[str, list[ClusterNetwork]] = {}
     for it in networks:
         found.setdefault(it.keys.store_key, []).append(it)
@@ -232,7 +235,7 @@ def by_store(networks: Iterable[ClusterNetwork]) -> list[list[ClusterNetwork]]:
 
 
 def ranges_of(net: ClusterNetwork) -> Sequence[Range]:
-    """The ranges of a network, none if its keys are wrong."""
+    """Return the ranges of a network, () if its keys are wrong."""
     try:
         return conf.read_keys(net.section).ranges
     except CniError:
@@ -240,7 +243,7 @@ def ranges_of(net: ClusterNetwork) -> Sequence[Range]:
 
 
 def texts_on(nets: Iterable[NetworkList], packed: bytes) -> Iterator[str]:
-    """Yield a sentence on an address for each space of these networks that has it."""
+    """Yield a sentence about an address for each space of these networks that contains it."""
     for networks in stores_of(nets):
         spaces = {it.keys.space: it for it in networks if any(one.contains(packed) for one in ranges_of(it))}
         for space, net in spaces.items():

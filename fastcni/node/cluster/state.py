@@ -1,4 +1,4 @@
-"""The blocks of cluster-wide addresses that this node has, by its own files. Changes nothing, and asks no store."""
+"""Read this node's blocks of cluster-wide addresses from its own files. Changes nothing, and contacts no store."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class HeldBlocks:
-    """The blocks of a space. folder: of the space. node: this node's name in the store. where: the store for people.
-    addresses: how many are held here."""
+    """The blocks of an address space. folder: the space's directory. node: this node's name in the store. where: the
+    store as text. addresses: how many addresses this node holds."""
 
     folder: str
     space: str
@@ -29,7 +29,7 @@ class HeldBlocks:
 
 
 def held(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[HeldBlocks]:
-    """Yield the spaces of which this node has blocks. data_dirs: as of address_dirs.cluster_dirs()."""
+    """Yield the spaces of which this node has blocks. data_dirs: the result of address_dirs.cluster_dirs()."""
     for folder, state in states(data_dirs, unseen):
         if state.blocks:
             count = sum(address_of(name) is not None for name in os.listdir(folder))
@@ -38,8 +38,8 @@ def held(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[HeldBlocks]:
 
 
 def used(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[conf.Keys]:
-    """Yield the Keys, without ranges, of each space that this node has joined. Its network need not be in a file here:
-    Multus has it in the API server."""
+    """Yield the Keys, without ranges, of each space that this node has joined. Its network need not be in a file of
+    this node: with Multus it is in the API server."""
     for folder, state in states(data_dirs, unseen):
         if state.node and state.store:
             try:
@@ -49,14 +49,14 @@ def used(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[conf.Keys]:
 
 
 def section_of(folder: str, state: State) -> Section:
-    """The configuration of a space, as far as this node's state has it. Raises JsonError."""
+    """Return the parts of a space's configuration that are in this node's state. Raises JsonError."""
     where, space = os.path.split(folder)
     return Section({"name": space, "ipam": {"type": "cluster", "network_name": space, "dataDir": where, "node_name":
                                             state.node, "store": json.read(state.store.encode())}})
 
 
 def states(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[tuple[str, State]]:
-    """Yield the folder and the state of each space."""
+    """Yield the directory and the state of each space."""
     for where in data_dirs:
         for space in networks(where, unseen):
             folder = os.path.join(where, space)
@@ -65,7 +65,7 @@ def states(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[tuple[str, S
                     state = State(json.read(file.read()))
                     store_text(state.store)
             except (FileNotFoundError, NotADirectoryError):
-                continue                    # the folder of a network of host-local, for instance
+                continue                    # for example the directory of a network of host-local
             except (OSError, json.JsonError, AttributeError, TypeError, ValueError) as e:
                 unseen.append(f"{folder}/{BLOCKS}: {e}")
                 continue
@@ -73,5 +73,5 @@ def states(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[tuple[str, S
 
 
 def store_text(key: str) -> str:
-    """A store for people, from what tells it from others. Raises JsonError."""
+    """Return a store as text, from its identifying key. Raises JsonError."""
     return stores.store_text(json.read(key.encode())) if key else "a store"

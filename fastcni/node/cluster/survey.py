@@ -1,6 +1,6 @@
-"""Cluster-wide addresses for people: what a store says of its nodes, its blocks and the holders of addresses.
+"""Read the nodes, blocks and holders of addresses in a store, for people.
 
-It changes nothing; node/cluster/repair.py does.
+This module changes nothing; node/cluster/repair.py does.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.contract import Store
 
 Key = tuple[str, str]           # space, cidr
-USED = "used"                   # a Holder's state: given out of a node's block, as that node reported
+USED = "used"                   # a Holder's state: allocated in a node's block, as that node reported
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has an address.
+    """The holder of an address.
 
     block: the CIDR that the address is in. state: USED, or that of a Single (HELD, KEPT, ASKED, REFUSED). container,
     ifname, pod ("namespace/name"), network: "" if unknown. since: unix time of the ADD. written: unix time of the
-    node's report, 0.0 for a Single: this is the store's own record, `single`. reason: why a Single was REFUSED.
+    node's report; 0.0 for a Single, whose record in the store is `single`. reason: why a Single was REFUSED.
     """
 
     space: str
@@ -57,15 +57,15 @@ class Holder:
 
     @property
     def owner(self) -> str:
-        """The pod, else interface and container, as text."""
+        """Return the pod, otherwise interface and container, as text."""
         attached = f"{self.ifname or 'an interface'} of container {self.container[:12]}" if self.container else ""
         return f"pod {self.pod}" if self.pod else attached or "an unknown owner"
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBlock:
-    """A block with the holders of its addresses, by address. reported: whether these are known: its node has reported
-    them, it is this node's, or it is shared."""
+    """A block with the holders of its addresses, by address. reported: whether the holders are known: the block's node
+    has reported them, or the block is this node's or shared."""
 
     block: Block
     holders: tuple[Holder, ...] = ()
@@ -73,18 +73,19 @@ class HeldBlock:
 
     @property
     def size(self) -> int:
-        """The number of its addresses, also of those that no range gives."""
+        """Return the number of its addresses, including those outside of all ranges."""
         return ipaddress.ip_network(self.block.cidr).num_addresses
 
     @property
     def held(self) -> int:
-        """How many of its addresses a pod has, or are kept for one."""
+        """Return how many of its addresses are held by or kept for a pod."""
         return sum(it.state != REFUSED for it in self.holders)
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a store has. nodes: by name. blocks: by space and address. grids: {space: {"4": 26, "6": 122}}."""
+    """The content of a store. nodes: by name. blocks: by space and address. grids: the block sizes, {space: {"4": 26,
+    "6": 122}}."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     blocks: tuple[HeldBlock, ...] = ()
@@ -92,19 +93,19 @@ class Survey:
 
     @property
     def spaces(self) -> list[str]:
-        """The names of spaces that have blocks."""
+        """Return the names of spaces that have blocks."""
         return sorted({it.block.space for it in self.blocks})
 
     def of_node(self, name: str) -> list[HeldBlock]:
-        """The blocks of a node."""
+        """Return the blocks of a node."""
         return [it for it in self.blocks if it.block.node == name]
 
 
 def survey(store: Store, space: str = "", here: Mapping[Key, Sequence[Holder]] | None = None) -> Survey:
-    """Read nodes, blocks, addresses claimed one by one, and the nodes' reports. All spaces without one.
+    """Read nodes, blocks, address claims and the nodes' reports. space "": all spaces.
 
-    here: the holders in blocks of this node by its own files, {(space, cidr): holders}; they are newer than its report.
-    Raises Away. These are several reads: a change between two of them may show once, or not.
+    here: the holders in this node's blocks by its own files, {(space, cidr): holders}, which are newer than its report.
+    Raises Away. The survey makes several reads, so a change between two of them may show in one, or not at all.
     """
     nodes = {node.name: node for node in store.nodes()}
     blocks = store.blocks(space)
@@ -122,10 +123,10 @@ def survey(store: Store, space: str = "", here: Mapping[Key, Sequence[Holder]] |
 
 def reports(nodes: Mapping[str, Node], blocks: Iterable[Block],
             uses: Iterable[Use]) -> dict[Key, dict[str, Holder]]:
-    """{(space, cidr): {address: holder}} of the nodes' reports.
+    """Return {(space, cidr): {address: holder}} of the nodes' reports.
 
-    A report counts while the block is that node's, and if it is of the node's last known boot: at a reboot all pods of
-    a node end.
+    A report is valid while the block belongs to that node, and if the report is of the node's last known boot, because
+    a reboot ends all pods of a node.
     """
     owners = {(block.space, block.cidr): block.node for block in blocks}
     found = {}
@@ -141,7 +142,7 @@ def by_address(found: Iterable[Holder]) -> dict[str, Holder]:
 
 
 def in_order(found: Mapping[str, Holder]) -> tuple[Holder, ...]:
-    """The holders by address."""
+    """Return the holders in the order of their addresses."""
     return tuple(sorted(found.values(), key=lambda it: int(ipaddress.ip_address(it.address))))
 
 
@@ -153,15 +154,15 @@ def reported(use: Use) -> Iterator[Holder]:
 
 
 def of_single(single: Single) -> Holder:
-    """The holder of an address that is claimed by itself."""
+    """Return the holder of an address with a Single."""
     return Holder(single.space, single.address, single.block, single.state, single.node, single.container,
                   single.ifname, single.pod, single.network, single.since or 0.0, 0.0, single.reason, single)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an address is in a space. held: the block with it, None if no node has claimed that yet. holder: None if
-    nobody is known to have it. node: of the holder, else of the block; None if there is none."""
+    """The place of an address in an address space. held: its block, None if no node has claimed the block. holder: None
+    if no holder is known. node: the holder's node, otherwise the block's; None if there is none."""
 
     space: str
     address: str
@@ -171,7 +172,8 @@ class Place:
 
     @property
     def state(self) -> str:
-        """The holder's state; else "free", "quarantine", "unknown" without a report, or "unclaimed" without a block."""
+        """Return the holder's state; without a holder "free", "quarantine", "unknown" (no report) or "unclaimed" (no
+        block)."""
         if self.holder:
             return self.holder.state
         if self.held is None:
@@ -182,21 +184,22 @@ class Place:
 
 
 def places_of(found: Survey, ip: str, space: str = "") -> list[Place]:
-    """Where an address is, in each space that has a block for it. Raises ValueError if it is no address."""
+    """Return the place of an address in each space that has a block for it. Raises ValueError for an invalid
+    address."""
     address = ipaddress.ip_address(ip)
     return [place_in(found, it, str(address)) for it in found.blocks
             if space in ("", it.block.space) and address in ipaddress.ip_network(it.block.cidr)]
 
 
 def place_in(found: Survey, held: HeldBlock, ip: str) -> Place:
-    """Where an address is in a block."""
+    """Return the place of an address in a block."""
     holder = next((it for it in held.holders if it.address == ip), None)
     node = found.nodes.get(holder.node if holder else held.block.node)
     return Place(held.block.space, ip, held, holder, node)
 
 
 def sentence(place: Place, times: bool = True) -> str:
-    """What the store knows of an address, as one sentence. times: also since when."""
+    """Return the store's knowledge of an address in one sentence. times: include since when."""
     if place.holder:
         return holder_sentence(place.holder, times)
     if place.held is None:
@@ -212,7 +215,7 @@ def sentence(place: Place, times: bool = True) -> str:
 
 
 def holder_sentence(it: Holder, times: bool = True) -> str:
-    """Who has an address, as one sentence."""
+    """Return the holder of an address in one sentence."""
     since = f" since {moment(it.since)}" if it.since and times else ""
     on = f"{it.owner} on node {it.node or 'unknown'}"
     return {KEPT: f"{it.address} is kept for the next {it.owner}, which had it last, on node {it.node or 'unknown'}",
@@ -223,9 +226,9 @@ def holder_sentence(it: Holder, times: bool = True) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node, and how much it has. blocks: the number of its blocks. held: of addresses that pods hold. free: of
-    addresses in active blocks that no pod holds; quarantine: of those in quarantined blocks. reported: the store has
-    the node's report for each block."""
+    """A node with its numbers. blocks: of blocks. held: of addresses that pods hold. free: of addresses in active
+    blocks that no pod holds. quarantine: of such addresses in quarantined blocks. reported: whether the store has the
+    node's report for each block."""
 
     node: Node
     blocks: int
@@ -236,12 +239,12 @@ class NodeView:
 
 
 def node_views(found: Survey) -> list[NodeView]:
-    """All nodes by name. An address claimed in a shared block is held by the node that claimed it."""
+    """Return all nodes by name. An address claimed in a shared block is held by the node that claimed it."""
     return [node_view(found, node) for _, node in sorted(found.nodes.items())]
 
 
 def node_view(found: Survey, node: Node) -> NodeView:
-    """One node with its blocks."""
+    """Return one node with its numbers."""
     own = found.of_node(node.name)
     shared = sum(holder.node == node.name and holder.state != REFUSED for it in found.blocks
                  if it.block.state == SHARED for holder in it.holders)

@@ -1,4 +1,4 @@
-"""The addresses that whereabouts has given, by its objects in a Kubernetes cluster, and the pods that exist there."""
+"""Read the addresses that whereabouts has allocated from its objects in a Kubernetes cluster, and the existing pods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Net = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """found: the objects of whereabouts. pods: {"namespace/name": its node, "" without one} of all pods."""
+    """The objects of a cluster. found: the objects of whereabouts. pods: {"namespace/name": its node, or ""} of all
+    pods."""
 
     found: Whereabouts
     pods: Mapping[str, str]
@@ -27,7 +28,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An address that whereabouts has given. where: the object that says so."""
+    """An address that whereabouts has allocated. where: the object that has it."""
 
     space: str
     address: Address
@@ -38,7 +39,8 @@ class Given:
 
 
 def read_source(store: KubernetesStore, namespace: str) -> Source:
-    """Read whereabouts' objects and the pods. namespace: of the objects, "": as whereabouts. Raises Away."""
+    """Read whereabouts' objects and the pods. namespace: the objects' namespace, "": whereabouts' default. Raises
+    Away."""
     from fastcni.kit.ipam.cluster.stores.whereabouts_pools import read_whereabouts
 
     found = read_whereabouts(store, namespace)
@@ -49,9 +51,10 @@ def read_source(store: KubernetesStore, namespace: str) -> Source:
 
 
 def read_given(source: Source) -> list[Given]:
-    """All addresses that whereabouts has given, each once for a pod and interface, by space and address.
+    """Return all addresses that whereabouts has allocated, each once for a pod and interface, by space and address.
 
-    A reservation without an entry in a pool counts: whereabouts can leave an address so (its issue 712).
+    A reservation without an entry in a pool counts, because whereabouts can leave an address in that state (its issue
+    712).
     """
     given = {(it.space, it.address, it.pod): it for it in reserved(source)}
     pooled = list(in_pools(source))
@@ -75,12 +78,13 @@ def reserved(source: Source) -> Iterator[Given]:
 
 
 def given_of(network: str, it: Allocation | Reservation, where: str) -> Given:
-    """The record of one address."""
+    """Return the record of one address."""
     return Given(network or DEFAULT_SPACE, ipaddress.ip_address(it.address), it.container, it.ifname, it.pod, where)
 
 
 def ranges_of(source: Source) -> dict[str, list[Net]]:
-    """{space: the ranges of its pools}. An address outside of these counts as one of a /16, or of a /64."""
+    """Return {space: the ranges of its pools}. An address outside of these ranges is treated as part of a /16, or of a
+    /64."""
     found: dict[str, list[Net]] = defaultdict(list)
     for pool in source.found.pools:
         found[pool.network or DEFAULT_SPACE].append(ipaddress.ip_network(pool.range, strict=False))

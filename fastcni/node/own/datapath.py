@@ -1,4 +1,4 @@
-"""The datapath ebpf of a node, for commands: its pods and flows, its update and its removal."""
+"""Read, update and remove the datapath ebpf of a node, for commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from fastcni.kit.links import find
 
 
 class Pod(NamedTuple):
-    """An address in the map of pods. link: the index of the host end of the pod's link. restricted: by a policy."""
+    """An address in the map of pods. link: the index of the host end of the pod's link. restricted: whether a policy
+    restricts the pod."""
 
     link: int
     restricted: bool
@@ -27,8 +28,8 @@ class Pod(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """pods: {packed address: Pod}, what is in the map of pods. entries: number of elements in the map of flows. flows:
-    those that are redirected, the ones with the most packets first."""
+    """The state of the datapath. pods: the map of pods, {packed address: Pod}. entries: number of elements in the map
+    of flows. flows: the redirected flows, those with the most packets first."""
 
     pods: dict[bytes, Pod]
     entries: int
@@ -36,12 +37,12 @@ class Status:
 
     @property
     def restricted(self) -> int:
-        """The number of addresses that policies restrict."""
+        """Return the number of addresses that policies restrict."""
         return sum(pod.restricted for pod in self.pods.values())
 
 
 def read(sock: Socket) -> Status | None:
-    """Return the state of the socket's network namespace, None if no pod has had the datapath. Raises OSError."""
+    """Return the state of the socket's network namespace, None if no pod has used the datapath. Raises OSError."""
     opened = pins.open_maps(sock)
     if opened is None:
         return None
@@ -54,23 +55,23 @@ def read(sock: Socket) -> Status | None:
 
 
 def pinned(sock: Socket) -> list[str]:
-    """Return the folder of the pins as a list, [] if there is none."""
+    """Return the directory of the pins as a list, [] if it does not exist."""
     return [pins.folder(sock)] if pins.exist(sock) else []
 
 
 def links(sock: Socket, found: Status | None) -> list[int]:
-    """Return the indexes of the host ends that the map of pods names, as far as they exist, and of links that have
-    filters of the datapath. Raises OSError."""
+    """Return the indexes of the existing host ends in the map of pods, and of links that have filters of the datapath.
+    Raises OSError."""
     named = {pod.link for pod in found.pods.values()} if found else set()
     return sorted(named.intersection(link.index for link in find.all_links(sock)).union(filters.linked(sock)))
 
 
 def load(sock: Socket, warn: Callable[[str], object]) -> int:
-    """Load this version's programs, and put them to the links of all pods. Return the number of links. Raises OSError,
-    Unavailable.
+    """Load this version's programs, and attach them to the links of all pods. Return the number of links. Raises
+    OSError, Unavailable.
 
-    Flows of a link that had lost its filters pass through the host's stack from now on: a policy may have begun to
-    forbid them meanwhile.
+    Flows of a link that had lost its filters then pass through the host's stack, because a policy may have begun to
+    forbid them.
     """
     with pins.open_or_load(sock, warn) as opened:
         wanted = links(sock, read(sock))
@@ -90,8 +91,8 @@ def load(sock: Socket, warn: Callable[[str], object]) -> int:
 
 
 def remove(sock: Socket) -> tuple[int, int]:
-    """Remove the datapath. Return the number of links that had filters, and of flows that pass through the host's stack
-    now. Raises OSError."""
+    """Remove the datapath. Return the number of links that had filters, and the number of flows that now pass through
+    the host's stack. Raises OSError."""
     flows, opened = 0, pins.open_maps(sock)
     if opened:
         with opened, closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as netfilter:

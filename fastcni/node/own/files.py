@@ -1,4 +1,5 @@
-"""fastcni's own files on a node: indexes of address files, and marks and backups of attributes of pods' links."""
+"""Find and remove fastcni's own files on a node: indexes of address files, and marks and backups of attributes of pods'
+links."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ FOLDERS = (TUNING, HOST_DEVICE)
 
 
 def find(state: OwnState, folders: Collection[str] = FOLDERS) -> tuple[list[str], list[str]]:
-    """Return (files that no pod needs, files that a pod needs), as paths. folders: with attribute backups.
+    """Return (files that no pod needs, files that a pod needs), as paths. folders: directories with attribute backups.
 
-    The Go plugins ignore an index. A backup of tuning is theirs, too, and only fastcni's GC needs the mark of it. A
-    backup of host-device is fastcni's alone.
+    The Go plugins ignore an index. They use backups of tuning, too, but only fastcni's GC needs a backup's mark. Only
+    fastcni has backups of host-device.
     """
     free = [path for where in state.data_dirs for path in indexes(where)]
     alive = {(it.network, f"{it.container_id}_{it.ifname}.json") for it in state.known
@@ -47,7 +48,7 @@ def indexes(data_dir: str) -> Iterator[str]:
 
 
 def marks(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield (network, file name) of the marks below a folder."""
+    """Yield (network, file name) of the marks below a directory."""
     top = os.path.join(folder, MARKS)
     for network in listed(top):
         for name in listed(os.path.join(top, network)):
@@ -55,7 +56,7 @@ def marks(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def listed(folder: str) -> list[str]:
-    """The names in a folder; none without it. Raises OSError."""
+    """Return the names in a directory; [] if it does not exist. Raises OSError."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -63,7 +64,7 @@ def listed(folder: str) -> list[str]:
 
 
 def remove(paths: Collection[str], folders: Collection[str] = FOLDERS) -> list[str]:
-    """Remove files, then the folders of marks that are empty. Return the files that were there. Raises OSError."""
+    """Remove files, then empty directories of marks. Return the removed files. Raises OSError."""
     removed = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -72,6 +73,6 @@ def remove(paths: Collection[str], folders: Collection[str] = FOLDERS) -> list[s
     for where in folders:
         top = os.path.join(where, MARKS)
         for folder in [*(os.path.join(top, network) for network in listed(top)), top]:
-            with contextlib.suppress(OSError):          # it has files of pods, or does not exist
+            with contextlib.suppress(OSError):          # the directory has files of pods, or does not exist
                 os.rmdir(folder)
     return removed

@@ -1,7 +1,7 @@
-"""fastcni's own state on a node, which the Go plugins neither know nor remove: the pods that need it, and its removal.
+"""Find and remove fastcni's own state on a node, which the Go plugins do not remove, unless a pod needs it.
 
-It is the elements of fastcni's nftables sets, the tables around them, ipsets, and files (node/own/files.py). Chains of
-iptables and address files are the Go plugins' own, so these remove them.
+The state consists of fastcni's nftables tables, sets and elements, ipsets, and files (node/own/files.py). The Go
+plugins remove chains of iptables and address files themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ FAMILIES = (FAMILY, BRIDGE_FAMILY, NETDEV_FAMILY)
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An attachment that has elements in fastcni's sets. needed: a pod still needs them, or nothing tells; why."""
+    """An attachment that has elements in fastcni's sets. needed: whether a pod needs them or may need them. why: the
+    reason."""
 
     attachment: NodeAttachment
     hashes: str
@@ -44,7 +45,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class OwnState:
-    """The state that is present. data_dirs: of host-local. known: every attachment of the node."""
+    """The existing state. data_dirs: those of host-local. known: all attachments of the node."""
 
     holders: list[Holder]
     data_dirs: list[str]
@@ -75,16 +76,16 @@ def find(places: Places) -> OwnState:
 
 
 def owned_addresses(attachments: Collection[NodeAttachment]) -> dict[str, NodeAttachment]:
-    """{address: the running attachment to which a cache or an address file gives it}."""
+    """Return {address: the running attachment that has it in a cache or an address file}."""
     return {ip: it for it in attachments if it.state == RUNNING
             for each in it.sightings if each.kind in (CACHE, ADDRESS_FILE) for ip in each.addresses}
 
 
 def is_needed(it: NodeAttachment, facts: Facts, owned: dict[str, NodeAttachment]) -> tuple[bool, str]:
-    """(whether a pod still needs the attachment's elements, why).
+    """Return (whether a pod still needs the attachment's elements, why).
 
-    An ADD may be running: its pod has the address, and nothing else knows the attachment yet. If another attachment has
-    the address by now, the pod is another one.
+    During an ADD, the pod has the address, and no other record of the attachment exists. If another attachment now has
+    the address, the pod is that attachment's.
     """
     if it.state not in (GONE, ORPHANED):
         return True, it.why
@@ -101,9 +102,10 @@ def is_needed(it: NodeAttachment, facts: Facts, owned: dict[str, NodeAttachment]
 # Removing -----------------------------------------------------------------------------------------
 
 def release(mode: Mode, hashes: Collection[str]) -> int:
-    """Delete the elements of these attachments, and what ipset and firewalld have for them. Return how many.
+    """Delete the elements of these attachments, and their entries in ipset and firewalld. Return the number of
+    elements.
 
-    Gone is fine. Raises NetlinkError, CniError.
+    A missing element is no error. Raises NetlinkError, CniError.
     """
     count = 0
     for store in tables.own_stores(mode.firewall):
@@ -115,7 +117,7 @@ def release(mode: Mode, hashes: Collection[str]) -> int:
 
 
 def remove(req: Request, store: Store, found: list[tuple[str, bytes, str]]) -> None:
-    """Delete elements of one store. Owner records go after what they record."""
+    """Delete elements of one store. Owner records are deleted after the addresses that they record."""
     ips = [key for _, key, _ in found]
     if store.sets == forward_iptables.records().sets:
         forward_iptables.remove(req, ips, found, [])
@@ -126,7 +128,7 @@ def remove(req: Request, store: Store, found: list[tuple[str, bytes, str]]) -> N
 
 
 def request(mode: Mode) -> Request:
-    """A request of no network, for functions of the kit."""
+    """Return a request without a network, for functions of the kit."""
     return Request(mode, command="GC", env=os.environ)
 
 
@@ -137,12 +139,13 @@ def marked(mode: Mode) -> int:
 
 
 def own_tables(mode: Mode) -> list[int]:
-    """The families in which fastcni's table exists. Raises NetlinkError."""
+    """Return the families in which fastcni's table exists. Raises NetlinkError."""
     return [family for family in FAMILIES if rulesets.has_table(mode, family, TABLE)]
 
 
 def chains_of_others(mode: Mode) -> Iterator[str]:
-    """Yield the chains in fastcni's tables that have rules of an administrator, as CNI-ADMIN may. Raises NetlinkError.
+    """Yield the chains in fastcni's tables that have rules of an administrator, for example CNI-ADMIN. Raises
+    NetlinkError.
     """
     for family in own_tables(mode):
         stores = [store for store in backends.stores() if store.family == family]

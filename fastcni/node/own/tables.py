@@ -1,4 +1,4 @@
-"""Removal of fastcni's tables, sets and shared rules from the firewall, when no pod has anything in them."""
+"""Remove fastcni's tables, sets and shared rules from the firewall, if no pod has elements in them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from fastcni.kit.firewall.table import LENGTHS, TABLE
 from fastcni.node.attachments import tables
 from fastcni.node.own import state
 
-ERESTART = 85                   # include/linux/errno.h: another transaction came before this one
+ERESTART = 85                   # include/linux/errno.h: another transaction was committed before this one
 TRIES = 5
 BUSY_TRIES, BUSY_PAUSE_S = 40, 0.05
 
 
 def remove_all(mode: Mode) -> tuple[list[str], list[str]]:
-    """Remove what no pod uses. Return (removed, why the rest stays), as texts. Raises NetlinkError, CniError."""
+    """Remove tables, rules and sets that no pod uses. Return (removed, why the rest stays), as texts. Raises
+    NetlinkError, CniError."""
     if count := state.marked(mode):
         return [], [f"{count} elements of pods are in nftables"]
     removed = [*remove_ipsets(mode), *remove_from_policies(mode)]
@@ -35,8 +36,8 @@ def remove_all(mode: Mode) -> tuple[list[str], list[str]]:
 def remove_tables(mode: Mode) -> list[str]:
     """Delete the tables. Return their names; [] if an ADD keeps adding to them.
 
-    The transaction names the generation of nftables at which the tables had no pods, so that the kernel refuses it if
-    an ADD has come between.
+    The transaction names the generation of nftables at which the tables had no pods, so that the kernel rejects the
+    transaction if an ADD has changed nftables since.
     """
     for _ in range(TRIES):
         generation = deletions.generation(mode.firewall)
@@ -55,7 +56,8 @@ def remove_tables(mode: Mode) -> list[str]:
 
 
 def remove_from_policies(mode: Mode) -> list[str]:
-    """Delete the rules and sets in chains of others that drop by policy, see forward_nftables_policies."""
+    """Delete fastcni's rules and sets in other programs' chains that drop by policy, see
+    kit/firewall/forward/nftables_policies.py."""
     removed = []
     for store in tables.own_stores(mode.firewall):
         if not isinstance(store, Addresses) or store.table == TABLE:
@@ -74,7 +76,7 @@ def remove_from_policies(mode: Mode) -> list[str]:
 
 
 def remove_ipsets(mode: Mode) -> list[str]:
-    """Delete the ipsets of pods and the two rules that use each."""
+    """Delete the ipsets of pods, and the two rules that use each ipset."""
     removed, req = [], state.request(mode)
     for length in LENGTHS:
         name = iptables_chain.set_of(length)
@@ -92,7 +94,7 @@ def remove_ipsets(mode: Mode) -> list[str]:
 
 
 def destroy(mode: Mode, name: str) -> bool:
-    """Delete an ipset. Return False if it is gone, or if a rule of others uses it. Raises NetlinkError."""
+    """Delete an ipset. Return False if it does not exist, or if another program's rule uses it. Raises NetlinkError."""
     for _ in range(BUSY_TRIES):
         _, refused = wire.attempt(mode.firewall, ipset.destroy(Batch(), name))
         if not refused:
@@ -101,5 +103,5 @@ def destroy(mode: Mode, name: str) -> bool:
             return False
         if refused[0].errno != ipset.IPSET_ERR_BUSY:
             raise refused[0]
-        time.sleep(BUSY_PAUSE_S)        # nf_tables frees deleted rules, and with them their sets, some time later
+        time.sleep(BUSY_PAUSE_S)        # nf_tables frees deleted rules, and then their sets, some time later
     return False

@@ -1,4 +1,4 @@
-"""Take fastcni off a node: plugin files, systemd units, the server, and all state that no pod needs."""
+"""Remove fastcni from a node: plugin files, systemd units, the server, and all state that no pod needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fastcni.runtime.mode import SharedMode
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-# Plugins that only fastcni has: what an operator has to do before the uninstall
+# {plugin that only fastcni has: what an operator must do before the uninstall}
 ONLY_HERE = {chain.KIND: "fastcni unfuse {path}",
              "policy": "take it out of {path}, or if the node agent has written the file: fastcni agent --leave"}
 AGENT_TABLES = (masquerade.TABLE, ruleset.TABLE)
@@ -45,9 +45,9 @@ class State:
     """fastcni's own state: what was removed, and what stays.
 
     released: attachments without a pod whose elements were deleted. removed: tables, ipsets and files. needed:
-    attachments that a pod needs. needed_files: files that one needs. stranded: attachments of pods whose network needs
-    a plugin that only fastcni had, so that DEL will fail. kept: other reasons for what stays. unseen: what could not be
-    read.
+    attachments that a pod needs. needed_files: files that a pod needs. stranded: attachments of pods whose network
+    needs a plugin that only fastcni had, so that DEL will fail. kept: other reasons why state stays. unseen: what could
+    not be read.
     """
 
     released: list[Holder] = field(default_factory=list)
@@ -61,8 +61,8 @@ class State:
 
 @dataclass(slots=True)
 class Report:
-    """The outcome of an uninstall, or of its dry run. elsewhere: other plugin directories with fastcni's plugins; then
-    units, server and state stay. server: the process that was stopped, 0 for none."""
+    """The outcome of an uninstall, or of its dry run. elsewhere: other plugin directories with fastcni's plugins; if
+    there are any, units, server and state stay. server: the process that was stopped, 0 for none."""
 
     files: Uninstalled
     elsewhere: list[str]
@@ -73,10 +73,10 @@ class Report:
 
 def uninstall(bin_dir: str, bin_dirs: Sequence[str], unit_dir: str, socket: str, places: Places, *,
               dry_run: bool = False) -> Report:
-    """Take fastcni off this node, as far as pods allow it. With dry_run, change nothing.
+    """Remove fastcni from this node, except for state that pods need. With dry_run, change nothing.
 
     bin_dirs: the directories in which runtimes may look for plugins. socket: the server's, "" for none. Raises
-    InstallError, CniError, OSError; then a second call finishes the work.
+    InstallError, CniError, OSError; a second call then finishes the work.
     """
     check_lists(places.conf_dir)
     report = Report(uninstall_plugins(bin_dir, dry_run=dry_run), others(bin_dir, bin_dirs))
@@ -85,7 +85,7 @@ def uninstall(bin_dir: str, bin_dirs: Sequence[str], unit_dir: str, socket: str,
     report.units = systemd.installed_units(unit_dir)
     if not dry_run:
         systemd.remove_units(report.units)
-    # Before the tables go: a server restores them.
+    # Before the tables are removed, because a server would restore them.
     kept = stop_server(report, socket, dry_run) if socket else []
     report.state = State(kept=kept) if kept else remove_state(places, dry_run, report.files.removed)
     if socket and not dry_run and not kept:
@@ -94,7 +94,7 @@ def uninstall(bin_dir: str, bin_dirs: Sequence[str], unit_dir: str, socket: str,
 
 
 def check_lists(conf_dir: str) -> None:
-    """Raise CniError 7 if a network has a plugin that no other program has."""
+    """Raise CniError 7 if a network has a plugin that only fastcni has."""
     for file in confs.read_quietly(conf_dir, []):
         if not file.net:
             continue
@@ -106,7 +106,7 @@ def check_lists(conf_dir: str) -> None:
 
 
 def others(bin_dir: str, bin_dirs: Sequence[str]) -> list[str]:
-    """Return the other plugin directories that have plugins of fastcni."""
+    """Return the other plugin directories that have fastcni's plugins."""
     here, found = os.path.realpath(bin_dir), []
     for where in bin_dirs:
         if os.path.realpath(where) != here and os.path.isdir(where) and any(
@@ -133,7 +133,7 @@ def stop_server(report: Report, path: str, dry_run: bool) -> list[str]:
 def remove_state(places: Places, dry_run: bool = False, missing: Collection[str] = ()) -> State:
     """Remove the state that no pod needs, in the calling thread's network namespace.
 
-    missing: the CNI types that have no plugin any more. Raises CniError, OSError.
+    missing: the CNI types that no longer have a plugin. Raises CniError, OSError.
     """
     found = own_state.find(places)
     done = State(released=found.dead, needed=found.needed, unseen=list(found.unseen))
@@ -162,7 +162,8 @@ def remove_state(places: Places, dry_run: bool = False, missing: Collection[str]
 
 
 def remove_datapath(mode: SharedMode) -> list[str]:
-    """Remove the datapath ebpf; connections of running pods go on through the host's stack. Return what was removed."""
+    """Remove the datapath ebpf; connections of running pods continue through the host's stack. Return what was
+    removed."""
     found = own_datapath.pinned(mode.route)
     if found:
         own_datapath.remove(mode.route)
@@ -170,7 +171,7 @@ def remove_datapath(mode: SharedMode) -> list[str]:
 
 
 def sort_leases(done: State) -> list[str]:
-    """Note the leases of dhcp that stay, and return the files of those that no pod needs."""
+    """Record the dhcp leases that stay, and return the files of leases that no pod needs."""
     leases = dhcp_leases.read()
     if leases.found and server_process.owns_lock(SOCKET_PATH):
         done.kept.append(f"{plural(len(leases.found), 'dhcp lease')} in {leases.folder}, because a dhcp daemon of "
@@ -184,7 +185,7 @@ def sort_leases(done: State) -> list[str]:
 
 
 def kept_blocks(places: Places) -> list[str]:
-    """Why the folders stay in which this node has blocks of cluster-wide addresses."""
+    """Return why the directories stay in which this node has blocks of cluster-wide addresses."""
     unseen: list[str] = []
     values = confs.values_of(confs.networks(confs.read_quietly(places.conf_dir, unseen)))
     return [f"{it.folder}, because node {it.node} has {plural(it.blocks, 'block')} of {it.where}. When no pod here has "
@@ -193,9 +194,9 @@ def kept_blocks(places: Places) -> list[str]:
 
 
 def wait(places: Places, note: Callable[[State], object]) -> State:
-    """Repeat remove_state() when a link goes, until no pod needs anything. Call note(state) when fewer do.
+    """Repeat remove_state() when a link is deleted, until no pod needs any state. Call note(state) when fewer pods do.
 
-    The report that it returns names all that was released meanwhile. Raises CniError, OSError.
+    The returned State lists everything that was released during the wait. Raises CniError, OSError.
     """
     sock = wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
     released: list[Holder] = []
@@ -218,7 +219,7 @@ def wait(places: Places, note: Callable[[State], object]) -> State:
 
 
 def link_goes(sock: wire.Socket, seconds: float) -> bool:
-    """Return whether a link goes within some seconds, at once when one does. Raises OSError."""
+    """Wait until a link is deleted, for at most `seconds`. Return whether one was. Raises OSError."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         try:
