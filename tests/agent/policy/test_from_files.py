@@ -96,6 +96,24 @@ def test_policies_of_other_programs_are_not_enforced_and_the_operator_is_told(fo
         files.close()
 
 
+@pytest.mark.parametrize("kind, version", [("NetworkPolicies", "networking.k8s.io/v1"),
+                                           ("NetworkPolcy", "networking.k8s.io/v1"),
+                                           ("ClusterNetworkPolicys", "policy.networking.k8s.io/v1alpha2")])
+def test_a_policy_whose_kind_is_misspelled_is_a_mistake(folder, source, kind, version):
+    """It passed for a document of another program, so the policy went."""
+    changed = POLICIES.replace("kind: NetworkPolicy", f"kind: {kind}").replace("networking.k8s.io/v1", version)
+    (folder / "policies.yaml").write_text(changed)
+    settle(source)
+    (text,) = source.errors[str(folder / "policies.yaml")]
+    assert f"document 1: kind: expected {kind.partition('Pol')[0]}Policy, got '{kind}'" in text
+    assert list(source.content.compiler.cluster.policies) == ["default/closed"]
+    (folder / "policies.yaml").write_text("".join(f"kind: {kind}\napiVersion: {version}\n---\n" for version, kind in (
+        ("networking.k8s.io/v1", "Ingress"), ("networking.k8s.io/v1", "IPAddress"), ("cilium.io/v2", "CiliumNode"),
+        ("policy/v1", "PodDisruptionBudget"), ("example.com/v1", "NetworkPolicies"))))
+    settle(source)
+    assert not source.errors
+
+
 @pytest.mark.parametrize("text", ["", "\n", "# closed\n", "\0" * 600, "apiVersion: v1\n", "kind: List\nitems:\n",
                                   "kind: NetworkPolicyList\nitems:\n-"])
 def test_a_file_that_was_cut_off_takes_no_policy_away(folder, source, text):

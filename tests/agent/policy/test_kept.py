@@ -144,6 +144,14 @@ def test_too_much_is_not_kept(tmp_path, monkeypatch):
     assert write(tmp_path / "kept", content(a=LINES)) == [("policies_not_kept", "more than 0 MB")]
 
 
+def test_what_was_kept_before_is_not_used_when_the_disk_takes_no_more(tmp_path):
+    """A policy that came after it went at the next start, if its file could not be read then."""
+    write(path := tmp_path / "kept", content(a=LINES[:1]))
+    (tmp_path / ".kept.new").mkdir()
+    assert [event for event, _ in write(path, content(a=LINES))] == ["policies_not_kept"]
+    assert Kept(str(path), "x", log := Log()).read() is None and not log
+
+
 # -- restarts of the agent ---------------------------------------------------------------------------------------------
 
 CLOSED = {"kind": "NetworkPolicy", "metadata": {"name": "closed"}, "spec": {**DB, "ingress": [{"from": [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ FOREIGN = ""                    # the kind of an entry that stands for a policy 
 FOREIGN_ENDING = "networkpolicy"
 CONVERTED = ("projectcalico.org/", "crd.projectcalico.org/", f"{cluster_policies.GROUP}v1alpha1")     # `policy convert`
 MAX_TEXT = 99                   # characters of a name
+LIKENESS = 0.8                  # of a kind to the one that was meant, see difflib
 PORTS = [{"ports": True, "restartPolicy": True}]
 # The keys that are read. Others, the most of a pod, are dropped before a document is passed on or kept
 KEYS: dict[str, Any] = {
@@ -94,6 +96,14 @@ def read_foreign(document: dict[str, Any]) -> Entry:
     name = "/".join(names[key] for key in ("namespace", "name") if key in names)
     advice = "; fastcni policy convert makes policies of it that are" if version.startswith(CONVERTED) else ""
     return Entry(FOREIGN, {}, notes=(f"{document['kind']} {name} of {version} is not enforced{advice}",))
+
+
+def misspelled(document: dict[str, Any]) -> str:
+    """Why a document of an unknown kind is a mistake: its group is a policy's, and its kind nearly; else ""."""
+    kind, version = str(document.get("kind")), str(document.get("apiVersion"))
+    close = get_close_matches(kind.lower(), {each.lower(): each for each, group in GROUPS.items()
+                                             if version.startswith(group)}, 1, LIKENESS)
+    return f"kind: expected {KINDS[close[0]]}, got {kind[:MAX_TEXT]!r}" if close else ""
 
 
 def only(value: Any, keys: Any) -> Any:

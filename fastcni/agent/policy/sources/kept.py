@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
@@ -109,6 +110,8 @@ class Kept:
             if str(e) != self._said:
                 self._said = str(e)
                 self.log.error("policies_not_kept", path=str(self.path), error=self._said)
+            with suppress(OSError):             # what is no longer in force must not take the place of a broken file
+                self.path.unlink()
             return False
         self._said = ""
         return True

@@ -31,7 +31,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastcni.agent.policy.priority import raise_priority, usual_priority
-from fastcni.agent.policy.sources.documents import encode, foreign, reduced
+from fastcni.agent.policy.sources.documents import encode, foreign, misspelled, reduced
 from fastcni.agent.policy.sources.parse import MAX_BYTES, ParseError, parse
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def read_file(folder: str, name: str) -> Read:
             broken.append((where, str(each)))
         elif (kept := reduced(each) or foreign(each)) is not None:
             documents.append((where, encode(kept)))
+        elif why := misspelled(each):
+            broken.append((where, why))
     return Read(name, documents, broken)
 
 
