@@ -166,6 +166,21 @@ def delete(batch: Batch, flow: Flow) -> Batch:
     return batch
 
 
+def add_tuple(batch: Batch, kind: int, protocol: int, ends: Sequence[bytes], ports: Sequence[int]) -> Batch:
+    """Add CTA_TUPLE_ORIG or CTA_TUPLE_REPLY of packets from the first end to the second."""
+    family = AF_INET if len(ends[0]) == 4 else AF_INET6
+    batch.nest(kind).nest(CTA_TUPLE_IP).raw(CTA_IP_SRC[family], ends[0]).raw(CTA_IP_DST[family], ends[1]).end()
+    batch.nest(CTA_TUPLE_PROTO).u8(CTA_PROTO_NUM, protocol).be16(CTA_PROTO_SRC_PORT, ports[0])
+    return batch.be16(CTA_PROTO_DST_PORT, ports[1]).end().end()
+
+
+def get(batch: Batch, protocol: int, ends: Sequence[bytes], ports: Sequence[int]) -> Batch:
+    """Ask for the flow of packets from the first end to the second. The kernel answers ENOENT if it has none."""
+    family = AF_INET if len(ends[0]) == 4 else AF_INET6
+    batch.begin(IPCTNL_MSG_CT_GET, NLM_F_ACK, nfgenmsg(family), "get a flow")
+    return add_tuple(batch, CTA_TUPLE_ORIG, protocol, ends, ports)
+
+
 def put_established(batch: Batch, ends: Sequence[bytes], ports: Sequence[int]) -> Batch:
     """Add an entry of an established TCP connection from the first end to the second, or set an existing entry to
     established.
@@ -175,11 +190,8 @@ def put_established(batch: Batch, ends: Sequence[bytes], ports: Sequence[int]) -
     """
     family = AF_INET if len(ends[0]) == 4 else AF_INET6
     batch.begin(IPCTNL_MSG_CT_NEW, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), "put a connection into conntrack")
-    for kind, source, destination in ((CTA_TUPLE_ORIG, 0, 1), (CTA_TUPLE_REPLY, 1, 0)):
-        batch.nest(kind).nest(CTA_TUPLE_IP)
-        batch.raw(CTA_IP_SRC[family], ends[source]).raw(CTA_IP_DST[family], ends[destination]).end()
-        batch.nest(CTA_TUPLE_PROTO).u8(CTA_PROTO_NUM, IPPROTO_TCP).be16(CTA_PROTO_SRC_PORT, ports[source])
-        batch.be16(CTA_PROTO_DST_PORT, ports[destination]).end().end()
+    add_tuple(batch, CTA_TUPLE_ORIG, IPPROTO_TCP, ends, ports)
+    add_tuple(batch, CTA_TUPLE_REPLY, IPPROTO_TCP, ends[::-1], ports[::-1])
     batch.be32(CTA_STATUS, IPS_SEEN_REPLY | IPS_ASSURED | IPS_CONFIRMED).be32(CTA_TIMEOUT, ESTABLISHED_S)
     batch.nest(CTA_PROTOINFO).nest(CTA_PROTOINFO_TCP).u8(CTA_PROTOINFO_TCP_STATE, TCP_CONNTRACK_ESTABLISHED)
     for kind in (CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, CTA_PROTOINFO_TCP_FLAGS_REPLY):

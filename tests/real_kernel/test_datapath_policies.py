@@ -88,6 +88,25 @@ def test_forbidden_flows_end_and_allowed_ones_go_on(engine, datapath_pods, polic
         assert forwarded() > before and not kernel_flows()
 
 
+@pytest.mark.parametrize("address", ["10.22.0.3", "fd00:22::3"])
+def test_forbidden_redirected_flows_end_before_the_list_of_all_flows(engine, datapath_pods, address):
+    """The kernel lists its flows in 10 to 100 ms, and a search that has just ended delays the next one."""
+    with (Tcp(*datapath_pods, address, 80) as allowed, Tcp(*datapath_pods, address, 81) as forbidden,
+          Udp(*datapath_pods, address, 5001) as forbidden_udp):
+        for each in (allowed, forbidden, forbidden_udp):
+            each.there_and_back(2)
+        engine.compiler.put_policy(read_policy(INGRESS))
+        engine.commit()
+        assert not engine.flows.begun
+        assert not arrives(forbidden.client, forbidden.server) and not arrives(forbidden.server, forbidden.client)
+        assert not arrives(forbidden_udp.client, forbidden_udp.server)
+        assert arrives(allowed.server, allowed.client)
+        engine.begin_cut()
+        assert engine.end_cut() >= 2                # with those that commit() has ended
+        engine.begin_cut()
+        assert engine.end_cut() == 0
+
+
 def test_a_connection_that_goes_on_can_be_closed(engine, datapath_pods):
     with Tcp(*datapath_pods, "10.22.0.3", 80) as tcp:
         tcp.there_and_back()

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.attached import AttachedCompiler, Attachment
     from fastcni.agent.policy.state import Change
+    from fastcni.kernel.conntrack import Flow
+    from fastcni.kit.datapath.maps import Flow as Redirected
 
 
 class Engine:
@@ -49,6 +51,8 @@ class Engine:
         self.flows = cut.Listing()
         self.suspects: set[bytes] = set()       # addresses whose connections changes may have forbidden
         self._looked_at: set[bytes] = set()     # those of begin_cut()
+        self._redirected: list[Redirected] = []         # connections that put() has handed back to conntrack
+        self._ended = 0                 # number of connections that were ended since end_cut()
         self._answers = True            # the kernel may drop answers on connections that were cut
         self.changed = False            # the kernel's table, since reopen()
         self._added: set[bytes] = set()         # addresses of pods that were added since reopen()
@@ -71,11 +75,12 @@ class Engine:
         self.compiler.take()
         self.prepare(self.compiler.state.chains)
         try:
-            self.redirects.put(self.rules.sock, cut.isolated(self.compiler.state))
+            self._redirected += self.redirects.put(self.rules.sock, cut.isolated(self.compiler.state))
         finally:
             self.rules.load(self.compiler.state)
         self._loaded, self._dropped, self.changed = True, {}, True
         self.suspects = cut.isolated(self.compiler.state)
+        self._cut_redirected()
 
     def commit(self) -> None:
         """Write what has changed; nothing before the first load()."""
@@ -87,6 +92,7 @@ class Engine:
         elif change:
             self.changed = True
             self.suspects |= cut.suspects(self.compiler.state, change)
+            self._cut_redirected()
 
     def begin_cut(self) -> None:
         """Begin to look for connections that are no longer allowed since the last call, unless it is under way."""
@@ -95,24 +101,38 @@ class Engine:
             self.flows.begin(self._looked_at)
 
     def end_cut(self) -> int:
-        """End the connections that begin_cut() looks for. Waits until they are known. Return how many."""
+        """End the connections that begin_cut() looks for. Waits until they are known. Return how many were ended since
+        the last call."""
         try:
-            found = cut.forbidden(self.flows.take(), self.compiler.state)
-            own = cut.restricted_node(self.compiler.state) if found else ()
-            if answers := cut.answers(found, own=own):
-                self._answers = True
-                try:
-                    self.rules.drop_answers(answers)
-                except NetlinkError as e:
-                    if e.errno != ENFILE:           # the kernel has no more than 65,535 elements in such a set
-                        raise
-                    self.rules.drop_answers(cut.answers(found, by_ports=False, own=own))
-            cut.delete(self.rules.sock, found)
+            self._end(self.flows.take())
         except OSError:
             self.suspects |= self._looked_at
             raise
         self._looked_at = set()
-        return len(found)
+        count, self._ended = self._ended, 0
+        return count
+
+    def _cut_redirected(self) -> None:
+        """End the forbidden ones of the connections whose redirection ended with the last write. The next cut would
+        find them later, in the list of all flows. Raises OSError."""
+        redirected, self._redirected = self._redirected, []
+        if redirected:
+            self._end(cut.tracked(self.rules.sock, redirected))
+
+    def _end(self, flows: list[Flow]) -> None:
+        """End the forbidden ones of these flows. Raises OSError."""
+        found = cut.forbidden(flows, self.compiler.state)
+        own = cut.restricted_node(self.compiler.state) if found else ()
+        if answers := cut.answers(found, own=own):
+            self._answers = True
+            try:
+                self.rules.drop_answers(answers)
+            except NetlinkError as e:
+                if e.errno != ENFILE:           # the kernel has no more than 65,535 elements in such a set
+                    raise
+                self.rules.drop_answers(cut.answers(found, by_ports=False, own=own))
+        cut.delete(self.rules.sock, found)
+        self._ended += len(found)
 
     def reopen(self) -> None:
         """After changes: drop no answers on connections that were cut and are allowed again, or whose address another
@@ -174,7 +194,7 @@ class Engine:
         self._loaded = False            # also after other errors, because take() gives a change only once
         try:
             if MAPS & (change.added.keys() | change.removed.keys()):
-                self.redirects.put(self.rules.sock, cut.isolated(self.compiler.state))
+                self._redirected += self.redirects.put(self.rules.sock, cut.isolated(self.compiler.state))
             self.rules.write(change)
         except OSError:                 # load() raises it, if it is no conflict with another program
             return None

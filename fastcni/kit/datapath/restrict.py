@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kernel.wire import Socket
+    from fastcni.kit.datapath.maps import Flow
     from fastcni.kit.datapath.pins import Pins
 
 MAX_ENTRIES = 128               # conntrack entries in one send()
@@ -54,13 +55,13 @@ class Restricted:
         self.unseen, self.taken_out, self.reported = "", 0, 0
         self._out: frozenset[bytes] = frozenset()       # restricted addresses whose links are out of the datapath
 
-    def put(self, sock: Socket, addresses: Collection[bytes]) -> None:
+    def put(self, sock: Socket, addresses: Collection[bytes]) -> list[Flow]:
         """Restrict exactly these packed addresses of the node; other pods are no longer restricted. Call put() before
-        the addresses' rules are written. Raises OSError."""
+        the addresses' rules are written. Return the connections whose redirection put() has ended. Raises OSError."""
         opened = self._open(sock)
         if opened is None:
             self._take_out(addresses)
-            return
+            return []
         with opened:
             begun = []
             for key, value in list(objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES)):
@@ -68,8 +69,7 @@ class Restricted:
                 if u32(value, 4) != wanted:
                     objects.update(opened.pods, key, with_flags(value, wanted))
                     begun += [packed] if wanted else []
-            if begun:
-                hand_back(sock, opened, frozenset(begun))
+            return hand_back(sock, opened, frozenset(begun)) if begun else []
 
     def add(self, sock: Socket, addresses: Collection[bytes], link: str) -> None:
         """Restrict a new pod, which has no flows yet. link: the name of its host end, "" if it is unknown. Raises
@@ -143,13 +143,13 @@ def restrict_all(opened: Pins) -> None:
         objects.update(opened.pods, key, with_flags(value, RESTRICTED))
 
 
-def hand_back(sock: Socket, opened: Pins, addresses: frozenset[bytes] | None = None) -> int:
+def hand_back(sock: Socket, opened: Pins, addresses: frozenset[bytes] | None = None) -> list[Flow]:
     """End the redirection of flows from or to these addresses; None: of all flows. Their connections continue through
-    the host's stack. Return the number of flows. Raises OSError.
+    the host's stack. Return these connections. Raises OSError.
 
     UDP flows are already in conntrack, because one of their packets passes through the host every 10 s.
     """
-    count = 0
+    ended: dict[bytes, Flow] = {}
     for _ in range(ROUNDS):
         found = [flow for flow in flows(opened) if addresses is None or not addresses.isdisjoint(flow.ends)]
         known = [flow for flow in found if flow.protocol == IPPROTO_TCP and flow.ports[0] and all(flow.seen)]
@@ -160,7 +160,8 @@ def hand_back(sock: Socket, opened: Pins, addresses: frozenset[bytes] | None = N
             for error in wire.attempt(sock, batch)[1]:
                 raise error
         for flow in found:
-            count += objects.delete(opened.flows, flow.key)
+            if objects.delete(opened.flows, flow.key) and flow.ports[0]:
+                ended[flow.key] = flow
         if not found:
             break
-    return count
+    return list(ended.values())

@@ -97,7 +97,7 @@ def remove(sock: Socket) -> tuple[int, int]:
     if opened:
         with opened, closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as netfilter:
             restrict.restrict_all(opened)
-            flows = restrict.hand_back(netfilter, opened)
+            flows = len(restrict.hand_back(netfilter, opened))
     count = sum(filters.leave(sock, index) for index in filters.linked(sock))
     for where in pinned(sock):
         for name in posix.listdir(where):
