@@ -40,6 +40,14 @@ from fastcni.kernel import genl, uapi, wire
 
 raise SystemExit(not genl.family_id(wire.open_socket(uapi.NETLINK_GENERIC), "ovs_datapath"))
 """
+SYSTEM_CALLS = """
+import sys, tempfile
+sys.path.insert(0, "tests")
+from server.system_calls import Counter, tracepoint
+
+with tempfile.TemporaryDirectory() as folder:
+    Counter(tracepoint(folder)).close()
+"""
 # {feature: (the kernel's option, an ip(8) command, or lines of Python, that succeed with it)}
 FEATURES = {
     "8021q": ("CONFIG_VLAN_8021Q", "link add probe link base type vlan id 5"),
@@ -53,6 +61,7 @@ FEATURES = {
     "macvlan": ("CONFIG_MACVLAN", "link add probe link base type macvlan mode bridge"),
     "nft-owned-tables": ("Linux 6.9 (NFT_TABLE_F_PERSIST)", NFT_OWNED_TABLE),
     "openvswitch": ("CONFIG_OPENVSWITCH", OVS_DATAPATH),
+    "system-call-tracepoint": ("CONFIG_FTRACE_SYSCALLS, CONFIG_PERF_EVENTS", SYSTEM_CALLS),
     "tun": ("CONFIG_TUN", "tuntap add probe mode tap"),
     "vrf": ("CONFIG_NET_VRF", "link add probe type vrf table 5"),
     "wireguard": ("CONFIG_WIREGUARD", "link add probe type wireguard"),
