@@ -5,9 +5,6 @@
 Two pods on links of their own and the agent's policies in one namespace. wrk asks from one pod; in the other one a
 HAProxy answers each request itself. The policies change in turn, in each round. Prints medians of the rounds.
 
-After `by HTTP`, the node keeps the proxy's closed connections for a minute (TIME_WAIT), and drops first packets from
-their ports that no rule gives to the proxy. wrk connects without a time limit: a load then takes up to a minute longer.
-
 `make test` runs it once, with small numbers, and asserts no time.
 """
 

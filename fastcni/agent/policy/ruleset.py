@@ -101,6 +101,8 @@ class Ruleset(NftTable):
         self.http = {name for name in state.chains if name.startswith(HTTP_CHAINS)}
         if self.http:
             redirect.add_chains(requests, FAMILY, TABLE, self.listeners)
+        elif self.listeners:
+            redirect.linger(requests, FAMILY, TABLE, self.listeners)
         self.links = bool(state.elements[ROUTED.ports])
         self.tunnels = has_tunnels(state.elements)
         try:
@@ -134,6 +136,7 @@ class Ruleset(NftTable):
             self._complete(requests, change.added)
             if self.http and self.http <= {*change.gone_chains}:
                 redirect.del_chains(requests, FAMILY, TABLE)
+                redirect.linger(requests, FAMILY, TABLE, self.listeners)
             self.http.difference_update(change.gone_chains)
             requests.commit(self.sock)
 
@@ -216,12 +219,15 @@ class Ruleset(NftTable):
         self.http |= new
 
     def divert(self, listeners: redirect.Listeners) -> None:
-        """From now on, let the HTTP proxy get connections at `listeners`; without any, drop them."""
+        """From now on, let the HTTP proxy get connections at `listeners`; without any, drop them. If no rule by HTTP
+        requests exists and `listeners` is empty, delete the chain that lingers."""
         self.listeners = dict(listeners)
+        requests = Transaction()
         if self.http:
-            requests = Transaction()
             redirect.divert(requests, FAMILY, TABLE, listeners)
-            requests.commit(self.sock)
+        elif not listeners:
+            redirect.del_chains(requests, FAMILY, TABLE, (redirect.DIVERT,))
+        requests.commit(self.sock)
 
     def remove(self) -> bool:
         """Remove the table: all pods are open. Return whether there was one. Raises ConfigurationError if a running

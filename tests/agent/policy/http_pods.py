@@ -3,19 +3,28 @@
 import contextlib
 import select
 import socket
+import ssl
 import threading
 import time
 
+import pytest
 from agent.policy.pods import FORWARDING, batch, mac_of_pod
 from agent.policy.test_service import Running
 
+from fastcni.agent.policy.http import part
+from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.kernel import sysctl
 from fastcni.testing.namespaces import Inside
+from fastcni.testing.witnesses import eventually
 
 ADDRESSES = {name: (f"10.9.{number}.1", f"fd00:9:{number}::1") for number, name in enumerate("abc", 1)}
 GATEWAYS = ("169.254.1.1", "fd00:9::fe")
 PORT = 80
 WAIT_S = 10
+WEBSOCKET = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+SWITCHING = (b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+             b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n")
 
 
 class Server:
@@ -57,7 +66,8 @@ class Server:
             head, _, data = data.partition(b"\r\n\r\n")
             line = head.split(b"\r\n")[0].decode(errors="replace")
             self.seen.append((source, line))
-            it.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            it.sendall(SWITCHING if b"\r\nupgrade: websocket" in head.lower() else
+                       b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         return data
 
 
@@ -156,6 +166,58 @@ def eventually_status(world, expected, *asked, **named):
     while (found := world.ask(*asked, **named)) != expected and time.monotonic() < until:
         time.sleep(0.02)
     return found
+
+
+@pytest.fixture(name="world")
+def http_world(host_netns, pod_netns, tmp_path):
+    if not see_bridged_traffic():
+        pytest.skip("needs br_netfilter in the kernel")
+    it = World(tmp_path, pod_netns)
+    yield it
+    it.close()
+
+
+CLIENTS = [{"matchLabels": {"app": "client"}}]
+READ_ONLY = policy(ingress=[http({"method": "GET", "path": "/public/.*"}, fromEndpoints=CLIENTS)])
+
+
+def begin(world, *documents, labels=None):
+    """Two pods, `a` and `b`, with these policies, and a proxy that runs: it knows a pod before the kernel lets it
+    connect."""
+    world.agent.write(*documents)
+    proxy = next(each for each in world.agent.it.parts if isinstance(each, part.Proxy))
+    assert eventually(lambda: proxy.process and proxy.process.listens)
+    for name, app in (labels or {"a": "client", "b": "web"}).items():
+        world.add(name, app=app)
+    return proxy
+
+
+def begin_tls(world, name, source="a"):
+    """Begin TLS for a name. Return the connection; None: the server has not seen the bytes."""
+    it, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(it, out, server_hostname=name)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    to = world.connect(source, "b")
+    to.sendall(out.read() + b"\r\n\r\n")
+    return to if read(to).startswith(b"HTTP/1.1 200") else None
+
+
+def begin_websocket(world, path, source="a"):
+    """Begin a websocket. The server answers each text in it as a request."""
+    it = world.connect(source, "b")
+    it.sendall(request(f"GET {path}", more=WEBSOCKET))
+    assert status(read(it)) == 101
+    return it
+
+
+def passes(it):
+    """Whether the server gets what a client sends on a connection, and answers. A client whose connection ends reads
+    the end."""
+    with contextlib.suppress(ConnectionError):
+        it.sendall(b"more\r\n\r\n")
+        return status(read(it)) == 200
+    return False
 
 
 # Requests that a server may read in another way than the proxy

@@ -19,8 +19,8 @@ else, and the name in the handshake is this host.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from ipaddress import ip_address, summarize_address_range
+from dataclasses import dataclass, replace
+from ipaddress import ip_address, ip_network, summarize_address_range
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.http import marks
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 LISTENERS, EVERYWHERE = "listeners", {"0.0.0.0/0", "::/0"}
 MAX_CONNECTIONS = 2000          # of a client at a time, of the 10,000 that HAProxy can have
 LOG, STATS = "log.sock", "stats-{generation}.sock"      # sockets, in the directory of the configuration
+WEBSOCKET, TLS = "websocket", "tls"     # the server, and the backend, of connections that are judged once
 SIDES = {"egress": (EGRESS,), "ingress": (INGRESS,), "both": (EGRESS, INGRESS)}
 MARKS = {"egress": marks.OUT, "ingress": marks.IN, "both": marks.EITHER}
 VARIABLES = {EGRESS: "txn.egress", INGRESS: "txn.ingress"}
@@ -48,7 +49,6 @@ ODD_PATH = (r"(^|/)[.]{1,2}(/|;|%3b|%20|$)|//|[\\#]|%(?![0-9a-f]{2})|%([01].|2[d
 GLOBAL = """global
     log unix@{log} len 8192 format raw local0
     stats socket unix@{stats} mode 600 level admin
-    hard-stop-after 1m
     fd-hard-limit 20000
 
 defaults
@@ -110,29 +110,42 @@ REFUSE = """    acl {direction} var({variable}) -m found
 DENY = "deny deny_status 403 content-type text/plain string"
 FORM = ("a network policy refuses this form of request: expected one Host, a path without empty, dot or needlessly "
         "encoded parts, and no upgrade but to websocket")
-PROXY_BACKENDS = """
-backend tls
+SERVERS = f"""    use-server {WEBSOCKET} if websocket
+    server {WEBSOCKET} 0.0.0.0:0
+    server original 0.0.0.0:0
+"""
+TLS_BACKEND = f"""
+backend {TLS}
     mode tcp
     source 0.0.0.0 usesrc clientip
     server original 0.0.0.0:0
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """A request that a line allows. id: of both. spans: destination ports, first and last; none: any."""
+
+    id: str
+    line: Line
+    request: Request
+    spans: tuple[tuple[int, int], ...]
+
+
 class Configuration:
-    """labels: {id: name of the rule}. lists: {file: its lines}. allowed: by direction, (id, line, a request of it)."""
+    """labels: {id: name of the rule}. lists: {file: its lines}. allowed: by direction."""
 
     def __init__(self, state: State) -> None:
-        self.state = state
         self.labels: dict[str, str] = {}
         self.lists: dict[str, set[str]] = {LISTENERS: set()}
-        self.allowed: dict[str, list[tuple[str, Line, Request]]] = {EGRESS: [], INGRESS: []}
+        self.allowed: dict[str, list[Allowed]] = {EGRESS: [], INGRESS: []}
         members = members_of(state)
         for name, chain in sorted(state.chains.items()):
             for line in chain.lines if name.startswith(HTTP_CHAINS) else ():
                 for request in line.requests:
                     id = short_hash(name, replace(line, requests=(), comment=""), request)
                     self.labels[id] = line.comment
-                    self.allowed[chain.direction].append((id, line, request))
+                    self.allowed[chain.direction].append(Allowed(id, line, request, spans_of(state, line)))
                     self.lists[f"on-{id}"] = members.get(name, set())
                 for each in (line.peer, line.named):
                     if each:
@@ -142,48 +155,71 @@ class Configuration:
         """The file. listening: {side: descriptors}."""
         return GLOBAL.format(log=LOG, stats=STATS.format(generation=generation)) + "".join(
             part for side in SIDES for part in (*self._frontend(side, listening[side]), *self._backend(side))
-        ) + PROXY_BACKENDS
+        ) + TLS_BACKEND
 
     def _frontend(self, side: str, descriptors: tuple[int, ...]) -> Iterator[str]:
         yield FRONTEND.format(side=side, log_format=LOG_FORMAT.format(side=side), most=MAX_CONNECTIONS)
         yield from (f"    bind fd@{descriptor}\n" for descriptor in descriptors)
         for direction in SIDES[side]:
-            for id, line, request in self.allowed[direction]:
-                if request.by_host_only:
-                    yield f"    acl {id} req.ssl_sni -m reg -- {whole(request.host)}\n"
-                    yield (f"    tcp-request content set-var({VARIABLES[direction]}) str({id}) if tls "
-                           f"{self._conditions(id, line, direction)} {id}\n")
+            for it in self.allowed[direction]:
+                if it.request.by_host_only:
+                    yield f"    acl {it.id} req.ssl_sni -m reg -i -- {whole(it.request.host)}\n"
+                    yield (f"    tcp-request content set-var({VARIABLES[direction]}) str({it.id}) if tls "
+                           f"{conditions(it, direction)} {it.id}\n")
             yield f"    tcp-request content reject if tls !{{ var({VARIABLES[direction]}) -m found }}\n"
-        yield "    tcp-request content switch-mode http if !tls\n    use_backend tls if tls\n"
+        yield f"    tcp-request content switch-mode http if !tls\n    use_backend {TLS} if tls\n"
         yield f"    default_backend {side}\n"
 
     def _backend(self, side: str) -> Iterator[str]:
         yield BACKEND.format(side=side, odd=quoted(ODD_PATH), deny=DENY, form=FORM)
         for direction in SIDES[side]:
-            for id, line, request in self.allowed[direction]:
+            for it in self.allowed[direction]:
                 names = []
-                for name, acl in acls(id, request):
+                for name, acl in acls(it.id, it.request):
                     names.append(name)
                     yield f"    acl {name} {acl}\n"
-                yield (f"    http-request set-var({VARIABLES[direction]}) str({id}) if "
-                       f"{' '.join((self._conditions(id, line, direction), *names))}\n")
+                yield (f"    http-request set-var({VARIABLES[direction]}) str({it.id}) if "
+                       f"{' '.join((conditions(it, direction), *names))}\n")
             yield REFUSE.format(deny=DENY, direction=direction.lower(), variable=VARIABLES[direction])
-        yield f"    http-request set-log-level silent if !{{ src -f {LISTENERS} }}\n    server original 0.0.0.0:0\n"
+        yield f"    http-request set-log-level silent if !{{ src -f {LISTENERS} }}\n{SERVERS}"
 
-    def _conditions(self, id: str, line: Line, direction: str) -> str:
-        """The conditions on a connection's ends. nftables has compared them, but another line may have allowed it."""
-        own, peer = ("src", "dst") if direction == EGRESS else ("dst", "src")
-        found = [f"{{ {own} -f on-{id} }}"]
-        if line.peer:
-            found.append(f"{{ {peer} -f {line.peer} }}")
-        if line.named:
-            found.append(f"{{ var(txn.to) -m str -f {line.named} }}")
-        ranges = self.state.sets[line.ports].ranges if line.ports else ()
-        spans = [(int.from_bytes(first, "big"), int.from_bytes(last, "big")) for first, last in ranges] or [
-            (line.first, line.last)] * bool(line.first)
-        if spans:
-            found.append(f"{{ dst_port {' '.join(f'{first}:{last}' for first, last in spans)} }}")
-        return " ".join(found)
+    def that_apply(self, lists: Mapping[str, set[str]], source: str, destination: str, port: int,
+                   tls: bool) -> set[str]:
+        """Return the ids of the requests that may be allowed on a connection. lists: the contents of `self.lists`."""
+        found = set()
+        for direction, each in self.allowed.items():
+            own, peer = (source, destination) if direction == EGRESS else (destination, source)
+            found |= {it.id for it in each if (it.request.by_host_only or not tls) and own in lists[f"on-{it.id}"]
+                      and (not it.line.peer or has_address(lists[it.line.peer], peer))
+                      and (not it.line.named or f"{destination}:{port}" in lists[it.line.named])
+                      and (not it.spans or any(first <= port <= last for first, last in it.spans))}
+        return found
+
+
+def conditions(it: Allowed, direction: str) -> str:
+    """Return the conditions on a connection's ends. nftables has compared them, but another line may have allowed the
+    connection."""
+    own, peer = ("src", "dst") if direction == EGRESS else ("dst", "src")
+    found = [f"{{ {own} -f on-{it.id} }}"]
+    if it.line.peer:
+        found.append(f"{{ {peer} -f {it.line.peer} }}")
+    if it.line.named:
+        found.append(f"{{ var(txn.to) -m str -f {it.line.named} }}")
+    if it.spans:
+        found.append(f"{{ dst_port {' '.join(f'{first}:{last}' for first, last in it.spans)} }}")
+    return " ".join(found)
+
+
+def spans_of(state: State, line: Line) -> tuple[tuple[int, int], ...]:
+    """Return the ranges of destination ports of a line."""
+    ranges = state.sets[line.ports].ranges if line.ports else ()
+    return tuple((int.from_bytes(first, "big"), int.from_bytes(last, "big")) for first, last in ranges) or (
+        ((line.first, line.last),) if line.first else ())
+
+
+def has_address(texts: set[str], address: str) -> bool:
+    """Return whether a list has an address, or a network that contains it."""
+    return address in texts or any(ip_address(address) in ip_network(text) for text in texts if "/" in text)
 
 
 def members_of(state: State) -> dict[str, set[str]]:
@@ -212,9 +248,12 @@ def texts_of(state: State, name: str) -> set[str]:
 
 def acls(id: str, request: Request) -> Iterator[tuple[str, str]]:
     """(name, text) of the conditions on a request."""
-    for key, sample in (("method", "method"), ("path", "pathq"), ("host", "req.fhdr(host)")):
+    for key, sample in (("method", "method -m reg"), ("path", "pathq -m reg"), ("host", "req.fhdr(host) -m reg -i")):
         if pattern := getattr(request, key):
-            yield f"{id}-{key}", f"{sample} -m reg -- {whole(pattern)}"
+            yield f"{id}-{key}", f"{sample} -- {whole(pattern)}"
+    if request.headers:
+        name = "|".join(("[^,_]*", *sorted({name for name, _ in request.headers if "_" in name})))
+        yield f"{id}-names", f"req.hdr_names -m reg -- {quoted(f'^({name})(,({name}))*$')}"
     for number, (name, value) in enumerate(request.headers):
         yield f"{id}-n{number}", f"req.fhdr_cnt({name}) eq 1"
         if value:

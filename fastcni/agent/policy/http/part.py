@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import shutil
 import socket
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from errno import EADDRNOTAVAIL, EAFNOSUPPORT
 from pathlib import Path
 from time import monotonic
@@ -23,7 +23,7 @@ from fastcni.agent.policy.state import HTTP_CHAINS
 from fastcni.spec.address import read_ip
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from fastcni.agent.policy.engine import Engine
     from fastcni.agent.policy.service import Settings
@@ -33,6 +33,8 @@ FOLDER = "http"                 # next to that of attachments
 LOOPBACK = ("127.0.0.1", "::1")
 BACKLOG = 4096
 IPV6_TRANSPARENT = 75           # linux/in6.h
+TRANSPARENT = {socket.AF_INET: (socket.IPPROTO_IP, socket.IP_TRANSPARENT),
+               socket.AF_INET6: (socket.IPPROTO_IPV6, IPV6_TRANSPARENT)}
 BEGIN_S = 0.01                  # until the runtime API of a new process is asked again
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 4.0     # until a process that has ended is started again
 STEADY_S = 30.0                 # a process that has run so long starts again without delay
@@ -54,6 +56,8 @@ class Proxy:
         self._generation, self._begun = 0, 0.0
         self._retry_s, self._retry_at = MIN_RETRY_S, 0.0
         self._sockets: dict[str, list[socket.socket]] = {}
+        self._direct: list[socket.socket] = []          # that are not transparent, see redirect.py
+        self._linger_until = float("inf")               # after the last rule by HTTP requests
         self._access: AccessLog | None = None
         self._denied = 0                                # requests, before this log
         self._routed = True                             # an agent before this one may have left routes
@@ -69,6 +73,8 @@ class Proxy:
     def close(self) -> None:
         """End the process. The rules stay: what needs the proxy is dropped until the next agent has started one."""
         self._end()
+        for it in self._direct:
+            it.close()
         with suppress(OSError):         # the next agent deletes the routes, or uses them
             redirect.del_routes()
         self._poll.close()
@@ -115,8 +121,9 @@ class Proxy:
             if self._routed:
                 redirect.del_routes()
                 self._routed = False
-        self.due = min(monotonic() + (LOOK_S if self.wanted else float("inf")), self._next()) if (
-            self.wanted or self.former) else float("inf")
+            if monotonic() >= self._linger_until:
+                self._end_lingering()
+        self.due = min(monotonic() + LOOK_S, self._next()) if self.wanted else self._linger_until
 
     def _next(self) -> float:
         """When there is something to do for the process, monotonic."""
@@ -133,15 +140,21 @@ class Proxy:
         try:
             self._access = AccessLog(self.folder)
             self._poll.register(self._access.fileno(), select.EPOLLIN)
-            self._sockets = {side: list(filter(None, map(listen, LOOPBACK))) for side in MARKS}
-            self._divert()
+            self._sockets = {side: listen() for side in MARKS}
+            self._direct = self._direct or listen(transparent=False)
+            self._linger_until = float("inf")
+            self.engine.rules.divert({**{MARKS[side]: ends(each) for side, each in self._sockets.items()},
+                                      redirect.DIRECT: ends(self._direct)})
         except OSError:
             self._end()
             raise
 
-    def _divert(self) -> None:
-        self.engine.rules.divert({MARKS[side]: tuple((read_ip(it.getsockname()[0]), it.getsockname()[1]) for it in each)
-                                  for side, each in self._sockets.items()})
+    def _end_lingering(self) -> None:
+        self._linger_until = float("inf")
+        for it in self._direct:
+            it.close()
+        self._direct = []
+        self.engine.rules.divert({})
 
     def _follow(self, wanted: Configuration) -> None:
         """Let the process be as it is wanted, or start another one."""
@@ -152,6 +165,8 @@ class Proxy:
             self._retry_at = monotonic() + self._retry_s
             self.log.error("http_proxy_ended", how=how, effect="connections with HTTP rules get no answer",
                            again_s=round(self._retry_s, 1))
+        for each in self.former:
+            self._put(each, wanted)
         if self.process and self._text == self._written(wanted, 0):
             if self.process.lists != wanted.lists and self.process.listens:
                 write_lists(self.folder, wanted)
@@ -159,16 +174,20 @@ class Proxy:
         elif monotonic() >= self._retry_at:
             self._start(wanted)
 
-    def _put(self, process: Process, wanted: Configuration, last: bool = False) -> None:
-        """Change the lists of a process. One that does not take this ends: it would allow what is no longer allowed.
-        last: another process gets the new connections, because this one does not know the new rules."""
-        try:
-            if last:
-                process.stop_accepting()
+    def _put(self, process: Process, wanted: Configuration) -> None:
+        """Change the lists of a process."""
+        with self._taken(process):
             process.put(wanted.lists)
+
+    @contextmanager
+    def _taken(self, process: Process) -> Iterator[None]:
+        """End a process that does not take what is asked: it would allow what is no longer allowed."""
+        try:
+            yield
         except HAProxyError as e:
-            self.log.error("http_proxy_refused", error=str(e))
-            process.end()
+            if not process.ended:
+                self.log.error("http_proxy_refused", error=str(e))
+                process.end()
 
     def _start(self, wanted: Configuration) -> None:
         """Start a process in the place of the one that runs. The rules that are gone end in the former one first."""
@@ -176,14 +195,18 @@ class Proxy:
         if former:
             if not former.listens:                      # it starts
                 return
-            self._put(former, wanted, last=True)
+            with self._taken(former):
+                former.finish()
+                former.put(wanted.lists)
+            self.former.append(former)
+            self.process = None
         self._generation += 1
         self._text = self._written(wanted, 0)
         write_lists(self.folder, wanted)
         (self.folder / "haproxy.cfg").write_text(self._written(wanted, self._generation))
         try:
             self.process = Process(self.folder, self._generation, [it.fileno() for each in self._sockets.values()
-                                                                   for it in each], wanted.lists, former)
+                                                                   for it in each], wanted)
         except OSError as e:
             self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
             self._retry_at = monotonic() + self._retry_s
@@ -191,8 +214,6 @@ class Proxy:
             return
         self._begun = monotonic()
         self._poll.register(self.process.descriptor, select.EPOLLIN)
-        if former:
-            self.former.append(former)
         assert self._access
         self._access.labels = {**dict(list(self._access.labels.items())[-1000:]), **wanted.labels}
         self.log.info("http_proxy_started", pid=self.process.pid, rules=len(set(wanted.labels.values())))
@@ -202,10 +223,13 @@ class Proxy:
                                         for side, each in self._sockets.items()})
 
     def _reap(self, process: Process) -> bool:
+        """End a former process that has nothing more to do. Return whether it has ended."""
+        with self._taken(process):
+            if not process.ended:
+                process.end_finished()
         if process.ended:
             self._forget(process)
-            return True
-        return False
+        return bool(process.ended)
 
     def _forget(self, process: Process) -> None:
         if process.descriptor >= 0:
@@ -221,7 +245,8 @@ class Proxy:
             for it in (it for each in self._sockets.values() for it in each):
                 it.close()
             self._sockets = {}
-            self.engine.rules.listeners = {}
+            self.engine.rules.listeners = {redirect.DIRECT: ends(self._direct)}
+            self._linger_until = monotonic() + redirect.LINGER_S
         if self._access:
             self._denied += self._access.counts["dropped"]
             self._poll.unregister(self._access.fileno())
@@ -243,9 +268,13 @@ class Proxy:
         self._bridged = found
 
 
-def listen(text: str) -> socket.socket | None:
-    """A socket that gets connections to any address, by tproxy. Only the loopback address is bound. None: IPv6 is
-    disabled. Raises OSError."""
+def listen(transparent: bool = True) -> list[socket.socket]:
+    """Sockets on LOOPBACK. transparent: they get connections to any address, by tproxy. Raises OSError."""
+    return list(filter(None, (listen_on(text, transparent) for text in LOOPBACK)))
+
+
+def listen_on(text: str, transparent: bool) -> socket.socket | None:
+    """A socket on a loopback address. None: IPv6 is disabled. Raises OSError."""
     family = socket.AF_INET6 if ":" in text else socket.AF_INET
     try:
         it = socket.socket(family, socket.SOCK_STREAM)
@@ -254,18 +283,20 @@ def listen(text: str) -> socket.socket | None:
             return None
         raise
     try:
-        if family == socket.AF_INET6:
-            it.setsockopt(socket.IPPROTO_IPV6, IPV6_TRANSPARENT, 1)
-        else:
-            it.setsockopt(socket.IPPROTO_IP, socket.IP_TRANSPARENT, 1)
+        it.setsockopt(*TRANSPARENT[family], transparent)
         it.bind((text, 0))
-        it.listen(BACKLOG)
+        it.listen(BACKLOG if transparent else 0)
     except OSError as e:
         it.close()
         if family == socket.AF_INET6 and e.errno == EADDRNOTAVAIL:
             return None
         raise
     return it
+
+
+def ends(sockets: Iterable[socket.socket]) -> tuple[tuple[bytes, int], ...]:
+    """The addresses, packed, and ports of sockets."""
+    return tuple((read_ip(it.getsockname()[0]), it.getsockname()[1]) for it in sockets)
 
 
 def write_lists(folder: Path, wanted: Configuration) -> None:

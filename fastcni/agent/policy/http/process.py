@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.http.configuration import SIDES, STATS
+from fastcni.agent.policy.http import start_haproxy
+from fastcni.agent.policy.http.configuration import LISTENERS, SIDES, STATS, TLS, WEBSOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from fastcni.agent.policy.http.configuration import Configuration
 
 PROGRAMS = ("haproxy", "setpriv")
 # The kernel sends no signal for a parent that has ended before setpriv asks for it
 IF_PARENT_LIVES = '[ "$PPID" = "$0" ] && exec "$@"'
 CAP_SETPCAP = 8
 COMMANDS, ANSWER_S = 100, 1.0   # of one line to the runtime API, which has 16 KiB; until it answers
+FINISH_S, ASK_S = 60.0, 1.0      # after finish(), until it ends; until it is asked again whether it has connections
+SESSION = re.compile(r"(?P<session>0x[0-9a-f]+): .* src=(?P<source>[0-9a-f.:]+):\d+ fe=\S+ be=(?P<backend>\S+) "
+                     r"srv=(?P<server>\S+)")
+DESTINATION = re.compile(r"^ *frontend=.* addr=(?P<address>[0-9a-f.:]+):(?P<port>\d+)$", re.MULTILINE)
+NO_CONNECTIONS = "CurrConns: 0"         # of `show info`, which does not count those of the runtime API
 ERRORS, MAX_ERROR = "errors", 2000      # the file that has what the process prints; characters of it
 
 
@@ -29,21 +40,21 @@ class HAProxyError(OSError):
 
 class Process:
     """Runs until end(), or until the thread that has made it ends. generation: its number. lists: what it has, by file.
-
     Raises HAProxyError.
     """
 
-    def __init__(self, folder: Path, generation: int, descriptors: Iterable[int], lists: Mapping[str, set[str]],
-                 former: Process | None = None) -> None:
-        """Start on `haproxy.cfg` of the folder. former: it is told to finish once the new one has its configuration."""
+    def __init__(self, folder: Path, generation: int, descriptors: Iterable[int], wanted: Configuration) -> None:
+        """Start on `haproxy.cfg` of the folder, which is the text of `wanted`."""
         if missing := [name for name in PROGRAMS if not shutil.which(name)]:
             raise HAProxyError(f"there is no program {missing[0]}: apt-get install haproxy util-linux")
         self.folder, self.generation = folder, generation
-        self.lists = {name: set(each) for name, each in lists.items()}
+        self._finishing_until, self._ask_at = float("inf"), 0.0
+        self.wanted, self.lists = wanted, {name: set(each) for name, each in wanted.lists.items()}
         command = ["setpriv", "--pdeathsig", "TERM", "--no-new-privs",
                    *(["--bounding-set=-all,+net_admin"] if may_limit() else []),
                    "sh", "-c", IF_PARENT_LIVES, str(os.getpid()),
-                   "haproxy", "-db", "-f", "haproxy.cfg", *(["-sf", str(former.pid)] if former else [])]
+                   *((sys.executable, "-I", "-S", start_haproxy.__file__) if start_haproxy.supported() else ()),
+                   "haproxy", "-db", "-f", "haproxy.cfg"]
         with (folder / ERRORS).open("wb") as errors:
             self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, cwd=folder,
                                            pass_fds=tuple(descriptors), start_new_session=True,
@@ -92,28 +103,54 @@ class Process:
         return (self.folder / STATS.format(generation=self.generation)).exists()
 
     def put(self, wanted: Mapping[str, set[str]]) -> None:
-        """Change the lists that it has, as `wanted`; those that `wanted` does not have become empty."""
-        pending = list(changes(self.lists, wanted))
+        """Change the lists that it has, as `wanted`; those that `wanted` does not have become empty. End connections
+        that were judged once, if a request no longer applies to them."""
+        had, has = self.lists, {name: wanted.get(name, set()) for name in self.lists}
+        pending = list(changes(had, has))
         for at in range(0, len(pending), COMMANDS):
-            self._ask("; ".join(pending[at:at + COMMANDS]))
-        self.lists = {name: set(wanted.get(name, ())) for name in self.lists}
+            self._change(pending[at:at + COMMANDS])
+        self.lists = {name: set(each) for name, each in has.items()}
+        if any(name != LISTENERS and had[name] - has[name] for name in had):
+            self._end_judged_once(had)
 
-    def stop_accepting(self) -> None:
-        """Leave new connections to the next process. They wait for it."""
-        self._ask("; ".join(f"disable frontend {side}" for side in SIDES))
+    def _end_judged_once(self, had: Mapping[str, set[str]]) -> None:
+        """End websockets and TLS if a request applied to the connection by the lists `had`, and no longer does: the
+        websocket may have begun with this request."""
+        for line in self._ask("show sess").splitlines():
+            if (found := SESSION.match(line)) and (found["backend"] == TLS or found["server"] == WEBSOCKET):
+                if not (end := DESTINATION.search(self._ask(f"show sess {found['session']}"))):
+                    continue                            # the connection has ended
+                on = found["source"], end["address"], int(end["port"]), found["backend"] == TLS
+                if self.wanted.that_apply(had, *on) - self.wanted.that_apply(self.lists, *on):
+                    self._ask(f"shutdown session {found['session']}")
 
-    def _ask(self, commands: str) -> None:
+    def finish(self) -> None:
+        """Leave new connections to the next process, where they wait. Connections end with their next answer."""
+        self._change([f"shutdown frontend {side}" for side in SIDES])
+        self._finishing_until = monotonic() + FINISH_S
+
+    def end_finished(self) -> None:
+        """After finish(), end it if it has no connections, or if FINISH_S have passed. Asks each second."""
+        if monotonic() >= self._ask_at:
+            self._ask_at = monotonic() + ASK_S
+            if monotonic() > self._finishing_until or NO_CONNECTIONS in self._ask("show info").splitlines():
+                self.end()
+
+    def _change(self, commands: Iterable[str]) -> None:
+        if answer := self._ask("; ".join(commands)).strip():
+            raise HAProxyError(f"HAProxy's runtime API: {answer[:MAX_ERROR]}")
+
+    def _ask(self, command: str) -> str:
+        """Return the answer of the runtime API."""
         path = self.folder / STATS.format(generation=self.generation)
         try:
             with socket.socket(socket.AF_UNIX) as it:
                 it.settimeout(ANSWER_S)
                 it.connect(str(path))
-                it.sendall(commands.encode() + b"\n")
-                answer = b"".join(iter(lambda: it.recv(4096), b""))
+                it.sendall(command.encode() + b"\n")
+                return b"".join(iter(lambda: it.recv(65536), b"")).decode(errors="replace")
         except OSError as e:
             raise HAProxyError(f"HAProxy's runtime API: {e}") from None
-        if answer.strip():
-            raise HAProxyError(f"HAProxy's runtime API: {answer.decode(errors='replace').strip()[:MAX_ERROR]}")
 
 
 def changes(had: Mapping[str, set[str]], wanted: Mapping[str, set[str]]) -> Iterator[str]:

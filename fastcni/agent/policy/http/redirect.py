@@ -14,7 +14,8 @@ prints the rules, which exist while a pod has rules by HTTP requests, as
         type filter hook prerouting priority dstnat + 12; policy accept;
         tcp flags & (syn | ack) != syn socket transparent 1 meta mark set meta mark | 0x04000000 accept
         ct state related socket transparent 1 meta mark set meta mark | 0x04000000 accept      (ICMP errors)
-        meta nfproto ipv4 ct status & dnat != 0 meta mark & 0x03000000 != 0 drop
+        tcp flags & (syn | ack) == syn meta mark & 0x03000000 == 0 socket transparent 1 tproxy ip to 127.0.0.1:...
+        meta nfproto ipv4 ct status & dnat != 0 meta mark & 0x03000000 != 0 drop        (see below)
         meta mark & 0x03000000 == 0x01000000 tproxy ip to 127.0.0.1:... ct mark set ... meta mark set ... accept
         meta mark & 0x03000000 != 0 drop
     }
@@ -44,8 +45,15 @@ source. What should have been proxied and comes to `forward` is dropped: without
 route, connections are closed. `socket transparent` leaves out first packets: a connection in TIME_WAIT would match
 them, and the client would repeat them 10 ms later.
 
-HAProxy takes the address before its translation for the destination of a connection over IPv4 (SO_ORIGINAL_DST), and
-would judge requests by it. So such connections are dropped.
+Linux does not forward a packet for which it finds a socket of the node, and an ended connection of the proxy stays one
+for a minute (TIME_WAIT). A first packet that need not go to the proxy would be dropped, if its ends are those of such a
+connection. So `tproxy` names a socket that is not transparent: the kernel then removes the socket in TIME_WAIT, does
+not give the packet to the named socket, and forwards it (nf_tproxy_handle_time_wait4()). The chain proxy-divert with
+this rule alone stays LINGER_S after the last rule by HTTP requests.
+
+HAProxy gets a connection to a Service behind the translation, so it judges requests by the pod's address. Where
+start_haproxy.py does not know the machine, HAProxy would judge them by the address of the Service (SO_ORIGINAL_DST). So
+such connections over IPv4 are dropped there.
 
 On a bridge with br_netfilter, packets of its ports lose the socket that tproxy gives them, and are dropped.
 """
@@ -58,7 +66,7 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.agent.policy import rules
-from fastcni.agent.policy.http import expressions
+from fastcni.agent.policy.http import expressions, start_haproxy
 from fastcni.agent.policy.http.marks import EITHER, PROXIED
 from fastcni.kernel import nft, nft_rules, routing, wire
 from fastcni.kernel.nft_rules import NFT_CMP_NEQ, NFT_META_L4PROTO, NFT_META_MARK, accept, compare, drop, mask, meta
@@ -70,9 +78,12 @@ if TYPE_CHECKING:
     from fastcni.agent.batches import Requests
 
     Rule = tuple[nft_rules.Expression, ...]
-    Listeners = Mapping[int, tuple[tuple[bytes, int], ...]]     # by marks: where the proxy listens, packed and port
+    Listeners = Mapping[int, tuple[tuple[bytes, int], ...]]     # by marks: where the proxy listens, packed and port;
+                                                                # DIRECT: sockets that are not transparent
 
 ROUTE_TABLE = 0x46434E
+DIRECT = 0                      # the marks of a first packet that need not go to the proxy
+LINGER_S = 180.0                # FIN_WAIT_2 and TIME_WAIT, of 60 s each, and some more
 EGRESS, INGRESS, DIVERT, FORWARD = "proxy-egress", "proxy-ingress", "proxy-divert", "proxy-forward"
 OUT_EGRESS, OUT_INGRESS = "proxy-out-egress", "proxy-out-ingress"
 BASE_CHAINS = {                 # (hook, priority)
@@ -85,6 +96,8 @@ BASE_CHAINS = {                 # (hook, priority)
 JUDGED = {EGRESS: rules.EGRESS_CHAIN, INGRESS: rules.INGRESS_CHAIN, OUT_EGRESS: rules.EGRESS_CHAIN,
           OUT_INGRESS: rules.INGRESS_CHAIN}
 SYN_ACK, SYN = b"\x12", b"\x02"
+FIRST = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,))), nft_rules.payload(nft_rules.TCP_FLAGS),
+         mask(SYN_ACK), compare(SYN))
 NO_SYN = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,))), nft_rules.payload(nft_rules.TCP_FLAGS),
           mask(SYN_ACK), compare(SYN, NFT_CMP_NEQ))
 NOT_TCP = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,)), NFT_CMP_NEQ))
@@ -117,13 +130,22 @@ def divert_rules(listeners: Listeners) -> Iterator[Rule]:
     to_proxy = (*expressions.transparent(), *expressions.set_mark(PROXIED), accept())
     yield *NO_SYN, *to_proxy
     yield *nft_rules.related(), *to_proxy
-    yield (*rules.port_rules.of_family(4), *nft_rules.destination_translated(), *nft_rules.any_mark(EITHER), drop())
+    yield from reopening_rules(listeners)
+    if not start_haproxy.supported():
+        yield (*rules.port_rules.of_family(4), *nft_rules.destination_translated(), *nft_rules.any_mark(EITHER), drop())
     for marks, each in listeners.items():
-        for packed, port in each:
+        for packed, port in each if marks != DIRECT else ():
             yield (*rules.port_rules.of_family(len(packed)), meta(NFT_META_MARK), mask(word(EITHER)),
                    compare(word(marks)), *expressions.tproxy(packed, port), *expressions.set_ct_mark(PROXIED),
                    *expressions.set_mark(PROXIED), accept())
     yield *nft_rules.any_mark(EITHER), drop()
+
+
+def reopening_rules(listeners: Listeners) -> Iterator[Rule]:
+    """Remove the proxy's socket in TIME_WAIT that a first packet meets, which need not go to the proxy."""
+    for packed, port in listeners.get(DIRECT, ()):
+        yield (*rules.port_rules.of_family(len(packed)), *FIRST, meta(NFT_META_MARK), mask(word(EITHER)),
+               compare(word(DIRECT)), *expressions.transparent(), *expressions.tproxy(packed, port))
 
 
 def word(number: int) -> bytes:
@@ -131,11 +153,18 @@ def word(number: int) -> bytes:
 
 
 def add_chains(requests: Requests, family: int, table: str, listeners: Listeners) -> None:
-    """Add BASE_CHAINS with their rules."""
-    for name, (hook, priority) in BASE_CHAINS.items():
-        requests.add(nft.add_base_chain, family, table, name, kind="filter", hook=hook, priority=priority)
+    """Add BASE_CHAINS with their rules. DIVERT may exist."""
+    for name in BASE_CHAINS:
+        add_chain(requests, family, table, name)
     for name, rule in chain_rules(listeners):
         requests.add(nft_rules.add_rule, family, table, name, *rule)
+
+
+def add_chain(requests: Requests, family: int, table: str, name: str) -> None:
+    """Add an empty chain, in place of one that may exist."""
+    hook, priority = BASE_CHAINS[name]
+    requests.add(nft.add_base_chain, family, table, name, kind="filter", hook=hook, priority=priority)
+    requests.add(nft_rules.flush_chain, family, table, name)
 
 
 def divert(requests: Requests, family: int, table: str, listeners: Listeners) -> None:
@@ -145,9 +174,16 @@ def divert(requests: Requests, family: int, table: str, listeners: Listeners) ->
         requests.add(nft_rules.add_rule, family, table, DIVERT, *rule)
 
 
-def del_chains(requests: Requests, family: int, table: str) -> None:
+def linger(requests: Requests, family: int, table: str, listeners: Listeners) -> None:
+    """Add DIVERT with `reopening_rules` alone."""
+    add_chain(requests, family, table, DIVERT)
+    for rule in reopening_rules(listeners):
+        requests.add(nft_rules.add_rule, family, table, DIVERT, *rule)
+
+
+def del_chains(requests: Requests, family: int, table: str, names: Iterable[str] = tuple(BASE_CHAINS)) -> None:
     for write in (nft_rules.flush_chain, nft.del_chain):
-        for name in BASE_CHAINS:
+        for name in names:
             requests.add(write, family, table, name)
 
 

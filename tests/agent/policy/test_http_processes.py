@@ -1,0 +1,248 @@
+"""The processes of the HTTP proxy on the real kernel: changes of rules, and what ends. Needs root and haproxy."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from agent.policy.http_pods import (
+    ADDRESSES,
+    CLIENTS,
+    READ_ONLY,
+    begin,
+    begin_tls,
+    begin_websocket,
+    eventually_status,
+    http,
+    http_world,  # noqa: F401 - the fixture `world`
+    passes,
+    policy,
+    read,
+    request,
+    status,
+)
+
+from fastcni.agent.policy.http import part, process, redirect
+from fastcni.kernel import sysctl
+from fastcni.testing.namespaces import Inside, run
+from fastcni.testing.witnesses import eventually
+
+pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces"),
+              pytest.mark.skipif(not shutil.which("haproxy"), reason="needs haproxy (apt-get install haproxy)")]
+
+
+def test_websockets_and_tls_end_with_their_rule_and_those_of_other_rules_go_on(world):
+    def rules(*requests):
+        return (policy(ingress=[http({"path": "/keep"}, {"host": r"keep\.shop"}, fromEndpoints=CLIENTS)]),
+                policy("more", ingress=[http(*requests, fromEndpoints=[{"matchLabels": {"app": "other"}}])]))
+    proxy = begin(world, *rules({"path": "/end"}, {"host": r"end\.shop"}),
+                  labels={"a": "client", "b": "web", "c": "other"})
+    kept = begin_websocket(world, "/keep"), begin_tls(world, "keep.shop")
+    ended = begin_websocket(world, "/end", "c"), begin_tls(world, "end.shop", "c")
+    assert all(map(passes, kept + ended))
+    pid = proxy.process.pid
+    world.agent.write(*rules({"path": "/last"}))
+    assert not any(it.recv(1) for it in ended), "the end of each connection, without another byte"
+    assert proxy.process.pid != pid and all(map(passes, kept))
+
+
+def test_websockets_and_tls_end_when_a_label_changes_which_another_rule_does_not_ask_for(world):
+    """The kernel goes on with the connection: a rule still allows some requests on it."""
+    documents = policy(ingress=[http({"path": "/any"})]), policy("labelled", ingress=[http(
+        {"path": "/socket"}, {"host": r"api\.shop"}, fromEndpoints=CLIENTS)])
+
+    def pod(app):
+        return {"kind": "Pod", "metadata": {"name": "c", "labels": {"app": app}}, "status": {
+            "podIP": ADDRESSES["c"][0]}}
+    proxy = begin(world, *documents, pod("client"))
+    ended = begin_websocket(world, "/socket", "c"), begin_tls(world, "api.shop", "c")
+    kept = begin_websocket(world, "/socket"), begin_tls(world, "api.shop")
+    assert all(map(passes, kept + ended))
+    pid = proxy.process.pid
+    world.agent.write(*documents, pod("no"))
+    assert not any(it.recv(1) for it in ended) and all(map(passes, kept))
+    assert proxy.process.pid == pid
+
+
+def test_a_former_process_goes_on_with_a_websocket_and_ends_with_it(world):
+    proxy = begin(world, READ_ONLY)
+    socket_ = begin_websocket(world, "/public/x")
+    former = proxy.process
+    world.agent.write(policy(ingress=[http({"method": "GET", "path": "/public/.*"}, {"path": "/more"},
+                                           fromEndpoints=CLIENTS)]))
+    assert eventually(lambda: proxy.process is not former and proxy.process and proxy.process.listens)
+    assert passes(socket_) and not former.ended
+    socket_.close()
+    assert eventually(lambda: former.ended and not proxy.former)
+
+
+def test_a_former_process_ends_websockets_of_pods_whose_labels_change_later(world):
+    documents = policy(ingress=[http({"path": "/socket"}, fromEndpoints=CLIENTS), http({"path": "/any"})])
+
+    def pod(app):
+        return {"kind": "Pod", "metadata": {"name": "c", "labels": {"app": app}}, "status": {
+            "podIP": ADDRESSES["c"][0]}}
+    proxy = begin(world, documents, pod("client"))
+    it, former = begin_websocket(world, "/socket", "c"), proxy.process
+    world.agent.write(documents, READ_ONLY | {"metadata": {"name": "more"}}, pod("client"))
+    assert eventually(lambda: proxy.process is not former and proxy.process and proxy.process.listens)
+    assert passes(it)
+    world.agent.write(documents, READ_ONLY | {"metadata": {"name": "more"}}, pod("no"))
+    assert not it.recv(1)
+
+
+def test_a_change_that_cannot_start_a_process_is_tried_again(world, monkeypatch):
+    proxy = begin(world, READ_ONLY)
+    former = proxy.process
+    monkeypatch.setattr(process, "PROGRAMS", ("no-such-program",))
+    world.agent.write(READ_ONLY, policy("more", ingress=[http({"path": "/more"}, fromEndpoints=CLIENTS)]))
+    assert eventually(lambda: "http_proxy_missing" in world.agent.events())
+    monkeypatch.undo()
+    assert eventually_status(world, 200, "a", "b", "GET /more") == 200
+    assert eventually(lambda: former.ended)
+
+
+def test_without_the_proxy_connections_are_closed_and_it_comes_back(world):
+    proxy = begin(world, READ_ONLY)
+    old = world.connect("a", "b")
+    old.sendall(request("GET /public/1"))
+    assert status(read(old)) == 200
+    former = proxy.process.pid
+    os.kill(former, signal.SIGKILL)
+    assert eventually(lambda: proxy.process and proxy.process.pid != former, 5)
+    with contextlib.suppress(OSError):
+        old.sendall(request("GET /public/2"))
+    assert not read(old)
+    assert world.ask("a", "b", "GET /public/3") == 200
+    assert world.ask("a", "b", "POST /secret") == 403
+    assert [line for _, line in world.servers["b"].seen] == [f"GET /public/{each} HTTP/1.1" for each in (1, 3)]
+
+
+def test_an_ended_agent_opens_nothing_and_the_next_one_goes_on(world):
+    proxy = begin(world, READ_ONLY)
+    pid = proxy.process.pid
+    world.agent.stop()
+    assert not os.path.exists(f"/proc/{pid}")
+    assert "4604750" not in run("ip", "rule") + run("ip", "route", "show", "table", "all")
+    with pytest.raises(TimeoutError):
+        world.connect("a", "b", seconds=0.5)
+    world.agent.start()
+    assert eventually_status(world, 200, "a", "b", "GET /public/x") == 200
+    assert world.ask("a", "b", "GET /secret") == 403
+
+
+@pytest.mark.parametrize("seconds", [0, 0.5])
+def test_a_killed_agent_leaves_no_proxy(tmp_path, seconds):
+    """The former proxy would not know what the next agent allows. seconds: until the proxy asks the kernel for a signal
+    at the end of the agent, which may have ended before."""
+    late = tmp_path / "bin" / "setpriv"
+    late.parent.mkdir()
+    late.write_text(f"#!/bin/sh\nsleep {seconds}\nexec {shutil.which('setpriv')} \"$@\"\n")
+    late.chmod(0o755)
+    (tmp_path / "haproxy.cfg").write_text("global\n stats socket unix@./stats-1.sock\n")
+    code = ("import sys; from pathlib import Path; from types import SimpleNamespace as Wanted\n"
+            "from fastcni.agent.policy.http.process import Process\n"
+            "print(Process(Path(sys.argv[1]), 1, (), Wanted(lists={})).pid, flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True, env={**os.environ, "PATH": f"{late.parent}:{os.environ['PATH']}"}) as agent:
+        pid = int(agent.stdout.readline())
+        proxy = os.pidfd_open(pid)
+        agent.kill()
+    try:
+        assert eventually(lambda: not os.path.exists(f"/proc/{pid}"))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(proxy, signal.SIGKILL)
+        os.close(proxy)
+
+
+def test_without_the_routing_rule_connections_are_closed_until_it_is_back(world, monkeypatch):
+    proxy = begin(world, READ_ONLY)
+    old = world.connect("a", "b")
+    old.sendall(request("GET /public/1"))
+    assert status(read(old)) == 200
+    sysctl.write("net/ipv4/tcp_early_demux", "0")       # with it the kernel itself does not forward such packets
+    monkeypatch.setattr(part.redirect, "put_routes", lambda _: None)
+    run("ip", "rule", "del", "pref", "90")
+    with pytest.raises(TimeoutError):
+        world.connect("a", "b", seconds=0.5)
+    old.settimeout(0.5)
+    old.sendall(request("GET /public/2"))
+    with pytest.raises(TimeoutError):           # the server would reset a connection that it does not know
+        old.recv(1)
+    assert len(world.servers["b"].seen) == 1
+    monkeypatch.undo()
+    proxy.due = 0.0
+    assert eventually_status(world, 200, "a", "b", "GET /public/x") == 200
+
+
+def test_with_the_last_http_rule_the_proxy_and_its_traces_go(world, monkeypatch):
+    monkeypatch.setattr(redirect, "LINGER_S", 0.2)
+    proxy = begin(world, READ_ONLY)
+    pid = proxy.process.pid
+    world.agent.write()
+    assert eventually(lambda: proxy.process is None and not os.path.exists(f"/proc/{pid}"))
+    assert eventually(lambda: "4604750" not in run("ip", "rule") + run("ip", "route", "show", "table", "all"))
+    assert eventually(lambda: "proxy-" not in run("nft", "list", "table", "inet", "fastcni-policy"))
+    assert not proxy.folder.exists()
+    assert world.ask("a", "b", "POST /secret") == 200
+
+
+@pytest.mark.parametrize("version", (0, 1))
+@pytest.mark.parametrize("after", ((), (policy("more", ingress=[{"fromEndpoints": CLIENTS}]), READ_ONLY)),
+                         ids=("no rule", "a rule without http more"))
+def test_a_client_uses_a_port_again_when_the_proxy_is_no_longer_needed(world, version, after):
+    """The kernel does not forward a first packet for which it finds a connection of the proxy in TIME_WAIT."""
+    begin(world, READ_ONLY)
+    ask_from_one_port(world, version, "GET /secret", 403)
+    assert eventually(lambda: ":40001" in run("ss", "-Htn", "state", "time-wait", "sport", "= :80"))
+    world.agent.write(*after)
+    assert eventually_status(world, 200, "a", "b", "POST /secret", version=version) == 200
+    ask_from_one_port(world, version, "POST /secret", 200)
+
+
+def ask_from_one_port(world, version, text, expected):
+    with Inside(world.pods["a"]), socket.socket((socket.AF_INET, socket.AF_INET6)[version]) as it:
+        it.bind((ADDRESSES["a"][version], 40001))
+        it.settimeout(10)
+        it.connect((ADDRESSES["b"][version], 80))
+        it.sendall(request(text))
+        assert status(read(it)) == expected
+        if expected == 403:
+            assert not it.recv(1), "the proxy ends the connection"
+
+
+def test_a_change_of_rules_loses_no_request_and_holds_for_open_connections(world):
+    proxy = begin(world, policy(ingress=[http({"path": "/public/load"}, {"path": "/public/0"})]))
+    old = world.connect("a", "b")
+    old.sendall(request("GET /public/0"))
+    assert status(read(old)) == 200
+    ended, answers = threading.Event(), []
+
+    def load():
+        it = world.connect("a", "b")
+        while not ended.is_set():
+            it.sendall(request("GET /public/load"))
+            answers.append(status(answer := read(it)))
+            if b"connection: close" in answer.lower():
+                it = world.connect("a", "b")
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load)
+        for number in range(3):
+            pid = proxy.process.pid
+            world.agent.write(policy(ingress=[http({"path": "/public/load"}, {"path": f"/{number}"})]))
+            assert eventually(lambda pid=pid: proxy.process and proxy.process.pid != pid)
+            assert eventually_status(world, 200, "a", "b", f"GET /{number}") == 200
+        ended.set()
+        loading.result()
+    assert set(answers) == {200}
+    with contextlib.suppress(OSError):
+        old.sendall(request("GET /public/0"))
+    assert status(read(old)) in (0, 403)
+    assert [line for _, line in world.servers["b"].seen].count("GET /public/0 HTTP/1.1") == 1
