@@ -1,4 +1,4 @@
-"""The command that joins this node to the others."""
+"""The command `fastcni agent`, which connects this node's pods to those of other nodes."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ if TYPE_CHECKING:
 def agent(metrics: str | tuple[str, int] | None, leave: bool, log: LogOptions, **network: Any) -> None:
     """Give this node a subnet and join it to the others.
 
-    It does what flanneld does. The agent writes the routes to other nodes' pods and keeps them so, and
-    /run/flannel/subnet.env for the flannel plugin. SIGTERM ends it and leaves the network as it is.
+    The agent does what flanneld does. It writes the routes to other nodes' pods, restores them after changes, and
+    writes /run/flannel/subnet.env for the flannel plugin. SIGTERM ends it and leaves the network as it is.
     """
     from fastcni.agent.contract import ConfigurationError, NoSubnetLeft, SubnetLost
     from fastcni.agent.run import Agent
@@ -108,7 +108,7 @@ def agent(metrics: str | tuple[str, int] | None, leave: bool, log: LogOptions, *
             it.leave()
             return
         for number in (signal.SIGTERM, signal.SIGINT):
-            # in a thread: the handler may interrupt a function that holds the lock which stop() takes
+            # in a thread, because the handler may interrupt a function that holds the lock of stop()
             signal.signal(number, lambda *_: threading.Thread(target=it.stop).start())
         with page.shown(it) if page else nullcontext():
             it.run()
@@ -152,7 +152,7 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
                                    read_dns_servers(dns_servers)) if policies else None)
 
 
-NOT_BESIDE = ("metrics", "leave", *LOG_OPTIONS)          # options that the server has itself
+NOT_BESIDE = ("metrics", "leave", *LOG_OPTIONS)          # options that the server has, too
 
 
 def read_beside(text: str) -> Options:
@@ -170,8 +170,8 @@ def read_beside(text: str) -> Options:
 
 
 def make_beside(text: str, collectors: Sequence[AgentCollector]) -> Callable[[Any], AgentBeside]:
-    """Return a function that makes the server's agent, given the log. collectors: show the metrics of the agent that
-    runs. Raises as read_beside()."""
+    """Return a function that makes the server's agent, given the log. collectors: show the metrics of the running
+    agent. Raises the errors of read_beside()."""
     from fastcni.agent.beside import AgentBeside
 
     options = read_beside(text)
@@ -184,7 +184,7 @@ def make_beside(text: str, collectors: Sequence[AgentCollector]) -> Callable[[An
 
 
 class MetricsPage:
-    """The page /metrics at an address. Raises CniError without the client."""
+    """The page /metrics at an address. Raises CniError without the Prometheus client."""
 
     def __init__(self, where: str | tuple[str, int]) -> None:
         try:
@@ -198,7 +198,7 @@ class MetricsPage:
 
     @contextmanager
     def shown(self, agent: Agent) -> Iterator[None]:
-        """Answer while the body runs."""
+        """Serve the page while the body runs."""
         from fastcni.daemon.listening import ListenError
         from fastcni.server.web.site import Site
 
@@ -220,15 +220,15 @@ class MetricsPage:
 
 def policy_settings(source: str, kubeconfig: str, name: str, folder: str, kept: str,
                     dns_servers: tuple[str, ...] = ()) -> PolicySettings:
-    """What --policies says. name: of the node. folder: of the agent, with the socket for the plugin. kept, dns_servers:
-    what --policies-kept and --dns-server say."""
+    """Return the settings of --policies. name: the node's name. folder: the agent's directory, with the socket for the
+    plugin. kept, dns_servers: the values of --policies-kept and --dns-server."""
     from fastcni.agent.peer_list import FOLDER as DEFAULT
     from fastcni.agent.policy.attached import FOLDER
     from fastcni.agent.policy.service import Settings
     from fastcni.clients.kubernetes import open_api
 
     state, socket = os.path.join(folder, FOLDER), os.path.join(folder, "policy.sock")
-    if not kept and folder == DEFAULT:          # which a reboot empties
+    if not kept and folder == DEFAULT:          # a directory that a reboot empties
         kept = "/var/lib/fastcni/agent/policies"
     if source == "kubernetes":
         return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state, socket=socket, kept=kept,

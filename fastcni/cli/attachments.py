@@ -33,8 +33,8 @@ def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], s
     \b
     running   the network namespace exists
     gone      the network namespace does not exist any more
-    orphaned  only what an ADD left exists: address files, rules
-    unknown   nothing on this node tells which
+    orphaned  only address files or rules of an ADD exist
+    unknown   this node does not show which
     """
     found = collect(places)
     warn_of_unknown(networks, found, places.conf_dir)
@@ -64,8 +64,8 @@ def warn_of_unknown(networks: Iterable[str], found: Inventory, conf_dir: str) ->
 def inspect(places: Places, as_json: bool, attachment: str) -> None:
     """Show everything about one ATTACHMENT.
 
-    That is its result, configuration, files, rules, links and counters. ATTACHMENT is the beginning of a container id,
-    or CONTAINERID/IFNAME. CONTAINERID/lo is a pod's loopback interface, as `fastcni list --all` has it.
+    This prints its result, configuration, files, rules, links and counters. ATTACHMENT is the beginning of a container
+    id, or CONTAINERID/IFNAME. CONTAINERID/lo is a pod's loopback interface, which `fastcni list --all` shows.
     """
     found = collect(places)
     it = find(found, attachment)
@@ -83,8 +83,8 @@ def adopt(places: Places, as_json: bool, dry_run: bool) -> int:
     """Show which attachments fastcni recognises, and build indexes.
 
     The indexes are those of host-local's files. Use the command after `fastcni install`, on a node with pods of the Go
-    plugins. It changes no pod: fastcni checks and deletes them as they are. The exit status is 1 if an index could not
-    be built.
+    plugins. The command changes no pod: fastcni checks and deletes them without changes. The exit status is 1 if an
+    index could not be built.
     """
     done = run_adopt(places, dry_run=dry_run)
     if not as_json:

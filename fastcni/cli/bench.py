@@ -52,11 +52,11 @@ def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequenc
     """Measure fastcni, the Go plugins and the kernel on this node.
 
     The sides are: the Go plugins, fastcni one-shot, fastcni warm, and the floor (a launcher and the kernel's own
-    part). They run in turn, in random order, in network namespaces that the benchmark makes and removes. It needs
-    root, says first what it will touch, and changes nothing of the node's own networks.
+    part). They run in turn, in random order, in network namespaces that the benchmark makes and removes. The command
+    needs root, first prints what it will change, and does not change the node's own networks.
 
-    It refuses on a busy node: if the processors are busy for more than 25% of two seconds, or if a pod was added or
-    deleted in the last ten seconds. The exit status is then 75 (try again later).
+    The command does not run on a busy node: if the processors are busy for more than 25% of two seconds, or if a pod
+    was added or deleted in the last ten seconds. The exit status is then 75 (try again later).
 
     \b
         fastcni bench --quick --html bench.html      # then open bench.html
@@ -90,7 +90,7 @@ def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequenc
 
 
 def command_text() -> str:
-    """Return the command as it was typed, with PEER if that is set."""
+    """Return the command line as typed, with PEER if that is set."""
 
     peer = os.environ.get("PEER")
     return shlex.join([*([f"PEER={peer}"] if peer else []), "fastcni", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""The commands that cnitool has (add, check, del, status), and `fastcni version`."""
+"""The commands of cnitool (add, check, del, status), and `fastcni version`."""
 
 from collections.abc import Sequence
 

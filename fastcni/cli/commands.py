@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 # {group: {command: (module:attribute, summary)}}. A summary is the first sentence of the command's help, and fits into
-# one line of `fastcni --help`: 65 characters. A group is a task, and has its commands in the order of their use.
+# one line of `fastcni --help`: 65 characters. A group is a task, whose commands are in the order of their use.
 GROUPS = {
     "Attach containers": {
         "add": ("fastcni.cli.cnitool:add", "Attach NETNS to NET and print the result."),

@@ -29,8 +29,8 @@ def datapath() -> None:
 
 @dataclass(slots=True)
 class Pair:
-    """The living flows between two pods. pods: their names, or an address that no pod of the runtime's cache has.
-    packets, bytes: that each of the two has sent, redirected."""
+    """The current flows between two pods. pods: their names, or an address that no pod in the runtime's cache has.
+    packets, bytes: redirected packets and bytes that each of the two has sent."""
 
     pods: tuple[str, str]
     flows: int
@@ -45,8 +45,8 @@ class Pair:
 def status(cache_dirs: Sequence[str], as_json: bool) -> None:
     """Show the pods of the datapath, and the flows that it redirects now.
 
-    The counters are of redirected packets of living flows, from the first end to the second and back; first those of
-    each two pods, then those of each flow.
+    The counters are those of redirected packets of current flows, from the first end to the second and back. The output
+    has first the sums for each two pods, then each flow.
     """
     found = attempt(own.read)
     pods = Pods(tuple(cache_dirs) or (DEFAULT_DIR,))
@@ -72,7 +72,7 @@ def counts(it: Pair | Flow) -> str:
 
 
 def name_of(pods: Pods, packed: bytes) -> str:
-    """Return NAMESPACE/NAME of the pod with an address, else its shortened container id, else the address."""
+    """Return NAMESPACE/NAME of the pod with an address, otherwise its shortened container id, otherwise the address."""
     pod = pods.at(packed)
     if not pod:
         return ip_text(packed)
@@ -80,7 +80,7 @@ def name_of(pods: Pods, packed: bytes) -> str:
 
 
 def pairs(flows: Iterable[Flow], pods: Pods) -> list[Pair]:
-    """Return the sums of the flows between each two pods, the ones with the most packets first."""
+    """Return the sums of the flows between each two pods, those with the most packets first."""
     found: dict[tuple[str, str], Pair] = {}
     for flow in flows:
         names = [name_of(pods, end) for end in flow.ends]
@@ -118,7 +118,7 @@ def unload() -> None:
 
 
 def attempt(do: Any) -> Any:
-    """Return do(socket). Raises CniError for what the kernel refuses."""
+    """Return do(socket). Raises a kernel error as CniError."""
     sock = wire.open_socket()
     try:
         return do(sock)

@@ -1,4 +1,4 @@
-"""The command `fastcni doctor`: what is wrong with this node, why it matters, and the command that mends it."""
+"""The command `fastcni doctor`: find the faults of this node, why they matter, and the commands that repair them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from fastcni.node.checks.findings import ERROR, plural
 def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, bundle: str | None) -> int:
     """Check this node: what is wrong, and the command that mends it.
 
-    It looks at the kernel, sysctls, configurations, plugin files, the server, and what pods left. It changes nothing.
-    Each finding says what is wrong, why that matters, and the command that mends it. Run it as
-    root: else it cannot see everything, and says so.
+    The command checks the kernel, sysctls, configurations, plugin files, the server, and what pods left. It changes
+    nothing. Each finding says what is wrong, why that matters, and which command mends it. Run it as root. Without root
+    it cannot read everything, and says so.
 
     The exit status is 0 if nothing was found, 1 for warnings, 2 for errors, and 3 if a part of the node could not be
     read, so that findings may be missing.

@@ -26,7 +26,7 @@ HINTS = (
 def run(argv: Sequence[str]) -> int:
     """Run one command; return the exit status, 1 for every kind of failure of most commands.
 
-    An error's `exit_status` is that of a command whose status 1 is an answer.
+    Commands whose status 1 is an answer give their errors an `exit_status`.
     """
     as_json = "--json" in argv
     try:
@@ -38,7 +38,8 @@ def run(argv: Sequence[str]) -> int:
     except CniError as e:
         return report(e, as_json, status_of(e))
     except BrokenPipeError as e:
-        # The reader of stdout has left. Without this the interpreter would flush stdout once more and fail again.
+        # The reader of stdout has left. Without this line the interpreter would flush stdout again at its end, and fail
+        # again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return status_of(e)
     except OSError as e:

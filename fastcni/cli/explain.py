@@ -1,4 +1,4 @@
-"""The command `fastcni explain`: what an address, a port, a link, a chain or a container id is."""
+"""The command `fastcni explain`: say what an address, a port, a link, a chain or a container id belongs to."""
 
 import click
 
@@ -20,7 +20,7 @@ from fastcni.spec.errors import CniError
 def explain(places: Places, as_json: bool, what: str) -> None:
     """Say what an address, port, link or chain of this node belongs to.
 
-    That is the network, the plugins, since when, files and rules.
+    The output has the network, the plugins, the time of the ADD, files and rules.
 
     \b
     fastcni explain 10.88.0.2         an address

@@ -1,4 +1,4 @@
-"""The command `fastcni flows`: who talks to whom on this node, and what is dropped by what."""
+"""The command `fastcni flows`: show which pods talk to whom, and what drops their packets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from fastcni.flows.collector import Collector
 
-WAIT_S = 1.0                    # for the next flow
+WAIT_S = 1.0                    # seconds to wait for the next flow
 
 
 @click.command()
@@ -46,14 +46,14 @@ def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str,
           as_json: bool) -> None:
     """Show which pods talk to whom, and what drops their packets.
 
-    What drops is a network policy, a firewall or the isolation of ports. Without --follow it prints what `fastcni serve
-    --flows` has kept. --follow needs no option of server or agent: the kernel reports packets while the command runs.
-    No rule is left when it ends, in whatever way.
+    Packets are dropped by a network policy, a firewall or the isolation of ports. Without --follow the command prints
+    the flows that `fastcni serve --flows` has kept. --follow needs no option of server or agent: the kernel reports
+    packets while the command runs. The command's rules are removed when it ends, even if it is killed.
 
     \b
     fastcni flows --follow --drops         what is dropped now
     fastcni flows --follow --pod shop/web  what this pod does
-    fastcni flows --last 20                the newest that the server has kept
+    fastcni flows --last 20                the newest flows that the server has kept
     """
     chosen = Chosen(drops, pod)
     if follow:
@@ -66,7 +66,7 @@ def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str,
 
 
 class Chosen:
-    """Which flows are printed."""
+    """The selection of the flows to print."""
 
     def __init__(self, drops: bool, pod: str) -> None:
         self.drops, self.pod = drops, pod
@@ -91,7 +91,7 @@ def open_collector(conf_dir: str, cache_dirs: Sequence[str]) -> Collector:
 
 
 def follow_flows(collector: Collector, chosen: Chosen, count: int | None, as_json: bool) -> None:
-    """Print flows until a signal, or until there were `count`."""
+    """Print flows until a signal, or until `count` are printed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     left, sampled = count, False
@@ -111,7 +111,7 @@ def follow_flows(collector: Collector, chosen: Chosen, count: int | None, as_jso
 
 
 def kept(path: str) -> list[Document]:
-    """Return what the server at a socket has kept, the oldest first. Raises CniError."""
+    """Return the flows that the server at a socket has kept, the oldest first. Raises CniError."""
     from fastcni.flows import kept as flows_kept
 
     with asking(path, "`fastcni flows --follow` needs none; `fastcni serve --flows` keeps flows"):

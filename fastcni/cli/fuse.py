@@ -21,7 +21,7 @@ def fuse(conflist: str, bin_dir: Sequence[str], dry_run: bool, as_json: bool) ->
     """Make one plugin, `chain`, of the plugins of the list CONFLIST.
 
     A runtime then starts one program for a pod instead of one for each plugin. Results and state stay the same, and
-    running pods are not affected. The original stays beside the file as CONFLIST.unfused.
+    running pods are not affected. The original stays next to the file as CONFLIST.unfused.
     """
     done = fusing.fuse(conflist, plugin_dirs(bin_dir), dry_run=dry_run)
     report(done, f"{', '.join(done.plugins)} of network {done.network} are one plugin in {done.path}; the original "
@@ -37,14 +37,14 @@ def unfuse(conflist: str, force: bool, dry_run: bool, as_json: bool) -> None:
     """Put back the original of the fused list CONFLIST.
 
     The file is the same, byte for byte. Running pods are not affected. The plugin `chain` must stay installed until the
-    pods that were added with it are gone: CRI-O and podman delete a pod with the list of its ADD.
+    pods that were added with it are deleted, because CRI-O and podman delete a pod with the list of its ADD.
     """
     done = fusing.unfuse(conflist, force=force, dry_run=dry_run)
     report(done, f"{done.path} is as it was: {', '.join(done.plugins)} of network {done.network}", dry_run, as_json)
 
 
 def report(done: fusing.Fused, text: str, dry_run: bool, as_json: bool) -> None:
-    """Print what was done; for a dry run the list."""
+    """Print the outcome; for a dry run the list."""
     if as_json:
         put_document({"path": done.path, "original": done.kept, "network": done.network, "plugins": [*done.plugins],
                       "dryRun": dry_run, "list": json.read(done.document)})

@@ -1,4 +1,4 @@
-"""The command `fastcni gc`: release what belongs to no living attachment of a network."""
+"""The command `fastcni gc`: release the resources of a network that belong to no living attachment."""
 
 import sys
 from collections.abc import Sequence
@@ -24,11 +24,12 @@ from fastcni.spec.errors import CniError
 def gc(settings: Settings, dry_run: bool, valid: Sequence[str], everything: bool, yes: bool) -> int:
     """Release what belongs to no living attachment of NET. NETNS is not used.
 
-    First, cached attachments whose network namespace is gone get DEL. Then each plugin gets the list of attachments
-    that are kept, and releases everything else: addresses, firewall rules, files. Below CNI 1.1.0 only fastcni's own
-    plugins are called.
+    First, cached attachments whose network namespace no longer exists get DEL. Then each plugin gets the list of
+    attachments to keep, and releases everything else: addresses, firewall rules, files. For versions below CNI 1.1.0
+    only fastcni's own plugins are called.
 
-    Start no container of NET meanwhile: a running ADD is in no list yet. The exit status is 1 if anything failed.
+    Start no container of NET while the command runs, because a running ADD is not in the list yet. The exit status is 1
+    if anything failed.
     """
     pairs = [read_valid(text) for text in valid]
     report = collected(settings, pairs, dry_run, everything, yes)
@@ -57,7 +58,7 @@ def collected(settings: Settings, pairs: Sequence[tuple[str, str]], dry_run: boo
 
 
 def refuse_blind(network: str, plan: collect.Plan, folder: str, unread: Sequence[str]) -> None:
-    """Raise CniError if the cache does not tell which attachments live."""
+    """Raise CniError if the cache does not show which attachments exist."""
     if unread:
         raise CniError(errors.IO_FAILURE, f"nothing was released: {unread[0]} cannot be read",
                        f"there are {len(unread)} such files of network {network}; remove those of dead containers, "

@@ -43,8 +43,8 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], netavar
             as_json: bool) -> None:
     """Write fastcni's plugins to a directory.
 
-    Each file replaces the old one in one step, also while that runs. Files that are not fastcni's are kept in
-    .fastcni-replaced in that directory; `fastcni uninstall` puts them back. The plugins do not need this package
+    Each file replaces the old one in one step, even while the old one runs. Files that are not fastcni's are kept in
+    .fastcni-replaced in that directory; `fastcni uninstall` restores them. The plugins do not need this package
     afterwards. The server does: --systemd and --autostart start the Python that runs this command, so keep that
     installation.
     """
@@ -62,7 +62,7 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], netavar
     if idle_exit_min is not None and not (systemd or autostart):
         raise click.UsageError("--idle-exit needs --systemd or --autostart")
     try:
-        # It may be refused, so nothing is written before.
+        # This may fail, so nothing is written before.
         command = units.own_command() if systemd or autostart else []
         idle_exit_min = AUTOSTART_IDLE_MIN if autostart and idle_exit_min is None else idle_exit_min
         if idle_exit_min:
@@ -101,7 +101,7 @@ def lines(done: "Installed", written: Sequence[str], dry_run: bool) -> list[str]
         found += wrapped(f"{verb} units to {os.path.dirname(written[0])}: ", map(os.path.basename, written))
     if done.server:
         found += wrapped(f"a request that finds no server starts one: {' '.join(done.server)}", ())
-        if not dry_run and (pid := running_server()) > 1:           # 1: systemd, which has the socket
+        if not dry_run and (pid := running_server()) > 1:           # 1: systemd has the socket
             found.append(f"a server runs, process {pid}; after an upgrade, end it: kill {pid}")
     if not dry_run:
         found += [f"next: {systemd.next_command(written)}"] if written else []
@@ -117,7 +117,7 @@ def running_server() -> int:
     try:
         return server_process.listener(PATH)
     except OSError:
-        return 0                        # another user's
+        return 0                        # a process of another user
 
 
 def by_program(programs: Mapping[str, "Program | None"]) -> list[str]:

@@ -32,14 +32,15 @@ from fastcni.spec.errors import CniError
 def ipam() -> None:
     """Show and repair cluster-wide addresses.
 
-    These are those of the IPAM types cluster and whereabouts. The commands ask the store that the node's network
-    configurations name. Without any, as with Multus, it is that of the spaces which the node has joined, or that of
-    whereabouts' flat file. If these name several stores, choose one with --network.
+    These are the addresses of the IPAM types cluster and whereabouts. The commands ask the store that the node's
+    network configurations name. If no configuration names a store, as with Multus, it is the store of the address
+    spaces which the node has joined, or that of whereabouts' flat file. If there are several stores, choose one with
+    --network.
     """
 
 
 def site_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that find the store. The function gets `site`, `places` and `as_json`; the store is closed
+    """Add the options that select the store. The function gets `site`, `places` and `as_json`; the store is closed
     afterwards."""
     @click.option("--network", default="", metavar="NET", help="The store of this network, or of this space if no file "
                   "configures a network; needed if there are several stores.")
@@ -60,11 +61,11 @@ def list_blocks(site: Site, places: Places, as_json: bool, space: str, node: str
     """List spaces, their blocks, and with --addresses the holders.
 
     \b
-    active       one node gives the addresses of the block
-    quarantine   of a dead node: nobody gives them until the node is forgotten
-    shared       of no node: each address is claimed by itself
+    active       one node allocates the addresses of the block
+    quarantine   the block of a dead node: its addresses are free again when the node is forgotten
+    shared       the block of no node: each address is claimed separately
 
-    Nodes report the addresses of their blocks a moment after they have given them. JSON always has the addresses.
+    Nodes report the addresses of their blocks shortly after allocating them. JSON always has the addresses.
     """
     found = site.survey(space)
     chosen = [of_node(it, node) for it in found.blocks if not node or it.block.node == node
@@ -76,7 +77,7 @@ def list_blocks(site: Site, places: Places, as_json: bool, space: str, node: str
 
 
 def of_node(held: HeldBlock, node: str) -> HeldBlock:
-    """The block, with the holders of one node if it is shared."""
+    """Return the block; if it is shared, with only the holders of one node."""
     if not node or held.block.node == node:
         return held
     return HeldBlock(held.block, tuple(it for it in held.holders if it.node == node))
@@ -89,7 +90,8 @@ def of_node(held: HeldBlock, node: str) -> HeldBlock:
 def show(site: Site, places: Places, as_json: bool, address: str, space: str) -> None:
     """Say who has ADDRESS: pod, node, since when, block, epoch and state.
 
-    An address of host-local on this node is shown, too. The exit status is 1 if nothing is known of the address.
+    The command also shows an address of host-local on this node. The exit status is 1 if nothing is known about the
+    address.
     """
     found = places_at(site, address, space)
     here, seen = explanations.explain(places, address, ask_stores=False)
@@ -109,7 +111,7 @@ def show(site: Site, places: Places, as_json: bool, address: str, space: str) ->
 
 
 def places_at(site: Site, address: str, space: str) -> list[Place]:
-    """Where an address is. Raises CniError 4 for a text that is no address."""
+    """Return the places of an address. Raises CniError 4 for an invalid address."""
     try:
         return places_of(site.survey(space), address, space)
     except ValueError:
@@ -149,8 +151,8 @@ def nodes(site: Site, places: Places, as_json: bool) -> None:
     """List the nodes: state, epoch, last sign of life, blocks, and how many of their addresses are held and free.
 
     \b
-    alive   it gave a sign of life within the last minute
-    lost    it did not; its blocks stay its own
+    alive   it has sent a heartbeat within the last minute
+    lost    it has not; its blocks stay its own
     dead    it was declared dead: its blocks are in quarantine
     """
     views = node_views(site.survey())
@@ -168,7 +170,7 @@ def nodes(site: Site, places: Places, as_json: bool) -> None:
 def forget_node(site: Site, places: Places, as_json: bool, name: str, yes: bool, dry_run: bool) -> None:
     """Remove the node NAME, which is lost or dead, and free its blocks and addresses.
 
-    You confirm with --yes that no pod of the node runs any more. If one does, another pod can get its address.
+    With --yes you confirm that no pod of the node runs any more. If a pod still runs, another pod can get its address.
     """
     plan = plan_forget(site.survey(), name)
     if not as_json:
@@ -203,8 +205,9 @@ def import_whereabouts(site: Site, places: Places, as_json: bool, kubeconfig: st
                        dry_run: bool) -> int:
     """Take over the addresses that whereabouts has given, so that none is given twice.
 
-    It reads IPPools and OverlappingRangeIPReservations, and changes nothing of them. Their blocks become shared, and
-    each address is claimed for its pod. It may run again: it takes over what is new.
+    The command reads IPPools and OverlappingRangeIPReservations, and does not change them. The blocks of these
+    addresses become shared, and fastcni claims each address for its pod. If you run it again, it takes over new
+    addresses.
 
     The exit status is 1 if an address could not be taken over.
     """

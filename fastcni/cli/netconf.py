@@ -1,4 +1,5 @@
-"""The command that shows what each plugin of a network would get, and validates the network's configuration."""
+"""The command `fastcni netconf`: show what each plugin of a network would get, and validate the network's
+configuration."""
 
 from dataclasses import asdict
 
@@ -20,8 +21,8 @@ from fastcni.runtime.validate import Finding, validate
 def netconf(settings: Settings, command: str, strict: bool) -> int:
     """Show what a command would send to each plugin of NET. No plugin is called.
 
-    CHECK and DEL show the cached result of NETNS as prevResult. ADD shows none: each plugin would get the result of
-    the plugin before.
+    CHECK and DEL show the cached result of NETNS as prevResult. ADD shows no prevResult: each plugin would get the
+    result of the previous plugin.
     """
     if strict:
         return put_findings(settings, validate(settings.net, settings.cni.plugin_dirs))

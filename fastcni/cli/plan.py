@@ -1,4 +1,4 @@
-"""The plan of a command on a network: what it would send to each plugin. No plugin is called."""
+"""Plan a command on a network: what the command would send to each plugin, without calling a plugin."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from fastcni.spec import json
 class Step:
     """One call: the plugin's type, its file ("" if not found), its CNI variables and its stdin.
 
-    skipped: the reason if the plugin would not be called, else "".
+    skipped: the reason if the plugin would not be called, or "".
     """
 
     type: str
@@ -29,8 +29,8 @@ class Step:
 def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list[Step]:
     """Return the calls of a command in order.
 
-    CHECK and DEL have the cached result as prevResult. ADD has none: the plugin before would answer it. GC has the
-    attachments that `fastcni gc` would keep.
+    CHECK and DEL have the cached result as prevResult. ADD has no prevResult, because the previous plugin would answer
+    it. GC has the attachments that `fastcni gc` would keep.
     """
     attached = command in ("ADD", "CHECK", "DEL")
     kept = [to_pair(it.attachment) for it in collect.make_plan(cni.attachments(), net.name).kept]
@@ -55,7 +55,7 @@ def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list
 
 
 def why_skipped(cni: CNI, net: NetworkList, plugin: PluginConf, command: str) -> str:
-    """Return the reason if a plugin would not be called, else ""."""
+    """Return the reason if a plugin would not be called, or ""."""
 
     if command == "CHECK" and net.disable_check:
         return "disableCheck is true"

@@ -1,4 +1,4 @@
-"""The command that lists the plugins, from what their modules say of themselves."""
+"""The command `fastcni plugins`: list the plugins and their features, from their modules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def list_plugins(types: Sequence[str], markdown: bool, as_json: bool) -> None:
         click.echo(as_markdown())
         return
     found = third_party.register()
-    with redirect_stdout(sys.stderr):               # for what a module prints during its import
+    with redirect_stdout(sys.stderr):               # for output of a module during its import
         third_party.load(found)
     known = [*map(features, plugins.BUILT_IN), *map(third_party_features, found)]
     for kind in types:
@@ -74,12 +74,12 @@ def print_all(known: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def source(it: dict[str, Any]) -> str:
-    """The distribution of a plugin, if it is another one."""
+    """Return the distribution of a plugin, if it is not fastcni."""
     return f" ({it['distribution']})" if "distribution" in it else ""
 
 
 def print_one(it: dict[str, Any], console: Console) -> None:
-    """Print what one plugin can, a line for each of its features."""
+    """Print the features of one plugin, a line for each."""
     console.print(Text(printable(f"{it['plugin']}{source(it)}"), style="bold"))
     table = Table(box=None, show_header=False, padding=(0, 2))
     if "problem" in it:
@@ -96,15 +96,15 @@ def print_one(it: dict[str, Any], console: Console) -> None:
 
 
 def third_party_features(plugin: third_party.ThirdParty) -> dict[str, Any]:
-    """As features(), with the distribution; of a plugin that cannot be used the reason alone, as "problem"."""
+    """Return features() with the distribution; for a plugin that cannot be used only the reason, as "problem"."""
     if plugin.problem:
         return {"plugin": plugin.kind, "distribution": plugin.distribution, "problem": plugin.problem}
     return {**features(plugin.kind), "distribution": plugin.distribution}
 
 
 def features(name: str) -> dict[str, Any]:
-    """Return the features that a plugin's module shows: its first sentence, its functions, CAPABILITIES, ARGS, FAMILIES
-    and VERSIONS."""
+    """Return the features of a plugin's module: its first sentence, its functions, CAPABILITIES, ARGS, FAMILIES and
+    VERSIONS."""
     module = plugins.load(name)
     about = (module.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
     about = about.removeprefix(f"{name}: ")
@@ -118,7 +118,7 @@ def features(name: str) -> dict[str, Any]:
 
 
 def rows() -> list[list[str]]:
-    """The rows of fastcni's own plugins."""
+    """Return the rows of fastcni's own plugins."""
     return [row_of(features(name)) for name in plugins.BUILT_IN]
 
 
@@ -132,6 +132,6 @@ def row_of(it: dict[str, Any]) -> list[str]:
 
 
 def as_markdown() -> str:
-    """The table of fastcni's own plugins, as in docs/plugins.md."""
+    """Return the table of fastcni's own plugins, as in docs/plugins.md."""
     lines = [COLUMNS, ["---"] * len(COLUMNS), *([f"`{row[0]}`", *row[1:]] for row in rows())]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""The commands `fastcni pod`: the network of a whole pod, as a kubelet's runtime makes it."""
+"""The commands `fastcni pod`: set up and tear down all networks of a pod, as a kubelet's runtime does."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
         put_document({"containerID": container_id,
                       "detached": [{"network": it.network, "ifname": it.ifname} for it in done]})
     elif known:
-        told = [it for it in done if (it.network, it.ifname) in known]      # DEL goes to the default network, too
+        told = [it for it in done if (it.network, it.ifname) in known]      # the default network gets DEL, too
         for it in told:
             click.echo(printable(f"{it.ifname} of {container_id} in network {it.network} is detached"))
         click.echo(printable(f"pod {container_id}: networks detached {len(told)}"))
@@ -151,7 +151,7 @@ def ready(pods: PodNetworks, watch: bool, interval: float, as_json: bool) -> int
 
 
 def read_spec(file: IO[bytes], container_id: str, netns: str) -> Pod:
-    """The pod of a manifest. Raises CniError."""
+    """Return the pod of a manifest. Raises CniError."""
     try:
         document = json.read(file.read())
     except json.JsonError as e:
@@ -177,7 +177,7 @@ def read_network(text: str) -> PodNetwork:
 
 
 def read_annotation(text: str) -> tuple[str, str]:
-    """The key and the value of an --annotation option. Raises CniError."""
+    """Return the key and the value of an --annotation option. Raises CniError."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise CniError(errors.INVALID_ENVIRONMENT, f"--annotation: {json.quote(text)}: expected KEY=VALUE")
@@ -185,7 +185,7 @@ def read_annotation(text: str) -> tuple[str, str]:
 
 
 def read_port(text: str) -> HostPort:
-    """The port of a --publish option. Raises CniError."""
+    """Return the port of a --publish option. Raises CniError."""
     rest, _, protocol = text.partition("/")
     rest, _, pod_port = rest.rpartition(":")
     host_ip, _, host_port = rest.rpartition(":")
@@ -196,7 +196,7 @@ def read_port(text: str) -> HostPort:
 
 
 def put_similar(pods: PodNetworks, container_id: str) -> None:
-    """Suggest on stderr the pod whose id is similar."""
+    """Suggest on stderr a pod with a similar id."""
     if similar := meant_id(container_id, [it.container_id for it in pods.cni.attachments()]):
         click.echo(printable(similar), err=True)
 

@@ -1,4 +1,4 @@
-"""The commands `fastcni policy`: what network policies allow."""
+"""The commands `fastcni policy`: show what network policies allow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.objects import Pod
 
-SETTLED_S = 1.0                 # a difference that lasts so long is none that the agent is about to remove
+SETTLED_S = 1.0                 # seconds; the agent would have removed a difference sooner
 REREAD_S = 0.1
 
 
@@ -55,14 +55,14 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
     """Say whether a connection is allowed, and by which rule.
 
     \b
-    fastcni policy test shop/web shop/db 5432    two pods (web: of `default`)
+    fastcni policy test shop/web shop/db 5432    two pods; without a namespace: `default`
     fastcni policy test 192.0.2.7 shop/web http  an address; a port by its name
     fastcni policy test shop/web 10.96.0.10 53/udp
     fastcni policy test shop/web api.example.com 443     a name in a policy's
                                     domainNames: the addresses that web was told
 
     The answer is what this node's kernel does, compared with the policies. For pods of other nodes, and on a machine
-    where no agent with policies has run, it is what the policies say; then the answer says so.
+    where no agent with policies has run, the answer is only what the policies say, which the output mentions.
 
     \b
     Exit status:
@@ -70,10 +70,10 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
       1   denied
       2   no answer: an argument is wrong, or the kernel or the policies cannot
           be read
-      3   the kernel does something else than the policies say
+      3   the kernel differs from the policies
 
-    NetworkPolicies always allow traffic between a pod and its own node. What a pod sends there can be denied by cluster
-    policies, and no pod may send packets of the node's tunnels.
+    NetworkPolicies always allow traffic between a pod and its own node. Cluster policies can deny what a pod sends to
+    its node, and no pod may send packets of the node's tunnels.
     """
     from fastcni.agent.policy.asked import DIFFERS
 
@@ -84,7 +84,7 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
         status = max((each.verdict for each in found), key=SEVERITY.index)
         if status != DIFFERS or time.monotonic() >= until:
             break
-        time.sleep(REREAD_S)            # the agent may be about to write what has changed
+        time.sleep(REREAD_S)            # the agent may not have written a change yet
     if not as_json:
         for each in found:
             click.echo(printable(text(each, sources.unread)))
@@ -93,11 +93,11 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
     sys.exit(status)
 
 
-SEVERITY = (0, 1, 2, 3)         # of several connections the worst one counts
+SEVERITY = (0, 1, 2, 3)         # of several connections the worst counts
 
 
 def answers(sources: Sources, source: str, destination: str, port: str) -> list[Answer]:
-    """The answers for all addresses of FROM and TO. Raises CniError."""
+    """Return the answers for all addresses of FROM and TO. Raises CniError."""
     from fastcni.agent.policy.asked import answer
     from fastcni.agent.policy.evaluate import Connection
 
@@ -114,7 +114,7 @@ def answers(sources: Sources, source: str, destination: str, port: str) -> list[
 # -- what is known -----------------------------------------------------------------------------------------------------
 
 def read_sources(folder: str, kubernetes: str | None, agent_folder: str, node_name: str) -> Sources:
-    """Read the kernel's tables, the policies, and the pods that ADDs told the agent of. Raises CniError."""
+    """Read the kernel's tables, the policies, and the pods that the agent knows from ADDs. Raises CniError."""
     from fastcni.agent.policy import asked, attached, own_addresses
 
     try:
@@ -176,8 +176,8 @@ def pod_key(name: str) -> str:
 
 
 def ends(sources: Sources, name: str, told: tuple[bytes, ...] = ()) -> tuple[bytes, ...]:
-    """The addresses of a pod, or the address itself, or what the pod with the addresses `told` was told by a domain
-    name. Raises CniError."""
+    """Return the addresses of a pod, or the address itself, or the addresses of a domain name that the pod with the
+    addresses `told` has received. Raises CniError."""
     if pod := sources.cluster.pods.get(pod_key(name)):
         if not pod.addresses:
             raise CniError(errors.INVALID_ENVIRONMENT, f"pod {pod.key} has no address of its own",
@@ -194,8 +194,8 @@ def ends(sources: Sources, name: str, told: tuple[bytes, ...] = ()) -> tuple[byt
 
 
 def told_by(sources: Sources, name: str, pod: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """The addresses of a domain name that a pod was told; () if no policy has the name. Raises CniError without an
-    address."""
+    """Return the addresses of a domain name that a pod has received; () if no policy has the name. Raises CniError
+    without an address."""
     from fastcni.agent.policy.objects import Domain
 
     known = [pairs for domain, pairs in sources.cluster.resolved.items() if Domain(domain).matches(name)]
@@ -207,7 +207,7 @@ def told_by(sources: Sources, name: str, pod: tuple[bytes, ...]) -> tuple[bytes,
 
 
 def read_port(port: str, pod: Pod | None) -> tuple[int, int]:
-    """(protocol, number) of 80, 53/udp or the name of a port of the pod. Raises CniError."""
+    """Return (protocol, number) of 80, 53/udp or the name of a port of the pod. Raises CniError."""
     from fastcni.agent.policy.objects import MAX_PORT, PROTOCOLS
 
     name, _, kind = port.partition("/")
@@ -232,7 +232,7 @@ def document(it: Answer) -> dict[str, Any]:
 
 
 def direction_document(it: Direction) -> dict[str, Any] | None:
-    """None: the address is no pod's, or a pod connects to itself."""
+    """Return the document of a direction. None if the address is no pod's, or a pod connects to itself."""
     from fastcni.agent.policy.asked import ALLOWED
 
     kernel = decision_document(it.kernel) if it.kernel else None

@@ -1,4 +1,4 @@
-"""`fastcni policy convert`: policies of other projects as documents that the agent enforces."""
+"""The command `fastcni policy convert`: convert policies of other projects to documents that the agent enforces."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ def yaml_text(documents: list[dict[str, Any]]) -> str:
     except ImportError:
         raise CniError(errors.INVALID_ENVIRONMENT, "writing YAML needs PyYAML",
                        "install fastcni[cluster], or Debian's python3-yaml") from None
-    separate = json.loads(json.dumps(documents))        # a part that is there twice becomes an alias else
+    separate = json.loads(json.dumps(documents))        # otherwise a part that occurs twice becomes an alias
     text: str = yaml.safe_dump_all(separate, sort_keys=False, default_flow_style=False, width=120, explicit_start=True)
     return text

@@ -1,4 +1,4 @@
-"""Commands whose exit status is an answer."""
+"""Define commands whose exit status is an answer."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ class Question(click.Command):
         except (CniError, OSError, click.ClickException, click.Abort) as e:
             e.exit_status = UNKNOWN             # type: ignore[union-attr]
             raise
-        except Exception:                       # with this Python would end with 1
+        except Exception:                       # otherwise Python would end with status 1
             traceback.print_exc()
             sys.exit(UNKNOWN)

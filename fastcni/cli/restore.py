@@ -16,9 +16,9 @@ from fastcni.runtime.restore import restore as run
 def restore(cache_dir: str, as_json: bool) -> int:
     """Restore the firewall state of all cached attachments.
 
-    Use it after `nft flush ruleset`, a reload of firewalld or a restart of iptables. It does not touch pods, links or
-    addresses. It restores only pods that are linked to the network namespace in which it runs. The exit status is 1
-    if anything could not be restored.
+    Use it after `nft flush ruleset`, a reload of firewalld or a restart of iptables. The command does not change pods,
+    links or addresses. It restores only pods that are linked to the network namespace in which it runs. The exit status
+    is 1 if a rule could not be restored.
     """
 
     done = run(Cache(cache_dir))

@@ -1,4 +1,4 @@
-"""The command that prints the JSON Schema of a plugin's configuration."""
+"""The command `fastcni schema`: print the JSON Schema of a plugin's configuration."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fastcni.spec.errors import CniError
 def schema(kind: str) -> None:
     """Print the JSON Schema of the configuration of the plugin TYPE.
 
-    It is one document of JSON Schema 2020-12, for an editor or a check before a configuration is rolled out. It refuses
-    values of a type that ADD refuses, and takes keys that the plugin does not know. `fastcni netconf --strict` finds
-    these, and values that exclude each other.
+    The output is one JSON Schema 2020-12 document, for an editor or a check before a configuration is rolled out. The
+    schema rejects values of a type that ADD rejects, and allows unknown keys. `fastcni netconf --strict` finds unknown
+    keys, and values that exclude each other.
     """
     third_party.register()
     if kind not in plugins.TABLE:

@@ -1,4 +1,4 @@
-"""The command `fastcni selftest`: does the network of this node work, by packets of two pods of its own."""
+"""The command `fastcni selftest`: test the network of this node by packets between two pods of its own."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cac
     hairpin, masquerade, name server, MTU, bandwidth limit, IPv4 and IPv6; one-shot, and by the server if one listens.
 
     With --peer a pod also sends echo requests to another node and to the addresses of that node in its pods' subnet.
-    The other node answers as its kernel does: nothing has to be started there.
+    The other node's kernel answers, so no program must run on that node.
 
-    The exit status is 0 if all checks are ok, else 1.
+    The exit status is 0 if all checks are ok, otherwise 1.
     """
     if os.geteuid() != 0:
         raise CniError(errors.INVALID_ENVIRONMENT, "selftest makes network namespaces", "run the command as root")
@@ -96,7 +96,7 @@ def chosen(cni: CNI, names: Sequence[str]) -> list[NetworkList]:
 
 
 def interrupt(number: int, frame: FrameType | None) -> Any:
-    """End as Ctrl-C does: all that the test has made is removed."""
+    """End as after Ctrl-C, so that everything that the test has made is removed."""
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""The command that runs the warm server."""
+"""The command `fastcni serve`: run the warm server."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def serve(path: str, cache_dir: str, dhcp: bool, dhcp_socket: str, dhcp_leases: 
           keep_flows: bool, detached: bool, log: LogOptions, **options: Any) -> None:
     """Answer the installed plugins from one warm process.
 
-    A plugin that finds no server does its work by itself. SIGTERM ends the server after its last answer.
+    A plugin that finds no server runs its request itself. SIGTERM ends the server after its last answer.
     """
     if dhcp and options["idle_exit_s"]:
         raise click.UsageError("--dhcp renews leases, so the server must not end: leave --idle-exit out")
@@ -106,7 +106,7 @@ def serve(path: str, cache_dir: str, dhcp: bool, dhcp_socket: str, dhcp_leases: 
 
 
 def leave_caller(log: LogOptions) -> LogOptions:
-    """Leave what belongs to the caller of --detached. Return where and what to log."""
+    """Detach from the caller of --detached. Return the options of the log."""
     from fastcni.daemon.log import SYSLOG
     from fastcni.server.detached import detach
 
@@ -115,11 +115,11 @@ def leave_caller(log: LogOptions) -> LogOptions:
         return log
     if os.path.exists(SYSLOG):
         return log._replace(to="syslog")
-    return log._replace(level="warning")        # a file in memory, without rotation
+    return log._replace(level="warning")        # the log is a file in memory without rotation
 
 
 def agent_collectors() -> "list[AgentCollector]":
-    """The metrics of --agent; none without the Prometheus client, of which the server says that it is missing."""
+    """Return the collectors of --agent; [] without the Prometheus client, which the server reports as missing."""
     try:
         from fastcni.agent.metrics import AgentCollector
     except ImportError:
@@ -128,7 +128,7 @@ def agent_collectors() -> "list[AgentCollector]":
 
 
 def kept_flows(cache_dir: str) -> "Kept":
-    """What --flows adds to the server."""
+    """Return the part that --flows adds to the server."""
     from fastcni.cli.flows import open_collector
     from fastcni.flows.kept import Kept
 
@@ -136,7 +136,7 @@ def kept_flows(cache_dir: str) -> "Kept":
 
 
 def flow_collectors(kept: "Iterable[Kept]") -> "list[FlowsCollector]":
-    """The metrics of --flows; none without the Prometheus client, as above."""
+    """Return the collectors of --flows; [] without the Prometheus client."""
     try:
         from fastcni.flows.metrics import FlowsCollector
     except ImportError:
@@ -145,7 +145,7 @@ def flow_collectors(kept: "Iterable[Kept]") -> "list[FlowsCollector]":
 
 
 def dhcp_daemon(path: str, leases: str, log: Logger) -> "Daemon":
-    """The daemon of the dhcp plugin, for the server to start. Raises ListenError."""
+    """Return the dhcp plugin's daemon, which the server starts. Raises ListenError."""
     from fastcni.daemon.listening import ListenError
     from fastcni.dhcp.daemon import Daemon, raise_descriptor_limit
     from fastcni.dhcp.flags import Flags

@@ -1,4 +1,4 @@
-"""The command `fastcni top`: what the server does at this moment, drawn again and again."""
+"""The command `fastcni top`: show the server's current activity, continuously."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fastcni.server.records import history
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-LIMIT = 64                      # requests of one answer: its making stops no other request for long
+LIMIT = 64                      # requests in one answer, so that making it delays other requests only briefly
 
 
 @click.command()
@@ -68,7 +68,7 @@ def top(socket: str, conf_dir: str, cache_dir: str, chosen: str, interval: float
 
 
 class Source(activity_source.Source):
-    """What top shows, from the server at a socket and from this node's files."""
+    """The data of top, from the server at a socket and from this node's files."""
 
     def __init__(self, path: str, conf_dir: str, results: str) -> None:
         super().__init__(lambda: status.ask(path) or {}, self._ask, lambda: count(conf_dir, results))
@@ -82,7 +82,7 @@ class Source(activity_source.Source):
         return found
 
     def poll(self) -> None:
-        """Read what is new. Raises CniError: the server cannot be asked."""
+        """Read new data. Raises CniError if the server cannot be asked."""
         with asking(self.path, "start it: `systemctl start fastcni.socket`, or `fastcni serve`"):
             super().poll()
 
@@ -106,7 +106,7 @@ def watch(source: Source, view: View, console: Console, interval: float) -> None
 
 
 def poll(source: Source) -> str:
-    """Read what is new. Return what is wrong, "" if nothing is: a server that is restarted comes back."""
+    """Read new data. Return the error, or "". An error is not raised, because the server may be restarting."""
     try:
         source.poll()
     except CniError as e:
@@ -115,7 +115,7 @@ def poll(source: Source) -> str:
 
 
 def press(key: str, view: View) -> bool:
-    """Note a key. Return False for that which quits."""
+    """Handle a key. Return False for the key that quits."""
     if view.typing is not None:
         if key in (ENTER, ESCAPE):
             view.chosen, view.typing = view.typing if key == ENTER else "", None

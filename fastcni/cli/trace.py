@@ -1,4 +1,4 @@
-"""The command `fastcni trace`: the requests of the server as they come, or those that it has kept."""
+"""The command `fastcni trace`: show the server's requests as they end, or those that it has kept."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fastcni.spec.errors import CniError
 
 KEYS = {"network": "network", "container": "container", "ifname": "ifname", "command": "command", "plugin": "plugin",
         "code": "outcome"}
-PAUSE_S = 0.2                   # between two questions to the server
-AWAY_S = 1.0                    # while none answers
+PAUSE_S = 0.2                   # seconds between two questions to the server
+AWAY_S = 1.0                    # seconds between two questions while no server answers
 
 
 @click.command()
@@ -46,15 +46,15 @@ def trace(container: str, socket: str, past: bool, count: int | None, filters: S
           netlink: bool, with_input: bool, as_json: bool) -> None:
     """Follow the server's requests, each with its phases.
 
-    CONTAINER is a container id, or its beginning. Failed requests show the kernel's refusals, the programs that ran
-    and the rollback. Requests that plugins run without the server, one-shot, are not here: the log has them.
+    CONTAINER is a container id, or its beginning. Failed requests show the kernel's errors, the programs that ran and
+    the rollback. Requests that plugins run without the server, one-shot, are only in the log.
 
     \b
     fastcni trace                              all requests from now on
     fastcni trace --past 5f0c9e1d              what happened to this container
-    fastcni trace --past --filter code=failed  what failed, and why
-    fastcni trace --past --slower 20           where the time of slow ones went
-    fastcni trace --netlink -n 1               the next one's netlink messages
+    fastcni trace --past --filter code=failed  failed requests, and why
+    fastcni trace --past --slower 20           the phases of slow requests
+    fastcni trace --netlink -n 1               the next request's netlink messages
     """
     chosen = Filter([*filters, *([f"container={container}"] if container else [])], slower)
     found = kept(socket or PATH, chosen, count or 0) if past else followed(socket or PATH, chosen, count or 0, netlink)
@@ -72,8 +72,8 @@ def trace(container: str, socket: str, past: bool, count: int | None, filters: S
 
 
 class Filter:
-    """Which requests are printed: those that took at least `slower` milliseconds and that fit all texts KEY=VALUE; of
-    several with one key, one is enough. Raises click.BadParameter."""
+    """The selection of requests: those that took at least `slower` milliseconds and match all filters KEY=VALUE; of
+    several filters with one key, one match is enough. Raises click.BadParameter."""
 
     def __init__(self, texts: Sequence[str], slower: float = 0) -> None:
         self.slower = slower
@@ -99,7 +99,7 @@ def fits(name: str, present: str, wanted: str) -> bool:
 
 
 def kept(path: str, chosen: Filter, count: int) -> Iterator[dict[str, Any]]:
-    """The requests that the server has kept, the oldest first."""
+    """Yield the requests that the server has kept, the oldest first."""
     found: list[dict[str, Any]] = []
     after, containers = 0, set()
     while requests := ask(path, after)["requests"]:
@@ -114,7 +114,7 @@ def kept(path: str, chosen: Filter, count: int) -> Iterator[dict[str, Any]]:
 
 
 def followed(path: str, chosen: Filter, count: int, wire: bool) -> Iterator[dict[str, Any]]:
-    """The requests from now on, `count` of them if that is not 0. A server that ends is waited for."""
+    """Yield the requests from now on, `count` of them if that is not 0. If the server ends, wait for the next one."""
     answer, printed = ask(path, None, 0, wire), 0
     click.echo(printable(f"following the server at {path}; Ctrl-C ends"), err=True)
     while True:
@@ -146,7 +146,7 @@ def next_answer(path: str, after: int, wire: bool) -> dict[str, Any]:
 
 
 def ask(path: str, after: int | None, limit: int = history.MAX_LIMIT, wire: bool = False) -> dict[str, Any]:
-    """The answer of the server at a socket, see server/records/history.py. Raises CniError without one."""
+    """Return the answer of the server at a socket, see server/records/history.py. Raises CniError without an answer."""
     with asking(path, "start it: `systemctl start fastcni.socket`, or `fastcni serve`. Requests without a server are "
                       "in the log only"):
         found = history.ask(path, after, limit, wire=wire)
@@ -157,7 +157,7 @@ def ask(path: str, after: int | None, limit: int = history.MAX_LIMIT, wire: bool
 
 
 def story(request: dict[str, Any], netlink: bool, with_input: bool) -> Iterator[str]:
-    """The lines of one request."""
+    """Yield the lines of one request."""
     yield story_text.headline(request)
     if with_input:
         yield from story_text.given(request)

@@ -1,4 +1,5 @@
-"""The command `fastcni uninstall`: put back what `fastcni install` replaced, and remove the rest of fastcni."""
+"""The command `fastcni uninstall`: restore the programs that `fastcni install` replaced, and remove the rest of
+fastcni."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,10 @@ def uninstall(places: "Places", bin_dir: str, unit_dir: str | None, socket: str,
               as_json: bool) -> None:
     """Put back the plugins that fastcni replaced.
 
-    It removes the rest of fastcni, too. Each plugin file is replaced in one step, also while pods come and go. Then the
-    server and its systemd units are stopped and removed, and fastcni's state that no pod needs: nftables tables,
-    ipsets, files. Running pods keep theirs. Repeat the command when they are gone, or use --wait.
+    The command also removes the rest of fastcni. Each plugin file is replaced in one step, even while pods are added
+    and deleted. Then the command stops and removes the server and its systemd units, and removes fastcni's state that
+    no pod needs: nftables tables, ipsets, files. fastcni keeps the tables, sets and files that running pods need.
+    Repeat the command when these pods are deleted, or use --wait.
 
     If another plugin directory has fastcni's plugins, only the plugin files are changed.
     """
@@ -59,7 +61,7 @@ def uninstall(places: "Places", bin_dir: str, unit_dir: str | None, socket: str,
             places, lambda state: put(waiting_lines(state)) if not as_json else None)
         if not as_json:
             put(state_lines(done.state, dry_run))
-        done.state.released = before + done.state.released      # a pod may go before the wait begins
+        done.state.released = before + done.state.released      # a pod may be deleted before the wait begins
     if as_json:
         put_document(document(done, dry_run))
 

@@ -1,9 +1,10 @@
-"""What options of several commands mean.
+"""Options that several commands have.
 
-    settings    a network and a namespace: from options, else from cnitool's environment variables, else defaults
-    node        where to look for this node's attachments
-    addresses   where to listen, and a collector of traces
-    logging     where a daemon logs, and what
-    server      a server that is asked, and cannot be
-    completion  names that the shell completes
+    settings    a network and a namespace: from options, otherwise from cnitool's environment variables, otherwise
+                defaults
+    node        the places of this node's attachments
+    addresses   addresses to listen on, and a collector of traces
+    logging     the log of a daemon
+    server      the error if a server cannot be asked
+    completion  completion of names in the shell
 """

@@ -1,4 +1,4 @@
-"""Addresses in options: of the status page, of metrics, of a collector of traces."""
+"""Read addresses in options: those of the status page, of metrics and of a collector of traces."""
 
 from __future__ import annotations
 

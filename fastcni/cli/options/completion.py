@@ -1,4 +1,5 @@
-"""Complete the names of networks, containers and plugins in the shell. What cannot be read completes to nothing."""
+"""Complete the names of networks, containers and plugins in the shell. If the names cannot be read, there are no
+completions."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def containers(ctx: click.Context, parameter: click.Parameter, incomplete: str) 
 
 
 def pods(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the ids of the containers in the result caches, and NAMESPACE/NAME of those whose ADD had these names."""
+    """Return the ids of the containers in the result caches, and NAMESPACE/NAME of those whose ADD has these names."""
     from fastcni.runtime.records import kubernetes_name
 
     return beginning([name for it in cached(ctx) for name in (it.container_id, kubernetes_name(it.args)) if name],

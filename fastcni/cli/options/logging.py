@@ -1,4 +1,4 @@
-"""The options of a daemon's log: --log-to, --log-level and --log-format."""
+"""Define the options of a daemon's log: --log-to, --log-level and --log-format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of commands on this node's attachments: where to look."""
+"""Define the options of commands on this node's attachments."""
 
 import os
 from collections.abc import Callable, Sequence

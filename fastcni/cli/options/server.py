@@ -1,4 +1,4 @@
-"""The server that --socket names: what a command says if it cannot ask the server."""
+"""Report the error if a command cannot ask the server that --socket names."""
 
 from __future__ import annotations
 

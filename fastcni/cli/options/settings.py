@@ -1,4 +1,4 @@
-"""The settings of a command: from options, else from cnitool's environment variables, else defaults."""
+"""Read the settings of a command from options, otherwise from cnitool's environment variables, otherwise defaults."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The runtime library, the network and the attachment of a command. as_json: --json is given."""
+    """The runtime library, the network and the attachment of a command. as_json: whether --json is given."""
 
     cni: CNI
     net: NetworkList
@@ -44,7 +44,7 @@ class Settings:
 def network_command(netns_required: bool = True) -> Callable[..., Any]:
     """Add NET, NETNS and OPTIONS to a command. Its function gets one Settings instead of these."""
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)            # also copies the options of the function itself
+        @wraps(function)            # also copies the function's own options
         def command(net: str, netns: str | None, **options: Any) -> Any:
             own = {key: options.pop(key) for key in list(options) if key not in TAKEN}
             return function(read_settings(net, netns or "", **options), **own)
@@ -69,7 +69,7 @@ def read_settings(name: str, netns: str, *, conf_dir: str, bin_dir: Sequence[str
     net = cni.load(name, warn)
     capabilities = read_capability_args(env("CAP_ARGS", "") if capability_args is None else capability_args)
     args = read_pairs(env("CNI_ARGS", "") if args_text is None else args_text)
-    # abspath changes the text only: it removes ".." and keeps symbolic links, as cnitool does.
+    # abspath only changes the text: as in cnitool, it removes ".." and keeps symbolic links.
     netns = os.path.abspath(netns) if netns else ""
     rt = RuntimeConf(container_id or default_container_id(netns), netns,
                      ifname or env("CNI_IFNAME") or "eth0", args, capabilities)
@@ -82,13 +82,15 @@ def warn(text: str) -> None:
 
 
 def plugin_dirs(given: Sequence[str]) -> list[str]:
-    """Return the plugin directories: those of --bin-dir, else CNI_PATH split at each ":", else the usual ones."""
+    """Return the plugin directories: those of --bin-dir, otherwise CNI_PATH split at each ":", otherwise the usual
+    ones."""
     text = os.environ.get("CNI_PATH", "")
     return list(given) or (text.split(os.pathsep) if text else list(DEFAULT_PLUGIN_DIRS))
 
 
 def default_container_id(netns: str) -> str:
-    """Return cnitool's container id of a namespace: 20 hex digits of the SHA-512 of its absolute path."""
+    """Return the container id that cnitool derives for a namespace: 20 hex digits of the SHA-512 of its absolute
+    path."""
     return f"cnitool-{sha512(os.fsencode(netns)).hexdigest()[:20]}"
 
 

@@ -1,4 +1,4 @@
-"""The output of the commands: text for a terminal.
+"""Format the output of the commands.
 
     output     text or JSON
     show       results and plans

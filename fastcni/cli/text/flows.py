@@ -1,4 +1,4 @@
-"""Flows as lines of text, see fastcni/flows/records.py."""
+"""Format flows as lines of text, see fastcni/flows/records.py."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fastcni.cli.text.inventory import SHORT_ID
 from fastcni.cli.text.output import printable
 from fastcni.node.attachments.records import bracketed
 
-Document = dict[str, Any]               # of Flow.document()
+Document = dict[str, Any]               # the result of Flow.document()
 
 
 def line(flow: Document, coloured: bool = False) -> str:
-    """A flow as one line: its time, verdict, protocol and ends, and what decided it."""
+    """Return a flow as one line: its time, verdict, protocol and ends, and what decided the verdict."""
     when = time.strftime("%H:%M:%S", time.localtime(flow["time"]))
     verdict = f"{flow['verdict']:7}"
-    if coloured:                    # click removes it where stdout is no terminal
+    if coloured:                    # click removes colours if stdout is not a terminal
         verdict = click.style(verdict, fg="red" if flow["verdict"] == "dropped" else "green")
     by = " ".join(filter(None, (flow["by"], flow["policy"])))
     if flow["by"] == "firewall":
@@ -30,13 +30,14 @@ def line(flow: Document, coloured: bool = False) -> str:
 
 
 def request_text(it: Document) -> str:
-    """ "GET web/public/a 200", or with the reason "POST web/a 403: no rule for ingress allows it"."""
+    """ Return a request as text: "GET web/public/a 200", or with the reason "POST web/a 403: no rule for ingress allows
+    it"."""
     text = " ".join(filter(None, (it["method"] or "TLS", f"{it['host']}{it['path']}", str(it["status"] or ""))))
     return f"{text}: {it['reason']}" if it["reason"] else text
 
 
 def end_text(end: Document, with_port: bool = True) -> str:
-    """A pod with its network, "shop/web@net:80", or an address."""
+    """Return a pod with its network, "shop/web@net:80", or an address."""
     name = end["pod"] if end["pod"] != end["container"] else end["pod"][:SHORT_ID]
     text = f"{name}@{end['network']}" if name else bracketed(end["address"])
     return f"{text}:{end['port']}" if with_port and end["port"] is not None else text

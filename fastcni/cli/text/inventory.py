@@ -1,4 +1,4 @@
-"""The inventory as text on a terminal of 80 columns: lists, one attachment, and what adopt found."""
+"""Format the inventory for a terminal of 80 columns: lists, one attachment, and the outcome of adopt."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from fastcni.spec import json
 SHORT_ID = 12
 PIECES = re.compile(r" *(?:`[^`]*`|[^ ])+")     # a word or a command in backquotes, with the space before it
 STYLES = {RUNNING: "green", GONE: "yellow", ORPHANED: "yellow"}
-MAX_NAMED = 5                   # things that a line at the end names
+MAX_NAMED = 5                   # number of objects that a line at the end names
 UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def age(since: float, now: float) -> str:
-    """The time since then, in its largest unit: "3d". "" if it is unknown."""
+    """Return the time since `since`, in its largest unit: "3d". "" if it is unknown."""
     seconds = max(0, int(now - since))
     return next((f"{seconds // size}{unit}" for size, unit in UNITS if seconds >= size), "0s") if since else ""
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
-    """{id: its beginning}, all of the shortest length, SHORT_ID at least, at which no two are the same."""
+    """Return {id: its beginning}, all of the shortest length, at least SHORT_ID, at which they are different."""
     ids = set(ids)
     longest = max(map(len, ids), default=0)
     length = next((length for length in range(SHORT_ID, longest) if len({it[:length] for it in ids}) == len(ids)),
@@ -52,7 +52,7 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
 
 def print_list(chosen: Sequence[NodeAttachment], inventory: Inventory, *, filtered: bool = False,
                console: Console | None = None) -> None:
-    """Print a row for each of the chosen attachments, then how many there are in each state."""
+    """Print a row for each of the chosen attachments, then the number in each state."""
     console = console or Console()
     if chosen:
         print_rows(chosen, inventory, console)
@@ -77,7 +77,7 @@ def print_rows(chosen: Sequence[NodeAttachment], inventory: Inventory, console: 
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     start = sum(widths) + 2 * len(widths)
     if start + max(len(ip) for it in chosen for ip in (*it.addresses, "ADDRESSES")) > console.width:
-        start = 4                       # addresses stay in one piece, in lines of their own
+        start = 4                       # addresses are not broken, and have their own lines
     for row, last in ((titles, ("ADDRESSES",)), *zip(rows, (it.addresses for it in chosen), strict=True)):
         head = "  ".join(f"{printable(text):<{width}}" for text, width in zip(row, widths, strict=True))
         lines = ([head.rstrip()] if start == 4 or not last else []) + [f"{'':{start}}{ip}" for ip in last]
@@ -91,7 +91,7 @@ def print_rows(chosen: Sequence[NodeAttachment], inventory: Inventory, console: 
 
 
 def summary(chosen: Sequence[NodeAttachment], filtered: bool) -> str:
-    """How many attachments there are: "3 attachments: 2 running, 1 orphaned"."""
+    """Return the numbers of attachments: "3 attachments: 2 running, 1 orphaned"."""
     states = Counter(it.state for it in chosen)
     parts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     count = f"{len(chosen) or 'no'} {'attachment' if len(chosen) == 1 else 'attachments'}"
@@ -99,7 +99,7 @@ def summary(chosen: Sequence[NodeAttachment], filtered: bool) -> str:
 
 
 def print_rest(inventory: Inventory, console: Console) -> None:
-    """Print what belongs to no attachment, and what could not be seen."""
+    """Print the objects that belong to no attachment, and what could not be read."""
     if inventory.unowned:
         named = ", ".join(f"{it.kind} {it.place}" for it in inventory.unowned[:MAX_NAMED])
         more = len(inventory.unowned) - MAX_NAMED
@@ -157,7 +157,7 @@ def print_details(it: NodeAttachment, details: Details, unseen: Sequence[str], c
 
 
 def print_facts(it: NodeAttachment, console: Console) -> None:
-    """Print what an attachment is: names, state, addresses, ports."""
+    """Print the properties of an attachment: names, state, addresses, ports."""
     put_row(console, "container", it.container_id)
     put_row(console, "interface", f"{it.ifname or 'unknown'}{f' in {it.netns}' if it.netns else ''}")
     put_row(console, "network", f"{it.network or 'unknown'}{f' ({chr(44).join(it.plugins)})' if it.plugins else ''}"
@@ -188,7 +188,8 @@ def print_sightings(it: NodeAttachment, console: Console) -> None:
 
 
 def print_explanations(found: Sequence[Explanation], inventory: Inventory, console: Console | None = None) -> None:
-    """Print what something is, then its owners: one of them in full, several as a table. Each is printed once."""
+    """Print the explanations, then the owners: a single owner in full, several as a table. Each owner is printed
+    once."""
     console = console or Console()
     for it in found:
         put(console, it.what, "bold")
@@ -208,14 +209,14 @@ def print_explanations(found: Sequence[Explanation], inventory: Inventory, conso
 
 
 def link_text(link: HostLink) -> str:
-    """A link of the host, in one line."""
+    """Return a link of the host as one line."""
     counters = link.counters
     text = f"{link.name} ({link.kind}, index {link.index}, {'up' if link.up else 'DOWN'}, mtu {link.mtu}"
     text += f", port of {link.master})" if link.master else ")"
     if not counters:
         return text
     bad = sum(counters[key] for key in counters if "errors" in key or "dropped" in key)
-    if link.kind == "ifb":              # the shaper of what the pod sends
+    if link.kind == "ifb":              # the ifb shapes packets from the pod
         return (f"{text}\n{'':12}let {counters['tx_packets']} packets pass ({size(counters['tx_bytes'])}), "
                 f"errors and drops {bad}")
     # The host's end receives the packets that the pod sends.
@@ -224,7 +225,7 @@ def link_text(link: HostLink) -> str:
 
 
 def size(count: int) -> str:
-    """A number of bytes for people: "1.5 MB"."""
+    """Return a number of bytes for people: "1.5 MB"."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -234,7 +235,7 @@ def size(count: int) -> str:
 
 
 def print_adoption(done: Adoption, console: Console | None = None) -> None:
-    """Print which attachments fastcni recognises, and which indexes there are."""
+    """Print which attachments fastcni recognises, and which indexes exist."""
     console = console or Console()
     verdicts = done.verdicts
     put(console, f"{sum(it.owned for it in verdicts)} of {summary([it.attachment for it in verdicts], False)}; "

@@ -1,4 +1,4 @@
-"""Cluster-wide addresses as text on a terminal of 80 columns."""
+"""Format cluster-wide addresses for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fastcni.node.cluster.survey import HeldBlock, Holder, NodeView, Place, Surv
 STYLES = {ALIVE: "green", LOST: "yellow", DEAD: "red", ACTIVE: "green", QUARANTINE: "red", SHARED: "", KEPT: "yellow",
           ASKED: "yellow", REFUSED: "red"}
 SHORT_ID = 12
-MAX_NAMED = 5                   # blocks or addresses of which each has a line
+MAX_NAMED = 5                   # number of blocks or addresses with a line each
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], whole: Sequence[str] = ()) -> Table:
-    """A table without lines. Columns of `whole` are not broken, so that their values can be copied."""
+    """Return a table without lines. Columns in `whole` are not broken, so that their values can be copied."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column in whole)
@@ -35,7 +35,7 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], whole: Seque
 
 
 def when(since: float, now: float) -> str:
-    """A time with its age: "2026-01-31 12:00:00, 3h ago"."""
+    """Return a time with its age: "2026-01-31 12:00:00, 3h ago"."""
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}, {age(since, now)} ago" if since else "unknown"
 
 
@@ -93,12 +93,12 @@ def print_nodes(where: str, views: Sequence[NodeView], console: Console | None =
 
 
 def seen(view: NodeView, now: float) -> str:
-    """When a node gave its last sign of life, for a row."""
+    """Return when a node has sent its last heartbeat, for a row."""
     return f"{age(view.node.seen, now)} ago" if view.node.seen else "-"
 
 
 def print_place(place: Place, console: Console | None = None) -> None:
-    """Print all that the store knows of an address."""
+    """Print the store's knowledge of an address."""
     console, now = console or Console(), time.time()
     put(console, sentence(place, times=False), "bold")
     console.print()
@@ -107,7 +107,7 @@ def print_place(place: Place, console: Console | None = None) -> None:
 
 
 def facts(place: Place, now: float) -> list[tuple[str, str]]:
-    """(name, text) of what is known of an address."""
+    """Return [(name, text)] of the known properties of an address."""
     holder, node, found = place.holder, place.node, [("space", place.space), ("state", place.state)]
     if holder:
         found += [(name, text) for name, text in (
@@ -128,7 +128,7 @@ def facts(place: Place, now: float) -> list[tuple[str, str]]:
 
 
 def print_here(found: Sequence[Explanation], console: Console | None = None) -> None:
-    """Print what this node has of an address that the store knows, in a row for each attachment."""
+    """Print this node's attachments with an address that is in the store, a row for each."""
     console = console or Console()
     for owner in dict.fromkeys(owner.name for it in found for owner in it.owners):
         it = next(one for each in found for one in each.owners if one.name == owner)
@@ -137,7 +137,7 @@ def print_here(found: Sequence[Explanation], console: Console | None = None) -> 
 
 
 def print_forgetting(plan: Forgetting, dry_run: bool, console: Console | None = None) -> None:
-    """Print what forgetting a node frees, and what the operator asserts."""
+    """Print what forgetting a node frees, and what the operator confirms."""
     console, now = console or Console(), time.time()
     node = plan.node
     sign = f", last sign of life {age(node.seen, now)} ago" if node.seen else ""
@@ -156,7 +156,7 @@ def print_forgetting(plan: Forgetting, dry_run: bool, console: Console | None = 
 
 
 def print_import(plan: Plan, lost: Sequence[str], dry_run: bool, console: Console | None = None) -> None:
-    """Print what an import took over, then what it could not."""
+    """Print the addresses that an import took over, then those that it could not."""
     console = console or Console()
     verb = "would take over" if dry_run else "took over"
     failed = len(lost)

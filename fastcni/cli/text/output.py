@@ -1,4 +1,4 @@
-"""The output of a command: text, or with --json a JSON document. Colours are for a terminal only."""
+"""Write the output of a command: text, or with --json a JSON document. Only terminals get colours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Group(click.Group):
 
 
 def cni_as_text(as_json: bool) -> bool:
-    """Whether a command that prints CNI documents, as cnitool does, prints text: on a terminal, without --json.
+    """Return whether a command that prints CNI documents, as cnitool does, prints text: on a terminal, without --json.
 
     These commands are add, check, del and netconf. All others print text without --json, also into a pipe.
     """

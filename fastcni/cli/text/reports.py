@@ -1,4 +1,4 @@
-"""The report of a command on a network: text for a terminal, a JSON document for programs."""
+"""Format the report of a command on a network: text for a terminal, a JSON document for programs."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -51,7 +51,7 @@ def types(plugins: Iterable[PluginConf]) -> str:
 # GC ----------------------------------------------------------------------------------------------
 
 def gc_lines(net: NetworkList, report: GcReport) -> list[str]:
-    """Return a line for each attachment, each plugin and each released thing. The last line has the totals."""
+    """Return a line for each attachment, each plugin and each released object. The last line has the totals."""
     if report.skipped:
         return [f"network {net.name}: nothing was released: {report.skipped}"]
     lines = [f"kept          {name(it)}  ({it.why})" for it in report.kept]

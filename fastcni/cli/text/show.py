@@ -1,4 +1,4 @@
-"""Results and plans as text. Control characters from plugins and files are replaced."""
+"""Format results and plans as text. Control characters from plugins and files are replaced."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -72,7 +72,7 @@ def plan(steps: Sequence[Step], console: Console | None = None) -> None:
 
 
 def findings(network: str, found: Sequence[Finding], console: Console | None = None) -> None:
-    """Print what is wrong in a network's configuration."""
+    """Print the faults of a network's configuration."""
     console, file = console or Console(), ""
     if not found:
         console.print(Text(printable(f"Network {network}: nothing found.")))

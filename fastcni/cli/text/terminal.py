@@ -1,4 +1,5 @@
-"""The terminal of a live view: keys one by one, a screen of its own, and all of it undone however the view ends."""
+"""Control the terminal of a live view: read single keys, use the alternate screen, and restore the terminal however the
+view ends."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from rich.console import Console, ConsoleDimensions, RenderableType
 
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 WAKES = (signal.SIGWINCH, signal.SIGTSTP)
-SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|O.)")        # an arrow key, for instance
-MAX_BYTES = 1024                # of keys at once
+SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|O.)")        # for example an arrow key
+MAX_BYTES = 1024                # of keys in one read
 ESCAPE, ENTER, ERASE = "escape", "enter", "erase"
 NAMES = {"\x1b": ESCAPE, "\r": ENTER, "\n": ENTER, "\x7f": ERASE, "\b": ERASE}
 
 
 class Terminal:
-    """`with Terminal(console) as terminal:` shows a screen; draw() and wait() alternate. Of the main thread only.
+    """A terminal: `with Terminal(console) as terminal:` shows a screen; draw() and wait() alternate. Only for the main
+    thread.
 
     SIGTERM and SIGHUP end the view by SystemExit, SIGINT by KeyboardInterrupt. SIGTSTP (Ctrl-Z) suspends it.
     """
@@ -80,7 +82,7 @@ class Terminal:
         self.suspended = self.suspended or number == signal.SIGTSTP
 
     def _suspend(self) -> None:
-        """Give the terminal back and stop, until the shell continues this process."""
+        """Restore the terminal and stop, until the shell continues this process."""
         self.suspended = False
         self._hide()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -89,18 +91,19 @@ class Terminal:
         self._show()
 
     def draw(self, view: Callable[[int, int], RenderableType]) -> None:
-        """Draw view(columns, lines), which fits."""
+        """Draw the text view(columns, lines), which fits the terminal."""
         # console.size prefers COLUMNS and LINES, which do not change with the terminal.
         columns, lines = self.console.size = ConsoleDimensions(*os.get_terminal_size(self.fd))
         with self.console.capture() as drawn:
             self.console.print(view(columns, lines), end="")
-        # Each line is overwritten, then its rest deleted: nothing flickers, and no line of a smaller frame stays.
+        # Overwrite each line, then delete its rest: nothing flickers, and a smaller frame leaves no old lines.
         text = "".join(f"\x1b[{at};1H{line}\x1b[K" for at, line in enumerate(drawn.get().split("\n")[:lines], 1))
         self.console.file.write(f"{text}\x1b[J")
         self.console.file.flush()
 
     def wait(self, seconds: float) -> list[str]:
-        """The keys that come within this time: characters, or ESCAPE, ENTER, ERASE. [] also after a signal."""
+        """Return the keys that are pressed within `seconds`: characters, or ESCAPE, ENTER, ERASE. [] also after a
+        signal."""
         ready, _, _ = select.select([self.fd, self.read_end], [], [], max(0.0, seconds))
         if self.read_end in ready:
             os.read(self.read_end, MAX_BYTES)

@@ -1,6 +1,6 @@
-"""A frame of `fastcni top`: the document of node/activity/summary.py as lines of text that fit a terminal.
+"""Format a frame of `fastcni top`: the document of node/activity/summary.py as lines of text that fit a terminal.
 
-80x24 is enough for it. Nothing is said by colour alone.
+A terminal of 80x24 is enough. No information is only in colours.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fastcni.cli.text.output import printable
 
 MIN_COLUMNS, MIN_LINES = 60, 12
 BUSY = 0.9                      # a pool with a larger share of held addresses is marked
-COMMANDS = ("ADD", "DEL")       # with columns of their own; the others share one
-ERRORS_AT = 57                  # the column of the errors, beside the times
-WITH_TEXTS = 105                # columns that also have room for what the codes mean, and for the ids of requests
-MAX_PHASES = 6                  # rows of times, beside that of all of a request
-NAME = 15                       # cells of a network's name
+COMMANDS = ("ADD", "DEL")       # commands with a column each; the others share one column
+ERRORS_AT = 57                  # the column of the errors, next to the times
+WITH_TEXTS = 105                # columns from which on the meanings of codes and ids of requests are shown, too
+MAX_PHASES = 6                  # rows of times, in addition to the row of the whole request
+NAME = 15                       # width of a network's name
 DASH = "-"
-# What `s` goes through: (its name, the sorting key of a network's row)
+# The orders that the key `s` cycles through: (name, sorting key of a network's row)
 SORTS: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = (
     ("requests", lambda it: (-it["requests"], -it["attachments"])),
     ("failed", lambda it: -it["failed"]),
@@ -55,8 +55,8 @@ than half of the time, if there is one.
 
 @dataclass(slots=True)
 class View:
-    """What the user has chosen. typing: the filter that is being typed, None if none is. trouble: why the figures are
-    not of this moment, or ""."""
+    """The user's choices. typing: the filter that is being typed, or None. trouble: why the figures are out of date; ""
+    if they are current."""
 
     sort: int = 0
     chosen: str = ""
@@ -67,7 +67,7 @@ class View:
 
 
 def frame(document: dict[str, Any], view: View, columns: int, lines: int, *, keys: bool = True) -> Text:
-    """At most `lines` lines of at most `columns` cells. keys: with the line of keys at the end."""
+    """Return at most `lines` lines of at most `columns` cells. keys: whether the last line lists the keys."""
     rows = [*head(document, view)]
     if columns < MIN_COLUMNS or lines < MIN_LINES:
         rows.append(Text(f"The terminal is too small: {MIN_COLUMNS}x{MIN_LINES} is needed, 80x24 is good."))
@@ -89,7 +89,7 @@ def frame(document: dict[str, Any], view: View, columns: int, lines: int, *, key
 
 
 def head(document: dict[str, Any], view: View) -> Iterable[Text]:
-    """Three lines: which server, its load, and what is wrong with the figures."""
+    """Return three lines: the server, its load, and why figures are out of date."""
     server, now = document["server"], document["time"]
     title = Text("fastcni top", style="bold")
     if server:
@@ -119,11 +119,11 @@ def head(document: dict[str, Any], view: View) -> Iterable[Text]:
 
 
 def timings(document: dict[str, Any], columns: int) -> list[Text]:
-    """Times by phase, and errors at the right of them."""
+    """Return the times by phase, with the errors on their right."""
     phases = list(dict.fromkeys(it["phase"] for it in document["phases"]))[:MAX_PHASES]
     by_key = {(it["phase"], it["command"]): it for it in document["phases"]}
     others = [it["command"] for it in document["commands"] if it["command"] not in COMMANDS]
-    other = others[0] if others else "STATUS"           # the most frequent of the others
+    other = others[0] if others else "STATUS"           # the most frequent other command
     shown = (*COMMANDS, other)
     totals = {it["command"]: it for it in document["commands"]}
     left = [Text("TIME".ljust(9) + "".join(f"{name:>16}" for name in shown), style="bold"),
@@ -146,7 +146,7 @@ def error_lines(document: dict[str, Any], columns: int) -> list[Text]:
 
 
 def beside(left: Sequence[Text], right: Sequence[Text], columns: int) -> list[Text]:
-    """Two columns of lines, as many as the left one has, or MAX_PHASES + 3."""
+    """Return two columns of lines, as many lines as the left column has, or MAX_PHASES + 3."""
     count = max(len(left), min(len(right), MAX_PHASES + 3))
     found = []
     for at in range(count):
@@ -159,7 +159,7 @@ def beside(left: Sequence[Text], right: Sequence[Text], columns: int) -> list[Te
 
 
 def network_lines(document: dict[str, Any], view: View, most: int) -> list[Text]:
-    """An empty line, a headline that marks the sorting key, and `most` networks."""
+    """Return an empty line, a headline that marks the sorting key, and `most` networks."""
     name, key = SORTS[view.sort]
     titles = {"name": fit("NETWORK", NAME), "pods": f"{'PODS':>6}", "requests": f"{'REQ/S':>7}",
               "failed": f"{'FAILED':>7}", "p50": f"{'P50':>7}", "p99": f"{'P99':>7}", "full": f"{'FULL':>6}"}
@@ -182,7 +182,7 @@ def network_lines(document: dict[str, Any], view: View, most: int) -> list[Text]
 
 
 def slowest_lines(document: dict[str, Any], most: int, columns: int) -> list[Text]:
-    """An empty line, a headline, and the `most` slowest requests; with their ids in a wide terminal."""
+    """Return an empty line, a headline, and the `most` slowest requests, with their ids in a wide terminal."""
     wide = columns >= WITH_TEXTS
     lines = [Text(), Text(f"{'SLOWEST':>8}  {'COMMAND':8}{'PLUGIN':12}{'NETWORK':13}{'CONTAINER':{SHORT_ID + 1}}"
                           f"{'ENDED':10}{'CODE':6}{'MOST      ID' if wide else 'MOST'}", style="bold")]
@@ -208,20 +208,20 @@ def key_line(view: View) -> Text:
 
 
 def fit(text: str, cells: int) -> str:
-    """The text in exactly so many cells, the last one empty; a longer one ends with "~"."""
+    """Return the text in exactly `cells` cells, of which the last is empty; a longer text is cut and ends with "~"."""
     text = printable(text)
     return set_cell_size(text if len(text) < cells else f"{text[:cells - 2]}~", cells)
 
 
 def short_range(text: str) -> str:
-    """A range of addresses without what its end repeats: "10.1.0.1-254"."""
+    """Return a range of addresses without the common beginning of its end: "10.1.0.1-254"."""
     first, _, last = text.partition("-")
     same = max(first.rfind("."), first.rfind(":")) + 1
     return f"{first}-{last[same:]}" if last and first[:same] == last[:same] else text
 
 
 def number(value: float | None) -> str:
-    """A number in six characters at most: "1.94", "740", "123k"; a dash for None."""
+    """Return a number in at most six characters: "1.94", "740", "123k"; a dash for None."""
     if value is None:
         return DASH
     if value < 100_000:
