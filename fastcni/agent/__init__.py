@@ -1,1 +1,1 @@
-"""The node agent: gives the node a subnet, joins it to the others, and keeps the kernel's state so."""
+"""The node agent: it gives the node a subnet, connects it to the other nodes, and restores this state in the kernel."""

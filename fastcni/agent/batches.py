@@ -1,4 +1,4 @@
-"""Many netlink requests for one send."""
+"""Collect many netlink requests for one send()."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """Requests in as many Batches as they need. first: what they begin with."""
+    """Requests in as many Batches as they need. first: the first Batch, which may already have messages."""
 
     def __init__(self, first: Batch | None = None) -> None:
         self.batches = [Batch() if first is None else first]
 
     def add(self, write: Callable[..., object], *args: object, **named: object) -> None:
-        """Call write(batch, *args, **named) with a Batch that has room."""
+        """Call write(batch, *args, **named) with a Batch that has enough space."""
         try:
             write(self.batches[-1], *args, **named)
         except BatchFull:
@@ -28,5 +28,5 @@ class Requests:
             write(self.batches[-1], *args, **named)
 
     def send(self, sock: Socket) -> list[NetlinkError]:
-        """Send them, and return what the kernel refused."""
+        """Send the requests, and return the kernel's errors."""
         return wire.attempt(sock, wire.Batches(self.batches))[1] if self.batches[0] else []

@@ -1,4 +1,4 @@
-"""The agent in a thread of another program: `fastcni serve --agent`."""
+"""Run the agent in a thread of another program: `fastcni serve --agent`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from fastcni.agent.run import Options
     from fastcni.daemon.log import Logger
 
-AGAIN_S = 5.0                   # between a failure and the next start
+AGAIN_S = 5.0                   # seconds between a failure and the next start
 
 
 class AgentBeside:
-    """Runs an Agent until join(). If it fails, this logs `agent_failed` and runs another one.
+    """A thread that runs an Agent until join(). If the Agent fails, the thread logs `agent_failed` and runs a new one.
 
-    note(agent): is called before an Agent runs. start(): in a thread that is in the node's namespace.
+    note(agent): called before an Agent runs. Call start() in a thread that is in the node's namespace.
     """
 
     def __init__(self, options: Options, log: Logger, note: Callable[[Agent], object]) -> None:
@@ -50,7 +50,7 @@ class AgentBeside:
                 self._run_once()
             except (ConfigurationError, Away, OSError) as e:
                 self.log.error("agent_failed", error=str(e), again_in=AGAIN_S)
-            except Exception as e:      # a mistake of the agent must not end the server
+            except Exception as e:      # a defect of the agent must not end the server
                 self.log.error("agent_failed", error=repr(e), again_in=AGAIN_S, exc_info=True)
             self.ended.wait(AGAIN_S)
 

@@ -1,9 +1,10 @@
-"""The network's configuration, as flannel's net-conf.json has it (its Documentation/configuration.md).
+"""Read the network's configuration, flannel's net-conf.json (flannel's Documentation/configuration.md).
 
     {"Network": "10.244.0.0/16", "SubnetLen": 24, "Backend": {"Type": "vxlan"}}
 
 Network, SubnetLen, SubnetMin, SubnetMax and EnableIPv4 (true); IPv6Network, IPv6SubnetLen, IPv6SubnetMin, IPv6SubnetMax
-and EnableIPv6 (false). Without Backend it is vxlan, as flannel's documentation says; flanneld itself takes udp then.
+and EnableIPv6 (false). Without the key Backend, the backend is vxlan, as flannel's documentation says; flanneld itself
+uses udp.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
 
     from fastcni.agent.contract import Prefix
 
-PREFIXES = {4: "", 6: "IPv6"}                   # of the keys of a family
+PREFIXES = {4: "", 6: "IPv6"}                   # prefixes of a family's keys
 ENABLED = {4: True, 6: False}
-LENGTHS = {4: 24, 6: 64}                        # of a subnet, by default
+LENGTHS = {4: 24, 6: 64}                        # a subnet's default prefix length
 LONGEST_NETWORK, LONGEST_SUBNET = {4: 28, 6: 124}, {4: 30, 6: 126}
 LEAST_BITS = 2                                  # a network has at least four subnets
 
 
 def read(text: str) -> NetworkConf:
-    """Raises ConfigurationError."""
+    """Read the network's configuration. Raises ConfigurationError."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -54,7 +55,7 @@ def enabled(keys: Mapping[str, Any], family: int) -> bool:
 
 
 def read_family(keys: Mapping[str, Any], family: int) -> Family:
-    """The keys of one family. Raises ConfigurationError."""
+    """Read the keys of one family. Raises ConfigurationError."""
     prefix = PREFIXES[family]
     network = read_network(keys.get(f"{prefix}network".lower(), ""), f"{prefix}Network", family)
     if network.prefixlen > LONGEST_NETWORK[family]:
@@ -81,7 +82,7 @@ def read_network(text: Any, key: str, family: int) -> Prefix:
 
 
 def read_bound(keys: Mapping[str, Any], key: str, network: Prefix, usual: Prefix) -> Prefix:
-    """SubnetMin or SubnetMax: the address of a subnet of the network."""
+    """Read SubnetMin or SubnetMax, the address of a subnet of the network; `usual` if the key is absent."""
     text = keys.get(key.lower())
     if not text:
         return usual

@@ -1,11 +1,11 @@
-"""What the parts of the agent agree on: the network's configuration, a node's record, registries, backends.
+"""Define the contracts of the agent's parts: the network's configuration, a node's record, registries, backends.
 
     Registry    where the nodes' records are: etcd in flannel's layout, Kubernetes' Node objects, or a file. A node
-                takes its subnets there, publishes how it can be reached, and learns of the others
+                takes its subnets in the registry, publishes how it can be reached, and reads the records of other nodes
     Backend     vxlan, host-gw, wireguard, ipip: which links, addresses, routes and neighbours a node needs to reach the
-                others. A backend computes, and changes nothing
-    State       what a backend wants of the kernel. `agent/keeper.py` writes the difference to what is there, and
-                restores what another program removes
+                others. A backend only computes a State
+    State       the kernel state that a backend needs. `agent/keeper.py` makes it so, and restores what another program
+                removes
 
 Configuration and records are flannel's (its Documentation/configuration.md and reservations.md), so that fastcni's
 agent and flanneld can run in one cluster.
@@ -31,7 +31,7 @@ class ConfigurationError(ValueError):
 
 
 class SubnetLost(Exception):
-    """Another node has this node's subnet, or the registry has no record of it any more. Join again."""
+    """Another node has this node's subnet, or the registry no longer has this node's record. Join again."""
 
 
 class NoSubnetLeft(Exception):
@@ -44,7 +44,7 @@ class Family:
 
     network: Prefix
     length: int                     # of a node's subnet
-    first: Prefix                   # lowest and highest subnet that may be taken
+    first: Prefix                   # the lowest and the highest subnet that a node may take
     last: Prefix
 
 
@@ -58,12 +58,12 @@ class NetworkConf:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node's record in the registry. Each mapping is by family, 4 or 6, and has those that the node has.
+    """A node's record in the registry. Each mapping has the keys 4 and 6, for the families that the node has.
 
     `data` is what the backend publishes: for vxlan {"VNI": 1, "VtepMAC": "0a:..."}, for wireguard {"PublicKey": "..."}.
     """
 
-    name: str                       # the registry's key of it; not part of what is published
+    name: str                       # the registry's key of the record; not published
     subnets: Mapping[int, Prefix]
     public: Mapping[int, Address]   # the addresses at which other nodes reach it
     backend: str
@@ -71,10 +71,11 @@ class Node:
 
 
 class Registry(Protocol):
-    """Where the nodes' records are. Methods raise Away (clients/away.py) if it cannot be reached.
-    One thread calls watch(), another one the others.
+    """The store of the nodes' records. Methods raise Away (clients/away.py) if the store cannot be reached. One thread
+    calls watch(), another thread the other methods.
 
-    publishes   whether join() publishes a node's `data` to the others. If not, backends derive it from its address
+    publishes   whether join() publishes a node's `data` to the other nodes. If not, backends derive `data` from the
+                node's address
     """
 
     publishes: bool
@@ -86,26 +87,26 @@ class Registry(Protocol):
     def join(self, conf: NetworkConf, me: Node) -> Node:
         """Take subnets for this node and publish its record, or take over the record that has its public address.
 
-        `me.subnets` are those that the node had before (of the former subnet.env): they are taken again if they are
-        free. Return the record with the subnets. Raises NoSubnetLeft, and SubnetLost after a lost race."""
+        me.subnets: the node's previous subnets (from subnet.env), which are taken again if they are free. Return the
+        record with the subnets. Raises NoSubnetLeft, and SubnetLost after a lost race."""
         ...
 
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
-        """Call changed(all nodes) at once and after each change, until stop() is true. The registry being away does not
-        end it: it waits, with growing pauses, and lists again."""
+        """Call changed(all nodes) immediately and after each change, until stop() returns true. If the registry is
+        unavailable, watch() waits with growing pauses, and lists again."""
         ...
 
     def keep(self, me: Node) -> float:
-        """Renew the record, or write it again if it is gone and nobody has its subnet. Return the seconds until the
-        next call. Raises SubnetLost."""
+        """Renew the record, or write it again if it is missing and no other node has its subnet. Return the seconds
+        until the next call. Raises SubnetLost."""
         ...
 
     def leave(self, me: Node) -> None:
-        """Remove the record, for a node that is taken out of the network."""
+        """Remove the record, when the node leaves the network."""
         ...
 
     def ready(self, me: Node) -> None:
-        """Tell that the node's network works (Kubernetes: the condition NetworkUnavailable becomes False)."""
+        """Report that the node's network works (Kubernetes: the condition NetworkUnavailable becomes False)."""
         ...
 
     def close(self) -> None: ...
@@ -170,15 +171,16 @@ class WireguardPeer:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a backend wants of the kernel for these nodes. For each node the neighbour is written first, then the FDB
-    entry, then the route, so that the kernel never looks for an address through the tunnel; removal is the reverse."""
+    """The kernel state that a backend needs for these nodes. For each node the neighbour is written first, then the FDB
+    entry, then the route, so that the kernel never resolves an address through the tunnel. Removal is in the reverse
+    order."""
 
     links: tuple[Link, ...] = ()
     neighbours: frozenset[Neighbour] = frozenset()
     stations: frozenset[Station] = frozenset()
     routes: frozenset[Route] = frozenset()
     peers: frozenset[WireguardPeer] = frozenset()
-    skipped: Mapping[str, str] = field(default_factory=dict)    # nodes that cannot be reached: name, and why
+    skipped: Mapping[str, str] = field(default_factory=dict)    # {node that cannot be reached: why}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,19 +190,19 @@ class Underlay:
     name: str
     index: int
     mtu: int
-    addresses: Mapping[int, Address]            # the node's own address of each family: packets are sent from it
-    public: Mapping[int, Address]               # the one that other nodes are told; it may be that of a router
-    prefixes: Mapping[int, Prefix]              # the networks on it: nodes there are neighbours
+    addresses: Mapping[int, Address]            # the node's own address of each family, the source of tunnel packets
+    public: Mapping[int, Address]               # the published address; may be that of a router
+    prefixes: Mapping[int, Prefix]              # the link's networks, in which nodes are neighbours
 
 
 class Backend(Protocol):
-    """One way to join nodes; see backends.open_backend()."""
+    """A way to connect nodes; see backends.open_backend()."""
 
     name: str                       # flannel's BackendType
 
     def data(self) -> Mapping[int, Mapping[str, Any]]:
-        """Return what the node publishes, by family. Keys and MACs are made once and kept in the agent's folder, so
-        that a restarted node has the same."""
+        """Return the data that the node publishes, by family. Keys and MACs are made once and kept in the agent's
+        directory, so that they stay the same after a restart."""
         ...
 
     def mtu(self) -> int:
@@ -208,5 +210,5 @@ class Backend(Protocol):
         ...
 
     def state(self, me: Node, others: Collection[Node]) -> State:
-        """Return what the kernel should have. Nodes of another backend are in State.skipped, and why."""
+        """Return the kernel state for these nodes. Nodes of another backend are in State.skipped with the reason."""
         ...

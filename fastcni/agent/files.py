@@ -1,6 +1,6 @@
-"""The files that the agent writes: /run/flannel/subnet.env, which the flannel plugin reads, and the network's conflist.
+"""Write the agent's files: /run/flannel/subnet.env, which the flannel plugin reads, and the network's conflist.
 
-Each is written in one step, and the conflist last: a runtime that finds it can make pods.
+Each file is written in one step, and the conflist last, because a runtime that finds the conflist starts pods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VARIABLES = {4: ("FLANNEL_NETWORK", "FLANNEL_SUBNET"), 6: ("FLANNEL_IPV6_NETWORK
 PLUGINS = [{"type": "flannel", "delegate": {"hairpinMode": True, "isDefaultGateway": True}},
            {"type": "portmap", "capabilities": {"portMappings": True}}]
 POLICY = {"type": "policy", "capabilities": {"labels": True}}
-# Whether policies hold for pods: the network's configuration
+# {whether policies apply to pods: the network's configuration}
 CONFLISTS = {policies: json.dumps({"name": "cbr0", "cniVersion": "1.0.0", "plugins": PLUGINS + [POLICY] * policies},
                                   indent=2) + "\n" for policies in (False, True)}
 
@@ -40,7 +40,7 @@ def write_subnet(path: str, conf: NetworkConf, me: Node, mtu: int, masquerades: 
 
 
 def read_former(path: str) -> Mapping[int, Prefix]:
-    """The subnets that this node had, of subnet.env: {} without one that can be read."""
+    """Return this node's previous subnets from subnet.env; {} if the file is missing or unreadable."""
     try:
         found = [ip_network(text) for text in flannel_files.read_subnet(path).subnets]
     except CniError:
@@ -49,8 +49,8 @@ def read_former(path: str) -> Mapping[int, Prefix]:
 
 
 def write_conflist(path: str, policies: bool) -> bool:
-    """Write the network's configuration, unless there is a file that is not the agent's. Return whether the file is as
-    this one. Raises OSError."""
+    """Write the network's configuration, unless the file exists and is not the agent's. Return whether the file now has
+    this configuration. Raises OSError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -64,7 +64,7 @@ def write_conflist(path: str, policies: bool) -> bool:
 
 
 def is_ours(path: str) -> bool:
-    """Whether a file is as the agent writes it: subnet.env, or a conflist that was not edited."""
+    """Return whether the agent wrote a file: subnet.env, or a conflist that was not edited."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -73,7 +73,7 @@ def is_ours(path: str) -> bool:
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file in one step: others see the former file or this one. Raises OSError."""
+    """Write a file in one step: readers see either the old file or the new file. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)

@@ -1,8 +1,9 @@
-"""Keeps the kernel's links, neighbours, FDB entries and routes equal to a State, by the kernel's notifications.
+"""Keep the kernel's links, neighbours, FDB entries and routes equal to a State, by the kernel's notifications.
 
-What another program deletes or changes is written again when the kernel announces it. The kernel does not announce all:
-if a link goes down or loses an address, IPv4 routes go without a message. So after any announcement about an entry or a
-link of the State, all is read and compared; for 1,000 nodes that takes some 20 ms.
+When the kernel notifies that another program has deleted or changed an entry, the entry is written again. The kernel
+does not notify every change: if a link goes down or loses an address, its IPv4 routes are deleted without a message. So
+after any notification about an entry or a link of the State, all entries are read and compared, which takes some 20 ms
+for 1,000 nodes.
 """
 
 from __future__ import annotations
@@ -25,26 +26,27 @@ if TYPE_CHECKING:
 
 GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_NEIGH, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR,
           uapi.RTNLGRP_IPV4_ROUTE, uapi.RTNLGRP_IPV6_ROUTE)
-EVENT_BYTES = 16 << 20          # of announcements: a flush deletes the entries of all nodes at once
+EVENT_BYTES = 16 << 20          # of notifications: a flush deletes the entries of all nodes together
 ANSWER_BYTES = 16 << 20         # of ACKs
 REQUEST_BYTES = 4 << 20         # in one send
-RETRY_S = 1.0                   # after a refusal, or while the underlay is gone
+RETRY_S = 1.0                   # seconds after an error, or while the underlay is missing
 
 
 class Keeper:
-    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError.
+    """The state of the node's links and entries. Create it in a thread that is in the node's namespace; the same thread
+    calls all methods. Raises OSError.
 
-    wanted: the State. due: when to call attend() without an announcement, in monotonic seconds; inf: not at all.
+    wanted: the State. due: when to call attend() without a notification, in monotonic seconds; inf: never.
     """
 
     def __init__(self, log: Logger) -> None:
         self.log = log
         self.wanted = State()
         self.due = inf
-        self.indexes: dict[str, int] = {}           # of the links in the State
-        self.names: set[str] = set()                # of these, and of those that carry them: some may not be there
-        self.tables = Tables()                      # what the State wants
-        self.changed = False                        # whether the kernel may differ from it
+        self.indexes: dict[str, int] = {}           # {name: index} of the links in the State
+        self.names: set[str] = set()                # names of these links and of their underlays, which may be missing
+        self.tables = Tables()                      # the tables of the State
+        self.changed = False                        # whether the kernel may differ from the State
         self.backoff = Backoff()
         self.ask, self.events = wire.open_socket(), wire.open_socket(groups=GROUPS)
         wire.set_buffer_size(self.ask, ANSWER_BYTES)
@@ -52,16 +54,16 @@ class Keeper:
         wire.set_request_size(self.ask, REQUEST_BYTES)
 
     def fileno(self) -> int:
-        """The descriptor to wait on for attend()."""
+        """Return the descriptor to wait on for attend()."""
         return self.events.fileno()
 
     def close(self) -> None:
-        """Leave the kernel as it is: traffic goes on while the agent is restarted."""
+        """Close the sockets, and leave the kernel's state, so that traffic continues while the agent restarts."""
         self.ask.close()
         self.events.close()
 
     def set(self, state: State) -> None:
-        """Make the kernel equal to this State. What cannot be written is logged, and tried again."""
+        """Make the kernel equal to this State. Errors are logged, and writing is tried again."""
         same_links, self.wanted = state.links == self.wanted.links and bool(self.indexes), state
         self.names = {link.name for link in state.links} | {route.link for route in state.routes} | {
             link.settings["dev"] for link in state.links if "dev" in link.settings}
@@ -75,7 +77,7 @@ class Keeper:
             self._fail(e)
 
     def attend(self) -> None:
-        """Read the announcements, and restore what they say is lost. Raises OSError."""
+        """Read the notifications, and restore lost entries. Raises OSError."""
         wire.drain(self.events, self._note, self._note_dropped)
         if not self.changed:
             self.due = inf
@@ -95,7 +97,7 @@ class Keeper:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _compare(self) -> int:
-        """Make the links, read what the kernel has, and write the difference. Return how many entries it had."""
+        """Make the links, read the kernel's entries, and write the difference. Return the number of differences."""
         self.changed = False
         count = self._make_links()
         own = {self.indexes[link.name]: link.kind for link in self.wanted.links if link.name in self.indexes}
@@ -108,7 +110,7 @@ class Keeper:
         return count
 
     def _make_links(self) -> int:
-        """Return how many settings of them were other ones."""
+        """Make the links. Return how many of their settings were different."""
         count, failed = 0, False
         self.indexes = {}
         for link in self.wanted.links:
@@ -123,7 +125,7 @@ class Keeper:
         return count
 
     def _resolve(self) -> Tables:
-        """The tables of the State. Routes can be on links that are not the agent's own: on the underlay."""
+        """Return the tables of the State. Routes can be on the underlay, a link that is not the agent's own."""
         for name in {route.link for route in self.wanted.routes} - self.indexes.keys():
             if link := find.link(self.ask, name):
                 self.indexes[name] = link.index
@@ -137,7 +139,8 @@ class Keeper:
             self._retry()
 
     def _fail(self, e: OSError) -> None:
-        """A request could not be sent or its answer not be read, without memory for instance: read all again, later."""
+        """Handle a request that could not be sent or whose answer could not be read, for example without memory: read
+        everything again later."""
         self.log.error("entry_refused", error=str(e), more=0)
         self._retry()
 
@@ -165,7 +168,7 @@ class Keeper:
             self.changed = rtnl.read_address(payload).index in self.indexes.values()
 
     def _is_other_neighbour(self, kind: int, payload: bytes) -> bool:
-        """Whether the announcement is about an entry of the State, and not as the State wants it."""
+        """Return whether the notification shows an entry of the State that differs from the State."""
         it = neighbours.read_neighbour(payload)
         if it.family == uapi.AF_BRIDGE:
             wanted, has = self.tables.stations.get((it.index, it.mac)), it.packed
@@ -188,6 +191,6 @@ def pairs(have: Tables, want: Tables) -> list[tuple[dict, dict]]:
 
 
 def differences(have: Tables, want: Tables) -> int:
-    """The number of entries that are missing, different or not wanted."""
+    """Return the number of entries that are missing, different or not wanted."""
     return sum(len(each.keys() - wanted.keys()) + sum(each.get(key) != value for key, value in wanted.items())
                for each, wanted in pairs(have, want))

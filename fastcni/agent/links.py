@@ -1,7 +1,7 @@
-"""The links that the agent owns: made as a Link says, repaired, removed.
+"""Make, repair and remove the links that the agent owns.
 
-A link that is there already and has the wanted settings is kept, also one that flanneld made: traffic goes on. All have
-the alias "fastcni agent", by which those of a former backend are found.
+An existing link with the wanted settings is kept, even if flanneld made it, so that traffic continues. All links have
+the alias "fastcni agent", by which links of a previous backend are found.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ALIAS = "fastcni agent"
 
 
 class UnderlayGone(Exception):
-    """The link that carries the tunnels is not there."""
+    """The link that carries the tunnels does not exist."""
 
 
 def ensure(sock: Socket, wanted: Wanted) -> tuple[int, int]:
-    """Make the link, or make it what it should be. Return (its index, how many settings were other ones). Raises
-    NetlinkError, OSError and UnderlayGone."""
+    """Make the link, or change its settings to the wanted ones. Return (its index, how many settings were different).
+    Raises NetlinkError, OSError and UnderlayGone."""
     data, changes = KINDS[wanted.kind](sock, wanted), 0
     link = find.link(sock, wanted.name)
     if link is not None and not is_the_same(link, wanted, data):
@@ -68,8 +68,8 @@ def is_the_same(link: Link, wanted: Wanted, data: Data) -> bool:
 
 
 def put_addresses(sock: Socket, index: int, texts: Iterable[str]) -> int:
-    """Make these the link's addresses: add what is missing, delete others but link-local ones. Return how many were
-    changed."""
+    """Make these the link's addresses: add the missing ones, delete all others but link-local ones. Return the number
+    of changes."""
     want = {(ip_interface(text).packed, ip_interface(text).network.prefixlen) for text in texts}
     there = {(it.packed, it.prefix) for it in find.addresses(sock, index) if not ip_address(it.packed).is_link_local}
     batch = Batch()
@@ -83,7 +83,8 @@ def put_addresses(sock: Socket, index: int, texts: Iterable[str]) -> int:
 
 
 def remove_others(sock: Socket, names: Collection[str]) -> list[str]:
-    """Remove the agent's links but these: those of a former backend. Return their names. Raises NetlinkError."""
+    """Remove the agent's links of a previous backend, that is, all but `names`. Return their names. Raises
+    NetlinkError."""
     gone = [link for link in find.all_links(sock) if link.alias == ALIAS and link.name not in names]
     for link in gone:
         wire.exchange(sock, rtnl.del_link(Batch(), index=link.index, what=f'remove "{link.name}"'))
@@ -91,7 +92,7 @@ def remove_others(sock: Socket, names: Collection[str]) -> list[str]:
 
 
 def remove(sock: Socket, name: str) -> None:
-    """Remove a link if it is there. Raises NetlinkError."""
+    """Remove a link if it exists. Raises NetlinkError."""
     if (link := find.link(sock, name)) is not None:
         wire.exchange(sock, rtnl.del_link(Batch(), index=link.index))
 

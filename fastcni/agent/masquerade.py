@@ -1,4 +1,4 @@
-"""Masquerading as by flannel, in nftables: packets of pods that leave the cluster's network get the node's address.
+"""Masquerade by nftables with flannel's rules: packets of pods that leave the cluster's network get the node's address.
 
     table inet fastcni-agent {
         chain postrouting {
@@ -11,8 +11,9 @@
         }
     }
 
-The same again for IPv6. A filter chain that accepts could not help where another table drops forwarded packets by
-policy: in nftables each chain of a hook has to accept. There an operator has to let the cluster's network through.
+IPv6 has the same rules. If another table drops forwarded packets by policy, a chain of the agent that accepts them
+would not help, because in nftables each chain of a hook must accept. The operator must then let the cluster's network
+through in that table.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ COMMENT = "fastcni agent: masquerade of pods"
 KUBE_PROXY_MARK = 0x4000
 MULTICAST = {4: (b"\xe0\0\0\0", 4), 6: (b"\xff" + bytes(15), 8)}
 EVENT_BYTES = 4 << 20
-RETRY_S = 1.0                   # after a refusal
+RETRY_S = 1.0                   # seconds after an error
 
 
 class Masquerade:
-    """Keeps the rules. Made in a thread that is in the node's namespace; the same thread calls all methods. Raises
+    """The rules. Create it in a thread that is in the node's namespace; the same thread calls all methods. Raises
     OSError."""
 
     def __init__(self, log: Logger) -> None:
@@ -50,16 +51,16 @@ class Masquerade:
         self.ask = wire.open_socket(uapi.NETLINK_NETFILTER)
         self.events = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
         wire.set_buffer_size(self.events, EVENT_BYTES)
-        self.suspect = False                                # rules of the table were deleted, or may have been
+        self.suspect = False                                # whether rules of the table may have been deleted
         self.backoff = Backoff()
-        self.due = inf                                      # when to call attend() without an announcement, monotonic
+        self.due = inf                                      # when to call attend() without a notification, monotonic
 
     def fileno(self) -> int:
-        """The descriptor to wait on for attend()."""
+        """Return the descriptor to wait on for attend()."""
         return self.events.fileno()
 
     def close(self) -> None:
-        """Leave the rules: connections go on while the agent is restarted."""
+        """Close the socket, and leave the rules, so that connections continue while the agent restarts."""
         self.ask.close()
         self.events.close()
 
@@ -69,8 +70,8 @@ class Masquerade:
         self._write()
 
     def attend(self) -> None:
-        """Read the announcements, and write the rules again if another program has removed some. Raises OSError if they
-        cannot be read."""
+        """Read the notifications, and write the rules again if another program has removed some. Raises OSError if the
+        notifications cannot be read."""
         own = int(self.ask.getsockname()[0])                # the netlink port, which the socket has after set()
         wire.drain(self.events, self._note, self._note_dropped, own)
         self.due = inf
@@ -82,7 +83,7 @@ class Masquerade:
         self.backoff.begin()
         try:
             self._write()
-        except OSError as e:            # without memory, for instance
+        except OSError as e:            # for example without memory
             self.log.error("masquerade_refused", error=str(e))
             self.due = self.backoff.until = monotonic() + max(self.backoff.seconds, RETRY_S)
             return

@@ -1,4 +1,4 @@
-"""Metrics of the agent for Prometheus: `fastcni agent --metrics ADDRESS`. docs/cluster.md describes them."""
+"""Collect the agent's metrics for Prometheus: `fastcni agent --metrics ADDRESS`. docs/cluster.md describes them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ POLICY_GAUGES = {
 
 
 class AgentCollector(Collector):
-    """The metrics of an agent, which is set later. receive() is a structlog processor that counts warnings."""
+    """The collector of an agent's metrics; the agent is set later. receive() is a structlog processor that counts
+    warnings."""
 
     def __init__(self) -> None:
         self.agent: Agent | None = None

@@ -1,4 +1,5 @@
-"""The node's part of the network in the kernel: links, entries and rules as its own record and those of others say."""
+"""Maintain the node's part of the network in the kernel: links, entries and rules, from its own record and those of
+other nodes."""
 
 from __future__ import annotations
 
@@ -22,18 +23,19 @@ FIGURES = ("nodes", "skipped", "routes")
 
 
 class Network:
-    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError.
+    """The node's part of the network. Create it in a thread that is in the node's namespace; the same thread calls all
+    methods. Raises OSError.
 
-    me: this node's record. folder: of the file peers.json. written: whether the kernel has what `me` and the last list
-    of nodes say. figures: for metrics.py.
+    me: this node's record. folder: the directory of the file peers.json. written: whether the kernel has the state for
+    `me` and the last list of nodes. figures: for metrics.py.
     """
 
     def __init__(self, conf: NetworkConf, backend: Backend, me: Node, log: Logger, folder: str) -> None:
         self.conf, self.backend, self.me, self.log, self.folder = conf, backend, me, log, folder
         self.written = False
         self.figures = dict.fromkeys(FIGURES, 0)
-        self.others: Collection[Node] = ()                  # those that the kernel has
-        self._nodes: Collection[Node] | None = None         # the last list; None: there was none
+        self.others: Collection[Node] = ()                  # the nodes in the kernel's state
+        self._nodes: Collection[Node] | None = None         # the last list, or None
         self._skipped: dict[str, str] = {}
         with ExitStack() as opened:
             self.keeper = opened.enter_context(closing(Keeper(log)))
@@ -45,38 +47,39 @@ class Network:
             self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """Leave the kernel as it is: traffic goes on while the agent is restarted."""
+        """Close the sockets, and leave the kernel's state, so that traffic continues while the agent restarts."""
         self._opened.close()
 
     def fileno(self) -> int:
-        """The descriptor to wait on for attend()."""
+        """Return the descriptor to wait on for attend()."""
         return self._poll.fileno()
 
     @property
     def due(self) -> float:
-        """When to call attend() without an announcement, in monotonic seconds."""
+        """Return when to call attend() without a notification, in monotonic seconds."""
         return min(each.due for each in self._attended)
 
     def attend(self) -> None:
-        """Read the kernel's announcements, and restore what they say is lost."""
+        """Read the kernel's notifications, and restore lost entries."""
         for each in self._attended:
             each.attend()
 
     def take(self, nodes: Collection[Node]) -> None:
-        """Note a list of all nodes, for write()."""
+        """Store a list of all nodes, for write()."""
         self._nodes, self.written = nodes, False
 
     def move(self, me: Node) -> bool:
-        """Note the record that was taken after the former one was lost. Return whether its subnets are other ones."""
+        """Store the record that was taken after the previous record was lost. Return whether its subnets are
+        different."""
         if me.subnets == self.me.subnets:
             self.me = me
             return False
         self.log.error("subnet_changed", former=text(self.me.subnets), subnets=text(me.subnets))
-        self.me, self.written = me, False       # pods that are made from now on get the new subnets
+        self.me, self.written = me, False       # new pods get the new subnets
         return True
 
     def write(self) -> None:
-        """Let the kernel have what `me` and the last list say. Nothing before the first list."""
+        """Write the kernel state for `me` and the last list. Do nothing before the first list."""
         if self._nodes is None:
             return
         others, left_out = subnets.usable(self.conf, self.me, self._nodes)
@@ -89,7 +92,7 @@ class Network:
         self.log.info("nodes", count=len(others), routes=len(state.routes))
 
     def has_record(self) -> bool:
-        """Whether the last list has this node's record, as it was written."""
+        """Return whether the last list has this node's record unchanged."""
         return self._nodes is not None and self.me in self._nodes
 
     def _tell_skipped(self, skipped: Mapping[str, str]) -> None:
@@ -100,5 +103,5 @@ class Network:
 
 
 def text(by_family: Mapping[int, object]) -> str:
-    """Subnets or addresses for the log, without their families."""
+    """Return subnets or addresses as text for the log, without their families."""
     return " ".join(map(str, by_family.values()))

@@ -1,4 +1,4 @@
-"""An nftables table that the agent keeps, and the socket by which the agent changes it."""
+"""Define NftTable, an nftables table of the agent with the socket that changes it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from fastcni.kernel import nft, uapi, wire
 
 
 class NftTable:
-    """sock: for transactions of up to send_bytes, whose acknowledgements may take ack_bytes; both as the kernel counts.
-    Raises OSError."""
+    """A table of the agent. sock: a socket for transactions of up to send_bytes, whose acknowledgements may take
+    ack_bytes, as the kernel counts bytes. Raises OSError."""
 
     def __init__(self, family: int, name: str, send_bytes: int, ack_bytes: int) -> None:
         self._place = family, name
@@ -17,14 +17,15 @@ class NftTable:
         wire.set_buffer_size(self.sock, ack_bytes)
 
     def close(self) -> None:
-        """Leave the table: its rules hold while the agent is restarted."""
+        """Close the socket, and leave the table: its rules stay in force while the agent restarts."""
         self.sock.close()
 
     @property
     def port(self) -> int:
-        """The netlink port by which the kernel's notifications tell these changes from others'."""
+        """Return the netlink port, by which the agent distinguishes notifications of its own changes from those of
+        other programs."""
         return int(self.sock.getsockname()[0])
 
     def exists(self) -> bool:
-        """Whether there is a table."""
+        """Return whether the table exists."""
         return bool(wire.look_up(self.sock, nft.get_table(Batch(), *self._place)))

@@ -1,8 +1,9 @@
-"""The other nodes of the network, in a file that the agent writes and `fastcni selftest --peer` reads.
+"""Write and read the list of the network's other nodes, a file that the agent writes for `fastcni selftest --peer`.
 
     [{"name": "node-b", "addresses": ["192.0.2.2"], "subnets": ["10.244.2.0/24"]}]
 
-name: the registry's key of the node's record. addresses: at which other nodes reach it. subnets: of its pods.
+name: the registry's key of the node's record. addresses: those at which other nodes reach the node. subnets: those of
+its pods.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NAME = "peers.json"
 
 
 def write(folder: str, nodes: Iterable[Node]) -> None:
-    """Write the list, unless the file has it already. Raises OSError."""
+    """Write the list, unless the file already has it. Raises OSError."""
     path = Path(folder, NAME)
     text = json.dumps([{"name": node.name, "addresses": [str(each) for each in node.public.values()],
                         "subnets": [str(each) for each in node.subnets.values()]} for node in nodes])

@@ -1,7 +1,7 @@
-"""The peers of wireguard links: what a State wants, what the kernel has, and the difference, written.
+"""Read the kernel's peers of wireguard links, compare them with a State, and write the difference.
 
-The kernel announces nothing about peers. They are compared when anything else of the agent's has changed. Where a peer
-is reached is written when that of its record changes, and else left alone: WireGuard follows a peer that moves.
+The kernel sends no notifications about peers. They are compared when other state of the agent has changed. A peer's
+endpoint is written only when its record changes, because WireGuard itself updates the endpoint of a peer that moves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.devices.wireguard import Peer
     from fastcni.kernel.wire import NetlinkError
 
-    Peers = Mapping[tuple[int, bytes], Peer]        # by (index of the link, public key)
+    Peers = Mapping[tuple[int, bytes], Peer]        # {(index of the link, public key): Peer}
 
 
 ANSWER_BYTES, REQUEST_BYTES = 16 << 20, 4 << 20       # of ACKs; in one send
@@ -40,8 +40,8 @@ def set_key(index: int, private_key: bytes, port: int) -> None:
 
 
 def read_peers(indexes: Collection[int], written: Peers) -> dict[tuple[int, bytes], Peer]:
-    """The peers of wireguard links. Each is where it was last written to be (`written`), although it may have moved
-    since; without that where the kernel reaches it."""
+    """Return the peers of wireguard links. Each has the endpoint that was last written (`written`), even if the peer
+    has moved since; without an entry in `written`, the kernel's endpoint."""
     found: dict[tuple[int, bytes], Peer] = {}
     if not indexes:
         return found
@@ -56,7 +56,7 @@ def read_peers(indexes: Collection[int], written: Peers) -> dict[tuple[int, byte
 
 
 def write_peers(have: Peers, want: Peers) -> list[NetlinkError]:
-    """Make the kernel's peers, which are `have`, those in `want`. Return what the kernel refused."""
+    """Change the kernel's peers from `have` to `want`. Return the kernel's errors."""
     changed = {key: peer for key, peer in want.items() if have.get(key) != peer}
     gone = have.keys() - want.keys()
     if not changed and not gone:
@@ -66,7 +66,7 @@ def write_peers(have: Peers, want: Peers) -> list[NetlinkError]:
         wire.set_buffer_size(sock, ANSWER_BYTES)
         wire.set_request_size(sock, REQUEST_BYTES)
         family = genl.family_id(sock, wireguard.FAMILY)
-        for index, key in gone:             # before others get their networks
+        for index, key in gone:             # first, because other peers may get their networks
             requests.add(wireguard.del_peer, family, index, key)
         for (index, key), (keepalive, allowed, endpoint, preshared) in changed.items():
             requests.add(wireguard.put_peer, family, index, key, endpoint, sorted(allowed), preshared, keepalive)

@@ -1,14 +1,14 @@
-"""The agent's life: join the network, keep the kernel as it should be, leave it so at the end.
+"""Run the agent: join the network, maintain the kernel's state, and leave that state at the end.
 
     conf        read the network's configuration, and choose the underlay and the backend
-    join        take the node's subnets, and publish how it is reached
+    join        take the node's subnets, and publish its address
     write       links, neighbours, FDB entries, routes, masquerading; then subnet.env, the conflist last
-    keep        until SIGTERM: follow the kernel's announcements, and in threads the registry; renew the record
+    keep        until SIGTERM: follow the kernel's notifications, and in threads the registry; renew the record
 
 A separate thread serves policies from the start, because they do not need the registry.
 
-While the registry is away, the network stays as it is. SIGTERM leaves the kernel's state and the record, so that
-traffic goes on while the agent is restarted or replaced.
+While the registry is unavailable, the network stays unchanged. SIGTERM leaves the kernel's state and the record, so
+that traffic continues while the agent is restarted or replaced.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 Found = TypeVar("Found")
-PROBLEMS = (Away, ConfigurationError, SubnetLost, NoSubnetLeft)        # that may end by themselves
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0           # between tries to join
+PROBLEMS = (Away, ConfigurationError, SubnetLost, NoSubnetLeft)        # temporary problems
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0           # seconds between tries to join
 FOREVER = float("inf")
 SUBNET_FILE, CONFLIST = "/run/flannel/subnet.env", "/etc/cni/net.d/10-flannel.conflist"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the operator has said. registry and settings: of open_registry(). conflist: "" writes none."""
+    """The operator's options. registry, settings: arguments of open_registry(). conflist: "": write no conflist."""
 
     registry: str
     settings: dict[str, Any]
@@ -85,12 +85,12 @@ class Agent:
         self.wakeup, self.policies_wakeup = Wakeup(), Wakeup()
         self.threads: list[threading.Thread] = []
         self.registry: Registry = open_registry(options.registry, options.settings, log, self.stopped.wait)
-        self.nodes: deque[Collection[Node]] = deque(maxlen=1)       # the last list of the registry, until it is used
-        self.rejoined: deque[Node] = deque()                # records that were taken after the former one was lost
+        self.nodes: deque[Collection[Node]] = deque(maxlen=1)       # the registry's last list, until it is used
+        self.rejoined: deque[Node] = deque()                # records that were taken after the previous one was lost
         self.renew_now = threading.Event()                  # for the thread that renews the record
-        self.announce_now = threading.Event()               # for the thread that asks the BGP engine
-        self.problems: dict[int, str] = {}                  # by thread: the last one that was logged
-        self.fault: BaseException | None = None             # of a thread
+        self.announce_now = threading.Event()               # for the thread that calls the BGP engine
+        self.problems: dict[int, str] = {}                  # {thread: its last logged problem}
+        self.fault: BaseException | None = None             # the exception of a thread
         self.bgp = Bgp(options.bgp, log) if options.bgp else None
         self.policies: Policies | None = None
         self.egress: Egress | None = None
@@ -108,19 +108,19 @@ class Agent:
             self.egress.wakeup.wake()
 
     def figures(self) -> dict[str, int]:
-        """For metrics.py."""
+        """Return the values for metrics.py."""
         found = self.network.figures if self.network else dict.fromkeys(FIGURES, 0)
         return {**found, "ready": int(self.ready)}
 
     def close(self) -> None:
-        """After run(): free what stop() needs."""
+        """Close the descriptors that stop() needs. Call close() after run()."""
         self.wakeup.close()
         self.policies_wakeup.close()
         if self.egress:
             self.egress.close()
 
     def run(self) -> None:
-        """Run until stop(). Raises OSError for what the kernel refuses at the start."""
+        """Run until stop(). Raises OSError for a kernel error at the start."""
         if self.options.policies:
             self.egress = Egress(self.log)
             self._start(self._serve_policies, replace(self.options.policies, egress=self.egress))
@@ -138,7 +138,7 @@ class Agent:
         self.log.info("ended")
 
     def _run(self) -> None:
-        """Join the network, and keep it."""
+        """Join the network, and maintain it until stop()."""
         joined = self._persist(self._join)
         if joined is None:
             return
@@ -146,7 +146,8 @@ class Agent:
         self.log.info("joined", subnets=text(me.subnets), backend=backend.name, public=text(me.public),
                       mtu=backend.mtu())
         self.network = network = Network(conf, backend, me, self.log, self.options.folder)
-        # Requests to the registry and to BGP's engine may take long; the kernel's announcements do not wait for them.
+        # Requests to the registry and to BGP's engine may take long, so they run in threads, and the kernel's
+        # notifications need not wait.
         self._start(self.registry.watch, self._changed, self.stopped.is_set)
         self._start(self._renew_until_stop, conf, me)
         if self.egress:
@@ -160,10 +161,10 @@ class Agent:
             network.close()
 
     def leave(self) -> None:
-        """Take the node out of the network: remove the record, and what the agent has made in the kernel. Raises
-        Away, ConfigurationError, OSError."""
+        """Leave the network: remove the record, and the agent's objects in the kernel. Raises Away, ConfigurationError,
+        OSError."""
         with closing(Ruleset()) as rules:
-            rules.adopt()               # before anything changes: it raises if an agent runs that has policies
+            rules.adopt()               # first, because it raises if a running agent has policies
             conf, _, me = self._prepare()
             mine = self.registry.join(conf, me)
             self.registry.leave(mine)
@@ -185,7 +186,7 @@ class Agent:
     # -- joining -------------------------------------------------------------------------------------------------------
 
     def _persist(self, attempt: Callable[[], Found]) -> Found | None:
-        """The result of attempt(), which is repeated until it succeeds; None if the agent is stopped before."""
+        """Repeat attempt() until it succeeds, and return its result; None if the agent is stopped before."""
         pause = FIRST_PAUSE_S
         while not self.stopped.is_set():
             try:
@@ -197,14 +198,14 @@ class Agent:
         return None
 
     def _tell_problem(self, event: str, e: Exception) -> None:
-        """Log a problem once, though each try meets it."""
+        """Log a problem once, even if each try has it."""
         thread = threading.get_ident()
         if str(e) != self.problems.get(thread):
             self.log.error(event, error=str(e))
         self.problems[thread] = str(e)
 
     def _prepare(self) -> tuple[NetworkConf, Backend, Node]:
-        """The configuration, the backend, and this node's record without subnets of its own."""
+        """Return the configuration, the backend, and this node's record without subnets."""
         conf = self.registry.conf()
         underlay = choose(self.options.underlay, list(conf.families))
         backend = open_backend(conf, underlay, self.options.folder, self.registry.publishes)
@@ -235,12 +236,12 @@ class Agent:
                 if network.written and self.egress:
                     self.egress.see(network.conf, network.me, network.others, network.keeper.wanted.routes)
                 if network.written and not network.has_record():
-                    self.renew_now.set()                    # it is gone, or another node has its place
+                    self.renew_now.set()                    # the record is missing, or another node has its place
             if network.written and not self.ready and self._policies_are_ready():
                 self._begin(network)
 
     def _begin(self, network: Network) -> None:
-        """What follows when the other nodes can be reached and policies are in force: pods may be made."""
+        """Allow pods on the node, when the other nodes can be reached and policies are in force."""
         conf, me, options = network.conf, network.me, self.options
         for family in conf.families:
             sysctl.ensure(SYSCTLS[4 if family == 4 else 16], "1")
@@ -264,7 +265,8 @@ class Agent:
         self.threads[-1].start()
 
     def _guarded(self, run: Callable[..., object], *args: object) -> None:
-        """A fault of a thread ends the agent: with a list of nodes that no longer changes it would do harm."""
+        """Run a thread's function. Its exception ends the agent, because working with an outdated list of nodes would
+        do harm."""
         try:
             run(*args)
         except BaseException as e:
@@ -272,8 +274,8 @@ class Agent:
             self.stop()
 
     def _renew_until_stop(self, conf: NetworkConf, me: Node) -> None:
-        """Renew the record when it is time or renew_now is set; take it anew if it is lost. Tell the registry once the
-        network works. If two programs undo each other's records, each renewal waits longer."""
+        """Renew the record when it is due or renew_now is set, and take a new one if it is lost. Report once to the
+        registry that the network works. If two programs overwrite each other's records, each renewal waits longer."""
         told, pause, seconds, backoff = False, FIRST_PAUSE_S, 0.0, Backoff()
         while not self.stopped.is_set():
             try:
@@ -303,7 +305,7 @@ class Agent:
         if policies is None:
             return
         self.policies = policies
-        raise_priority()                        # after the threads of the source were started, which may be busy
+        raise_priority()                        # after the start of the source's threads, which may be busy
         poll = select.poll()
         for fd in (policies.fileno(), self.policies_wakeup.fileno()):
             poll.register(fd, select.POLLIN)
@@ -314,7 +316,7 @@ class Agent:
                 if policies.ready and not told:
                     told = True
                     self.wakeup.wake()
-                    garbage.freeze()    # no ADD waits for a collection that searches all policies
+                    garbage.freeze()    # so that no ADD waits for a garbage collection of all policies
                 poll.poll(milliseconds(policies.due))
         finally:
             policies.close()
@@ -334,12 +336,12 @@ class Agent:
 
 
 def milliseconds(due: float) -> float | None:
-    """How long to wait in poll() until a monotonic time."""
+    """Return the milliseconds to wait in poll() until a monotonic time."""
     return None if due == FOREVER else max(0.0, due - monotonic()) * 1000
 
 
 def remove_policies() -> bool:
-    """Remove the table of policies, and what egress addresses have. Return whether there was one. Raises
+    """Remove the table of policies, and the state of egress addresses. Return whether the table existed. Raises
     ConfigurationError, OSError."""
     with closing(Ruleset()) as rules:
         remove_egress()

@@ -1,4 +1,4 @@
-"""Choose the subnets of a node, and leave out nodes whose subnets cannot be true."""
+"""Choose the subnets of a node, and leave out nodes with invalid subnets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from fastcni.agent.contract import Family, NetworkConf, Node, Prefix
 
-CANDIDATES = 100        # one of the first so many free subnets is taken: nodes that join at once seldom meet
+CANDIDATES = 100        # a random one of so many free subnets is taken, so that concurrent joins seldom collide
 
 
 def choose(conf: NetworkConf, former: Mapping[int, Prefix],
            taken: Collection[Mapping[int, Prefix]]) -> dict[int, Prefix]:
-    """Return a free subnet for each family: the node's former one if it is free. taken: the subnets of each record.
+    """Return a free subnet for each family: the node's previous one if it is free. taken: the subnets of each record.
     Raises NoSubnetLeft."""
     return {number: choose_one(family, former.get(number), [each[number] for each in taken if number in each])
             for number, family in conf.families.items()}
@@ -38,20 +38,21 @@ def choose_one(family: Family, former: Prefix | None, taken: Collection[Prefix])
 
 
 def fits(family: Family, subnet: Prefix) -> bool:
-    """Whether the network's configuration allows a node this subnet."""
+    """Return whether the network's configuration allows this subnet for a node."""
     return subnet.prefixlen == family.length and \
         int(family.first.network_address) <= int(subnet.network_address) <= int(family.last.network_address)
 
 
 def overlap(one: Mapping[int, Prefix], two: Mapping[int, Prefix]) -> bool:
-    """Whether the subnets of two nodes have an address in common."""
+    """Return whether the subnets of two nodes have an address in common."""
     return any(subnet.overlaps(two[family]) for family, subnet in one.items() if family in two)
 
 
 def usable(conf: NetworkConf, me: Node, nodes: Collection[Node]) -> tuple[list[Node], dict[str, str]]:
-    """Return (the other nodes, {name: why it is left out}). A subnet has to be in the network, and of one node only: a
-    damaged record must not take packets of other destinations. Of two nodes with one subnet the first by name counts.
-    A record with this node's address is a former one of it: a tunnel to it would lead back here.
+    """Return (the other nodes, {name: why it is left out}). A subnet must be in the network, and belong to only one
+    node, because a damaged record must not attract packets to other destinations. Of two nodes with one subnet, the
+    first by name counts. A record with this node's address is an old record of this node: a tunnel to it would lead
+    back to this node.
     """
     skipped: dict[str, str] = {}
     others = sorted((node for node in nodes if node.name != me.name), key=lambda node: node.name)
@@ -82,7 +83,7 @@ def within(subnet: Prefix, network: Prefix) -> bool:
 
 
 def free(family: Family, taken: Collection[Prefix]) -> Iterator[Prefix]:
-    """The free subnets, lowest first. What is taken may have another length, if the configuration was changed."""
+    """Yield the free subnets, lowest first. Taken subnets may have another length, if the configuration was changed."""
     host_bits = family.network.max_prefixlen - family.length
     spans = sorted((int(each.network_address) >> host_bits, int(each.broadcast_address) >> host_bits)
                    for each in taken)

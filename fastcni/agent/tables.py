@@ -1,7 +1,8 @@
-"""Neighbours, FDB entries and routes as tables: what a State wants, what the kernel has, and the difference, written.
+"""Read the kernel's neighbours, FDB entries and routes as tables, compare them with a State, and write the difference.
 
 One send carries all requests of a difference: for each node the neighbour, then the FDB entry, then the route, so that
-the kernel never looks for an address through the tunnel. What is not wanted any more is removed in the reverse order.
+the kernel never resolves an address through the tunnel. Entries that are no longer wanted are removed in the reverse
+order.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Route
     from fastcni.kernel.wire import NetlinkError, Socket
 
-GONE = (ENOENT, ESRCH, EEXIST)          # what a removal, or a repeated addition, need not report
+GONE = (ENOENT, ESRCH, EEXIST)          # errors of a removal or a repeated addition that are ignored
 FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 class Tables:
-    """neighbours: {(index, packed): MAC}; stations: {(index, MAC): packed remote}; routes: {(packed, prefix length):
-    (index, packed gateway or b"", packed source or b"", onlink)}; peers: {(index, public key): see peers.py}. Indexes
-    are those of links."""
+    """Tables of entries. neighbours: {(index, packed): MAC}; stations: {(index, MAC): packed remote}; routes: {(packed,
+    prefix length): (index, packed gateway or b"", packed source or b"", onlink)}; peers: {(index, public key): see
+    peers.py}. An index is that of a link."""
 
     __slots__ = ("neighbours", "peers", "routes", "stations")
 
@@ -44,7 +45,7 @@ class Tables:
 
 
 def wanted_tables(state: State, indexes: Mapping[str, int]) -> Tables:
-    """The tables of a State. `indexes` has its links; what is on another link is left out."""
+    """Return the tables of a State. indexes: {name: index} of links; entries on other links are left out."""
     found = Tables()
     for one in state.neighbours:
         if index := indexes.get(one.link, 0):
@@ -64,8 +65,8 @@ def wanted_tables(state: State, indexes: Mapping[str, int]) -> Tables:
 
 
 def read_tables(sock: Socket, own: Mapping[int, str], written: Tables) -> Tables:
-    """What the kernel has: all on the links `own` (index: kind), and the routes of our protocol on any link. written:
-    the former ones, for read_peers()."""
+    """Read the kernel's entries: all on the links `own` ({index: kind}), and the routes with the agent's protocol on
+    any link. written: the previously written peers, for read_peers()."""
     found = Tables()
     found.peers = read_peers([index for index, kind in own.items() if kind == "wireguard"], written.peers)
     for family in (*FAMILIES, uapi.AF_BRIDGE):
@@ -107,7 +108,7 @@ def route_value(payload: bytes, it: Route) -> tuple[int, bytes, bytes, bool]:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 def write_difference(sock: Socket, have: Tables, want: Tables) -> list[NetlinkError]:
-    """Make the kernel's tables, which are `have`, those in `want`. Return what the kernel refused."""
+    """Change the kernel's tables from `have` to `want`. Return the kernel's errors."""
     requests = Requests()
     for (index, packed), mac in missing(have.neighbours, want.neighbours):
         requests.add(neighbours.put_permanent, index, packed, mac, what="add a neighbour")
@@ -128,5 +129,5 @@ def write_difference(sock: Socket, have: Tables, want: Tables) -> list[NetlinkEr
 
 
 def missing(have: Mapping[Key, Value], want: Mapping[Key, Value]) -> Iterator[tuple[Key, Value]]:
-    """What is wanted, and is not there or is different."""
+    """Yield the wanted entries that are missing or different."""
     return ((key, value) for key, value in want.items() if have.get(key) != value)

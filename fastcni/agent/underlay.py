@@ -1,9 +1,8 @@
 """Choose the link through which this node reaches the others, as flanneld does.
 
-In this order: the first of `iface` that is there (a link's name, or an address of it); the first link whose name or
-address matches one of `iface_regex`; the link of the route to `iface_can_reach`; the link that has `public_ip`; the
-link of the default route. With `public_ip` the others are told that address, which may be that of a router in front of
-the node.
+The order is: the first of `iface` that exists (a link's name or address); the first link whose name or address matches
+one of `iface_regex`; the link of the route to `iface_can_reach`; the link that has `public_ip`; the link of the default
+route. With `public_ip` the node publishes that address, which may be that of a router in front of the node.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LOOPBACK = 0x8                          # IFF_LOOPBACK (linux/if.h)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the operator has said about the underlay; see above. public_ip is by family."""
+    """The operator's options of the underlay, see the module. public_ip: {family: address}."""
 
     iface: Sequence[str] = ()
     iface_regex: Sequence[str] = ()
@@ -44,7 +43,8 @@ class Options:
 
 
 def choose(options: Options, families: Sequence[int]) -> Underlay:
-    """Return the underlay, with an address for each of the families. Raises ConfigurationError with what is missing."""
+    """Return the underlay, with an address for each of the families. Raises ConfigurationError, which says what is
+    missing."""
     with closing(wire.open_socket()) as sock:
         links = [link for link in find.all_links(sock) if not link.flags & LOOPBACK]
         addresses = {link.index: list(interfaces(sock, link.index)) for link in links}
@@ -53,7 +53,7 @@ def choose(options: Options, families: Sequence[int]) -> Underlay:
         raise ConfigurationError("no link reaches the other nodes: there is no default route, and no link matches "
                                  "iface, iface-regex, iface-can-reach or public-ip")
     named = {*options.iface, *map(str, options.public_ip.values())}
-    present = sorted(addresses[chosen.index], key=lambda it: str(it.ip) not in named)      # these first
+    present = sorted(addresses[chosen.index], key=lambda it: str(it.ip) not in named)      # these come first
     own = {family: next((it for it in present if it.version == family), None) for family in FAMILIES}
     for family in families:
         if own[family] is None:
@@ -66,7 +66,7 @@ def choose(options: Options, families: Sequence[int]) -> Underlay:
 
 def candidates(sock: Socket, options: Options, families: Sequence[int], links: list[Link],
                addresses: Mapping[int, list[Interface]]) -> Iterator[Link]:
-    """Yield links, the one to be preferred first."""
+    """Yield links, the preferred one first."""
     if options.iface:
         yield from (link for text in options.iface for link in links
                     if link.name == text or text in [str(it.ip) for it in addresses[link.index]])
@@ -102,7 +102,7 @@ def destination(text: str) -> bytes:
 
 
 def interfaces(sock: Socket, index: int) -> Iterator[Interface]:
-    """The addresses of a link that other nodes can use, with their networks."""
+    """Yield the addresses of a link that other nodes can use, with their networks."""
     for it in find.addresses(sock, index):
         found = ip_interface((it.packed, it.prefix))
         if not found.is_link_local and not it.flags & uapi.IFA_F_DADFAILED:
@@ -110,7 +110,7 @@ def interfaces(sock: Socket, index: int) -> Iterator[Interface]:
 
 
 def way(sock: Socket, packed: bytes) -> int:
-    """The index of the link to an address; 0 without a route."""
+    """Return the index of the link to an address; 0 without a route."""
     try:
         replies = wire.exchange(sock, rtnl.get_route(Batch(), packed, "look up the route"))
     except wire.NetlinkError:

@@ -1,4 +1,4 @@
-"""The backends: ways to join nodes, by the names that flannel gives them."""
+"""Open the backend that connects the nodes; backends have flannel's names."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TABLE: dict[str, Callable[[NetworkConf, Underlay, str, bool], Backend]] = {
 
 
 def open_backend(conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> Backend:
-    """Return the backend that the configuration names. `folder` keeps what has to last: MACs and keys. publishes: see
-    Registry. Raises ConfigurationError, OSError."""
+    """Return the backend that the configuration names. folder: the directory of MACs and keys, which must outlive the
+    agent. publishes: see Registry. Raises ConfigurationError, OSError."""
     kind = conf.backend.get("Type", "")
     if kind not in TABLE:
         raise ConfigurationError(f'Backend.Type "{kind}": fastcni has {", ".join(TABLE)}')

@@ -1,4 +1,4 @@
-"""host-gw: packets to another node's pods are routed to that node, unchanged. The nodes have to be on one network."""
+"""host-gw: packets to another node's pods are routed to that node, unchanged. The nodes must be on one network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = {"MTU": 0}
 
 
 class HostGw:
-    """See contract.Backend."""
+    """The host-gw backend, see contract.Backend."""
 
     name = "host-gw"
 
@@ -52,7 +52,7 @@ class HostGw:
 
 
 def direct_route(underlay: Underlay, node: Node, family: int) -> Route | None:
-    """The route to a node on one of the underlay's networks; None if it is on none of them."""
+    """Return the route to a node on one of the underlay's networks; None if the node is on none of them."""
     public = node.public.get(family)
     if public is None or family not in underlay.prefixes or public not in underlay.prefixes[family]:
         return None

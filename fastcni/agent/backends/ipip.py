@@ -1,4 +1,5 @@
-"""ipip: packets to other nodes' pods go in IPv4 packets (RFC 2003), with 20 bytes more. IPv4 only, and not encrypted.
+"""ipip: packets to other nodes' pods are sent inside of IPv4 packets (RFC 2003), 20 bytes longer. Only for IPv4, and
+not encrypted.
 
 One link, flannel.ipip, reaches all nodes: the gateway of a route is the public address of the other end. With
 DirectRouting, a node on the same network has a plain route instead.
@@ -26,7 +27,7 @@ OVERHEAD = 20                   # the outer IPv4 header
 
 
 class Ipip:
-    """See contract.Backend."""
+    """The ipip backend, see contract.Backend."""
 
     name = "ipip"
 

@@ -1,4 +1,5 @@
-"""The MAC of a node's link: kept in the agent's folder, so that a restarted node has the same, or derived."""
+"""Choose the MAC of a node's link: kept in the agent's directory, so that it stays the same after a restart, or
+derived."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 
 
 def kept_mac(folder: str, name: str) -> str:
-    """Return the MAC of the link `name`: the kept one, else that of the link if it is there, as flanneld has made it,
-    else a random one. It is kept from now on. Raises OSError."""
+    """Return the MAC of the link `name`: the kept MAC, otherwise that of the existing link, which flanneld may have
+    made, otherwise a random MAC. Keep the MAC from now on. Raises OSError."""
     path = Path(folder, f"{name}.mac")
     try:
         text = path.read_text(encoding="ascii").strip()
@@ -40,13 +41,13 @@ def present_mac(name: str) -> str:
 
 
 def derived_mac(address: Address, vni: int) -> str:
-    """The MAC of the node at a public address, where nodes do not publish theirs: of the local kind, and the same on
-    each node that asks."""
+    """Return the MAC of the node at a public address, if nodes do not publish MACs. It is locally administered, and
+    each node derives the same."""
     digest = hashlib.sha256(f"fastcni vxlan {vni} {address}".encode()).digest()
     return ":".join(f"{byte:02x}" for byte in (2, *digest[:5]))
 
 
 def random_mac() -> str:
-    """A random unicast MAC of the local kind (IEEE 802: bit 1 of the first byte set, bit 0 clear)."""
+    """Return a random, locally administered unicast MAC (IEEE 802: bit 1 of the first byte set, bit 0 clear)."""
     first, *rest = secrets.token_bytes(6)
     return ":".join(f"{byte:02x}" for byte in (first & 0xFC | 2, *rest))

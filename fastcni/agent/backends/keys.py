@@ -1,4 +1,4 @@
-"""What a backend reads of the network's configuration: the keys of its object `Backend`, and the families."""
+"""Read a backend's part of the network's configuration: the keys of its object `Backend`, and the families."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def read_keys(backend: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of each key in `defaults`, which has the defaults; keys match in any case. Unknown keys are
-    ignored, as by flannel. Raises ConfigurationError for a value of another type, and for a negative number."""
+    """Return the value of each key in `defaults`, or its default. Keys are case-insensitive. As in flannel, unknown
+    keys are ignored. Raises ConfigurationError for a value of another type, and for a negative number."""
     given = {key.lower(): value for key, value in backend.items() if value is not None}
     found = {}
     for key, default in defaults.items():

@@ -1,6 +1,6 @@
-"""vxlan: frames to other nodes' pods go in UDP packets (RFC 7348).
+"""vxlan: frames to other nodes' pods are sent inside of UDP packets (RFC 7348).
 
-Each family has a link of its own, flannel.VNI and flannel-v6.VNI, whose address is the network address of the node's
+Each family has a separate link, flannel.VNI and flannel-v6.VNI, whose address is the network address of the node's
 subnet. For each other node there are a permanent neighbour (the network address of its subnet has the MAC of its link),
 an FDB entry (frames for that MAC go to its public address) and a route to its subnet. With DirectRouting, a node on the
 same network has a plain route instead.
@@ -32,7 +32,7 @@ NAMES = {4: "flannel.{}", 6: "flannel-v6.{}"}
 
 
 class Vxlan:
-    """See contract.Backend."""
+    """The vxlan backend, see contract.Backend."""
 
     name = "vxlan"
 
@@ -87,7 +87,7 @@ class Vxlan:
                         "dstport": self.keys["Port"] or DEFAULT_PORT, "learning": self.keys["Learning"],
                         "gbp": self.keys["GBP"]}
             address = me.subnets[family].network_address
-            # Frames come only from nodes, so no router advertisement is to be believed.
+            # Frames arrive only from nodes, so router advertisements are ignored.
             yield Link(name, "vxlan", self.mtu(), self.macs[family], settings, (f"{address}/{address.max_prefixlen}",),
                        {f"ipv6/conf/{name}/accept_ra": "0"} if family == 6 else {})
 

@@ -1,11 +1,11 @@
-"""wireguard: packets to other nodes' pods are encrypted (WireGuard), in UDP packets.
+"""wireguard: packets to other nodes' pods are sent encrypted inside of UDP packets (WireGuard).
 
-Each node is a peer from which its subnets may come, and one route leads to the whole network. A private key is made
-once and kept in the agent's folder; the public key is published.
+Each other node is a peer whose allowed source addresses are its subnets, and one route leads to the whole network. The
+agent makes a private key once and keeps it in its directory; it publishes the public key.
 
 Mode      separate (the default): a link for each family, flannel-wg and flannel-wg-v6, and each family's packets go
           between addresses of that family. ipv4, ipv6, auto: one link, flannel-wg, for both families, between IPv4
-          or IPv6 addresses; auto takes IPv4 if this node has an address of it
+          or IPv6 addresses; auto uses IPv4 if this node has an IPv4 address
 
 Keys of Backend: ListenPort (51820), ListenPortV6 (51821), PSK (none), PersistentKeepaliveInterval (0 s: none), Mode,
 MTU.
@@ -35,7 +35,7 @@ OVERHEAD = 80                   # outer IPv6 header 40, UDP 8, WireGuard 32
 
 
 class Wireguard:
-    """See contract.Backend."""
+    """The wireguard backend, see contract.Backend."""
 
     name = "wireguard"
 
@@ -87,7 +87,7 @@ class Wireguard:
                     addresses=tuple(f"{address}/{address.max_prefixlen}" for address in addresses))
 
     def _peer(self, node: Node, outer: int, name: str, subnets: tuple[Prefix, ...]) -> WireguardPeer:
-        """Raises ValueError."""
+        """Return the peer of a node. Raises ValueError."""
         if node.backend != self.name:
             raise ValueError(f'its backend is "{node.backend}"')
         key = next((str(data["PublicKey"]) for data in node.data.values() if "PublicKey" in data), "")
@@ -100,7 +100,7 @@ class Wireguard:
 
 
 def decode_key(text: str, what: str) -> bytes:
-    """A key as wg(8) prints it. Raises ConfigurationError, a ValueError."""
+    """Decode a key in the form of wg(8). Raises ConfigurationError, a ValueError."""
     try:
         key = b64decode(text, validate=True)
     except ValueError:

@@ -1,4 +1,4 @@
-"""This node's WireGuard key. The kernel computes the public one."""
+"""Make and keep this node's private WireGuard key. The kernel computes the public key."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fastcni.kernel.devices import wireguard
 from fastcni.kit.links import find
 
 FILE = "wgkey"
-PROBE = "flannel-wg-key"        # a link that exists for a moment
+PROBE = "flannel-wg-key"        # a temporary link
 
 
 def kept(folder: str) -> bytes:
-    """Return the private key: the kept one, else a new one that is kept from now on. Raises OSError."""
+    """Return the kept private key, or make and keep a new one. Raises OSError."""
     path = Path(folder, FILE)
     try:
         key = b64decode(path.read_text(encoding="ascii").strip(), validate=True)
@@ -33,7 +33,7 @@ def kept(folder: str) -> bytes:
 
 
 def new() -> bytes:
-    """A random private key, with the bits that Curve25519 fixes (RFC 7748, section 5)."""
+    """Return a random private key, with the bits that Curve25519 fixes (RFC 7748, section 5)."""
     key = bytearray(secrets.token_bytes(wireguard.KEY_BYTES))
     key[0] &= 0xF8
     key[31] = key[31] & 0x7F | 0x40
@@ -45,7 +45,7 @@ def public(private: bytes) -> bytes:
     """
     with closing(wire.open_socket()) as sock, closing(wire.open_socket(uapi.NETLINK_GENERIC)) as generic:
         try:
-            remove(sock, PROBE)         # of an agent that was killed here
+            remove(sock, PROBE)         # left by an agent that was killed in this function
             wire.exchange(sock, rtnl.new_link(Batch(), PROBE, "wireguard", None))
         except wire.NetlinkError as e:
             raise ConfigurationError(f"Backend wireguard: {e}; does this kernel have WireGuard?") from None

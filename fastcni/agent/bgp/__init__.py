@@ -1,8 +1,8 @@
-"""Announce this node's subnets, and its blocks of cluster-wide addresses, by BGP. BIRD 2 or FRR does it.
+"""Announce this node's subnets, and its blocks of cluster-wide addresses, by BGP with BIRD 2 or FRR.
 
-settings.py has what the file of `fastcni agent --bgp FILE` says. An engine is a module with the functions of Engine.
+settings.py reads the file of `fastcni agent --bgp FILE`. An engine is a module with the functions of Engine.
 
-The engine goes on announcing while the agent is restarted. A node that leaves (`--leave`) announces nothing any more.
+The engine continues to announce while the agent restarts. A node that leaves (`--leave`) announces nothing any more.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ __all__ = ["Bgp", "Settings", "read_settings"]
 
 
 class Engine(Protocol):
-    """Each function raises BgpError if the program does not answer, or refuses the configuration."""
+    """The contract of engines. Each function raises BgpError if the program does not answer, or rejects the
+    configuration."""
 
     @property
     def CHECK_S(self) -> float:
-        """Seconds between two calls of is_applied(); infinite: the program keeps what it has read."""
+        """Return the seconds between two calls of is_applied(); infinite: the program keeps its configuration."""
         ...
 
     def text(self, settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> str:
@@ -41,7 +42,7 @@ class Engine(Protocol):
         ...
 
     def apply(self, settings: Settings, configuration: str) -> None:
-        """Write the configuration, and have the program read it."""
+        """Write the configuration, and let the program read it."""
         ...
 
     def is_applied(self, settings: Settings) -> bool:
@@ -50,12 +51,12 @@ class Engine(Protocol):
 
 
 ENGINES: dict[str, Engine] = {"bird": bird, "frr": frr}
-LOOK_S = 1.0                    # between two looks at the blocks of spaces
-RETRY_S = 5.0                   # while the engine is away
+LOOK_S = 1.0                    # seconds between two reads of the spaces' blocks
+RETRY_S = 5.0                   # seconds between tries while the engine is unavailable
 
 
 def blocks_of(folders: Sequence[str]) -> list[Prefix]:
-    """The blocks of this node in spaces. A folder that is not there has none. Raises ValueError."""
+    """Return the blocks of this node in address spaces. A missing directory has no blocks. Raises ValueError."""
     found = []
     for folder in folders:
         with contextlib.suppress(FileNotFoundError):
@@ -65,8 +66,8 @@ def blocks_of(folders: Sequence[str]) -> list[Prefix]:
 
 
 class Bgp:
-    """Keeps the engine's configuration as it should be. due: when to call attend(), in monotonic seconds; a thread of
-    its own waits for that time, because the engine may take long to answer."""
+    """The engine's configuration. due: when to call attend(), in monotonic seconds; a separate thread waits for that
+    time, because the engine may take long to answer."""
 
     def __init__(self, settings: Settings, log: Logger) -> None:
         self.settings, self.log = settings, log
@@ -74,7 +75,7 @@ class Bgp:
         self.engine = ENGINES[settings.engine]
         self.subnets: list[Prefix] = []
         self.due = float("inf")
-        self.told = ""                  # the text that the engine has read
+        self.told = ""                  # the configuration that the engine has read
         self.problem = ""
         self.checked = 0.0              # when the engine was last known to have it
 
@@ -92,14 +93,14 @@ class Bgp:
         self.attend()
 
     def attend(self) -> None:
-        """Write the file if something has changed, and tell the engine. Raises OSError."""
+        """If something has changed, write the file, and let the engine read it. Raises OSError."""
         now = monotonic()
         if now < self.due:
             return
         self.due = now + min(LOOK_S if self.settings.spaces else float("inf"), self.engine.CHECK_S)
         try:
             prefixes = [*self.subnets, *blocks_of(self.settings.spaces)]
-        except ValueError as e:         # cut by a power failure; the plugin repairs it
+        except ValueError as e:         # a file that was cut by a power failure; the plugin repairs it
             self._tell_problem(f"blocks of a space: {e}")
             return
         text = self.engine.text(self.settings, self.router_id, prefixes)
@@ -116,7 +117,7 @@ class Bgp:
         self.log.info("announced", prefixes=" ".join(map(str, prefixes)))
 
     def _is_kept(self, now: float) -> bool:
-        """Whether the engine still has what it was told. It is asked each CHECK_S. Raises BgpError."""
+        """Return whether the engine still has the configuration. The engine is asked every CHECK_S. Raises BgpError."""
         if now - self.checked < self.engine.CHECK_S:
             return True
         self.checked = now

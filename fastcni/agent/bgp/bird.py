@@ -1,6 +1,6 @@
-"""BGP by BIRD 2 (bird.network.cz): the agent writes a file, which BIRD's own configuration includes. BIRD reads it.
+"""Announce routes by BIRD 2 (bird.network.cz): the agent writes a file, which BIRD's own configuration includes.
 
-BIRD reads the file again by itself when it is restarted.
+After a restart BIRD reads the file by itself.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from fastcni.agent.contract import Prefix
 
 ANSWER_S = 10.0
-CHECK_S = float("inf")          # BIRD keeps what it has read
+CHECK_S = float("inf")          # BIRD keeps its configuration
 RECONFIGURED = ("0003", "0004", "0018")         # done, in progress, undone: BIRD has read it (its doc/reply_codes)
 GREETINGS = ("0001", "0002")    # welcome, reading the configuration: more lines follow
 CHANNELS = {4: "ipv4", 6: "ipv6"}
 
 
 def text(settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> str:
-    """BIRD's configuration: the prefixes as static routes, which are announced to the peers of their family.
+    """Return BIRD's configuration: the prefixes as static routes, which are announced to the peers of their family.
 
-    They are in tables of their own, which no protocol exports to the kernel: there these routes would hide pods' own.
+    The routes are in separate tables, which no protocol exports to the kernel, where they would hide the routes of
+    pods.
     """
     lines = ["# written by fastcni agent; changes are overwritten"]
     for family, channel in CHANNELS.items():
@@ -49,20 +50,20 @@ def text(settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> st
 
 
 def apply(settings: Settings, configuration: str) -> None:
-    """Write the file, and have BIRD read it. Raises BgpError, OSError."""
+    """Write the file, and let BIRD read it. Raises BgpError, OSError."""
     write(Path(settings.config), configuration, 0o640)
-    with contextlib.suppress(FileNotFoundError):        # BIRD has to read it, and may be no root
+    with contextlib.suppress(FileNotFoundError):        # BIRD must read the file, and may not be root
         os.chown(settings.config, -1, os.stat(settings.socket).st_gid)
     configure(settings.socket)
 
 
 def is_applied(settings: Settings) -> bool:
-    """Whether BIRD still has what it has read: always, the file is its own."""
+    """Return True: BIRD keeps the configuration, because it reads the file itself."""
     return True
 
 
 def configure(path: str) -> None:
-    """Have BIRD read its configuration again. Raises BgpError."""
+    """Let BIRD read its configuration again. Raises BgpError."""
     try:
         with contextlib.closing(streams.Stream(path, ANSWER_S, waiting.PROGRAM)) as sock:
             sock.send_all(b"configure\n")
@@ -78,6 +79,6 @@ def configure(path: str) -> None:
 
 
 def last_line(text: bytes) -> str:
-    """The last complete line with a reply code and a blank, which ends an answer; "" without one."""
+    """Return the last complete line with a reply code and a blank, which ends an answer; "" without such a line."""
     lines = text.decode("utf-8", "replace").split("\n")[:-1]
     return next((line for line in reversed(lines) if line[:4].isdigit() and line[4:5] == " "), "")

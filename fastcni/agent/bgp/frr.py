@@ -1,7 +1,8 @@
-"""BGP by FRR (frrouting.org): `vtysh` gives the agent's part of the configuration to bgpd.
+"""Announce routes by FRR (frrouting.org): `vtysh` passes the agent's part of the configuration to bgpd.
 
-That part is the BGP view `fastcni` and the route map `fastcni-none`. A view has its own peers and routes, and puts none
-into the kernel. Nothing else of FRR is changed, and nothing is saved: the agent gives it again after a restart of FRR.
+That part is the BGP view `fastcni` and the route map `fastcni-none`. A view has its own peers and routes, and adds no
+routes to the kernel. The agent changes nothing else of FRR, and saves nothing: after a restart of FRR the agent passes
+the configuration again.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ if TYPE_CHECKING:
     from fastcni.agent.contract import Prefix
 
 ANSWER_S = 10.0
-CHECK_S = 5.0                   # bgpd forgets the view when it is restarted
+CHECK_S = 5.0                   # seconds; bgpd forgets the view at a restart
 VIEW = "view fastcni"
-FILTER = "fastcni-none"         # denies all routes of peers
+FILTER = "fastcni-none"         # the route map that denies all routes of peers
 
 
 def text(settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> str:
-    """The view. FRR takes a line that it already has without an interruption of the session."""
+    """Return the configuration of the view. A line that FRR already has does not interrupt the session."""
     lines = [f"route-map {FILTER} deny 10", "exit", f"router bgp {settings.asn} {VIEW}", f" bgp router-id {router_id}",
              " no bgp ebgp-requires-policy", " no bgp network import-check", " no bgp default ipv4-unicast"]
     for peer in settings.peers:
         name = f"neighbor {peer.address}"
         lines.append(f" {name} remote-as {peer.asn}")
         lines.append(f" {name} password {peer.password}" if peer.password else f" no {name} password")
-        if peer.asn != settings.asn:            # sessions within an AS may always have more hops
+        if peer.asn != settings.asn:            # sessions within an AS may always have several hops
             lines.append(f" {name} ebgp-multihop {peer.multihop}" if peer.multihop else f" no {name} ebgp-multihop")
     for family in (4, 6):
         lines.append(f" address-family ipv{family} unicast")
@@ -46,18 +47,18 @@ def text(settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> st
 
 
 def apply(settings: Settings, configuration: str) -> None:
-    """Have bgpd take the lines of the configuration, and drop others of the view. Raises BgpError, OSError."""
+    """Add the lines of the configuration to bgpd, and remove other lines of the view. Raises BgpError, OSError."""
     write(Path(settings.config), removals(view_of(settings), configuration) + configuration, 0o600)
     run(settings, "-f", settings.config)
 
 
 def is_applied(settings: Settings) -> bool:
-    """Whether bgpd has the view. Raises BgpError."""
+    """Return whether bgpd has the view. Raises BgpError."""
     return bool(view_of(settings))
 
 
 def view_of(settings: Settings) -> list[str]:
-    """The lines of the view in bgpd's configuration, as `show running-config` has them; [] without one."""
+    """Return the lines of the view in `show running-config` of bgpd; [] without the view."""
     found: list[str] = []
     for line in run(settings, "-c", "show running-config").splitlines():
         if found and line == "exit":
@@ -68,7 +69,8 @@ def view_of(settings: Settings) -> list[str]:
 
 
 def removals(present: list[str], configuration: str) -> str:
-    """The commands that remove networks and peers of the view that the configuration has not; another AS: the view."""
+    """Return the commands that remove networks and peers of the view that are not in the configuration; if the AS has
+    changed, the command that removes the view."""
     wanted = configuration.splitlines()
     if not present:
         return ""
@@ -87,7 +89,7 @@ def removals(present: list[str], configuration: str) -> str:
 
 
 def run(settings: Settings, *words: str) -> str:
-    """Run vtysh with bgpd, and return what it prints. Raises BgpError with FRR's text."""
+    """Run vtysh with bgpd, and return its output. Raises BgpError with FRR's text."""
     command = ["vtysh", "--vty_socket", settings.socket, "-d", "bgpd", *words]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S,

@@ -1,16 +1,16 @@
-"""What the file of --bgp says.
+"""Read the settings file of `fastcni agent --bgp`.
 
     {"as": 64512, "peers": [{"address": "192.0.2.254", "as": 64513}], "spaces": ["/var/lib/cni/networks/default"]}
 
 as          this node's AS
 peers       each with "address" and "as"; "password" for TCP-MD5, "multihop": hops to a router that is not a neighbour.
             IPv4 is announced to peers with an IPv4 address, IPv6 to those with an IPv6 one
-spaces      folders of spaces of the IPAM type `cluster`, <dataDir>/<space>: their blocks are announced, too
+spaces      directories of address spaces of the IPAM type `cluster`, <dataDir>/<space>, whose blocks are announced, too
 router_id   an IPv4 address, by default the node's public one
 engine      "bird" or "frr" [bird]
 config      the file that the agent writes [/etc/bird/fastcni.conf, /etc/frr/fastcni.conf]. BIRD's own configuration,
             which needs a `protocol device`, includes it
-socket      BIRD's control socket [/run/bird/bird.ctl], or the folder of FRR's [/run/frr]
+socket      BIRD's control socket [/run/bird/bird.ctl], or the directory of FRR's [/run/frr]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMES = {"bird": "BIRD", "frr": "FRR"}
 
 
 class BgpError(Exception):
-    """The engine does not answer, or refuses the configuration. The text is the engine's."""
+    """The engine does not answer, or rejects the configuration. The text is the engine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the file of --bgp says."""
+    """The settings in the file of --bgp."""
 
     asn: int
     peers: tuple[Peer, ...]
@@ -59,7 +59,7 @@ class Settings:
 
 
 def read_settings(path: str) -> Settings:
-    """Raises ConfigurationError, which names the file and the key."""
+    """Read the settings file. Raises ConfigurationError, which names the file and the key."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         engine = document.get("engine", "bird")
@@ -86,7 +86,7 @@ def read_as(value: Any) -> int:
 
 
 def quotable(text: str, engine: str) -> str:
-    """A password that the engine can read. Raises ValueError."""
+    """Return a password that the engine can read. Raises ValueError."""
     if '"' in text or not text.isprintable():
         raise ValueError(f"password: {NAMES[engine]} takes no quotes and no control characters in it")
     if engine == "frr" and " " in text:

@@ -1,4 +1,4 @@
-"""The registries: where nodes' records are."""
+"""Open the registry that has the nodes' records."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""etcd as the registry, in flannel's own layout: flanneld and fastcni's agent can run in one cluster.
+"""Use etcd as the registry, in flannel's own layout, so that flanneld and fastcni's agent can run in one cluster.
 
     <prefix>/config               the network's configuration
     <prefix>/subnets/<subnets>    a node's record (records.py), with a lease of a day
 
-Differences from flanneld: the lease is kept alive instead of being replaced, and a record is written only if it is as
-this node has seen it. So a node that was away for longer than its lease never overwrites what another node has taken.
-A record without a lease is a reservation, made by an operator: it stays without one.
+Differences from flanneld: the lease is kept alive instead of being replaced, and a record is written only if it has not
+changed since this node read it. So a node that was unavailable for longer than its lease never overwrites a record that
+another node has taken. A record without a lease is an operator's reservation, and stays without a lease.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 PREFIX = "/coreos.com/network"
 LEASE_S = 86400
 KEEP_S = 600.0                  # between two renewals: a deleted record is noticed by the watch, so they are rare
-TRIES = 10                      # for a subnet that others win
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0       # before a lost watch is opened again
-MADE_HERE = ("VtepMAC", "PublicKey")        # of a node's data
+TRIES = 10                      # tries to take a subnet while other nodes take it first
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0       # seconds before a lost watch is opened again
+MADE_HERE = ("VtepMAC", "PublicKey")        # keys of a node's data that the node makes itself
 CONTEST_S = 5.0
 MAX_SHOWN = 200                 # characters of a record in messages
 # All nodes may have to list again at the same time. Each waits for a random time, so that one processor of
 # etcd can answer all of them: 16 us for each record of each list.
 LIST_S_OF_A_RECORD, MAX_SPREAD_S = 16e-6, 60.0
-IDLE_S = 1500.0                 # etcd tells its progress each 10 minutes
+IDLE_S = 1500.0                 # seconds; etcd reports its progress every 10 minutes
 
 
 class Etcd:
-    """See contract.Registry. settings: of etcd_client.Client, and "prefix"."""
+    """The registry in etcd, see contract.Registry. settings: those of clients.etcd.Client, and "prefix"."""
 
     publishes = True
 
@@ -55,13 +55,13 @@ class Etcd:
         self.client, self.log, self.wait = Client(settings), log, wait
         self.prefix = settings.get("prefix", PREFIX).rstrip("/")
         self.folder = f"{self.prefix}/subnets/"
-        self.unreadable: set[str] = set()       # keys of records that were logged
+        self.unreadable: set[str] = set()       # keys of unreadable records that were logged
         self.listed: View | None = None         # from the last list, until watch() takes it
         self.watched = False
-        # of this node's record: its lease (0: none, None: not known), and the revision that created its key
+        # the lease of this node's record (0: none, None: not known), and the revision that created its key
         self.lease: int | None = None
         self.created = 0
-        self.contested = -CONTEST_S             # when the record has last named another node, monotonic
+        self.contested = -CONTEST_S             # when the record last named another node, monotonic
 
     def close(self) -> None:
         self.client.close()
@@ -94,7 +94,7 @@ class Etcd:
         raise SubnetLost(f"no subnet after {TRIES} tries: each time another program changed the record or was faster")
 
     def _list(self) -> list[Pair]:
-        """All records. The first watch goes on where the last list before it ends, so that a start lists once."""
+        """Return all records. The first watch continues from the last list, so that a start lists only once."""
         pairs, revision = self.client.read_range(*etcd_client.below(self.folder))
         if not self.watched:
             self.listed = View(self.folder, pairs, revision)
@@ -102,7 +102,8 @@ class Etcd:
 
     def _find_own(self, conf: NetworkConf, me: Node, pairs: Collection[Pair],
                   taken: Mapping[str, Mapping[int, Prefix]]) -> Pair | None:
-        """Return the record that names this node; else that of its former subnets if it names no node."""
+        """Return the record that names this node; otherwise the record of its previous subnets if that names no
+        node."""
         former = self.folder + records.key_of(me.subnets) if me.subnets else ""
         candidates = []
         for pair in pairs:
@@ -114,9 +115,11 @@ class Etcd:
         return max(candidates, key=lambda each: each[:3])[-1] if candidates else None
 
     def _write(self, me: Node, seen: Pair | None, lease: int | None) -> bool:
-        """Write the record, if it is as seen (None: not there). Return whether it was written.
+        """Write the record if it has not changed since it was `seen` (None: did not exist). Return whether it was
+        written.
 
-        lease: the record's; 0: a reservation has none; None: a new one. A record that is not there is no reservation.
+        lease: the record's lease; 0: none, for a reservation; None: make a new lease. A missing record is no
+        reservation.
         """
         key, value = self.folder + me.name, records.value_of(me)
         if (lease and not self.client.renew(lease, key)) or not (lease or seen):
@@ -128,14 +131,14 @@ class Etcd:
             return True
         try:
             outcome = self.client.txn([revision_is(key, seen.revision if seen else 0)], [put(key, value, lease)])
-        except Refused:                         # the lease has ended meanwhile
+        except Refused:                         # the lease has just ended
             return False
         self.created = self.created or outcome.revision
         return outcome.done
 
     def _is_alone(self, me: Node) -> bool:
-        """Whether no other record overlaps. Keys of both families differ if one of the two subnets does, so that two
-        nodes may have written one each; both look here, and the later one yields."""
+        """Return whether no other record overlaps. If records have both families, keys with one common subnet still
+        differ, so two nodes may each have written one. Both nodes check this, and the later one yields."""
         pairs = self._list()
         taken, key = self._read_subnets(pairs), self.folder + me.name
         mine = next((pair for pair in pairs if pair.key == key), None)
@@ -152,7 +155,7 @@ class Etcd:
             (pair,) = self.client.read(self.folder + me.name)
             if pair is not None and self._is_of_another(pair, me):
                 raise SubnetLost(f"another node has {me.name}: {pair.value[:MAX_SHOWN]}")
-            # A record without its lease is a reservation by an operator, who has kept the value.
+            # A record that has lost its lease is a reservation: an operator has kept the value.
             intact = pair is not None and pair.value == records.value_of(me)
             if self._write(me, pair, pair.lease if pair and intact else self.lease):
                 if pair is None and not self._is_alone(me):
@@ -163,9 +166,9 @@ class Etcd:
         raise Away(f"another program changes the record of {me.name} each time while this node writes it")
 
     def _is_of_another(self, pair: Pair, me: Node) -> bool:
-        """Whether another node has the record at this node's key. The node that has created the key has the subnet, so
-        another content is damage. But two nodes can have taken over one record: what names another node again within
-        CONTEST_S is written by that node."""
+        """Return whether another node has the record at this node's key. The node that created the key has the subnet,
+        so other content is damage. But two nodes can have taken over one record: if the record names another node again
+        within CONTEST_S, that node writes it."""
         if identities(self._parse(pair)) & identities(me):
             return False
         if pair.created != self.created:
@@ -187,7 +190,7 @@ class Etcd:
         self.client.txn([revision_is(pair.key, pair.revision)], [etcd_client.delete(pair.key)])
 
     def ready(self, me: Node) -> None:
-        """etcd has nothing that waits for it."""
+        """Do nothing: etcd has no such condition."""
 
     # -- the others ----------------------------------------------------------------------------------------------------
 
@@ -216,11 +219,11 @@ class Etcd:
                 pause = min(2 * pause, MAX_PAUSE_S)
 
     def _follow(self, view: View, show: Callable[[View], object], stop: Callable[[], bool]) -> bool:
-        """Follow the changes after a view, until stop() or until another endpoint should be asked. Return False if all
-        has to be listed again. Raises Away."""
+        """Follow the changes after a view, until stop() or until another endpoint should be used. Return False if the
+        records must be listed again. Raises Away."""
         endpoint, http = "", self.client.http
 
-        def leave() -> bool:        # requests have left the endpoint of the watch: it may be silent because it hangs
+        def leave() -> bool:        # requests use another endpoint than the watch, whose endpoint may hang
             return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
 
         if not self._goes_on(view):
@@ -232,7 +235,7 @@ class Etcd:
             for document in stream:
                 result = document.get("result", {})
                 if not result or result.get("canceled") or result.get("compact_revision"):
-                    self.client.token = None    # its age may be why
+                    self.client.token = None    # the token may have expired
                     return False
                 if events := result.get("events", ()):
                     view.update(events)
@@ -240,23 +243,23 @@ class Etcd:
         return True
 
     def _goes_on(self, view: View) -> bool:
-        """Whether a watch reports all that has changed since the view. If etcd was restored from a backup, revisions
-        count other changes: then the last change that was seen is not the last one of its key."""
+        """Return whether a watch reports all changes since the view. If etcd was restored from a backup, its revisions
+        are those of other changes: the last change of the view is then not the last one of its key."""
         return not view.watched or bool(view.last and self.client.txn([revision_is(*view.last)], []).done)
 
     def _parse(self, pair: Pair) -> Node | None:
-        """The Node of a record; None if it cannot be read."""
+        """Return the Node of a record; None if the record cannot be read."""
         try:
             return records.read(pair.key.removeprefix(self.folder), pair.value)
         except ValueError:
             return None
 
     def _names_node(self, pair: Pair) -> bool:
-        """Whether a record says whose it is. One that is damaged may not."""
+        """Return whether a record names its node, which a damaged record may not."""
         return bool(identities(self._parse(pair)))
 
     def _read_subnets(self, pairs: Collection[Pair]) -> dict[str, Mapping[int, Prefix]]:
-        """The subnets of each record by its key, which has them: a damaged value does not make them free."""
+        """Return the subnets of each record from its key, so that a damaged value does not make them free."""
         found: dict[str, Mapping[int, Prefix]] = {}
         for pair in pairs:
             with suppress(ValueError):
@@ -265,8 +268,8 @@ class Etcd:
 
 
 def identities(node: Node | None) -> set[object]:
-    """What tells a record's node: its public addresses, and the MAC and key that it has made. So a node with a new
-    address takes over its record. Otherwise the other nodes would see one MAC in two records."""
+    """Return what identifies a record's node: its public addresses, and the MAC and key that it has made. So a node
+    with a new address takes over its record. Otherwise other nodes would see one MAC in two records."""
     if node is None:
         return set()
     made = (data.get(name) for data in node.data.values() for name in MADE_HERE)

@@ -1,4 +1,5 @@
-"""The records of all nodes as one watch of etcd has reported them. Each record is read once, when it changes."""
+"""Keep the records of all nodes as one watch of etcd has reported them. Each record is decoded once, when it
+changes."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class View:
-    """The records below `directory`, from a list of them and the changes after `revision` of it.
+    """The records below `directory`, from a list and the changes after the list's revision.
 
-    revision: of the list, then of the last change. last: (key, revision) of the last change, revision 0 if the key was
-    deleted; None before the first change. watched: whether a watch has followed the list.
+    revision: that of the list, later that of the last change. last: (key, revision) of the last change, with revision 0
+    if the key was deleted; None before the first change. watched: whether a watch has followed the list.
     """
 
     def __init__(self, directory: str, pairs: Collection[Pair], revision: int) -> None:
@@ -34,7 +35,7 @@ class View:
         return len(self._nodes) + len(self._unread)
 
     def update(self, events: Collection[dict[str, Any]]) -> None:
-        """Take the changes of a watch's message."""
+        """Apply the changes of a watch's message."""
         for event in events:
             pair = read_pair(event["kv"])
             gone = event.get("type") == "DELETE"
@@ -47,7 +48,7 @@ class View:
 
     def nodes(self, log: Logger, unreadable: set[str]) -> list[Node]:
         """Return the Nodes of all records. A record that cannot be read is logged and left out. unreadable: the keys of
-        such records that were logged before."""
+        records that were logged before."""
         for key, pair in self._unread.items():
             try:
                 self._nodes[key] = records.read(key.removeprefix(self.directory), pair.value)

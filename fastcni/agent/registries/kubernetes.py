@@ -1,5 +1,5 @@
-"""Kubernetes as the registry, as flanneld with --kube-subnet-mgr: a node's subnets are its podCIDRs, and annotations of
-its Node tell the others how it is reached.
+"""Use Kubernetes as the registry, like flanneld with --kube-subnet-mgr: a node's subnets are its podCIDRs, and
+annotations of its Node publish its address.
 
     flannel.alpha.coreos.com/kube-subnet-manager: "true"
     flannel.alpha.coreos.com/backend-type: vxlan
@@ -8,11 +8,11 @@ its Node tell the others how it is reached.
     flannel.alpha.coreos.com/public-ip-overwrite: 198.51.100.7                              of an operator
     fastcni.dev/pod-cidrs: 10.244.1.0/24,fd00:10:0:1::/64                                   as spec.podCIDRs
 
-The agent watches the metadata of all Nodes, without images and conditions. So an annotation has the podCIDRs, too.
-The agent reads a Node of flanneld, which has no such annotation, as a whole object, once.
+The agent watches only the metadata of all Nodes, without images and conditions. So an annotation repeats the podCIDRs.
+A Node of flanneld has no such annotation, so the agent reads that whole object once.
 
-The network's configuration is a file, which a ConfigMap brings to each node. All writes are patches of a Node's status:
-the rights that they need are in deploy/agent.yaml.
+The network's configuration is a file, which each node gets from a ConfigMap. All writes are patches of a Node's status;
+deploy/agent.yaml has the needed rights.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ PUBLIC = {4: "public-ip", 6: "public-ipv6"}
 DATA = {4: "backend-data", 6: "backend-v6-data"}
 OVERWRITE = "-overwrite"
 POD_CIDRS = "fastcni.dev/pod-cidrs"
-KEEP_S = 300.0                  # a change of the own Node is noticed by the watch, too
+KEEP_S = 300.0                  # seconds; the watch also detects a change of this Node
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 MAX_SHOWN = 200                 # characters of an annotation in the log
-MAX_ASKED = 20                  # Nodes that are read one by one; of more, all are listed in pages
+MAX_ASKED = 20                  # Nodes that are read one by one; if there are more, all are listed in pages
 # All nodes may have to list again at the same time. Each waits for a random time, so that one processor of the API
 # server can answer all of them: LIST_S_OF_A_NODE for each Node of each list.
 LIST_S_OF_A_NODE, MAX_SPREAD_S = 60e-6, 60.0
@@ -57,8 +57,8 @@ AVAILABLE = {"type": "NetworkUnavailable", "status": "False", "reason": "Fastcni
 
 
 class Kubernetes:
-    """See contract.Registry. settings: "kubeconfig" ("" in a pod: its service account), "node", "net_conf" (a file),
-    "annotation_prefix"."""
+    """The registry in the Kubernetes API, see contract.Registry. settings: "kubeconfig" ("" in a pod: its service
+    account), "node", "net_conf" (a file), "annotation_prefix"."""
 
     publishes = True
 
@@ -133,7 +133,8 @@ class Kubernetes:
         return found
 
     def _annotations(self, me: Node) -> dict[str, str | None]:
-        """The annotations of a record, so that _read() returns it. None: there must be no such annotation."""
+        """Return the annotations of a record, from which _read() returns the record. None: the annotation must not
+        exist."""
         found: dict[str, str | None] = {"kube-subnet-manager": "true", "backend-type": me.backend}
         cidrs = ",".join(str(me.subnets[family]) for family in FAMILIES if family in me.subnets)
         for family in FAMILIES:
@@ -143,7 +144,7 @@ class Kubernetes:
         return {POD_CIDRS: cidrs, **{f"{self.prefix}/{name}": value for name, value in found.items()}}
 
     def _publish(self, document: Object, me: Node) -> dict[str, str]:
-        """Write the annotations that are missing or different. Return what these had."""
+        """Write the annotations that are missing or different. Return their previous values."""
         there = notes_of(document)
         changes = {name: value for name, value in self._annotations(me).items() if there.get(name) != value}
         if changes:
@@ -187,14 +188,14 @@ class Kubernetes:
                 pause = min(2 * pause, MAX_PAUSE_S)
 
     def _list(self) -> View:
-        """Return all nodes as the API server has them in its cache."""
+        """Return all nodes from the API server's cache."""
         documents, revision = self.api.list_cached(NODES, metadata=True)
         self._ask_all(documents)
         return View({it["metadata"]["name"]: self._read(it) for it in documents}, revision)
 
     def _goes_on(self, view: View) -> bool:
-        """Whether a watch reports all that has changed since the view. After a lost connection the API server may have
-        an older revision, because etcd was restored from a backup."""
+        """Return whether a watch reports all changes since the view. After a lost connection the API server may have an
+        older revision, because etcd was restored from a backup."""
         if view.lost and self.api.revision_of(NODES) < number_of(view.revision):
             return False
         view.lost = False
@@ -210,7 +211,7 @@ class Kubernetes:
                     name = document["metadata"]["name"]
                     before, now = view.known.get(name), None if kind == "DELETED" else self._read(document)
                     view.known[name] = now
-                    if before != now:           # a kubelet writes its Node each few minutes
+                    if before != now:           # a kubelet writes its Node every few minutes
                         view.revision = document["metadata"]["resourceVersion"]
                         yield
                 view.revision = document["metadata"]["resourceVersion"]
@@ -218,7 +219,7 @@ class Kubernetes:
                 return
 
     def _read(self, document: Object) -> Node | None:
-        """A Node object's record; None if it is not in the network, or damaged, which is logged once."""
+        """Return a Node object's record; None if the Node is not in the network, or damaged, which is logged once."""
         name, notes = document["metadata"]["name"], notes_of(document)
         if not self._is_member(document):
             return None
@@ -237,7 +238,7 @@ class Kubernetes:
         return node if node.subnets else None
 
     def _subnets(self, document: Object) -> dict[int, Any]:
-        """A Node's podCIDRs by family. Raises ValueError, Away."""
+        """Return a Node's podCIDRs by family. Raises ValueError, Away."""
         if text := notes_of(document).get(POD_CIDRS):
             return by_family(text.split(","))
         name, uid = document["metadata"]["name"], document["metadata"]["uid"]
@@ -248,14 +249,14 @@ class Kubernetes:
         return self._asked.get(uid, {})
 
     def _ask_all(self, documents: Collection[Object]) -> None:
-        """Read the podCIDRs of Nodes that have no annotation with them, if one request for each would be too many."""
+        """Read the podCIDRs of Nodes without the annotation from one list, if a request for each would be too many."""
         self._asked = {uid: self._asked[uid] for it in documents if (uid := it["metadata"]["uid"]) in self._asked}
         unknown = [it for it in documents if self._is_member(it) and POD_CIDRS not in notes_of(it) and (
             it["metadata"]["uid"] not in self._asked)]
         if len(unknown) > MAX_ASKED:
             for page in self.api.pages(NODES):
                 for it in page.get("items") or ():
-                    with suppress(ValueError):          # _read() logs it
+                    with suppress(ValueError):          # _read() logs the error
                         if subnets := read_subnets(it):
                             self._asked[it["metadata"]["uid"]] = subnets
 
@@ -266,7 +267,7 @@ class Kubernetes:
 class View:
     """The records of all Nodes by name, None for a Node that is not in the network.
 
-    revision: the resourceVersion of the last change. lost: whether the watch of them has ended by an error.
+    revision: the resourceVersion of the last change. lost: whether the watch has ended by an error.
     """
 
     def __init__(self, known: dict[str, Node | None], revision: str) -> None:
@@ -277,16 +278,16 @@ class View:
 
 
 def notes_of(document: Object) -> dict[str, str]:
-    """The annotations of an object."""
+    """Return the annotations of an object."""
     return document["metadata"].get("annotations") or {}
 
 
 def read_subnets(document: Object) -> dict[int, Any]:
-    """spec.podCIDRs by family. Raises ValueError."""
+    """Return spec.podCIDRs by family. Raises ValueError."""
     spec = document.get("spec") or {}
     return by_family(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")]))
 
 
 def by_family(texts: Iterable[str]) -> dict[int, Any]:
-    """Networks by family. Raises ValueError."""
+    """Return networks by family. Raises ValueError."""
     return {subnet.version: subnet for subnet in map(ip_network, texts)}

@@ -1,4 +1,4 @@
-"""A node's record in etcd, as flannel writes it: subnets in the key, the rest as JSON in the value.
+"""Encode and read a node's record in etcd, in flannel's form: subnets in the key, the rest as JSON in the value.
 
     /coreos.com/network/subnets/10.5.52.0-24                        with IPv4 only
     /coreos.com/network/subnets/10.5.52.0-24&2001:cafe:42:1::-64    with both families; 0.0.0.0-0&... with IPv6 only
@@ -26,7 +26,7 @@ DATA = {4: "BackendData", 6: "BackendV6Data"}
 
 
 def key_of(subnets: Mapping[int, Prefix]) -> str:
-    """The last part of a record's key."""
+    """Return the last part of a record's key."""
     first = str(subnets[4]).replace("/", "-") if 4 in subnets else NO_IPV4
     return f"{first}&{str(subnets[6]).replace('/', '-')}" if 6 in subnets else first
 
@@ -39,7 +39,7 @@ def value_of(node: Node) -> str:
 
 
 def read(key: str, value: str) -> Node:
-    """The Node of a key's last part and its value; its name is that part. Raises ValueError."""
+    """Return the Node of a key's last part and a value. Its name is the key's last part. Raises ValueError."""
     document = read_json(value)
     if not isinstance(document, dict):
         raise ValueError("not a JSON object")
@@ -65,7 +65,7 @@ def read_public(document: Mapping[str, object]) -> list[tuple[int, Address]]:
 
 
 def read_json(text: str) -> Any:
-    """Raises ValueError, also for what is nested so deep that the parser gives up."""
+    """Decode JSON. Raises ValueError, also for text that is nested too deep."""
     try:
         return json.loads(text)
     except RecursionError:

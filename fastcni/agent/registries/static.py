@@ -1,11 +1,11 @@
-"""A file as the registry: for trying the agent, and for a few nodes without etcd and Kubernetes. Each node has the same
-file; a change of it takes effect at once.
+"""Use a file as the registry, to try the agent, or for a few nodes without etcd and Kubernetes. Each node has the same
+file, and a change takes effect immediately.
 
     {"network": {"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}},
      "nodes": [{"name": "one", "subnets": ["10.244.1.0/24"], "public": ["192.0.2.1"]},
                {"name": "two", "subnets": ["10.244.2.0/24"], "public": ["192.0.2.2"]}]}
 
-A node's MAC of a vxlan link is derived from its public address, since nodes publish nothing.
+The MAC of a node's vxlan link is derived from its public address, because nodes publish nothing.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from fastcni.agent.contract import NetworkConf
     from fastcni.daemon.log import Logger
 
-LOOK_S = 0.5                    # between two looks at the file's time and inode
+LOOK_S = 0.5                    # seconds between two checks of the file's time and inode
 
 
 class Static:
-    """See contract.Registry. name: this node's in the file."""
+    """The registry in a file, see contract.Registry. name: this node's name in the file."""
 
     publishes = False
 
     def __init__(self, path: str, name: str, log: Logger, wait: Callable[[float], object]) -> None:
         self.path, self.name, self.log, self.wait = path, name, log, wait
-        self._read: dict[str, tuple[dict[str, Any], str, Node]] = {}    # by name: (document, backend, what was read)
+        self._read: dict[str, tuple[dict[str, Any], str, Node]] = {}    # {name: (document, backend, the Node)}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def conf(self) -> NetworkConf:
         return confs.read(json.dumps(self._document().get("network", {})))
@@ -57,10 +57,10 @@ class Static:
         return 3600.0
 
     def leave(self, me: Node) -> None:
-        """The operator edits the file."""
+        """Do nothing: the operator edits the file."""
 
     def ready(self, me: Node) -> None:
-        """Nothing waits for it."""
+        """Do nothing: a file has no such condition."""
 
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
         seen: object = None
@@ -94,8 +94,8 @@ class Static:
         return [node for _, _, node in found]
 
     def _read_again(self, document: dict[str, Any], backend: str) -> Node:
-        """The Node of a document: the former one if the document has not changed. To parse four addresses of each of
-        5,000 nodes takes 40 ms."""
+        """Return the Node of a document: the previous Node if the document has not changed, because parsing four
+        addresses of 5,000 nodes takes 40 ms."""
         if not isinstance(document["name"], str):
             raise TypeError(f"a name is not a text: {document['name']}")
         former = self._read.get(document["name"])
