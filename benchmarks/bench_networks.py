@@ -1,10 +1,12 @@
 """A pod with three networks (bridge, macvlan, bridge; host-local): one warm call of multus beside three warm calls.
 
-    .venv/bin/python benchmarks/bench_networks.py                           # as root; half a minute
+    .venv/bin/python benchmarks/bench_networks.py                           # as root; a minute
     .venv/bin/python benchmarks/bench_networks.py --multus PATH             # beside thin Multus with the Go plugins
 
-Each round runs every implementation in turn, an ADD and a DEL. Then --pods pods are added at once, and deleted. Prints
-medians and their ratios to multus. The pods are in one host namespace, files are in /dev/shm.
+Each round runs every implementation, an ADD and a DEL, in the reverse order of the round before. Then --pods pods are
+added at the same time, and deleted. A pause is before each of these: the kernel removes links after a DEL has returned,
+and the next ADD would wait for that. Prints medians and their ratios to multus. The pods are in one host namespace,
+files are in /dev/shm.
 
 `make test` runs it once, with small numbers, and asserts no time.
 """
@@ -32,7 +34,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes net
 GO = "/usr/lib/cni"
 IFNAMES = ("eth0", "net1", "net2")
 SECOND = {"type": "macvlan", "master": "up0"}       # of the three networks
+COMMANDS = ("ADD", "DEL")
 WARM_UP = 3
+PAUSE_S = 0.3                   # before many pods; before one pod a tenth of it
 
 
 class Implementation:
@@ -117,15 +121,17 @@ def measure(folder, pods, rounds, multus):
         run("ip", "link", "set", name, "up")
     own = Path(folder, "bin")
     install(own)
-    found = {}
     with server(own, folder) as socket:
+        sides = implementations(folder, str(own), socket, multus)
+        found = {(one.name, command, count): [] for count in (1, len(pods)) for one in sides for command in COMMANDS}
         for at_once, times in ((pods[:1], rounds), (pods, max(1, rounds // 10))):
             for number in range(times + WARM_UP):
-                for one in implementations(folder, str(own), socket, multus):
-                    for command in ("ADD", "DEL"):
+                for one in reversed(sides) if number % 2 else sides:
+                    for command in COMMANDS:
+                        time.sleep(PAUSE_S if len(at_once) > 1 else PAUSE_S / 10)
                         ms = took_ms(one, command, at_once)
                         if number >= WARM_UP:
-                            found.setdefault((one.name, command, len(at_once)), []).append(ms)
+                            found[one.name, command, len(at_once)].append(ms)
     return found
 
 
@@ -136,7 +142,7 @@ def table(found):
     first = next(iter(found))[0]
     for name, pods in dict.fromkeys((name, pods) for name, _, pods in found):
         row = f"{name:26}{pods:6}"
-        for command in ("ADD", "DEL"):
+        for command in COMMANDS:
             median = medians[name, command, pods]
             row += f"{median:9.2f}{median / medians[first, command, pods]:8.2f}"
         yield row

@@ -29,6 +29,7 @@ IDLE_S = 0.02                   # without a call: the server has done its deferr
 STARTED_S = 0.2                 # without a call: a new server has imported all modules
 MAX_SPARE = 5                   # more faults to try, if requests do not reach the chosen calls
 NO_DAEMON = ("dhcp", "connect ECONNREFUSED")    # then DEL succeeds, and a daemon that starts releases the lease
+KEEPS_FILE = b"are not restored"         # the warning of a DEL of tuning, which then keeps its file
 BAD_ERRORS = {                  # texts that must not be in an error after one fault
     "this is a fault of fastcni": "an unexpected exception", "while undoing": "the rollback failed",
 }
@@ -174,7 +175,8 @@ class Steps:
             text = left_behind(self.node, before, self.pod)
             return [f"a failed ADD left: {text} (its error: {request.stdout!r})" if command == "ADD"
                     else f"CHECK changed: {text}"] if text else []
-        if command == "DEL" and request.status == 0 and not self.case.chained and (self.case.name, hit) != NO_DAEMON:
+        if (command == "DEL" and request.status == 0 and not self.case.chained and (self.case.name, hit) != NO_DAEMON
+                and KEEPS_FILE not in request.stderr):
             self.case.finish(self.pod)
             text = left_behind(self.node, self.base, self.pod)
             return [f"DEL said success and left: {text}"] if text else []

@@ -128,6 +128,36 @@ def test_a_pod_of_the_same_name_with_another_uid_is_not_changed(node, pod, clust
     assert names(pod) == ["eth0", "net1"]
 
 
+def test_after_many_quick_changes_a_pod_has_the_networks_of_the_last(node, pod, cluster, hot, warm):
+    """The second half comes while the server works on the change to d@x0,b,c."""
+    cluster.create_pod(**{NETWORKS: "b"})
+    ready(warm, hot)
+    warm.ok("ADD", hot, pod, env=args())
+    for text in ("c", "", "b,c,d", "d@x0,b,c"):
+        annotate(cluster, text)
+    assert eventually(lambda: "x0" in names(pod)), warm.log_text()
+    for text in ("b@x0", "d,b", "", "c@x0,b", "b,d@x0"):
+        annotate(cluster, text)
+    assert eventually(lambda: shown(cluster) == [("a", "eth0"), ("shop/b", "net1"), ("shop/d", "x0")]
+                      and not next(iter(warm.networks.hot_plugs.values())).due), warm.log_text()
+    assert (names(pod), held(node, *"abcd")) == (["eth0", "net1", "x0"], [1, 1, 0, 1])
+    warm.ok("DEL", hot, pod, env=args())
+    assert (names(pod), held(node, *"abcd")) == ([], [0, 0, 0, 0])
+
+
+def test_a_network_leaves_as_it_came_after_its_definition_has_another_type(node, pod, cluster, hot, warm):
+    cluster.create_pod(**{NETWORKS: "b,c"})
+    ready(warm, hot)
+    warm.ok("ADD", hot, pod, env=args())
+    for letter in "bc":
+        cluster.define({"cniVersion": "1.1.0", "name": letter, "type": "acme", "ipam": {"type": "static"}})
+    annotate(cluster, "c")
+    assert eventually(lambda: shown(cluster) == [("a", "eth0"), ("shop/c", "net2")]), warm.log_text()
+    assert (names(pod), held(node, *"abc")) == (["eth0", "net2"], [1, 0, 1])
+    warm.ok("DEL", hot, pod, env=args())
+    assert (names(pod), held(node, *"abc")) == ([], [0, 0, 0])
+
+
 WAITS = """#!/bin/sh
 cat > /dev/null
 if [ "$CNI_COMMAND" = ADD ]; then
