@@ -14,7 +14,7 @@ from fastcni.plugins import TABLE
 from fastcni.testing import needs_root
 
 FORBIDDEN = {"orjson", "json", "re", "dataclasses", "typing", "ipaddress", "socket", "subprocess", "logging", "pathlib",
-             "enum", "contextlib", "functools", "collections", "asyncio", "inspect"}
+             "enum", "contextlib", "functools", "collections", "asyncio", "inspect", "binascii"}
 ROOT = str(Path(fastcni.__file__).parent.parent)
 # Everything that a plugin of the table imports before its first request.
 LOAD = """
@@ -94,6 +94,9 @@ def configuration(plugin, tmp_path, **keys):
     if plugin == "cluster":
         ipam = {"type": plugin, "range": "10.22.0.0/16", "dataDir": str(tmp_path / "cluster"),
                 "store": {"type": "local", "path": str(tmp_path / "store")}}
+    if plugin == "multus":
+        keys |= {"cniDir": str(tmp_path / "multus"), "delegates": [
+            {"type": "bridge", "name": name, "bridge": name, "ipam": ipam} for name in ("a", "b")]}
     return {"cniVersion": "1.0.0", "name": "net", "type": plugin, "ipam": ipam} | keys
 
 
@@ -109,7 +112,7 @@ def test_a_refusal_imports_nothing_expensive(bin_dir, tmp_path, plugin):
     ("bridge", {}),
     ("bridge", {"isGateway": True, "ipMasq": True, "macspoofchk": True, "hairpinMode": True}),
     ("ptp", {}), ("ptp", {"ipMasq": True}), ("loopback", {}), ("host-local", {}), ("static", {}),
-    ("cluster", {}),
+    ("cluster", {}), ("multus", {}),
     *(("portmap", {"backend": backend, "runtimeConfig": {"portMappings": [
         {"hostPort": 8080, "containerPort": 80, "protocol": "udp"}]}, "prevResult": {
             "ips": [{"address": "10.22.0.9/16"}]}}) for backend in ("nftables", "iptables")),
