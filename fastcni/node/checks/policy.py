@@ -58,6 +58,6 @@ def unreadable(status: dict[str, Any]) -> Iterator[Finding]:
     if status.get("more"):
         texts = [*texts, f"{status['more']} more documents"]
     for text in texts:
-        yield Finding(WARNING, f"network policies: {text}", "it counts as it was last read; a policy that was never "
-                      "read, or whose selector is not known, closes pods",
+        yield Finding(WARNING, f"network policies: {text}", "a document that cannot be read counts as it was last "
+                      "read; a policy that was never read, or whose selector is not known, closes pods",
                       "mend the document; docs/policy-failures.md says what is closed until then")
