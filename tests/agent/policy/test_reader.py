@@ -65,7 +65,8 @@ def test_other_documents_and_keys_are_left_out(reader, tmp_path):
         pod, {"kind": "Secret", "data": {"x": "y"}}, {**POLICY, "apiVersion": "projectcalico.org/v3"}]}))
     reader.ask(["a.json"])
     assert collect(reader, 1)["a.json"].documents == [
-        ("items[0]", b'{"kind":"Pod","metadata":{"name":"a"},"spec":{}}')]
+        ("items[0]", b'{"kind":"Pod","metadata":{"name":"a"},"spec":{}}'),
+        ("items[2]", b'{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":"p"}}')]
 
 
 def test_a_file_that_takes_too_long_ends_its_child_and_no_other_waits(tmp_path, monkeypatch):
