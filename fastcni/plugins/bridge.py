@@ -34,19 +34,19 @@ def read(req: Request) -> Conf:
 
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     port = bridges.Port(Pod(req), bridges.ensure(req.mode, conf, undo), read_requested_mac(req))
-    for prepare, *args in steps_of(conf.options.up, "prepare", req, conf, port, undo):
+    for prepare, *args in steps_of(conf.when_up, "prepare", req, conf, port, undo):
         prepare(*args)
     bridges.add_port(req, conf, port, undo)
-    for option in conf.options.port:
+    for option in conf.at_port:
         option.add(req, conf, port, undo)
     if conf.layer3 and not port.result:
         gateways.add_addresses(req, conf, port, undo)
-    for option in conf.options.down:
+    for option in conf.while_down:
         option.add(req, conf, port, undo)
     if not conf.leave_down:
         configure.pod_link(port.pod, port.inside, port.result, ipv6=conf.ipv6, dad=detection(conf, port.result),
                            arp_notify=conf.layer3)
-    for option in conf.options.up:
+    for option in conf.when_up:
         option.add(req, conf, port, undo)
     result = complete(req, conf, port)
     req.mode.keep_pair(req, port.host, result)
@@ -78,7 +78,7 @@ def complete(req: Request, conf: Conf, port: bridges.Port) -> dict[str, Any]:
 def delete(req: Request, conf: Conf) -> None:
     # The link first: its address must not be given to another pod while the link still has it.
     steps = ipam.prepare_delete(req) if conf.layer3 else []
-    options = conf.options.all()
+    options = conf.options()
     found, given = remove.pod_link(req, list_addresses=bool(options))
     every(*steps_of(reversed(options), "delete", req, conf, found, given), *steps)
 
@@ -87,7 +87,7 @@ def restore(req: Request, conf: Conf) -> None:
     """Restore what is missing in the host's firewall and, with disableFlooding, on the bridge."""
     from fastcni.kit.links import checks
 
-    every(*steps_of(conf.options.all(), "restore", req, conf, checks.prev_result(req)))
+    every(*steps_of(conf.options(), "restore", req, conf, checks.prev_result(req)))
 
 
 def check(req: Request, conf: Conf) -> None:
@@ -97,13 +97,13 @@ def check(req: Request, conf: Conf) -> None:
     if conf.layer3:
         ipam.check(req)
     port = bridge_checks.port(req, conf, checks.prev_result(req))
-    for look, *args in steps_of(conf.options.all(), "check", req, conf, port):
+    for look, *args in steps_of(conf.options(), "check", req, conf, port):
         look(*args)
 
 
 def gc(req: Request, conf: Conf) -> None:
     steps = [(ipam.gc, req)] if conf.layer3 else []
-    every(*steps, *steps_of(conf.options.all(), "gc", req, conf))
+    every(*steps, *steps_of(conf.options(), "gc", req, conf))
 
 
 def status(req: Request, conf: Conf) -> None:

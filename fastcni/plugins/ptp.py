@@ -13,7 +13,7 @@ from fastcni.kit.call.conf import (
     read_own_dns,
     read_requested_mac,
 )
-from fastcni.kit.call.pod import Pod, PodLink, interface
+from fastcni.kit.call.pod import Pod, interface
 from fastcni.kit.call.undo import every, steps_of
 from fastcni.kit.firewall.masquerade import keys as masquerade
 from fastcni.kit.links import find, remove, routed, veth
@@ -25,6 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.option import Option
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
@@ -44,7 +45,20 @@ class Conf:
     ipv6: bool                  # the pod's link has IPv6
     enable_dad: bool
     datapath: str               # see read_datapath()
-    options: list[Option[Conf, PodLink]]        # for which the network asks, in the order of ADD
+    options: list[Option[Conf, Pair]]           # for which the network asks, in the order of ADD
+
+
+class Pair:
+    """The pod's veth pair: a PodLink of kit/call/option.py."""
+
+    __slots__ = ("pod", "host", "inside", "result")
+
+    host: Link
+    inside: Link
+    result: dict[str, Any]
+
+    def __init__(self, pod: Pod) -> None:
+        self.pod = pod
 
 
 def read(req: Request) -> Conf:
@@ -95,7 +109,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
                            "ptp routes everything through the host end; ipam has to name a gateway")
     check_families(conf.ipv6, result)
     forwarding.enable(req.mode, result)
-    link = PodLink(Pod(req))
+    link = Pair(Pod(req))
     host, inside = link.host, link.inside = veth.add(req, link.pod, undo, mtu=conf.mtu, mac=requested_mac(req),
                                                      ipv6=conf.ipv6)
     link.result = result
@@ -128,7 +142,7 @@ def check(req: Request, conf: Conf) -> None:
     from fastcni.kit.links import checks
 
     ipam.check(req)
-    link = PodLink(Pod(req))
+    link = Pair(Pod(req))
     link.result = checks.prev_result(req, "ptp: Required prevResult missing")
     inside = link.inside = checks.veth_in_pod(req, link.pod, link.result)
     host = find.link(link.pod.host, index=inside.peer)

@@ -6,13 +6,14 @@ from errno import EEXIST, EOPNOTSUPP, EXFULL
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
-from fastcni.kit.call.pod import PodLink
 from fastcni.kit.links import announced, change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
     from fastcni.kit.bridge.conf import Conf
@@ -24,18 +25,21 @@ if TYPE_CHECKING:
 MAX_PORTS = 1023                # net/bridge/br_private.h: BR_PORT_BITS 10, and no port has number 0
 
 
-class Port(PodLink):
-    """The pod's veth pair, of which the host end is a port of `bridge`.
+class Port:
+    """The pod's veth pair, of which the host end is a port of `bridge`: a PodLink of kit/call/option.py.
 
     mac             the MAC that the pod is to have, None: a random one
     vlan_interface  the host's interface in the pod's VLAN, if the gateway's addresses are on it
     """
 
-    __slots__ = ("bridge", "mac", "vlan_interface", "is_up")
+    __slots__ = ("pod", "host", "inside", "result", "bridge", "mac", "vlan_interface", "is_up")
+
+    host: Link
+    inside: Link
 
     def __init__(self, pod: Pod, bridge: Link, mac: bytes | None = None) -> None:
-        super().__init__(pod)
-        self.bridge, self.mac, self.is_up = bridge, mac, False
+        self.pod, self.bridge, self.mac, self.is_up = pod, bridge, mac, False
+        self.result: dict[str, Any] = {}
         self.vlan_interface: Link | None = None
 
     def wait_until_up(self) -> None:

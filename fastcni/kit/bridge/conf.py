@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from fastcni.kit.bridge.bridges import Port
+    from fastcni.kit.call.option import Option
     from fastcni.spec.config import Section
 
 DEFAULT_NAME = "cni0"
@@ -24,7 +26,7 @@ class Conf:
 
     __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
                  "vlans", "enable_dad", "leave_down", "masquerade", "mac_check", "ip_check", "dns", "layer3", "ipv6",
-                 "unflooded", "options")
+                 "unflooded", "at_port", "while_down", "when_up")
 
     name: str                   # the key `bridge`
     is_gateway: bool
@@ -44,7 +46,14 @@ class Conf:
     layer3: bool                # whether the network has IPAM
     ipv6: bool                  # whether the pod's link has IPv6
     unflooded: bool             # disableFlooding, of the pod's port
-    options: options.Options
+    # The options for which the network asks, see options.py:
+    at_port: list[Option[Conf, Port]]           # the pod has its port, and no addresses yet
+    while_down: list[Option[Conf, Port]]        # the addresses are known; the pod's link is down and can send nothing
+    when_up: list[Option[Conf, Port]]           # the pod's link is up
+
+    def options(self) -> list[Option[Conf, Port]]:
+        """Return all options, in the order of ADD."""
+        return [*self.at_port, *self.while_down, *self.when_up]
 
 
 def read(keys: Section) -> Conf:
@@ -72,7 +81,7 @@ def read(keys: Section) -> Conf:
     check_combinations(conf)
     if conf.unflooded:
         check_unflooded(keys, conf)
-    conf.options = options.of(conf)
+    options.choose(conf)
     return conf
 
 
@@ -85,7 +94,7 @@ def read_ending(keys: Section) -> Conf:
     conf.masquerade = Masquerade(keys, ending=True)
     read_source_checks(keys, conf)
     conf.layer3 = bool(ipam.read_type(keys))
-    conf.options = options.of(conf, ending=True)
+    options.choose(conf, ending=True)
     return conf
 
 

@@ -1,4 +1,4 @@
-"""The pod of a request: a route socket in the pod's namespace, a way to run code in it, and the pod's link."""
+"""The pod of a request: a route socket in the pod's namespace, and a way to run code in that namespace."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
@@ -46,23 +44,6 @@ class Pod:
     def enter(self) -> netns.inside:
         """Run the body of `with pod.enter():` in the pod's namespace."""
         return netns.inside(self.netns_fd, self.home)
-
-
-class PodLink:
-    """The pod's veth pair, as far as ADD has made it, or as CHECK has found it.
-
-    host, inside  its ends
-    result        ADD: the result so far; CHECK: prevResult
-    """
-
-    __slots__ = ("pod", "host", "inside", "result")
-
-    host: Link
-    inside: Link
-
-    def __init__(self, pod: Pod) -> None:
-        self.pod = pod
-        self.result: dict[str, Any] = {}
 
 
 def interface(link: Link, sandbox: str = "") -> dict[str, str]:
