@@ -32,58 +32,59 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--etcd", "endpoints", multiple=True, envvar="FLANNELD_ETCD_ENDPOINTS", show_envvar=True, metavar="URL",
-              help="The nodes' records are in etcd, in flannel's layout. May be repeated.")
+              help="Read the nodes' records from this etcd, in flannel's layout; may be repeated.")
 @click.option("--etcd-prefix", default="/coreos.com/network", show_default=True, envvar="FLANNELD_ETCD_PREFIX",
-              metavar="KEY", help="Before the keys of the network.")
+              metavar="KEY", help="The prefix of the network's keys in etcd.")
 @click.option("--etcd-cafile", default="", envvar="FLANNELD_ETCD_CAFILE", metavar="PEM",
-              help="CA of etcd's certificate.")
+              help="The CA of etcd's certificate.")
 @click.option("--etcd-certfile", default="", envvar="FLANNELD_ETCD_CERTFILE", metavar="PEM",
-              help="Client certificate for etcd.")
-@click.option("--etcd-keyfile", default="", envvar="FLANNELD_ETCD_KEYFILE", metavar="PEM", help="Its key.")
-@click.option("--etcd-username", default="", envvar="FLANNELD_ETCD_USERNAME", metavar="NAME", help="User of etcd.")
-@click.option("--etcd-password-file", default="", metavar="FILE", help="File with the user's password.")
+              help="The client certificate for etcd.")
+@click.option("--etcd-keyfile", default="", envvar="FLANNELD_ETCD_KEYFILE", metavar="PEM",
+              help="The key of the client certificate.")
+@click.option("--etcd-username", default="", envvar="FLANNELD_ETCD_USERNAME", metavar="NAME", help="The user of etcd.")
+@click.option("--etcd-password-file", default="", metavar="FILE", help="The file with the user's password.")
 @click.option("--kubernetes", default=None, is_flag=False, flag_value="", envvar="FLANNELD_KUBECONFIG_FILE",
-              metavar="[KUBECONFIG]", help="They are in the cluster's Nodes: podCIDRs and flannel's annotations. "
-              "Without a kubeconfig: with this pod's service account.")
+              metavar="[KUBECONFIG]", help="Read the nodes' records from the cluster's Nodes: podCIDRs and "
+              "flannel's annotations. Without a kubeconfig, use this pod's service account.")
 @click.option("--net-conf", default="/etc/kube-flannel/net-conf.json", show_default=True, metavar="FILE",
               envvar="FLANNELD_NET_CONFIG_PATH", help="The network's configuration, with --kubernetes.")
 @click.option("--annotation-prefix", default="flannel.alpha.coreos.com", show_default=True, metavar="PREFIX",
-              envvar="FLANNELD_KUBE_ANNOTATION_PREFIX", help="Of the annotations, with --kubernetes.")
+              envvar="FLANNELD_KUBE_ANNOTATION_PREFIX", help="The prefix of the annotations, with --kubernetes.")
 @click.option("--nodes", "nodes_file", default="", metavar="FILE",
-              help="The network and its nodes are in this file, the same on each node.")
+              help="Read the network and its nodes from this file, the same on each node.")
 @click.option("--node-name", default="", envvar="NODE_NAME", metavar="NAME",
               help="This node's name in --nodes or --kubernetes.  [default: the host's name]")
 @click.option("--iface", multiple=True, envvar="FLANNELD_IFACE", metavar="LINK",
               help="The link, or an address of it, through which other nodes are reached. May be repeated: the first "
-              "that is there.  [default: the link of the default route]")
+              "that exists.  [default: the link of the default route]")
 @click.option("--iface-regex", multiple=True, envvar="FLANNELD_IFACE_REGEX", metavar="REGEX",
-              help="The same, by a regular expression for names and addresses.")
+              help="As --iface, by a regular expression for names and addresses.")
 @click.option("--iface-can-reach", default="", envvar="FLANNELD_IFACE_CAN_REACH", metavar="ADDRESS",
-              help="The same: the link of the route to this address.")
+              help="As --iface: the link of the route to this address.")
 @click.option("--public-ip", "public", multiple=True, envvar="FLANNELD_PUBLIC_IP", metavar="ADDRESS",
-              help="The address that other nodes use for this one; once for each family.  [default: the link's]")
+              help="The address by which other nodes reach this node; once for each family.  [default: the link's]")
 @click.option("--subnet-file", default="/run/flannel/subnet.env", show_default=True, envvar="FLANNELD_SUBNET_FILE",
-              metavar="FILE", help="What the flannel plugin reads.")
+              metavar="FILE", help="The file that the agent writes for the flannel plugin.")
 @click.option("--conflist", default="/etc/cni/net.d/10-flannel.conflist", show_default=True, metavar="FILE",
               help='The configuration of pods\' network, written if there is none; "" writes none.')
 @click.option("--folder", default="/run/fastcni/agent", show_default=True, metavar="DIR",
-              help="Keeps the MACs of this node's links and the pods that policies protect; with the plugin's socket.")
+              help="The directory for MACs of this node's links, pods that policies protect, and the plugin's socket.")
 @click.option("--ip-masq/--no-ip-masq", default=True, show_default=True,
-              help="Give packets of pods that leave the network this node's address.")
+              help="Masquerade packets of pods that leave the network, by this node's address.")
 @click.option("--policies", default="", envvar="FASTCNI_AGENT_POLICIES", show_envvar=True, metavar="SOURCE",
-              help="Let network policies hold for pods. SOURCE is `kubernetes`, for its API, or a folder of files. "
-              "The network's configuration gets the plugin `policy`.")
+              help="Enforce network policies for pods. SOURCE is `kubernetes`, for its API, or a folder of files. "
+              "The agent adds the plugin `policy` to the network's configuration.")
 @click.option("--policies-kept", default="", metavar="FILE",
-              help="Keeps what SOURCE has said last, for a restart or a reboot while it cannot be read.  [default: "
+              help="The file with the last policies of SOURCE, for a restart while SOURCE is unreadable.  [default: "
               "/var/lib/fastcni/agent/policies; with another --folder, policies.kept there]")
 @click.option("--dns-server", "dns_servers", multiple=True, metavar="ADDRESS",
-              help="A resolver that pods ask, whose answers count for policies by domain names. May be repeated.  "
+              help="A resolver whose answers to pods open addresses in policies by domain names; may be repeated.  "
               "[default: the nameservers of /etc/resolv.conf]")
 @click.option("--bgp", "bgp_file", default="", metavar="FILE",
               help="Announce this node's subnets by BGP through BIRD 2 or FRR; the file names the routers.")
 @click.option("--metrics", default="", callback=http_address, envvar="FASTCNI_AGENT_METRICS", show_envvar=True,
               metavar="ADDRESS",
-              help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
+              help="Serve metrics to Prometheus at a unix socket's path, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
 @click.option("--leave", is_flag=True, help="Take this node out of the network: remove its record, links and rules.")
 @log_options
 def agent(metrics: str | tuple[str, int] | None, leave: bool, log: LogOptions, **network: Any) -> None:

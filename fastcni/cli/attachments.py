@@ -22,9 +22,10 @@ from fastcni.node.attachments.records import LOOPBACK, STATES, Inventory
 
 @click.command(name="list")
 @click.option("--network", "networks", multiple=True, metavar="NET", shell_complete=completion.networks,
-              help="Only this network; may be repeated.")
-@click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Only this state; may be repeated.")
-@click.option("--all", "everything", is_flag=True, help="Also the loopback interfaces (lo) of pods.")
+              help="Print only this network; may be repeated.")
+@click.option("--state", "states", multiple=True, type=click.Choice(STATES),
+              help="Print only this state; may be repeated.")
+@click.option("--all", "everything", is_flag=True, help="Also print the loopback interfaces (lo) of pods.")
 @node_command
 def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], states: tuple[str, ...],
                      everything: bool) -> None:
@@ -77,7 +78,7 @@ def inspect(places: Places, as_json: bool, attachment: str) -> None:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Build no index.")
+@click.option("--dry-run", is_flag=True, help="Show the attachments, and build no index.")
 @node_command
 def adopt(places: Places, as_json: bool, dry_run: bool) -> int:
     """Show which attachments fastcni recognises, and build indexes.

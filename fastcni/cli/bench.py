@@ -41,11 +41,11 @@ from fastcni.runtime.cni import DEFAULT_PLUGIN_DIRS
 @click.option("--data-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="The directory of "
               "host-local's files. On a disk, the disk's time is measured, too [/dev/shm, if it has room].")
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="Write one page with the verdict in "
-              "words, plots and tables to FILE. It needs nothing else: mail it, or open it in any browser.")
+              "words, plots and tables to FILE. The page loads no other file.")
 @click.option("--report", metavar="DIR", help="Write samples (report.json), tables (report.md) and plots to DIR.")
 @click.option("--replot", is_flag=True, help="Measure nothing. Write tables and plots, or --html, from the samples in "
               "--report.")
-@click.option("--force", is_flag=True, help="Measure also if the node is busy, or if pods come and go.")
+@click.option("--force", is_flag=True, help="Measure even if the node is busy, or if pods are added and deleted.")
 def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequence[str], rounds: int | None,
           levels: Sequence[int], rest: float | None, seed: int | None, peer: str, before: str | None,
           data_dir: str | None, html: str | None, report: str | None, replot: bool, force: bool) -> None:

@@ -29,12 +29,12 @@ WAIT_S = 1.0                    # seconds to wait for the next flow
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Print the flows from now on, until Ctrl-C. It needs no server.")
-@click.option("--drops", is_flag=True, help="Only what is dropped.")
+@click.option("--follow", "-f", is_flag=True, help="Print the flows from now on, until Ctrl-C. This needs no server.")
+@click.option("--drops", is_flag=True, help="Print only dropped packets.")
 @click.option("--pod", default="", metavar="POD", shell_complete=completion.containers,
-              help="Only flows from or to this pod: a container id, or its beginning, or NAMESPACE/NAME.")
+              help="Print only flows from or to this pod: a container id, or its beginning, or NAMESPACE/NAME.")
 @click.option("--last", "count", default=None, type=click.IntRange(1), metavar="N",
-              help="The newest N that the server has kept [all]; with --follow: end after N.")
+              help="Print the newest N flows that the server has kept [all]; with --follow, end after N.")
 @click.option("--conf-dir", default="", metavar="DIR",
               help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
 @click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
@@ -53,7 +53,7 @@ def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str,
     \b
     fastcni flows --follow --drops         what is dropped now
     fastcni flows --follow --pod shop/web  what this pod does
-    fastcni flows --last 20                the newest flows that the server has kept
+    fastcni flows --last 20                the newest flows of the server
     """
     chosen = Chosen(drops, pod)
     if follow:

@@ -30,7 +30,8 @@ def fuse(conflist: str, bin_dir: Sequence[str], dry_run: bool, as_json: bool) ->
 
 @click.command()
 @CONFLIST
-@click.option("--force", is_flag=True, help="Also if the list was changed since; the change is lost.")
+@click.option("--force", is_flag=True, help="Put the original back even if the list was changed "
+              "since `fuse`; the change is lost.")
 @click.option("--dry-run", is_flag=True, help="Show the original list. Change nothing.")
 @json_option
 def unfuse(conflist: str, force: bool, dry_run: bool, as_json: bool) -> None:

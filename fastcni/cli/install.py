@@ -30,11 +30,12 @@ AUTOSTART_IDLE_MIN = 60.0
               "for podman 4.4 and later.")
 @click.option("--systemd", is_flag=True, help="Also write the units of the server, and those that repeat this "
               "command when the interpreter changes.")
-@click.option("--unit-dir", default=None, metavar="DIR", help="The directory for these [/etc/systemd/system].")
-@click.option("--dhcp", is_flag=True, help="With --systemd: also the units of `dhcp daemon`.")
-@click.option("--autostart", is_flag=True, help="A plugin that finds no server starts one. For nodes without systemd.")
+@click.option("--unit-dir", default=None, metavar="DIR", help="The directory of the units [/etc/systemd/system].")
+@click.option("--dhcp", is_flag=True, help="With --systemd, also write the units of `dhcp daemon`.")
+@click.option("--autostart", is_flag=True, help="Let a plugin that finds no server start one: for nodes "
+              "without systemd.")
 @click.option("--idle-exit", "idle_exit_min", default=None, type=click.FloatRange(0), metavar="MINUTES",
-              help="The server of --autostart or --systemd ends after so long without a request; 0: never  "
+              help="The server of --autostart or --systemd ends after this time without a request; 0: never  "
                    "[default: 60 with --autostart, else 0].")
 @click.option("--dry-run", is_flag=True, help="Show what would be written and replaced. Write nothing.")
 @json_option

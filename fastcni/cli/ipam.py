@@ -42,8 +42,8 @@ def ipam() -> None:
 def site_command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select the store. The function gets `site`, `places` and `as_json`; the store is closed
     afterwards."""
-    @click.option("--network", default="", metavar="NET", help="The store of this network, or of this space if no file "
-                  "configures a network; needed if there are several stores.")
+    @click.option("--network", default="", metavar="NET", help="Use the store of this network, or of this space if "
+                  "no file configures a network; needed if there are several stores.")
     @node_command
     @wraps(function)
     def command(places: Places, network: str, **options: Any) -> Any:
@@ -53,8 +53,8 @@ def site_command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @ipam.command(name="list")
-@click.option("--space", default="", metavar="SPACE", help="Only this space.")
-@click.option("--node", default="", metavar="NODE", help="Only blocks and addresses of this node.")
+@click.option("--space", default="", metavar="SPACE", help="Print only this space.")
+@click.option("--node", default="", metavar="NODE", help="Print only blocks and addresses of this node.")
 @click.option("--addresses", is_flag=True, help="Print a row for each address, not for each block.")
 @site_command
 def list_blocks(site: Site, places: Places, as_json: bool, space: str, node: str, addresses: bool) -> None:
@@ -62,7 +62,7 @@ def list_blocks(site: Site, places: Places, as_json: bool, space: str, node: str
 
     \b
     active       one node allocates the addresses of the block
-    quarantine   the block of a dead node: its addresses are free again when the node is forgotten
+    quarantine   the block of a dead node, until `forget-node` frees it
     shared       the block of no node: each address is claimed separately
 
     Nodes report the addresses of their blocks shortly after allocating them. JSON always has the addresses.
@@ -85,7 +85,7 @@ def of_node(held: HeldBlock, node: str) -> HeldBlock:
 
 @ipam.command()
 @click.argument("address")
-@click.option("--space", default="", metavar="SPACE", help="Only this space.")
+@click.option("--space", default="", metavar="SPACE", help="Print only this space.")
 @site_command
 def show(site: Site, places: Places, as_json: bool, address: str, space: str) -> None:
     """Say who has ADDRESS: pod, node, since when, block, epoch and state.
@@ -122,7 +122,7 @@ def places_at(site: Site, address: str, space: str) -> list[Place]:
 @ipam.command()
 @click.argument("address")
 @click.option("--space", default="", metavar="SPACE", help="The space, if several have this address.")
-@click.option("--force", is_flag=True, help="Also if the pod runs, or this node cannot know. Then two pods can get one "
+@click.option("--force", is_flag=True, help="Release even if the pod runs, or may run. Then two pods can get one "
                                             "address.")
 @site_command
 def release(site: Site, places: Places, as_json: bool, address: str, space: str, force: bool) -> None:
@@ -194,11 +194,12 @@ def confirm(plan: Forgetting, as_json: bool) -> None:
 
 
 @ipam.command(name="import-whereabouts")
-@click.option("--kubeconfig", default="", metavar="FILE", help="Where whereabouts' objects are, if not in the store of "
-              "the configuration.")
-@click.option("--namespace", default="", metavar="NAME", help="Their namespace [of the kubeconfig, kube-system].")
+@click.option("--kubeconfig", default="", metavar="FILE", help="The API with whereabouts' objects, if it is not the "
+              "store of the configuration.")
+@click.option("--namespace", default="", metavar="NAME", help="The namespace of whereabouts' objects [of the "
+              "kubeconfig, kube-system].")
 @click.option("--headroom", default=1, show_default=True, type=click.IntRange(0), metavar="BLOCKS",
-              help="Blocks behind each used one that no node may claim, for addresses that whereabouts still gives.")
+              help="Reserve this number of blocks after each used block, for addresses that whereabouts still gives.")
 @click.option("--dry-run", is_flag=True, help="Show what would be taken over, and change nothing.")
 @site_command
 def import_whereabouts(site: Site, places: Places, as_json: bool, kubeconfig: str, namespace: str, headroom: int,

@@ -27,7 +27,7 @@ TITLES = {"interface": "interface", "ipam": "IPAM", "chained": "chained"}
 
 @click.command(name="plugins")
 @click.argument("types", metavar="[TYPE]...", nargs=-1, shell_complete=completion.plugin_types)
-@click.option("--markdown", is_flag=True, help="A Markdown table, as in docs/plugins.md.")
+@click.option("--markdown", is_flag=True, help="Print a Markdown table, as in docs/plugins.md.")
 @json_option
 def list_plugins(types: Sequence[str], markdown: bool, as_json: bool) -> None:
     """List the plugins, or show what those of TYPE can.

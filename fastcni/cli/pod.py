@@ -131,7 +131,7 @@ def show_status(pods: PodNetworks, container_id: str, check: bool, as_json: bool
 
 
 @pod.command()
-@click.option("--watch", is_flag=True, help="Go on, and print each change.")
+@click.option("--watch", is_flag=True, help="Keep running, and print each change.")
 @click.option("--interval", type=float, default=10, show_default=True, metavar="SECONDS",
               help="With --watch: the time after which the plugins are asked again.")
 @pod_command

@@ -41,12 +41,12 @@ policy.add_command(convert)
 @click.argument("destination", metavar="TO")
 @click.argument("port")
 @click.option("--folder", default="/etc/fastcni/policies", show_default=True, metavar="DIR",
-              help="Pods, namespaces and policies are in JSON and YAML files of this folder.")
+              help="Read pods, namespaces and policies from the JSON and YAML files of this folder.")
 @click.option("--kubernetes", default=None, is_flag=False, flag_value="", metavar="[KUBECONFIG]",
-              help="They are in the Kubernetes API. Without a kubeconfig: with this pod's service account.")
+              help="Read them from the Kubernetes API. Without a kubeconfig, use this pod's service account.")
 @click.option("--agent-folder", default="/run/fastcni/agent", show_default=True, metavar="DIR",
-              help="Of the node's agent: it has the pods that are in no file. With \"\" the answer is that of the "
-                   "policies alone, and the kernel is not read.")
+              help="The directory of the node's agent, with the pods that are in no file. With \"\" the answer is that "
+                   "of the policies alone, and the kernel is not read.")
 @click.option("--node-name", default="", envvar="NODE_NAME", metavar="NAME",
               help="This node's name in the Kubernetes API [the host name].")
 @json_option
@@ -55,11 +55,13 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
     """Say whether a connection is allowed, and by which rule.
 
     \b
-    fastcni policy test shop/web shop/db 5432    two pods; without a namespace: `default`
+    fastcni policy test shop/web shop/db 5432    two pods of a namespace
     fastcni policy test 192.0.2.7 shop/web http  an address; a port by its name
     fastcni policy test shop/web 10.96.0.10 53/udp
     fastcni policy test shop/web api.example.com 443     a name in a policy's
                                     domainNames: the addresses that web was told
+
+    A pod is NAMESPACE/NAME, or NAME in the namespace `default`.
 
     The answer is what this node's kernel does, compared with the policies. For pods of other nodes, and on a machine
     where no agent with policies has run, the answer is only what the policies say, which the output mentions.

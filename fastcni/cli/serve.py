@@ -27,35 +27,35 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--socket", "path", default="/run/fastcni/fastcni.sock", show_default=True, envvar="FASTCNI_SOCKET",
-              show_envvar=True, metavar="PATH", help="Where to listen; not used if systemd hands a socket over.")
+              show_envvar=True, metavar="PATH", help="The socket to listen at; not used if systemd passes a socket.")
 @click.option("--workers", default=32, show_default=True, type=click.IntRange(1, 1024), metavar="N",
               help="Requests that run at once.")
 @click.option("--queue-size", default=1024, show_default=True, type=click.IntRange(1), metavar="N",
               help="Requests that may wait in the queue; more are refused with code 11.")
 @click.option("--queue-timeout", "queue_timeout_s", default=60.0, show_default=True,
               type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-              help="How long a request may wait in the queue; then it is refused with code 11.")
+              help="How long a request may wait in the queue before it is refused with code 11.")
 @click.option("--allow-uid", "uids", multiple=True, type=click.IntRange(0), metavar="UID",
               callback=lambda *given: {0, os.geteuid(), *given[-1]},
-              help="Serve this user too; may be repeated. The server always serves root.")
+              help="Serve this user, too; may be repeated. The server always serves root.")
 @click.option("--latency-request", "latency_request_s", default=DEFAULT_S, show_default=True,
               type=click.FloatRange(0, 60), envvar="FASTCNI_LATENCY_REQUEST_S", show_envvar=True, metavar="SECONDS",
               help="Keep processors out of deep idle states until this long after a request; 0: never.")
 @click.option("--cache-dir", default="", metavar="DIR",
-              help="Where runtimes cache results; the server restores iptables rules from them [/var/lib/cni].")
+              help="The directory of cached results; the server restores iptables rules from them [/var/lib/cni].")
 @click.option("--idle-exit", "idle_exit_s", default=0.0, type=click.FloatRange(0), metavar="MINUTES",
               callback=lambda *given: 60 * given[-1],
-              help="End after so long without a request; 0, the default: never.")
+              help="End after this time without a request; 0, the default: never.")
 @click.option("--dhcp", is_flag=True, help="Run the daemon of the dhcp plugin, too, at its usual socket.")
-@click.option("--dhcp-socket", default="", metavar="PATH", help="Another socket for --dhcp [/run/cni/dhcp.sock].")
-@click.option("--dhcp-leases", default="", metavar="DIR", help="Where --dhcp keeps leases [/var/lib/cni/dhcp].")
+@click.option("--dhcp-socket", default="", metavar="PATH", help="The socket of --dhcp [/run/cni/dhcp.sock].")
+@click.option("--dhcp-leases", default="", metavar="DIR", help="The leases' directory for --dhcp [/var/lib/cni/dhcp].")
 @click.option("--agent", "agent_options", default=None, metavar="OPTIONS",
               help="Run the node agent, too. OPTIONS are those of `fastcni agent` as one word: --agent '--etcd URL'.")
 @click.option("--metrics", default="", callback=http_address, envvar="FASTCNI_METRICS", show_envvar=True,
               metavar="ADDRESS",
-              help="Answer Prometheus there: the path of a unix socket, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
+              help="Serve metrics to Prometheus at a unix socket's path, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
 @click.option("--http", default="", callback=http_address, envvar="FASTCNI_HTTP", show_envvar=True, metavar="ADDRESS",
-              help="Serve the status page there: an address as for --metrics, which may be the same. Off by default.")
+              help="Serve the status page at an address as for --metrics, which may be the same. Off by default.")
 @click.option("--history", default=DEFAULT_SIZE, show_default=True, type=click.IntRange(0, 100_000),
               envvar="FASTCNI_HISTORY", show_envvar=True, metavar="N",
               help="Keep the last N requests for `fastcni trace` and `fastcni top`; 0: none.")

@@ -36,7 +36,7 @@ LIMIT = 64                      # requests in one answer, so that making it dela
               help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
 @click.option("--cache-dir", default="", metavar="DIR", help=f"The directory of cached results [{DEFAULT_DIR}].")
 @click.option("--filter", "chosen", default="", metavar="TEXT",
-              help="Only requests and networks with this text in network or container.")
+              help="Show only requests and networks with this text in network or container.")
 @click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), metavar="SECONDS",
               help="Time between two frames.")
 @click.option("--once", is_flag=True, help="Print one frame and end.")

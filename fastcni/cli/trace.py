@@ -34,10 +34,10 @@ AWAY_S = 1.0                    # seconds between two questions while no server 
 @click.option("-n", "count", default=None, type=click.IntRange(1), metavar="N",
               help="End after N requests; with --past, print the newest N.")
 @click.option("--filter", "filters", multiple=True, metavar="KEY=VALUE",
-              help=f"Only requests with this value; may be repeated. Keys: {', '.join(KEYS)}. A network or a container "
-                   "may be cut short. code=failed: all that failed.")
+              help=f"Print only requests with this value; may be repeated. Keys: {', '.join(KEYS)}. A network or a "
+                   "container may be cut short. code=failed selects all failed requests.")
 @click.option("--slower", default=0.0, type=click.FloatRange(0), metavar="MS",
-              help="Only requests that took at least so many milliseconds, without their time in the queue.")
+              help="Print only requests that took at least this many milliseconds, without their time in the queue.")
 @click.option("--netlink", is_flag=True, help="Print each message to the kernel and each answer, by their names.")
 @click.option("--input", "with_input", is_flag=True, help="Print the CNI variables and the configuration, without "
               "passwords, of failed requests; with --netlink, of all.")

@@ -14,7 +14,7 @@ FORMATS = ("logfmt", "json")
 
 OPTIONS = (
     click.option("--log-to", default=None, type=click.Choice(DESTINATIONS),
-                 help="Where to log; syslog is /dev/log, journald gets fields.  [default: stderr]"),
+                 help="The log's destination; syslog is /dev/log, journald gets fields.  [default: stderr]"),
     click.option("--log-level", default="info", show_default=True, type=click.Choice(LEVELS),
                  help="info: the server logs a line for each request."),
     click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(FORMATS)),
