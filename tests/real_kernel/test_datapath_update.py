@@ -6,12 +6,14 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from real_kernel.datapath_pods import Tcp, Udp, forwarded, host_end, kernel_flows, marks, pods_in_map
-from real_kernel.node import links, run
+from real_kernel.datapath_pods import COUNTER, Tcp, Udp, forwarded, host_end, kernel_flows, marks, pods_in_map
+from real_kernel.node import cid_of, links, run
+from server.client import Server
 
 from fastcni.kernel import wire
 from fastcni.kernel.bpf.redirect_programs import DIGEST
 from fastcni.kit.datapath import filters, maps, pins, redirect
+from fastcni.launcher.install import install
 from fastcni.node.own import datapath as own
 
 pytestmark = marks
@@ -65,6 +67,35 @@ def test_a_link_gets_lost_filters_again_and_the_host_sees_its_flows(datapath_pod
         with Udp(*datapath_pods, "10.22.0.3", 5004) as udp:
             udp.there_and_back(2)
             assert [flow for flow in kernel_flows() if 5004 in flow.ports]
+
+
+def test_flows_outlive_a_killed_server_and_its_pods_are_deleted_without_one(node, datapath_conf, pod_netns, bpffs,
+                                                                            tmp_path):
+    """The server has the test's bpffs at /sys/fs/bpf of its own mount namespace."""
+    inside = ("unshare", "--mount", "sh", "-c", f'mount --bind {bpffs} /sys/fs/bpf && exec "$0" "$@"')
+    pods = [pod_netns() for _ in range(3)]
+    with Server(tmp_path, before=inside) as server:
+        install(tmp_path / "bin")
+        server.cni_path = str(tmp_path / "bin")
+        for pod in pods[:2]:
+            server.ok("ADD", datapath_conf, pod, cid=cid_of(pod))
+        with Udp(*pods[:2], "10.22.0.3", 4999) as udp:
+            udp.there()
+        run("nft", COUNTER)
+        with Tcp(*pods[:2], "10.22.0.3") as tcp:
+            tcp.there_and_back()
+            before = forwarded()
+            server.process.kill()
+            server.process.wait()
+            tcp.there_and_back(50)
+            assert forwarded() == before
+            node.add(datapath_conf, pods[2])            # by no server
+            with Tcp(pods[0], pods[2], "10.22.0.4") as other:
+                other.there_and_back()
+                assert len([flow for flow in kernel_flows() if flow.protocol == 6]) == 2
+        for pod in pods:
+            node.delete(datapath_conf, pod)
+        assert pods_in_map() == {}
 
 
 def program_ids():
