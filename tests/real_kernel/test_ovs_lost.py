@@ -121,3 +121,18 @@ def test_two_replays_at_the_same_time_do_not_fail(switch, ovs_conf, pod, tmp_pat
     monkeypatch.setattr(lost, "Names", lambda address: seen.pop() if seen else names(address))
     assert restore(runtime.cni.cache).failed == ()
     assert (seen, switch.ports("br0")) == ([], [name])
+
+
+def test_the_port_of_a_further_network_is_restored(node, switch, ovs_conf, pod, tmp_path):
+    further = {**ovs_conf("10.23.0.0/24", vlan=7), "name": "net-b"}
+    runtime = Runtime(tmp_path / "cni", {
+        "cniVersion": "1.1.0", "name": "pods", "type": "multus", "cniDir": str(tmp_path / "multus"),
+        "delegates": [node.conf("10.22.0.0/24", bridge="mine0"), further]})
+    runtime.add(pod)
+    name, = switch.ports("br0")
+    before = port(switch, name)
+    switch.vsctl("del-port", name)
+    assert restore(runtime.cni.cache).failed == ()
+    assert port(switch, name) == before
+    runtime.delete(pod)
+    assert switch.ports("br0") == []
