@@ -12,7 +12,7 @@ import pytest
 
 from fastcni import third_party
 from fastcni.handle import handle
-from fastcni.kernel import dbus, netns, sysctl, waiting, wire
+from fastcni.kernel import dbus, netns, presence, sysctl, waiting, wire
 from fastcni.kernel.devices import tun
 from fastcni.kit.firewall import iptables
 from fastcni.kit.ipam import store
@@ -138,6 +138,8 @@ def fake_runtime(tmp_path: Path, fake_sockets: None, third_party_plugins: None,
     monkeypatch.setattr(netns, "open_path", open_path)
     monkeypatch.setattr(netns, "open_own", lambda: open_namespace(state.node.here))
     monkeypatch.setattr(netns, "is_own", lambda fd, home=None: False)
+    monkeypatch.setattr(presence, "state_of", lambda path, since=0.0: (
+        presence.ALIVE if path in state.pods else presence.GONE, f"the model of the node decides about {path}"))
     monkeypatch.setattr(sysctl, "read", lambda name: state.node.sysctls.get((state.node.here, name), "0"))
     monkeypatch.setattr(sysctl, "write", write)
     monkeypatch.setattr(sysctl, "exists", lambda name: True)
