@@ -95,7 +95,7 @@ PROMISES = [
     Promise("agent/policy/test_cut.py::test_a_restricted_pod_is_closed_until_its_rules_are_written",
             "agent/policy/engine.py", "            self.rules.drop(elements)\n", "            pass\n"),
     Promise("agent/policy/test_cut.py::test_a_tightened_policy_cuts_what_it_no_longer_allows_and_nothing_else",
-            "agent/policy/engine.py", "            cut.delete(self.rules.sock, found)\n", ""),
+            "agent/policy/engine.py", "        cut.delete(self.rules.sock, found)\n", ""),
     Promise("agent/policy/test_cut.py::test_a_tightened_policy_cuts_what_it_no_longer_allows_and_nothing_else",
             "agent/policy/cut.py", "    found = [flow for flow in flows if not decide.allows(flow)]\n",
             "    return list(flows)\n"),
