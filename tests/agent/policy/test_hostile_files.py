@@ -75,12 +75,29 @@ def test_the_log_metrics_and_doctor_name_file_document_and_key(running):  # noqa
     assert running.it.figures()["unreadable_documents"] == 0
 
 
+def test_the_log_metrics_and_doctor_name_a_policy_of_another_program(running):  # noqa: F811
+    """It was passed over, and its operator took it for enforced."""
+    (running.folder / "x.yaml").write_text("kind: AdminNetworkPolicy\napiVersion: policy.networking.k8s.io/v1alpha1\n"
+                                           "metadata: {name: all}\nspec: {}\n")
+    where = (f"{running.folder}/x.yaml: AdminNetworkPolicy all of policy.networking.k8s.io/v1alpha1 is not enforced; "
+             "fastcni policy convert makes policies of it that are")
+    assert eventually(lambda: {"event": "policy_unreadable", "error": where} in running.log)
+    assert running.it.figures()["unreadable_documents"] == 1
+    assert [each.what for each in findings(running)] == [f"network policies: {where}"]
+    running.add("a")
+
+
+def findings(running):  # noqa: F811
+    """What doctor says of the agent."""
+    network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
+        {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
+    return list(checks_policy.agent(SimpleNamespace(networks=[network])))
+
+
 def test_a_file_with_hundreds_of_mistakes_does_not_fill_the_log(running):  # noqa: F811
     (running.folder / "x.json").write_text(json.dumps({"kind": "List", "items": [
         {"kind": "NetworkPolicy", "metadata": {"name": f"p{number}"}, "spec": number} for number in range(300)]}))
     assert eventually(lambda: running.it.figures()["unreadable_documents"] == 300)
-    network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
-        {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
-    findings = list(checks_policy.agent(SimpleNamespace(networks=[network])))
-    assert findings[-1].what == "network policies: 280 more documents" and len(findings) == 21
+    found = findings(running)
+    assert found[-1].what == "network policies: 280 more documents" and len(found) == 21
     assert running.events().count("policy_unreadable") == 20
