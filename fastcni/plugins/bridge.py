@@ -50,14 +50,15 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
         option.add(req, conf, port, undo)
     result = complete(req, conf, port)
     req.mode.keep_pair(req, port.host, result)
-    if not conf.leave_down:         # last: meanwhile the kernel works at it on another processor
+    if not conf.leave_down:         # last: the kernel sets the host end up on another processor meanwhile
         port.wait_until_up()
     return result
 
 
 def detection(conf: Conf, result: dict[str, Any]) -> bool | None:
-    """Return whether the pod's link has duplicate address detection, None: as the kernel has it. With disableFlooding
-    that is so without IPv6 addresses: on a full bridge the sysctl takes 0.6 ms, and its packets reach no other pod."""
+    """Return whether the pod's link has duplicate address detection, None: the kernel's default. A pod with
+    disableFlooding and without IPv6 addresses has the default: on a full bridge the sysctl takes 0.6 ms, and the
+    packets of detection reach no other pod."""
     if not conf.layer3 or (conf.unflooded and not conf.enable_dad and not any(":" in ip["address"]
                                                                              for ip in result["ips"])):
         return None
@@ -66,7 +67,7 @@ def detection(conf: Conf, result: dict[str, Any]) -> bool | None:
 
 def complete(req: Request, conf: Conf, port: bridges.Port) -> dict[str, Any]:
     """Return the result with its links and the configuration's dns."""
-    bridge = find.host_link(req.mode, conf.name) or port.bridge     # the MAC of an adopted one may follow its ports
+    bridge = find.host_link(req.mode, conf.name) or port.bridge     # the MAC of an adopted bridge may follow its ports
     port.result["interfaces"] = [interface(bridge), interface(port.host), interface(port.inside, req.netns)]
     if port.vlan_interface:
         port.result["interfaces"].append(interface(port.vlan_interface))
@@ -76,7 +77,7 @@ def complete(req: Request, conf: Conf, port: bridges.Port) -> dict[str, Any]:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    # The link first: its address must not be given to another pod while the link still has it.
+    # Delete the link first: its address must not be given to another pod while the link still has it.
     steps = ipam.prepare_delete(req) if conf.layer3 else []
     options = conf.options()
     found, given = remove.pod_link(req, list_addresses=bool(options))

@@ -1,7 +1,7 @@
-"""The bridge plugin: its keys, the bridge, and what the plugin offers beside.
+"""The bridge plugin: its keys, the bridge, and its options.
 
     conf       the keys, read and checked against each other
-    options    what ADD does only if the keys ask for it, in its order
+    options    the parts of ADD that only some keys switch on, in the order of ADD
     bridges    the bridge and its ports
     vlans      the keys vlan, vlanTrunk and preserveDefaultVlan
     gateways   the pods' gateways

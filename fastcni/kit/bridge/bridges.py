@@ -1,4 +1,4 @@
-"""The bridge: made if it is missing, adopted if it is there, and its ports."""
+"""The bridge, which ADD makes if it is missing and otherwise adopts, and its ports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_PORTS = 1023                # net/bridge/br_private.h: BR_PORT_BITS 10, and 
 class Port:
     """The pod's veth pair, of which the host end is a port of `bridge`: a PodLink of kit/call/option.py.
 
-    mac             the MAC that the pod is to have, None: a random one
+    mac             the MAC of the pod's link, None: a random MAC
     vlan_interface  the host's interface in the pod's VLAN, if the gateway's addresses are on it
     """
 
@@ -50,9 +50,10 @@ class Port:
 
 
 def ensure(mode: Mode, conf: Conf, undo: Undo) -> Link:
-    """Return the bridge, up. A missing one is made; a present one keeps its MAC, its MTU and its VLAN filtering.
+    """Return the bridge, up. A missing bridge is made; an existing bridge keeps its MAC, its MTU and its VLAN
+    filtering.
 
-    Raises CniError if a link of another kind has the name, and with code 11 if the bridge was deleted meanwhile.
+    Raises CniError if a link of another kind has the name, and CniError 11 if another program deleted the bridge.
     """
     sock = mode.route
     bridge = find.host_link(mode, conf.name) or create(sock, conf, undo)
@@ -81,8 +82,8 @@ def promiscuous(bridge: Link) -> bool:
 
 
 def refuse_router_advertisements(mode: Mode, bridge: Link) -> None:
-    """Set accept_ra to 0, so that no pod changes the host's routes. Once it was read as 0, it is not read again while
-    the bridge exists."""
+    """Set accept_ra to 0, so that no pod changes the host's routes. Once accept_ra was read as 0, it is not read again
+    while the bridge exists."""
     name = bridge.name
     refused = mode.recall(("accept_ra", bridge.index), lambda: mode.read_ipv6(name, "accept_ra") in ("0", "") or None)
     if not refused:
@@ -90,14 +91,15 @@ def refuse_router_advertisements(mode: Mode, bridge: Link) -> None:
 
 
 def learn_from_checked_frames(mode: Mode, bridge: Link) -> None:
-    """Let the bridge learn no MAC from frames to 01:80:c2:00:00:0X. Some of these, as LLDP's, pass no hook of nftables:
-    a pod could take another pod's MAC by them. Raises NetlinkError."""
+    """Let the bridge learn no MAC from frames to 01:80:c2:00:00:0X. Some of these frames, such as LLDP's, pass no hook
+    of nftables, so a pod could take another pod's MAC by sending them. Raises NetlinkError."""
     mode.recall(("no_linklocal_learn", bridge.index), lambda: bool(wire.exchange(
         mode.route, rtnl.learn_no_link_local(Batch(), bridge.index, what=f'set bridge "{bridge.name}"'))) or True)
 
 
 def create(sock: Socket, conf: Conf, undo: Undo) -> Link | None:
-    """Make the bridge. With a MAC given here, it does not take the MAC of a port. Another ADD may have been first.
+    """Make the bridge, or return None if another ADD made it first. With a fixed MAC the bridge does not take the MAC
+    of a port.
 
     Raises CniError 2 if `vlan` is set and the kernel has no VLAN filtering.
     """
@@ -117,14 +119,14 @@ def create(sock: Socket, conf: Conf, undo: Undo) -> Link | None:
 
 
 def restore_unused(sock: Socket, bridge: Link) -> None:
-    """Give the bridge its earlier flags (up, promiscuous), unless another pod is on it by now."""
+    """Give the bridge its earlier flags (up, promiscuous), unless another pod has become a port of the bridge."""
     if find.link(sock, index=bridge.index) and not find.port_count(sock, bridge):
         change.link(sock, bridge.index, up=bridge.up, promisc=promiscuous(bridge),
                     what=f'set bridge "{bridge.name}" as it was')
 
 
 def delete_unused(sock: Socket, name: str) -> None:
-    """Delete a bridge that create() made, unless another pod is on it by now."""
+    """Delete a bridge that create() made, unless another pod has become a port of the bridge."""
     bridge = find.link(sock, name)
     if bridge and not find.port_count(sock, bridge):
         change.delete_by_name(sock, name)
@@ -133,9 +135,8 @@ def delete_unused(sock: Socket, name: str) -> None:
 def add_port(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
     """Make the pod's veth pair, with its host end on the bridge.
 
-    With disableFlooding the host end has no IPv6: its MLD, and the kernel's routes to its link-local address, take
-    longer the more ports there are. Raises CniError 11 if the bridge is full (1,023 ports), and whatever veth.add()
-    raises.
+    With disableFlooding the host end has no IPv6: MLD and the kernel's routes to link-local addresses take longer the
+    more ports the bridge has. Raises CniError 11 if the bridge is full (1,023 ports), and the exceptions of veth.add().
     """
     try:
         port.host, port.inside = veth.add(req, port.pod, undo, mtu=conf.mtu, master=port.bridge.index, mac=port.mac,
@@ -151,15 +152,15 @@ def add_port(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
 
 
 def full(name: str) -> CniError:
-    """Return the CniError 11 for a bridge that has all the ports that a bridge can have."""
+    """Return the CniError 11 for a bridge with the highest possible number of ports."""
     return CniError(errors.TRY_AGAIN_LATER, f'bridge "{name}" is full: a Linux bridge has {MAX_PORTS:,} ports',
                     "each pod takes one, and the kernel has no more: delete pods, give the network another bridge, "
                     "or use ptp, which has no bridge")
 
 
 def status(req: Request, name: str) -> None:
-    """Raise CniError 50 if the name is not a bridge's. A missing bridge is no error: ADD makes it. A full one is a
-    warning, as the pods on it have their network."""
+    """Raise CniError 50 if the name is that of another kind of link. A missing bridge is no error: ADD makes it. A full
+    bridge causes only a warning, because the pods on it have their network."""
     bridge = find.host_link(req.mode, name)
     if bridge is None:
         return

@@ -22,7 +22,7 @@ DEFAULT_NAME = "cni0"
 
 
 class Conf:
-    """The keys of one network. For DEL and GC only those that read_ending() sets."""
+    """The keys of one network. For DEL and GC only the keys that read_ending() sets are set."""
 
     __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
                  "vlans", "enable_dad", "leave_down", "masquerade", "mac_check", "ip_check", "dns", "layer3", "ipv6",
@@ -32,20 +32,20 @@ class Conf:
     is_gateway: bool
     is_default_gateway: bool
     force_address: bool
-    mtu: int                    # of the bridge and the veth pair, 0: the kernel's
-    hairpin: bool               # hairpinMode, of the pod's port
-    isolated: bool              # portIsolation, of the pod's port
-    promisc: bool               # promiscMode, of the bridge
+    mtu: int                    # the MTU of the bridge and the veth pair, 0: the kernel's default
+    hairpin: bool               # hairpinMode: a flag of the pod's port
+    isolated: bool              # portIsolation: a flag of the pod's port
+    promisc: bool               # promiscMode: a flag of the bridge
     vlans: vlans.Vlans
     enable_dad: bool
     leave_down: bool            # disableContainerInterface: the pod's link is not set up
     masquerade: Masquerade
     mac_check: bool             # macspoofchk
     ip_check: bool              # ipspoofchk
-    dns: dict[str, Any] | None  # of the result; None: the dns that IPAM returns
+    dns: dict[str, Any] | None  # the dns of the result; None: the dns that IPAM returns
     layer3: bool                # whether the network has IPAM
     ipv6: bool                  # whether the pod's link has IPv6
-    unflooded: bool             # disableFlooding, of the pod's port
+    unflooded: bool             # disableFlooding, for the pod's port
     # The options for which the network asks, see options.py:
     at_port: list[Option[Conf, Port]]           # the pod has its port, and no addresses yet
     while_down: list[Option[Conf, Port]]        # the addresses are known; the pod's link is down and can send nothing
@@ -86,7 +86,7 @@ def read(keys: Section) -> Conf:
 
 
 def read_ending(keys: Section) -> Conf:
-    """Read the keys that DEL and GC need: these tell which state ADD may have made."""
+    """Read the keys that DEL and GC need: the keys that say which state ADD may have made."""
     conf = Conf()
     conf.unflooded = keys.flag("disableFlooding")
     if conf.unflooded:

@@ -1,4 +1,5 @@
-"""The pods' gateways: completed in the result, and made addresses of the bridge or of its VLAN interface."""
+"""The pods' gateways, which ADD completes in the result and adds as addresses to the bridge or to its VLAN
+interface."""
 
 from __future__ import annotations
 
@@ -35,14 +36,14 @@ DEFAULT_ROUTES = {4: "0.0.0.0/0", 16: "::/0"}
 
 
 def add_addresses(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
-    """Make what IPAM gives the result, with what isGateway and isDefaultGateway add. Raises CniError."""
+    """Call IPAM, and make the result of its answer and of what isGateway and isDefaultGateway add. Raises CniError."""
     port.result = ipam.add_addresses(req, undo, interface=2)
     check_families(conf.ipv6, port.result)
     complete(port.result, conf)
 
 
 def complete(result: dict[str, Any], conf: Conf) -> None:
-    """Add the gateways of isGateway and the default routes of isDefaultGateway to what IPAM gave."""
+    """Add the gateways of isGateway and the default routes of isDefaultGateway to the result of IPAM."""
     # A default route of IPAM without gw goes to the same gateway.
     routed = [len(packed) for packed, prefix in
               (addresses.read_cidr(route["dst"]) for route in result.get("routes", ())) if not prefix]
@@ -62,7 +63,7 @@ def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
     if conf.vlans.vlan:
         link.vlan_interface = vlans.ensure_interface(mode, link.bridge, conf.vlans, undo)
     gateways = dict.fromkeys((addresses.read_ip(ip["gateway"]), addresses.read_cidr(ip["address"])[1])
-                             for ip in result["ips"])           # several addresses may share one
+                             for ip in result["ips"])           # several addresses may share a gateway
     ensure_addresses(mode, link.bridge, link.vlan_interface, gateways, conf, undo)
     try:
         forwarding.enable(mode, result)
@@ -106,8 +107,8 @@ def ensure_addresses(mode: Mode, bridge: Link, vlan_interface: Link | None, gate
 
 
 def keep_neighbours(sock: Socket, link: Link, conf: Conf) -> Callable[[], None]:
-    """Return a function that adds the pods' neighbours of disableFlooding again: the kernel forgets the neighbours of a
-    link whose MAC is set, also if it is the same MAC."""
+    """Return a function that adds the pods' neighbours of disableFlooding again: when the MAC of a link is set, even to
+    the same MAC, the kernel forgets the link's neighbours."""
     if not conf.unflooded:
         return lambda: None
     from fastcni.kit.bridge import unflooded
@@ -117,7 +118,7 @@ def keep_neighbours(sock: Socket, link: Link, conf: Conf) -> Callable[[], None]:
 
 
 def compare(mode: Mode, link: Link, gateways: Collection[Network]) -> tuple[list[Network], dict[Network, Network]]:
-    """Return ([gateways that the link lacks], {conflicting address of the link: the gateway it conflicts with})."""
+    """Return ([gateways that the link lacks], {address of the link: the gateway that it conflicts with})."""
     missing: list[Network] = []
     conflicts: dict[Network, Network] = {}
     for family in dict.fromkeys(rtnl.family_of(packed) for packed, _ in gateways):
@@ -144,7 +145,7 @@ def restore_addresses(sock: Socket, bridge: Link, vlan_interface: Link | None, a
     for packed, prefix in deleted:
         rtnl.new_address(batch, link.index, packed, prefix, what="restore the old address")
     for e in wire.attempt(sock, batch)[1]:
-        if e.errno not in (EADDRNOTAVAIL, EEXIST, ENODEV):      # EADDRNOTAVAIL: it was never added
+        if e.errno not in (EADDRNOTAVAIL, EEXIST, ENODEV):      # EADDRNOTAVAIL: the address was never added
             raise e
 
 

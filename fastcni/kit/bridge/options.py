@@ -1,4 +1,4 @@
-"""The options of the bridge plugin: the modules for which a configuration asks, in the order of ADD.
+"""The options of the bridge plugin: the modules that a configuration switches on, in the order of ADD.
 
 kit/call/option.py has the functions of an option. A new option is a module, its keys in conf.py, and two
 lines in choose().
@@ -39,4 +39,4 @@ def choose(conf: Conf, *, ending: bool = False) -> None:
     if conf.unflooded:
         from fastcni.kit.bridge import unflooded
 
-        conf.when_up.append(unflooded)          # last: it waits until the bridge forwards to the port
+        conf.when_up.append(unflooded)          # last: its add() waits until the bridge forwards to the port

@@ -1,19 +1,19 @@
 """disableFlooding of the bridge plugin: the bridge knows the port and MAC of each pod, and floods nothing to its port.
 
-As ip(8) and bridge(8) do it, for a pod with 10.1.0.5:
+These commands do the same for a pod with 10.1.0.5:
 
     bridge link set dev vethX flood off bcast_flood off mcast_flood off
     ip link set vethX type bridge_slave proxy_arp_wifi on                   the bridge answers ARP for what is behind it
     bridge fdb replace 0a:58:0a:01:00:05 dev vethX master static sticky
     ip neigh replace 10.1.0.5 lladdr 0a:58:0a:01:00:05 dev cni0 nud reachable extern_learn proto 252
 
-The bridge answers ARP from the neighbours of its own interface, if the MAC is in its FDB. It cannot answer the
-neighbour solicitations of IPv6 between such ports (neigh_suppress is for ports without it). nftables sends a copy of
-these to the pod that they ask for, see kit/firewall/solicitations.py. If the kernel cannot, multicast reaches pods with
-IPv6 addresses.
+The bridge answers ARP from the neighbours of its own interface, if the MAC is in its FDB. The bridge cannot answer IPv6
+neighbour solicitations between such ports (neigh_suppress is for ports without proxy_arp_wifi). nftables sends a copy
+of each solicitation to the pod that it asks for, see kit/firewall/solicitations.py. If the kernel lacks this, the
+bridge floods multicast to pods with IPv6 addresses.
 
-The FDB entry goes with the port. The neighbours stay until DEL: they are externally learned, not permanent, because
-the kernel lets the next pod with the address, which may be the Go plugin's, replace such a one by its own ARP.
+The FDB entry is deleted with the port. The neighbours stay until DEL. They are externally learned, not permanent: the
+ARP of the next pod with the address, which may be the Go plugin's, can replace an externally learned neighbour.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.contract import Solicitations
 
-MAX_ASKED = 64                  # questions in one send: the answers fit into the socket's buffer
-PREFIX4, PREFIX6 = b"\x0a\x58", b"\x0e"         # locally administered
+MAX_ASKED = 64                  # requests in one send: their answers fit into the socket's buffer
+PREFIX4, PREFIX6 = b"\x0a\x58", b"\x0e"         # first bytes of locally administered MACs
 
 
 def prepare(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
-    """Ask IPAM before the pod has a port, whose MAC is made of the address. Raises CniError."""
+    """Ask IPAM before the pod gets a port, because the port's MAC is derived from the address. Raises CniError."""
     refuse_second(link.pod, req.ifname)
     gateways.add_addresses(req, conf, link, undo)
     link.mac = link.mac or mac_of(link.result)
@@ -65,8 +65,8 @@ def refuse_second(pod: Pod, ifname: str) -> None:
 
 
 def mac_of(result: dict[str, Any]) -> bytes:
-    """Return the MAC of a pod with these addresses. It is made of the first one: when another pod gets the address, it
-    also gets the MAC, so what other pods have in their neighbour tables stays right."""
+    """Return the MAC of a pod with these addresses. The MAC is derived from the first address: another pod that gets
+    the address also gets the MAC, so the neighbour tables of other pods stay right."""
     ips = addresses_of(result)
     for packed in ips:
         if len(packed) == 4:
@@ -87,7 +87,8 @@ def addresses_of(result: dict[str, Any]) -> list[bytes]:
 
 
 def port_flags(multicast: bool) -> dict[int, bool]:
-    """Return the flags of a pod's port, {IFLA_BRPORT_*: value}. multicast: whether it reaches the pod."""
+    """Return the flags of a pod's port, {IFLA_BRPORT_*: value}. multicast: whether the bridge floods multicast to the
+    pod."""
     return {uapi.IFLA_BRPORT_UNICAST_FLOOD: False, uapi.IFLA_BRPORT_BCAST_FLOOD: False,
             uapi.IFLA_BRPORT_MCAST_FLOOD: multicast, uapi.IFLA_BRPORT_PROXYARP_WIFI: True}
 
@@ -97,15 +98,15 @@ def has_ipv6(ips: Iterable[bytes]) -> bool:
 
 
 def solicitations() -> Solicitations:
-    """Return the module for pods with IPv6 addresses; others need none."""
+    """Import and return the module that only pods with IPv6 addresses need."""
     return backends.load("solicitations", "nftables")
 
 
 def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
-    """Let the bridge know the pod. What a former pod with an address left is replaced.
+    """Add the pod's FDB entry and neighbours. The entries of a former pod with one of the addresses are replaced.
 
-    An isolated port (portIsolation): a copy of a solicitation would come from the host, even if an isolated port sent
-    it. So the pod gets multicast, and the kernel forwards none between isolated ports.
+    nftables would send copies of solicitations to an isolated port (portIsolation) even from other isolated ports. So
+    the bridge floods multicast to this pod instead, and forwards none between isolated ports.
     """
     link.wait_until_up()            # the kernel forgets a bridge's neighbours when it notices that no port is up
     bridge, port, mac, ips = link.bridge, link.host, link.inside.address, addresses_of(link.result)
@@ -160,7 +161,7 @@ def restore(req: Request, conf: Conf, previous: dict[str, Any]) -> None:
 
 
 def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[bytes]) -> None:
-    """Delete what the bridge knows of the pod."""
+    """Delete the pod's neighbours and its elements of nftables."""
     ips = [*found, *given, *previous_ips(req)]
     steps: list[Any] = [(delete_left, req, conf.name, ips)]
     if has_ipv6(ips) or not ips:
@@ -169,16 +170,16 @@ def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[byt
 
 
 def delete_left(req: Request, bridge_name: str, ips: Sequence[bytes]) -> None:
-    """Delete the neighbours that a deleted pod has left on the bridge; without `ips` those of all deleted pods. A pod
-    that has one of the addresses by now keeps it: its MAC is in the FDB."""
+    """Delete the neighbours that a deleted pod has left on the bridge; without `ips` those of all deleted pods. A later
+    pod with one of the addresses keeps its neighbour, because its MAC is in the FDB."""
     bridge = find.host_link(req.mode, bridge_name)
     if bridge:
         delete_neighbours(req.mode.route, bridge.index, left(req.mode.route, bridge.index, ips))
 
 
 def withdraw(req: Request, bridge_name: str, port_name: str) -> None:
-    """For a pod that a firewall isolates from the others on its bridge, and which may be one of this mode: a copy of a
-    solicitation would come from the host. So the pod gets multicast, as far as the firewall lets it pass. Raises
+    """Let the bridge flood multicast to a pod that a firewall isolates from the others on its bridge, if the pod has
+    disableFlooding: copies of solicitations come from the host, so the firewall would not see their senders. Raises
     NetlinkError."""
     if solicitations().delete(req, bridge_name):
         wire.exchange(req.mode.route, rtnl.set_bridge_port(Batch(), port_name, {uapi.IFLA_BRPORT_MCAST_FLOOD: True},
@@ -186,15 +187,16 @@ def withdraw(req: Request, bridge_name: str, port_name: str) -> None:
 
 
 def previous_ips(req: Request) -> list[bytes]:
-    """For DEL: return the addresses of prevResult, [] if it cannot be read."""
+    """For DEL: return the addresses of prevResult, [] if prevResult cannot be read."""
     try:
         return addresses_of(results.read_prev_result(req.conf, req.version) or {})
     except CniError:
-        return []                   # delete() reads all neighbours then
+        return []                   # delete() then reads all neighbours
 
 
 def left(sock: Socket, bridge: int, ips: Sequence[bytes] = ()) -> list[Neighbour]:
-    """Return our neighbours on a bridge whose MAC is not in its FDB: those with these addresses, by default all."""
+    """Return fastcni's neighbours on a bridge whose MAC is not in its FDB: those with these addresses, by default
+    all."""
     found = [it for it in (named(sock, bridge, ips) if ips else every_one(sock, bridge)) if it.ours]
     known = stations(sock, bridge, {it.mac for it in found if it.mac})
     return [it for it in found if it.mac not in known]
@@ -209,7 +211,7 @@ def delete_neighbours(sock: Socket, bridge: int, found: Sequence[Neighbour]) -> 
 
 
 def named(sock: Socket, bridge: int, ips: Sequence[bytes]) -> list[Neighbour]:
-    """Return those of the neighbours `ips` that are there."""
+    """Return the neighbours with the addresses `ips` that exist."""
     batch = Batch()
     for packed in dict.fromkeys(ips):
         neighbours.get_neighbour(batch, bridge, packed, what=f"look up the neighbour {ip_text(packed)}")
@@ -232,7 +234,7 @@ def every_station(sock: Socket) -> list[Neighbour]:
 
 
 def stations(sock: Socket, bridge: int, macs: Iterable[bytes]) -> dict[bytes, Neighbour]:
-    """Return {MAC: the FDB entry} of those of the MACs that have a static one."""
+    """Return {MAC: the FDB entry} of the MACs that have a static entry."""
     found, macs = [], [*macs]
     for at in range(0, len(macs), MAX_ASKED):
         batch = Batch()
@@ -275,7 +277,7 @@ def check(req: Request, conf: Conf, link: Port) -> None:
         if packed not in present:
             raise wrong(f'bridge "{bridge.name}" has no neighbour {ip_text(packed)} of fastcni')
         mac = present[packed].mac
-        if mac and mac != inside.address:       # without: the pod does not answer the kernel's ARP or ND now
+        if mac and mac != inside.address:       # no MAC: the pod does not answer the kernel's ARP or ND now
             raise wrong(f'neighbour {ip_text(packed)} of bridge "{bridge.name}" has the MAC {mac.hex(":")}, the pod '
                         f"{inside.mac}")
 
@@ -292,5 +294,5 @@ def gc_neighbours(req: Request, bridge_name: str) -> None:
 
 
 def gc(req: Request, conf: Conf) -> None:
-    """Delete and report what the bridge knows of pods that are gone."""
+    """Delete and report the neighbours and elements of pods that are gone."""
     every((gc_neighbours, req, conf.name), (solicitations().gc, req))

@@ -33,7 +33,7 @@ class Vlans:
 
     vlan      the VLAN of the pod's untagged frames, 0: none
     trunk     the sorted VIDs of vlanTrunk, None without that key
-    preserve  preserveDefaultVlan: the port stays in the bridge's default VLAN too
+    preserve  preserveDefaultVlan: the port also stays in the bridge's default VLAN
     """
 
     __slots__ = ("vlan", "trunk", "preserve")
@@ -44,16 +44,16 @@ class Vlans:
 
     @property
     def wanted(self) -> bool:
-        """Whether the bridge is to filter by VLAN."""
+        """Whether the bridge has to filter by VLAN."""
         return bool(self.vlan or self.trunk is not None)
 
     @property
     def on_port(self) -> bool:
-        """Whether the pod's port is to be in any VLAN."""
+        """Whether the pod's port has to be in any VLAN."""
         return bool(self.vlan or self.trunk)
 
     def refused(self, e: wire.NetlinkError) -> CniError:
-        """Return the CniError for a kernel that answers EOPNOTSUPP."""
+        """Return the CniError for a kernel without VLAN filtering, which answers EOPNOTSUPP."""
         key = f"vlan {self.vlan}" if self.vlan else "vlanTrunk"
         return CniError(errors.UNSUPPORTED_FIELD, f"{key}: {e}", "the kernel lacks CONFIG_BRIDGE_VLAN_FILTERING")
 
@@ -83,7 +83,8 @@ def ranges(vids: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
-    """Put a pod's port into its VLANs: `vlan` untagged, those of the trunk tagged. Take it out of the default VLAN.
+    """Put a pod's port into its VLANs: `vlan` untagged, those of the trunk tagged. Take the port out of the default
+    VLAN.
 
     Raises CniError 2 if the kernel has no VLAN filtering. Warns if the bridge does not filter.
     """
@@ -95,7 +96,8 @@ def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
     if keys.trunk:
         rtnl.set_port_vlans(batch, port.index, ranges(keys.trunk),
                             what=f'failed to setup vlan tag on interface "{port.name}"')
-    # Without `vlan`, untagged frames are of VLAN 1. This comes last: a trunk that has the same VID would tag it.
+    # Without `vlan`, untagged frames are of VLAN 1. This request comes last: a trunk with the same VID would tag those
+    # frames.
     set_untagged(batch, port, keys.vlan or 1)
     send(req.mode.route, batch, keys)
 
@@ -132,10 +134,10 @@ def interface_name(bridge: str, vlan: int) -> str:
 
 
 def ensure_interface(mode: Mode, bridge: Link, keys: Vlans, undo: Undo) -> Link:
-    """Return the host's interface in the pod's VLAN, which gets the gateway addresses. Make it if it is missing.
+    """Return the host's interface in the pod's VLAN, which gets the gateway addresses. Make a missing interface.
 
-    It is one end of a veth pair, whose other end is a port of the bridge. It stays when the pods go. Raises CniError 11
-    if the bridge is full, NetlinkError.
+    The interface is one end of a veth pair, whose other end is a port of the bridge. It stays when the pods are
+    deleted. Raises CniError 11 if the bridge is full, NetlinkError.
     """
     sock, name = mode.route, interface_name(bridge.name, keys.vlan)
     found = find.host_link(mode, name)
@@ -153,9 +155,9 @@ def ensure_interface(mode: Mode, bridge: Link, keys: Vlans, undo: Undo) -> Link:
         found = find.link(sock, name) if e.errno == EEXIST else None
         if found is None:
             raise
-        return found                    # another ADD has made it
+        return found                    # another ADD has made the interface
     port, found = find.new_link(sock, port_name), find.new_link(sock, name)
-    for each in (port_name, name):      # as on the bridge: no pod changes the host's routes
+    for each in (port_name, name):      # as for the bridge, so that no pod changes the host's routes
         mode.offer_ipv6(each, "accept_ra", "0")
     batch = Batch()
     remove_default(batch, bridge, port, keys)

@@ -1,7 +1,7 @@
-"""Give addresses of this node's own blocks. No remote call: what is missing is claimed by claims.py.
+"""Give addresses of this node's own blocks, without a remote call. claims.py claims the blocks that are missing.
 
-The address that was released longest ago is given first, and one that is cooling down only if no other is free in the
-own blocks. Every function needs the space open, and so locked, unless it opens it.
+The address that was released longest ago is given first, and an address that is cooling down only if no other is free
+in the own blocks. Every function needs the space open, and so locked, unless the function opens it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.requested import Requested
 
 CONFIRM_S = 300.0       # after so many seconds without a confirmation by the store, ADD asks for one
-TRY_S = 20.0            # but not more often than this
-MAX_RACES = 100         # addresses whose files another program has made without the lock
+TRY_S = 20.0            # seconds between two attempts to get a confirmation
+MAX_RACES = 100         # tries of an ADD while another program makes address files without the lock
 
 
 class Attachment:
-    """What an ADD, DEL or CHECK is about, and what an ADD has been given.
+    """The attachment of an ADD, DEL or CHECK, and the addresses that an ADD has been given.
 
     keys, asked     see conf.py and requested.py
     container, ifname, netns, network, owner   of the attachment; owner is the content of its files
@@ -62,7 +62,7 @@ class Attachment:
         return self.keys.sticky and bool(self.asked.pod)
 
     def more(self, *marks: str) -> bytes:
-        """The lines behind the owner in its files."""
+        """The lines behind the owner in the attachment's files."""
         return more_lines(self.network, self.asked.pod, " ".join(mark for mark in marks if mark), self.netns)
 
     def missing(self) -> list[int]:
@@ -70,19 +70,19 @@ class Attachment:
 
 
 def give(req: Request, it: Attachment) -> str:
-    """Give what the own blocks have. Return "" if nothing is missing, else what to do: "confirm" or "claim". Raises
-    CniError: 11 for a requested address that another has, 7 for a folder of another node."""
+    """Give addresses of the own blocks. Return "" if no address is missing, else the next step: "confirm" or "claim".
+    Raises CniError: 11 for a requested address that another pod has, 7 for a folder of another node."""
     if it.taken and None not in it.taken:
-        return ""                       # a claim has brought what was missing
+        return ""                       # a claim has brought the missing addresses
     with MadeSpace(it.keys, req.warn) as space:
         if not it.confirmed and unconfirmed(space):
-            it.confirmed = True         # once, even if the store is away
+            it.confirmed = True         # once, even if the store is unavailable
             return "confirm"
         check_loss(space)
         if not it.taken:
             it.taken = [None] * len(it.keys.ranges)
             give_again(space, it)
-        if not it.sticky:               # a sticky address may be kept for the pod, anywhere
+        if not it.sticky:               # a sticky address may be kept for the pod on any node
             for i in it.missing():
                 give_one(space, it, i)
         if None in it.taken:
@@ -92,15 +92,15 @@ def give(req: Request, it: Attachment) -> str:
 
 
 def unconfirmed(space: Space) -> bool:
-    """Whether the store has to be asked now whether this node is still what it was. Raises CniError 7."""
+    """Whether the store has to confirm now that this node's epoch and blocks are unchanged. Raises CniError 7."""
     state, keys = space.state, space.keys
     if state.node and state.node != keys.node:
         raise CniError(INVALID_CONFIG, f'{space.files.path} is the state of node "{state.node}", and this node is '
                        f'"{keys.node}"', "was it renamed? ipam.node_name can give it its old name")
     if not state.node:
-        return False                    # it has no block, so it has to claim one
+        return False                    # this node has no block, so it has to claim one
     if other_store(space):
-        return True                     # in the configuration's store, another node may have its blocks
+        return True                     # in the store of the configuration, another node may have this node's blocks
     now, confirmed = boottime(), space.times.confirmed()
     if not confirmed:
         return True                     # while this node was down, it may have been forgotten, and its blocks given
@@ -116,7 +116,7 @@ def other_store(space: Space) -> bool:
 
 
 def check_loss(space: Space) -> None:
-    """Raises CniError 11 if the configuration says that this node must not give addresses any more."""
+    """Raise CniError 11 if the configuration says that this node must not give addresses any more."""
     limit = space.keys.serve_after_loss
     if limit and space.state.node and boottime() - space.times.confirmed() > limit:
         raise CniError(TRY_AGAIN_LATER, f"the store has not confirmed this node for more than {limit} s",
@@ -126,7 +126,7 @@ def check_loss(space: Space) -> None:
 # -- what the attachment has already --------------------------------------------------------------------
 
 def give_again(space: Space, it: Attachment) -> None:
-    """A repeated ADD, and the ADD of another sandbox of the same pod, get the addresses that there are."""
+    """Give a repeated ADD, and the ADD of another sandbox of the same pod, the addresses that the pod already has."""
     held = space.addresses_of(it.owner)
     if not held and it.asked.pod:
         held = take_from_sandbox(space, it)
@@ -147,7 +147,7 @@ def give_again(space: Space, it: Attachment) -> None:
 
 
 def note_netns(space: Space, it: Attachment, packed: bytes) -> None:
-    """A repeated ADD may come with another network namespace: the server looks at the last one."""
+    """Note the network namespace of a repeated ADD, which may be another one: the server checks the last namespace."""
     name = address.ip_text(packed)
     if it.netns and space.files.netns(name) != it.netns:
         network, pod, marks = space.files.note(name)
@@ -155,8 +155,9 @@ def note_netns(space: Space, it: Attachment, packed: bytes) -> None:
 
 
 def take_from_sandbox(space: Space, it: Attachment) -> list[bytes]:
-    """Hand over the addresses of the pod's former sandbox: its interface of this network in another container. None of
-    a block that is not this node's any more, and none but a requested one."""
+    """Hand over the addresses of the pod's former sandbox: the interface of this network in another container.
+    Addresses in blocks that are not this node's any more are not handed over. If an address is requested, only that one
+    is."""
     found = []
     wanted = [packed for packed in it.asked.wanted if packed is not None]
     for packed in space.addresses_of_pod(it.asked.pod, it.ifname):
@@ -182,8 +183,8 @@ def note_pod(space: Space, it: Attachment) -> None:
 # -- giving -----------------------------------------------------------------------------------------------
 
 def give_one(space: Space, it: Attachment, i: int, mark: str = "") -> None:
-    """Give an address of range `i` out of the own blocks, if there is one: the requested or the next one. Raises
-    CniError 11 if another has the requested one."""
+    """Give an address of range `i` out of the own blocks, if one is free: the requested or the next address. Raises
+    CniError 11 if another pod has the requested address."""
     one, wanted = it.keys.ranges[i], it.asked.wanted[i]
     if wanted is not None:
         if space.state.own_block(wanted) is None:
@@ -234,7 +235,7 @@ def take_next(space: Space, one: Range, owner: bytes) -> bytes | None:
         packed, place = found
         space.times.give(place)
         if space.take(packed, owner):
-            return packed               # else another owner has it, and the index knows this now
+            return packed               # otherwise another owner has the address, and the index has noted that
     return None
 
 
@@ -269,7 +270,8 @@ def oldest(space: Space, plan: Plan, own: Own) -> tuple[bytes, int] | None:
 # -- taking back ------------------------------------------------------------------------------------------
 
 def take_back(req: Request, it: Attachment) -> None:
-    """The rollback of ADD: what it has taken is free again, what it took over from another sandbox is that one's."""
+    """Roll back an ADD: release the addresses that it has taken, and return those that it took over from another
+    sandbox."""
     if not it.fresh and not it.handed:
         return
     with Space(it.keys, req.warn) as space:

@@ -1,10 +1,10 @@
-"""Claim what this node's own blocks do not have: blocks, and single addresses (singles.py).
+"""Claim addresses that this node's own blocks lack: further blocks, and single addresses (singles.py).
 
-Calls to the store are made under the claim lock of the space, so that many ADDs that miss a block claim one. The lock
-of the space is not held meanwhile: DEL, and the ADDs of other ranges, go on.
+Calls to the store are made under the claim lock of the space, so that many ADDs that need a block claim only one. The
+lock of the space is not held during a call: DEL, and the ADDs of other ranges, go on.
 
-A crash between a claim and the note of it in blocks.json is harmless: the claim is repeated, or rejoin() finds the
-block in the store.
+A crash after a claim and before its note in blocks.json is harmless: the claim is repeated, or rejoin() finds the block
+in the store.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     Warn = Callable[[str], object]
 
-MAX_TRIES = 64          # claims that others win, each behind a look at all blocks
+MAX_TRIES = 64          # claims that other nodes win, each after a list of all blocks
 FIRST_PAUSE_S = 0.2     # of an ADD before it asks a busy store again; each pause is twice as long as the one before
 PATIENCE_S = 20.0       # of an ADD with a busy store. Other ADDs of the space wait for its lock: waiting.LOCK_TIMEOUT_S
 MAX_BLOCKS = 64         # blocks that one ADD claims: more than one only if others take their addresses first
@@ -76,7 +76,8 @@ class ClaimLock:
 
 
 def provide(req: Request, it: Attachment) -> None:
-    """Give an ADD what give() has not found, by claims. Raises CniError: 11 with the reason if there is nothing."""
+    """Claim the addresses of an ADD that give() has not found. Raises CniError: 11 with the reason if none can be
+    claimed."""
     with ClaimLock(it.keys):
         store, patience = store_of(req.mode, it.keys.store), Patience()
         try:
@@ -95,7 +96,7 @@ def provide(req: Request, it: Attachment) -> None:
 
 
 class Patience:
-    """Growing pauses before a busy store is asked again, each of another length on another node."""
+    """Growing pauses before a busy store is asked again; their lengths differ from node to node."""
 
     __slots__ = ("seconds", "until")
 
@@ -234,12 +235,13 @@ def lacks_blocks(store: Store, keys: Keys, state: State) -> bool:
 
 
 def confirm_once(req: Request, keys: Keys) -> None:
-    """confirm() for an ADD. If the store is away, this node goes on with the blocks that it has. After a reboot only
-    the store knows whether they are still its own, and another store whether they are: then it raises CniError 11."""
+    """Call confirm() for an ADD. If the store is unavailable, this node goes on with the blocks that it has. Raises
+    CniError 11 after a reboot, and with another store than before: then only the store knows whether the blocks are
+    still this node's."""
     with ClaimLock(keys):
         with MadeSpace(keys, req.warn) as space:
             if not allocate.unconfirmed(space):
-                return                  # another request has done it meanwhile
+                return                  # another request has confirmed this node meanwhile
             known, other = space.times.confirmed(), allocate.other_store(space)
         try:
             confirm(store_of(req.mode, keys.store), keys, req.warn)
@@ -299,7 +301,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
 
 
 def assert_block(store: Store, me: Node, space: str, cidr: str, block: Block | None) -> Block | None:
-    """The block as this node's own, or None if it is lost."""
+    """Return the block as this node's own, or None if it is lost."""
     try:
         if block is None:
             return store.claim(me, [(space, cidr)])[0]
@@ -325,7 +327,7 @@ def check_hold(store: Store, keys: Keys, warn: Warn) -> None:
 # -- blocks -----------------------------------------------------------------------------------------------
 
 def claim_for(store: Store, me: Node, keys: Keys, ranges: Sequence[Range], warn: Warn) -> Range | None:
-    """claim_blocks(), and note them. Return the range that has no free block."""
+    """Call claim_blocks(), and note the blocks. Return the range that has no free block."""
     with MadeSpace(keys, warn) as space:
         state = space.state
     claimed, exhausted = claim_blocks(store, me, keys, ranges, state)
@@ -364,7 +366,7 @@ def adopted(store: Store, me: Node, block: Any) -> Block | None:
 
 
 def note_blocks(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> None:
-    """note_in(), or refuse()."""
+    """Write claimed blocks into blocks.json with note_in(); if the store was restored, refuse() them."""
     now = store.history()
     with MadeSpace(keys, warn) as space:
         noted = note_in(space, blocks, now)
@@ -396,7 +398,8 @@ def refuse(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> Non
 
 
 def candidates(one: Range, prefix: int, seed: str, known: set[str]) -> Iterator[str]:
-    """The cidrs of a range's blocks that are not known to be someone's, from a place that differs from node to node."""
+    """Yield the cidrs of a range's blocks that no node is known to have, from a start that differs from node to
+    node."""
     shift = one.bits - prefix
     stretches: list[list[int]] = []
     for first, last in one.spans:           # in numbers of blocks, those without a free address left out

@@ -1,5 +1,4 @@
-"""The keys of cluster-wide addresses, those of whereabouts 0.9 among them, and what a container asks for. Touches
-nothing but the files that flat_file.py names.
+"""The keys of cluster-wide addresses, including those of whereabouts 0.9. Reads only the files that flat_file.py names.
 
     range, range_start, range_end, exclude, gateway     of one range; ipRanges: a list of such objects
     addresses, routes, dns                              copied to the result
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 DATA_DIR = "/var/lib/cni/cluster"
 SPACE = "default"
 COOL_DOWN_S = 30
-FLAT_S = 1.0                    # a change of the flat file counts after so many seconds
+FLAT_S = 1.0                    # seconds after which a change of the flat file is noticed
 MAX_BLOCK_BITS = 16             # host bits of a block
 MAX_SECONDS = 10 ** 9
 
@@ -110,7 +109,7 @@ def keys_for(req: Request) -> Keys:
         return keys
     keys.cache.flat_seen = now
     if keys.cache.flat_changed or flat_file.find(read_path(req.conf)) != keys.flat:
-        keys.cache.flat_changed, keys.cache.flat_seen = True, 0.0       # from now on each request reads it
+        keys.cache.flat_changed, keys.cache.flat_seen = True, 0.0       # from now on each request reads the flat file
         return read(keys_of(req))
     return keys
 
@@ -241,7 +240,7 @@ def read_range(section: Section, common: bytes | None, without_gateway: bool, si
     if not one.spans:
         raise section.wrong("exclude", f"nothing is left of {text}")
     one.gateway, one.block_size = gateway, sizes[bits]
-    if 0 < one.block_size < prefix:         # blocks as large as the range at most
+    if 0 < one.block_size < prefix:         # a block is at most as large as the range
         one.block_size = prefix
     return one
 

@@ -10,8 +10,8 @@
     Use      what a node has given out of a block, written after the fact, for people and for tools
 
 The invariant that a store and its users keep: an address of a space has at most one live owner. For that, a store
-compares and writes in one step. What it cannot do in one transaction it does in an order in which one of two nodes
-sees the other, see stores' own docstrings.
+compares and writes in one step. If a change does not fit into one transaction, the store orders the steps so that one
+of two nodes sees the other, see the docstrings of the stores.
 
 Only blocks and singles decide who owns an address. Uses decide nothing.
 """
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 # State of a Node
 ALIVE = "alive"                 # its last sign of life is younger than NODE_TTL_S
-LOST = "lost"                   # it is not; its blocks stay its own
+LOST = "lost"                   # its last sign of life is older; it keeps its blocks
 DEAD = "dead"                   # its epoch was raised and its blocks are in quarantine; it may come back
 
 # State of a Block
 ACTIVE = "active"
 QUARANTINE = "quarantine"       # of a dead node: nobody gives its addresses until the node is forgotten or comes back
-SHARED = "shared"               # of no node
+SHARED = "shared"               # the block is no node's
 
 # State of a Single
-HELD = "held"                   # a pod has it
-KEPT = "kept"                   # sticky, and its pod is gone: it is kept for the next pod of that identity
-ASKED = "asked"                 # its block is another node's, which has not answered yet
+HELD = "held"                   # a pod has the address
+KEPT = "kept"                   # sticky, and the pod is gone: the address is kept for the next pod of that identity
+ASKED = "asked"                 # the block is another node's, which has not answered yet
 REFUSED = "refused"             # that node has given the address to a pod of its own: `reason` says to which
 
 NODE_TTL_S = 60.0
@@ -45,7 +45,7 @@ IMPORTED = "(imported)"         # network of a Single that was taken over from a
 
 
 class Taken(Exception):
-    """Another has it. `by` is the Block or Single in the store."""
+    """Another node or pod has the block or address. `by` is the Block or Single in the store."""
 
     def __init__(self, by: Block | Single) -> None:
         super().__init__(by)
@@ -61,7 +61,7 @@ class Fenced(Exception):
 
 
 class Changed(Exception):
-    """The record has another revision than the caller has seen, or is gone. Read it again."""
+    """The record has another revision than the caller has seen, or is gone. The caller has to read it again."""
 
 
 class Record:
@@ -178,8 +178,7 @@ class Event(Record):
 
 
 class Joined:
-    """What a node finds when it joins for a space: its Node, the grid, and the blocks and singles that are the
-    node's."""
+    """The result of join_space(): the Node, the grid of the space, and the node's blocks and singles."""
 
     __slots__ = ("blocks", "grid", "node", "singles")
 
@@ -189,7 +188,7 @@ class Joined:
 
 if TYPE_CHECKING:
     class Store(Protocol):
-        """A store. One process uses one Store; its methods may be called by several threads.
+        """A store of cluster-wide addresses. One process uses one Store, whose methods several threads may call.
 
         Each method raises Away. A method that is called again after Away finds what it has done before, and
         succeeds. Methods that write for a node raise Fenced if the node's epoch is higher than that in the call.
@@ -221,8 +220,8 @@ if TYPE_CHECKING:
             crash, it does what is left. Raises Changed if the epoch is not that of `node`, or if the node is ALIVE."""
 
         def forget(self, node: Node) -> None:
-            """Remove a DEAD node with its blocks, uses and singles; KEPT singles stay. Raises Changed if it is not
-            DEAD any more. Whoever calls it says that no pod of the node runs."""
+            """Remove a DEAD node with its blocks, uses and singles; KEPT singles stay. The caller asserts that no pod
+            of the node runs. Raises Changed if the node is not DEAD any more."""
 
         def node_gone(self, node: str) -> bool:
             """Return whether the cluster says that the node does not exist any more: its Node object of Kubernetes is
@@ -251,7 +250,7 @@ if TYPE_CHECKING:
             """Remove a block with its use. A SHARED one only if it has no Single, and a node's KEPT singles make it
             SHARED instead of removing it. Return False, and change nothing, if it is not as seen (revision)."""
 
-        # Addresses claimed one by one
+        # Addresses that are claimed by themselves
         def claim_single(self, me: Node, single: Single) -> Single:
             """Claim an address. The state wanted is `single.state`: HELD needs a block that is SHARED or an ACTIVE one
             of this node; ASKED one that is another node's. A Single of the same container and ifname, or a KEPT one of
@@ -272,8 +271,7 @@ if TYPE_CHECKING:
 
         # After the fact
         def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
-            """Write what was given out of blocks of this node. A block that is not its own is left out. Raises
-            Fenced."""
+            """Write the Uses of this node's blocks. Blocks that are not the node's are left out. Raises Fenced."""
 
         def uses(self, space: str = "") -> list[Use]:
             """The uses of a space, of all spaces without one."""
@@ -283,4 +281,4 @@ if TYPE_CHECKING:
             least every second. Raises Away when the connection is lost: call it again. Events may come twice."""
 
         def close(self) -> None:
-            """Close connections. The store may be used again: then they are opened again."""
+            """Close connections. A later call opens them again."""

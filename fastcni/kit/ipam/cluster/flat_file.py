@@ -25,7 +25,7 @@ PATHS = (
 )
 NAME = "whereabouts.conf"
 NONE: Seen = ("", 0, 0, 0)
-OWN = "enable_overlapping_ranges"       # whereabouts takes this one from the network only
+OWN = "enable_overlapping_ranges"       # whereabouts takes this key from the network only
 
 
 def find(configuration_path: str) -> Seen:

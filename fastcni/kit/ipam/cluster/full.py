@@ -1,4 +1,4 @@
-"""What to say when a range is full: which nodes have it, and what to do."""
+"""The error for a full range: which nodes have its blocks, and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.contract import Store
     from fastcni.kit.ipam.cluster.grid import Range
 
-MAX_NODES = 20          # that the error names
+MAX_NODES = 20          # number of nodes that the error names
 
 
 def error(store: Store, keys: Keys, one: Range) -> CniError:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Span = tuple[int, int]          # the first and the last address
 
 USUAL = {32: 26, 128: 122}          # prefix lengths: blocks of 64 addresses
-USUAL_BITS = 6                      # host bits of these
+USUAL_BITS = 6                      # host bits of these blocks
 SHARES = 4                          # host bits less than those of a range: at least 16 blocks, if the range is small
 FEWEST = 4                          # blocks of a range below which each address is claimed by itself
 
@@ -74,18 +74,18 @@ class Range:
         there are blocks for several nodes: 16 of 16 addresses for a /24."""
         if 0 < self.block_size < self.bits:
             return self.block_size
-        width = (self.last - self.first).bit_length()           # host bits of what is given
+        width = (self.last - self.first).bit_length()           # host bits of the addresses that are given
         if width - SHARES < 3:                                  # too small for blocks: one address at a time
             return USUAL[self.bits]
         return self.bits - min(USUAL_BITS, width - SHARES)
 
     def blocks(self, prefix: int) -> tuple[int, int]:
-        """The numbers of its first and last block: an address without its host bits."""
+        """The numbers of the range's first and last block. A number is an address without its host bits."""
         shift = self.bits - prefix
         return self.first >> shift, self.last >> shift
 
     def is_tiny(self, prefix: int) -> bool:
-        """Whether it has so few blocks that each address is claimed by itself."""
+        """Whether the range has so few blocks that each address is claimed by itself."""
         first, last = self.blocks(prefix)
         return self.block_size == self.bits or (last - first + 1 < FEWEST and prefix != self.block_size)
 
@@ -120,7 +120,7 @@ def ends(bits: int, network: int, prefix: int) -> Span:
 
 
 def without(bounds: Span, excluded: Iterable[Span]) -> Iterator[Span]:
-    """What is left of `bounds` when the excluded spans, in any order, are cut out."""
+    """Yield the parts of `bounds` outside of the excluded spans, which may be in any order."""
     first, last = bounds
     for low, high in sorted(excluded):
         if high < first or low > last:

@@ -35,7 +35,7 @@ MAX_NAMED = 5                   # nodes that an error names
 
 
 def begin(settings: Mapping[str, Any]) -> Hold:
-    """The pause of a store with these settings, from now on."""
+    """Begin the pause for a store with these settings."""
     return [boot_id().decode(), boottime(), seconds_of(settings), False]
 
 
@@ -54,8 +54,7 @@ def left(hold: Hold | float) -> float:
 
 
 def reason(store: Store, keys: Keys, warn: Callable[[str], object]) -> str:
-    """Why this node may claim no block now, "" if it may. Goes on to the next step when one is over. Raises
-    Away."""
+    """Return why this node may claim no block now, "" if it may. Begins the next step when one is over. Raises Away."""
     with MadeSpace(keys, warn) as space:
         hold = space.state.hold
     if hold is None:

@@ -1,4 +1,4 @@
-"""What this node knows of a space: its blocks, and the addresses that it has given, in one folder with one lock.
+"""The files in which this node keeps its blocks of a space and the addresses that it has given: one folder, one lock.
 
     <dataDir>/<space>/          a host-local directory, see kit/ipam/store.py: its lock, address files and index
         10.0.0.70               "<container id>\\r\\n<ifname>\\r\\n<network>\\r\\n<pod>\\r\\n<marks>\\r\\n<netns>"
@@ -129,7 +129,8 @@ class State:
             self.lost.remove(cidr)
 
     def drop_block(self, cidr: str) -> None:
-        """Note that no address of a block is given any more. Its place stays taken until nobody has one."""
+        """Note that no address of a block is given any more. The block's place stays taken while a pod has one of its
+        addresses."""
         self.numbers = None
         self.plans.clear()
         if self.blocks.pop(cidr, None) and cidr not in self.lost:
@@ -146,7 +147,7 @@ class State:
         return self.numbers.get((bits, to_int(packed) >> bits - prefix))
 
     def plan(self, one: Range) -> Plan:
-        """Where a range's addresses are in the own blocks."""
+        """Return the Plan of a range: where its addresses are in the own blocks."""
         if one not in self.plans:
             self.plans[one] = Plan(self, one)
         return self.plans[one]
@@ -306,7 +307,7 @@ class Space(Store):
             self.times.folder, self.times.boot = self.files.fd, boot_id()
 
     def save(self, state: State) -> None:
-        """Write a State and use it: do not change it any more. Raises CniError 5."""
+        """Write a State and use it from now on. The caller must not change it any more. Raises CniError 5."""
         new, folder, fd = f"{BLOCKS}.new", self.files.fd, -1
         try:
             write_file(new, json.write(state.to_dict()), WRITE, folder, sync=self.files.sync)
@@ -369,7 +370,8 @@ class Space(Store):
     # -- pods -----------------------------------------------------------------------------------------
 
     def addresses_of_pod(self, pod: str, ifname: str) -> list[bytes]:
-        """The packed addresses that a pod's interface was given last. Read a file before believing it."""
+        """Return the packed addresses that a pod's interface was given last. They are hints: the caller has to check
+        the files."""
         try:
             text = posix.readlink(pod_link(pod, ifname), dir_fd=self.files.fd)
         except OSError:
@@ -377,7 +379,7 @@ class Space(Store):
         return [bytes.fromhex(one) for one in text.split(",")]
 
     def note_pod(self, pod: str, ifname: str, addresses: list[bytes]) -> None:
-        """Note the addresses of a pod's interface. It is a hint: a failure is a warning."""
+        """Note the addresses of a pod's interface. The note is only a hint, so a failure is a warning."""
         link, text = pod_link(pod, ifname), ",".join(packed.hex() for packed in addresses)
         try:
             try:

@@ -1,4 +1,4 @@
-"""Release addresses, and say how it is: what DEL, GC, CHECK, STATUS and a rollback do."""
+"""DEL, GC, CHECK, STATUS and the rollback of ADD: release addresses, and report the state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def ask_store(req: Request, it: Attachment, what: str) -> None:
-    """Do what allocate.give() asks for: "confirm" this node, or "claim"."""
+    """Do the step that allocate.give() has returned: "confirm" this node, or "claim"."""
     from fastcni.kit.ipam.cluster import claims  # imported here, because few requests ask the store
 
     if what == "confirm":

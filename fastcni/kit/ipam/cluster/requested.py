@@ -1,4 +1,4 @@
-"""What a container asks for by CNI_ARGS, args.cni.ips and runtimeConfig.ips, and who it is. Touches nothing.
+"""The pod's identity, and the addresses that it requests by CNI_ARGS, args.cni.ips and runtimeConfig.ips.
 
     IP=10.0.0.5 or IP=10.0.0.5/24,fd00::5/64    an address of a range is given from it; another one is put into the
     GATEWAY=10.0.0.1                            result as it is, as in whereabouts, and needs its prefix length
@@ -36,7 +36,7 @@ class Requested:
 
 
 def read_requested(req: Request, ranges: Sequence[Range]) -> Requested:
-    """Raises CniError 4 and 7."""
+    """Read the pod's identity and its requested addresses. Raises CniError 4 and 7."""
     found = Requested()
     args = read_args(req.args, ARGS) if req.args else {}
     found.pod = read_pod(args)

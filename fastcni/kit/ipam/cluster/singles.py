@@ -5,8 +5,9 @@
     sticky, first time         an address as of any pod, and claim_single(HELD, sticky)
     sticky, pod comes again    the KEPT Single of that pod is taken over, from any node
 
-Whoever has a Single also has an address file, marked "single" or "sticky": DEL finds it there, and State.later has what
-the store could not be told. Every function needs the claim lock, and raises what the store raises.
+An attachment with a Single also has an address file, marked "single" or "sticky", so that DEL finds the Single.
+State.later has the changes that the store could not be told. Every function needs the claim lock, and raises what the
+store raises.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def give_fixed(req: Request, it: Attachment, store: Store, me: Node, i: int) -> 
             try:
                 store.share(it.keys.space, single.block)
             except Taken:
-                continue                # a node has claimed the block a moment ago
+                continue                # a node has just claimed the block
         except Taken as e:
             if isinstance(e.by, Single):
                 raise unavailable(single.address, single_text(e.by)) from None
@@ -172,7 +173,7 @@ def give_single(req: Request, it: Attachment, store: Store, me: Node, i: int) ->
             intend(req, it, address.ip_text(packed))
             got = claim_one(store, me, single_of(it, packed, HELD, prefix), one.is_tiny(prefix))
             if isinstance(got, Block):
-                break                   # it is a node's
+                break                   # the block is a node's
             if got is not None and take(req, it, i, got, store):
                 return
             if taken is None:
@@ -273,8 +274,8 @@ def hold_sticky(req: Request, it: Attachment, store: Store, me: Node) -> None:
 # -- Singles without a pod ----------------------------------------------------------------------------------
 
 def intend(req: Request, it: Attachment, name: str, to: str = "") -> None:
-    """Note, before a Single is claimed, that it is to be released (or kept) if this ADD does not end: State.later.
-    provide() removes the note when all is given."""
+    """Note in State.later, before a Single is claimed, that it has to be released (or kept) if this ADD does not end.
+    provide() removes the note when all addresses are given."""
     with MadeSpace(it.keys, req.warn) as space:
         note_later(space, [later_of(name, it.container, it.ifname, to)])
 
@@ -301,8 +302,8 @@ def all_given(space: Space, it: Attachment) -> None:
 
 
 def take_back(req: Request, it: Attachment, store: Store) -> None:
-    """The rollback of ADD: what it took over is as before, and what it claimed is noted in State.later, for
-    finish_later(). Its address files are gone already."""
+    """Roll back an ADD: restore the Singles that it took over, and note those that it claimed in State.later, for
+    finish_later(). The address files are already gone."""
     with MadeSpace(it.keys, req.warn) as space:
         note_later(space, [later_of(one.address, it.container, it.ifname, "") for one in it.claimed])
     for before, after in it.kept:
@@ -310,7 +311,7 @@ def take_back(req: Request, it: Attachment, store: Store) -> None:
             store.change_single(after, **{name: getattr(before, name) for name in (
                 "state", "container", "network", "since", "node", "epoch")})
         except Changed:
-            continue                    # it is not this attachment's any more
+            continue                    # the Single is not this attachment's any more
 
 
 def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: Attachment | None = None) -> None:
@@ -330,7 +331,7 @@ def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: A
 
 
 def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], one: dict[str, str]) -> bool:
-    """Return False if it is to be tried again: the Single changed meanwhile."""
+    """Release or keep one Single. Return False if the Single changed meanwhile, so that the caller has to try again."""
     single = store.single(keys.space, one["address"])
     if single is None:
         with Space(keys, warn) as space:
@@ -350,7 +351,7 @@ def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], one: dic
 
 
 def forget_kept(space: Space, name: str) -> bool:
-    """Free an address that is held for a Single, which is not there any more. True if it was."""
+    """Free an address that is held for a Single that no longer exists. Return whether the address was held."""
     owner = space.files.read_owner(name) or b""
     if not owner.startswith(KEPT_OWNER.encode()):
         return False

@@ -1,5 +1,5 @@
-"""What a server does for a space of its node, as functions: claim ahead, return idle blocks, answer other nodes.
-One-shot plugins of the node may run at the same time: the locks are the same.
+"""The tasks of a server for a space of its node: claim ahead, return idle blocks, answer other nodes. One-shot plugins
+of the node may run at the same time, because they take the same locks.
 
 keys: any Keys of the space, see conf.py; its ranges matter for room() and claim_ahead() only. Each function that has a
 `store` makes calls, and raises Away. Each raises CniError 5 and 11 as node_state.Space does.
@@ -145,7 +145,7 @@ def finish_later(store: Store, keys: Keys, warn: Warn) -> None:
 
 def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single | None:
     """Answer a node that asks for an address of a block of this one: HELD if it was free, else REFUSED with the holder.
-    None: it is no question to this node, or it was taken back."""
+    None: the Single is no question to this node, or it was taken back."""
     if single.state != ASKED:
         return None
     packed = address.read_ip(single.address)
@@ -166,7 +166,8 @@ def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single
 
 
 def forget_single(keys: Keys, warn: Warn, single: Single) -> bool:
-    """Free the address of a Single that is gone, if it is in a block of this node. True if it was held for it."""
+    """Free the address of a Single that is gone, if the address is in a block of this node. Return whether it was
+    held."""
     with Space(keys, warn) as space:
         if space is None:
             return False

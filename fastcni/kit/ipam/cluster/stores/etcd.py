@@ -87,7 +87,7 @@ class EtcdStore(EtcdNodes):
             dead = self._node(node.name)
             if dead is None or dead.state == ALIVE:
                 raise Changed(f"node {node.name} has changed")
-            raised = dead.state == DEAD and dead.epoch == node.epoch + 1        # by an earlier call
+            raised = dead.state == DEAD and dead.epoch == node.epoch + 1        # an earlier call has raised the epoch
             if not raised and dead.epoch != node.epoch:
                 raise Changed(f"node {node.name} has changed")
             if dead.state == DEAD or self._raise_epoch(dead):
@@ -193,7 +193,7 @@ class EtcdStore(EtcdNodes):
             if before and before.state != REFUSED and not may_take_over(before, single):
                 raise Taken(before)
             if before and before.state != REFUSED and single.state == ASKED and before.container == single.container:
-                return before                   # asked already
+                return before                   # an earlier call has asked
             new = Single.from_dict(single.to_dict() | {"node": me.name, "epoch": me.epoch, "reason": ""})
             if before and before.state in (HELD, KEPT):
                 new.state = HELD
@@ -213,7 +213,7 @@ class EtcdStore(EtcdNodes):
         if outcome.done:
             return at_revision(new, outcome)
         left: Single | None = record_of(Single, outcome.answers[0][0]) if outcome.answers[0] else None
-        if left is None or left != new:         # else an earlier call has done it
+        if left is None or left != new:         # otherwise an earlier call has written it
             raise Changed(f"{single.address} has changed")
         return left
 

@@ -103,7 +103,7 @@ class Copy:
 
 
 class Watch:
-    """The watch of a store. What one call has seen is kept, so that the next one reports what is gone."""
+    """The watch of a store. The records of one call are kept, so that the next call reports those that are gone."""
 
     def __init__(self, etcd: Client, keys: Keys) -> None:
         self.etcd, self.keys = etcd, keys
@@ -130,7 +130,7 @@ class Watch:
         the watch is lost."""
         endpoint, http = "", self.etcd.http
 
-        def leave() -> bool:        # requests have left the endpoint of the watch: it may be silent because it hangs
+        def leave() -> bool:        # requests have left the endpoint of the watch, which may be silent because it hangs
             return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
 
         with self.etcd.watch(*self.keys.watched(), copy.revision + 1, leave, IDLE_S) as stream:
@@ -139,7 +139,7 @@ class Watch:
                 result = document.get("result", {})
                 compacted = bool(result.get("compact_revision"))
                 if not result or (result.get("canceled") and not compacted):
-                    self.etcd.token = None      # its age may be why
+                    self.etcd.token = None      # an expired token may be the reason
                     raise Away(f"etcd at {endpoint} ended the watch: {document.get('error') or result}"[:300])
                 if compacted or int(result["header"].get("revision", 0)) < copy.revision:
                     copy.load(self.etcd)

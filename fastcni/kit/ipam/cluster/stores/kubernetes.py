@@ -113,7 +113,7 @@ class KubernetesStore(NodeObjects):
         while True:
             now = self.api.get(f"{BASE}/{SPACES}/{name}")
             if now is None and not wanted:
-                return {}                       # who only reads makes no object
+                return {}                       # a call that only reads makes no object
             spec = now["spec"] if now else {}
             lacking = {GRID[family]: prefix for family, prefix in wanted.items() if GRID[family] not in spec}
             try:
@@ -265,7 +265,7 @@ class KubernetesStore(NodeObjects):
         if now.state != REFUSED and not may_take_over(now, new):
             raise Taken(now)
         if now.container == new.container and new.state == ASKED and now.state != REFUSED:
-            return before, before       # asked already
+            return before, before       # an earlier call has asked
         spec = spec_of(new) | ({"state": HELD} if now.state in (HELD, KEPT) else {})
         try:
             return self.api.patch(path, to_patch(spec, version_of(before))), before

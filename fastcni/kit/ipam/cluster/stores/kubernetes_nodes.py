@@ -43,7 +43,7 @@ class Signs:
     def alive(self, node: str, sign: float, now: float) -> bool:
         """Whether a node lives. sign: the time that it has written last. now: of the API server.
 
-        At the first look, the two times decide. From then on, only whether a newer sign comes.
+        At the first call, the two times decide; later, only whether a newer sign has come.
         """
         before, at, moved = self._seen.get(node, (-1.0, 0.0, False))
         if sign != before:

@@ -308,7 +308,7 @@ class LocalStore:
             if now and now.state != REFUSED and not may_take_over(now, single):
                 raise Taken(now)
             if now and now.container == single.container and single.state == ASKED and now.state != REFUSED:
-                return now  # asked already
+                return now  # an earlier call has asked
             new = Single(*(getattr(single, name) for name in Single.__slots__[:-1]))
             new.node, new.epoch, new.reason = me.name, me.epoch, ""
             if now and now.state in (HELD, KEPT):
