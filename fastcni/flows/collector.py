@@ -1,4 +1,4 @@
-"""Collect the flows of this node while it lives: drops by traces of nftables, connections by events of conntrack."""
+"""Collect the flows of this node: drops by traces of nftables, connections by events of conntrack."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNSUPPORTED = (EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)
 
 
 class Unsupported(OSError):
-    """The kernel cannot report packets. The text says why."""
+    """The kernel cannot report packets. The text of the exception says why."""
 
 
 class Collector:
@@ -59,18 +59,18 @@ class Collector:
             raise
 
     def close(self) -> None:
-        """End the reports of the kernel. It removes the tables with their socket."""
+        """End the reports of the kernel, which removes the tables when their socket is closed."""
         for sock in (self.sock, self.tracing, self.connections.sock, self.isolation.sock):
             sock.close()
         self.requests.close()
 
     @property
     def sampled(self) -> bool:
-        """Whether connections come too fast to be shown all."""
+        """Whether there are too many new connections to show all."""
         return self.connections.sampled
 
     def collect(self, wait_s: float) -> list[Flow]:
-        """Return the flows since the last call, or [] if none came in time."""
+        """Return the flows since the last call, or [] if there are none within wait_s."""
         if not self.sampled and not select.select(
                 [self.tracing, self.connections.sock, *self.requests.socks], [], [], wait_s)[0]:
             return []

@@ -1,7 +1,7 @@
-"""New connections, by events of conntrack. Of too many it sees those of one short moment after the other.
+"""New connections, by events of conntrack. Of too many connections only a sample is read: those of short moments.
 
-The kernel makes an event for each connection while a socket is in the group, 2 us of processor time each, and a reader
-needs 20 us for one. So the socket leaves the group for most of the time.
+While a socket is in the group, the kernel makes an event for each connection, in 2 us of processor time, and a reader
+needs 20 us for an event. So the socket of a busy node leaves the group for most of the time.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import time
 
 from fastcni.kernel import conntrack, uapi, wire
 
-PAUSE_S = 0.1                   # between two readings: what comes in between waits in buffers
+PAUSE_S = 0.1                   # between two readings; events wait in buffers meanwhile
 MOMENT_S = 0.002                # of each PAUSE_S, in which the socket of a busy node listens
-MAX_EVENTS = 75                 # in one reading; after more of them the next readings are samples
+MAX_EVENTS = 75                 # in one reading; after more events the next readings are samples
 CALM = 10                       # readings in a row without many events, after which all connections are seen again
 BUFFER_BYTES = 256 << 10        # as the kernel counts: some 300 events
 

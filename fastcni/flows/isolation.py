@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from fastcni.flows.traces import Asking
     from fastcni.kernel.rtnl import Link
 
-KEPT_S = 1.0                    # of what is known of the node's links
+KEPT_S = 1.0                    # how long the read ports are used
 
 
 class Isolation:
-    """The isolated ports of the node, read again when someone asks, at most once in KEPT_S. sock: of rtnetlink."""
+    """The isolated ports of the node. A call reads them again if the last reading is older than KEPT_S. sock: of
+    rtnetlink."""
 
     def __init__(self, pods: Pods) -> None:
         self.pods, self.until, self.sock = pods, 0.0, wire.open_socket()

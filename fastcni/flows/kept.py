@@ -1,4 +1,4 @@
-"""`fastcni serve --flows`: the last flows of the node, and how many there were. The control request NAME:
+"""`fastcni serve --flows`: the last flows of the node, and their number. The answer to the control request NAME:
 
     {"flows": [{"time": 1763900000.123, ...}]}          see records.py; the oldest first
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fastcni.flows.collector import Collector
     from fastcni.server.service import Server
 
-NAME = "fastcni-flows"          # with the characters of a plugin's name, and no plugin has it
+NAME = "fastcni-flows"          # has the characters of a plugin's name, but no plugin has this name
 SIZE = 10_000                   # flows that are kept
 SHOWN = 5                       # of the newest drops
 SPAN_S = 60.0
@@ -59,7 +59,7 @@ class Kept:
         server.described["flows"] = self.summary
 
     def start(self) -> None:
-        """Start the thread, again if the last call could not."""
+        """Start the thread; a later call tries again if the thread could not be started."""
         if self.collector and self.thread is None:
             thread = Thread(target=self._run, args=(self.collector,), name="flows", daemon=True)
             if start_thread(thread, self.log):
@@ -76,7 +76,7 @@ class Kept:
         while not self.ended.is_set():
             try:
                 self.note(collector.collect(WAIT_S))
-            except Exception:           # a defect of fastcni: the requests go on
+            except Exception:           # a defect of fastcni: the server goes on
                 self.log.exception("server_fault")
                 return
 
@@ -102,7 +102,7 @@ class Kept:
         return f'{{"flows": [{", ".join([dumps(flow.document()) for flow in flows])}]}}'.encode()
 
     def summary(self) -> dict[str, Any]:
-        """What the status has."""
+        """Return the value of the key "flows" of the status."""
         since = time() - SPAN_S
         with self.lock:
             drops = [flow for flow in self.flows if flow.verdict == DROPPED and flow.time >= since]

@@ -22,7 +22,7 @@ class Packet(NamedTuple):
     """Addresses are packed. A port is None for a protocol without ports, and in a fragment that does not have it.
 
     target: of a neighbour solicitation, the first 12 bytes and the last three of the address whose MAC is asked for. A
-    trace message does not have the 13th.
+    trace message does not have the 13th byte.
     """
 
     protocol: str

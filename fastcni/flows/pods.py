@@ -15,7 +15,7 @@ from fastcni.spec.address import read_ip
 if TYPE_CHECKING:
     from fastcni.flows.packets import Packet
 
-FORMER_S = 60.0                 # how long a deleted pod's flows still have its name
+FORMER_S = 60.0                 # how long the flows of a deleted pod still have the pod's name
 SETTLED_NS = 100_000_000        # a change of a directory in the same tick of the clock as the last one is not seen
 
 
@@ -29,7 +29,8 @@ class Pod(NamedTuple):
 
 
 class Pods:
-    """cache_dirs: directories with a directory `results`. refresh() reads what has changed there."""
+    """The pods by address. cache_dirs: directories with a directory `results`. refresh() reads the changed files
+    there."""
 
     def __init__(self, cache_dirs: Sequence[str]) -> None:
         self.results = [Results(Cache(directory).results()) for directory in cache_dirs]

@@ -48,7 +48,7 @@ class Policies:
             try:
                 found.update(name for pod in policies.ask(path, request)["pods"] for name in pod.get(direction, ()))
             except (policies.Away, CniError):
-                continue                    # the rules stay when the agent is away, its names do not
+                continue                    # without the agent its rules stay, but not the names
         return ", ".join(sorted(found))
 
     def _read(self, chain: str, rule: int) -> str:
@@ -56,7 +56,7 @@ class Policies:
             rules = wire.dump(self.sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(FAMILY), f"list chain {chain}",
                               nft_rules.rules_of(TABLE, chain))
         except wire.NetlinkError:
-            return ""                       # the policy has gone since
+            return ""                       # the policy was deleted meanwhile
         comments = dict(nft_rules.read_rule(payload) for _, payload in rules)
         name, _, _ = (comment := comments.get(rule, "")).partition(" ")         # "shop/web ingress[0]"
         return name if "/" in name else comment

@@ -18,7 +18,8 @@ MAX_TAKEN = 500                 # of one call, so that other flows are shown, to
 
 
 class Requests:
-    """agents: sockets of agents with policies. A directory that cannot be made is left out: no agent has run there."""
+    """The listeners for agents' requests. agents: sockets of agents with policies. A directory that cannot be made is
+    left out: no agent has run there."""
 
     def __init__(self, agents: Iterable[str]) -> None:
         self.paths: list[Path] = []
@@ -47,7 +48,7 @@ class Requests:
             path.unlink(missing_ok=True)
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The records that have come, see access_log.record()."""
+        """Yield the records that have arrived, see access_log.record()."""
         for it in self.socks:
             with suppress(BlockingIOError):
                 for _ in range(MAX_TAKEN):

@@ -1,6 +1,6 @@
-"""The nftables tables that select the packets whose way the kernel reports, see traces.py.
+"""The nftables tables that select the packets that the kernel traces, see traces.py.
 
-`nft list ruleset` prints them as follows; the number is that of this process:
+`nft list ruleset` prints the tables as follows; the number is the process ID:
 
     table inet fastcni-flows-4711 {
         flags owner
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 PREFIX = "fastcni-flows-"       # the process ID follows
 COMMENT = "fastcni: packets that `fastcni flows` reports"
 FAMILIES = (nft.NFPROTO_INET, nft.NFPROTO_BRIDGE)
-BEFORE = -400                   # the priority of the chains: before those of others
+BEFORE = -400                   # the priority of the chains: before those of other programs
 NEW, REPORT, ASKING, ASKED = "new", "report", "asking", "asked"
 WITH_PORTS, PORTS_ID = "with-ports", 1
 SET_ID = 2                      # the kernel finds the others by their names

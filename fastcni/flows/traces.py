@@ -1,4 +1,4 @@
-"""What the rules of this node decide about the packets that table.py selects, from the kernel's trace messages.
+"""The decisions of this node's rules about the packets that table.py selects, from the kernel's trace messages.
 
 The first message of a packet in each base chain has the headers, later ones only the packet's number. A drop is one
 message; what lets a packet through is known from the rules of policies that it passes.
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fastcni.flows.packets import Packet
     from fastcni.kernel.nft_trace import Trace
 
-ALLOWED_S = 10.0                # that a packet's way is taken for that of others of its flow
-MAX_PACKETS = 4096              # that are followed; a packet's messages come within microseconds
+ALLOWED_S = 10.0                # how long the trace of one packet stands for other packets of its flow
+MAX_PACKETS = 4096              # packets followed at once; a packet's messages arrive within microseconds
 ISOLATING = {(table.FAMILY, table.TABLE, nftables.CHAIN),
              (table.BRIDGE_FAMILY, table.TABLE, nftables.PORTS)}
 ISOLATING_CHAINS = (iptables.STAGE_1, iptables.STAGE_2)
@@ -61,7 +61,8 @@ class Asking(NamedTuple):
 
 
 class Followed:
-    """A packet on its way. base: the base chain. allowed: (chain, handle) of the rules of policies that accepted it."""
+    """A packet that passes chains. base: the base chain. allowed: (chain, handle) of the rules of policies that
+    accepted it."""
 
     __slots__ = ("packet", "base", "allowed")
 

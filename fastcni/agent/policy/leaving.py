@@ -13,7 +13,7 @@ from fastcni.kernel import wire
 if TYPE_CHECKING:
     from fastcni.agent.policy.attached import AttachedCompiler, Attachment, Id
 
-LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # between two looks whether the link is gone
+LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # between two checks whether the link is gone
 
 
 class Leaving:

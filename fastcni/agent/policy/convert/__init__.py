@@ -26,7 +26,7 @@ CONVERTERS: dict[tuple[str, str], Callable[[dict[str, Any]], Conversion]] = {
     **{(group, kind): calico.convert for group in CALICO for kind in ("GlobalNetworkPolicy", "NetworkPolicy")},
     (GROUP, "AdminNetworkPolicy"): admin.convert,
     (GROUP, "BaselineAdminNetworkPolicy"): admin.convert}
-OWN = {("networking.k8s.io/", "NetworkPolicy"), (GROUP, "ClusterNetworkPolicy")}        # they need no conversion
+OWN = {("networking.k8s.io/", "NetworkPolicy"), (GROUP, "ClusterNetworkPolicy")}        # kinds that need no conversion
 HARMLESS = ("IPPool", "IPReservation", "IPAMBlock", "IPAMHandle", "IPAMConfig", "BlockAffinity", "BGPPeer", "BGPFilter",
             "BGPConfiguration", "ClusterInformation", "FelixConfiguration", "CalicoNodeStatus",
             "KubeControllersConfiguration", "StagedNetworkPolicy", "StagedGlobalNetworkPolicy",
@@ -76,7 +76,7 @@ def identity_of(document: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def unless_taken(found: Conversion, taken: set[tuple[str, str, str]]) -> Conversion:
-    """Return what comes of a document; an error if another document would be replaced by it. Add its names to
+    """Return the Conversion of a document, or an error if it would replace another document. Add its names to
     `taken`."""
     names = {identity_of(each) for each in found.documents}
     if clash := sorted(names & taken):
@@ -88,7 +88,7 @@ def unless_taken(found: Conversion, taken: set[tuple[str, str, str]]) -> Convers
 
 
 def convert_one(document: Any) -> Conversion:
-    """Convert a document. Check what comes of it as the agent reads it. Raises PolicyError."""
+    """Convert a document, and check the result by reading it as the agent does. Raises PolicyError."""
     kind, version = (str(document.get(key) or "") for key in ("kind", "apiVersion"))
     group = f"{version.rpartition('/')[0]}/"
     if converter := CONVERTERS.get((group, kind)):

@@ -35,7 +35,7 @@ PODS_ONLY = "selectors match pods only; in Calico they also match host endpoints
 
 
 class Policy:
-    """One policy, and what comes of it."""
+    """One policy, and the documents that it is converted to."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         """Read all but the rules. Raises PolicyError."""
@@ -195,7 +195,7 @@ def read_order(spec: Reader) -> int:
 
 
 def read_subject(spec: Reader, own: str) -> Pods:
-    """Read what the policy selects."""
+    """Read the pods that the policy selects."""
     if len(found := read_pods(spec, own)) != 1:
         spec.wrong("has alternatives (||): write a policy for each" if found else "selects nothing", "selector")
     if own and found[0].namespaces != in_namespace(own):

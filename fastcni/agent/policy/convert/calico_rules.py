@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ALLOW, DENY, LOG = "Allow", "Deny", "Log"
 NAMESPACE_LABEL = "projectcalico.org/namespace"         # of pods
 NAMESPACE_NAME = "projectcalico.org/name"               # of namespaces
-KUBERNETES = Requirement("projectcalico.org/orchestrator", IN, frozenset(["k8s"]))      # all pods have it
+KUBERNETES = Requirement("projectcalico.org/orchestrator", IN, frozenset(["k8s"]))      # a label of all pods
 SPECIAL = ("projectcalico.org/", "pcns.", "pcsa.")      # labels that Calico gives endpoints, and others do not
 EVERYWHERE: tuple[Network, ...] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 NUMBERS = {str(number): name for name, number in PROTOCOLS.items()}
@@ -108,11 +108,11 @@ class CalicoRule:
 
     @property
     def selects(self) -> bool:
-        """Whether it has pods by selectors."""
+        """Whether the rule names pods by selectors."""
         return any(isinstance(peer, Pods) for peer in self.peers or ())
 
     def inexpressible(self, direction: str) -> str:
-        """Why no rule of a ClusterNetworkPolicy matches the same, "" if one does."""
+        """Return why no rule of a ClusterNetworkPolicy matches the same connections, "" if one does."""
         if any(port.name for port in self.ports):
             return "a ClusterNetworkPolicy has no names of ports of one protocol"
         if direction == INGRESS and (self.peers is None or any(isinstance(peer, Block) for peer in self.peers)):
@@ -120,7 +120,8 @@ class CalicoRule:
         return ""
 
     def cluster_rules(self, direction: str, action: str) -> Iterator[dict[str, Any]]:
-        """The rules of a ClusterNetworkPolicy that match the same: one, or several because of the API's limits."""
+        """Yield the rules of a ClusterNetworkPolicy that match the same connections: one, or several because of the
+        API's limits."""
         key = "from" if direction == INGRESS else "to"
         found: list[dict[str, Any]] = []
         for peer in self.peers if self.peers is not None else map(Block, EVERYWHERE):
@@ -131,7 +132,7 @@ class CalicoRule:
             yield {"action": action, key: peers, **protocols}
 
     def policy_rule(self, direction: str, own: str) -> dict[str, Any]:
-        """The rule of a NetworkPolicy that allows the same."""
+        """Return the rule of a NetworkPolicy that allows the same connections."""
         peers = [peer.policy_peer(own) for peer in self.peers or ()]
         ports = [port.policy_port() for port in self.ports]
         key = "from" if direction == INGRESS else "to"
@@ -139,7 +140,7 @@ class CalicoRule:
 
 
 def merged(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same peers with their networks in as few as possible."""
+    """Return the same peers, with the networks in as few peers as possible."""
     networks = [text for peer in peers for text in peer.get("networks", ())]
     return [*(peer for peer in peers if "networks" not in peer), *({"networks": part} for part in batched(networks))]
 
@@ -175,7 +176,7 @@ def read_rule(it: Reader, direction: str, own: str) -> CalicoRule:
 
 
 def read_peers(it: Reader, own: str, version: int) -> tuple[Pods | Block, ...]:
-    """Read what a source or destination matches."""
+    """Read the peers that a source or destination matches."""
     it.only("nets", "notNets", "selector", "notSelector", "namespaceSelector", "ports")
     nets, excepted = ([read_net(it, key, text) for text in it.get(key, list, [])] for key in ("nets", "notNets"))
     there = {key for key in ("selector", "notSelector", "namespaceSelector") if it.value.get(key) not in (None, "")}
@@ -196,8 +197,8 @@ def read_net(it: Reader, key: str, text: Any) -> Network:
 
 
 def blocks_of(nets: Any, excepted: Any, version: int) -> tuple[Block, ...]:
-    """Networks less others, of one IP version unless `version` is 0. Calico has no rule for a version of which no
-    network is excepted, if some are."""
+    """Return networks less excepted ones, of one IP version unless `version` is 0. If networks are excepted, Calico
+    makes no rule for an IP version without an excepted network."""
     found = []
     for net in nets or EVERYWHERE:
         within = [each for each in excepted if each.version == net.version]
@@ -222,7 +223,7 @@ def read_namespaces(it: Reader, own: str) -> list[Alternative]:
 
 
 def read_selector(it: Reader, key: str, *, negated: bool = False) -> list[Alternative]:
-    """Read the alternatives of a selector. One that is not there matches everything, or excludes nothing."""
+    """Read the alternatives of a selector. A missing selector matches everything, or excludes nothing."""
     if negated and it.value.get(key) is None:
         return [()]
     try:
@@ -232,7 +233,7 @@ def read_selector(it: Reader, key: str, *, negated: bool = False) -> list[Altern
 
 
 def namespaced(namespaces: Alternative, pods: Alternative, it: Reader) -> Pods:
-    """Take the pods' label with the name of their namespace for one of the namespace."""
+    """Turn a requirement on the pods' label with the namespace's name into one on the namespace's labels."""
     moved = tuple(Requirement(NAME_LABEL, one.operator, one.values) for one in pods if one.key == NAMESPACE_LABEL)
     left = tuple(checked(one, it, "selector") for one in pods if one.key != NAMESPACE_LABEL and one != KUBERNETES)
     return Pods(tuple(dict.fromkeys((*namespaces, *moved))), left)

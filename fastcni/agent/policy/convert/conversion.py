@@ -1,4 +1,4 @@
-"""What comes of a conversion, and the documents that it makes."""
+"""The result of a conversion, and functions that make its documents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Conversion:
     is_calico: bool = False
 
     def add(self, other: Conversion, where: str) -> None:
-        """Add what comes of the document at `where`."""
+        """Add the Conversion of the document at `where`."""
         self.documents += other.documents
         self.errors += [f"{where}: {text}" for text in other.errors]
         self.notes += [f"{where}: {text}" for text in other.notes]

@@ -62,7 +62,7 @@ def expand(tree: Tree, negated: bool) -> list[Alternative]:
 
 
 def both(one: Iterable[Alternative], other: list[Alternative]) -> list[Alternative]:
-    """The alternatives of what matches both. Raises SelectorError."""
+    """Return the alternatives that match both. Raises SelectorError."""
     return bounded((*left, *right) for left in one for right in other)
 
 
@@ -98,7 +98,7 @@ class Parser:
                 raise SelectorError(f"cannot be read from {text[place:place + 20].strip()!r} on")
             self.tokens.append((str(found.lastgroup), found[str(found.lastgroup)]))
             place = found.end()
-        self.tokens.reverse()           # the next one is the last one
+        self.tokens.reverse()           # the next token is the last item
 
     def whole(self) -> Tree:
         found = self.either(0)
@@ -144,7 +144,8 @@ class Parser:
         return ("all", None)
 
     def comparison(self, key: str) -> Requirement:
-        """What stands behind a label's name. != and `not in` match objects without the label, too."""
+        """Read the rest of a requirement behind a label's name. != and `not in` also match objects without the
+        label."""
         for symbol, operator in (("==", IN), ("!=", NOT_IN)):
             if self.take("symbol", symbol):
                 return Requirement(key, operator, frozenset([self.value()]))
@@ -167,14 +168,14 @@ class Parser:
         return self.need("text")[1:-1]
 
     def take(self, kind: str, text: str) -> bool:
-        """Whether the next token is this one; it is passed over."""
+        """Return whether the next token is this one, and pass over it if so."""
         if self.tokens[-1] != (kind, text):
             return False
         self.tokens.pop()
         return True
 
     def need(self, kind: str, text: str = "") -> str:
-        """Pass over a token, and return it."""
+        """Pass over the next token, and return it."""
         if self.tokens[-1][0] != kind or text not in ("", self.tokens[-1][1]):
             self.wrong(text or {"word": "the name of a label", "text": "a value in quotes"}[kind])
         return self.tokens.pop()[1]

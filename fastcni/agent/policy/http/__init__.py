@@ -1,1 +1,1 @@
-"""Rules by HTTP requests: documents of kind CiliumNetworkPolicy, and HAProxy, which judges the requests."""
+"""Rules by HTTP requests: documents of kind CiliumNetworkPolicy, and HAProxy, which allows or denies the requests."""

@@ -1,7 +1,7 @@
-"""What HAProxy tells of each request: a datagram, whose JSON goes to all who listen.
+"""The log of HAProxy: a datagram for each request, whose JSON is sent on to all listeners.
 
 A listener is a socket `<pid>.sock` in the directory `LISTENERS` next to the agent's socket; `fastcni flows` makes both.
-HAProxy tells of what it allows while there are listeners only (configuration.py): this process is slower than HAProxy.
+HAProxy logs allowed requests only while there are listeners (configuration.py): this process is slower than HAProxy.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AccessLog:
         return list(self.listeners.glob("*.sock"))
 
     def take(self) -> None:
-        """Read what has come, some of it at a time."""
+        """Read datagrams that have arrived, at most MAX_TAKEN."""
         listeners = self.listening
         with suppress(BlockingIOError):
             for _ in range(MAX_TAKEN):
@@ -62,7 +62,7 @@ class AccessLog:
     def _read(self, data: bytes, listeners: list[Path]) -> None:
         try:
             found = record(json.loads(data), self.labels.get)
-        except (ValueError, TypeError, KeyError):       # a line that HAProxy has cut short
+        except (ValueError, TypeError, KeyError):       # HAProxy has cut the line short
             self.counts["unreadable"] += 1
             return
         if found is None:

@@ -1,4 +1,4 @@
-"""The configuration of HAProxy, made of a State: which requests pass, of which connections.
+"""The configuration of HAProxy, made of a State: which requests of which connections are allowed.
 
     it = Configuration(state)
     it.text(listening)                          # of haproxy.cfg

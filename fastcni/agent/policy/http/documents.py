@@ -54,7 +54,7 @@ HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a request has to be. method, path, host: regular expressions for the complete value, "": any. headers:
+    """The conditions on a request. method, path, host: regular expressions for the complete value, "": any. headers:
     (name in lower case, value), value "": any."""
 
     method: str = ""
@@ -64,7 +64,7 @@ class Request:
 
     @property
     def by_host_only(self) -> bool:
-        """Whether the name in a TLS handshake says all that is asked for."""
+        """Whether the name in a TLS handshake is enough to decide: the conditions name only a host."""
         return bool(self.host) and not (self.method or self.path or self.headers)
 
 

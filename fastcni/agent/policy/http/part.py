@@ -1,7 +1,7 @@
-"""Keep the HTTP proxy as the policies ask for it: one process a node, while a policy has rules by HTTP requests.
+"""Run the HTTP proxy: one process a node, while a policy has rules by HTTP requests.
 
-Without the process, connections that need it are dropped by nftables (redirect.py). The agent has the listening
-sockets: while a process takes the place of another one, connections wait in their queue.
+Without the process, nftables drops connections that need it (redirect.py). The agent has the listening sockets: while a
+new process replaces the former one, connections wait in the sockets' queues.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Proxy:
         self.due = 0.0
         self.wanted: Configuration | None = None
         self.process: Process | None = None
-        self.former: list[Process] = []                 # that finish their connections
+        self.former: list[Process] = []                 # processes that finish their connections
         self._text = ""                                 # of the process, without its generation
         self._generation, self._begun = 0, 0.0
         self._retry_s, self._retry_at = MIN_RETRY_S, 0.0
         self._sockets: dict[str, list[socket.socket]] = {}
-        self._direct: list[socket.socket] = []          # that are not transparent, see redirect.py
+        self._direct: list[socket.socket] = []          # sockets that are not transparent, see redirect.py
         self._linger_until = float("inf")               # after the last rule by HTTP requests
         self._access: AccessLog | None = None
         self._denied = 0                                # requests, before this log
@@ -71,7 +71,8 @@ class Proxy:
         return {"http_requests_denied": self._denied + (self._access.counts["dropped"] if self._access else 0)}
 
     def close(self) -> None:
-        """End the process. The rules stay: what needs the proxy is dropped until the next agent has started one."""
+        """End the process. The rules stay: connections that need the proxy are dropped until the next agent has started
+        one."""
         self._end()
         for it in self._direct:
             it.close()
@@ -80,11 +81,11 @@ class Proxy:
         self._poll.close()
 
     def changed(self) -> None:
-        """Nothing: prepare() has followed the change."""
+        """Do nothing, because prepare() has followed the change."""
 
     def prepare(self, new_chains: Iterable[str]) -> None:
-        """Follow a change before the kernel has it: else the proxy would refuse what is allowed a moment later.
-        new_chains: their names."""
+        """Follow a change before it is written to the kernel, so that the proxy does not refuse requests of connections
+        that the new rules allow. new_chains: names of new chains."""
         state = self.engine.compiler.state
         known = {*self.engine.rules.http, *new_chains}
         if any(name.startswith(HTTP_CHAINS) and name in state.chains for name in known):
@@ -126,7 +127,7 @@ class Proxy:
         self.due = min(monotonic() + LOOK_S, self._next()) if self.wanted else self._linger_until
 
     def _next(self) -> float:
-        """When there is something to do for the process, monotonic."""
+        """Return when attend() is next needed for the process, in monotonic seconds."""
         if self.process is None:
             return self._retry_at
         behind = self.wanted and (self.process.ended or self.process.lists != self.wanted.lists
@@ -157,7 +158,7 @@ class Proxy:
         self.engine.rules.divert({})
 
     def _follow(self, wanted: Configuration) -> None:
-        """Let the process be as it is wanted, or start another one."""
+        """Change the lists of the process, or start another process if the text of the configuration has changed."""
         if self.process and (how := self.process.ended):
             self._forget(self.process)
             self.process = None
@@ -181,7 +182,7 @@ class Proxy:
 
     @contextmanager
     def _taken(self, process: Process) -> Iterator[None]:
-        """End a process that does not take what is asked: it would allow what is no longer allowed."""
+        """End a process that does not accept a change, because it would allow requests that are no longer allowed."""
         try:
             yield
         except HAProxyError as e:
@@ -190,7 +191,8 @@ class Proxy:
                 process.end()
 
     def _start(self, wanted: Configuration) -> None:
-        """Start a process in the place of the one that runs. The rules that are gone end in the former one first."""
+        """Start a process in place of the one that runs. Rules that are gone are first removed from the former
+        process."""
         former = self.process
         if former:
             if not former.listens:                      # it starts
@@ -223,7 +225,7 @@ class Proxy:
                                         for side, each in self._sockets.items()})
 
     def _reap(self, process: Process) -> bool:
-        """End a former process that has nothing more to do. Return whether it has ended."""
+        """End a former process that has no more connections. Return whether it has ended."""
         with self._taken(process):
             if not process.ended:
                 process.end_finished()
@@ -255,7 +257,7 @@ class Proxy:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _name_bridged(self) -> None:
-        """Say which pods with HTTP rules are at a bridge: no connection of theirs gets to the proxy."""
+        """Log which pods with HTTP rules are at a bridge: none of their connections gets to the proxy."""
         compiler = self.engine.compiler
         chains = {name for name, chain in compiler.state.chains.items()
                   if any(jump.startswith(HTTP_CHAINS) for jump in chain.jumps)}
@@ -269,12 +271,12 @@ class Proxy:
 
 
 def listen(transparent: bool = True) -> list[socket.socket]:
-    """Sockets on LOOPBACK. transparent: they get connections to any address, by tproxy. Raises OSError."""
+    """Return sockets on LOOPBACK. transparent: they get connections to any address, by tproxy. Raises OSError."""
     return list(filter(None, (listen_on(text, transparent) for text in LOOPBACK)))
 
 
 def listen_on(text: str, transparent: bool) -> socket.socket | None:
-    """A socket on a loopback address. None: IPv6 is disabled. Raises OSError."""
+    """Return a socket on a loopback address, None if IPv6 is disabled. Raises OSError."""
     family = socket.AF_INET6 if ":" in text else socket.AF_INET
     try:
         it = socket.socket(family, socket.SOCK_STREAM)
@@ -295,7 +297,7 @@ def listen_on(text: str, transparent: bool) -> socket.socket | None:
 
 
 def ends(sockets: Iterable[socket.socket]) -> tuple[tuple[bytes, int], ...]:
-    """The addresses, packed, and ports of sockets."""
+    """Return the addresses, packed, and ports of sockets."""
     return tuple((read_ip(it.getsockname()[0]), it.getsockname()[1]) for it in sockets)
 
 

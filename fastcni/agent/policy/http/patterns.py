@@ -3,8 +3,8 @@
     read_pattern("GET|HEAD")                    # returned as it is
     read_pattern("(a+)+")                       # PatternError: a repetition repeats a repetition
 
-Accepted is what POSIX extended regular expressions, Python and PCRE2 understand alike. The sender of a request chooses
-the text that is compared: so no pattern may need exponential time.
+A pattern is accepted if POSIX extended regular expressions, Python and PCRE2 give it the same meaning. The sender of a
+request chooses the text that is compared, so no pattern may need exponential time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MAX_REPEATS = 256               # of {m,n}: PCRE2 copies what is repeated
 # Parts that one of the dialects alone knows
 SPECIAL = ("(?", "(*", "*+", "++", "?+", "}+", "*?", "+?", "??", "}?", "[[:", "[:", "[.", "[=")
 ESCAPED = re.compile(r"\\(.)")
-CLASSES = "dDwWsS"              # \d and so on
+CLASSES = "dDwWsS"              # \d and the others
 
 
 class PatternError(ValueError):
-    """A regular expression that is not accepted. The text says why."""
+    """A regular expression that is not accepted. The text of the exception says why."""
 
 
 def read_pattern(text: str) -> str:

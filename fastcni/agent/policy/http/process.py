@@ -1,4 +1,4 @@
-"""One process of HAProxy: its start, its lists by the runtime API, its end."""
+"""One process of HAProxy: its start, its end, and changes of its lists by the runtime API."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ ERRORS, MAX_ERROR = "errors", 2000      # the file that has what the process pri
 
 
 class HAProxyError(OSError):
-    """HAProxy cannot be started, or does not take a change."""
+    """HAProxy cannot be started, or does not accept a change."""
 
 
 class Process:
-    """Runs until end(), or until the thread that has made it ends. generation: its number. lists: what it has, by file.
-    Raises HAProxyError.
+    """A process that runs until end(), or until the thread that has made it ends. generation: its number. lists: its
+    lists, by file. Raises HAProxyError.
     """
 
     def __init__(self, folder: Path, generation: int, descriptors: Iterable[int], wanted: Configuration) -> None:
-        """Start on `haproxy.cfg` of the folder, which is the text of `wanted`."""
+        """Start HAProxy with the `haproxy.cfg` of the folder, which is the text of `wanted`."""
         if missing := [name for name in PROGRAMS if not shutil.which(name)]:
             raise HAProxyError(f"there is no program {missing[0]}: apt-get install haproxy util-linux")
         self.folder, self.generation = folder, generation
@@ -72,7 +72,7 @@ class Process:
 
     @property
     def ended(self) -> str:
-        """How it has ended, "" if it runs."""
+        """Return how the process has ended, "" if it runs."""
         if (status := self._child.poll()) is None:
             return ""
         text = (self.folder / ERRORS).read_text(errors="replace")[:MAX_ERROR].strip()
@@ -80,7 +80,7 @@ class Process:
         return f"{how}{': ' + text.splitlines()[-1] if text else ''}"
 
     def end(self) -> None:
-        """End it with all its connections."""
+        """End the process and all its connections."""
         if self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
             try:
@@ -91,7 +91,7 @@ class Process:
         self.release()
 
     def release(self) -> None:
-        """Close what belongs to a process that has ended."""
+        """Close the descriptors of a process that has ended."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -99,12 +99,12 @@ class Process:
 
     @property
     def listens(self) -> bool:
-        """Whether the runtime API is there: it comes some milliseconds after the start."""
+        """Whether the runtime API answers, which it does some milliseconds after the start."""
         return (self.folder / STATS.format(generation=self.generation)).exists()
 
     def put(self, wanted: Mapping[str, set[str]]) -> None:
-        """Change the lists that it has, as `wanted`; those that `wanted` does not have become empty. End connections
-        that were judged once, if a request no longer applies to them."""
+        """Make the process's lists those of `wanted`; lists that `wanted` lacks become empty. End connections that were
+        judged once, if a request no longer applies to them."""
         had, has = self.lists, {name: wanted.get(name, set()) for name in self.lists}
         pending = list(changes(had, has))
         for at in range(0, len(pending), COMMANDS):
@@ -125,12 +125,13 @@ class Process:
                     self._ask(f"shutdown session {found['session']}")
 
     def finish(self) -> None:
-        """Leave new connections to the next process, where they wait. Connections end with their next answer."""
+        """Leave new connections to the next process, for which they wait. Existing connections end with their next
+        answer."""
         self._change([f"shutdown frontend {side}" for side in SIDES])
         self._finishing_until = monotonic() + FINISH_S
 
     def end_finished(self) -> None:
-        """After finish(), end it if it has no connections, or if FINISH_S have passed. Asks each second."""
+        """After finish(), end the process if it has no connections, or if FINISH_S have passed. Asks each second."""
         if monotonic() >= self._ask_at:
             self._ask_at = monotonic() + ASK_S
             if monotonic() > self._finishing_until or NO_CONNECTIONS in self._ask("show info").splitlines():

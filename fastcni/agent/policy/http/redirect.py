@@ -200,7 +200,7 @@ def del_routes() -> None:
 
 
 def exchange(families: Iterable[int], delete: bool, harmless: Iterable[int]) -> None:
-    """harmless: errors that say that there is nothing to do."""
+    """Send the requests about rules and routes. harmless: errors that mean that nothing has to be done."""
     batch = Batch()
     for family in families:
         routing.mark_rule(batch, family, PROXIED, ROUTE_TABLE, delete=delete)

@@ -26,7 +26,7 @@ IPPROTO_IP, SO_ORIGINAL_DST = 0, 80             # linux/netfilter_ipv4.h
 
 
 def supported() -> bool:
-    """Return whether this machine's system calls are known here."""
+    """Return whether SYSTEM_CALLS has this machine's architecture."""
     return platform.machine() in SYSTEM_CALLS
 
 

@@ -1,1 +1,1 @@
-"""Read from the kernel's tables what they decide about a connection, with no look at the policies."""
+"""Read from the kernel's tables what they decide about a connection, without reading the policies."""

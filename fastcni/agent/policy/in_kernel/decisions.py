@@ -1,5 +1,5 @@
-"""What the kernel does with the first packet of a connection: the tables are read, and the packet is followed through
-their chains. Nothing here knows what the policies say; `fastcni policy test` compares the two."""
+"""The kernel's decision about the first packet of a connection: read the tables, and follow the packet through their
+chains. This module does not read the policies; `fastcni policy test` compares both."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ OF_PORTS = {(nft.NFPROTO_BRIDGE, port_rules.ADDRESSES): EGRESS, (FAMILY, port_ru
             (nft.NFPROTO_BRIDGE, port_rules.ARRIVING): INGRESS}
 HOOKS = tuple((FAMILY, hook) for hook in (nft.NF_INET_PRE_ROUTING, nft.NF_INET_LOCAL_IN, nft.NF_INET_FORWARD,
                                           nft.NF_INET_POST_ROUTING))
-FORWARDED = (nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING)     # what is for the node itself does not pass these
+FORWARDED = (nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING)     # packets to the node itself do not pass these hooks
 ETHER_TYPES = {4: 0x0800, 16: 0x86DD}           # by length of an address
 IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP = 6, 17, 132
 ETH_ALEN = 6
-SOURCE_PORT = 0                 # of no connection: no set of known connections has it
+SOURCE_PORT = 0                 # no connection has it, so it is in no set of known connections
 NEW, NO_MARK = (1 << 3).to_bytes(4, nft.ORDER), bytes(4)       # NF_CT_STATE_BIT(IP_CT_NEW)
 NFT_CT_MARK = 3
 
@@ -114,7 +114,7 @@ def decide(tables: Iterable[Table], it: Connection, bypass: str = "", to_node: b
 
 
 def passes_by(hook: int, to_node: bool) -> bool:
-    """Whether a packet does not come to a hook."""
+    """Return whether a packet does not pass a hook."""
     return hook == nft.NF_INET_LOCAL_OUT or (hook in FORWARDED if to_node else hook == nft.NF_INET_LOCAL_IN)
 
 
@@ -130,7 +130,7 @@ def follow(table: Table, name: str, packet: nft_walk.Packet) -> Decision:
 
 
 def text(table: Table, base: str, it: Outcome) -> str:
-    """Say by what an Outcome was decided."""
+    """Return the text that says which rule or policy decided an Outcome."""
     where = f"chain {it.chain}" if it.chain == base else f"chain {it.chain}, to which chain {base} leads,"
     if it.code != nft.NF_ACCEPT:
         return f"denied by {it.comment}" if it.comment else f"{where} drops the packet"

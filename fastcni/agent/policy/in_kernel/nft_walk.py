@@ -2,7 +2,7 @@
 
     walk(table, "ingress", Packet(meta={...}, headers={...}, ct={...})).code == NF_DROP
 
-What this module does not know raises Unknown, if the packet gets as far as that: no guess becomes a verdict. Source:
+An expression that this module does not know raises Unknown if the packet gets to it: no verdict is a guess. Source:
 net/netfilter/nf_tables_core.c and nft_*.c.
 """
 
@@ -32,11 +32,11 @@ REGISTER_BYTES = 64
 
 
 class Unknown(Exception):
-    """The rules ask for something that this module does not know. The text says what."""
+    """The rules need something that this module does not know. The text of the exception names it."""
 
 
 class Packet:
-    """What rules can ask of a packet; a missing entry is unknown.
+    """The properties of a packet that rules can read; a missing entry is unknown.
 
     meta: {NFT_META_*: bytes}. headers: {NFT_PAYLOAD_*: bytes}, which end with the packet. ct: {NFT_CT_*: bytes}.
     """
@@ -48,7 +48,7 @@ class Packet:
 
 
 class Outcome:
-    """What became of a packet. code: NF_ACCEPT or NF_DROP. chain, comment: of the rule that decided; the base chain's
+    """The result of a walk. code: NF_ACCEPT or NF_DROP. chain, comment: of the rule that decided; the base chain's
     name and "" if its policy did. missed: [(map, key)] of the verdict maps that had no element for the packet."""
 
     __slots__ = ("chain", "code", "comment", "missed")
