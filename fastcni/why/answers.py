@@ -13,7 +13,7 @@ from fastcni.node.attachments import listeners
 from fastcni.node.attachments.records import Inventory
 from fastcni.spec import address as addresses
 from fastcni.why import echo, firewalls, links, packet_path
-from fastcni.why.ends import NODE, OUTSIDE, POD, End, own_addresses
+from fastcni.why.ends import ITSELF, NODE, OUTSIDE, POD, End, own_addresses
 from fastcni.why.path import Path, setting
 from fastcni.why.probe import CONNECTED, REFUSED
 from fastcni.why.records import Fault
@@ -34,7 +34,9 @@ def conntrack_full(path: Path) -> Fault | None:
 
 
 def conntrack_stale(path: Path) -> Fault | None:
-    """No conntrack entry sends packets of this connection to where a new connection does not go."""
+    """No conntrack entry of the node sends packets of this connection to where a new connection does not go."""
+    if path.target.kind == ITSELF:
+        return None
     own = path.probe.port if path.probe else 0
     with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
         found = packet_path.tracked(sock, family_of(path.asked), path.number, path.asked_port)
@@ -136,7 +138,7 @@ def listening(path: Path) -> Fault | None:
                  f"{path.port} of {end.text}{'; ' if others else ''}{others}" + ("" if path.protocol == "udp" else
                                                          ": the answer is a reset (connection refused)"),
                  others,
-                 do=f"start a process {'in' if end.kind == POD else 'on'} {end.name} that listens on "
+                 do=f"start a process {'on' if end.kind == NODE else 'in'} {end.name} that listens on "
                     f"{path.port}/{path.protocol} of all addresses")
 
 
@@ -175,8 +177,9 @@ def outside(path: Path) -> Fault | None:
     link = path.leaves_by()
     device = link.name if link else "the uplink"
     refused = path.probe is not None and path.probe.outcome == REFUSED
-    what = (f"the packet left this node by {device}, and {path.target.text} answered with a reset: nobody listens on "
-            f"port {path.port} there" if refused else
+    answer = "that the port is unreachable (ICMP)" if path.protocol == "udp" else "with a reset"
+    what = (f"the packet left this node by {device}, and {path.target.text} answered {answer}: nobody listens on port "
+            f"{path.port} there" if refused else
             f"the packet left this node by {device} as {addresses.ip_text(path.seen_as)}, and no answer came")
     silent = "; a UDP server may stay silent" if path.protocol == "udp" and not refused else ""
     return Fault("outside host", what + silent,
@@ -186,7 +189,7 @@ def outside(path: Path) -> Fault | None:
 def mtu(path: Path) -> Fault | None:
     """A packet as long as the pod's MTU arrives, or the pod learns that it is too long."""
     end = path.source
-    if end.kind != POD or end.link is None or path.target.kind == NODE or not path.sent_from:
+    if end.kind != POD or end.link is None or path.target.kind in (NODE, ITSELF) or not path.sent_from:
         return None
     size = end.link.mtu
     if echo.arrives(end.namespace, path.target.text, echo.SMALLEST) and not echo.arrives(

@@ -1,4 +1,7 @@
-"""The two ends of a connection: a pod of this node, the node itself, or an address outside of both."""
+"""The two ends of a connection: a pod of this node, the node itself, or an address outside of both.
+
+ITSELF is the source pod as its own target: the packet does not leave the pod.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ from fastcni.selftest import namespaces
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
+from fastcni.why import packet_path
 
-POD, NODE, OUTSIDE = "pod", "node", "outside"
-LOOPBACK6 = bytes(15) + b"\1"
+POD, NODE, OUTSIDE, ITSELF = "pod", "node", "outside", "itself"
+IPV4_MULTICAST, IPV6_MULTICAST = range(224, 240), 0xff          # the first byte
 SHORT_ID = 12                   # characters of a container id in a sentence
 HINT = "`fastcni list` shows all attachments"
 
@@ -48,14 +52,14 @@ class End:
     @property
     def name(self) -> str:
         """The end in a sentence."""
-        if self.kind == POD and self.attachment:
+        if self.attachment:
             return f"pod {self.attachment.container_id[:SHORT_ID]}"
         return "this node" if self.kind == NODE else self.text
 
     @property
     def enter(self) -> str:
         """The beginning of a shell command that runs in the end's namespace."""
-        return f"nsenter --net={self.attachment.netns} " if self.kind == POD and self.attachment else ""
+        return f"nsenter --net={self.attachment.netns} " if self.attachment else ""
 
     @property
     def ifname(self) -> str:
@@ -143,8 +147,6 @@ def source_pod(inventory: Inventory, text: str, destination: bytes) -> End:
     of_family = [it for it in found if any((":" in ip) == (len(destination) == 16) for ip in it.addresses)]
     first = end_of(of_family[0] if of_family else found[0], len(destination))
     if len(found) > 1 and first.namespace >= 0:
-        from fastcni.why import packet_path
-
         index = packet_path.way(first.sock, destination).index
         link = find.link(first.sock, index=index) if index else None
         for it in found:
@@ -170,16 +172,33 @@ def end_at(inventory: Inventory, packed: bytes) -> End:
         if ip in it.addresses and it.state != GONE and it.netns:
             found = end_of(it, len(packed))
             return End(POD, packed, it, found.namespace)
-    if any(own == ip for _, own in own_addresses()) or (packed[:1] == b"\x7f" and len(packed) == 4):
+    if any(own == ip for _, own in own_addresses()) or addresses.is_loopback(packed):
         return End(NODE, packed, None, netns.open_own())
     return End(OUTSIDE, packed)
 
 
-def own_loopback(source: End, packed: bytes) -> End | None:
-    """Return the source pod as the target, if the address is one of loopback: a pod has its own. None: it is not."""
-    if source.kind != POD or not ((packed[:1] == b"\x7f" and len(packed) == 4) or packed == LOOPBACK6):
+def itself(source: End, packed: bytes) -> End | None:
+    """Return the source pod as its own target, if the address is one of its own, as those of loopback are. None: the
+    address is not, or the pod no longer exists."""
+    if source.kind != POD or source.namespace < 0:
         return None
-    return End(POD, packed, source.attachment, os.dup(source.namespace))
+    if not addresses.is_loopback(packed) and packet_path.way(source.sock, packed).kind != packet_path.RTN_LOCAL:
+        return None
+    return End(ITSELF, packed, source.attachment, os.dup(source.namespace))
+
+
+def require_one_host(sock: wire.Socket, packed: bytes) -> None:
+    """Check that an address is of one host, by the routes of the socket's namespace. Raises CniError 4."""
+    if not any(packed):
+        what = "the unspecified address"
+    elif packed[0] == IPV6_MULTICAST if len(packed) == 16 else packed[0] in IPV4_MULTICAST:
+        what = "the address of a multicast group"
+    elif packet_path.way(sock, packed).kind == packet_path.RTN_BROADCAST:
+        what = "a broadcast address"
+    else:
+        return
+    raise CniError(errors.INVALID_ENVIRONMENT, f"{addresses.ip_text(packed)} is {what}",
+                   "why follows a packet to one host: give its address")
 
 
 def close(*ends: End) -> None:

@@ -20,6 +20,7 @@ from fastcni.why.spy import ON_NODE, SOURCE, TARGET, Seen
 TIMEOUT_S = 2.0
 IPTABLES_TABLES = ("filter", "nat", "mangle", "raw", "security")
 POLICY_TABLES = ("fastcni-policy", "fastcni-policy-guard")
+EGRESS_TABLE = "fastcni-egress"
 COMPAT = {nft.NFPROTO_IPV4: "iptables", nft.NFPROTO_IPV6: "ip6tables"}
 
 
@@ -89,6 +90,8 @@ def remedy(path: Path, seen: Seen, rule: Text, owner: str, end: End | None) -> s
     source, destination = addresses.ip_text(path.sent_from), path.target.text
     if seen.event.table in POLICY_TABLES:
         return f"fastcni policy test {source} {destination} {path.port}/{path.protocol}"
+    if owner == owners.OWN:             # the chain is not wrong: the command says for whom it drops, and why
+        return f"{enter}fastcni explain {source if seen.event.table == EGRESS_TABLE else seen.event.chain}"
     if known := owners.allow(owner, seen.hook, source, destination, path.protocol, path.port):
         return enter + known
     if owner != owners.HAND_WRITTEN:

@@ -57,6 +57,15 @@ def pod_link(path: Path, end: End) -> Fault | None:
     return None
 
 
+def loopback(path: Path) -> Fault | None:
+    """A pod reaches its own addresses by lo."""
+    end, link = path.source, find.link(path.source.sock, "lo")
+    if link is not None and link.up:
+        return None
+    return Fault("pod link", f"the link lo of {end.name} is down, by which a pod reaches its own addresses; the plugin "
+                 "loopback sets it up", "lo: state DOWN", do=f"{end.enter}ip link set lo up")
+
+
 def pod_address(path: Path, end: End) -> Fault | None:
     if end.kind != POD or end.link is None:
         return None

@@ -6,12 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-HAND_WRITTEN = "hand-written"
+HAND_WRITTEN, OWN = "hand-written", "fastcni"
 
 # (owner, table, chain): regular expressions of complete names; of nftables and of iptables
 PATTERNS = (
-    ("fastcni", r"fastcni.*|cni_hostport|cni_plugins_masquerade", r".*"),
-    ("fastcni", r".*", r"fastcni.*|CNI-.*"),
+    (OWN, r"fastcni.*|cni_hostport|cni_plugins_masquerade", r".*"),
+    (OWN, r".*", r"fastcni.*|CNI-.*"),
     ("kube-proxy", r"kube-proxy", r".*"),
     ("kube-proxy", r".*", r"KUBE-(?!ROUTER|NWPLCY|POD).*"),
     ("kubelet", r".*", r"KUBE-KUBELET-.*"),
@@ -65,6 +65,4 @@ def allow(owner: str, hook: str, source: str, destination: str, protocol: str, p
         program = "ip6tables" if ":" in source else "iptables"
         return (f"{program} -I DOCKER-USER -s {source} -d {destination} -j ACCEPT && "
                 f"{program} -I DOCKER-USER -s {destination} -d {source} -j ACCEPT")
-    if owner == "fastcni":
-        return f"fastcni policy test {source} {destination} {port}/{protocol}"
     return ""

@@ -11,7 +11,7 @@ from fastcni.kernel.rtnl import Link
 from fastcni.kit.links import find
 from fastcni.spec import address as addresses
 from fastcni.why import packet_path
-from fastcni.why.ends import NODE, OUTSIDE, POD, End
+from fastcni.why.ends import ITSELF, NODE, OUTSIDE, POD, End
 from fastcni.why.inject import Injected
 from fastcni.why.legacy import Counters
 from fastcni.why.packet_path import Tracked, Way
@@ -118,6 +118,8 @@ class Path:
 
     def devices(self) -> Iterator[str]:
         """Yield the node's links on the way: the ends of veth links, and the uplink."""
+        if self.target.kind == ITSELF:
+            return
         links = [self.source.host if self.source.kind == POD else self.arrives_by if self.source.kind == OUTSIDE
                  else None, self.target.host if self.target.kind == POD else self.leaves_by()]
         yield from dict.fromkeys(link.name for link in links if link is not None and link.name != "lo")

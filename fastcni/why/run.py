@@ -14,7 +14,7 @@ from fastcni.node.attachments.records import Inventory
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 from fastcni.why import answers, ends, firewalls, legacy, links, packet_path, redirected, routes
-from fastcni.why.ends import NODE, OUTSIDE, POD, End
+from fastcni.why.ends import ITSELF, NODE, OUTSIDE, POD, End
 from fastcni.why.inject import Injected
 from fastcni.why.path import Path
 from fastcni.why.probe import CONNECTED, REFUSED, SILENT, Probe
@@ -87,10 +87,11 @@ def when_back(look: Callable[..., Fault | None], stage: int) -> Callable[[Path],
 
 HOPS = (
     Hop("pod link", SENT, of_source(links.pod_link), (POD,)),
+    Hop("pod link", ACCEPTED, links.loopback, (POD,), (ITSELF,)),
     Hop("pod address", ALWAYS, of_source(links.pod_address), (POD,)),
     Hop("pod route", ARRIVED, routes.pod_route, (POD,)),
     Hop("pod source", ALWAYS, routes.pod_source, (POD,)),
-    Hop("pod firewall", SENT, nothing, (POD,)),
+    Hop("pod firewall", SENT, nothing, (POD,), (POD, NODE, OUTSIDE, ITSELF)),
     Hop("veth", ARRIVED, of_source(links.veth), (POD,)),
     Hop("bridge port", ALWAYS, of_source(links.bridge_port), (POD,)),
     Hop("bridge", ROUTING, of_source(links.bridge_up), (POD,)),
@@ -123,7 +124,7 @@ HOPS = (
     Hop("tc", ARRIVED, links.tc, (POD,)),
     Hop("node neighbour", DELIVERED, links.target_neighbour, targets=(POD, OUTSIDE)),
     Hop("target firewall", ACCEPTED, nothing, targets=(POD,)),
-    Hop("listening socket", BACK + SENT, answers.listening, targets=(POD, NODE)),
+    Hop("listening socket", BACK + SENT, answers.listening, targets=(POD, NODE, ITSELF)),
     Hop("NAT", BACK, answers.source_nat, (POD,), (OUTSIDE,)),
     Hop("target route", BACK + SENT, routes.target_route, targets=(POD,)),
     Hop("rp_filter", BACK + ROUTED, when_back(routes.rp_filter, ROUTING), targets=(POD,)),
@@ -141,7 +142,8 @@ def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: st
     """Follow a connection from one end to an address and port. Raises OSError, CniError."""
     with ExitStack() as opened:
         node = opened.enter_context(closing(wire.open_socket()))
-        target = ends.own_loopback(source, asked) or ends.end_at(inventory, asked)
+        ends.require_one_host(source.sock if source.namespace >= 0 else node, asked)
+        target = ends.itself(source, asked) or ends.end_at(inventory, asked)
         made = [target]
         opened.callback(lambda: ends.close(*made))
         path = Path(source, target, asked, port, port, protocol, node)
@@ -265,8 +267,10 @@ def mark_answers(path: Path) -> None:
 
 
 def flow_of(path: Path) -> packet_path.Tracked | None:
-    """Return the node's conntrack entry of the probe."""
+    """Return the node's conntrack entry of the probe. None: there is none, or the packet does not leave the pod."""
     assert path.probe
+    if path.target.kind == ITSELF:
+        return None
     with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
         try:
             found = packet_path.tracked(sock, family_of(path.asked), path.number, path.asked_port)
@@ -299,6 +303,8 @@ def arrived(path: Path) -> bool:
 def find(path: Path, inventory: Inventory) -> Fault:
     """Return the Fault at which the packet ends."""
     if path.target.kind == NODE and (fault := answers.host_port(path, inventory)) and answers.listening(path):
+        return fault
+    if path.target.kind == ITSELF and (fault := links.loopback(path)):      # the packet goes to the gateway instead
         return fault
     if traced := firewalls.by_trace(path):
         return traced

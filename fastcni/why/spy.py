@@ -24,7 +24,8 @@ INET_STAGES = {"prerouting-first": BRIDGED, "prerouting-last": ROUTING, "forward
                "postrouting-last": LEFT}
 BRIDGE_STAGES = {"prerouting-first": ARRIVED, "prerouting-last": BRIDGED, "forward-first": ROUTED,
                  "forward-last": FILTERED, "postrouting-last": LEFT}
-POD_STAGES = {(SOURCE, False, "postrouting-last"): SENT, (TARGET, False, "prerouting-first"): DELIVERED,
+POD_STAGES = {(SOURCE, False, "postrouting-last"): SENT, (SOURCE, False, "input-last"): ACCEPTED,
+              (TARGET, False, "prerouting-first"): DELIVERED,
               (TARGET, False, "input-last"): ACCEPTED, (TARGET, True, "output-first"): BACK,
               (TARGET, True, "postrouting-last"): BACK + SENT, (SOURCE, True, "prerouting-first"): BACK + DELIVERED,
               (SOURCE, True, "input-last"): BACK + ACCEPTED}

@@ -25,6 +25,8 @@ NAT = ["nft delete table ip mine"]
          mends=False),
     Case("nobody listens on the node", "pod-a 192.0.2.1:9", [], "listening socket", "this node", mends=False),
     Case("nobody listens outside", "pod-a 192.0.2.2:9", [], "outside host", "reset", mends=False),
+    Case("nobody listens on UDP outside", "--udp pod-a 192.0.2.2:9", [], "outside host", "unreachable (ICMP)",
+         mends=False),
     Case("an outside host does not exist", "pod-a 192.0.2.77:80", [], "node neighbour", "192.0.2.77", mends=False),
     Case("a pod's address that no pod has", "pod-a 10.88.0.99:80", [], "neighbour", "10.88.0.99", mends=False),
     Case("the masquerade is gone", OUT, ["nft flush ruleset"], "NAT", "the masquerade of ipMasq is missing",
@@ -67,6 +69,16 @@ def test_loopback_is_that_of_the_pod_itself(why):
     assert why("pod-b", "127.0.0.1:{port_b}").status == 0
     found = why("pod-b", "127.0.0.1:{port_h}").document["ends"]
     assert found["hop"] == "listening socket" and "pod pod-b" in found["what"]
+
+
+def test_a_packet_to_the_pod_itself_does_not_leave_the_pod(why):
+    """The hops of the node were printed, and one of them, tc, was said to take the packet."""
+    for to in ("{ip_b}", "127.0.0.1", "[{ip6_b}]", "[::1]"):
+        assert why("pod-b", f"{to}:{{port_b}}").status == 0
+        for udp in ([], ["--udp"]):
+            found = why(*udp, "pod-b", f"{to}:9").document
+            assert [hop["hop"] for hop in found["hops"]] == ["pod link", "pod firewall", "listening socket"], found
+            assert "pod pod-b" in found["ends"]["what"]
 
 
 POLICY = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
@@ -213,7 +225,12 @@ def test_nothing_is_left_on_the_node_not_even_after_sigkill(why, world):
 def test_a_mistaken_argument_is_an_error_that_says_what_is_expected(why):
     for words, text in ((("pod-a", "192.0.2.2"), "expected ADDRESS:PORT"), (("pod-a", "192.0.2.2:0"), "expected"),
                         (("pod-a", "fd00::1:80"), "expected"), (("nobody", "192.0.2.2:80"), "no pod of this node"),
-                        (("pod-", "192.0.2.2:80"), "3 pods match")):
+                        (("pod-", "192.0.2.2:80"), "3 pods match"),
+                        (("pod-a", "10.88.0.255:80"), "10.88.0.255 is a broadcast address"),
+                        (("192.0.2.2", "10.88.0.255:80"), "10.88.0.255 is a broadcast address"),
+                        (("pod-a", "224.0.0.1:80"), "the address of a multicast group"),
+                        (("pod-a", "[ff02::1]:80"), "the address of a multicast group"),
+                        (("pod-a", "0.0.0.0:80"), "the unspecified address")):
         found = why(*words)
         assert found.status == 1 and text in found.out, found.out
 

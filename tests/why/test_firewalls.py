@@ -40,6 +40,15 @@ def flushed(program):
          "forward chains", "ip saddr {ip_a} drop", 'comment "no web"', "table inet mine, chain c", undo=gone("inet")),
     Case("a rule of forward rejects", OUT, nft("inet", "forward", "ip saddr {ip_a} reject with tcp reset"),
          "forward chains", "reject with tcp reset", undo=gone("inet")),
+    Case("fastcni's own rule drops", OUT, [
+        "nft 'add chain inet fastcni own { type filter hook forward priority 0; }'",
+        "nft add rule inet fastcni own ip saddr {ip_a} drop"], "forward chains", "fastcni explain own", mends=False,
+        undo=["nft 'flush chain inet fastcni own; delete chain inet fastcni own'"]),
+    Case("no node holds the pod's egress address", OUT, [
+        "nft add table inet fastcni-egress",
+        "nft 'add chain inet fastcni-egress check { type filter hook postrouting priority 0; }'",
+        "nft add rule inet fastcni-egress check ip saddr {ip_a} drop"], "postrouting chains",
+        "fastcni explain {ip_a}", mends=False, undo=["nft delete table inet fastcni-egress"]),
     Case("the policy of forward drops", OUT, nft("inet", "forward", policy="drop"), "forward chains", "policy drop",
          undo=gone("inet")),
     Case("the policy of forward drops IPv6", "pod-a [fd00:2::2]:{port_x}", nft("inet", "forward", policy="drop"),

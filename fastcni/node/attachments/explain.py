@@ -43,8 +43,10 @@ SHARED_CHAINS = {
     "hostport-postrouting": "portmap: masquerades what would otherwise be answered past the node",
     "postrouting": "ipMasq: looks up pods in the maps pods4 and pods6",
     "ingress-policy": "firewall: ingressPolicy of bridges",
+    "loopback": "portmap: drops packets for or from 127.0.0.0/8 that do not come by lo",
     "prerouting": "bridge: macspoofchk of the ports in the set guarded",
     "addresses": "bridge: ipspoofchk of the ports in the set bound",
+    "neighbours": "bridge: ipspoofchk, neighbour discovery and multicast reports of IPv6",
 }
 
 
