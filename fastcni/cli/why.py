@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fastcni.why.records import Redirect, Report
 
 MAX_PORT = 65535
+PROXY = "HTTP proxy"            # the hop of fastcni/why/proxied.py
 
 
 @click.command()
@@ -103,6 +104,9 @@ def put_text(found: Report, source: str, destination: str) -> None:
         for label, text in (("rule:", found.ends.rule), ("owner:", found.ends.owner), ("do:", found.ends.do)):
             if text:
                 click.echo(printable(f"    {label:7}{text}"))
+    if found.reaches and (PROXY, True) in found.hops:
+        click.echo("    the HTTP proxy of the network policies takes the connection, and decides on each request:\n"
+                   "    `fastcni flows --follow` shows them")
     if found.datapath:
         for text in datapath_lines(found.datapath, reaches=found.reaches):
             click.echo(printable(f"    {text}"))

@@ -16,6 +16,7 @@
     queues       queues of nfnetlink, and the process that reads one
     owners       the program to which a table or chain belongs
     answers      hops behind the last firewall: masquerade, listening sockets, conntrack, MTU, the way back
+    proxied      what is behind the HTTP proxy of network policies
     redirected   whether the datapath ebpf redirects the packets that follow the first ones
     run          the table of hops and their order
 """

@@ -13,7 +13,7 @@ from fastcni.kernel.rtnl import family_of
 from fastcni.node.attachments.records import Inventory
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
-from fastcni.why import answers, ends, firewalls, legacy, links, packet_path, redirected, routes
+from fastcni.why import answers, ends, firewalls, legacy, links, packet_path, proxied, redirected, routes
 from fastcni.why.ends import ITSELF, NODE, OUTSIDE, POD, End
 from fastcni.why.inject import Injected
 from fastcni.why.path import Path
@@ -161,7 +161,18 @@ def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: st
         if fault is None:
             fault = answers.conntrack_stale(path) or answers.mtu(path)
         answers.forget_own(path)
-        return report(path, fault)
+        found = report(path, fault)
+    return behind_proxy(inventory, path, found) if found.reaches and proxied.taken(path) else found
+
+
+def behind_proxy(inventory: Inventory, path: Path, found: Report) -> Report:
+    """Follow a connection from the node, in the place of the HTTP proxy that has taken the one of path, to the target."""
+    node = End(NODE, b"", None, netns.open_own())
+    try:
+        second = why(inventory, node, path.target.packed, path.port, path.protocol)
+    finally:
+        ends.close(node)
+    return proxied.joined(found, second)
 
 
 def gone(path: Path) -> Fault | None:
