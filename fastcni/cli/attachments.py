@@ -60,13 +60,14 @@ def warn_of_unknown(networks: Iterable[str], found: Inventory, conf_dir: str) ->
 
 
 @click.command(name="inspect")
-@click.argument("attachment", shell_complete=completion.containers)
+@click.argument("attachment", shell_complete=completion.pods)
 @node_command
 def inspect(places: Places, as_json: bool, attachment: str) -> None:
     """Show everything about one ATTACHMENT.
 
     This prints its result, configuration, files, rules, links and counters. ATTACHMENT is the beginning of a container
-    id, or CONTAINERID/IFNAME. CONTAINERID/lo is a pod's loopback interface, which `fastcni list --all` shows.
+    id, CONTAINERID/IFNAME, or NAMESPACE/NAME of a pod. CONTAINERID/lo is a pod's loopback interface, which `fastcni
+    list --all` shows.
     """
     found = collect(places)
     it = find(found, attachment)

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from fastcni.cli.options.node import node_command
+from fastcni.cli.options.node import agent_folder_option, node_command
 from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs
 from fastcni.cli.text.inventory import put, put_row
 from fastcni.cli.text.output import printable, put_document
@@ -25,8 +25,10 @@ from fastcni.node.checks.findings import ERROR, plural
 @click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
               help="The server's socket.")
 @click.option("--bundle", default=None, metavar="FILE", help="Also write a tar.gz for a bug report, without secrets.")
+@agent_folder_option
 @node_command
-def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, bundle: str | None) -> int:
+def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, bundle: str | None,
+           agent_folder: str) -> int:
     """Check this node: what is wrong, and the command that mends it.
 
     The command checks the kernel, sysctls, configurations, plugin files, the server, and what pods left. It changes
@@ -37,6 +39,7 @@ def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, b
     read, so that findings may be missing.
     """
     node = node_of(places, plugin_dirs(bin_dir), socket)
+    node.agent_folder = agent_folder
     found = diagnose(node)
     written = []
     if bundle:

@@ -3,21 +3,22 @@
 import click
 
 from fastcni.cli.options import completion
-from fastcni.cli.options.node import node_command
+from fastcni.cli.options.node import agent_folder_option, node_command
 from fastcni.cli.text import inventory
 from fastcni.cli.text.output import put_document
-from fastcni.kit.call.similar import meant_id
 from fastcni.node.attachments import documents
 from fastcni.node.attachments import explain as explanations
+from fastcni.node.attachments.inspect import similar_to
 from fastcni.node.attachments.inventory import Places
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 
 @click.command()
-@click.argument("what", metavar="ADDRESS|PORT|LINK|CONTAINER|CHAIN", shell_complete=completion.containers)
+@click.argument("what", metavar="ADDRESS|PORT|LINK|CONTAINER|CHAIN", shell_complete=completion.pods)
+@agent_folder_option
 @node_command
-def explain(places: Places, as_json: bool, what: str) -> None:
+def explain(places: Places, as_json: bool, what: str, agent_folder: str) -> None:
     """Say what an address, port, link or chain of this node belongs to.
 
     The output has the network, the plugins, the time of the ADD, files and rules.
@@ -28,12 +29,13 @@ def explain(places: Places, as_json: bool, what: str) -> None:
     fastcni explain veth1a2b3c4d      a link
     fastcni explain CNI-DN-0266adf... a chain of iptables or nftables, or a set
     fastcni explain 8e4f2a            a container id, or its beginning
+    fastcni explain shop/web          Kubernetes' name of a pod
 
     The exit status is 1 if nothing is known.
     """
-    found, seen = explanations.explain(places, what)
+    found, seen = explanations.explain(places, what, agent_folder=agent_folder)
     if not found:
-        similar = meant_id(what, [it.container_id for it in seen.attachments])
+        similar = similar_to(seen.attachments, what)
         unseen = f"; not seen: {'; '.join(seen.unseen)}" if seen.unseen else ""
         raise CniError(errors.INVALID_ENVIRONMENT, f"nothing on this node is known as {what}",
                        f"{similar or '`fastcni list` shows all attachments'}{unseen}")

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcni.cli.options import completion
+from fastcni.cli.options.node import agent_folder_option
 from fastcni.cli.options.server import asking
 from fastcni.cli.selftest import interrupt
 from fastcni.cli.text.flows import Document, line
+from fastcni.cli.text.output import printable
 from fastcni.daemon.listening import PATH
+from fastcni.kit.call.similar import meant_id
 from fastcni.node import confs, pod_policies
 from fastcni.runtime.cache import DEFAULT_DIR
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
@@ -31,7 +34,7 @@ WAIT_S = 1.0                    # seconds to wait for the next flow
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Print the flows from now on, until Ctrl-C. This needs no server.")
 @click.option("--drops", is_flag=True, help="Print only dropped packets.")
-@click.option("--pod", default="", metavar="POD", shell_complete=completion.containers,
+@click.option("--pod", default="", metavar="POD", shell_complete=completion.pods,
               help="Print only flows from or to this pod: a container id, or its beginning, or NAMESPACE/NAME.")
 @click.option("--last", "count", default=None, type=click.IntRange(1), metavar="N",
               help="Print the newest N flows that the server has kept [all]; with --follow, end after N.")
@@ -39,11 +42,12 @@ WAIT_S = 1.0                    # seconds to wait for the next flow
               help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
 @click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
               help=f"A directory of cached results; may be repeated [{DEFAULT_DIR}].")
+@agent_folder_option
 @click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
               help="The server's socket.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each flow.")
-def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str, cache_dirs: Sequence[str], socket: str,
-          as_json: bool) -> None:
+def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str, cache_dirs: Sequence[str],
+          agent_folder: str, socket: str, as_json: bool) -> None:
     """Show which pods talk to whom, and what drops their packets.
 
     Packets are dropped by a network policy, a firewall or the isolation of ports. Without --follow the command prints
@@ -57,7 +61,7 @@ def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str,
     """
     chosen = Chosen(drops, pod)
     if follow:
-        follow_flows(open_collector(conf_dir, cache_dirs), chosen, count, as_json)
+        follow_flows(open_collector(conf_dir, cache_dirs, agent_folder), chosen, count, as_json)
     else:
         found = list(filter(chosen, kept(socket or PATH)))
         put(found[-(count or len(found)):], as_json)
@@ -75,19 +79,37 @@ class Chosen:
         if self.drops and flow["verdict"] != "dropped":
             return False
         ends = flow["source"], flow["destination"]
-        return not self.pod or any(end["pod"] == self.pod or end["container"].startswith(self.pod) for end in ends)
+        return not self.pod or any(self.fits(self.pod, end["pod"], end["container"]) for end in ends)
+
+    @staticmethod
+    def fits(asked: str, name: str, container: str) -> bool:
+        """Return whether a pod is meant by NAMESPACE/NAME, a container id or its beginning."""
+        return name == asked or container.startswith(asked)
 
 
-def open_collector(conf_dir: str, cache_dirs: Sequence[str]) -> Collector:
+def open_collector(conf_dir: str, cache_dirs: Sequence[str], agent_folder: str = "") -> Collector:
     """Begin to collect. Raises CniError."""
     from fastcni.flows.collector import Collector, Unsupported
 
     where = conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
-    agents = pod_policies.sockets(confs.networks(confs.read_quietly(where, [])))
+    agents = pod_policies.sockets(confs.networks(confs.read_quietly(where, [])), agent_folder)
     try:
         return Collector(tuple(cache_dirs) or (DEFAULT_DIR,), agents)
     except Unsupported as e:
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, str(e)) from e
+
+
+def warn_of_unknown(collector: Collector, pod: str) -> None:
+    """Say on stderr why flows may be missing: no pod is known, or not the one that was asked for."""
+    collector.pods.refresh()
+    known = collector.pods.by_address.values()
+    if not known:
+        places = ", ".join(it.folder for it in collector.pods.results)
+        click.echo(printable(f"no pod is in {places}: allowed connections are not shown, and drops have no names; "
+                             "if the runtime caches results elsewhere, use --cache-dir"), err=True)
+    elif pod and not any(Chosen.fits(pod, it.name, it.container) for it in known):
+        hint = meant_id(pod, {name for it in known for name in (it.name, it.container)})
+        click.echo(printable(f"no pod of this node is known as {pod} now{'; ' if hint else ''}{hint}"), err=True)
 
 
 def follow_flows(collector: Collector, chosen: Chosen, count: int | None, as_json: bool) -> None:
@@ -98,6 +120,7 @@ def follow_flows(collector: Collector, chosen: Chosen, count: int | None, as_jso
     try:
         with closing(collector):
             click.echo("following the flows of this node; Ctrl-C ends", err=True)
+            warn_of_unknown(collector, chosen.pod)
             while left is None or left > 0:
                 found = list(filter(chosen, (flow.document() for flow in collector.collect(WAIT_S))))[:left]
                 put(found, as_json)

@@ -14,12 +14,10 @@ from typing import Any, TypeVar
 
 from fastcni.kernel import netns, wire
 from fastcni.kernel.rtnl import Address, Link
-from fastcni.kit.call.similar import meant_id
 from fastcni.kit.links import find
-from fastcni.node.attachments.inspect import matching
+from fastcni.node.attachments.inspect import matching, similar_to
 from fastcni.node.attachments.listeners import own_addresses
 from fastcni.node.attachments.records import GONE, Inventory, NodeAttachment
-from fastcni.runtime.records import kubernetes_name
 from fastcni.selftest import namespaces
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -127,14 +125,11 @@ def pods_named(inventory: Inventory, text: str) -> list[NodeAttachment]:
 
     Raises CniError 4 if there is none, or more than one.
     """
-    names = [kubernetes_name(it.cached.args) if it.cached else "" for it in inventory.attachments]
-    found = [it for it, name in zip(inventory.attachments, names, strict=True) if name == text]
-    found = found or matching(inventory.attachments, text)
+    found = matching(inventory.attachments, text)
     ids = sorted({it.container_id for it in found})
     if not ids:
-        known = filter(None, [*(it.container_id for it in inventory.attachments), *names])
         raise CniError(errors.INVALID_ENVIRONMENT, f"no pod of this node is known as {text}",
-                       meant_id(text, known) or HINT)
+                       similar_to(inventory.attachments, text) or HINT)
     if len(ids) > 1:
         raise CniError(errors.INVALID_ENVIRONMENT, f"{len(ids)} pods match {text}",
                        f"they are {', '.join(it[:SHORT_ID] for it in ids[:8])}")

@@ -1,5 +1,7 @@
-"""A connection that the HTTP proxy of network policies takes. The proxy accepts it before it connects to the target, so an
-accepted connection says nothing about the target."""
+"""A connection that the HTTP proxy of network policies takes.
+
+The proxy accepts it before it connects to the target, so an accepted connection says nothing about the target.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ def taken(path: Path) -> bool:
 
 
 def joined(first: Report, second: Report) -> Report:
-    """Return the Report of both halves. first: from the source to the proxy, which accepts. second: from the node, in the
-    proxy's place, to the target."""
+    """Return the Report of both halves. first: from the source to the proxy, which accepts. second: from the node, in
+    the proxy's place, to the target."""
     at = first.hops.index((DECISION, True)) + 1
     before = (*first.hops[:at], (HOP, True))
     behind = (hop for hop in second.hops if hop not in before)

@@ -166,7 +166,7 @@ def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: st
 
 
 def behind_proxy(inventory: Inventory, path: Path, found: Report) -> Report:
-    """Follow a connection from the node, in the place of the HTTP proxy that has taken the one of path, to the target."""
+    """Follow a connection from the node to the target, in the place of the HTTP proxy that has taken that of path."""
     node = End(NODE, b"", None, netns.open_own())
     try:
         second = why(inventory, node, path.target.packed, path.port, path.protocol)

@@ -194,6 +194,21 @@ def test_policies_are_named_with_their_pods_and_verdicts(node, pod_netns):
                                                         "shop/vault", "shop/web")
 
 
+def test_why_nothing_may_be_shown_is_said_at_the_start(node, pod_netns):
+    """flows --follow printed nothing, for ever, with a mistyped pod and with the cache of another runtime."""
+    node.configure("net")
+    with Following(node) as following:
+        warning = following.process.stderr.readline()
+        assert f"no pod is in {node.cache}/results" in warning and "--cache-dir" in warning
+    node.add("net", pod_netns(), "web")
+    with Following(node, "--pod", "shop/wbe") as following:
+        assert following.process.stderr.readline() == (
+            'no pod of this node is known as shop/wbe now; did you mean "shop/web"?\n')
+    with Following(node, "--pod", "shop/web") as following:
+        following.process.send_signal(signal.SIGINT)
+        assert following.process.communicate() == ("", "")
+
+
 def test_isolated_ports_and_firewalls_are_named(node, pod_netns):
     """portIsolation, ingressPolicy isolated, and another program's rule in the hooks forward and input."""
     node.configure("apart", ranges=FAMILIES, portIsolation=True)

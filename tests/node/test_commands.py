@@ -44,6 +44,32 @@ def test_list_fits_80_columns_and_counts(three, fastcni):
     assert re.search(r"^    fd00:88:1111:2222:3333:[0-9a-f:/]+$", answer.out, re.MULTILINE), "an address is not broken"
 
 
+KUBERNETES = [["IgnoreUnknown", "1"], ["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web"]]
+
+
+def test_pods_are_shown_and_found_by_the_names_of_kubernetes(three, fastcni):
+    """`why` and `flows` knew these names, and `list`, `inspect` and `explain` did not."""
+    three.cached("c0ffee", netns="/proc/self/ns/net", cniArgs=KUBERNETES, result={"cniVersion": "1.0.0", "ips": [
+        {"address": "10.88.0.3/24"}]})
+    rows = {line.split()[0]: line.split() for line in fastcni("list", "--network", "net1").out.splitlines() if line}
+    assert rows["CONTAINER"][:3] == ["CONTAINER", "POD", "IFNAME"]
+    assert rows["c0ffee"][:3] == ["c0ffee", "shop/web", "eth0"] and rows["web1"][:3] == ["web1", "-", "eth0"]
+    inspected = fastcni("inspect", "shop/web")
+    assert inspected.status == 0 and "pod         shop/web" in inspected.out.splitlines()
+    assert fastcni("inspect", "shop/web", "--json").document["pod"] == "shop/web"
+    assert "eth0 of pod shop/web (container c0ffee)" in fastcni("explain", "shop/web").out
+    for command in ("inspect", "explain"):
+        assert 'did you mean "shop/web"?' in fastcni(command, "shop/wbe").err
+
+
+def test_the_long_name_of_a_pod_has_a_line_of_its_own(three, fastcni):
+    name = f"kube-system/{'coredns-' * 5}5d78c9869d"
+    three.cached("c0ffee", netns="/proc/self/ns/net", cniArgs=[["K8S_POD_NAMESPACE", "kube-system"], [
+        "K8S_POD_NAME", name.partition("/")[2]]])
+    lines = fastcni("list").out.splitlines()
+    assert "POD" not in lines[0] and f"    {name}" in lines and max(map(len, lines[:-2])) <= 80
+
+
 def test_list_is_filtered_and_is_json(three, fastcni):
     chosen = fastcni("list", "--network", "net1", "--state", "running", "--json").document["attachments"]
     assert [it["containerID"] for it in chosen] == ["web1"]

@@ -1,11 +1,14 @@
 """fastcni explain: addresses, ports, links, chains and container ids."""
 
+import json
 import os
 import socket
+import socketserver
+import threading
 from pathlib import Path
 
 import pytest
-from node.conftest import LIST
+from node.conftest import LIST, diagnosed
 
 from fastcni.kit.call import names
 from fastcni.node.attachments import listeners
@@ -49,6 +52,39 @@ def test_everything_has_its_owner(node, fastcni, asked, kind, text, owners):
     first = next(it for it in answer.document["explanations"] if text in it["what"])
     assert answer.status == 0 and first["kind"] == kind
     assert [it["containerID"] for it in first["owners"]] == owners
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """The folder of an agent that answers each request with one pod."""
+    class Answer(socketserver.StreamRequestHandler):
+        def handle(self):
+            asked = json.loads(self.rfile.readline())
+            pod = {"pod": f"{asked['do']} {asked.get('address')}", "ingress": ["shop/db"], "egress": []}
+            self.wfile.write(json.dumps({"pods": [pod], "unreadable": ["shop/db: a key"]}).encode() + b"\n")
+
+    folder = tmp_path / "agent"
+    folder.mkdir()
+    with socketserver.ThreadingUnixStreamServer(str(folder / "policy.sock"), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield folder
+        server.shutdown()
+        thread.join()
+
+
+def test_an_agent_that_no_network_names_is_asked_by_its_folder(node, fastcni, agent):
+    """Policies of an agent with another --folder were shown only if a network of --conf-dir named its socket."""
+    for asked in ("10.88.0.2", "web1"):
+        assert "shop/db" not in fastcni("explain", asked).out
+        told = fastcni("explain", asked, "--agent-folder", agent).out.replace("\n", " ")
+        assert "10.88.0.2 is of pod explain 10.88.0.2: ingress only as shop/db allows" in told
+    _, found = diagnosed(fastcni)
+    assert "policy-agent" not in found
+    _, found = diagnosed(fastcni, "--agent-folder", agent)
+    assert "shop/db: a key" in found["policy-agent"]["what"]
+    _, found = diagnosed(fastcni, "--agent-folder", agent / "none")
+    assert f"no agent answers at {agent}/none/policy.sock" in found["policy-agent"]["what"]
 
 
 @pytest.mark.parametrize("asked", ["8081/udp", "veth99999999", "c9", "", "70000"])

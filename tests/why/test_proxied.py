@@ -9,8 +9,9 @@ from fastcni.testing.namespaces import Inside, needs_root
 
 pytestmark = needs_root
 IP_TRANSPARENT = 19             # linux/in.h
-RULES = ("table inet fastcni-policy {{ chain proxy-divert {{ type filter hook prerouting priority -88; ip daddr {{ip_a}} "
-         "tcp dport {{{{ 9, {{port_a}} }}}} meta mark set 0x4000000 tproxy ip to 127.0.0.1:{port} accept; }}; }}")
+RULES = ("table inet fastcni-policy {{ chain proxy-divert {{ type filter hook prerouting priority -88; "
+         "ip daddr {{ip_a}} tcp dport {{{{ 9, {{port_a}} }}}} meta mark set 0x4000000 "
+         "tproxy ip to 127.0.0.1:{port} accept; }}; }}")
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_what_the_proxy_accepts_is_followed_to_the_target(why, world, proxy):
     hops = [hop["hop"] for hop in found["hops"]]
     assert {"hop": "HTTP proxy", "ok": True} in found["hops"]
     assert hops.index("policy") < hops.index("HTTP proxy") < hops.index("listening socket") == len(hops) - 1
-    assert found["ends"]["what"].startswith("the HTTP proxy of the network policies accepts the connection, and behind it")
+    assert found["ends"]["what"].startswith("the HTTP proxy of the network policies accepts the connection")
     reached = why("pod-c", "{ip_a}:{port_a}", text=True)
     assert reached.status == 0 and "decides on each request" in reached.out
     world.faulty = False

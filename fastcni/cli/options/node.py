@@ -23,6 +23,10 @@ OPTIONS = (
 )
 
 
+agent_folder_option = click.option("--agent-folder", default="", metavar="DIR", help="Also ask the agent with this "
+                                   "--folder. Agents that networks name are always asked.")
+
+
 def node_command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add OPTIONS to a command. Its function gets `places` and `as_json` instead of these."""
     @wraps(function)

@@ -72,21 +72,28 @@ def print_list(chosen: Sequence[NodeAttachment], inventory: Inventory, *, filter
 def print_rows(chosen: Sequence[NodeAttachment], inventory: Inventory, console: Console) -> None:
     """Print a table of attachments."""
     ids, now = short_ids(it.container_id for it in inventory.attachments), time.time()
-    titles = ("CONTAINER", "IFNAME", "NETWORK", "STATE", "AGE")
-    rows = [(ids[it.container_id], it.ifname or "?", it.network or "?", it.state, age(it.since, now)) for it in chosen]
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    titles = ("CONTAINER", "POD", "IFNAME", "NETWORK", "STATE", "AGE")
+    table: list[tuple[str, ...]] = [titles]
+    table += ((ids[it.container_id], it.pod or "-", it.ifname or "?", it.network or "?", it.state, age(it.since, now))
+              for it in chosen)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lasts = [it.addresses for it in chosen]
+    if not any(it.pod for it in chosen) or sum(widths) + 2 * len(widths) > console.width:
+        lasts = [(*filter(None, (it.pod,)), *it.addresses) for it in chosen]        # a long name has a line of its own
+        table = [(row[0], *row[2:]) for row in table]
+        del widths[1]
     start = sum(widths) + 2 * len(widths)
-    if start + max(len(ip) for it in chosen for ip in (*it.addresses, "ADDRESSES")) > console.width:
-        start = 4                       # addresses are not broken, and have their own lines
-    for row, last in ((titles, ("ADDRESSES",)), *zip(rows, (it.addresses for it in chosen), strict=True)):
+    if start + max(len(text) for last in lasts for text in (*last, "ADDRESSES")) > console.width:
+        start = 4                       # addresses stay in one piece, in lines of their own
+    for row, last in zip(table, [("ADDRESSES",), *lasts], strict=True):
         head = "  ".join(f"{printable(text):<{width}}" for text, width in zip(row, widths, strict=True))
         lines = ([head.rstrip()] if start == 4 or not last else []) + [f"{'':{start}}{ip}" for ip in last]
         if start > 4 and last:
             lines[0] = f"{head}  {last[0]}"
-        text = Text("\n".join(lines), style="bold" if row is titles else "")
-        if row[3] in STYLES:
-            at = sum(widths[:3]) + 6
-            text.stylize(STYLES[row[3]], at, at + len(row[3]))
+        text = Text("\n".join(lines), style="bold" if row is table[0] else "")
+        if (state := row[-2]) in STYLES:
+            at = sum(widths[:-2]) + 2 * len(widths[:-2])
+            text.stylize(STYLES[state], at, at + len(state))
         console.print(text, soft_wrap=True)
 
 
@@ -159,6 +166,8 @@ def print_details(it: NodeAttachment, details: Details, unseen: Sequence[str], c
 def print_facts(it: NodeAttachment, console: Console) -> None:
     """Print the properties of an attachment: names, state, addresses, ports."""
     put_row(console, "container", it.container_id)
+    if it.pod:
+        put_row(console, "pod", it.pod)
     put_row(console, "interface", f"{it.ifname or 'unknown'}{f' in {it.netns}' if it.netns else ''}")
     put_row(console, "network", f"{it.network or 'unknown'}{f' ({chr(44).join(it.plugins)})' if it.plugins else ''}"
             .replace(",", ", "))

@@ -30,9 +30,9 @@ def unowned(it: Sighting) -> Document:
 
 
 def attachment(it: NodeAttachment) -> Document:
-    return {"containerID": it.container_id, "network": it.network or None, "ifname": it.ifname or None,
-            "state": it.state, "why": it.why, "netns": it.netns or None, "addresses": list(it.addresses),
-            "hostPorts": [port(each) for each in it.ports], "hostLinks": list(it.links), "plugins": list(it.plugins),
-            "since": moment(it.since), "addedBy": it.author or None, "droppedBy": list(it.dropped_by),
-            "datapath": it.datapath or None,
+    return {"containerID": it.container_id, "pod": it.pod or None, "network": it.network or None,
+            "ifname": it.ifname or None, "state": it.state, "why": it.why, "netns": it.netns or None,
+            "addresses": list(it.addresses), "hostPorts": [port(each) for each in it.ports],
+            "hostLinks": list(it.links), "plugins": list(it.plugins), "since": moment(it.since),
+            "addedBy": it.author or None, "droppedBy": list(it.dropped_by), "datapath": it.datapath or None,
             "seen": [sighting(each) for each in it.sightings]}

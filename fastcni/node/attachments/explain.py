@@ -74,6 +74,12 @@ class Node:
     seen: Seen
     inventory: Inventory
     ask_stores: bool
+    agent_folder: str
+
+    def policies(self, ip: str) -> Iterator[str]:
+        """Yield what agents say of an address: policies, domain names, the egress address."""
+        if self.ask_stores:
+            yield from pod_policies.texts_on(confs.networks(self.seen.files), ip, self.agent_folder)
 
     def owners(self, owns: Callable[[NodeAttachment], bool]) -> tuple[NodeAttachment, ...]:
         return tuple(it for it in self.inventory.attachments if owns(it))
@@ -89,13 +95,15 @@ class Node:
             sock.close()
 
 
-def explain(places: Places, text: str, *, ask_stores: bool = True) -> tuple[list[Explanation], Inventory]:
+def explain(places: Places, text: str, *, ask_stores: bool = True,
+            agent_folder: str = "") -> tuple[list[Explanation], Inventory]:
     """Return all meanings of `text` on this node, and the inventory; [] if nothing is known about it.
 
     ask_stores: for an address, also ask the store of a cluster-wide range, and the agent for network policies.
+    agent_folder: the --folder of an agent that no network names, "" without one.
     """
     seen = look(places)
-    node = Node(seen, merge(seen.facts), ask_stores)
+    node = Node(seen, merge(seen.facts), ask_stores, agent_folder)
     found = [it for kind in (explain_address, explain_port, explain_link, explain_chain, explain_container)
              for it in kind(node, text)]
     return found, node.inventory
@@ -126,7 +134,7 @@ def explain_address(node: Node, text: str) -> Iterator[Explanation]:
                               f"(files in {it.folder}){held}")
     if node.ask_stores:
         yield from (Explanation(ADDRESS, one) for one in site.texts_on(confs.networks(node.seen.files), packed))
-        yield from (Explanation(ADDRESS, one) for one in pod_policies.texts_on(confs.networks(node.seen.files), ip))
+    yield from (Explanation(ADDRESS, one) for one in node.policies(ip))
     for left in node.inventory.unowned:
         if ip in left.addresses:
             yield Explanation(ADDRESS, f"{left.place} has {ip}, and no attachment has that address")
@@ -227,18 +235,26 @@ def meaning_of_chain(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def explain_container(node: Node, text: str) -> Iterator[Explanation]:
-    """Explain a container id, or its beginning."""
+    """Explain a container id, its beginning, or NAMESPACE/NAME of a pod."""
     owners = tuple(matching(node.inventory.attachments, text))
     if owners and text.strip("/"):
         yield Explanation(CONTAINER, f"{text} is {those(owners)}", owners)
+    if len(owners) == 1:
+        yield from (Explanation(CONTAINER, one) for ip in owners[0].addresses for one in node.policies(ip))
 
 
 def those(owners: tuple[NodeAttachment, ...]) -> str:
     """Return the attachments as text: "eth0 of container c1 in network net1"."""
     if len(owners) > 2:
         return f"{len(owners)} attachments"
-    return " and ".join(f"{it.ifname or 'an interface'} of container {it.container_id[:SHORT_ID]}"
+    return " and ".join(f"{it.ifname or 'an interface'} of {named(it)}"
                         + (f" in network {it.network}" if it.network else "") for it in owners)
+
+
+def named(it: NodeAttachment) -> str:
+    """The pod of an attachment as text: "container c1", or "pod shop/web (container c1)"."""
+    container = f"container {it.container_id[:SHORT_ID]}"
+    return f"pod {it.pod} ({container})" if it.pod else container
 
 
 def those_networks(found: list[str]) -> str:

@@ -51,7 +51,7 @@ class Details:
 
 
 def find(inventory: Inventory, text: str) -> NodeAttachment:
-    """Return the attachment that `text` names: CONTAINERID/IFNAME, or the beginning of a container id.
+    """Return the attachment that `text` names: CONTAINERID/IFNAME, the beginning of a container id, or NAMESPACE/NAME.
 
     Raises CniError 4 unless exactly one attachment matches.
     """
@@ -59,8 +59,9 @@ def find(inventory: Inventory, text: str) -> NodeAttachment:
     if len(found) == 1:
         return found[0]
     if not found:
-        similar = meant_id(text.partition("/")[0], [it.container_id for it in inventory.attachments])
-        raise CniError(errors.INVALID_ENVIRONMENT, f"no attachment of a container that begins with {text}",
+        similar = similar_to(inventory.attachments, text)
+        raise CniError(errors.INVALID_ENVIRONMENT, f"no attachment of a container that begins with {text}, nor of a "
+                       "pod of this name",
                        "; ".join([similar or "`fastcni list` shows all attachments",
                                   *(f"not seen: {each}" for each in inventory.unseen)]))
     names = ", ".join(f"{it.container_id[:12]}/{it.ifname} ({it.network or 'unknown network'})" for it in found[:8])
@@ -69,14 +70,23 @@ def find(inventory: Inventory, text: str) -> NodeAttachment:
 
 
 def matching(attachments: Iterable[NodeAttachment], text: str) -> list[NodeAttachment]:
-    """Return the attachments that `text` names. A complete id has precedence over ids that begin with the text.
+    """Return the attachments that `text` names: NAMESPACE/NAME of a pod, a complete id, then ids that begin with it.
 
     A pod's loopback interface is included only if `text` names it, or if the pod has no other interface.
     """
     container, _, ifname = text.partition("/")
+    attachments = list(attachments)
+    if "/" in text and (found := [it for it in attachments if it.pod == text]):
+        return [it for it in found if it.ifname != LOOPBACK] or found
     found = [it for it in attachments if it.container_id.startswith(container) and ifname in ("", it.ifname)]
     found = [it for it in found if it.container_id == container] or found
     return found if ifname else [it for it in found if it.ifname != LOOPBACK] or found
+
+
+def similar_to(attachments: Iterable[NodeAttachment], text: str) -> str:
+    """Return 'did you mean "..."?' with a similar container id or NAMESPACE/NAME, "" without one."""
+    known = [name for it in attachments for name in (it.container_id, it.pod) if name]
+    return meant_id(text, known) or meant_id(text.partition("/")[0], known)
 
 
 def inspect_one(it: NodeAttachment) -> Details:

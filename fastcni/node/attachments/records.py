@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastcni.runtime.records import kubernetes_name
+
 # Kinds of a Sighting
 CACHE, ADDRESS_FILE, FILE, ELEMENT = "cache", "address file", "file", "element"
 RULE, LINK, NAMESPACE, MAP = "rule", "link", "namespace", "bpf map"
@@ -118,6 +120,11 @@ class NodeAttachment:
     def name(self) -> str:
         """Return CONTAINER/IFNAME, an argument of `fastcni inspect`."""
         return f"{self.container_id}/{self.ifname}" if self.ifname else self.container_id
+
+    @property
+    def pod(self) -> str:
+        """Kubernetes' name of the pod, NAMESPACE/NAME, "" if the ADD had none."""
+        return kubernetes_name(self.cached.args) if self.cached else ""
 
     @property
     def datapath(self) -> str:

@@ -45,7 +45,7 @@ class Node:
 
     plugin_dirs: in order. socket: the server's. unit_dir: the directory of systemd units. sysctl(name): returns its
     value, or "". release: the kernel's. root: the directory of sys, proc and lib. unseen: texts about what could not be
-    read. pod_links: see `pods`; None until they are read.
+    read. pod_links: see `pods`; None until they are read. agent_folder: of an agent that no network names, or "".
     """
 
     places: Places
@@ -59,6 +59,7 @@ class Node:
     release: str = field(default_factory=lambda: os.uname().release)
     unseen: list[str] = field(default_factory=list)
     pod_links: list[PodLink] | None = None
+    agent_folder: str = ""
 
     @property
     def pods(self) -> list[PodLink]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def agent(node: Node) -> Iterator[Finding]:
     """The agent answers, and can read all policies, where a network has the plugin policy."""
-    for path in pod_policies.sockets(node.networks):
+    for path in pod_policies.sockets(node.networks, node.agent_folder):
         try:
             status = policies.ask(path, {"do": "status"})
         except (policies.Away, CniError) as e:
