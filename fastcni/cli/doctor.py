@@ -70,7 +70,7 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
         console.print()
         console.print(Text.assemble((f"{it.severity.upper()}  ", style), (printable(it.what), "bold"),
                                     f"  [{it.check}]"))
-        put(console, f"  why: {it.why}")
+        put(console, it.why, title="  why: ")
         console.print(Text(printable(f"  do:  {it.do}")), soft_wrap=True)
     console.print()
     for text in found.unseen:

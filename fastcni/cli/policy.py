@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcni.cli.options import completion
 from fastcni.cli.policy_convert import convert
 from fastcni.cli.question import Question
 from fastcni.cli.text.output import Group, json_option, printable, put_document
@@ -37,8 +38,8 @@ policy.add_command(convert)
 
 
 @policy.command(cls=Question)
-@click.argument("source", metavar="FROM")
-@click.argument("destination", metavar="TO")
+@click.argument("source", metavar="FROM", shell_complete=completion.pod_names)
+@click.argument("destination", metavar="TO", shell_complete=completion.pod_names)
 @click.argument("port")
 @click.option("--folder", default="/etc/fastcni/policies", show_default=True, metavar="DIR",
               help="Read pods, namespaces and policies from the JSON and YAML files of this folder.")

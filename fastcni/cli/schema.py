@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from fastcni import plugins, third_party
+from fastcni.cli.options import completion
 from fastcni.cli.text.output import put_document
 from fastcni.kit.call.similar import meant
 from fastcni.runtime.schema import schema as schema_of
@@ -13,7 +14,7 @@ from fastcni.spec.errors import CniError
 
 
 @click.command()
-@click.argument("kind", metavar="TYPE")
+@click.argument("kind", metavar="TYPE", shell_complete=completion.plugin_types)
 def schema(kind: str) -> None:
     """Print the JSON Schema of the configuration of the plugin TYPE.
 

@@ -11,10 +11,12 @@ from types import FrameType
 from typing import Any
 
 import click
+from rich.console import Console
 
 from fastcni.agent.peer_list import FOLDER
 from fastcni.cli.options import completion
 from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
+from fastcni.cli.text.inventory import put
 from fastcni.cli.text.output import json_option, printable, put_document
 from fastcni.daemon.listening import PATH
 from fastcni.node import confs, server_process
@@ -25,9 +27,10 @@ from fastcni.selftest.records import ONE_SHOT, WARM, Check
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-INTRODUCTION = """\
-This adds two pods of its own to each network, a veth link "fcst..." with the addresses of an outside host, and one host
-port, for some seconds. It changes nothing else, and removes all of it. Running pods are not touched."""
+INTRODUCTION = (
+    'This adds two pods of its own to each network, a veth link "fcst..." with the addresses of an outside host, and '
+    "one host port, for some seconds, and removes all of it. Running pods are not touched. Nothing else is changed, but "
+    "for what each ADD mends, such as a bridge that is down.")
 
 
 @click.command()
@@ -62,10 +65,10 @@ def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cac
     other = find(peer, agent_folder) if peer else None
     modes = [ONE_SHOT, WARM] if socket and server_process.listener(socket) else [ONE_SHOT]
     if not as_json:
-        click.echo(INTRODUCTION)
+        put(Console(), INTRODUCTION)
         if WARM not in modes:
             why = f"No server listens at {socket}" if socket else "No server is asked"
-            click.echo(printable(f"{why}, so the mode warm is not tested."))
+            put(Console(), f"{why}, so the mode warm is not tested.")
     os.environ["FASTCNI_SOCKET"] = socket
     found = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -105,8 +108,8 @@ def put_check(check: Check) -> None:
     state = click.style("ok    ", fg="green") if check.ok else click.style("FAILED", fg="red", bold=True)
     click.echo(f"{state}  {printable(check.network):16}  {check.mode:8}  {check.name:16} {check.ms:8.1f} ms")
     if check.ok and check.what:
-        click.echo(printable(f"        {check.what}"))
+        put(Console(), check.what, title=" " * 8)
     if not check.ok:
         click.echo(printable(f"        at:  {check.hop}"))
-        click.echo(printable(f"        why: {check.what}"))
+        put(Console(), check.what, title="        why: ")
         click.echo(printable(f"        do:  {check.command}"))

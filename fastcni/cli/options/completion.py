@@ -33,11 +33,15 @@ def containers(ctx: click.Context, parameter: click.Parameter, incomplete: str) 
 
 
 def pods(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the ids of the containers in the result caches, and NAMESPACE/NAME of those whose ADD has these names."""
+    """Return the ids of the containers in the result caches, and NAMESPACE/NAME of those whose ADD had these names."""
+    return [*containers(ctx, parameter, incomplete), *pod_names(ctx, parameter, incomplete)]
+
+
+def pod_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return NAMESPACE/NAME of the pods in the result caches."""
     from fastcni.runtime.records import kubernetes_name
 
-    return beginning([name for it in cached(ctx) for name in (it.container_id, kubernetes_name(it.args)) if name],
-                     incomplete)
+    return beginning(filter(None, (kubernetes_name(it.args) for it in cached(ctx))), incomplete)
 
 
 def plugin_types(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

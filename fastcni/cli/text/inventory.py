@@ -115,13 +115,14 @@ def print_rest(inventory: Inventory, console: Console) -> None:
         put(console, f"not seen: {text}", "yellow")
 
 
-def put(console: Console, text: str, style: str = "") -> None:
-    """Print a text, broken between words by the width of the terminal.
+def put(console: Console, text: str, style: str = "", title: str = "", title_style: str = "") -> None:
+    """Print a text, broken between words by the width of the terminal. The lines begin behind the title.
 
     A path stays in one piece, and a command in backquotes, so that it can be copied.
     """
-    for line in broken(printable(text), console.width):
-        console.print(Text(line, style=style), soft_wrap=True)
+    for line in broken(printable(text), console.width - len(title)):
+        console.print(Text.assemble((title, title_style), (line, style)), soft_wrap=True)
+        title = " " * len(title)
 
 
 def broken(text: str, width: int) -> list[str]:
@@ -140,7 +141,7 @@ def broken(text: str, width: int) -> list[str]:
 
 def put_row(console: Console, name: str, value: str, style: str = "") -> None:
     """Print a name and a value. A path or an id is not broken, so that it can be copied."""
-    console.print(Text.assemble((f"{name:<12}", "bold"), (printable(value), style)), soft_wrap=True)
+    put(console, value, style, f"{name:<12}", "bold")
 
 
 def print_details(it: NodeAttachment, details: Details, unseen: Sequence[str], console: Console | None = None) -> None:
@@ -218,7 +219,7 @@ def print_explanations(found: Sequence[Explanation], inventory: Inventory, conso
 
 
 def link_text(link: HostLink) -> str:
-    """Return a link of the host as one line."""
+    """Return a link of the host in a line, and its counters in a second line."""
     counters = link.counters
     text = f"{link.name} ({link.kind}, index {link.index}, {'up' if link.up else 'DOWN'}, mtu {link.mtu}"
     text += f", port of {link.master})" if link.master else ")"
@@ -226,10 +227,10 @@ def link_text(link: HostLink) -> str:
         return text
     bad = sum(counters[key] for key in counters if "errors" in key or "dropped" in key)
     if link.kind == "ifb":              # the ifb shapes packets from the pod
-        return (f"{text}\n{'':12}let {counters['tx_packets']} packets pass ({size(counters['tx_bytes'])}), "
+        return (f"{text}\nlet {counters['tx_packets']} packets pass ({size(counters['tx_bytes'])}), "
                 f"errors and drops {bad}")
     # The host's end receives the packets that the pod sends.
-    return (f"{text}\n{'':12}pod sent {counters['rx_packets']} packets ({size(counters['rx_bytes'])}), "
+    return (f"{text}\npod sent {counters['rx_packets']} packets ({size(counters['rx_bytes'])}), "
             f"received {counters['tx_packets']} ({size(counters['tx_bytes'])}), errors and drops {bad}")
 
 
