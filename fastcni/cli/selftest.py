@@ -29,8 +29,8 @@ from fastcni.spec.errors import CniError
 
 INTRODUCTION = (
     'This adds two pods of its own to each network, a veth link "fcst..." with the addresses of an outside host, and '
-    "one host port, for some seconds, and removes all of it. Running pods are not touched. Nothing else is changed, but "
-    "for what each ADD mends, such as a bridge that is down.")
+    "one host port, for some seconds, and removes all of it. Running pods are not touched. Nothing else is changed, "
+    "but for what each ADD mends, such as a bridge that is down.")
 
 
 @click.command()

@@ -6,8 +6,9 @@ import re
 import namespace_files
 import pytest
 from node.conftest import LIST
+from rich.console import Console
 
-from fastcni.cli.text.inventory import age, broken, short_ids, size
+from fastcni.cli.text.inventory import age, broken, put, put_row, short_ids, size
 from fastcni.kit.ipam.store import Store
 from fastcni.node.attachments.adopt import gc_command
 from fastcni.node.attachments.inventory import Places
@@ -169,6 +170,15 @@ def test_the_command_of_gc_keeps_pods_that_gc_would_not_know():
     assert gc_command(Inventory((gone, other, old)), "net1", places) == (
         "fastcni gc --valid c3/eth0 --valid c4/IFNAME --cache-dir /var/lib/cni net1")
     assert gc_command(Inventory((pod("c5", "orphaned"),)), "net1") == "fastcni gc --all net1"
+
+
+def test_a_long_value_goes_on_behind_its_title(capsys):
+    """The rows of doctor and inspect were longer than the terminal, which broke them within words."""
+    put_row(Console(width=40), "server", "/run/fastcni/fastcni.sock: 0.1.0, pid 4711, 0 running, 0 of 1024 waiting")
+    put(Console(width=40), "pods with IPv4 reach nothing outside of this node", title="  why: ")
+    assert capsys.readouterr().out.splitlines() == [
+        "server      /run/fastcni/fastcni.sock:", "            0.1.0, pid 4711, 0 running,",
+        "            0 of 1024 waiting", "  why: pods with IPv4 reach nothing", "       outside of this node"]
 
 
 def test_commands_and_paths_are_not_broken():

@@ -14,6 +14,8 @@ CASES = [
     ("fastcni version fla", "flannel"), ("fastcni install --plugin por", "portmap"),
     ("fastcni add net1 /x --container-id 8", "8e4f2a"),
     ("fastcni why 8e", "8e4f2a"), ("fastcni why sh", "shop/web"), ("fastcni why 8e4f2a shop", "shop/web"),
+    ("fastcni inspect sh", "shop/web"), ("fastcni explain sh", "shop/web"), ("fastcni flows --pod sh", "shop/web"),
+    ("fastcni policy test sh", "shop/web"), ("fastcni policy test 8e", ""), ("fastcni schema portm", "portmap"),
     ("fastcni add q", ""), ("fastcni inspect q", "")]
 
 
