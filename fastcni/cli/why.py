@@ -54,7 +54,7 @@ def why(places: Places, as_json: bool, source: str, destination: str, udp: bool)
         raise CniError(errors.INVALID_ENVIRONMENT, "why enters network namespaces and sends a packet there",
                        "run the command as root")
     to, port = read_destination(destination)
-    inventory = collect(replace(places, quick=True))
+    inventory = ends.with_namespaces(collect(replace(places, quick=True)))
     with ExitStack() as opened:
         from_address, to_address = packed(source), packed(to)
         if to_address is None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.network import Network
 
 CAPABILITIES, ARGS = ("io.kubernetes.cri.pod-annotations",), (OWN_ARG,)
+PASSES_CAPABILITIES = True      # to the plugins of the pod's networks
 VALID = "cni.dev/valid-attachments"
 
 

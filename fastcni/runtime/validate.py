@@ -145,7 +145,9 @@ class Judge:
         self.errors += [self.finding(WARNING, "", text) for text in req.warnings]
 
     def unused_capabilities(self, names: str) -> Iterator[Finding]:
-        """Yield a Finding for each declared capability that no reader takes."""
+        """Yield a Finding for each declared capability that no reader takes, nor passes to other networks' plugins."""
+        if any(getattr(module, "PASSES_CAPABILITIES", False) for module in self.readers.values()):
+            return
         taken = {name for module in self.readers.values() for name in getattr(module, "CAPABILITIES", ())}
         taken |= {name for nested in nested_plugins(self.plugin) for name, on in nested.capabilities.items() if on}
         for name, wanted in self.plugin.capabilities.items():

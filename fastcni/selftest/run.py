@@ -27,6 +27,8 @@ BURST = 80_000                  # bits
 ALLOWED = 1.3                   # factor by which a TCP stream of BULK_S may exceed the limit
 Probe = Callable[[], str | None]        # raises Failed or OSError, or returns why the check does not apply
 BRIDGE_FILTER = "net.bridge.bridge-nf-call-iptables"
+PASSING = ("multus", "multus-shim")     # they pass capabilities to plugins of other networks
+TESTED = {"portMappings": "host-port", "bandwidth": "bandwidth"}       # {capability: its check}
 NOT_REACHED = ("macvlan", "ipvlan")     # pods of these plugins do not reach their own node, by design
 
 
@@ -41,7 +43,9 @@ class Network:
         self.outside, self.host, self.server = outside, host, server
         plugins = flattened(net.plugins)
         self.types = {plugin.type for plugin in plugins}
-        self.capabilities = {name for plugin in plugins for name, on in plugin.capabilities.items() if on}
+        declared = [(plugin.type, name) for plugin in plugins for name, on in plugin.capabilities.items() if on]
+        self.capabilities = {name for kind, name in declared if kind not in PASSING}
+        self.passed = {name for kind, name in declared if kind in PASSING and name in TESTED} - self.capabilities
         self.masquerades = any(plugin.values.get("ipMasq") for plugin in plugins)
         self.host_port = 0
         folder = policies.folder_of(net)
@@ -113,6 +117,8 @@ class Network:
                 yield from self._probes_of_node(one, two, family, suffix)
             if self.peer:
                 yield from self._probes_of_peer(self.peer, one, family, suffix)
+        for name in sorted(self.passed):
+            yield TESTED[name], partial(str, f"not tested: multus passes {name} to the plugins of the pod's networks")
         for address in (one.result.get("dns") or {}).get("nameservers") or ():
             yield "dns", partial(self._dns, one, address)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -120,12 +120,21 @@ class End:
         return next((str(it.get("bridge") or "cni0") for it in self.plugins() if it.get("type") == "bridge"), "")
 
 
+def with_namespaces(inventory: Inventory) -> Inventory:
+    """Return the inventory with the namespaces of networks that multus has added: only its own ADD had the path."""
+    known = {it.container_id: it.netns for it in inventory.attachments if it.netns}
+    return replace(inventory, attachments=tuple(
+        replace(it, netns=it.netns or known.get(it.container_id, "")) for it in inventory.attachments))
+
+
 def pods_named(inventory: Inventory, text: str) -> list[NodeAttachment]:
     """Return the attachments of the one pod that is meant: a container id or its beginning, or namespace/name.
 
     Raises CniError 4 if there is none, or more than one.
     """
     found = matching(inventory.attachments, text)
+    if found and len({it.container_id for it in found}) == 1 and found[0].pod == text:     # networks of multus, too
+        found += [it for it in matching(inventory.attachments, found[0].container_id) if it not in found]
     ids = sorted({it.container_id for it in found})
     if not ids:
         raise CniError(errors.INVALID_ENVIRONMENT, f"no pod of this node is known as {text}",

@@ -129,6 +129,23 @@ def test_a_network_without_a_route_to_outside_is_no_fault(node):
     assert "host-port" not in [check["name"] for check in checks] and "no route" in texts["outside"]
 
 
+def test_host_ports_that_multus_passes_on_are_not_tested(node):
+    """The cluster network had no plugin for them, which was a failed check with `fastcni restore` as its command."""
+    node.configure()
+    path = node.conf_dir / "10-testnet.conflist"
+    document = json.loads(path.read_text())
+    del document["plugins"][1:]
+    inner = node.directory / "10-inner.conflist"
+    inner.write_text(json.dumps({**document, "name": "inner"}))
+    path.write_text(json.dumps({"cniVersion": "1.0.0", "name": "testnet", "plugins": [
+        {"type": "multus", "clusterNetwork": str(inner), "capabilities": {"portMappings": True},
+         "cniDir": str(node.directory / "multus")}]}))
+    status, checks = node.selftest()
+    found = {check["name"]: check for check in checks}
+    assert status == 0 and found["host-port"]["what"].startswith("not tested: multus passes portMappings")
+    assert "hairpin" not in found
+
+
 @contextlib.contextmanager
 def agent(folder, directory):
     """An agent with policies of a folder; its socket is directory/policy.sock."""

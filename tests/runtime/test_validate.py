@@ -119,7 +119,7 @@ MULTUS = {"defaultNetworks": [], "multusNamespace": "x", "systemNamespaces": ["x
           "globalNamespaces": "x", "readinessindicatorfile": "/run/x", "cniDir": "/run/x", "confDir": "/run/x",
           "binDir": "/run/x", "logFile": "/run/x", "logLevel": "debug", "logOptions": {}, "logToStderr": True,
           "daemonSocketDir": "/run/x", "kubeconfig": "/run/x", "retryDeleteOnError": True, "hotPlug": True,
-          "capabilities": {"io.kubernetes.cri.pod-annotations": True}}
+          "capabilities": {"io.kubernetes.cri.pod-annotations": True, "portMappings": True}}
 # {case: a configuration with every key of that plugin}
 COMPLETE = {
     "bandwidth": {"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000, "egressBurst": 800000,

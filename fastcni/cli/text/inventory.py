@@ -74,12 +74,13 @@ def print_rows(chosen: Sequence[NodeAttachment], inventory: Inventory, console: 
     ids, now = short_ids(it.container_id for it in inventory.attachments), time.time()
     titles = ("CONTAINER", "POD", "IFNAME", "NETWORK", "STATE", "AGE")
     table: list[tuple[str, ...]] = [titles]
-    table += ((ids[it.container_id], it.pod or "-", it.ifname or "?", it.network or "?", it.state, age(it.since, now))
-              for it in chosen)
+    pods = {it.container_id: it.pod for it in inventory.attachments if it.pod}      # networks of multus have no name
+    table += ((ids[it.container_id], pods.get(it.container_id, "-"), it.ifname or "?", it.network or "?", it.state,
+               age(it.since, now)) for it in chosen)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lasts = [it.addresses for it in chosen]
-    if not any(it.pod for it in chosen) or sum(widths) + 2 * len(widths) > console.width:
-        lasts = [(*filter(None, (it.pod,)), *it.addresses) for it in chosen]        # a long name has a line of its own
+    if not pods or sum(widths) + 2 * len(widths) > console.width:      # a long name has a line of its own
+        lasts = [(*filter(None, (pods.get(it.container_id),)), *it.addresses) for it in chosen]
         table = [(row[0], *row[2:]) for row in table]
         del widths[1]
     start = sum(widths) + 2 * len(widths)

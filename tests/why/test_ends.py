@@ -1,0 +1,18 @@
+"""fastcni why: the ends of a connection of a pod with several networks."""
+
+from fastcni.node.attachments.records import RUNNING, Cached, Inventory, NodeAttachment
+from fastcni.why import ends
+
+SHOP_WEB = (("K8S_POD_NAMESPACE", "shop"), ("K8S_POD_NAME", "web"))
+
+
+def test_networks_that_multus_has_added_have_the_namespace_and_the_name_of_the_pod():
+    """Their ADDs are in the result cache without both, so a packet by net1 was said to end at `pod namespace`."""
+    own = NodeAttachment("many", "c0ffee", "eth0", RUNNING, "", netns="/run/netns/web",
+                         cached=Cached("", args=SHOP_WEB))
+    more = NodeAttachment("storage", "c0ffee", "net1", RUNNING, "", addresses=("10.9.0.2",), cached=Cached(""))
+    other = NodeAttachment("many", "beef", "eth0", RUNNING, "", netns="/run/netns/db", cached=Cached(""))
+    inventory = ends.with_namespaces(Inventory((own, more, other)))
+    found = ends.pods_named(inventory, "shop/web")
+    assert [(it.ifname, it.netns) for it in found] == [("eth0", "/run/netns/web"), ("net1", "/run/netns/web")]
+    assert [it.ifname for it in ends.pods_named(inventory, "c0ffee/net1")] == ["net1"]
