@@ -68,7 +68,8 @@ def test_the_long_name_of_a_pod_has_a_line_of_its_own(three, fastcni):
     three.cached("c0ffee", netns="/proc/self/ns/net", cniArgs=[["K8S_POD_NAMESPACE", "kube-system"], [
         "K8S_POD_NAME", name.partition("/")[2]]])
     lines = fastcni("list").out.splitlines()
-    assert "POD" not in lines[0] and f"    {name}" in lines and max(map(len, lines[:-2])) <= 80
+    table = lines[:next(at for at, line in enumerate(lines) if "4 attachments: " in line)]
+    assert "POD" not in table[0] and f"    {name}" in table and max(map(len, table)) <= 80
 
 
 def test_list_is_filtered_and_is_json(three, fastcni):
