@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from errno import EINVAL, ENOENT, EOPNOTSUPP
+
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, uapi, wire
+
+OWNED = nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST         # since Linux 6.9, see nft.add_table()
+UNKNOWN = (EOPNOTSUPP, EINVAL)                                  # errors of earlier kernels
 
 
 class NftTable:
@@ -25,6 +30,13 @@ class NftTable:
         """Return the netlink port, by which the agent distinguishes notifications of its own changes from those of
         other programs."""
         return int(self.sock.getsockname()[0])
+
+    def delete(self) -> bool:
+        """Delete the table. Return whether there was one."""
+        _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), *self._place)))
+        if refused and refused[0].errno != ENOENT:
+            raise refused[0]
+        return not refused
 
     def exists(self) -> bool:
         """Return whether the table exists."""

@@ -344,6 +344,7 @@ def remove_policies() -> bool:
     """Remove the table of policies, and the state of egress addresses. Return whether the table existed. Raises
     ConfigurationError, OSError."""
     with closing(Ruleset()) as rules:
+        rules.adopt()                   # before anything changes, as leave()
         remove_egress()
         return rules.remove()
 

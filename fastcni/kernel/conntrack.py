@@ -82,8 +82,8 @@ class Flow:
     tuple, id, zone                               attributes by which delete() identifies the flow
     """
 
-    __slots__ = ("family", "protocol", "port", "source", "destination", "source_port", "replier", "replier_port", "nat",
-                 "mark", "tuple", "id", "zone")
+    __slots__ = ("family", "protocol", "port", "source", "destination", "source_port", "replier", "replier_port",
+                 "translated", "nat", "mark", "tuple", "id", "zone")
     family: int
     protocol: int
     port: int
@@ -92,6 +92,7 @@ class Flow:
     source_port: int
     replier: bytes
     replier_port: int
+    translated: bytes
     nat: bool
     mark: int
     tuple: bytes
@@ -149,7 +150,8 @@ def read(payload: bytes) -> Flow:
     flow.source, flow.destination = ends.get(CTA_IP_SRC[flow.family], b""), ends.get(CTA_IP_DST[flow.family], b"")
     reply_ports = attributes(answered.get(CTA_TUPLE_PROTO, b""))
     flow.replier_port = int.from_bytes(reply_ports.get(CTA_PROTO_SRC_PORT, b""), "big")
-    flow.replier = attributes(answered.get(CTA_TUPLE_IP, b"")).get(CTA_IP_SRC[flow.family], b"")
+    ends = attributes(answered.get(CTA_TUPLE_IP, b""))
+    flow.replier, flow.translated = ends.get(CTA_IP_SRC[flow.family], b""), ends.get(CTA_IP_DST[flow.family], b"")
     flow.nat = bool(int.from_bytes(found.get(CTA_STATUS, b""), "big") & (IPS_SRC_NAT | IPS_DST_NAT))
     flow.mark = int.from_bytes(found.get(CTA_MARK, b""), "big")
     flow.tuple, flow.id, flow.zone = found.get(CTA_TUPLE_ORIG, b""), found.get(CTA_ID), found.get(CTA_ZONE)

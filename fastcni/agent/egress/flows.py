@@ -15,18 +15,22 @@ from fastcni.agent.policy import cut
 from fastcni.kernel import conntrack, uapi, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Mapping, Sequence
 
     from fastcni.agent.policy.state import Range
 
 
-def end(pods: Collection[bytes], inside: Sequence[Range]) -> int:
-    """Delete the flows that these addresses have begun to outside. Return how many. Raises OSError."""
+def end(pods: Mapping[bytes, bytes], inside: Sequence[Range]) -> int:
+    """Delete the flows that pods have begun to outside, but for those with the right source. Return how many. Raises
+    OSError.
+
+    pods: {address: the source with which its packets are to leave this node, b"" if each flow is to go}.
+    """
     if not pods:
         return 0
     with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
-        found = [flow for flow in conntrack.list_flows(sock, pods)
-                 if flow.source in pods and not within(flow.destination, inside)]
+        found = [flow for flow in conntrack.list_flows(sock, pods) if pods.get(flow.source, flow.translated)
+                 != flow.translated and not within(flow.destination, inside)]
         cut.delete(sock, found)
     return len(found)
 

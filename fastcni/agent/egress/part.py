@@ -33,6 +33,7 @@ class EgressPart:
         self._own = None if settings.egress else self.egress
         self.events = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
         wire.set_buffer_size(self.events, EVENT_BYTES)
+        self.egress.table.adopt()
         self._suspect = False
         self._stale, self.due = True, 0.0       # the Egress has to be told of the index
         engine.compiler.egress.notify = self._note_index
@@ -55,12 +56,14 @@ class EgressPart:
         if self.engine.begun:           # before the policies are known, the table of a former agent counts
             self.engine.compiler.settle()
             if self._stale:
+                self.engine.compiler.egress_changed()
+                self.engine.commit()
                 self.egress.put(index.documents, index.subjects())
                 self._stale = False
         if self._suspect:               # at once each time, as the policies' table: without it pods are open
             self._suspect = False
             if table.wanted:
-                table.restore()
+                self.egress.restore()
                 self.log.warning("egress_restored")
         self.due = monotonic() + AGAIN_S if self._stale else inf
 

@@ -57,6 +57,7 @@ class Egress:
         self._poll.register(self.wakeup.fileno(), select.POLLIN)
         # By pod: the address that this node gives it, or the way to another node; None: those of an agent before
         self._former: dict[bytes, object] | None = None if self.table.exists() else {}
+        self._gaps = self._mended = 0           # how often there was no table; after how many of these flows were ended
 
     def close(self) -> None:
         self.table.close()
@@ -76,6 +77,12 @@ class Egress:
     def protect(self, addresses: Collection[bytes]) -> None:
         """Within an ADD: close a new pod of a subject until its way is written. Raises OSError."""
         self.table.add_subjects(addresses)
+
+    def restore(self) -> None:
+        """Write the table that another program has changed; end what pods have begun meanwhile. Raises OSError."""
+        self.table.restore()
+        self._gaps += 1
+        self.changed()
 
     def see(self, conf: NetworkConf, me: Node, nodes: Collection[Node], routes: Collection[Route]) -> None:
         """Record all nodes, and the routes to their subnets."""
@@ -183,11 +190,16 @@ class Egress:
             self.table.put_ranges("foreign", around.foreign)
             self.table.put("to", {pod: address for pod, address in given.items() if pod not in hops})
             self.table.put("ways", {pod + hop.gateway: None for pod, hop in hops.items()})
+        self._end_flows(given, hops, around)
+
+    def _end_flows(self, given: Mapping[bytes, bytes], hops: Mapping[bytes, NextHop], around: Surroundings) -> None:
+        """End the flows of pods that have another address or way now; after a gap also flows with another source."""
         now: dict[bytes, object] = {**given, **dict.fromkeys(hops, "elsewhere")}
-        if self._former is not None:
-            flows.end({pod for pod in self._former.keys() | now.keys() if self._former.get(pod) != now.get(pod)},
-                      around.inside)
-        self._former = now
+        former, gaps = now if self._former is None else self._former, self._gaps
+        ended = {} if gaps == self._mended else {**given, **{pod: pod for pod in hops}}
+        ended.update({pod: b"" for pod in former.keys() | now.keys() if former.get(pod) != now.get(pod)})
+        flows.end(ended, around.inside)
+        self._former, self._mended = now, gaps
 
     def _hand_over(self, holding: Holding, ways: Routes) -> None:
         gone, until = set(holding.until), monotonic() + HANDOVER_S

@@ -26,6 +26,8 @@
         }
     }
 
+The table belongs to the agent's socket, as that of policies does (policy/ruleset.py).
+
 The first SNAT that matches is the only one, so no masquerade takes such a connection. Whatever translates a packet, the
 chain `check` sees the source that it leaves with. Answers on connections from outside keep their way.
 """
@@ -37,11 +39,12 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni.agent.egress import expressions
-from fastcni.agent.nft_table import NftTable
+from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable
 from fastcni.agent.policy.rules import parts
 from fastcni.agent.policy.ruleset import Transaction
 from fastcni.kernel import nft, nft_elements, nft_rules
 from fastcni.kernel.nft_elements import ADDRESS_TYPES
+from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -67,17 +70,23 @@ SEND_BYTES, ACK_BYTES = 16 << 20, 16 << 20
 class Table(NftTable):
     """Any thread may call; each call is one short transaction. Raises OSError.
 
-    wanted: whether there is to be a table.
+    wanted: whether there is to be a table. flags: of the table, 0 if the kernel cannot give it to this socket.
     """
 
     def __init__(self) -> None:
-        self.wanted = False
+        self.wanted, self.flags = False, OWNED
         self._lock = threading.Lock()
         self._plain: dict[str, dict[bytes, bytes | None]] = {}  # by set: what it is to have
         self._ranges: dict[str, list[Range]] = {}
         self._written: dict[str, dict[bytes, bytes | None]] | None = None       # None: the kernel's is not known
         self._until: dict[bytes, float] = {}                    # when this node's use of an address ends, monotonic
         super().__init__(FAMILY, TABLE, SEND_BYTES, ACK_BYTES)
+
+    def adopt(self) -> None:
+        """Own the table that an agent has left, before there is something to write."""
+        with self._lock:
+            if self.exists():
+                self._own()
 
     def put(self, name: str, elements: Elements) -> None:
         """Let a set or map of both families have these elements; keys of `ways` have two addresses."""
@@ -122,17 +131,15 @@ class Table(NftTable):
     def restore(self) -> None:
         """Write everything again."""
         with self._lock:
-            self._written = None
+            self._written, self.flags = None, OWNED
             self._write()
 
     def remove(self) -> None:
-        """Remove the table."""
+        """Remove the table. Raises NetlinkError with EPERM if a running agent has it."""
         with self._lock:
             self.wanted, self._written, self._until, self._plain, self._ranges = False, None, {}, {}, {}
-            requests = Transaction()
-            requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
-            requests.add(nft.del_table, FAMILY, TABLE)
-            requests.commit(self.sock)
+            self.flags = OWNED
+            self.delete()
 
     # -- with the lock -------------------------------------------------------------------------------------------------
 
@@ -141,7 +148,8 @@ class Table(NftTable):
             return
         requests = Transaction()
         if first := self._written is None:
-            set_up(requests)
+            self._own()
+            set_up(requests, self.flags)
             for name, ranges in self._ranges.items():
                 put_ranges(requests, name, ranges)
             put_held(requests, self._until, ())
@@ -153,6 +161,17 @@ class Table(NftTable):
         self._commit(requests)
         self._written = {name: dict(elements) for name, elements in self._plain.items()}
 
+    def _own(self) -> None:
+        """Make the table if there is none, and let it belong to this socket."""
+        requests = Transaction()
+        requests.add(nft.add_table, FAMILY, TABLE, COMMENT, self.flags)
+        try:
+            requests.commit(self.sock)
+        except NetlinkError as e:
+            if not self.flags or e.errno not in UNKNOWN:
+                raise
+            self.flags = 0              # Linux before 6.9, or a table that another version has made
+
     def _commit(self, requests: Transaction) -> None:
         """After a refusal, which may come from another program's change, the next call writes everything."""
         try:
@@ -162,9 +181,9 @@ class Table(NftTable):
             raise
 
 
-def set_up(requests: Transaction) -> None:
+def set_up(requests: Transaction, flags: int) -> None:
     """Make the table as it is without elements, and keep the elements that its sets have."""
-    requests.add(nft.add_table, FAMILY, TABLE, COMMENT)
+    requests.add(nft.add_table, FAMILY, TABLE, COMMENT, flags)
     for length, version in VERSIONS.items():
         kind = ADDRESS_TYPES[length]
         for name, named in (("subjects", {}), ("foreign", {"intervals": True}), ("inside", {"intervals": True}),

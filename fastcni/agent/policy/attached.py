@@ -190,11 +190,27 @@ class AttachedCompiler(Compiler):
         if it and it.port:
             shut, mute = (any(packed in self.state.elements[f"{direction}{VERSIONS[len(packed)]}"]
                               for packed in it.addresses) for direction in (IN, OUT))
-            wanted = set(ports.elements(it.port, it.addresses, shut=shut, mute=mute))
+            wanted = set(ports.elements(self._without_prefixes(it), it.addresses, shut=shut, mute=mute))
         old = self._written.pop(id, set())
         if wanted:
             self._written[id] = wanted
         self._exchange(old, wanted)
+
+    def _without_prefixes(self, it: Attachment) -> Port:
+        """Return the port of an attachment without prefixes of the families in which the pod has an egress address: no
+        packets from a prefix leave from that address."""
+        assert it.port
+        if it.pod not in self.cluster.pods or all(pair.single for pair in it.port.pairs):
+            return it.port
+        chosen = self.egress.selects(self.cluster.pods[it.pod])
+        return replace(it.port, pairs=tuple(pair for pair in it.port.pairs if pair.single or not any(
+            each.closed or each.of_family(pair.packed) for each in chosen)))
+
+    def egress_changed(self) -> None:
+        """Follow the egress addresses."""
+        for id, it in self.attachments.items():
+            if id in self._written and it.port and not all(pair.single for pair in it.port.pairs):
+                self._put_port(id)
 
     def put_tunnels(self, wanted: set[Element]) -> None:
         """Put the elements of the node's tunnels, see tunnels.py."""

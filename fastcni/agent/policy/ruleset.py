@@ -7,7 +7,7 @@ others is refused. When the agent ends, they stay, without an owner, until the n
 
 from __future__ import annotations
 
-from errno import EINVAL, ENOENT, EOPNOTSUPP
+from errno import ENOENT
 from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
 from fastcni.agent.contract import ConfigurationError
-from fastcni.agent.nft_table import NftTable
+from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable
 from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.http import redirect
 from fastcni.agent.policy.names.told import DOMAIN_SETS, elements_left, pairs_told, set_told
@@ -47,7 +47,6 @@ BRIDGE_FAMILY = nft.NFPROTO_BRIDGE                              # of another tab
 NAMES = "fastcni-names"         # see names/redirect.py
 TABLES = ((FAMILY, GUARD), (FAMILY, NAMES), (FAMILY, TABLE), (BRIDGE_FAMILY, TABLE))
 LOAD_TRANSACTIONS = 3
-OWNED = nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST
 SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # limits, as the kernel counts: 768 bytes and more for an ACK
 BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables",
            "net/bridge/bridge-nf-filter-vlan-tagged")           # also of packets with a VLAN tag, as on a trunk
@@ -89,7 +88,7 @@ class Ruleset(NftTable):
         try:
             self._guard(state)
         except NetlinkError as e:
-            if not self.flags or e.errno not in (EOPNOTSUPP, EINVAL):
+            if not self.flags or e.errno not in UNKNOWN:
                 raise
             self.flags = 0              # Linux before 6.9
             self._guard(state)

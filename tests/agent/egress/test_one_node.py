@@ -1,5 +1,6 @@
 """Egress addresses of a node without etcd: rules, address and packets in the real kernel. Needs root."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -8,16 +9,21 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 import structlog
+from agent.egress.test_objects import document as egress_address
 from agent.nodes import conf
+from agent.policy.test_service import Running
 
 from fastcni._netlink import Batch
 from fastcni.agent.contract import Node, Route
+from fastcni.agent.egress import table as table_module
 from fastcni.agent.egress.claims import open_claims
 from fastcni.agent.egress.lending import of_all_hosts
 from fastcni.agent.egress.objects import EgressAddress
 from fastcni.agent.egress.routes import NextHop, Routes
 from fastcni.agent.egress.service import Egress
+from fastcni.agent.egress.table import Table
 from fastcni.agent.policy.objects import EVERYTHING, Group
+from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.agent.run import remove_egress
 from fastcni.kernel import rtnl, wire
 from fastcni.spec.address import read_ip
@@ -36,7 +42,7 @@ class Place:
     """A node in the test's namespace, a pod, and a host outside that says who asks."""
 
     def __init__(self, pod, outside, folder):
-        self.pod, self.outside = pod, outside
+        self.pod, self.outside, self.opened = pod, outside, contextlib.ExitStack()
         ip("link", "add", "eth0", "type", "veth", "peer", "eth0", "netns", outside)
         ip("link", "add", "pod", "type", "veth", "peer", "eth0", "netns", pod)
         for name, netns in (("eth0", None), ("pod", None), ("eth0", outside), ("eth0", pod)):
@@ -54,6 +60,9 @@ class Place:
                                     "ip saddr 10.244.0.0/16 oifname eth0 masquerade\n}\n}")
         with Inside(outside):
             self.server = socket.create_server((OUTSIDE, PORT))
+            self.receiver = self.opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        self.receiver.bind((OUTSIDE, PORT))
+        self.receiver.setblocking(False)
         self.nodes = folder / "nodes.json"
         self.write("one")
         self.log, self.stopped = [], threading.Event()
@@ -75,17 +84,41 @@ class Place:
         document = EgressAddress("billing", Group(EVERYTHING, EVERYTHING), tuple(map(read_ip, addresses)))
         self.it.put({"billing": document}, {read_ip(POD): document})
 
-    def source(self):
-        """Who asks, as the host outside sees it; "" if nothing comes."""
+    def source(self, to=(OUTSIDE, PORT), server=None):
+        """Who asks, as the host outside or another server sees it; "" if nothing comes."""
         with Inside(self.pod), socket.socket() as sock:
             sock.settimeout(0.3)
             try:
-                sock.connect((OUTSIDE, PORT))
+                sock.connect(to)
             except OSError:
                 return ""
-        one, (host, _) = self.server.accept()
+        one, (host, _) = (server or self.server).accept()
         one.close()
         return host
+
+    def datagrams(self):
+        """A socket of the pod for asked_from()."""
+        with Inside(self.pod):
+            found = self.opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        found.settimeout(0.3)
+        found.connect((OUTSIDE, PORT))
+        return found
+
+    def asked_from(self, sock, port=False):
+        """The address, or also the port, that a datagram comes from, as the host outside sees it; "" if none comes."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.receiver.recv(64)
+        sock.send(b"x")
+        self.receiver.setblocking(True)
+        self.receiver.settimeout(0.3)
+        try:
+            found = self.receiver.recvfrom(64)[1]
+        except TimeoutError:
+            return ""
+        finally:
+            self.receiver.setblocking(False)
+        return found if port else found[0]
 
     def has_address(self):
         return ADDRESS in ip("addr", "show", "dev", "eth0")
@@ -100,6 +133,7 @@ class Place:
         self.end()
         self.it.close()
         self.server.close()
+        self.opened.close()
 
 
 @pytest.fixture
@@ -174,10 +208,104 @@ def test_all_that_egress_addresses_have_made_can_be_removed(place):
     with closing(Routes()) as routes:
         routes.put({read_ip(POD): NextHop("eth0", read_ip("192.0.2.2"), False)})
     assert "fwmark" in ip("rule")
+    place.it.table.close()
     remove_egress()
     assert "fwmark" not in ip("rule")
     assert "fastcni-egress" not in run("nft", "list", "tables")
     assert eventually(lambda: place.source() == "192.0.2.1")
+
+
+@pytest.mark.needs("nft-owned-tables")
+def test_no_other_program_removes_the_table_and_the_next_agent_takes_it_over(place):
+    place.put(ADDRESS)
+    place.thread.start()
+    assert eventually(lambda: place.source() == ADDRESS), place.log
+    for words in (("delete", "table", "inet", "fastcni-egress"), ("flush", "ruleset")):
+        run("nft", *words, check=False)
+        assert "flags owner" in run("nft", "list", "table", "inet", "fastcni-egress")
+    with pytest.raises(wire.NetlinkError, match="errno 1"):
+        remove_egress()
+    place.end()
+    place.it.table.close()
+    with closing(Table()) as table:
+        table.adopt()
+        run("nft", "flush", "ruleset")
+        assert "chain leaving" in run("nft", "list", "table", "inet", "fastcni-egress")
+        table.remove()
+    assert "fastcni-egress" not in run("nft", "list", "tables")
+
+
+def test_the_table_is_written_again_each_time_that_another_program_deletes_it(host_netns, tmp_path, monkeypatch):
+    """Before Linux 6.9, where the table has no owner."""
+    if not see_bridged_traffic():
+        pytest.skip("needs br_netfilter in the kernel")
+    monkeypatch.setattr(table_module, "OWNED", 0)
+    running = Running(tmp_path)
+    try:
+        running.write(egress_address(addresses=[ADDRESS]))
+        assert eventually(lambda: "fastcni-egress" in run("nft", "list", "tables"))
+        for times in range(1, 5):
+            run("nft", "delete", "table", "inet", "fastcni-egress")
+            assert eventually(lambda times=times: running.events().count("egress_restored") == times)
+            assert "chain leaving" in run("nft", "list", "table", "inet", "fastcni-egress")
+    finally:
+        running.stop()
+
+
+KUBE_PROXY = """*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-OUTSIDE - [0:0]
+:KUBE-SVC-NODE - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-POSTROUTING - [0:0]
+-A PREROUTING -j KUBE-SERVICES
+-A OUTPUT -j KUBE-SERVICES
+-A POSTROUTING -j KUBE-POSTROUTING
+-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-OUTSIDE
+-A KUBE-SERVICES -d 10.96.0.2/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-NODE
+-A KUBE-SVC-OUTSIDE {unless} -j KUBE-MARK-MASQ
+-A KUBE-SVC-OUTSIDE -p tcp -m tcp -j DNAT --to-destination {outside}
+-A KUBE-SVC-NODE {unless} -j KUBE-MARK-MASQ
+-A KUBE-SVC-NODE -p tcp -m tcp -j DNAT --to-destination {node}
+-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --xor-mark 0x4000
+-A KUBE-POSTROUTING -j MASQUERADE --random-fully
+COMMIT
+"""
+
+
+@pytest.mark.parametrize("unless", ["! -s 10.244.0.0/16", ""], ids=["--cluster-cidr", "--masquerade-all"])
+def test_with_the_rules_of_kube_proxy_services_inside_see_the_pod_and_those_outside_the_egress_address(place, unless):
+    ip("route", "add", "default", "via", OUTSIDE)           # else proxy_arp answers no pod that asks for a service
+    with socket.create_server(("192.0.2.1", 0)) as node:
+        run("iptables-restore", "--noflush", stdin=KUBE_PROXY.format(
+            unless=unless, outside=f"{OUTSIDE}:{PORT}", node=f"192.0.2.1:{node.getsockname()[1]}"))
+        assert eventually(lambda: place.source(("10.96.0.1", 80)) == "192.0.2.1")
+        place.put(ADDRESS)
+        place.thread.start()
+        assert eventually(lambda: place.source(("10.96.0.1", 80)) == ADDRESS), place.log
+        assert eventually(lambda: place.source() == ADDRESS)
+        assert eventually(lambda: place.source(("10.96.0.2", 80), node) == POD)
+
+
+def test_connections_that_begin_while_there_is_no_table_get_the_egress_address_afterwards(place, monkeypatch):
+    """Before Linux 6.9: they kept the node's address, and were dropped until they ended. Others go on."""
+    monkeypatch.setattr(table_module, "OWNED", 0)
+    place.it.table.flags = 0
+    place.put(ADDRESS)
+    place.thread.start()
+    assert eventually(lambda: place.source() == ADDRESS), place.log
+    flows = []
+    for expected in (ADDRESS, "192.0.2.1"):
+        flows.append(place.datagrams())
+        assert place.asked_from(flows[-1]) == expected
+        if expected == ADDRESS:
+            before = place.asked_from(flows[0], port=True)
+            run("nft", "delete", "table", "inet", "fastcni-egress")
+    place.it.restore()
+    assert eventually(lambda: place.asked_from(flows[1]) == ADDRESS)
+    assert place.asked_from(flows[0], port=True) == before
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "192.0.2.2", "192.0.2.7", "192.0.2.255", "10.244.2.9"])
