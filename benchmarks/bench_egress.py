@@ -10,6 +10,9 @@ cut off     it no longer reaches etcd
 Three nodes with a pod each, in network namespaces that are removed at the end, and one etcd. `moved` is the time until
 another node has the address, `answered` until a pod of another node has had an answer through it, and `two` the longest
 time for which two nodes had the address. It looks each 2 ms.
+
+The last line is the request to the agent within an ADD (plugin `policy`), in turn of a pod without an egress address
+and of a pod that has one.
 """
 
 import argparse
@@ -27,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from cluster.agent.egress_nodes import EGRESS, Outside, Pod, egress_address, put
 from cluster.agent.test_agent import CONF, Node
-from cluster.agent.test_egress import fail, recover
+from cluster.agent.test_egress import ask, fail, recover
 from cluster.etcd import Etcd
 
 from fastcni.clients.etcd import Client
@@ -70,7 +73,7 @@ class Cluster:
         for node in self.nodes:
             assert eventually((node.folder / "net.conflist").exists), node.log()
         self.pods = [Pod(node, namespace(opened, f"p{node.number}")) for node in self.nodes]
-        put(self.folder, "all.yaml", egress_address(addresses=[EGRESS[4]]),
+        put(self.folder, "all.yaml", egress_address(addresses=[EGRESS[4]], namespaces=namespace_named("shop")),
             *(pod.document(f"p{number}") for number, pod in enumerate(self.pods)))
         self.sockets = []
         for node in self.nodes:
@@ -87,6 +90,10 @@ class Cluster:
         assert eventually(lambda: [pod.source() for pod in self.pods] == [EGRESS[4]] * 3)
         (one,) = self.holders()
         return one
+
+
+def namespace_named(name):
+    return {"matchLabels": {"kubernetes.io/metadata.name": name}}
 
 
 def namespace(opened, name):
@@ -119,23 +126,43 @@ def one_move(cluster, failure):
     return moved, answered, two
 
 
+def time_of_requests(cluster, rounds):
+    """Return the milliseconds of the request `protect`, by namespace: pods of `late` have an egress address."""
+    node = cluster.nodes[0]
+    put(cluster.folder, "late.yaml", egress_address("late", [EGRESS[4]], namespaces=namespace_named("late")))
+    found = {"plain": [], "late": []}
+    pod = {"id": ["net", "c1", "eth0"], "uid": "", "labels": {}, "addresses": ["10.244.99.9"]}
+    for number in range(rounds + 1):
+        for where, results in found.items():
+            began = time.perf_counter()
+            assert ask(node, {**pod, "do": "protect", "pod": f"{where}/a{number}"}) == {}
+            results.append((time.perf_counter() - began) * 1000)
+            ask(node, {"do": "forget", "id": pod["id"]})
+    return {where: results[1:] for where, results in found.items()}      # the first one waits for the file
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=8, help="of each failure")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--adds", type=int, default=200, help="requests of ADDs")
+    options = parser.parse_args()
     found = {failure: [] for failure in FAILURES}
     with contextlib.ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         cluster = Cluster(opened, folder)
-        for _ in range(rounds):
+        for _ in range(options.rounds):
             for failure in FAILURES:
                 found[failure].append(one_move(cluster, failure))
+        cluster.steady()
+        took = time_of_requests(cluster, options.adds)
     print(f"{'':10}{'moved: p50':>12}{'p99':>7}{'max':>7}{'answered: p50':>16}{'max':>7}{'two: max':>10}   seconds")
     for failure, results in found.items():
         moved, answered, two = (sorted(each) for each in zip(*results, strict=True))
         p99 = moved[min(len(moved) - 1, round(0.99 * (len(moved) - 1)))]
         print(f"{failure:10}{statistics.median(moved):12.2f}{p99:7.2f}{moved[-1]:7.2f}{statistics.median(answered):16.2f}"
               f"{answered[-1]:7.2f}{two[-1]:10.2f}")
+    plain, late = (statistics.median(results) for results in took.values())
+    print(f"protect   {plain:.2f} ms without, {late:.2f} ms with an egress address: median of {options.adds}")
 
 
 if __name__ == "__main__":

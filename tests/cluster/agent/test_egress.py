@@ -119,28 +119,7 @@ def test_pods_are_closed_while_no_node_holds_the_address_and_open_again_without_
 def test_the_address_moves_when_its_node_fails_and_no_other_source_is_seen_meanwhile(cluster, failure):
     """Moved within 3 s; a busy machine gets ten. Two nodes have the address for half a second at most."""
     put(cluster.folder, "egress.yaml", egress_address(addresses=[EGRESS[4]]))
-    first = holder(cluster.nodes)
-    assert eventually(lambda: cluster.leave_by(EGRESS[4]))
-    failed_pod = next(pod for pod in cluster.pods if pod.node is first)
-    others = [pod for pod in cluster.pods if pod.node is not first]
-    fail(first, failure)
-    seen, both = set(), 0.0
-    began = before = time.monotonic()
-    while time.monotonic() < began + 10.0:
-        held = [node for node in cluster.nodes if EGRESS[4] in addresses_of(node.netns)]
-        now = time.monotonic()
-        both, before = both + (now - before if len(held) > 1 else 0.0), now
-        found = {pod.source() for pod in cluster.pods}
-        seen |= found
-        if held and first not in held and {pod.source() for pod in others} == {EGRESS[4]}:
-            break
-    assert holder(cluster.nodes) is not first
-    assert {pod.source() for pod in others} == {EGRESS[4]}
-    assert seen <= {EGRESS[4], ""}, seen
-    assert both < 2.0
-    recover(first, failure)
-    assert eventually(lambda: failed_pod.source() == EGRESS[4]), (first.log(), table(first))
-    assert holder(cluster.nodes) is not first
+    see_move(cluster, failure)
 
 
 def test_an_agent_that_ends_gives_the_address_to_another_node_and_leaves_its_pods_a_way(cluster):
@@ -196,8 +175,8 @@ def test_explain_names_the_address_and_its_holder(cluster):
 
 def test_the_benchmark_measures_each_failure_and_leaves_nothing_behind():
     bench = Path(__file__).parents[3] / "benchmarks" / "bench_egress.py"
-    printed = run(sys.executable, bench, "--rounds", "1")
-    assert [line.split("  ")[0] for line in printed.splitlines()[1:]] == ["killed", "stopped", "cut off"]
+    printed = run(sys.executable, bench, "--rounds", "1", "--adds", "3")
+    assert [line.split("  ")[0] for line in printed.splitlines()[1:]] == ["killed", "stopped", "cut off", "protect"]
     assert "fceg" not in run("ip", "netns", "list")
 
 
@@ -230,6 +209,32 @@ class Echo:
 def ask(node, request):
     with Inside(node.netns):
         return client.ask(f"{node.folder}/state/policy.sock", request)
+
+
+def see_move(cluster, failure):
+    """Let the holder's agent fail while pods ask who they are, and let it recover."""
+    first = holder(cluster.nodes)
+    assert eventually(lambda: cluster.leave_by(EGRESS[4]))
+    failed_pod = next(pod for pod in cluster.pods if pod.node is first)
+    others = [pod for pod in cluster.pods if pod.node is not first]
+    fail(first, failure)
+    seen, both = set(), 0.0
+    began = before = time.monotonic()
+    while time.monotonic() < began + 10.0:
+        held = [node for node in cluster.nodes if EGRESS[4] in addresses_of(node.netns)]
+        now = time.monotonic()
+        both, before = both + (now - before if len(held) > 1 else 0.0), now
+        found = {pod.source() for pod in cluster.pods}
+        seen |= found
+        if held and first not in held and {pod.source() for pod in others} == {EGRESS[4]}:
+            break
+    assert holder(cluster.nodes) is not first
+    assert {pod.source() for pod in others} == {EGRESS[4]}
+    assert seen <= {EGRESS[4], ""}, seen
+    assert both < 2.0
+    recover(first, failure)
+    assert eventually(lambda: failed_pod.source() == EGRESS[4]), (first.log(), table(first))
+    assert holder(cluster.nodes) is not first
 
 
 def fail(node, failure):

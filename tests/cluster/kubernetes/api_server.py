@@ -380,7 +380,10 @@ def invalid(message):
 
 
 class Running:
-    """An ApiServer that listens on loopback, in a thread: `api` is for do() only."""
+    """An ApiServer that listens on an address of this namespace, in a thread: `api` is for do() only."""
+
+    def __init__(self, host="127.0.0.1"):
+        self.host = host
 
     def __enter__(self):
         self.loop = asyncio.new_event_loop()
@@ -391,7 +394,7 @@ class Running:
 
     async def _start(self):
         self.api = await ApiServer().__aenter__()
-        self.server = await kmock.Server(self.api).__aenter__()
+        self.server = await kmock.Server(self.api, host=self.host).__aenter__()
         self.url = str(self.server.url).rstrip("/")
         self.api.put("namespaces", {"metadata": {"name": "kube-system", "uid": "cluster-1"}})
         self.api.put("leases", {"metadata": {"name": "nobody"}}, "kube-node-lease")
