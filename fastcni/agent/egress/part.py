@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 EVENT_BYTES = 4 << 20
-AGAIN_S = 0.1                   # while the policies are not known
+AGAIN_S, RETRY_S = 0.1, 1.0     # while the policies are not known; after the kernel has refused something
 REMOVALS = (nft.NFT_MSG_DELRULE, nft.NFT_MSG_DELCHAIN, nft.NFT_MSG_DELTABLE)
 
 
@@ -52,6 +52,7 @@ class EgressPart:
 
     def attend(self) -> None:
         index, table = self.engine.compiler.egress, self.egress.table
+        self.due = monotonic() + RETRY_S        # after an OSError
         wire.drain(self.events, self._note, self._note_dropped, own=table.port)
         if self.engine.begun:           # before the policies are known, the table of a former agent counts
             self.engine.compiler.settle()

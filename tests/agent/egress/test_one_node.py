@@ -6,6 +6,7 @@ import socket
 import threading
 from contextlib import closing
 from ipaddress import ip_address, ip_network
+from time import monotonic
 
 import pytest
 import structlog
@@ -14,7 +15,7 @@ from agent.nodes import conf
 from agent.policy.test_service import Running
 
 from fastcni._netlink import Batch
-from fastcni.agent.contract import Node, Route
+from fastcni.agent.contract import ConfigurationError, Node, Route
 from fastcni.agent.egress import table as table_module
 from fastcni.agent.egress.claims import open_claims
 from fastcni.agent.egress.lending import of_all_hosts
@@ -225,6 +226,8 @@ def test_no_other_program_removes_the_table_and_the_next_agent_takes_it_over(pla
         assert "flags owner" in run("nft", "list", "table", "inet", "fastcni-egress")
     with pytest.raises(wire.NetlinkError, match="errno 1"):
         remove_egress()
+    with closing(Table()) as table, pytest.raises(ConfigurationError, match="belongs to another process"):
+        table.adopt()
     place.end()
     place.it.table.close()
     with closing(Table()) as table:
@@ -248,6 +251,25 @@ def test_the_table_is_written_again_each_time_that_another_program_deletes_it(ho
             run("nft", "delete", "table", "inet", "fastcni-egress")
             assert eventually(lambda times=times: running.events().count("egress_restored") == times)
             assert "chain leaving" in run("nft", "list", "table", "inet", "fastcni-egress")
+    finally:
+        running.stop()
+
+
+def test_what_the_kernel_refuses_is_tried_again_after_a_pause(host_netns, tmp_path, monkeypatch):
+    """The thread of the policies tried again without a pause."""
+    if not see_bridged_traffic():
+        pytest.skip("needs br_netfilter in the kernel")
+
+    def refuse(*_):
+        tries.append(monotonic())
+        raise OSError("no memory")
+
+    tries = []
+    monkeypatch.setattr(Egress, "put", refuse)
+    running = Running(tmp_path)
+    try:
+        running.write(egress_address(addresses=[ADDRESS]))
+        assert eventually(lambda: len(tries) > 1 and running.it.due > tries[-1])
     finally:
         running.stop()
 
