@@ -369,25 +369,6 @@ def test_a_prefix_passes_while_no_policy_restricts_the_pod(site, name):
     assert site.arrived(sent, name, "c", "b") == set()
 
 
-@pytest.mark.parametrize("name", "ad")
-def test_a_prefix_is_closed_while_the_pod_has_an_egress_address_of_its_family(site, name):
-    """Packets from the prefix left with the node's address: the egress address is that of the pod's single ones."""
-    own, gateway = mac_of_pod(name), site.gateway_mac(name)
-    sent = {"IPv4": ipv4(own, "10.9.8.7", ADDRESSES["c"][0], udp(), to=gateway),
-            "IPv6": ipv6(own, "fd00:9::7", ADDRESSES["c"][1], udp(), to=gateway)}
-    pairs = {"allowedAddressPairs": [{"ipAddress": "10.9.0.0/16"}, {"ipAddress": "fd00:9::/64"}]}
-    site.pod(name, **pairs)
-    assert site.arrived(sent, name, "c", "b") == set(sent)
-    Running.write(site, {
-        "apiVersion": "policy.fastcni.dev/v1alpha1", "kind": "EgressAddress", "metadata": {"name": "e"},
-        "spec": {"subject": {"namespaces": {}}, "addresses": ["192.0.2.50"]}})
-    assert eventually(lambda: site.arrived(sent, name, "c", "b") == {"IPv6"})
-    site.pod(name, **pairs)
-    assert site.arrived(sent, name, "c", "b") == {"IPv6"}
-    site.write()
-    assert eventually(lambda: site.arrived(sent, name, "c", "b") == set(sent))
-
-
 def test_allowed_ethertypes_pass_both_ways_and_others_do_not(site):
     site.write(NO_INGRESS)
     types = {"allowedEtherTypes": ["0x8847", 0x88B5]}
