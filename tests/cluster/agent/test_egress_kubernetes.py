@@ -9,7 +9,7 @@ from cluster.agent.egress_nodes import EGRESS, Outside, Pod, egress_address, hol
 from cluster.agent.kubernetes_nodes import BOTH, node_object
 from cluster.agent.test_agent import Node
 from cluster.agent.test_egress import see_move
-from cluster.kubernetes.api_server import Running, kubeconfig
+from cluster.kubernetes.api_server import Running, kubeconfig, resource
 
 from fastcni.testing import needs_root
 from fastcni.testing.namespaces import ip
@@ -17,6 +17,7 @@ from fastcni.testing.witnesses import eventually
 
 pytestmark = needs_root
 HOST = "192.0.2.254"
+CRD = resource("policy.fastcni.dev", "v1alpha1", "egressaddresses")
 
 
 class KubernetesNode(Node):
@@ -34,6 +35,7 @@ class Cluster:
 
     def __init__(self, server, made, pod_netns):
         self.server, self.nodes = server, made
+        server.do(lambda api: api.served.add(CRD))
         server.do(lambda api: api.put("namespaces", {"metadata": {"name": "shop"}}))
         for node in made:
             server.do(lambda api, number=node.number: api.put("nodes", node_object(number)))
