@@ -1,4 +1,4 @@
-"""What the agent answers at its socket (requests.py)."""
+"""The agent's answers at its socket (requests.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_TOLD = 20                   # errors of documents
 
 
 class Answers:
-    """write: brings what has changed into the kernel. not_ready: the error that says why no pod can be added, or {}."""
+    """write: writes the changes to the kernel. not_ready: the error that says why no pod can be added, or {}."""
 
     def __init__(self, engine: Engine, finder: ports.Finder, source: Source, leaving: Leaving,
                  settings: Settings, write: Callable[[], None], not_ready: Callable[[], Answer]) -> None:
@@ -38,8 +38,8 @@ class Answers:
         self.leaving, self.settings, self.write, self.not_ready = leaving, settings, write, not_ready
 
     def to(self, request: Asked, waited: float) -> Answer | None:
-        """Answer a request that has waited for some seconds. None: ask again, because what the answer needs may come.
-        Raises OSError: the kernel refused."""
+        """Answer a request that has waited for some seconds. None: the caller has to ask again, because the answer
+        depends on data that may still come. Raises OSError if the kernel refuses a change."""
         try:
             if request["do"] != "protect":
                 self.compiler.settle()
@@ -118,7 +118,7 @@ class Answers:
         return {"names": dict(sorted(found.items()))} if found else {}
 
     def _egress(self, text: str) -> Answer:
-        """What the pod's address has as its egress address."""
+        """Return the egress address of the pod's address."""
         found = self.settings.egress.describe(address.read_ip(text)) if self.settings.egress else None
         return {"egress_address": found} if found else {}
 

@@ -1,4 +1,5 @@
-"""Whether a connection is allowed, asked from outside of the agent: what the kernel does, compared with the policies.
+"""Whether a connection is allowed, as a process other than the agent finds out: the kernel's decision, compared with
+the policies.
 
     policies    those of files or of the Kubernetes API, and the pods that ADDs told the agent of
     kernel      the node's tables: what counts for the pods of this node
@@ -33,8 +34,8 @@ VERDICTS = {ALLOWED: "allowed", DENIED: "denied", UNKNOWN: "unknown", DIFFERS: "
 
 @dataclass
 class Sources:
-    """What is known. cluster: of the policies. unread: why they could not be read, "" if they were. tables: the
-    kernel's, None if no agent with policies has run on this machine. local: whether an address is of a pod whose
+    """The data for an answer. cluster: of the policies. unread: why they could not be read, "" if they were. tables:
+    the kernel's, None if no agent with policies has run on this machine. local: whether an address is of a pod whose
     policies this node's kernel has to enforce. own: this node's addresses."""
 
     cluster: Cluster
@@ -46,8 +47,8 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """read: whether the policies could be read. policies: what they say; None: they say nothing about this address,
-    which allows. kernel: what the kernel does; None: this node's kernel has no part in it."""
+    """read: whether the policies could be read. policies: their decision; None: no policy applies to this address, so
+    it is allowed. kernel: the kernel's decision; None: this node's kernel does not decide about this direction."""
 
     read: bool
     policies: Reason | None
@@ -68,7 +69,7 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """directions: of EGRESS and INGRESS. more: what other chains of the kernel do, {name: Decision}."""
+    """directions: of EGRESS and INGRESS. more: the decisions of other chains of the kernel, {name: Decision}."""
 
     connection: Connection
     directions: dict[str, Direction]
@@ -83,12 +84,13 @@ class Answer:
 
     @property
     def by_kernel(self) -> bool:
-        """Whether the kernel has a part in the answer."""
+        """Whether the answer depends on the kernel."""
         return any(each.kernel for each in self.directions.values())
 
 
 def answer(sources: Sources, it: Connection) -> Answer:
-    """Decide on a connection that is not from the pod's own node; that one is always allowed. Raises OSError."""
+    """Decide on a connection that is not from the pod's own node, whose connections are always allowed. Raises
+    OSError."""
     to_node = it.destination in sources.own and sources.local(it.source)
     said = evaluate(sources.cluster, it, to_node)
     policies = {EGRESS: said.egress, INGRESS: said.ingress}
@@ -118,7 +120,7 @@ def read_tables(folder: str) -> list[Table] | None:
 
 
 def resolved(domains: Mapping[str, Domain], tables: Iterable[Table]) -> dict[str, set[tuple[bytes, bytes]]]:
-    """Return Cluster.resolved, of what the kernel has. domains: by the name of their set."""
+    """Return Cluster.resolved, from the kernel's sets. domains: by the name of their set."""
     found: dict[str, set[tuple[bytes, bytes]]] = {domain.name: set() for domain in domains.values()}
     for table in tables:
         for name in domains.keys() & table.sets.keys():
@@ -138,7 +140,7 @@ def read_attachments(folder: str) -> list[Attachment]:
 
 
 def exists(path: str) -> bool:
-    """Whether a file exists; True also if this process may not know."""
+    """Whether a file exists; also True if this process may not read its directory."""
     try:
         os.stat(path)
     except FileNotFoundError:

@@ -96,11 +96,11 @@ class ClusterPolicy:
                    for rule in self.egress)
 
     def rules(self, direction: str) -> tuple[OrderedRule, ...] | None:
-        """The rules of a direction; None: the policy does not affect it."""
+        """Return the rules of a direction, None if the policy does not affect the direction."""
         return (self.ingress if direction == INGRESS else self.egress) or None
 
     def notes(self) -> list[str]:
-        """What this version does not know of the policy, with what it makes of it."""
+        """Return the parts of the policy that this version does not know, and their effect."""
         return [f"ClusterNetworkPolicy {self.name}: {rule.note}" for rule in (*self.ingress, *self.egress) if rule.note]
 
 
@@ -170,8 +170,8 @@ def limited(it: Reader, key: str, read: Any, least: int = 0) -> tuple[Any, ...]:
 
 
 def read_rule(it: Reader, direction: str, tier: str) -> OrderedRule:
-    """Read a rule. If a peer is of no kind that is known here, an Accept matches nothing, and a Deny or Pass denies
-    everything, as the API demands."""
+    """Read a rule. If a peer is of an unknown kind, an Accept matches nothing, and a Deny or Pass denies everything, as
+    the API demands."""
     key = "from" if direction == INGRESS else "to"
     it.only("name", "action", key, "protocols")
     name, action = it.get("name", str, ""), it.get("action", str, "")
@@ -194,7 +194,7 @@ def read_rule(it: Reader, direction: str, tier: str) -> OrderedRule:
 
 
 def read_peer(it: Reader, known: tuple[str, ...]) -> tuple[Peer, ...] | str:
-    """Read a peer. Return a text on a peer of another kind than those that are known."""
+    """Read a peer. Return a text for a peer of an unknown kind."""
     if foreign := [str(key) for key in it.value if key not in known]:
         return f"{it.path}: peers by {reprlib.repr(foreign[0])} are not known here"
     if not it.value:

@@ -51,7 +51,7 @@ LEADING = (*((PREFIXES[direction], direction) for direction in DIRECTIONS), (TO_
 
 
 class Compiler:
-    """node: whose pods are isolated, and those whose node is not known; "": all pods.
+    """node: the node whose pods are isolated; "": all pods. Pods of an unknown node are isolated, too.
 
     cluster: what was put. state: what is wanted. domains: those of the policies, by the name of their set. forwarders:
     the ports to which DNS queries are redirected, see names/; as keys. egress: the egress addresses that were put.
@@ -78,7 +78,7 @@ class Compiler:
         return self._journal.take()
 
     def put_all(self, cluster: Cluster) -> None:
-        """Add or replace all that is in `cluster`."""
+        """Add or replace all objects of `cluster`."""
         for name, labels in cluster.namespaces.items():
             self.put_namespace(name, labels)
         for node in cluster.nodes.values():
@@ -101,7 +101,7 @@ class Compiler:
             self._replace(old, None)
 
     def put_namespace(self, name: str, labels: Mapping[str, str] | None) -> None:
-        """Add a namespace or change its labels; None: it is gone."""
+        """Add a namespace or change its labels; None: the namespace is gone."""
         if self.cluster.namespaces.get(name) == labels:
             return
         pods = [pod for pod in self.cluster.pods.values() if pod.namespace == name]
@@ -114,7 +114,7 @@ class Compiler:
             self._replace(None, pod)
 
     def put_node(self, name: str, node: Node | None) -> None:
-        """Add a node or change its labels and addresses; None: it is gone."""
+        """Add a node or change its labels and addresses; None: the node is gone."""
         old = self.cluster.nodes.pop(name, None)
         if node:
             self.cluster.nodes[name] = node
@@ -187,7 +187,7 @@ class Compiler:
             self._journal.put(name, key, None)
 
     def _note_local(self, pod: Pod | None, there: bool) -> set[bytes]:
-        """Note that a pod of this node is there, or is gone. Return its addresses."""
+        """Note that a pod of this node exists, or is gone. Return its addresses."""
         if pod is None or (self.node and pod.node and self.node != pod.node):
             return set()
         for packed in pod.addresses:
@@ -200,7 +200,7 @@ class Compiler:
     # -- the maps -----------------------------------------------------------------------------------------------------
 
     def _isolate(self, addresses: Iterable[bytes]) -> None:
-        """Write which chains these addresses lead to."""
+        """Put the elements that lead these addresses to their chains."""
         known: dict[frozenset[str], list[tuple[str, ...]]] = {}         # all addresses of a pod have the same
         for packed in addresses:
             keys = frozenset(self._local.get(packed, ()))
@@ -262,7 +262,7 @@ class Compiler:
                                       for line in self._compiled[key, direction].chain.lines))
 
     def _lead(self, map_name: str, packed: bytes, direction: str, names: tuple[str, ...]) -> None:
-        """Let an address lead to the chain that jumps to these; to none without any."""
+        """Let an address lead to the chain that jumps to the chains `names`; without names to no chain."""
         old = self.state.elements.get(map_name, {}).get(packed)
         new = all_of(direction, names) if names else None
         if old == new:
@@ -286,7 +286,7 @@ class Compiler:
             self._journal.put(FORWARDERS, key, "")
 
     def _use_chain(self, new: str, direction: str, names: tuple[str, ...]) -> None:
-        """Put a chain that jumps to these, and those of tiers."""
+        """Put a chain that jumps to the chains `names`, and the chains of tiers."""
         for name in names:
             if name in self._tiers:
                 self._used[name] += 1
@@ -323,7 +323,8 @@ class Compiler:
             self._replace_policy(old, None)
 
     def _replace_policy(self, old: Policy | ClusterPolicy | None, new: Policy | ClusterPolicy | None) -> None:
-        """What the new one shares with the old one stays, because it is in use before the old one is released."""
+        """Replace a policy. Sets and chains that both policies use stay, because the new policy uses them before the
+        old policy is released."""
         key = (new or old).key                  # type: ignore[union-attr]
         stale = self._select(old, key, False)
         former = [self._compiled.pop((key, direction), None) for direction in DIRECTIONS]
@@ -401,7 +402,7 @@ class Compiler:
         return self._used[name] == 1
 
     def _forget(self, past: Compiled, new: Compiled | None) -> None:
-        """Release what a policy used. new: what took its place."""
+        """Release the sets and chains of a policy. new: the Compiled that replaces it."""
         if not new:
             self._journal.put_chain(past.name, None)
         if past.http_name and not (new and new.http_name):
@@ -417,7 +418,7 @@ class Compiler:
 
 @lru_cache(maxsize=1 << 12)
 def all_of(direction: str, names: tuple[str, ...]) -> str:
-    """The name of the chain that jumps to these."""
+    """Return the name of the chain that jumps to the chains `names`."""
     return f"all-{PREFIXES[direction]}-{short_hash(*names)}"
 
 
@@ -428,7 +429,7 @@ def elements_of_node(name: str, selector: Selector, node: Node | None) -> Iterat
 
 
 def compile_all(cluster: Cluster, node: str = "") -> State:
-    """The wanted state of a node."""
+    """Return the wanted state of a node."""
     it = Compiler(node)
     it.put_all(cluster)
     return it.state

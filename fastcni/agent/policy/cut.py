@@ -1,8 +1,9 @@
 """Connections that policies no longer allow are cut: their flows are deleted from conntrack.
 
 The rules accept packets of known connections, so a connection would outlive the policy that allowed it. Without its
-flow the next packet is looked at as a first one, and dropped (rules.py). An answer that is on its way meanwhile would
-be the first packet of a connection in the other direction, which may be allowed. So such answers are dropped first.
+flow, the rules treat the connection's next packet as a first one, and drop it (rules.py). But an answer that is on its
+way would be the first packet of a connection in the other direction, which may be allowed. So such answers are dropped
+before the flows are deleted.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Listing:
 
     @property
     def ended(self) -> bool:
-        """Whether take() does not wait."""
+        """Whether take() would return without a wait."""
         return self._flows is not None and self._flows.done()
 
     def begin(self, ends: Collection[bytes]) -> None:
@@ -125,7 +126,7 @@ def suspects(state: State, change: Change) -> set[bytes]:
 
 
 def ordered_sets(state: State) -> set[str]:
-    """The sets that rules of cluster policies use: an element more may deny."""
+    """Return the sets that rules of cluster policies use: an additional element may deny."""
     return {name for chain, it in state.chains.items() if chain.startswith(TIER_CHAINS)
             for line in it.lines for name in line.sets()}
 
@@ -152,7 +153,7 @@ def tracked(sock: Socket, redirected: Sequence[Redirected]) -> list[Flow]:
 
 
 def forbidden(flows: Iterable[Flow], state: State) -> list[Flow]:
-    """Those of the flows that a State does not allow. What comes from the node itself is always allowed. Raises
+    """Return the flows that a State does not allow. Connections from the node itself are always allowed. Raises
     OSError."""
     decide = Decider(state)
     found = [flow for flow in flows if not decide.allows(flow)]

@@ -45,32 +45,32 @@ class Engine:
             self.rules.close()
             raise
         self.prepare: Callable[[Iterable[str]], object] = lambda new_chains: None       # called before a write
-        self._begun = False             # load() was called: the compiler has all there is
-        self._loaded = False            # the kernel has what take() gave
+        self._begun = False             # load() was called: the compiler has all objects
+        self._loaded = False            # the kernel has all changes that take() returned
         self.protecting: list[Callable[[Attachment], object]] = []      # called by protect() before its answer
         self.flows = cut.Listing()
         self.suspects: set[bytes] = set()       # addresses whose connections changes may have forbidden
-        self._looked_at: set[bytes] = set()     # those of begin_cut()
+        self._looked_at: set[bytes] = set()     # the suspects of begin_cut()
         self._redirected: list[Redirected] = []         # connections that put() has handed back to conntrack
         self._ended = 0                 # number of connections that were ended since end_cut()
         self._answers = True            # the kernel may drop answers on connections that were cut
-        self.changed = False            # the kernel's table, since reopen()
+        self.changed = False            # whether the kernel's table has changed since reopen()
         self._added: set[bytes] = set()         # addresses of pods that were added since reopen()
         self._dropped: dict[str, list[bytes]] = {}     # by set: elements of _close() in the kernel
 
     def close(self) -> None:
-        """Leave the table: pods stay protected."""
+        """Close the sockets. The table stays, so pods stay protected."""
         self.flows.close()
         self.rules.close()
 
     @property
     def begun(self) -> bool:
-        """Whether the compiler has all there is."""
+        """Whether the compiler has all objects."""
         return self._begun
 
     def load(self) -> None:
-        """Write the complete table. The first call comes when all there is was put; the table of a former agent is in
-        force until then."""
+        """Write the complete table. The first call comes when all objects were put; until then the table of a former
+        agent is in force."""
         self._begun, self._loaded = True, False
         self.compiler.take()
         self.prepare(self.compiler.state.chains)
@@ -83,7 +83,7 @@ class Engine:
         self._cut_redirected()
 
     def commit(self) -> None:
-        """Write what has changed; nothing before the first load()."""
+        """Write the changes; before the first load() write nothing."""
         if not self._begun:
             return
         change = self._write()
@@ -95,14 +95,15 @@ class Engine:
             self._cut_redirected()
 
     def begin_cut(self) -> None:
-        """Begin to look for connections that are no longer allowed since the last call, unless it is under way."""
+        """Begin to look for connections that are no longer allowed since the last call, unless a search is under
+        way."""
         if not self.flows.begun:
             self._looked_at, self.suspects = self.suspects, set()
             self.flows.begin(self._looked_at)
 
     def end_cut(self) -> int:
-        """End the connections that begin_cut() looks for. Waits until they are known. Return how many were ended since
-        the last call."""
+        """End the connections that begin_cut() looks for, and wait until they are known. Return how many were ended
+        since the last call."""
         try:
             self._end(self.flows.take())
         except OSError:

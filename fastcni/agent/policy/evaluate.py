@@ -1,6 +1,6 @@
 """Whether a connection is allowed, by the policies themselves: what `fastcni policy test` prints.
 
-Nothing here is compiled or kept, so the tests compare the kernel's rules with it.
+This module compiles and keeps nothing, so the tests compare the kernel's rules with its answers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ QUOTE = '"'                     # ends a comment in what nft prints
 
 @dataclass(slots=True)
 class Cluster:
-    """All that policies depend on. pods, policies: by "namespace/name", cluster policies by "name". namespaces: {name:
-    labels}. nodes: by name. resolved: {name of a Domain: {(pod's address, address that the pod was told)}}."""
+    """All objects that policies depend on. pods, policies: by "namespace/name", cluster policies by "name". namespaces:
+    {name: labels}. nodes: by name. resolved: {name of a Domain: {(pod's address, address that the pod was told)}}."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
     namespaces: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Cluster:
     resolved: dict[str, set[tuple[bytes, bytes]]] = field(default_factory=dict)
 
     def pods_at(self, packed: bytes) -> list[Pod]:
-        """The pods with an address: one, or two while the former one's record is still there."""
+        """Return the pods with an address: one, or two while the record of a former pod still exists."""
         return [pod for pod in self.pods.values() if packed in pod.addresses]
 
 
@@ -85,8 +85,8 @@ class Verdict:
 
 
 def evaluate(cluster: Cluster, it: Connection, to_node: bool = False) -> Verdict:
-    """Decide on a connection. to_node: the destination is the pod's own node. What comes from the pod's own node is
-    always allowed, and is not asked here."""
+    """Decide on a connection. to_node: the destination is the pod's own node. Connections from the pod's own node are
+    always allowed, so callers do not ask about them."""
     if it.source == it.destination:
         return Verdict(None, None)
     if to_node:
@@ -109,7 +109,7 @@ def one_direction(cluster: Cluster, it: Connection, direction: str, to_node: boo
 
 
 def by_policies(cluster: Cluster, isolating: Iterable[Policy], it: Connection, direction: str) -> Reason:
-    """What the NetworkPolicies of a pod decide."""
+    """Return the decision of the NetworkPolicies of a pod."""
     by_request = ""
     for policy in isolating:
         for number, rule in enumerate(policy.rules(direction) or ()):
@@ -123,7 +123,7 @@ def by_policies(cluster: Cluster, isolating: Iterable[Policy], it: Connection, d
 
 
 def by_tier(cluster: Cluster, policies: Iterable[ClusterPolicy], it: Connection, direction: str) -> Reason | None:
-    """What the cluster policies of a tier decide, in their order; None: nothing."""
+    """Return the decision of the cluster policies of a tier, None if no rule matches."""
     for policy in policies:
         for number, rule in enumerate(policy.rules(direction) or ()):
             if not rule.void and allows(cluster, rule, it, direction):
@@ -178,7 +178,8 @@ def is_peer(cluster: Cluster, peer: Group | Block | Nodes, packed: bytes) -> boo
 
 
 def is_port(port: Port, it: Connection, destinations: Iterable[Pod]) -> bool:
-    """A name stands for the number that the destination pod gives it."""
+    """Return whether the connection's port is a port of a rule. A named port has the number that the destination pod
+    gives it."""
     if it.protocol != port.protocol:
         return False
     if port.name:

@@ -45,7 +45,7 @@ class Groups:
         return self._members[group]
 
     def release(self, group: Group) -> None:
-        """Note one use less. Without any the group is forgotten."""
+        """Note one use less. A group without uses is forgotten."""
         self._uses[group] -= 1
         if not self._uses[group]:
             for key in self._members.pop(group):
@@ -57,7 +57,7 @@ class Groups:
             del self._uses[group]
 
     def matching(self, pod: Pod) -> set[Group]:
-        """Return the groups to which the pod belongs, whether it was added or not."""
+        """Return the groups to which a pod belongs, even one that was not added."""
         namespaces = self._cluster.namespaces
         return {group for where in (pod.namespace, "") for label in (*pod.labels.items(), None)
                 for group in self._index.get((where, label), ()) if group.matches(pod, namespaces)}

@@ -1,5 +1,5 @@
-"""What the kernel decides by a State: the same steps as its rules, on data. Tests compare it with evaluate.py, and
-cut.py asks it which connections are no longer allowed."""
+"""The kernel's decision with the rules of a State, computed from the State. Tests compare this module with evaluate.py,
+and cut.py uses it to find connections that are no longer allowed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def allows_to_node(state: State, it: Connection, source_port: int = 0) -> bool:
 
 
 def verdict(state: State, chain: str | None, peer: bytes, it: Connection) -> str:
-    """What the chains that a chain jumps to decide on the connection; without a chain ACCEPT."""
+    """Return the decision of the chains that a chain jumps to; without a chain ACCEPT."""
     if chain is None:
         return ACCEPT
     for jump in state.chains[chain].jumps:

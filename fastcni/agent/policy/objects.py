@@ -61,7 +61,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Conditions that all have to hold. Without any it matches everything. Equal selectors are equal records."""
+    """Conditions that all have to hold; without conditions it matches everything. Equal selectors are equal records."""
 
     requirements: tuple[Requirement, ...] = ()
 
@@ -94,7 +94,8 @@ class Group:
         return self.hash
 
     def matches(self, pod: Pod, namespaces: Mapping[str, Mapping[str, str]]) -> bool:
-        """namespaces: {name: labels}; of one that is not in it only the name is known."""
+        """Return whether the pod is in the group. namespaces: {name: labels}; of a namespace that is missing there,
+        only the name is known."""
         if isinstance(self.namespace, str):
             if self.namespace != pod.namespace:
                 return False
@@ -150,7 +151,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Without peers: from or to anywhere. Without ports: all of them, and all other protocols."""
+    """A rule without peers is for any peer; a rule without ports is for all ports and all other protocols."""
 
     peers: tuple[Peer, ...] = ()
     ports: tuple[Port, ...] = ()
@@ -226,7 +227,7 @@ class Reader:
         raise PolicyError(f"{self.what}: {path + ': ' if path else ''}{text}"[:MAX_ERROR])
 
     def get(self, key: str, kind: type[Item], default: Item) -> Item:
-        """The value of `key`, which has to be of that type; null is as if it were not there."""
+        """Return the value of `key`, which must have that type; null counts as a missing key."""
         value = self.value.get(key)
         if value is None:
             return default
@@ -239,7 +240,7 @@ class Reader:
         return None if value is None else Reader(self.what, value, ".".join(filter(None, (self.path, key))))
 
     def only(self, *keys: str) -> None:
-        """Refuse other keys: without a rule's peers, for a slip in writing, it would allow all of them."""
+        """Refuse unknown keys: a misspelt key for a rule's peers would otherwise allow all peers."""
         for key in self.value:
             if key not in keys:
                 self.wrong("is not known", str(key)[:MAX_NAME])
@@ -296,7 +297,7 @@ def read_pod(document: Any) -> Pod:
 
 
 def is_outside(spec: Reader | None, status: Reader | None) -> bool:
-    """Whether a pod has, or has any more, no addresses of its own."""
+    """Return whether a pod has no addresses of its own, or no longer has them."""
     return (spec is not None and spec.value.get("hostNetwork") is True) or (
         status is not None and status.get("phase", str, "") in ENDED)
 

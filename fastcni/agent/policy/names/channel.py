@@ -1,7 +1,7 @@
 """Messages between the agent and the forwarder's process, by a socket of SOCK_SEQPACKET.
 
     agent to forwarder      BEAT; the numbers of answers whose addresses are in the kernel
-    forwarder to agent      BEAT, for each that came; answers: number, pod, name, addresses
+    forwarder to agent      BEAT, for each BEAT that came; answers: number, pod, name, addresses
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ MAX_BYTES = 1 << 16             # of a message, but for its last answer
 
 
 class Told(NamedTuple):
-    """An answer that waits. pod: its packed address. name: in lower case, without the last dot. addresses: {packed
+    """An answer that waits for the agent. pod: its packed address. name: in lower case, without the last dot.
+    addresses: {packed
     address: TTL in seconds}."""
 
     number: int

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read_resolved(sock: Socket) -> Resolved:
-    """Return State.resolved of the table in the kernel, as a former agent has left it. Raises OSError."""
+    """Return State.resolved of the table that a former agent has left in the kernel. Raises OSError."""
     found: Resolved = {}
     now, there = monotonic(), read_sets(sock)
     for name in filter(lambda name: name.startswith(DOMAIN_SETS), there):

@@ -1,4 +1,4 @@
-"""The process that passes DNS queries of pods on to a resolver, and answers back. It knows no policies.
+"""The process that passes DNS queries of pods on to a resolver, and answers back. The process knows no policies.
 
     serve(channel, [(UDP socket, listening TCP socket, "192.0.2.53"), ...])
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DNS_PORT = 53
 HEADER_BYTES, MAX_BYTES = 12, 65535             # of a message: RFC 1035, sections 4.1.1 and 4.2.2
 IS_ANSWER = 0x80                # QR, in the third byte
-QUERY_S = 5.0                   # until a query is given up; resolvers of C libraries ask again after 5 s
+QUERY_S = 5.0                   # until a query is given up; resolvers of C libraries repeat a query after 5 s
 IDLE_S = 10.0                   # a TCP connection without a message: RFC 7766 demands some seconds
 SILENCE_S = 1.5                 # of the agent; less than the elements of redirect.py live
 MAX_QUERIES, MAX_QUERIES_OF_POD = 4096, 512
@@ -77,7 +77,7 @@ class Forwarder:
 
     @property
     def silent(self) -> bool:
-        """Whether the agent is."""
+        """Whether the agent is silent."""
         return monotonic() > self.heard + SILENCE_S
 
     # -- the agent -----------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Forwarder:
                         found.set_result(None)
 
     def _tell(self, waiting: Query | asyncio.Future[None], pod: str, name: str, addresses: dict[bytes, int]) -> None:
-        """Tell the agent which addresses a pod is about to be told. All that come in one turn go together."""
+        """Send the addresses of an answer to the agent. Answers of one turn of the event loop go in one message."""
         self.last_number += 1
         self.waiting[self.last_number] = waiting
         if not self.unsent:
@@ -300,7 +300,7 @@ def serve(channel: int, listeners: Sequence[tuple[int, int, str]]) -> None:
 
 
 def drop_rights() -> None:
-    """Become nobody, if this process may: it needs no rights."""
+    """Become the user nobody if this process may, because it needs no privileges."""
     with suppress(PermissionError):
         os.setgroups([])
         os.setgid(NOBODY)

@@ -1,8 +1,8 @@
 """DNS names in policies, as a part of the agent: the forwarder runs while a policy names a domain. The kernel has the
 addresses of an answer before the pod gets the answer.
 
-A pod's own queries alone open addresses, and for this pod alone. If the agent ends, what pods were told stays in the
-kernel until its TTL ends; the next agent goes on with that.
+Only a pod's own queries open addresses, and only for this pod. If the agent ends, the addresses that pods were told
+stay in the kernel until their TTL ends; the next agent takes them over.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Names:
         self.compiler.state.resolved.update(elements.read_resolved(engine.rules.sock))
         self.told = Told(self.compiler.state)
         self.redirect = Redirect(engine.rules.sock)
-        self.redirect.remove()                  # of a former agent: its ports are gone
+        self.redirect.remove()                  # the table of a former agent, whose ports are gone
         self.poll = select.epoll()
         self.process: Process | None = None
         self.listeners: list[Listener] = []
@@ -62,7 +62,7 @@ class Names:
         # Pods that were told something, by address
         self._owners = {pod: keys for pods in self.told.resolved.values() for pod in pods
                         if (keys := self.compiler.pods_with(pod))}
-        self._why = ""                          # as in the log
+        self._why = ""                          # the last reason in the log
         self.answers = 0
 
     def fileno(self) -> int:
@@ -76,7 +76,7 @@ class Names:
                 "dns_answers": self.answers}
 
     def close(self) -> None:
-        """End the forwarder: queries go to the resolver directly. What pods were told stays in the kernel."""
+        """End the forwarder: queries go to the resolver directly. Addresses that pods were told stay in the kernel."""
         self._stop()
         self.poll.close()
 
@@ -148,7 +148,7 @@ class Names:
         return self._domains[chain]
 
     def _forget_pods(self) -> None:
-        """Another pod may have the address of a pod that was told something."""
+        """Forget what former pods were told, because another pod may have such a pod's address now."""
         resolved = self.told.resolved
         for name in resolved.keys() - self.compiler.domains.keys():
             del resolved[name]
@@ -163,8 +163,8 @@ class Names:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """Write what pods are told, let the answers go, and renew the redirection while the forwarder works. Raises
-        OSError: then the caller loads the table, with what pods were told."""
+        """Write the addresses that pods are told, release the answers, and renew the redirection while the forwarder
+        works. Raises OSError: then the caller loads the table, with these addresses."""
         if not self.process:
             return
         for answer in self.process.attend():
@@ -192,7 +192,8 @@ class Names:
                     self._owners.setdefault(pod, self.compiler.pods_with(pod))
 
     def _redirect(self, process: Process) -> None:
-        """Renew the redirection, or end it if the forwarder is gone. If the forwarder hangs, the kernel ends it."""
+        """Renew the redirection, or end it if the forwarder is gone. If the forwarder hangs, the kernel ends the
+        redirection."""
         now = monotonic()
         if process.channel is None and self.redirect.written is not None:
             self.redirect.remove()

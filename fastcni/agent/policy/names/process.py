@@ -1,4 +1,5 @@
-"""Start the forwarder's process, and hold the sockets at which pods' queries come: they stay if that process ends."""
+"""Start the forwarder's process, and hold the sockets at which pods' queries arrive: the sockets stay if that process
+ends."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ MAIN = ("import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.names.for
 
 
 class Listener:
-    """Where queries to one resolver come: a UDP and a TCP socket. Raises OSError."""
+    """The sockets for queries to one resolver: a UDP and a TCP socket. Raises OSError."""
 
     def __init__(self, resolver: bytes) -> None:
         self.resolver, family = resolver, FAMILIES[len(resolver)]
@@ -67,7 +68,7 @@ class Process:
 
     @property
     def works(self) -> bool:
-        """Whether it has answered just now."""
+        """Whether the process has answered a BEAT within ANSWER_S."""
         return self.channel is not None and monotonic() < self._answered + ANSWER_S
 
     def fileno(self) -> int:
@@ -110,7 +111,7 @@ class Process:
         self._pause = min(2 * self._pause, MAX_PAUSE_S)
 
     def attend(self) -> list[Told]:
-        """Start the process if it is time, see whether it answers, and return the answers that wait."""
+        """Start the process if that is due, check whether it answers, and return the answers that wait."""
         now = monotonic()
         if self.channel is None and now >= self.due:
             try:

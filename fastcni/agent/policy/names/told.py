@@ -34,7 +34,7 @@ class Told:
     def put(self, name: str, pod: bytes, addresses: Mapping[bytes, int], now: float) -> None:
         """Record that a pod was told these addresses, {address: TTL in seconds}. name: of the set. now: monotonic.
 
-        If the pod has more than MAX_ADDRESSES, those leave whose elements end first, of earlier answers.
+        If the pod has more than MAX_ADDRESSES, the addresses of earlier answers whose elements end first are removed.
         """
         told = self.resolved.setdefault(name, {}).setdefault(pod, {})
         for address, ttl in addresses.items():
@@ -47,7 +47,7 @@ class Told:
             self._forget(name, pod + address)
 
     def forget_pods(self, gone: Callable[[bytes], bool]) -> None:
-        """Forget what pods were told whose addresses are gone: another pod may get such an address."""
+        """Forget the addresses that these pods were told: another pod may get the address of such a pod."""
         for name, pods in self.resolved.items():
             for pod in [pod for pod in pods if gone(pod)]:
                 for address in pods.pop(pod):

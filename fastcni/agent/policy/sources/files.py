@@ -61,8 +61,9 @@ class Files:
     ADDs, stay.
 
     Files are read in another process (reader.py), and only if they have changed. The constructor waits for all of them,
-    for seconds and while something reads them. While the folder is missing, all stays as it was, also after a restart
-    (kept.py); without that it is not `complete`, and `away` says why. Nor is it complete while nothing was kept
+    for seconds and while something reads them. While the folder is missing, all policies stay as they were, also after
+    a restart (kept.py). If nothing was kept, `complete` is False, and `away` says why. Nor is it complete while nothing
+    was kept
     and a file cannot be read: what the file said before is not known. A folder that was a mount point and is none now
     is missing: what is below it is another folder. former: the Compiler has what was kept.
     errors: {place: texts}. due: when to call attend() without a change, in monotonic seconds.

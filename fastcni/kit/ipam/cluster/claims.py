@@ -167,7 +167,7 @@ def end(space: Space, it: Attachment) -> None:
 
 
 def away(req: Request, it: Attachment, why: Away) -> CniError:
-    """The error of an ADD that needs the store."""
+    """Return the error of an ADD that needs the store while the store is unavailable."""
     texts = []
     with MadeSpace(it.keys, req.warn) as space:
         for i in it.missing():
