@@ -1,4 +1,4 @@
-"""What the documents of a source say, put into a Compiler; of a document that cannot be read, what it said before.
+"""Put the documents of a source into a Compiler; in place of an unreadable document, its last readable version.
 
     content = Content(compiler)
     for _ in content.replace("/etc/fastcni/policies/web.yaml", [("document 1", line)]):
@@ -34,11 +34,11 @@ class Place:
 
 class Content:
     """places: what counts of each place. errors: {place: texts} of documents that cannot be read. notes: the same of
-    documents that can be read, and have a part that this version does not know. unsure: places with a document of which
-    nothing is known, neither what it says nor what it said before.
+    documents that can be read, and have a part that this version does not know. unsure: places with an unreadable
+    document that has no former version.
 
-    While a place has errors, nothing that it said before goes: a document counts as it was last read. One that was
-    never read, or of which it is not known what it selects, closes pods (unreadable.py).
+    While a place has errors, none of its former documents is removed: a document counts as it was last read. A document
+    that was never read, or whose subject is not known, closes pods (unreadable.py).
     """
 
     def __init__(self, compiler: Compiler, changed: Callable[[], object] | None = None) -> None:
@@ -52,7 +52,7 @@ class Content:
 
     def replace(self, place: str, documents: Collection[tuple[str, bytes]], broken: Collection[tuple[str, str]] = (),
                 ) -> Iterator[None]:
-        """Let a place have these documents, in steps. Documents that are as before cost nothing.
+        """Replace the documents of a place, in steps. Unchanged documents cost nothing.
 
         documents: (where, document as encode() has written it). broken: (where, why) of what cannot be parsed. Without
         any of both the place is forgotten.

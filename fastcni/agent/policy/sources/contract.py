@@ -20,7 +20,7 @@ class Source(Attended, Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether all that the source has was read once. Until then no table is written but that of `former`."""
+        """Whether all documents of the source were read once. Until then no table is written but that of `former`."""
         ...
 
     @property
@@ -30,7 +30,7 @@ class Source(Attended, Protocol):
 
     @property
     def small(self) -> bool:
-        """Whether a small file is among those that the source reads: a request waits longer for that."""
+        """Whether the source is reading a small file: a request waits longer for a small file."""
         ...
 
     @property

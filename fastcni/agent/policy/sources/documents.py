@@ -37,7 +37,7 @@ FOREIGN = ""                    # the kind of an entry that stands for a policy 
 FOREIGN_ENDING = "networkpolicy"
 CONVERTED = ("projectcalico.org/", "crd.projectcalico.org/", f"{cluster_policies.GROUP}v1alpha1")     # `policy convert`
 MAX_TEXT = 99                   # characters of a name
-LIKENESS = 0.8                  # of a kind to the one that was meant, see difflib
+LIKENESS = 0.8                  # of a misspelt kind to a known kind, see difflib
 PORTS = [{"ports": True, "restartPolicy": True}]
 # The keys that are read. Others, the most of a pod, are dropped before a document is passed on or kept
 KEYS: dict[str, Any] = {
@@ -55,9 +55,9 @@ KEYS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """kind: of the document, or FOREIGN. records: of one that can be read, its own. error: why it cannot be read, else
-    "". Then the records close its pods; without any, it is not known which pods it is about. notes: what this version
-    does not know of a document that can be read."""
+    """kind: of the document, or FOREIGN. records: of one that can be read, its own. error: why the document cannot be
+    read, else "". With an error the records close the document's pods; without records, its pods are not known. notes:
+    what this version does not know of a document that can be read."""
 
     kind: str
     records: dict[Id, Record]
@@ -66,7 +66,7 @@ class Entry:
 
 
 def reduced(document: dict[str, Any]) -> dict[str, Any] | None:
-    """A document with the keys that are read only; None for one of another kind."""
+    """Return a document with only the keys that are read, None for a document of another kind."""
     kind = KINDS.get(str(document.get("kind")).lower())
     if kind is None or is_foreign(kind, document):
         return None
@@ -81,7 +81,8 @@ def is_foreign(kind: str, document: dict[str, Any]) -> bool:
 
 
 def foreign(document: dict[str, Any]) -> dict[str, Any] | None:
-    """What names a policy of another program, such as an AdminNetworkPolicy; None for another document."""
+    """Return the name and kind of a policy of another program, such as an AdminNetworkPolicy; None for another
+    document."""
     kind, version, metadata = document.get("kind"), document.get("apiVersion"), document.get("metadata")
     if not str(kind).lower().endswith(FOREIGN_ENDING):
         return None
@@ -99,7 +100,8 @@ def read_foreign(document: dict[str, Any]) -> Entry:
 
 
 def misspelled(document: dict[str, Any]) -> str:
-    """Why a document of an unknown kind is a mistake: its group is a policy's, and its kind nearly; else ""."""
+    """Return why a document of an unknown kind is a mistake: its group is a policy's, and its kind resembles a
+    policy's; else ""."""
     kind, version = str(document.get("kind")), str(document.get("apiVersion"))
     close = get_close_matches(kind.lower(), {each.lower(): each for each, group in GROUPS.items()
                                              if version.startswith(group)}, 1, LIKENESS)
@@ -107,7 +109,8 @@ def misspelled(document: dict[str, Any]) -> str:
 
 
 def only(value: Any, keys: Any) -> Any:
-    """The parts of a value that KEYS names. One of another type than expected is kept: its reader will say so."""
+    """Return the parts of a value that KEYS names. A part of another type than expected is kept, so that its reader
+    reports it."""
     if isinstance(keys, dict) and isinstance(value, dict):
         return {key: only(value[key], inner) for key, inner in keys.items() if key in value}
     if isinstance(keys, list) and isinstance(value, list):

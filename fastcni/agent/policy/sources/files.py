@@ -57,16 +57,15 @@ def run(steps: Iterator[None]) -> None:
 
 
 class Files:
-    """Keeps a Compiler as the files say; see Content for files that cannot be read. Pods from elsewhere, as those of
+    """Keeps a Compiler equal to the files; see Content for files that cannot be read. Pods from other sources, such as
     ADDs, stay.
 
-    Files are read in another process (reader.py), and only if they have changed. The constructor waits for all of them,
-    for seconds and while something reads them. While the folder is missing, all policies stay as they were, also after
-    a restart (kept.py). If nothing was kept, `complete` is False, and `away` says why. Nor is it complete while nothing
-    was kept
-    and a file cannot be read: what the file said before is not known. A folder that was a mount point and is none now
-    is missing: what is below it is another folder. former: the Compiler has what was kept.
-    errors: {place: texts}. due: when to call attend() without a change, in monotonic seconds.
+    Another process reads the files that have changed (reader.py). The constructor waits some seconds for all of them.
+    While the folder is missing, all policies stay as they were, also after a restart (kept.py). If nothing was kept,
+    `complete` is False, and `away` says why. The source is not complete either while nothing was kept and a file cannot
+    be read, because its former policies are not known. A folder that was a mount point and is none now counts as
+    missing, because another folder is below it. former: the Compiler has what was kept. errors: {place: texts}. due:
+    when to call attend() without a change, in monotonic seconds.
     """
 
     def __init__(self, folder: str, compiler: Compiler, kept: Kept | None = None) -> None:
@@ -153,7 +152,7 @@ class Files:
         if not self._lost:
             self._look(set(filter(is_ours, changed)) | {name for name, due in self._again.items() if due <= now})
         for read in self._reader.take():
-            if os.path.lexists(path := os.path.join(self.folder, read.name)):       # else it is forgotten
+            if os.path.lexists(path := os.path.join(self.folder, read.name)):       # otherwise the file is forgotten
                 if read.again:
                     self._again[read.name] = now + READ_AGAIN_S
                 self._steps.append(self.content.replace(path, read.documents, read.broken))
@@ -181,15 +180,16 @@ class Files:
         return ""
 
     def _tell_gone(self, log: Logger) -> None:
-        """The last policy has gone: perhaps a mistake, as an empty folder in place of another one."""
+        """Log that the last policy was removed, which may be a mistake, such as an empty folder in place of another
+        one."""
         had, self._had = self._had, bool(self.content.compiler.cluster.policies)
         if had and not self._had:
             log.warning("policies_gone", folder=self.folder, effect="no policy protects a pod any longer")
 
     def _list(self) -> set[str]:
-        """Return the files that have changed, come or gone. Without the folder there are no notifications of it."""
+        """Return the files that were changed, added or removed. A missing folder sends no notifications."""
         try:
-            self._changes.add(self.folder)          # it may have been made again; before the files are listed
+            self._changes.add(self.folder)          # watch a folder that was made again, before its files are listed
             self._identity = identity(self.folder)
             self._look_for_mount()
             there = set(names(self.folder))
@@ -232,7 +232,7 @@ class Files:
 
 
 def identity(folder: str) -> tuple[int, int] | None:
-    """What differs if a link to the folder or a mount point leads to another one; None without a folder."""
+    """Return numbers that differ if a link or a mount point leads to another folder; None without a folder."""
     try:
         it = os.stat(folder)
     except OSError:

@@ -1,4 +1,5 @@
-"""Keep what a source has said last in a file, so that a restarted agent enforces the same while it cannot read it.
+"""Keep the last documents of a source in a file, so that a restarted agent enforces the same while the source is
+unreadable.
 
     kept = Kept("/var/lib/fastcni/agent/policies", "/etc/fastcni/policies", log)
     for place, lines in (kept.read() or {}).items(): ...
@@ -28,16 +29,17 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 FORMAT = 2                      # raised when documents are written or read in another way
-FORMER = 1                      # is read too: it has no ClusterNetworkPolicy and no Node
+FORMER = 1                      # is also read: it has no ClusterNetworkPolicy and no Node
 MAX_BYTES = 64 << 20
 HEAD_BYTES = 1 << 16
-SHARE = 10                      # one part of this of the time may pass in writing
+SHARE = 10                      # at most one part in SHARE of the time passes in writing
 RETRY_S = 10.0                  # after an error
 
 
 class Kept:
-    """path: of the file. source: what it is of; a file of another source is not read. mounted: the folder that it is of
-    was a mount point when it was read last. lost: there is a file, and it is damaged or of another version."""
+    """path: of the file. source: the source whose documents the file has; a file of another source is not read.
+    mounted: the source's folder was a mount point when it was read last. lost: the file is damaged or of another
+    version."""
 
     def __init__(self, path: str, source: str, log: Logger) -> None:
         self.path, self.source, self.log = Path(path), source, log
@@ -70,18 +72,18 @@ class Kept:
         return found
 
     def follow(self, content: Content) -> None:
-        """From now on the file is as `content`, which is complete."""
+        """From now on keep the documents of `content`, which is complete."""
         if not self._thread:
             self._changed.set()
             self._thread = threading.Thread(target=self._run, args=(content,), name="kept-policies", daemon=True)
             self._thread.start()
 
     def changed(self) -> None:
-        """The content has changed."""
+        """Record that the content has changed."""
         self._changed.set()
 
     def close(self) -> None:
-        """Write what is not written so far."""
+        """Write the changes that are not written so far."""
         self._ended.set()
         self._changed.set()
         if self._thread:
@@ -110,7 +112,7 @@ class Kept:
             if str(e) != self._said:
                 self._said = str(e)
                 self.log.error("policies_not_kept", path=str(self.path), error=self._said)
-            with suppress(OSError):             # what is no longer in force must not take the place of a broken file
+            with suppress(OSError):             # policies that are no longer in force must not replace a broken file
                 self.path.unlink()
             return False
         self._said = ""

@@ -64,8 +64,8 @@ STEPS_S = 0.005                 # of changes to the Compiler, before requests ar
 
 
 class Kubernetes:
-    """Keeps a Compiler as the API says; see Content for objects that cannot be read. start() starts the threads, and
-    attend() applies what they have read.
+    """Keeps a Compiler equal to the API's objects; see Content for objects that cannot be read. start() starts the
+    threads, and attend() applies what they have read.
 
     complete: each kind has been listed, so the first table can be written; an API server without the CRD of a kind has
     no objects of it. Until then the Compiler has what an agent before this one has `kept`; without that, `former` is
@@ -81,7 +81,7 @@ class Kubernetes:
         self.due = float("inf")
         self._away: dict[str, str] = {}         # by the first path of a watch
         self._complete = False
-        self._nodes = threading.Event()         # nodes are to be watched
+        self._nodes = threading.Event()         # set when nodes have to be watched
         self._fault: BaseException | None = None
         self._listed: set[str] = set()
         self._events: deque[Event] = deque()
@@ -147,7 +147,7 @@ class Kubernetes:
     # -- in the threads -----------------------------------------------------------------------------------------------
 
     def _run(self, follow: Callable[[], None]) -> None:
-        """A fault ends the agent: with policies that no longer change it would do harm."""
+        """Run a thread. A fault ends the agent, because policies that no longer change would do harm."""
         try:
             while not self._stop.is_set():
                 follow()
@@ -160,8 +160,8 @@ class Kubernetes:
         self._watch(ALWAYS, self._stop.is_set)
 
     def _follow_crd(self, path: str) -> None:
-        """Watch the objects of a kind if its CRD is there. Without it there are none; if there were some before, the
-        API server is asked twice, because one that is being started does not know all CRDs."""
+        """Watch the objects of a kind if its CRD exists. Without the CRD there are no objects. If there were objects
+        before, the API server is asked twice, because it does not know all CRDs while it starts."""
         try:
             if self.is_served(path) or (self._own[path] and not self._stop.wait(CONFIRM_S) and self.is_served(path)):
                 self._watch((path,), self._stop.is_set)
@@ -198,7 +198,8 @@ class Kubernetes:
         self._add((path, document, gone))
 
     def _list_ended(self, path: str) -> None:
-        """Objects that went while the API server was away are in no event: those that the list does not have."""
+        """Remove the objects that the list does not have: no event reports objects that were deleted while the API
+        server was unavailable."""
         self._away.pop(path if path not in ALWAYS else ALWAYS[0], None)
         self._add((path, frozenset(self._seen[path]), False))
 
@@ -257,7 +258,7 @@ class Kubernetes:
 
 
 def read_cluster(api: Api) -> Cluster:
-    """All that the API has now. Objects that cannot be read are as in Kubernetes. Raises Away."""
+    """Return all objects of the API. Unreadable objects are treated as in Kubernetes. Raises Away."""
     source = Kubernetes(api, Compiler())
     for path in (*ALWAYS, *filter(source.is_served, OF_CRDS), NODES):
         if path == NODES and not source.content.compiler.names_nodes:
@@ -268,7 +269,7 @@ def read_cluster(api: Api) -> Cluster:
 
 
 def place_of(path: str, key: str) -> str:
-    """An object as a place of Content."""
+    """Return the place of an object in Content."""
     return f"{path} {key}"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 4 << 20             # of a file
 MAX_EXPANDED = 8 << 20          # of what a file stands for: characters of its values, and NODE_COST for each of them
 NODE_COST = 16
-MAX_DEPTH = 64                  # a policy has 12
+MAX_DEPTH = 64                  # a policy needs 12
 MAX_DIGITS = 20
 MAX_DOCUMENTS = 10_000          # of a file, those of lists one by one
 SEPARATOR = re.compile(rb"^(?:---|\.\.\.)(?=\s|$)", re.MULTILINE)
@@ -116,7 +116,8 @@ def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def twice(key: str) -> ParseError:
-    """A strict API server refuses the document too. Which of both values counts differs between programs."""
+    """Return the error for a key that a mapping has twice. A strict API server also refuses the document, and programs
+    differ in which of both values they use."""
     return ParseError(f"the key {key[:99]} is there twice")
 
 
@@ -128,8 +129,8 @@ def read_int(text: str) -> float:
 # -- YAML --------------------------------------------------------------------------------------------------------------
 
 def read_yaml(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Each document by itself: a mistake in one of them does not hide the others. A file without a document is a
-    mistake, too, unless it has a line `---`: a disk that is full and a write that was cut off leave empty files."""
+    """Yield each document by itself, so that a mistake in one does not hide the others. A file without a document is a
+    mistake, too, unless it has a line `---`: a full disk and an interrupted write leave empty files."""
     try:
         import yaml
     except ImportError:
@@ -151,12 +152,12 @@ def read_yaml(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 class Builder:
-    """Builds values from the events of a YAML parser, within MAX_EXPANDED for all documents of a file. Texts, numbers
-    and so on are told apart as by yaml.safe_load(); a date stays text, and each key is text, as in kubectl."""
+    """Builds values from the events of a YAML parser, within MAX_EXPANDED for all documents of a file. The types of
+    scalars are those of yaml.safe_load(); a date stays text, and each key is text, as in kubectl."""
 
     def __init__(self) -> None:
         self.left = MAX_EXPANDED
-        self.anchors: dict[str, tuple[Any, int]] = {}           # value, and what it has cost
+        self.anchors: dict[str, tuple[Any, int]] = {}           # value, and its cost
 
     def document(self, events: Iterator[Any]) -> Any:
         """The document, None without one. Raises ParseError, yaml.YAMLError, ValueError."""

@@ -1,4 +1,4 @@
-"""Read files with documents in processes of their own: whatever a file says, it holds up nobody and is bounded.
+"""Read files with documents in separate processes, so that no file blocks the agent or exceeds the limits.
 
     reader = Reader("/etc/fastcni/policies")
     reader.ask(["web.yaml"])
@@ -52,7 +52,7 @@ MAIN = ("import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.sources.r
 
 
 class Read(NamedTuple):
-    """What a file of a folder says. documents: (where, document as encode() has written it). broken: (where, why) of
+    """The documents of a file. documents: (where, document as encode() has written it). broken: (where, why) of
     what cannot be parsed. again: the reason may end without a change of the file."""
 
     name: str
@@ -151,7 +151,7 @@ def work(fd: int, folder: str, names: list[str]) -> None:
 @dataclass(slots=True)
 class Job:
     """A child. names: of files that it has not answered, in their order. due: when it is lost without a further part of
-    its answer, monotonic. begun: it runs. data: what has come of its answer."""
+    its answer, monotonic. begun: the child runs. data: the received part of its answer."""
 
     fd: int
     names: list[str]
@@ -160,7 +160,7 @@ class Job:
     data: bytearray = field(default_factory=bytearray)
 
     def take(self, data: bytes) -> Iterator[Read]:
-        """The files of which the answer is complete, with its next part."""
+        """Add the next part of the answer, and yield the files whose answer is complete."""
         self.due = monotonic() + ELAPSED_S + ANSWER_S
         self.data += data if self.begun else data[len(READY):]
         self.begun = self.begun or bool(data)
@@ -175,7 +175,7 @@ class Job:
 
 
 class Reader:
-    """Of files of a folder. One thread makes it and calls all methods.
+    """Reads files of a folder. One thread makes the Reader and calls all methods.
 
     why: why no process reads files at present; "": one does, or is being started. due: when to call take() without an
     event, in monotonic seconds.
@@ -187,7 +187,7 @@ class Reader:
         self._jobs: dict[int, Job] = {}
         self._failed: list[Read] = []
         self._asked: dict[str, None] = {}                       # names without a child so far, in order
-        self._sock: socket.socket | None = None                 # of the process; None: it is to be started
+        self._sock: socket.socket | None = None                 # of the process; None: the process has to be started
         self._process: subprocess.Popen[bytes] | None = None
         self._ready, self._pause, self._until = False, FIRST_PAUSE_S, 0.0
         self._start()
@@ -219,11 +219,11 @@ class Reader:
 
     @property
     def busy(self) -> bool:
-        """Whether answers are to come."""
+        """Whether answers are outstanding."""
         return bool(self._asked or self._jobs or self._failed)
 
     def names(self) -> set[str]:
-        """The files that are not answered so far."""
+        """The files without an answer so far."""
         return {*self._asked, *(name for job in self._jobs.values() for name in job.names)}
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ class Reader:
         self.poll.close()
 
     def _end(self) -> None:
-        """End the processes. What they have not answered is asked for again."""
+        """End the processes. The files without an answer are requested again."""
         if self._sock:
             self._sock.close()
         if self._process:
@@ -274,7 +274,7 @@ class Reader:
         return found
 
     def _listen(self) -> None:
-        """The process is ready, or has ended."""
+        """Handle a message of the process: it is ready, or has ended."""
         assert self._sock
         try:
             self._ready = self._sock.recv(1) == READY
@@ -286,7 +286,7 @@ class Reader:
             self._lose("has ended")
 
     def _overdue(self) -> None:
-        """Start the process, or end one that does not answer. A child that does not end is due to its first file."""
+        """Start the process, or end one that does not answer. If a child does not end, its first file is the cause."""
         if not (self._sock or self._ready):
             self._start()
             return
@@ -296,7 +296,8 @@ class Reader:
         self._lose("does not answer")
 
     def _ended(self, job: Job) -> list[Read]:
-        """The child has ended. If its answer is not complete, the first file without an answer is the cause."""
+        """Return the files of a child that has ended. If its answer is not complete, the first file without an answer
+        is the cause."""
         del self._jobs[job.fd]
         os.close(job.fd)
         if not job.names:
@@ -320,7 +321,7 @@ class Reader:
                 del self._asked[name]
             try:
                 self._fork(names)
-            except (BlockingIOError, ConnectionError) as e:     # the process does not answer, or something has ended it
+            except (BlockingIOError, ConnectionError) as e:     # the process does not answer, or was ended
                 self._asked = {**dict.fromkeys(names), **self._asked}
                 if not isinstance(e, BlockingIOError):
                     self._lose("has ended")

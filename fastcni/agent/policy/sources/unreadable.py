@@ -1,6 +1,6 @@
-"""What stands in for a document that cannot be read: it closes the pods that the document is about.
+"""The policies that stand in for a document that cannot be read, and close the pods of the document.
 
-A policy without rules closes pods as any other one does: only what further policies allow passes. If the document does
+A policy without rules closes its pods: only connections that further policies allow pass. If the document does
 not say which pods it selects, it selects all pods of its namespace; if not in which directions, in both.
 """
 
@@ -59,8 +59,8 @@ def close(kind: str, document: dict[str, Any], unnamed: str) -> list[Pod | Polic
 
 
 def closed_policy(namespace: str, name: str, spec: Any, unnamed: str) -> Policy:
-    """A policy with pods and directions of `spec`. It has the name `name` if both are known. Else it has another one,
-    because what was read of that policy before stays in force as well."""
+    """Return a policy with the pods and directions of `spec`. Its name is `name` if both are known; otherwise another
+    name, because the last readable version of the policy also stays in force."""
     selector = attempt(lambda: read_selector(Reader("", spec).part("podSelector")))
     directions = named_directions(spec)
     if not name or selector is None:
