@@ -9,7 +9,7 @@ from errno import EMSGSIZE
 
 from fastcni.selftest import icmp, namespaces, sockets
 
-SMALLEST = 64                   # bytes of an IP packet that every link takes
+SMALLEST = 64                   # bytes of an IP packet that every link transports
 TRIES, WAIT_S = 2, 0.35
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}             # bytes of IP and ICMP
 

@@ -34,8 +34,8 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class End:
-    """One end. packed: its address; of a source b"" until the kernel has chosen it. attachment: of a pod. namespace: a
-    descriptor; -1 for an outside address."""
+    """One end of the connection. packed: its address; b"" for a source until the kernel has chosen the address.
+    attachment: the pod's, None for other ends. namespace: a descriptor; -1 for an outside address."""
 
     kind: str
     packed: bytes
@@ -74,7 +74,7 @@ class End:
 
     @cached_property
     def link(self) -> Link | None:
-        """The pod's link. None: there is none."""
+        """The pod's link, None if the pod has none."""
         return find.link(self.sock, self.ifname)
 
     @cached_property
@@ -94,7 +94,7 @@ class End:
 
     @cached_property
     def bridge(self) -> Link | None:
-        """The bridge of the host's end. None: it is no port."""
+        """The bridge of the host's end, None if the host's end is no port."""
         if self.host is None or not self.host.master:
             return None
         with closing(wire.open_socket()) as sock:
@@ -146,7 +146,8 @@ def pods_named(inventory: Inventory, text: str) -> list[NodeAttachment]:
 
 
 def source_pod(inventory: Inventory, text: str, destination: bytes) -> End:
-    """Return the pod, with the attachment that its route to the destination uses, else its first of that family."""
+    """Return the pod, with the attachment that its route to the destination uses, else its first attachment of that
+    family."""
     found = pods_named(inventory, text)
     of_family = [it for it in found if any((":" in ip) == (len(destination) == 16) for ip in it.addresses)]
     first = end_of(of_family[0] if of_family else found[0], len(destination))
@@ -160,7 +161,8 @@ def source_pod(inventory: Inventory, text: str, destination: bytes) -> End:
 
 
 def end_of(it: NodeAttachment, length: int) -> End:
-    """Return the End of a pod's attachment. length: of its address in bytes. namespace is -1 if it no longer exists."""
+    """Return the End of a pod's attachment. length: bytes of the address. namespace is -1 if the namespace no longer
+    exists."""
     own = [addresses.read_ip(ip) for ip in it.addresses if (":" in ip) == (length == 16)]
     try:
         namespace = netns.open_path(it.netns) if it.netns else -1

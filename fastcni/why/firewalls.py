@@ -26,8 +26,9 @@ COMPAT = {nft.NFPROTO_IPV4: "iptables", nft.NFPROTO_IPV6: "ip6tables"}
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A rule for people. text: as its program prints it. comment: of the rule. remove: the command that deletes it, ""
-    for a policy. chains: names of all chains of the table. program: "nft", "iptables-nft", ..."""
+    """A rule as the report shows it. text: as the rule's program prints it. comment: the rule's comment. remove: the
+    command that deletes the rule, "" for a policy. chains: names of all chains of the table. program: "nft",
+    "iptables-nft", ..."""
 
     text: str
     comment: str
@@ -43,7 +44,7 @@ def by_trace(path: Path) -> Fault | None:
 
 
 def describe(path: Path, seen: Seen) -> Fault:
-    """Describe a message that says that a rule or a policy dropped a packet."""
+    """Return the Fault of a trace message that says that a rule or a policy dropped a packet."""
     end = {SOURCE: path.source, TARGET: path.target}.get(seen.where)
     event = seen.event
     family = nft.FAMILIES.get(event.family, "arp")
@@ -144,7 +145,7 @@ def read_rule(end: End | None, seen: Seen) -> Text:
 
 
 def of_nft(event: Trace, comment: str, chains: tuple[str, ...]) -> Text:
-    """Return a rule as nft prints it; without nft its handle."""
+    """Return a rule as nft prints it; without nft, return the rule's handle."""
     family = nft.FAMILIES.get(event.family, "arp")
     where = f"{family} {event.table} {event.chain}"
     if event.kind == nft_trace.NFT_TRACETYPE_POLICY:
@@ -158,8 +159,8 @@ def of_nft(event: Trace, comment: str, chains: tuple[str, ...]) -> Text:
 
 
 def of_iptables(event: Trace, at: int, count: int, chains: tuple[str, ...]) -> Text | None:
-    """Return a rule as iptables-nft prints it. at: the rule's place in its chain, of `count`. None: the table is not of
-    iptables."""
+    """Return a rule as iptables-nft prints it, None if the table is not iptables'. at: the rule's place in its chain of
+    `count` rules."""
     program = f"{COMPAT[event.family]}-nft"
     lines = output(f"{program}-save", "-t", event.table)
     rules = [line for line in lines if line.startswith(f"-A {event.chain} ")]

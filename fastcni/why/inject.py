@@ -24,7 +24,7 @@ MOV64_IMM, CALL, EXIT = 0xB7, 0x85, 0x95
 ATTRIBUTES_BYTES = 128          # union bpf_attr, with zeros for what is not used
 SYN, RST, ACK = 0x02, 0x04, 0x10
 TCP, UDP = 6, 17
-HOST_MAC = bytes.fromhex("02fc00000001")        # of the imitated sender
+HOST_MAC = bytes.fromhex("02fc00000001")        # the MAC of the imitated sender
 FIRST_PORT, PORTS = 49152, 1 << 14              # the ephemeral ports of RFC 6335
 
 
@@ -80,9 +80,10 @@ def packet(protocol: int, source: bytes, destination: bytes, segment: bytes, at:
 
 
 class Injected:
-    """A connection of an outside address, in the form of a Probe. link: index and MAC of the link that it comes by.
+    """A connection of an outside address, in the form of a Probe. link: index and MAC of the link at which the packets
+    arrive.
 
-    The answer shows in the trace. It does not leave the node: the spy's table drops it behind all other chains.
+    The trace shows the answer, which does not leave the node: the spy's table drops it behind all other chains.
     """
 
     def __init__(self, index: int, mac: bytes, source: bytes, destination: bytes, port: int, *, udp: bool) -> None:
@@ -125,6 +126,6 @@ class Injected:
         return self.outcome
 
     def close(self) -> None:
-        """Reset the connection in the target, which would repeat its answer. Raises OSError."""
+        """Reset the connection in the target, which would otherwise repeat its answer. Raises OSError."""
         if not self.udp and self.outcome != REFUSED:
             self._send(RST, (self.sequence + 1) & 0xFFFFFFFF)

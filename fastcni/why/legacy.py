@@ -1,7 +1,7 @@
 """The rules of legacy iptables that dropped the packet, by their counters before and after it.
 
-Legacy iptables has no trace that leaves nothing behind. A rule that drops, whose counter grew while the packet was on
-its way, and whose conditions do not exclude the packet, dropped it.
+Legacy iptables has no trace that leaves nothing behind. A dropping rule is found by its counter: if the counter grew
+while the packet was on its way, and the rule's conditions do not exclude the packet, the rule dropped it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUILT_IN = {"prerouting": "PREROUTING", "input": "INPUT", "forward": "FORWARD", 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """What rules look at. iif, oif: names of links, "" if unknown."""
+    """The fields of a packet that rules compare. iif, oif: names of links, "" if unknown."""
 
     source: str
     destination: str
@@ -92,7 +92,7 @@ def excludes(line: str, packet: Packet, chain: str) -> bool:
     if options["-A"] in BUILT_IN.values() and options["-A"] != chain:
         return True
     if "!" in words:
-        return False                    # not decided here
+        return False                    # other programs decide
     for option, ip in (("-s", packet.source), ("-d", packet.destination)):
         if option in options and ipaddress.ip_address(ip) not in ipaddress.ip_network(options[option], strict=False):
             return True
@@ -110,7 +110,7 @@ def queue_of(line: str) -> int | None:
 
 
 def same(pattern: str, value: str) -> bool:
-    """Return whether a value is the one of a rule: "cni+" matches cni0, "80:90" matches 85."""
+    """Return whether a value matches the pattern of a rule: "cni+" matches cni0, "80:90" matches 85."""
     if pattern.endswith("+"):
         return value.startswith(pattern[:-1])
     first, _, last = pattern.partition(":")

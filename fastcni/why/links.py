@@ -26,7 +26,7 @@ def prefix(path: Path, end: End) -> str:
 
 
 def add_routes(end: End) -> str:
-    """Return commands that add the routes of the pod's ADD again: a link that goes down loses them."""
+    """Return commands that add the routes of the pod's ADD again, which a link loses when it goes down."""
     commands = [f"{end.enter}ip route replace {it['dst']}" + (f" via {it['gw']}" if it.get("gw") else "")
                 + f" dev {end.ifname}" for it in with_gateways(end)]
     return "".join(f" && {command}" for command in commands)
@@ -198,8 +198,8 @@ def own(sock: wire.Socket) -> list[tuple[str, Address]]:
 
 
 def asks_for_mac(path: Path) -> bool:
-    """Return whether the source pod's kernel is asking for the MAC of its next hop. It asks once a second, so the next
-    packet may wait that long."""
+    """Return whether the source pod's kernel is asking for the MAC of its next hop. The kernel asks once a second, so
+    the next packet may wait that long."""
     if path.source.kind != POD or path.source.link is None or path.pod_way.errno:
         return False
     found = packet_path.neighbour(path.source.sock, path.source.link.index, path.pod_way.gateway or path.asked)
@@ -207,7 +207,7 @@ def asks_for_mac(path: Path) -> bool:
 
 
 def pod_neighbour(path: Path) -> Fault | None:
-    """The source pod knows the MAC of its next hop, and the right one."""
+    """The source pod knows the right MAC of its next hop."""
     if path.source.kind != POD or path.source.link is None or path.pod_way.errno:
         return None
     hop_ip = path.pod_way.gateway or path.asked

@@ -1,6 +1,6 @@
 """Ask the kernel what it would do with a packet: its route, its neighbour, the bridge port that it uses.
 
-Nothing is changed. Each function sends on a socket of the namespace in question.
+No function changes anything. Each sends on a socket of the namespace that it asks about.
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ def _rtmsg(destination: bytes, source: bytes) -> bytes:
 
 
 def neighbour(sock: Socket, index: int, packed: bytes) -> Neighbour | None:
-    """Return the neighbour entry of an address on a link. None: there is none."""
+    """Return the neighbour entry of an address on a link, None if there is none."""
     replies = wire.look_up(sock, neighbours.get_neighbour(Batch(), index, packed))
     return neighbours.read_neighbour(replies[0][1]) if replies else None
 
 
 def station(sock: Socket, bridge: int, mac: bytes) -> Neighbour | None:
-    """Return the FDB entry of a MAC on a bridge; its `index` is the port, or the bridge. None: there is none."""
+    """Return the FDB entry of a MAC on a bridge, None if there is none. The entry's `index` is the port, or the
+    bridge."""
     try:
         replies = wire.look_up(sock, neighbours.get_station(Batch(), bridge, mac))
     except wire.NetlinkError as e:

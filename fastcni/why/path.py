@@ -1,4 +1,4 @@
-"""All that the hops look at: the two ends, and what one real packet has shown."""
+"""The data that the hops examine: the two ends, and the results of one real packet."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class Path:
 
     @property
     def seen_as(self) -> bytes:
-        """The source address that the target sees: after masquerade, if the node's conntrack has it."""
+        """The source address that the target sees: after masquerade, if the node's conntrack has an entry of the
+        connection."""
         return self.flow.seen_as if self.flow and self.flow.seen_as else self.sent_from
 
     @cached_property
@@ -117,7 +118,7 @@ class Path:
         return find.link(self.node, index=way.index) if way.index else None
 
     def devices(self) -> Iterator[str]:
-        """Yield the node's links on the way: the ends of veth links, and the uplink."""
+        """Yield the node's links on the path: the ends of veth links, and the uplink."""
         if self.target.kind == ITSELF:
             return
         links = [self.source.host if self.source.kind == POD else self.arrives_by if self.source.kind == OUTSIDE

@@ -1,4 +1,5 @@
-"""Send one real packet from a namespace: a TCP connection that ends when it is made, or an empty UDP datagram."""
+"""Send one real packet from a namespace: a TCP connection that is closed when it is established, or an empty UDP
+datagram."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ class Probe:
             self.outcome, self.errno = ERROR, number
 
     def wait(self, seconds: float, done: Callable[[], bool] = lambda: False) -> str:
-        """Wait for an answer; return the outcome. done(): asked every 20 ms whether to go on waiting is of no use."""
+        """Wait for an answer; return the outcome. done() is called every 20 ms; True ends the wait."""
         deadline = time.monotonic() + seconds
         while self.outcome == SILENT and (left := deadline - time.monotonic()) > 0 and not done():
             reading = [self.sock] if self.udp else []

@@ -8,7 +8,7 @@ TABLE = "/proc/thread-self/net/netfilter/nfnetlink_queue"       # a line a queue
 
 
 def sentence(queue: int | None, end: End | None) -> tuple[str, str]:
-    """Say what a rule does with a packet: ("dropped", ""), or that it puts the packet into a queue, and who reads that.
+    """Return what a rule does with a packet: ("dropped", ""), or the text for a queue and the process that reads it.
 
     queue: the queue's number, None for a rule that drops. end: whose namespace the rule is in, None: the node's.
     """

@@ -25,7 +25,7 @@ LOAD = "`fastcni datapath load` adds them again"
 
 def forget_verdicts(path: Path) -> None:
     """Let the node see the first packets of the next connection to the target's port. Within a second after another
-    connection the datapath would redirect them, and a rule that was added meanwhile would not be met."""
+    connection the datapath would redirect these packets, so they would not pass a rule that was added meanwhile."""
     try:
         opened = pins.open_maps(path.node)
         if opened is None:
@@ -39,8 +39,8 @@ def forget_verdicts(path: Path) -> None:
 
 
 def read(path: Path, *, arrived: bool) -> Redirect | None:
-    """Return what the datapath does with the connection of the probe, and forget the flow of a datagram. None: one of
-    the ends is no pod of the datapath."""
+    """Return what the datapath does with the connection of the probe, None if one of the ends is no pod of the
+    datapath. Forget the flow of a datagram."""
     if path.source.kind != POD or path.target.kind != POD or path.probe is None:
         return None
     own: list[Flow] = []

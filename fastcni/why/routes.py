@@ -133,7 +133,7 @@ def pod_source(path: Path) -> Fault | None:
 
 
 def rp_filter(path: Path, *, reply: bool = False) -> Fault | None:
-    """The node's route to the packet's source leads to the link that the packet comes by."""
+    """The node's route to the packet's source leads to the link at which the packet arrives."""
     source, link = sender(path, reply)
     if path.v6 or link is None or not source:
         return None
@@ -166,7 +166,7 @@ def sender(path: Path, reply: bool) -> tuple[bytes, Link | None]:
 
 
 def forwarding(path: Path, *, reply: bool = False) -> Fault | None:
-    """The node forwards packets that come by this link."""
+    """The node forwards packets that arrive at this link."""
     _, link = sender(path, reply)
     if link is None or path.direct or NODE in (path.source.kind, path.target.kind):
         return None
@@ -181,7 +181,7 @@ def forwarding(path: Path, *, reply: bool = False) -> Fault | None:
 
 
 def host_route(path: Path) -> Fault | None:
-    """The node has a route to the target, and to the right link."""
+    """The node has a route to the target, and the route leads to the right link."""
     if path.direct:
         return None
     target, ip = path.target, path.target.text
@@ -216,7 +216,7 @@ def link_down(path: Path) -> str:
 
 
 def target_route(path: Path) -> Fault | None:
-    """The target pod has a route back to the address that it sees."""
+    """The target pod has a route back to the source address that it sees."""
     target, back = path.target, path.seen_as
     if target.kind != POD or not back or target.link is None:
         return None

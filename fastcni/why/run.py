@@ -40,15 +40,15 @@ from fastcni.why.tracer import Match
 
 FIRST_WAIT_S, REPEAT_S = 0.4, 0.9       # for an answer; until the kernel has sent TCP's first packet again
 NEXT_REQUEST_S = 1.1                    # until the kernel asks for a MAC again, which it does once a second
-SETTLE_S = 0.05                         # for what the trace still shows of a packet that was refused
+SETTLE_S = 0.05                         # wait for the last trace messages of a packet that was refused
 MAC_BYTES = 6
 ALWAYS = 1000                           # the progress of no packet
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A hop. name: as docs/why.md lists it. passed: the progress that proves that the packet passed it. look(path)
-    returns the Fault, None if nothing is wrong there. of: the kinds of sources and targets that have the hop."""
+    """A hop. name: as docs/why.md lists it. passed: the progress that proves that the packet passed the hop. look(path)
+    returns the hop's Fault, or None. of: the kinds of sources and targets that have the hop."""
 
     name: str
     passed: int
@@ -71,7 +71,7 @@ def of_target(look: Callable[[Path, End], Fault | None]) -> Callable[[Path], Fau
 
 
 def at_hook(*hooks: str, stage: int, reply: bool = False) -> Callable[[Path], Fault | None]:
-    """Look at legacy iptables in hooks, if the packet, or its answer, was last seen before their last chains."""
+    """Look at legacy iptables in hooks, if the packet, or its answer, was last seen before the hooks' last chains."""
     def look(path: Path) -> Fault | None:
         if path.progress != stage + (BACK if reply else 0):
             return None
@@ -150,7 +150,7 @@ def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: st
         if fault := gone(path):
             return Report(((fault.hop, False),), fault)
         attempt(path, opened)
-        if retarget(path, inventory):               # DNAT: now with the pod that the packet goes to
+        if retarget(path, inventory):               # after DNAT, continue with the pod that the packet goes to
             made.append(path.target)
             if fault := gone(path):
                 return report(path, fault)
@@ -185,8 +185,8 @@ def gone(path: Path) -> Fault | None:
 
 
 def attempt(path: Path, opened: ExitStack) -> None:
-    """Send one packet and follow it; set path.probe, spy, flow and the counters. The packet is sent twice if no answer
-    comes, so that the second one and its answer are followed by what the first one showed."""
+    """Send one packet and follow it; set path.probe, spy, flow and the counters. If no answer comes, the packet is sent
+    again: what the first packet showed (its conntrack entry) is needed to follow the second packet's answer."""
     own = netns.open_own()
     opened.callback(ends.close, End(NODE, b"", None, own))
     source = path.source.namespace if path.source.kind == POD else own
@@ -222,7 +222,8 @@ def attempt(path: Path, opened: ExitStack) -> None:
 
 
 def prober(path: Path, namespace: int, spy: Spy) -> Probe | Injected:
-    """Return what sends the packet: a socket, or for an outside source a link of the node. Raises OSError, CniError."""
+    """Return the sender of the packet: a socket, or for an outside source a link of the node. Raises OSError,
+    CniError."""
     udp = path.protocol == "udp"
     if path.source.kind != OUTSIDE:
         bind = path.source.text if path.source.kind == NODE and path.source.packed else ""
@@ -267,7 +268,7 @@ def mark(path: Path) -> None:
 
 
 def mark_answers(path: Path) -> None:
-    """Follow what masquerade with another port makes of the packets, and their answers."""
+    """Follow the packets that masquerade gives another port, and their answers."""
     if path.flow is None or path.spy is None or path.probe is None or path.flow.seen_port == path.probe.port:
         return
     flow, seen = path.flow.flow, path.flow.seen_port
@@ -292,7 +293,7 @@ def flow_of(path: Path) -> packet_path.Tracked | None:
 
 
 def retarget(path: Path, inventory: Inventory) -> bool:
-    """Set the target to where DNAT sends the packet. Return whether that is another one."""
+    """Set the target to where DNAT sends the packet. Return whether the target has changed."""
     assert path.spy
     found = (path.flow.flow.replier, path.flow.flow.replier_port) if path.flow else path.spy.destination()
     if found is None or not found[0] or found == (path.target.packed, path.port):
@@ -351,7 +352,7 @@ PLACES = ((BACK + LEFT, "between the node and the source"),
 
 
 def lost(path: Path) -> Fault:
-    """Return the Fault of a packet that nothing known here drops."""
+    """Return the Fault of a packet whose loss no hop explains."""
     where = next(text for stage, text in PLACES if path.progress >= stage)
     what = "the answer" if path.progress >= BACK else "the packet"
     devices = " ".join(path.devices())

@@ -50,9 +50,9 @@ class Seen:
 @dataclass(slots=True)
 class Place:
     tracer: Tracer
-    hooks: dict[int, str] = field(default_factory=dict)         # packet: the hook in which it is
-    replies: dict[int, bool] = field(default_factory=dict)      # packet: whether it is an answer
-    arps: dict[int, bool] = field(default_factory=dict)         # packet: whether it is ARP
+    hooks: dict[int, str] = field(default_factory=dict)         # packet: the hook in which the packet is
+    replies: dict[int, bool] = field(default_factory=dict)      # packet: whether the packet is an answer
+    arps: dict[int, bool] = field(default_factory=dict)         # packet: whether the packet is ARP
 
 
 class Spy:
@@ -84,7 +84,7 @@ class Spy:
             place.tracer.close()
 
     def mark(self, where: str, *matches: Match, arp: bool = False) -> None:
-        """Follow these packets from now on in one of the namespaces, if the connection has it."""
+        """Follow these packets from now on in one of the namespaces, if the connection has that namespace."""
         if place := self.places.get(where):
             place.tracer.mark(*matches, arp=arp)
 
@@ -93,7 +93,7 @@ class Spy:
         self.places[ON_NODE].tracer.hold(match)
 
     def read(self) -> None:
-        """Read what waits."""
+        """Read the trace messages that have arrived."""
         for where, place in self.places.items():
             for event in place.tracer.read():
                 self._note(where, place, event)
@@ -115,7 +115,7 @@ class Spy:
 
         br_netfilter shows frames for other MACs to the chains of inet, too. Such a frame is only bridged.
         """
-        # An answer that begins in the node's output, and is not the node's, is of a rule that rejects.
+        # An answer that begins in the node's output, although the node is no end, comes from a rule that rejects.
         refusals = set() if self.to_node else {it.event.id for it in self.seen if it.reply and it.where == ON_NODE
                                                and it.hook == "output" and it.event.family == nft.NFPROTO_INET}
         found = max((stage(it) for it in self.seen if self.is_own(it.event) and not (
@@ -140,7 +140,7 @@ class Spy:
         return None
 
     def end(self) -> Seen | None:
-        """Return the message that a rule or policy dropped the packet, or its answer. None: no message says so.
+        """Return the message that a rule or policy dropped the packet, or its answer; None without such a message.
 
         A bridge sends copies of a packet to several ports. A copy that is dropped does not count if another arrived.
         """

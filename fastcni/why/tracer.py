@@ -89,13 +89,13 @@ class Tracer:
             raise
 
     def close(self) -> None:
-        """Close both sockets. The kernel deletes the table with its owner."""
+        """Close both sockets. The kernel deletes the table with the socket that owns it."""
         self.events.close()
         self.owner.close()
 
     def _add_all(self, parts: list[Part]) -> None:
-        """Add all chains in one transaction, because each waits for RCU; else one by one, without families and hooks
-        that this kernel lacks, whose part of the trace is missing then."""
+        """Add all chains in one transaction, because each transaction waits for RCU. If that fails, add each chain
+        separately, and leave out families and hooks that this kernel lacks; their part of the trace is then missing."""
         try:
             self._add(*parts)
             return
@@ -123,7 +123,7 @@ class Tracer:
         self.chains += added
 
     def mark(self, *matches: Match, arp: bool = False) -> None:
-        """Follow these packets from now on; with `arp` all ARP packets too."""
+        """Follow these packets from now on; with `arp` also follow all ARP packets."""
         batch = nft.start(Batch())
         for family, chain in self.chains:
             if family != NFPROTO_ARP:
