@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from fastcni.agent.egress.table import Table
     from fastcni.daemon.log import Logger
 
-YIELD_S = 0.05          # for each address that a node holds, it lets other nodes claim the next one first
+YIELD_S = 0.05          # for each address that it holds, a node waits this long before it claims another one
 AGAIN_S = 0.5           # between two tries to claim
 
 
 class Holding:
-    """One thread calls all methods. attend() raises OSError if the kernel refuses.
+    """The addresses that this node holds. One thread calls all methods. attend() raises OSError if the kernel refuses a
+    change.
 
     until: what this node holds, until a time, monotonic. due: when to call attend() without a change of the claims.
     """
@@ -37,7 +38,8 @@ class Holding:
         self._problem = ""
 
     def attend(self, wanted: Collection[bytes]) -> None:
-        """Renew what this node holds, claim what is free and may be on a link of this node, give up the rest."""
+        """Renew the addresses that this node holds, claim free addresses that a link of this node can have, and give up
+        the others."""
         before = dict(self.until)
         if self.until and monotonic() >= self._renewed + RENEW_S:
             self._renew()
@@ -78,7 +80,7 @@ class Holding:
             self._tell_away(e)
 
     def _due_of(self, packed: bytes) -> float:
-        """When to try to claim an address: a node that holds fewer addresses comes first."""
+        """Return when to try to claim an address: a node with fewer addresses tries first."""
         free = self.claims.free_at(packed)
         return max(self._tried.get(packed, 0.0), free + YIELD_S * len(self.until))
 

@@ -24,7 +24,7 @@ class EgressIndex:
         self._cluster, self._groups = cluster, groups
 
     def put(self, name: str, it: EgressAddress | None) -> None:
-        """Add an EgressAddress, or replace it; None: it is gone."""
+        """Add an EgressAddress, or replace it; None: the object is gone."""
         old = self.documents.pop(name, None)
         if it:
             self._groups.use(it.pods)
@@ -43,7 +43,7 @@ class EgressIndex:
         return subjects(self.documents.values(), self._members)
 
     def selects(self, pod: Pod) -> list[EgressAddress]:
-        """Return the documents that select a pod, which need not be put."""
+        """Return the documents that select a pod, even one that was not put."""
         return [each for each in self.documents.values() if each.pods.matches(pod, self._cluster.namespaces)]
 
     def _members(self, it: EgressAddress) -> Iterator[Pod]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
 
 ANNOUNCEMENTS, ANNOUNCE_S = 4, 0.5      # of a new address: a switch or a neighbour may miss one
-ROUND_S = 0.4                           # how far behind the time at which it must end an address may end
+ROUND_S = 0.4                           # how late an address may end after its time
 
 
 class Place(NamedTuple):
@@ -112,6 +112,6 @@ def of_all_hosts(packed: bytes, network: Prefix) -> bool:
 
 
 def usable(link: Link) -> bool:
-    """Whether neighbours of a link may find an address on it: it is up, has a carrier and a MAC."""
+    """Return whether neighbours can find an address on the link: it is up, has a carrier and a MAC."""
     return link.up and bool(link.flags & uapi.IFF_LOWER_UP) and not link.flags & uapi.IFF_LOOPBACK and (
         len(link.address) == 6)

@@ -84,7 +84,7 @@ class Routes:
 
 
 def table_of(hop: NextHop) -> int:
-    """The number of a next hop's table."""
+    """Return the number of a next hop's table."""
     return TABLES | int.from_bytes(blake2b(hop.gateway + hop.link.encode(), digest_size=4).digest(), "big") >> 4
 
 
@@ -92,7 +92,7 @@ def believe_other_ways(link: str) -> None:
     """Let answers in by a tunnel although the route to their source, which is outside of the cluster, is another one.
     The kernel takes the stricter of "all" and the link unless the link's value is LOOSE, the higher number."""
     for name in ("all", link):
-        with suppress(OSError):                 # the link has gone meanwhile
+        with suppress(OSError):                 # the link was deleted meanwhile
             if sysctl.read(f"net/ipv4/conf/{name}/rp_filter") == STRICT:
                 sysctl.offer(f"net/ipv4/conf/{link}/rp_filter", LOOSE)
 

@@ -1,4 +1,5 @@
-"""What a node knows of the network when it leads pods to egress addresses: the nodes, and what is inside."""
+"""The network as a node sees it when it leads pods to egress addresses: the nodes, and the ranges inside of the
+cluster."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 LEASE_S = 2                     # the least that etcd grants
-RENEW_S = 0.5                   # between two renewals: three of them may fail
+RENEW_S = 0.5                   # between two renewals: three renewals in a row may fail
 REQUEST_S, ENDPOINT_S = 1.0, 0.4        # for all endpoints, for one of several
 
 
@@ -21,8 +21,8 @@ class Claims(Protocol):
     node: str
 
     def renew(self, held: Collection[bytes]) -> Mapping[bytes, float]:
-        """Renew the claims of this node. held: the addresses that it has claimed. Return until when no other node can
-        claim each of them, monotonic; a claim that is lost is left out."""
+        """Renew the claims of this node. held: the addresses that it has claimed. Return for each address until when no
+        other node can claim it, monotonic; lost claims are left out."""
         ...
 
     def claim(self, address: bytes) -> float:
@@ -44,8 +44,8 @@ class Claims(Protocol):
         ...
 
     def watch(self, changed: Callable[[], object], stop: Callable[[], bool]) -> None:
-        """Follow the claims of all nodes until stop(). Call changed() after each change, and after the first list. A
-        store that is away does not end it."""
+        """Follow the claims of all nodes until stop(), also while the store is unavailable. Call changed() after each
+        change, and after the first list."""
         ...
 
     def close(self) -> None: ...

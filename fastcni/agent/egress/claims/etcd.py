@@ -88,7 +88,7 @@ class Etcd:
             opened = monotonic()
             try:
                 self._follow(changed, stop)
-            except Away:                # the thread that renews tells of it
+            except Away:                # the thread that renews reports it
                 pass
             pause = FIRST_PAUSE_S if monotonic() - opened > MAX_PAUSE_S else min(2 * pause, MAX_PAUSE_S)
             if not stop():
@@ -110,7 +110,7 @@ class Etcd:
             for document in stream:
                 result = document.get("result", {})
                 if not result or result.get("canceled") or result.get("compact_revision"):
-                    self.client.token = None            # its age may be why
+                    self.client.token = None            # an expired token may be the reason
                     return
                 for event in result.get("events", ()):
                     pair = etcd_client.read_pair(event["kv"])

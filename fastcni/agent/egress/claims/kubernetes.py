@@ -29,12 +29,12 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 PREFIX = "fastcni-egress-"
 LABEL, ADDRESS = "fastcni.dev/egress-address", "fastcni.dev/address"    # label of the Leases; annotation
 SELECTOR = "labelSelector=fastcni.dev%2Fegress-address%3Dtrue"
-GRACE_S = 0.1                   # behind the end of a lease: the kernel removes an address some 30 ms late
+GRACE_S = 0.1                   # after the end of a lease: the kernel removes an address some 30 ms late
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0
 
 
 class Seen:
-    """A Lease as it was seen last, and when that was, monotonic."""
+    """A Lease as it was seen last, and the monotonic time of that."""
 
     __slots__ = ("document", "at")
 
@@ -112,7 +112,7 @@ class Kubernetes:
             opened = monotonic()
             try:
                 follow(self.api, "leases", LEASES, tell, stop, listed, SELECTOR)
-            except Away:                # the thread that renews tells of it
+            except Away:                # the thread that renews reports it
                 pass
             pause = FIRST_PAUSE_S if monotonic() - opened > MAX_PAUSE_S else min(2 * pause, MAX_PAUSE_S)
             if not stop():
@@ -139,7 +139,7 @@ class Kubernetes:
             return not old or old.holder != new.holder
 
     def _write(self, address: bytes, seen: Seen, holder: str | None = None) -> bool:
-        """Renew a Lease, or take it over, if it is as seen. Return False if it is not."""
+        """Renew a Lease, or take it over, if it is unchanged since it was seen. Return False if it has changed."""
         now, spec = timestamp(), seen.document.get("spec") or {}
         changes: Object = {"holderIdentity": self.node if holder is None else holder, "renewTime": now,
                            "leaseDurationSeconds": LEASE_S}

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Local:
-    """See contract.Claims. With several nodes in the file nobody can tell which of them is dead, so that no node holds
-    an address: each method raises Away."""
+    """See contract.Claims. With several nodes in the file, no node can know which others are dead. So no node holds an
+    address, and each method raises Away."""
 
     def __init__(self, settings: Mapping[str, Any], node: str) -> None:
         self.node, self._held = node, set[bytes]()
@@ -47,7 +47,7 @@ class Local:
         changed()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
     def _check(self) -> None:
         try:
