@@ -1,7 +1,7 @@
 """The decisions of this node's rules about the packets that table.py selects, from the kernel's trace messages.
 
-The first message of a packet in each base chain has the headers, later ones only the packet's number. A drop is one
-message; what lets a packet through is known from the rules of policies that it passes.
+The first message of a packet in each base chain has the headers, later ones only the packet's number. One message shows
+a drop; the rules of policies that a packet passes show what lets it through.
 """
 
 from __future__ import annotations

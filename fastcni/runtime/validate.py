@@ -79,7 +79,7 @@ class Judge:
         self.conf.asked.update((key.lower(), key) for key in COMMON_KEYS)
         self.readers: dict[str, ModuleType] = {}    # {CNI type: module}
         self.errors: list[Finding] = []             # of readers
-        # The runtime or the plugin adds nothing to it but prevResult.
+        # The runtime or the plugin adds nothing to this configuration but prevResult.
         self.is_entire = plugin.type != "flannel" and not any(plugin.capabilities.values())
         self.complete = True                        # False if a reader stopped at an error before it asked for all keys
 

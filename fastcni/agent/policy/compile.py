@@ -248,7 +248,8 @@ class Compiler:
         return [*found, (*admin, *baseline) if selecting & self._reaching else ()]
 
     def _tier(self, direction: str, policies: list[ClusterPolicy]) -> tuple[str, ...]:
-        """The chain of these policies of one tier, if there are any. The caller leads an address to it."""
+        """Return the name of the chain of these policies of one tier, () without policies. The caller leads an address
+        to the chain."""
         if not policies:
             return ()
         keys = tuple(policy.key for policy in sorted(policies, key=lambda policy: policy.order))
@@ -278,7 +279,7 @@ class Compiler:
             self._unuse(old, self._forget_chain)
 
     def _put_node_sets(self) -> None:
-        """Put the sets of the chains for what pods send to their own node."""
+        """Put the sets that the chains for packets of pods to their own node use."""
         for name in NODE_MAPS:
             self._journal.put_set(name, Set("map", 4 if name.endswith("4") else 16))
         self._journal.put_set(FORWARDERS, Set("service", 0))

@@ -142,7 +142,8 @@ def divert_rules(listeners: Listeners) -> Iterator[Rule]:
 
 
 def reopening_rules(listeners: Listeners) -> Iterator[Rule]:
-    """Remove the proxy's socket in TIME_WAIT that a first packet meets, which need not go to the proxy."""
+    """Yield rules that remove a socket of the proxy in TIME_WAIT, if a first packet that does not go to the proxy meets
+    it."""
     for packed, port in listeners.get(DIRECT, ()):
         yield (*rules.port_rules.of_family(len(packed)), *FIRST, meta(NFT_META_MARK), mask(word(EITHER)),
                compare(word(DIRECT)), *expressions.transparent(), *expressions.tproxy(packed, port))
