@@ -33,3 +33,14 @@ def test_a_plugin_goes_through_its_options_forwards_and_in_del_backwards(calls, 
     conf = calls.conf(kind, **keys, **{"cni.dev/valid-attachments": []})
     assert calls(command, conf)[0] == 0
     assert called == {"ADD": every, "DEL": kept[::-1], "GC": kept}[command]
+
+
+@pytest.mark.parametrize("kind", ["bridge", "ptp"])
+def test_del_releases_the_address_after_its_options(calls, monkeypatch, kind):
+    """So another pod gets the address when nothing of this pod is left for it."""
+    conf, held, delete = calls.conf(kind, ipMasq=True), [], masquerade.delete
+    assert calls("ADD", conf)[0] == 0
+    monkeypatch.setattr(masquerade, "delete", lambda *args: held.append(calls.held()) or delete(*args))
+    assert calls("DEL", conf) == (0, None)
+    assert held == [["10.22.0.2"]]
+    assert calls.held() == []
