@@ -1,4 +1,5 @@
-"""The part of policies for egress addresses: tells the node's Egress which pods have which, and restores the table."""
+"""The part of policies for egress addresses: tells the node's Egress which pods have which address, and restores the
+table."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class EgressPart:
         wire.set_buffer_size(self.events, EVENT_BYTES)
         self.egress.table.adopt()
         self._suspect = False
-        self._stale, self.due = True, 0.0       # the Egress has to be told of the index
+        self._stale, self.due = True, 0.0       # the Egress does not have the last change of the index
         engine.compiler.egress.notify = self._note_index
         engine.protecting.append(self._protect)
 
@@ -82,7 +83,7 @@ class EgressPart:
         self._stale, self.due = True, 0.0
 
     def _note(self, kind: int, payload: bytes) -> None:
-        """Another program's change of the table."""
+        """Note another program's change of the table."""
         if kind in REMOVALS and nft.read_family(payload) == FAMILY:
             self._suspect = self._suspect or nft.as_text(
                 attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) == TABLE

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CHECK_S = 1.0           # between two comparisons of rules and routes with the kernel
 RETRY_S = 1.0           # after the kernel has refused something
-HANDOVER_S = 1.5        # at the end, until other nodes have claimed what this one gave up
+HANDOVER_S = 1.5        # at the end, until other nodes have claimed the addresses that this node gave up
 NEVER_S = 3600.0
 
 
@@ -66,7 +66,7 @@ class Egress:
     # -- from other threads --------------------------------------------------------------------------------------------
 
     def put(self, documents: Mapping[str, EgressAddress], subjects: Subjects) -> None:
-        """Let these documents count. Closes pods before it returns. Raises OSError."""
+        """Enforce these documents. Closes pods before it returns. Raises OSError."""
         if documents:
             self.table.put("subjects", dict.fromkeys(subjects))
         else:
@@ -90,7 +90,7 @@ class Egress:
         self.changed()
 
     def changed(self) -> None:
-        """Let the thread look at everything again."""
+        """Wake the thread up, so that it compares everything again."""
         self._changed = True
         self.wakeup.wake()
 
@@ -156,7 +156,7 @@ class Egress:
         """Claim and renew. Return when to do so again, monotonic."""
         if self.around is None:
             return monotonic() + NEVER_S
-        if holding.claims.node != self.around.me.name:          # the node has another subnet now
+        if holding.claims.node != self.around.me.name:          # the node has another subnet than before
             holding.give_up(list(holding.until))
             holding.claims.node = self.around.me.name
         before, wanted = set(holding.until), self.wanted()
@@ -171,7 +171,7 @@ class Egress:
         return holding.due
 
     def _lead(self, holding: Holding, ways: Routes) -> None:
-        """Write what pods have: the address that this node gives them, or the way to its holder."""
+        """Write for each pod the address that this node gives it, or the way to the node that holds the address."""
         around = self.around
         if around is None:
             return
@@ -211,5 +211,5 @@ class Egress:
             if all(self.holders.get(packed, me) != me for packed in gone):
                 break
             self._wait(until)
-        with suppress(OSError):         # as when the agent is killed: the pods stay closed
+        with suppress(OSError):         # the pods stay closed, as when the agent is killed
             self._lead(holding, ways)

@@ -78,7 +78,7 @@ class Table(NftTable):
     def __init__(self) -> None:
         self.wanted, self.flags = False, OWNED
         self._lock = threading.Lock()
-        self._plain: dict[str, dict[bytes, bytes | None]] = {}  # by set: what it is to have
+        self._plain: dict[str, dict[bytes, bytes | None]] = {}  # by set: its wanted elements
         self._ranges: dict[str, list[Range]] = {}
         self._written: dict[str, dict[bytes, bytes | None]] | None = None       # None: the kernel's is not known
         self._until: dict[bytes, float] = {}                    # when this node's use of an address ends, monotonic
@@ -132,7 +132,7 @@ class Table(NftTable):
         with self._lock:
             gone, self._until = self._until.keys() - until.keys(), dict(until)
             if self._written is None or not (gone or until):
-                return                          # _write() puts them
+                return                          # _write() puts the elements
             requests = Transaction()
             put_held(requests, self._until, gone)
             self._commit(requests)
