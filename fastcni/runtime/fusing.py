@@ -91,7 +91,7 @@ def check(path: str, net: NetworkList, plugin_dirs: Sequence[str]) -> None:
     refused = f"{path} cannot be fused"
     kinds = types(net)
     if chain.KIND in kinds:
-        raise ConfError(f"{refused}: it has the plugin chain already")
+        raise ConfError(f"{refused}: the list already has the plugin chain")
     if len(kinds) < 2:
         raise ConfError(f"{refused}: with {len(kinds)} plugin there is nothing to gain")
     spoken = net.version or version.OLDEST

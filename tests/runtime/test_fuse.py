@@ -131,7 +131,7 @@ def test_unfuse_refuses_a_list_that_was_edited(conflist):
     ("a.conf", {"type": "bridge"}, "is not a network list: its name does not end with .conflist"),
     ("a.conflist", {"plugins": [{"type": "bridge"}]}, "with 1 plugin there is nothing to gain"),
     ("a.conflist", {}, "with 0 plugin there is nothing to gain"),
-    ("a.conflist", {"plugins": [{"type": "bridge"}, {"type": "chain", "plugins": []}]}, "it has the plugin chain"),
+    ("a.conflist", {"plugins": [{"type": "bridge"}, {"type": "chain", "plugins": []}]}, "already has the plugin chain"),
     ("a.conflist", {"plugins": [{"type": "bridge"}, {"type": "acme"}]}, 'failed to find plugin "acme"'),
     ("a.conflist", {"plugins": [{"type": "bridge"}, {"type": "bandwidth"}], "cniVersion": "0.2.0"},
      "plugin bandwidth: incompatible CNI versions"),

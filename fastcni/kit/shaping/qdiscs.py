@@ -110,4 +110,4 @@ def status(sock: Socket, limits: Limits) -> None:
         _, refused = wire.attempt(sock, tc.ask_for_kind(Batch(), LOOPBACK_IFINDEX, kind, parent))
         if refused and refused[0].errno == ENOENT:
             raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"this kernel has no {kind} qdiscs",
-                           f"modprobe sch_{kind} finds none")
+                           f"modprobe sch_{kind} finds no module")

@@ -27,7 +27,7 @@ class OneShotCount:
         found = os.fstat(self.file)
         if not S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_nlink != 1:
             os.close(self.file)
-            raise PermissionError(0, "it is another user's, or no regular file", self.path)
+            raise PermissionError(0, "the file is another user's, or no regular file", self.path)
         self.at = 0
         self.counts = dict.fromkeys((*REASONS.values(), OTHER), 0)
 
