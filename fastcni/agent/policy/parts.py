@@ -1,5 +1,5 @@
-"""What policies have beyond rules on addresses and ports: each part keeps a state of its own, in the kernel or in
-another program, and follows what the compiler knows. The loop of service.py serves it."""
+"""The features of policies besides rules on addresses and ports: each part keeps a state of its own, in the kernel or
+in another program, and follows what the compiler knows. The loop of service.py serves it."""
 
 from __future__ import annotations
 

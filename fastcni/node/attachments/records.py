@@ -16,7 +16,7 @@ RULE, LINK, NAMESPACE, MAP = "rule", "link", "namespace", "bpf map"
 RUNNING = "running"         # its network namespace exists, or another sign of the pod
 GONE = "gone"               # its network namespace no longer exists
 ORPHANED = "orphaned"       # only files or rules of an ADD exist, and no namespace has its addresses
-UNKNOWN = "unknown"         # this node does not show which
+UNKNOWN = "unknown"         # this node does not show whether the pod runs
 STATES = (RUNNING, GONE, ORPHANED, UNKNOWN)
 
 # Text of a MAP sighting after its address: whether the datapath ebpf redirects the pod's flows

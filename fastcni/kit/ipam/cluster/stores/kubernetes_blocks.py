@@ -53,8 +53,8 @@ class BlockObjects:
         return self.set_draining(document, False) if is_draining(document) else document
 
     def free(self, document: Object) -> bool:
-        """Remove a block that is as seen, with its use. If claims are in it, a node's becomes SHARED, and of a SHARED
-        one nothing changes: return False."""
+        """Remove a block that is as seen, with its use. If the block has claims, return False: a node's block becomes
+        SHARED, and a SHARED block does not change."""
         block = to_record(BLOCKS, document)
         use = self.api.get(use_path(block))
         document = self.set_draining(document, True)
