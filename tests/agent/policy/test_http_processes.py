@@ -246,3 +246,13 @@ def test_a_change_of_rules_loses_no_request_and_holds_for_open_connections(world
         old.sendall(request("GET /public/0"))
     assert status(read(old)) in (0, 403)
     assert [line for _, line in world.servers["b"].seen].count("GET /public/0 HTTP/1.1") == 1
+
+
+def test_a_proxy_that_hangs_ends_at_the_next_change_and_another_one_starts(world):
+    proxy = begin(world, READ_ONLY)
+    former = proxy.process.pid
+    os.kill(former, signal.SIGSTOP)
+    world.add("c", app="client")
+    assert eventually(lambda: "http_proxy_refused" in world.agent.events())
+    assert eventually_status(world, 200, "c", "b", "GET /public/x") == 200
+    assert not os.path.exists(f"/proc/{former}")
