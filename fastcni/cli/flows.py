@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -99,17 +99,17 @@ def open_collector(conf_dir: str, cache_dirs: Sequence[str], agent_folder: str =
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, str(e)) from e
 
 
-def warn_of_unknown(collector: Collector, pod: str) -> None:
-    """Say on stderr why flows may be missing: no pod is known, or not the one that was asked for."""
+def warnings(collector: Collector, pod: str) -> Iterator[str]:
+    """Yield why flows may be missing: no pod is known, or not the one that was asked for."""
     collector.pods.refresh()
     known = collector.pods.by_address.values()
     if not known:
         places = ", ".join(it.folder for it in collector.pods.results)
-        click.echo(printable(f"no pod is in {places}: allowed connections are not shown, and drops have no names; "
-                             "if the runtime caches results elsewhere, use --cache-dir"), err=True)
+        yield (f"no pod is in {places}: allowed connections are not shown, and drops have no names; if the runtime "
+               "caches results elsewhere, use --cache-dir")
     elif pod and not any(Chosen.fits(pod, it.name, it.container) for it in known):
         hint = meant_id(pod, {name for it in known for name in (it.name, it.container)})
-        click.echo(printable(f"no pod of this node is known as {pod} now{'; ' if hint else ''}{hint}"), err=True)
+        yield f"no pod of this node is known as {pod} now{'; ' if hint else ''}{hint}"
 
 
 def follow_flows(collector: Collector, chosen: Chosen, count: int | None, as_json: bool) -> None:
@@ -119,8 +119,8 @@ def follow_flows(collector: Collector, chosen: Chosen, count: int | None, as_jso
     left, sampled = count, False
     try:
         with closing(collector):
-            click.echo("following the flows of this node; Ctrl-C ends", err=True)
-            warn_of_unknown(collector, chosen.pod)
+            lines = ["following the flows of this node; Ctrl-C ends", *warnings(collector, chosen.pod)]
+            click.echo(printable("\n".join(lines)), err=True)
             while left is None or left > 0:
                 found = list(filter(chosen, (flow.document() for flow in collector.collect(WAIT_S))))[:left]
                 put(found, as_json)

@@ -196,17 +196,16 @@ def test_policies_are_named_with_their_pods_and_verdicts(node, pod_netns):
 
 def test_why_nothing_may_be_shown_is_said_at_the_start(node, pod_netns):
     """flows --follow printed nothing, for ever, with a mistyped pod and with the cache of another runtime."""
+    def warning(*words):
+        with Following(node, *words) as following:
+            following.process.send_signal(signal.SIGINT)
+            return following.process.stderr.read()
+
     node.configure("net")
-    with Following(node) as following:
-        warning = following.process.stderr.readline()
-        assert f"no pod is in {node.cache}/results" in warning and "--cache-dir" in warning
+    assert f"no pod is in {node.cache}/results" in (found := warning()) and "--cache-dir" in found
     node.add("net", pod_netns(), "web")
-    with Following(node, "--pod", "shop/wbe") as following:
-        assert following.process.stderr.readline() == (
-            'no pod of this node is known as shop/wbe now; did you mean "shop/web"?\n')
-    with Following(node, "--pod", "shop/web") as following:
-        following.process.send_signal(signal.SIGINT)
-        assert following.process.communicate() == ("", "")
+    assert warning("--pod", "shop/wbe") == 'no pod of this node is known as shop/wbe now; did you mean "shop/web"?\n'
+    assert warning("--pod", "shop/web") == warning() == ""
 
 
 def test_isolated_ports_and_firewalls_are_named(node, pod_netns):

@@ -15,8 +15,11 @@ ARP_FLUSH = ("ip neigh flush all", "A: ip neigh flush all", "B: ip neigh flush a
     Case("the pod's link is down", OUT, ["A: ip link set eth0 down"], "pod link", "eth0 of pod pod-a is down"),
     Case("lo is down, and a pod asks for itself", "pod-b {ip_b}:{port_b}", ["B: ip link set lo down"], "pod link",
          "link lo of pod pod-b is down"),
-    Case("lo is down, and a pod asks for 127.0.0.1", "pod-b 127.0.0.1:{port_b}", ["B: ip link set lo down"],
-         "pod link", "link lo of pod pod-b is down"),
+    Case("lo is down, and a pod asks for 127.0.0.1", "pod-b 127.0.0.1:{port_b}", [
+        "B: ip -4 addr flush dev lo", "B: ip link set lo down", "nft add table ip f",
+        "nft 'add chain ip f c { type filter hook prerouting priority -300; }'",
+        "nft add rule ip f c ip daddr 127.0.0.0/8 drop"], "pod link", "link lo of pod pod-b is down",
+         undo=["nft delete table ip f"]),
     Case("the pod's address is missing", OUT, ["A: ip addr del {ip_a}/24 dev eth0"], "pod address", "{ip_a}/24"),
     Case("IPv6 is switched off in the pod", "pod-a [{ip6_b}]:{port_b}",
          ["A: sysctl -qw net.ipv6.conf.eth0.disable_ipv6=1"], "pod address", "disable_ipv6 = 1"),
