@@ -25,5 +25,5 @@ def test_explain_names_the_egress_address_and_its_holder(monkeypatch):
 
 def test_doctor_names_an_address_that_no_node_holds(monkeypatch):
     monkeypatch.setattr(policies, "ask", lambda path, request: {"folder": "", "unheld": ["192.0.2.50"]})
-    (finding,) = policy.agent(SimpleNamespace(networks=[NETWORK], unseen=[]))
+    (finding,) = policy.agent(SimpleNamespace(networks=[NETWORK], unseen=[], agent_folder=""))
     assert "no node holds the egress address 192.0.2.50" in str(finding)

