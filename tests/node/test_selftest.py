@@ -219,7 +219,9 @@ def test_a_link_that_is_too_narrow_fails_the_mtu_check(node):
 def test_a_policy_closes_and_opens_a_pod_where_an_agent_runs(node, tmp_path):
     folder, socket = tmp_path / "policies", tmp_path / "policy.sock"
     folder.mkdir()
-    (folder / "fastcni-selftest-4194305.json").write_text("left by a process that was killed")
+    left = policies.Policy(str(folder))
+    left.path = folder / "fastcni-selftest-4194305.json"        # of a killed test: no process has this ID
+    left.write(opens=True)
     node.configure({"type": "policy", "agentSocketPath": str(socket)})
     with agent(folder, tmp_path):
         status, checks = node.selftest()
