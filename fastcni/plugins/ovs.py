@@ -88,13 +88,13 @@ def delete_port(req: Request, conf: OvsConf) -> None:
     cache.remove(req, conf)
 
 
-def restore(req: Request, keys: Keys) -> None:
+def restore(req: Request, conf: Keys) -> None:
     """Add the port again if the database has lost it."""
     from fastcni.kit.links import checks
     from fastcni.kit.ovs import lost
 
-    conf, args = keys
-    lost.restore(req, conf, args, conf.bridge or ovs_conf.OVN_BRIDGE, checks.prev_result(req))
+    keys, args = conf
+    lost.restore(req, keys, args, keys.bridge or ovs_conf.OVN_BRIDGE, checks.prev_result(req))
 
 
 def check(req: Request, keys: Keys) -> None:

@@ -82,7 +82,7 @@ PLUGINS = {                     # name: (subnets, keys, required kernel features
     "vrf": (DUAL, {"type": "vrf", "vrfname": "blue"}, "vrf"),
     "tuning": (DUAL, {"type": "tuning", "mac": "02:00:00:00:00:01", "promisc": True, "mtu": 1400, "allmulti": True,
                       "txQLen": 77, "sysctl": {"net.ipv4.ip_forward": "1", "net/ipv4/conf/all/rp_filter": "2"}}),
-    "ovs": (DUAL, {"type": "ovs", "vlan": 100, "mtu": 1400, "routes": ["0.0.0.0/0"]}),
+    "ovs": (DUAL, {"type": "ovs", "vlan": 100, "routes": ["0.0.0.0/0"]}),
 }
 
 

@@ -14,11 +14,11 @@ from fastcni.spec.config import Section
 
 BAD = (7, "\0 / .. no such thing", True, [7, None, {}], {"x": 1}, 1.5)
 ENVELOPE = {"name", "cniVersion"}                               # without these there is no request
-# Keys that lead to the pod's address
+# Keys that lead to the pod's address, or to the database that has its port
 RECORDS = {"ipam", "ipam.type", "ipam.dataDir", "dataDir", "cniDir", "delegates", "delegate.type", "plugins",
            "ipam.daemonSocketPath", "ipam.network_name", "ipam.node_name", "ipam.kubernetes",
            "ipam.kubernetes.kubeconfig", "ipam.kubernetes.k8s_api_root", "ipam.store", "ipam.store.type",
-           "ipam.store.path"}
+           "ipam.store.path", "configuration_path", "socket_file"}
 
 
 def keys_read(node, conf, pod, monkeypatch):  # noqa: F811

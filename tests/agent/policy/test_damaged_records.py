@@ -117,7 +117,7 @@ def findings(running):        # noqa: F811
     """What `fastcni doctor` says of the agent."""
     network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
         {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
-    return list(checks_policy.agent(SimpleNamespace(networks=[network])))
+    return list(checks_policy.agent(SimpleNamespace(networks=[network], agent_folder="")))
 
 
 def test_two_pods_without_records_are_closed_at_their_ports(running, node):        # noqa: F811

@@ -65,13 +65,13 @@ def test_the_log_metrics_and_doctor_name_file_document_and_key(running):  # noqa
     assert running.it.figures()["unreadable_documents"] == 1
     network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
         {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
-    (finding,) = checks_policy.agent(SimpleNamespace(networks=[network]))
+    (finding,) = checks_policy.agent(SimpleNamespace(networks=[network], agent_folder=""))
     assert finding.what == f"network policies: {where}" and finding.severity == "warning"
     running.call("STATUS")                              # pods can be added
     running.add("a")
     assert list(pod_policies.texts_on([network], ADDRESSES["a"][0]))
     (running.folder / "x.yaml").unlink()
-    assert eventually(lambda: list(checks_policy.agent(SimpleNamespace(networks=[network]))) == [])
+    assert eventually(lambda: list(checks_policy.agent(SimpleNamespace(networks=[network], agent_folder=""))) == [])
     assert running.it.figures()["unreadable_documents"] == 0
 
 
@@ -91,7 +91,7 @@ def findings(running):  # noqa: F811
     """What doctor says of the agent."""
     network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
         {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
-    return list(checks_policy.agent(SimpleNamespace(networks=[network])))
+    return list(checks_policy.agent(SimpleNamespace(networks=[network], agent_folder="")))
 
 
 def test_a_file_with_hundreds_of_mistakes_does_not_fill_the_log(running):  # noqa: F811

@@ -293,11 +293,11 @@ def test_explain_names_the_policies_of_an_address(running):
     assert text == "10.0.0.2 is of pod default/b: ingress only as default/web-only allows; no policy restricts egress"
     assert other == "10.0.0.1 is of pod default/a: no policy restricts ingress; no policy restricts egress"
     assert list(pod_policies.texts_on([network], "192.0.2.7")) == []
-    assert list(checks_policy.agent(SimpleNamespace(networks=[network]))) == []
+    assert list(checks_policy.agent(SimpleNamespace(networks=[network], agent_folder=""))) == []
     running.stop()
     (text,) = pod_policies.texts_on([network], ADDRESSES["b"][0])
     assert "are not known: the agent at" in text
-    (finding,) = checks_policy.agent(SimpleNamespace(networks=[network]))
+    (finding,) = checks_policy.agent(SimpleNamespace(networks=[network], agent_folder=""))
     assert finding.what.startswith(f"network policies: no agent answers at {running.settings.socket}: ")
     running.start()
 
