@@ -67,7 +67,7 @@ cdef uint64_t owner_hash(bytes owner) noexcept:
 
 
 cdef int load(bytes packed, Address* a) except -1:
-    """Convert 4 or 16 bytes to the two halves."""
+    """Set `a` to the address `packed`, 4 or 16 bytes. An IPv4 address becomes an IPv4-mapped IPv6 address."""
     cdef uint64_t halves[2]
     if PyBytes_GET_SIZE(packed) == 4:
         memset(halves, 0, 10)

@@ -61,7 +61,7 @@ def ifinfomsg(int32_t index=0, uint32_t flags=0, uint32_t change=0, uint8_t fami
 
 
 def ifaddrmsg(uint8_t family, uint8_t prefix, uint32_t index, uint8_t scope=0, uint8_t flags=0):
-    """A struct ifaddrmsg as bytes."""
+    """Return a struct ifaddrmsg as bytes."""
     cdef address_header head
     head.ifa_family, head.ifa_prefixlen, head.ifa_flags, head.ifa_scope = family, prefix, flags, scope
     head.ifa_index = index
@@ -69,7 +69,8 @@ def ifaddrmsg(uint8_t family, uint8_t prefix, uint32_t index, uint8_t scope=0, u
 
 
 def rtmsg(uint8_t family, uint8_t prefix=0, *, uint32_t table=0, uint8_t protocol=0, uint8_t scope=0, uint8_t kind=0):
-    """A struct rtmsg as bytes. A table above 255 is RT_TABLE_UNSPEC there; the attribute RTA_TABLE has its number."""
+    """Return a struct rtmsg as bytes. rtm_table is RT_TABLE_UNSPEC for a table above 255, which needs the attribute
+    RTA_TABLE."""
     cdef route_header head
     memset(&head, 0, sizeof(head))
     head.rtm_family, head.rtm_dst_len, head.rtm_table = family, prefix, table if table < 256 else 0

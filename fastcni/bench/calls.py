@@ -74,7 +74,7 @@ class Flow:
                     running[it.pid] = it
                 if not running:
                     break
-                pid, status, used = os.wait4(0, 0)          # of our process group; a server has another one
+                pid, status, used = os.wait4(0, 0)          # 0: a child in our process group; a server leads its own
                 took = time.perf_counter()
                 if pid in running:
                     it = running.pop(pid)

@@ -46,12 +46,13 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def css(side: str) -> str:
-    """Return the CSS class of a side."""
+    """Return the CSS class of an implementation: "s-warm"."""
     return f"s-{side.lower()}"
 
 
 def mark(side: str, x: float, y: float, hint: str = "") -> str:
-    """Return a side's mark, which has its own shape, so that sides can be distinguished without colour."""
+    """Return the mark of an implementation as SVG. Each implementation has its own shape, so that readers can
+    distinguish the marks without colour."""
     tip = f"<title>{escape(hint)}</title>" if hint else ""
     if side == "warm":
         return f'<circle class="{css(side)}" cx="{x:.1f}" cy="{y:.1f}" r="5">{tip}</circle>'

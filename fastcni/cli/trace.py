@@ -152,7 +152,7 @@ def ask(path: str, after: int | None, limit: int = history.MAX_LIMIT, wire: bool
         found = history.ask(path, after, limit, wire=wire)
     if found is None:
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the server at {path} keeps no history of its requests",
-                       "is it of an older version, or was it started with --history 0?")
+                       "check whether the server is of an older version, or was started with --history 0")
     return found
 
 

@@ -84,8 +84,8 @@ def inside(owner: Owner, root: str, home: int) -> Iterator[None]:
 
 
 def find_link(sock: wire.Socket, ifname: str, mac: bytes = b"") -> Link:
-    """Return the pod's link; with `mac`, only if it has this MAC. Raises LinkGone, also for a link that is not
-    Ethernet."""
+    """Return the pod's link `ifname`. Raises LinkGone if the link does not exist, is not Ethernet, or has another MAC
+    than `mac`."""
     link = find.link(sock, ifname)
     if link is None or (mac and link.address != mac):
         raise LinkGone(f'error looking up "{ifname}": Link not found')

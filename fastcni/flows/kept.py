@@ -110,5 +110,6 @@ class Kept:
 
 
 def ask(path: str, timeout_s: float = control.TIMEOUT_S) -> dict[str, Any] | None:
-    """Ask the server at a socket; None if it keeps no flows. Raises OSError, as control.ask()."""
+    """Return the answer of the server at the socket `path`; None if the server records no flows. Raises OSError, as
+    control.ask()."""
     return control.ask(path, NAME, {}, timeout_s)

@@ -108,7 +108,7 @@ def new_htb(batch: Batch, index: int, default: int, direct: int, what: str) -> B
 
 
 def new_htb_class(batch: Batch, index: int, classid: int, shape: Shape, what: str) -> Batch:
-    """Add a class below new_htb(). It borrows from no other class.
+    """Add a class to the qdisc of new_htb(). The class borrows no bandwidth from another class.
 
     TCA_OPTIONS
         TCA_HTB_PARMS: struct tc_htb_opt   rate, ceil:tc_ratespec | buffer, cbuffer, quantum, level, prio:u32

@@ -10,9 +10,9 @@
     |   part/of-bridge, ...|  the other modules that a plugin, or several, need, marshalled together
     |   part/late-1, ...   |  modules that firewall backends need; in one part, those that the same backends need
     |   leaves.so          |  the compiled leaves: one shared object, since each one more takes longer to load
-    |   version            |  fastcni's own
-    |   jeepney-LICENSE    |  the licence of a library, whose modules follow fastcni's in code
-    |   python-LICENSE     |  that of Python, of which python_core.elf needs three modules in code
+    |   version            |  fastcni's version
+    |   jeepney-LICENSE    |  the licence of jeepney, a library whose modules follow fastcni's in code
+    |   python-LICENSE     |  the licence of Python: code has three of Python's modules, for python_core.elf
     |   refuse.py          |  source, for an interpreter that cannot read our code
     |   boot               |  marshalled (code of bootstrap.py, (indexes, the modules that every plugin needs, places
     |                      |  of the parts)), for bootstrap.main; read by the bootstrap text

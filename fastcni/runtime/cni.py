@@ -85,7 +85,7 @@ class CNI:
         return result
 
     def check(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> Report:
-        """Verify: CHECK of each plugin in order with the cached result. Raises the first error."""
+        """Run CHECK of each plugin, in order, with the cached result. Raises the first error."""
         self._require_check(net.version)
         if net.disable_check:
             return Report(skipped="disableCheck is true")

@@ -141,7 +141,7 @@ def pods_named(inventory: Inventory, text: str) -> list[NodeAttachment]:
                        similar_to(inventory.attachments, text) or HINT)
     if len(ids) > 1:
         raise CniError(errors.INVALID_ENVIRONMENT, f"{len(ids)} pods match {text}",
-                       f"they are {', '.join(it[:SHORT_ID] for it in ids[:8])}")
+                       f"name one of the containers {', '.join(it[:SHORT_ID] for it in ids[:8])}")
     return found
 
 

@@ -16,10 +16,11 @@ IPV6_RECVERR, IP_RECVERR = 25, 11               # linux/in6.h, linux/in.h
 
 
 class Probe:
-    """A socket of a namespace on its way to an address and port.
+    """An attempt to reach an address and port from a network namespace, by TCP or UDP.
 
-    port: the socket's own port. outcome: CONNECTED (of UDP: answered), REFUSED (of UDP: "port unreachable" came),
-    ERROR, SILENT. errno: of ERROR. source: the address that the kernel has chosen, "" if it has chosen none.
+    port: the socket's own port. outcome: CONNECTED (UDP: the destination answered), REFUSED (UDP: the socket received
+    "port unreachable"), ERROR, SILENT. errno: the number of the ERROR. source: the source address that the kernel has
+    chosen, "" if the kernel has chosen no address.
     """
 
     def __init__(self, namespace: int, address: str, port: int, *, udp: bool, source: str = "") -> None:

@@ -70,8 +70,8 @@ class Answers:
         return {}
 
     def _pod(self, request: Asked) -> Mapping[str, str] | None:
-        """The labels of a pod: its object's, or what the runtime has said of them. None: it has to have an object, and
-        has none, or that of an earlier pod of its name."""
+        """Return the labels of a pod, from its object or else from the runtime. Return None if the pods come from the
+        API server, which has shown no object of this pod yet, or only of an earlier pod with the same name."""
         said: Pod | None = self.compiler.said.get(request["pod"])
         if said and request["uid"] in ("", said.uid or request["uid"]):
             return said.labels

@@ -146,7 +146,10 @@ def error_lines(document: dict[str, Any], columns: int) -> list[Text]:
 
 
 def beside(left: Sequence[Text], right: Sequence[Text], columns: int) -> list[Text]:
-    """Return two columns of lines, as many lines as the left column has, or MAX_PHASES + 3."""
+    """Return the lines of `left`, each followed by a line of `right` if the terminal is wider than ERRORS_AT columns.
+
+    Lines of `right` end with the last line of `left`, or at line MAX_PHASES + 3 if `left` is shorter.
+    """
     count = max(len(left), min(len(right), MAX_PHASES + 3))
     found = []
     for at in range(count):
@@ -214,7 +217,7 @@ def fit(text: str, cells: int) -> str:
 
 
 def short_range(text: str) -> str:
-    """Return a range of addresses without the common beginning of its end: "10.1.0.1-254"."""
+    """Return a range of addresses in short form: "10.1.0.1-254" for "10.1.0.1-10.1.0.254"."""
     first, _, last = text.partition("-")
     same = max(first.rfind("."), first.rfind(":")) + 1
     return f"{first}-{last[same:]}" if last and first[:same] == last[:same] else text

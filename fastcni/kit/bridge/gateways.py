@@ -36,7 +36,8 @@ DEFAULT_ROUTES = {4: "0.0.0.0/0", 16: "::/0"}
 
 
 def add_addresses(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
-    """Call IPAM, and make the result of its answer and of what isGateway and isDefaultGateway add. Raises CniError."""
+    """Call IPAM. port.result becomes IPAM's result with the gateways of isGateway and the default routes of
+    isDefaultGateway. Raises CniError."""
     port.result = ipam.add_addresses(req, undo, interface=2)
     check_families(conf.ipv6, port.result)
     complete(port.result, conf)

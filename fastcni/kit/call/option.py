@@ -33,28 +33,28 @@ if TYPE_CHECKING:
         result: dict[str, Any]
 
     class Option(Protocol[C_contra, L_contra]):
-        """An option that leaves nothing when the pod's link is gone."""
+        """An option whose state disappears together with the pod's link."""
 
         def add(self, req: Request, conf: C_contra, link: L_contra, undo: Undo) -> None:
-            """Do it for the new link. Raises CniError, NetlinkError."""
+            """Apply the option to the new link. Raises CniError, NetlinkError."""
 
     class Kept(Option[C_contra, L_contra], Protocol[C_contra, L_contra]):
-        """An option that keeps something on the host for the pod."""
+        """An option that has state on the host for the pod."""
 
         def delete(self, req: Request, conf: C_contra, found: Sequence[bytes], given: Sequence[bytes]) -> None:
-            """Remove it; idempotent. found, given: packed addresses as remove.pod_link() returns them."""
+            """Remove the pod's state; idempotent. found, given: packed addresses as remove.pod_link() returns them."""
 
         def gc(self, req: Request, conf: C_contra) -> None:
-            """Remove what pods have that do not exist, and report it by req.release()."""
+            """Remove the state of pods that no longer exist, and report this state by req.release()."""
 
     class Restored(Kept[C_contra, L_contra], Protocol[C_contra, L_contra]):
         """An option that other programs can undo, as by a flush of nftables."""
 
         def restore(self, req: Request, conf: C_contra, previous: dict[str, Any]) -> None:
-            """Add again what is missing. previous: prevResult."""
+            """Add again the state that another program removed. previous: prevResult."""
 
     class Checked(Protocol[C_contra, L_contra]):
-        """An option that CHECK looks at."""
+        """An option that CHECK verifies."""
 
         def check(self, req: Request, conf: C_contra, link: L_contra) -> None:
-            """Raises CniError if something is not as ADD made it."""
+            """Raise CniError if the option's state differs from the state that ADD made."""

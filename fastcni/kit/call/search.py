@@ -24,7 +24,8 @@ S_IFMT, S_IFREG = 0o170000, 0o100000        # stat(2)
 def find(name: str, dirs: Sequence[str]) -> str:
     """Return the path of the plugin `name` in the first of `dirs` that has it as a regular file.
 
-    Raises CniError 4, 7 or 999. The mode is not checked: the error of exec says more than "not found" would.
+    Raises CniError 4, 7 or 999. find() does not check whether the file is executable, because the error of exec says
+    more than "not found".
     """
     if not name:
         raise CniError(errors.INVALID_CONFIG, "no plugin name provided")

@@ -80,7 +80,7 @@ def _exchange(stream: streams.Stream, method: str, args: dict[str, Any]) -> dict
     while not greeting.endswith(b"\n\n"):
         greeting += _received(stream)
         if not rpc.WELCOME.startswith(greeting[:len(rpc.WELCOME)]):
-            raise Refused(f"it is no dhcp daemon: it answers {greeting[:40]!r}")
+            raise Refused(f"another program than a dhcp daemon answered: {greeting[:40]!r}")
     stream.send_all(rpc.call(method, args))
     decoder = gob.Decoder()
     header = _next(stream, decoder)

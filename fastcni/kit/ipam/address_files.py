@@ -35,12 +35,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Errors of the process, or temporary ones, not errors of the file: the request fails.
+# After an error that says nothing about the file (too many open files, no memory, a signal), the request fails.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
 NOT_A_FILE = (errno.EISDIR, errno.EOPNOTSUPP, errno.ELOOP, errno.ENXIO, errno.ENODEV)     # directory, pipe, link ...
-OWNER_BYTES = 512                   # more than the longest owner: a file name (255 bytes) and 17
+OWNER_BYTES = 512                   # more than the longest owner: a container id (255 bytes), CRLF, an interface name
 MAX_BYTES = 1 << 20                 # bytes of a file that are read: an operator's remark may be longer than an owner
-NO_OWNER = b"/"                     # owner of all but regular files: no id and no interface name has a slash
+NO_OWNER = b"/"                     # owner of files that are not regular: no id and no interface name has a slash
 UNKNOWN = b"//"                     # owner of a file that could not be read
 CONTROL = bytes(b for b in range(32) if b not in b"\t\n\r") + b"\x7f"
 READ = posix.O_RDONLY | posix.O_NOFOLLOW

@@ -87,7 +87,7 @@ class Selector:
         """For STATUS: raise CniError 50 if the machine does not have the device. The device's link may be in a pod."""
         folder = self.kernelpath.removeprefix(SYS) or self.on_bus()
         if folder and not sysfs.exists(folder):
-            raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"{NOT_FOUND}: {SYS}{folder} is not there")
+            raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"{NOT_FOUND}: {SYS}{folder} does not exist")
 
 
 def read_name(keys: Section, key: str) -> str:

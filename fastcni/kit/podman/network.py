@@ -38,7 +38,7 @@ class Network:
             config.check_ifname(self.bridge)
         self.ipam = keys.section("ipam_options").text("driver") or "host-local"
         if self.ipam not in ("host-local", "none"):
-            raise unsupported(f"the IPAM driver {shown(self.ipam)}", "podman's host-local and none can be used")
+            raise unsupported(f"the IPAM driver {shown(self.ipam)}", "fastcni supports the drivers host-local and none")
         self.subnets = [read_subnet(subnet) for subnet in keys.sections("subnets")]
         self.routes = [read_route(route) for route in keys.sections("routes")]
         self._read_options(keys.section("options"))
@@ -46,18 +46,18 @@ class Network:
     def _read_options(self, options: Section) -> None:
         for name in options.values:
             if name not in OPTIONS:
-                raise unsupported(f"the option {name}", f"there are {', '.join(OPTIONS)}")
+                raise unsupported(f"the option {name}", f"the options are {', '.join(OPTIONS)}")
         self.conflist = options.text("conflist")
         self.no_default_route = read_flag(options, "no_default_route")
         if options.text("isolate") == "strict":
-            raise unsupported("isolate=strict", "isolate=true separates the network from others that have it, too")
+            raise unsupported("isolate=strict", "isolate=true separates networks that have it")
         self.isolate = read_flag(options, "isolate")
         self.mtu, self.vlan = read_number(options, "mtu", 65535), read_number(options, "vlan", 4094)
         if self.conflist:
             config.check_network_name(self.conflist)
             beside = [name for name in OPTIONS if name != "conflist" and options.text(name)]
             if beside:
-                raise unsupported(f"{beside[0]} together with conflist", "the list has this key itself")
+                raise unsupported(f"{beside[0]} together with conflist", "write this key into the conflist")
 
 
 def unsupported(what: str, hint: str) -> CniError:

@@ -96,7 +96,9 @@ def addresses_of(links: list[Link]) -> Iterator[tuple[str, list[str]]]:
 
 def parent_of(it: NodeAttachment, links: Mapping[int, Link], by_name: Mapping[str, Link],
               configured: Mapping[str, Any]) -> Parent:
-    """Return the parent of an attachment: from the kernel, otherwise from its configuration."""
+    """Return the parent of an attachment: the master of its links in the kernel, otherwise the parent that its
+    configuration names. The kernel does not show the bridge of an ovs attachment, so this bridge is the configured
+    one."""
     config = it.cached.config if it.cached and it.cached.config else configured.get(it.network, {})
     for plugin in plugins_in(config):
         if plugin.get("type") == OVS:               # the kernel shows the datapath as master, or none

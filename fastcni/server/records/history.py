@@ -83,7 +83,7 @@ class History:
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
         self.entries: deque[Entry] = deque(maxlen=size)
         self.failed: deque[Entry] = deque(maxlen=MAX_STORIES)   # also in entries, until these are full
-        self.traced: deque[Entry] = deque()                     # successful ones with a story
+        self.traced: deque[Entry] = deque()                     # successful requests whose steps are kept
         self.number, self.wire_until, self.lock = 0, 0.0, Lock()
 
     def note(self, ended: Ended) -> None:

@@ -204,7 +204,7 @@ class Watch:
 
 
 class NoWatch:
-    """A Watch for a kernel that has nothing to watch."""
+    """The stand-in for a Watch if the kernel offers no notifications of nftables to this process; does nothing."""
 
     def note(self, call: Call, mode: Mode) -> None:
         return

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.http.configuration import Configuration
 
 PROGRAMS = ("haproxy", "setpriv")
-# The kernel sends no signal for a parent that has ended before setpriv asks for it
+# The kernel sends no signal if the parent ended before setpriv requested the signal
 IF_PARENT_LIVES = '[ "$PPID" = "$0" ] && exec "$@"'
 CAP_SETPCAP = 8
-COMMANDS, ANSWER_S = 100, 1.0   # of one line to the runtime API, which has 16 KiB; until it answers
-FINISH_S, ASK_S = 60.0, 1.0      # after finish(), until it ends; until it is asked again whether it has connections
+COMMANDS, ANSWER_S = 100, 1.0   # commands in one line (16 KiB) to the runtime API; how long to wait for its answer
+FINISH_S, ASK_S = 60.0, 1.0     # from finish() to the end of the process; between two checks for its connections
 SESSION = re.compile(r"(?P<session>0x[0-9a-f]+): .* src=(?P<source>[0-9a-f.:]+):\d+ fe=\S+ be=(?P<backend>\S+) "
                      r"srv=(?P<server>\S+)")
 DESTINATION = re.compile(r"^ *frontend=.* addr=(?P<address>[0-9a-f.:]+):(?P<port>\d+)$", re.MULTILINE)
 NO_CONNECTIONS = "CurrConns: 0"         # of `show info`, which does not count those of the runtime API
-ERRORS, MAX_ERROR = "errors", 2000      # the file that has what the process prints; characters of it
+ERRORS, MAX_ERROR = "errors", 2000      # the file of the process's output; how many characters an error text quotes
 
 
 class HAProxyError(OSError):

@@ -1,12 +1,14 @@
-"""The process that passes DNS queries of pods on to a resolver, and answers back. The process knows no policies.
+"""The process that forwards the DNS queries of pods to a resolver, and the answers to the pods. The process knows no
+policies.
 
     serve(channel, [(UDP socket, listening TCP socket, "192.0.2.53"), ...])
 
-An answer with addresses waits until the agent says that the addresses are in the kernel. All other answers, and the
-bytes of each answer but the query's number, pass as they are. Nothing is kept: each query goes to the resolver.
+An answer with addresses waits until the agent reports that the addresses are in the kernel. The process forwards all
+other answers immediately, and changes no bytes of an answer but the query's number. The process has no cache: each
+query goes to the resolver.
 
 No other host can answer in the resolver's place: each query has a socket of its own, connected to the resolver, with a
-port of the kernel's choice and a random number. While the agent is silent for SILENCE_S, queries are dropped.
+port of the kernel's choice and a random number. If the agent sends nothing for SILENCE_S, the process drops queries.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def timed(keys: Collection[bytes]) -> list[tuple[bytes, int]]:
 
 
 def set_up(requests: Transaction, flags: int) -> None:
-    """Make the table, in place of one that may exist."""
+    """Add requests that replace the table NAMES, or make the table if it does not exist."""
     requests.add(nft.add_table, FAMILY, NAMES, COMMENT)
     requests.add(nft.del_table, FAMILY, NAMES)
     requests.add(nft.add_table, FAMILY, NAMES, COMMENT, flags)

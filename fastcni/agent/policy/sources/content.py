@@ -115,8 +115,11 @@ class Content:
 
 
 def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> bool:
-    """Add to the entries of a place with errors those that it had before, unless new ones replace them. Entries that
-    close pods are added if a policy may be among the documents that cannot be told apart. Return whether it may."""
+    """Add to `entries`, read from a place with errors, the previous entries of this place that no new entry replaces.
+
+    Previous entries that close pods are added only if an unreadable document may be a policy. Return whether an
+    unreadable document may be a policy.
+    """
     good = records_of(entry for entry in entries.values() if not entry.error)
     unsure = unparsed or any(entry.error and not entry.records and entry.kind not in (POD, NAMESPACE, NODE)
                              for entry in entries.values())

@@ -83,8 +83,11 @@ def by_length(ips: Iterable[bytes]) -> list[tuple[int, list[bytes]]]:
 
 
 def in_sets(req: Request, verb: Callable[..., Any], ips: Sequence[bytes], *fine: int) -> list[NetlinkError]:
-    """Add addresses to their sets, delete or test them: `verb` is one of kernel/ipset.py. Return the kernel's errors,
-    without the errnos that `fine` allows. Each address is one message; many messages go out in one send."""
+    """Add, delete or test addresses in the ipsets: `verb` is add(), delete() or test() of kernel/ipset.py.
+
+    Return the kernel's errors, without the errnos that `fine` allows. Each address is one message; one send has up to
+    MAX_ASKED messages.
+    """
     found: list[NetlinkError] = []
     for at in range(0, len(ips), MAX_ASKED):
         batch = Batch()

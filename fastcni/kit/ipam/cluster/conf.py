@@ -269,7 +269,8 @@ def read_one_ip(section: Section, key: str) -> bytes | None:
 
 
 def read_block_size(ipam: Section, key: str, bits: int) -> int:
-    """The prefix length of a block, 0: as grid.py chooses it; `bits`: each address is claimed by itself."""
+    """Return the configured prefix length of a block. 0: grid.py chooses the length. `bits`: the node claims each
+    address by itself."""
     size: int = ipam.integer(key, 0, 0, bits)
     if (size and size < bits - MAX_BLOCK_BITS) or bits - 2 < size < bits:
         raise ipam.wrong(key, f"expected {bits - MAX_BLOCK_BITS} to {bits - 2}, or {bits} for single addresses")

@@ -244,7 +244,8 @@ def give_sticky(req: Request, it: Attachment, store: Store, me: Node) -> None:
 
 
 def take_sticky(req: Request, it: Attachment, i: int, packed: bytes, before: Single) -> None:
-    """Make this attachment the owner of a sticky address's file, which its former sandbox or none has."""
+    """Make this attachment the owner of the file of a sticky address. The file belongs to the pod's previous sandbox,
+    or does not exist on this node."""
     with MadeSpace(it.keys, req.warn) as space:
         own = space.state.own_block(packed) is not None
         more = it.more("" if own else SINGLE, STICKY)
