@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.sources.contract import Source
 
 POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent
-# How long an ADD waits for files that have changed before it: small ones take some milliseconds of another process
+# How long an ADD waits until the reader process has read the files that changed before the ADD; a small file takes it
+# some milliseconds
 READ_WAIT_S, SMALL_WAIT_S = 0.02, 1.0
 MAX_TOLD = 20                   # errors of documents
 

@@ -107,7 +107,7 @@ def answer(sources: Sources, it: Connection) -> Answer:
 def read_tables(folder: str) -> list[Table] | None:
     """Return the kernel's tables; None if no agent with policies has run on this machine since it was started.
 
-    folder: of the agent, "" for none. Raises OSError.
+    folder: the agent's directory; "" without an agent. Raises OSError.
     """
     ran = bool(folder) and exists(os.path.join(folder, attached.FOLDER))
     try:
@@ -129,8 +129,8 @@ def resolved(domains: Mapping[str, Domain], tables: Iterable[Table]) -> dict[str
 
 
 def read_attachments(folder: str) -> list[Attachment]:
-    """Return the pods that ADDs told the agent of, in the order of their ADDs. folder: of the agent, "" for none.
-    Raises OSError."""
+    """Return the pods that ADDs told the agent of, in the order of their ADDs. folder: the agent's directory; ""
+    without an agent. Raises OSError."""
     if not folder:
         return []
     try:

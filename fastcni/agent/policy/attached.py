@@ -1,7 +1,7 @@
 """The pods of this node by what ADDs say: a pod has its addresses before its object shows them.
 
-    Attachment          what an ADD said; a file of the agent's folder, so that a restarted agent knows it
-    AttachedCompiler    a Compiler to which sources give pods, and ADDs give addresses of these
+    Attachment          the record of an ADD; the agent stores it in a file, so that a restarted agent knows it
+    AttachedCompiler    a Compiler to which sources give pods, and ADDs give the addresses of these pods
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Attachment:
 class AttachedCompiler(Compiler):
     """put_pod() and delete_pod() are for the source of pods.
 
-    said: what the source has put. sequence: of the latest ADD. replaced: attachments that settle() has ended, whose
-    files the caller removes, or writes if the attachment is still in `attachments`. link_of: the index of a link by
-    its name, 0 if the link does not exist.
+    said: the pods that the source has put. sequence: the number of the latest ADD. replaced: attachments that settle()
+    has ended. The caller removes their files, or writes a file if the attachment is still in `attachments`. link_of:
+    returns the index of a link by its name, 0 if the link does not exist.
     """
 
     def __init__(self, node: str = "", link_of: Callable[[str], int] = lambda name: 0) -> None:
@@ -110,8 +110,8 @@ class AttachedCompiler(Compiler):
             self.replaced += self.attach(it)
 
     def restricted(self, it: Attachment) -> list[str]:
-        """Return the directions in which policies restrict the pod of an attachment: "in", "out"; and "node" if they
-        restrict what the pod sends to its own node."""
+        """Return the directions in which policies restrict the pod of an attachment: "in", "out"; and "node" if
+        policies restrict packets from the pod to its own node."""
         namespace, _, name = it.pod.partition("/")
         pod = Pod(namespace, name, it.labels)
         return [PREFIXES[direction] for direction in self.directions_of(pod)] + [TO_NODE] * self.reaches_nodes(pod)
@@ -123,10 +123,11 @@ class AttachedCompiler(Compiler):
                 or any(packed in elements[name] for name in MAPS for packed in it.addresses))
 
     def attach(self, it: Attachment) -> list[Attachment]:
-        """Record an ADD. Return the attachments that it replaces: earlier ones with one of its addresses or its port.
+        """Record an ADD. Return the attachments that the ADD replaces: earlier attachments with one of its addresses or
+        its port.
 
-        An earlier attachment whose own port still exists stays, without addresses: the port is closed until its link is
-        gone.
+        An earlier attachment whose own port still exists stays, without addresses: the port is closed until its link
+        is deleted.
         """
         network = it.id[0]
         self.sequence = max(self.sequence, it.sequence)
@@ -294,7 +295,7 @@ def unrecorded(compiler: AttachedCompiler, held: Iterable[tuple[Port, tuple[byte
 
     The port belongs to the attachment that has one of its addresses and no port. If a single port is left and a single
     damaged file has no attachment, the port is that file's: a DEL or GC of its ID ends the attachment. Any other port
-    is closed until its link is gone, or until an ADD or `fastcni restore`.
+    is closed until its link is deleted, or until an ADD or `fastcni restore`.
     """
     attachments, found, left = compiler.attachments.values(), [], []
     known = {it.port.name for it in attachments if it.port}
@@ -324,14 +325,14 @@ def damaged(folder: str) -> list[Path]:
 
 
 def forget_damaged(folder: str, gone: Callable[[Id], bool]) -> None:
-    """Remove the files put aside of attachments that are gone. Raises OSError."""
+    """Remove the damaged files of attachments that no longer exist, by `gone`. Raises OSError."""
     for path in Path(folder).glob(f"*{DAMAGED}"):
         if gone(id_of(path)):
             remove(path)
 
 
 def remove(path: Path) -> None:
-    """Remove what has this name, whatever it is. Raises OSError."""
+    """Remove the file or directory at `path`, if it exists. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

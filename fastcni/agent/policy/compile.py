@@ -53,8 +53,9 @@ LEADING = (*((PREFIXES[direction], direction) for direction in DIRECTIONS), (TO_
 class Compiler:
     """node: the node whose pods are isolated; "": all pods. Pods of an unknown node are isolated, too.
 
-    cluster: what was put. state: what is wanted. domains: those of the policies, by the name of their set. forwarders:
-    the ports to which DNS queries are redirected, see names/; as keys. egress: the egress addresses that were put.
+    cluster: the objects that were put. state: the wanted nftables state. domains: the domain names in policies, by the
+    name of their set. forwarders: the ports to which DNS queries are redirected, see names/; as keys. egress: the
+    egress addresses that were put.
     """
 
     def __init__(self, node: str = "") -> None:
@@ -101,7 +102,7 @@ class Compiler:
             self._replace(old, None)
 
     def put_namespace(self, name: str, labels: Mapping[str, str] | None) -> None:
-        """Add a namespace or change its labels; None: the namespace is gone."""
+        """Add a namespace or change its labels. None: the namespace was deleted."""
         if self.cluster.namespaces.get(name) == labels:
             return
         pods = [pod for pod in self.cluster.pods.values() if pod.namespace == name]
@@ -114,7 +115,7 @@ class Compiler:
             self._replace(None, pod)
 
     def put_node(self, name: str, node: Node | None) -> None:
-        """Add a node or change its labels and addresses; None: the node is gone."""
+        """Add a node or change its labels and addresses. None: the node was deleted."""
         old = self.cluster.nodes.pop(name, None)
         if node:
             self.cluster.nodes[name] = node
@@ -187,7 +188,7 @@ class Compiler:
             self._journal.put(name, key, None)
 
     def _note_local(self, pod: Pod | None, there: bool) -> set[bytes]:
-        """Note that a pod of this node exists, or is gone. Return its addresses."""
+        """Record whether a pod of this node exists: `there`. Return the pod's addresses."""
         if pod is None or (self.node and pod.node and self.node != pod.node):
             return set()
         for packed in pod.addresses:
@@ -227,13 +228,13 @@ class Compiler:
                 if any((policy, direction) in self._compiled for policy in selecting)]
 
     def reaches_nodes(self, pod: Pod) -> bool:
-        """Return whether a policy restricts what a pod that was not put sends to its own node."""
+        """Return whether a policy restricts packets from this pod, which was not put, to its own node."""
         return bool(self._reaching) and any(policy in self._reaching for group in self._groups.matching(pod)
                                             for policy in self._selecting.get(group, ()))
 
     def _chains_of(self, keys: Iterable[str]) -> list[tuple[str, ...]]:
-        """The names of the chains of the policies that select one of these pods: for each direction, and for what the
-        pods send to their own node."""
+        """Return the names of the chains of the policies that select one of these pods: for each direction, and for
+        packets from the pods to their own node."""
         selecting = {policy for key in keys for group in self._groups.of(key)
                      for policy in self._selecting.get(group, ())}
         found = []

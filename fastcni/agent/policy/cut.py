@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fastcni.kit.datapath.maps import Flow as Redirected
 
 MAX_DELETED = 128               # flows in one send
-MAX_ASKED = 4096                # flows that tracked() asks for; the next cut finds the others
+MAX_ASKED = 4096                # flows that tracked() asks for; the next cut finds the remaining flows
 IPPROTO_ICMP, IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE = 1, 17, 33, 132, 136
 ANSWERED_ONLY = {IPPROTO_ICMP, IPPROTO_TCP, IPPROTO_ICMPV6}
 WITH_PORTS = {IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE}         # where TCP has them
@@ -104,9 +104,9 @@ class Listing:
 
 
 def suspects(state: State, change: Change) -> set[bytes]:
-    """The addresses whose connections a Change may forbid: of pods that lead to other chains, of peers and named ports
-    that are gone, of those that a rule denies now, and of pods whose policies have other rules. `state`: after the
-    change."""
+    """Return the addresses whose connections a Change may forbid: addresses of pods that lead to other chains, of
+    removed peers and named ports, of peers that a rule denies now, and of pods whose policies have other rules.
+    `state`: the State after the change."""
     found: set[bytes] = set()
     for name in VERDICT_MAPS & change.added.keys():
         found.update(change.added[name])
@@ -245,5 +245,5 @@ def allowed_again(dropped: Mapping[str, list[bytes]], state: State, added: Colle
 
 
 def restricted_node(state: State) -> Collection[bytes]:
-    """The node's addresses, if policies restrict what pods send there; else none. Raises OSError."""
+    """Return the node's addresses if policies restrict packets from pods to their own node, else (). Raises OSError."""
     return node_addresses() if NODE_MAPS & state.sets.keys() else ()

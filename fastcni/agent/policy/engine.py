@@ -114,14 +114,14 @@ class Engine:
         return count
 
     def _cut_redirected(self) -> None:
-        """End the forbidden ones of the connections whose redirection ended with the last write. The next cut would
-        find them later, in the list of all flows. Raises OSError."""
+        """End the forbidden connections among the connections whose redirection ended with the last write. The next cut
+        would find these connections later, in the list of all flows. Raises OSError."""
         redirected, self._redirected = self._redirected, []
         if redirected:
             self._end(cut.tracked(self.rules.sock, redirected))
 
     def _end(self, flows: list[Flow]) -> None:
-        """End the forbidden ones of these flows. Raises OSError."""
+        """End those of these flows that the policies forbid. Raises OSError."""
         found = cut.forbidden(flows, self.compiler.state)
         own = cut.restricted_node(self.compiler.state) if found else ()
         if answers := cut.answers(found, own=own):

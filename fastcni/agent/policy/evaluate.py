@@ -38,8 +38,8 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """source, destination: packed addresses, after translation of the destination (DNAT) and before that of the source.
-    protocol: IPPROTO_*. port: of the destination; 0 if the protocol has none."""
+    """source, destination: packed addresses, after translation of the destination (DNAT) and before translation of the
+    source (SNAT). protocol: IPPROTO_*. port: the destination port; 0 if the protocol has no ports."""
 
     source: bytes
     destination: bytes

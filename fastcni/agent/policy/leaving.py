@@ -13,7 +13,7 @@ from fastcni.kernel import wire
 if TYPE_CHECKING:
     from fastcni.agent.policy.attached import AttachedCompiler, Attachment, Id
 
-LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # between two checks whether the link is gone
+LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # between two checks whether the link was deleted
 
 
 class Leaving:
@@ -39,7 +39,7 @@ class Leaving:
         return False
 
     def forget_gone(self) -> None:
-        """Forget the marked attachments whose link is gone. The caller writes the table after this."""
+        """Forget the marked attachments whose link was deleted. The caller writes the table after this."""
         if monotonic() < self.due:
             return
         leaving = [it for it in self.compiler.attachments.values() if it.leaving]
@@ -69,5 +69,5 @@ class Leaving:
 
 
 def link_of(it: Attachment) -> int:
-    """The index of the port's link; 0 if the link is gone, or the port is not known."""
+    """Return the index of the port's link; 0 if the link does not exist, or the port is unknown."""
     return wire.index_of(it.port.name) if it.port else 0

@@ -94,8 +94,8 @@ class Group:
         return self.hash
 
     def matches(self, pod: Pod, namespaces: Mapping[str, Mapping[str, str]]) -> bool:
-        """Return whether the pod is in the group. namespaces: {name: labels}; of a namespace that is missing there,
-        only the name is known."""
+        """Return whether the pod is in the group. namespaces: {name: labels}; a namespace that `namespaces` lacks has
+        only the label of its name."""
         if isinstance(self.namespace, str):
             if self.namespace != pod.namespace:
                 return False
@@ -178,8 +178,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """addresses: packed. ports: {(name, protocol): number}. node: where it runs, "" if not known. uid: another one for
-    each pod of a name.
+    """addresses: packed. ports: {(name, protocol): number}. node: the node of the pod, "" if unknown. uid: differs
+    between pods with the same name.
 
     Pods on the host's network are outside of policies: they have no addresses of their own here.
     """
@@ -227,7 +227,8 @@ class Reader:
         raise PolicyError(f"{self.what}: {path + ': ' if path else ''}{text}"[:MAX_ERROR])
 
     def get(self, key: str, kind: type[Item], default: Item) -> Item:
-        """Return the value of `key`, which must have that type; null counts as a missing key."""
+        """Return the value of `key`, which must have that type; `default` if the value is null or the key is
+        missing."""
         value = self.value.get(key)
         if value is None:
             return default
@@ -343,7 +344,7 @@ def read_policy(document: Any) -> Policy:
 
 
 def read_selector(it: Reader | None) -> Selector:
-    """Read a LabelSelector; one that is not there or is empty matches everything."""
+    """Read a LabelSelector. A missing or empty selector matches everything."""
     if it is None:
         return EVERYTHING
     it.only("matchLabels", "matchExpressions")

@@ -1,5 +1,5 @@
-"""The features of policies besides rules on addresses and ports: each part keeps a state of its own, in the kernel or
-in another program, and follows what the compiler knows. The loop of service.py serves it."""
+"""The features of policies besides rules on addresses and ports. Each part has a state of its own, in the kernel or in
+another program, and adapts this state to the compiler's. The loop of service.py calls the parts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Part(Attended, Protocol):
     """attend() raises OSError if the kernel refuses; the caller logs the error and calls again a second later."""
 
     def changed(self) -> None:
-        """Follow what the source or an ADD has changed. It is called after the table was written."""
+        """Follow a change by the source or by an ADD. Called after the table was written."""
         ...
 
     def figures(self) -> Mapping[str, int]:
-        """Return what the metrics show, by name."""
+        """Return the part's metrics: {name: value}."""
         ...
 
     def close(self) -> None:
-        """End what ends with the agent. What protects pods stays."""
+        """End the part together with the agent. Rules that protect pods stay in the kernel."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""The nftables rules for the ports of pods, as expressions. kit/firewall/port_sources.py has those for what a port
-sends: the chain `addresses` of `bridge fastcni-policy` and the chain `links` of `inet fastcni-policy`, to which the
-chain `source` leads for veth pairs.
+"""The nftables rules for the ports of pods, as expressions. kit/firewall/port_sources.py has the rules for packets that
+a port sends: the chain `addresses` of `bridge fastcni-policy` and the chain `links` of `inet fastcni-policy`, to which
+the chain `source` leads for veth pairs.
 
 When the node has tunnels (tunnels.py), `addresses` and `links` begin with a rule for the packets of these. Without
 tunnels there is no such rule, because it costs each packet of UDP 3%:
@@ -11,9 +11,10 @@ tunnels there is no such rule, because it costs each packet of UDP 3%:
         udp dport @tunnel-ports iifname @ports drop
     }
 
-`links` has sets of its own. The UDP port is in the first fragment, and without it no host puts the others together.
+`links` has sets of its own. The UDP port is in the first fragment, and without the first fragment no host puts the
+other fragments together.
 
-What a bridge forwards to a port whose pod's ingress is restricted: `nft list table bridge fastcni-policy` prints
+For packets that a bridge forwards to a pod with restricted ingress, `nft list table bridge fastcni-policy` prints
 
     chain arriving {
         type filter hook forward priority filter; policy accept;
@@ -152,7 +153,7 @@ class BaseChain(NamedTuple):
 BASE_CHAINS = (
     BaseChain(nft.NFPROTO_BRIDGE, ADDRESSES, nft.NF_BR_PRE_ROUTING, nft.NF_BR_PRI_NAT_DST_BRIDGED + 2),
     BaseChain(nft.NFPROTO_BRIDGE, ARRIVING, nft.NF_BR_FORWARD, nft.NF_BR_PRI_FILTER_BRIDGED))
-# Before conntrack. It is there from the first pod on that has a link of its own: packets of bridges pass it, too.
+# Before conntrack. Exists from the first pod with a link of its own on, because packets of bridges pass the chain, too.
 SOURCE_CHAIN = BaseChain(nft.NFPROTO_INET, SOURCE, nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_RAW)
 CHAINS = (*((nft.NFPROTO_BRIDGE, name) for name in (NEIGHBOURS, ON_LINK, TUNNELS)),
           *((nft.NFPROTO_INET, name) for name in (NEIGHBOURS, LINKS, ON_LINK, ERRORS, ERRORS_IN, TUNNELS)))
@@ -198,7 +199,8 @@ def tunnel_rules() -> Iterator[tuple[int, str, Rule]]:
 
 
 def tunnels(names: Names) -> Iterator[Rule]:
-    """Nodes would take the packet for another node's, and what is in it for that of any pod."""
+    """Yield the rules that drop tunnel packets from pods: nodes would take the packet for another node's, and the inner
+    packet for a packet of any pod."""
     held = meta(NFT_META_IIFNAME), of_set(names.ports), drop()
     yield meta(NFT_META_L4PROTO), of_set(names.protocols), *held
     yield (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_UDP,))), payload(nft_rules.TH_DPORT), of_set(names.tunnels),
@@ -278,7 +280,8 @@ def egress_rules() -> Iterator[Rule]:
 
 
 def ingress_rules() -> Iterator[Rule]:
-    """Of the chain `ingress`, before its maps: a restricted pod gets what is for its addresses."""
+    """Yield the rules of the chain `ingress` before its maps: a restricted pod receives only packets to its own
+    addresses."""
     yield *udp_ports(TO_CLIENT), *nft_rules.daddr(4), of_set(DHCP4), accept()
     for length in VERSIONS:
         yield (*of_family(length), meta(NFT_META_OIFNAME), of_set(ROUTED.shut), payload(DADDRS[length], NFT_REG_2),

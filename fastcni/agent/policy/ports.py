@@ -1,4 +1,4 @@
-"""The port of a pod's attachment: the host's end of its link, and what the pod may send there.
+"""The port of a pod's attachment: the host's end of its link, and the addresses from which the pod may send.
 
 The kernel's rules for ports are in port_rules.py; each port has elements in their sets, which elements() returns. A
 port of a bridge is in the sets of the table `bridge fastcni-policy`, any other link (ptp) in those of `inet
@@ -60,20 +60,20 @@ ON_BRIDGES = {**BRIDGED.sets(), **dict.fromkeys(BRIDGED.by_length(BRIDGED.own).v
               TYPES: "type", DHCP_PORTS: "port"}        # in the table of bridges
 STATIONS = {4: "stations4", 16: "stations6"}    # MAC . address of held pods of bridges
 POD_MACS, SHUT_MACS, DHCP4 = "pod-macs", "shut-macs", "dhcp4"       # of the same; of those with restricted ingress
-# {set: kind}: what a key is. "port": the name of a link; "own": with an address; "frame": with a MAC between; "box":
-# both ends of a range of "own"; "station": MAC . address; "service", "protocol": their numbers
+# {set: kind of its keys}. "port": the name of a link; "own": link . address; "frame": link . MAC . address; "box": both
+# ends of a range of "own"; "station": MAC . address; "service", "protocol": their numbers
 SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether",
         SHUT_MACS: "ether", DHCP4: "address"}
 LATER = {*STATIONS.values(), POD_MACS, SHUT_MACS, DHCP4}        # for these no ADD waits: the traffic is dropped still
 
 
 class Unclear(Exception):
-    """A request names no port, or several. The text says what it names."""
+    """A request names no port, or several. The text lists the named links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A further address of a pod: packed, with a prefix length. mac: a further MAC, b"": none."""
+    """A further address of a pod: packed, with a prefix length. mac: a further MAC, b"" without a further MAC."""
 
     packed: bytes
     prefix: int

@@ -8,7 +8,7 @@ NICE = -10                      # nine times the weight of other threads; the se
 
 
 def raise_priority() -> None:
-    """Give the calling thread priority over others, if it may: a container may lack CAP_SYS_NICE."""
+    """Give the calling thread priority over other threads, if it may: a container may lack CAP_SYS_NICE."""
     try:
         os.setpriority(os.PRIO_PROCESS, 0, NICE)        # Linux: of the thread
     except PermissionError:
@@ -16,6 +16,6 @@ def raise_priority() -> None:
 
 
 def usual_priority() -> None:
-    """Give the calling thread the priority of others."""
+    """Give the calling thread the usual priority again."""
     if os.getpriority(os.PRIO_PROCESS, 0) < 0:
         os.setpriority(os.PRIO_PROCESS, 0, 0)

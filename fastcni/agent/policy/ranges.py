@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def of_blocks(blocks: Iterable[Block], length: int) -> tuple[Range, ...]:
-    """The addresses of that length (bytes) in the blocks, less what each block excepts."""
+    """Return the ranges of addresses of that length (bytes) in the blocks, without the networks that each block
+    excepts."""
     found: list[Numbers] = []
     for block in blocks:
         if len(block.network[0]) == length:

@@ -3,7 +3,7 @@
     {"do": "protect", "id": ["net", "CONTAINER", "eth0"], "pod": "shop/web", "uid": "", "labels": {"app": "web"},
      "addresses": ["10.244.1.5"]}           before the pod's first process runs
     {"do": "check", ...}                    the same keys
-    {"do": "forget", "id": [...]}           as soon as the link of its port is gone; the answer does not wait for that
+    {"do": "forget", "id": [...]}           as soon as its port's link is deleted; the answer does not wait for that
     {"do": "collect", "network": "net", "valid": [["CONTAINER", "eth0"]]}
     {"do": "status"}
     {"do": "explain", "address": "10.244.1.5"}
@@ -39,8 +39,8 @@ IDLE_S = 30.0                   # after which a connection that has asked nothin
 
 
 class Caller:
-    """A connection. data: what has come; asked: the request, once it is complete; until: when it is closed; watched:
-    the epoll has it."""
+    """A connection. data: the received bytes; asked: the complete request; until: when the agent closes the connection;
+    watched: whether the epoll watches the socket."""
 
     __slots__ = ("asked", "data", "sock", "until", "watched")
 
@@ -81,7 +81,7 @@ class Requests:
         self.listening.unlock()
 
     def attend(self) -> None:
-        """Read what has come, and answer all that can be answered."""
+        """Read from all connections, and answer the requests that can be answered."""
         for fd, _ in self.poll.poll(0):
             if fd == self.listening.sock.fileno():
                 self._accept()

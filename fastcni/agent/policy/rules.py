@@ -49,7 +49,7 @@ and the same of IPv6. Where cluster policies apply to a pod, it has one of
         ip saddr @g4-... drop
     }
 
-While cluster policies restrict what pods send to addresses of nodes, there are
+While cluster policies restrict packets from pods to addresses of nodes, the table also has
 
     chain to-node {
         type filter hook input priority filter; policy accept;
@@ -69,12 +69,12 @@ While cluster policies restrict what pods send to addresses of nodes, there are
         ip saddr . ip daddr . meta l4proto @cut-any4 update @cut-any4 { ... } drop
     }
 
-port_rules.py has the chains that check what a pod's port sends, and those of ICMP errors. NetworkPolicies need the hook
-`forward` alone: to them, traffic between a pod and its own node is always allowed.
+port_rules.py has the chains that check packets from a pod's port, and the chains of ICMP errors. NetworkPolicies need
+the hook `forward` alone: to them, traffic between a pod and its own node is always allowed.
 
 A packet that `egress` accepts comes to `ingress`. If one chain of the hook did both, each rule of egress would lead to
-all chains of ingress. Older kernels follow each of these ways in the check below: with 500 policies, one ADD took 17 s
-on Linux 6.1 with an emulated processor. With two chains it takes 8 ms there.
+all chains of ingress. Older kernels follow each of these paths in the check below: with 500 policies, one ADD took 17 s
+on Linux 6.1 with an emulated processor. With two chains an ADD takes 8 ms on the same kernel and processor.
 
 For each element and rule that leads to a chain, the kernel checks all chains for loops when the transaction ends. With
 500 policies this takes most of 1 ms. So an ADD waits only for elements that lead to `drop`, a tenth of that. After its
@@ -87,11 +87,11 @@ node: then fe80:: is in link6. Reports of multicast groups (RFC 3810) pass, or a
 packet with hop limit 255 comes from the link, as RFC 4861 demands of neighbour discovery: routers decrement it before
 this hook. Without it pods could send data to anywhere in messages of these types.
 
-Without its flow, conntrack would take the answer on a connection that was cut for the first packet of another one, in
-the other direction, which may be open. So a TCP packet that belongs to no known connection and does not begin one is
-dropped at isolated pods, and so is an echo reply without a known request. In other protocols each packet may be a
-first one. Answers on their connections are dropped that cut4 and its siblings name (cut.py), until there was none for
-CUT_MS.
+After the agent has cut a connection, conntrack does not know its flow: conntrack would take an answer for the first
+packet of a new connection in the other direction, which may be open. So isolated pods drop a TCP packet that belongs to
+no known connection and does not begin a connection, and an echo reply without a known request. In other protocols each
+packet may be a first packet. The rules drop the answers on connections in the set cut4 and its siblings (cut.py), until
+no such answer has come for CUT_MS.
 """
 
 from __future__ import annotations
@@ -181,12 +181,12 @@ MLD_QUERY, MLD_DONE, MLD2_REPORT, ONE_HOP = b"\x82", b"\x84", b"\x8f", b"\1"
 
 
 def permanent_rules(of_known: Rule = ()) -> Iterator[tuple[str, Rule]]:
-    """(chain, rule) of the chains that are always there. of_known: the condition on packets of known connections, else
-    ct state established."""
+    """Yield (chain, rule) of the chains that always exist. of_known: the condition on packets of known connections,
+    else ct state established."""
     from_link, to_link = ((*address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID))
                           for address in (nft_rules.saddr, nft_rules.daddr))
     known = (*(of_known or nft_rules.established()), accept())
-    yield EGRESS_CHAIN, (*port_rules.of_family(4), *known)         # of IPv6, link-local ones have to be found first
+    yield EGRESS_CHAIN, (*port_rules.of_family(4), *known)         # IPv6: rules on link-local first
     yield EGRESS_CHAIN, port_rules.to_neighbours()
     yield EGRESS_CHAIN, (*to_link, drop())
     yield EGRESS_CHAIN, (*from_link, go_to(REPORTS))
@@ -223,8 +223,11 @@ def permanent_rules(of_known: Rule = ()) -> Iterator[tuple[str, Rule]]:
 
 
 def node_rules() -> Iterator[tuple[str, Rule]]:
-    """(chain, rule) of the chains of the hooks input and output. Each process of a pod may send from its link-local
-    address, which is in no map: it would pass what the rules deny to the pod's other addresses."""
+    """Yield (chain, rule) of the chains of the hooks input and output.
+
+    A pod may also send from its link-local address, which no map has: without a rule, that address would be allowed
+    connections that the rules deny to the pod's other addresses.
+    """
     known = (*nft_rules.established(), accept())
     from_link = (*nft_rules.saddr(16), mask(LINK_LOCAL_MASK), compare(LINK_LOCAL))
     yield TO_NODE_CHAIN, known

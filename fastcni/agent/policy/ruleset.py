@@ -80,10 +80,10 @@ class Ruleset(NftTable):
         requests.commit(self.sock)
 
     def load(self, state: State) -> None:
-        """Replace the table, whatever is in it, in LOAD_TRANSACTIONS.
+        """Replace the table with its whole content, in LOAD_TRANSACTIONS.
 
-        Meanwhile another table drops the first packets from and to restricted pods: one that is on its way while the
-        transaction ends may find no rules in the old table and in the new one.
+        During the replacement another table drops the first packets from and to restricted pods: a packet that arrives
+        while the transaction ends may find no rules in the old table and in the new table.
         """
         try:
             self._guard(state)
@@ -117,10 +117,11 @@ class Ruleset(NftTable):
         requests.commit(self.sock)
 
     def write(self, change: Change) -> None:
-        """Write what has changed since load() or the last write().
+        """Write the changes since load() or the last write().
 
-        New chains have a transaction before the others': a packet that is on its way while a transaction ends may find
-        a new element in a map, but of a chain of the same transaction no rules yet, and would be accepted.
+        A first transaction adds the new chains, a second one the other changes. With a single transaction, a packet
+        that arrives while the transaction ends may find a new element in a map that leads to a new chain without rules,
+        and would be accepted.
         """
         if change.new_chains:
             requests = Transaction()
@@ -162,9 +163,9 @@ class Ruleset(NftTable):
         return found
 
     def held_ports(self) -> Iterator[tuple[bytes, bool, list[bytes]]]:
-        """Yield the ports that the tables hold: (name as a key, whether it is a port of a bridge, what it may send).
+        """Yield the ports in the tables: (name as a key, whether it is a port of a bridge, its source addresses).
 
-        What it may send: addresses. At a port of a bridge, the MAC stands before each address, padded to 8 bytes.
+        At a port of a bridge, the MAC, padded to 8 bytes, stands before each source address.
         """
         for names, bridged in ((BRIDGED_PORTS, True), (ROUTED, False)):
             sent: dict[bytes, list[bytes]] = {port: [] for port in self._keys(names.ports)}
@@ -211,7 +212,7 @@ class Ruleset(NftTable):
             self.tunnels = True
 
     def _lead_to_proxy(self, requests: Transaction, new_chains: Iterable[str]) -> None:
-        """Add what the first chain of rules by HTTP requests needs."""
+        """Add the chains that lead to the proxy, before the first chain of rules by HTTP requests."""
         new = {name for name in new_chains if name.startswith(HTTP_CHAINS)}
         if new and not self.http:
             redirect.add_chains(requests, FAMILY, TABLE, self.listeners)
@@ -290,7 +291,7 @@ def set_up(requests: Requests, state: State) -> None:
 
 
 def add_node_chains(requests: Requests) -> None:
-    """Judge what pods send to their own node by the maps NODE_MAPS."""
+    """Add the chains that judge packets from pods to their own node, by the maps NODE_MAPS."""
     for name, hook in rules.NODE_CHAINS.items():
         requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind="filter", hook=hook, priority=nft.NF_IP_PRI_FILTER)
     for name, rule in rules.node_rules():
@@ -334,7 +335,7 @@ def prepare(requests: Requests, change: Change) -> None:
 
 
 def fill(requests: Requests, change: Change) -> None:
-    """What is referred to comes first: rules, then the maps. Removals go the other way round."""
+    """Add rules first, then the elements of maps that lead to these rules. Removals have the reverse order."""
     for name, chain in change.chains.items():
         if name not in change.new_chains:
             requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
@@ -360,7 +361,7 @@ def fill(requests: Requests, change: Change) -> None:
 
 
 def add_elements(requests: Requests, name: str, items: list[tuple[bytes, str]]) -> None:
-    """Elements of ports may be there: drop() has added them."""
+    """Add elements to a set or map. Elements of ports may exist already: drop() has added them."""
     if PORT_SETS.get(name) == "box":
         requests.add(nft_elements.add_boxes, family_of(name), TABLE, name, [halves(key) for key, _ in items])
     else:

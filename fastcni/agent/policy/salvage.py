@@ -1,4 +1,4 @@
-"""What is still known of a pod whose record on disk is damaged or lost: the pod is closed in both directions.
+"""Protect a pod whose record on disk is damaged or lost: find its addresses and port, and close it in both directions.
 
 The record's own text may name the pod's addresses and its port. Else the kernel's tables do, which outlive the agent:
 a pod lives no longer than they do, unless another program removes them. A port that the tables hold, whose link

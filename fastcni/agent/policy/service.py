@@ -1,4 +1,4 @@
-"""Network policies on this node: what a source and the ADDs say is in the kernel, and stays there.
+"""Network policies on this node: keep the kernel's tables equal to the policies of a source and the pods of ADDs.
 
     source      pods, namespaces and policies: the Kubernetes API, or a folder of files
     requests    the plugin `policy`: a pod is protected before its ADD answers
@@ -64,10 +64,11 @@ GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
 @dataclass(frozen=True)
 class Settings:
-    """folder: of files with pods and policies; "": they are in the Kubernetes API, `api`. node: this node's name there.
-    state: the folder of attachments. socket: where the plugin asks. kept: a file with what the source has said last;
-    "": policies.kept next to `state`. dns_servers: the resolvers whose answers count for domain names; none: those of
-    /etc/resolv.conf. egress: the node's, which claims egress addresses."""
+    """folder: the directory of files with pods and policies; "": pods and policies come from the Kubernetes API, `api`.
+    node: this node's name in the source. state: the directory of attachments. socket: the path of the socket for the
+    plugin. kept: the file with the source's last content; "": policies.kept next to `state`. dns_servers: the resolvers
+    that pods use for domain names in policies; (): the resolvers in /etc/resolv.conf. egress: the node's Egress, which
+    claims egress addresses."""
 
     folder: str = ""
     api: Callable[[], Api] | None = None
@@ -81,7 +82,7 @@ class Settings:
 
 class Policies:
     """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError, and
-    ConfigurationError for what the operator has to mend.
+    ConfigurationError if the operator has to change the configuration.
 
     ready: the table is written. due: when to call attend() without an event, in monotonic seconds.
     """
@@ -130,7 +131,7 @@ class Policies:
                                                *self.parts)
             for waited_for in readable:
                 self.poll.register(waited_for.fileno(), select.EPOLLIN)
-            # Until the source has answered, the table of the former agent stays; after a reboot there is none.
+            # Until the source has answered, the previous agent's table stays; after a reboot no table exists.
             self.stale = self.source.former and not self.engine.rules.exists()
             self._opened = opened.pop_all()
         self._tell_errors()
@@ -173,7 +174,7 @@ class Policies:
         self._opened.close()
 
     def attend(self) -> None:
-        """Take what the source says, write what has changed, cut what is no longer allowed, answer requests."""
+        """Apply changes of the source, write the table, cut connections that are no longer allowed, answer requests."""
         ready = {fd for fd, _ in self.poll.poll(0)}
         if self.source.fileno() in ready or monotonic() >= self.source.due:
             self.source.attend()
@@ -256,7 +257,7 @@ class Policies:
         try:
             self.compiler.put_tunnels(tunnels.read(self.ports.sock))
         except wire.NetlinkError as e:
-            if e.errno != EINTR:            # what is known holds until the next look
+            if e.errno != EINTR:            # EINTR: keep the known tunnels until the next read
                 raise
         else:
             self.tunnels_due = float("inf")

@@ -1,9 +1,9 @@
 """The wanted nftables state of the policies as data: sets, verdict maps and chains; and the change between two of them.
 
-Names: in4, in6, out4, out6 (maps: local pod's address -> chain), self4, self6 and link6 are always there. node4 and
-node6 (the same, for what a pod sends to its own node) are there while they have elements. Others end with the hash of
-what they stand for: g4-... (pods of a group), k4-... (nodes), n4-... (pods with a named port), b4-... (blocks), p-...
-(ports), d4-... (addresses of a domain name, for each pod that asked), t4-... (the same, also those that have ended; for
+Names: in4, in6, out4, out6 (maps: local pod's address -> chain), self4, self6 and link6 always exist. node4 and node6
+(such maps for packets from a pod to its own node) exist while they have elements. Other names end with the hash of
+their content: g4-... (pods of a group), k4-... (nodes), n4-... (pods with a named port), b4-... (blocks), p-...
+(ports), d4-... (addresses of a domain name, for each pod that asked), t4-... (as d4-..., with expired addresses; for
 the next agent, in no State); in-..., out-... (chain of a policy), http-in-..., http-out-... (of a policy, its rules by
 HTTP requests), admin-in-..., baseline-out-... (chain of all cluster policies of a tier that apply to a pod),
 all-in-..., all-out-... (chain of all that applies to a pod).
@@ -54,7 +54,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One rule of a policy's chain: what it compares, and the verdict.
+    """One rule of a policy's chain: the compared fields, and the verdict.
 
     length: of addresses, 0: any family. peer: set with the peer's address, "": anywhere. protocol: 0: any.
     first, last: of the destination port, 0 and 0: any. ports: set of ports. named: set of destination . port.
@@ -129,7 +129,7 @@ class Change:
 
 
 def difference(old: State, new: State) -> Change:
-    """What makes `new` of `old`."""
+    """Return the Change that turns `old` into `new`."""
     it = Change({name: one for name, one in new.sets.items() if name not in old.sets},
                 {name: one for name, one in new.chains.items() if old.chains.get(name) != one},
                 new.chains.keys() - old.chains.keys(),
@@ -151,7 +151,7 @@ def note_elements(it: Change, name: str, old: Mapping[bytes, str | None], new: M
 
 
 class Journal:
-    """Changes a State, and remembers what was there before: take() gives the Change since the last one."""
+    """Changes a State, and records the previous content: take() returns the Change since the last take()."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -202,7 +202,7 @@ class Journal:
                 if old_chain is None:
                     it.new_chains.add(name)
         for name, old in self._elements.items():
-            if name in state.sets or name in NODE_MAPS:         # elements of maps hold the chains that go
+            if name in state.sets or name in NODE_MAPS:         # elements of maps refer to removed chains
                 elements = state.elements.get(name, {})
                 note_elements(it, name, old, {key: elements.get(key) for key in old})
         self._sets, self._chains, self._elements = {}, {}, {}

@@ -1,7 +1,7 @@
 """The tunnels that the node's kernel takes packets out of, as elements of the sets of ports.py.
 
-What is in a tunnel's packet has the source that its sender chooses, and no port holds it. So no pod may send such
-packets: port_rules.py drops them. WireGuard and IPsec authenticate what they take; their links are none of these.
+The sender of a tunnel packet chooses the source of the inner packet, which no port's rules check. So no pod may send
+tunnel packets: port_rules.py drops them. WireGuard and IPsec authenticate packets, so their links are not listed here.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _call(path: str, method: str, args: dict[str, Any], seconds: float) -> dict[
             raise Late(f"cannot connect: {e.strerror}") from None
         raise Unreachable((e.strerror or str(e)).lower()) from None
     try:
-        return _exchange(stream, method, args)
+        return _exchange(path, stream, method, args)
     except OSError as e:
         if e.errno in (ECONNRESET, EPIPE):
             raise Ended(ENDED) from None
@@ -74,13 +74,13 @@ def _call(path: str, method: str, args: dict[str, Any], seconds: float) -> dict[
         stream.close()
 
 
-def _exchange(stream: streams.Stream, method: str, args: dict[str, Any]) -> dict[str, Any]:
+def _exchange(path: str, stream: streams.Stream, method: str, args: dict[str, Any]) -> dict[str, Any]:
     stream.send_all(rpc.HELLO)
     greeting = b""
     while not greeting.endswith(b"\n\n"):
         greeting += _received(stream)
         if not rpc.WELCOME.startswith(greeting[:len(rpc.WELCOME)]):
-            raise Refused(f"another program than a dhcp daemon answered: {greeting[:40]!r}")
+            raise Refused(f"another program than a dhcp daemon answers at {path}: {greeting[:40]!r}")
     stream.send_all(rpc.call(method, args))
     decoder = gob.Decoder()
     header = _next(stream, decoder)

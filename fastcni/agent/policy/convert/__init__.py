@@ -4,9 +4,9 @@
     found.documents                     # for the API server, or for a file of --policies
     found.errors, found.notes           # what is not converted; what the documents mean differently than before
 
-convert() never opens silently what was closed: a part that the documents cannot express is in `errors`. convert()
-leaves out an allowing rule that cannot be expressed. A denying rule that cannot be expressed leaves its whole direction
-unconverted.
+convert() never opens a closed connection silently: a part that the documents cannot express is in `errors`. convert()
+leaves out an allowing rule that the documents cannot express. For such a denying rule, convert() leaves out the whole
+direction.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HARMLESS = ("IPPool", "IPReservation", "IPAMBlock", "IPAMHandle", "IPAMConfig", 
 
 
 def convert(documents: Iterable[tuple[str, Any]]) -> Conversion:
-    """Convert all documents of policies among these; others, such as Deployments, are passed over.
+    """Convert the policies among these documents; ignore other documents, such as Deployments.
 
     documents: (where, document); where: the file and the document's number, for errors. Pass all documents of a cluster
     in one call, because AdminNetworkPolicies come before all policies of Calico.

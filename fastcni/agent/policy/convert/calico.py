@@ -7,8 +7,8 @@ rule that matches decides. If none matches, a pod that any policy of the tier se
 - else a ClusterNetworkPolicy of tier Admin with the rules, and a document that closes the rest: for a policy of a
   namespace a NetworkPolicy without rules, for a global policy a ClusterNetworkPolicy of tier Baseline.
 
-A policy without `order` comes after Kubernetes' NetworkPolicies. Its `Deny` becomes `Pass`: what a NetworkPolicy allows
-stays open, and all other connections are closed at the end.
+A policy without `order` comes after Kubernetes' NetworkPolicies. Its `Deny` becomes `Pass`: connections that a
+NetworkPolicy allows stay open, and the last policies close all other connections.
 Source: https://docs.tigera.io/calico/latest/reference/resources/globalnetworkpolicy
 """
 

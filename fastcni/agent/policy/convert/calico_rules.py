@@ -197,8 +197,8 @@ def read_net(it: Reader, key: str, text: Any) -> Network:
 
 
 def blocks_of(nets: Any, excepted: Any, version: int) -> tuple[Block, ...]:
-    """Return networks less excepted ones, of one IP version unless `version` is 0. If networks are excepted, Calico
-    makes no rule for an IP version without an excepted network."""
+    """Return the blocks of `nets` without the networks `excepted`, of one IP version unless `version` is 0. If networks
+    are excepted, Calico makes no rule for an IP version without an excepted network."""
     found = []
     for net in nets or EVERYWHERE:
         within = [each for each in excepted if each.version == net.version]
@@ -208,7 +208,8 @@ def blocks_of(nets: Any, excepted: Any, version: int) -> tuple[Block, ...]:
 
 
 def read_pods(it: Reader, own: str) -> tuple[Pods, ...]:
-    """Read the selectors of a policy, a source or a destination. own: the namespace if no selector says another one."""
+    """Read the selectors of a policy, a source or a destination. own: the namespace if no selector names a
+    namespace."""
     found = [namespaced(namespaces, pods, it) for namespaces in read_namespaces(it, own)
              for pods in both(read_selector(it, "selector"), read_selector(it, "notSelector", negated=True))]
     return tuple(dict.fromkeys(found))

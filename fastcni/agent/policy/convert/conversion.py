@@ -11,9 +11,9 @@ from fastcni.agent.policy.cluster_policies import API_VERSION
 
 @dataclass(slots=True)
 class Conversion:
-    """what: the kind and name of the document that was converted. errors: what is not converted, with kind, name and
-    key of the document. notes: what was converted, and means something else than before. is_calico: the document was a
-    policy of Calico."""
+    """what: the kind and name of the document that was converted. errors: texts on the keys that are not converted,
+    with kind, name and key of the document. notes: texts on converted keys that mean something else than before.
+    is_calico: the document was a policy of Calico."""
 
     what: str = ""
     documents: list[dict[str, Any]] = field(default_factory=list)

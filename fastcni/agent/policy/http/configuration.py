@@ -4,11 +4,11 @@
     it.text(listening)                          # of haproxy.cfg
     it.lists                                    # {file: the addresses in it}
 
-A Line with requests becomes `http-request` rules. What depends on policies alone is in the text; a change needs another
-process. Addresses are in lists, which the running process changes (process.py):
+A Line with requests becomes `http-request` rules. Rules that depend on policies alone are in the text, and their change
+needs another process. Addresses are in lists, which the running process changes (process.py):
 
     on-...              pods to which a request of a line applies. The name stands for all that the request demands: a
-                        process that ends allows the requests that stay, and no other ones
+                        process that ends allows the requests that stay, and no other requests
     g4-..., n4-...      the sets of nftables with the same names: peers, and named ports as "10.0.0.1:80"
     b4-...              blocks, as networks
     listeners           EVERYWHERE, while somebody wants to know of requests that are allowed
@@ -41,9 +41,9 @@ WEBSOCKET, TLS = "websocket", "tls"     # the server, and the backend, of connec
 SIDES = {"egress": (EGRESS,), "ingress": (INGRESS,), "both": (EGRESS, INGRESS)}
 MARKS = {"egress": marks.OUT, "ingress": marks.IN, "both": marks.EITHER}
 VARIABLES = {EGRESS: "txn.egress", INGRESS: "txn.ingress"}
-# A path that a server may read as another one than the policy did: dot segments, also before path parameters and
-# spaces; empty segments; backslashes; fragments; percent-encoding that is broken, or of characters that need none (RFC
-# 3986, 2.3), of control characters, slash, backslash, twice, or of overlong UTF-8 and surrogates (RFC 3629)
+# A path in which a server may see another path than the policy: dot segments, also before path parameters and spaces;
+# empty segments; backslashes; fragments; broken percent-encoding; percent-encoding of unreserved characters (RFC 3986,
+# 2.3), of control characters, slash and backslash, twice, or of overlong UTF-8 and surrogates (RFC 3629)
 ODD_PATH = (r"(^|/)[.]{1,2}(/|;|%3b|%20|$)|//|[\\#]|%(?![0-9a-f]{2})|%([01].|2[def]|3[0-9]|4[1-9a-f]|5[0-9acf]"
             r"|6[1-9a-f]|7[0-9aef]|25(25|2[ef]|5c)|c[01]|e0%[89]|ed%[ab]|f0%8|f[5-9a-f])")
 GLOBAL = """global
@@ -124,7 +124,8 @@ backend {TLS}
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """A request that a line allows. id: of both. spans: destination ports, first and last; none: any."""
+    """A request that a line allows. id: a hash of the line and the request. spans: (first, last) of each range of
+    destination ports; (): any port."""
 
     id: str
     line: Line

@@ -4,8 +4,9 @@
         "endpointSelector": {"matchLabels": {"app": "web"}},
         "ingress": [{"toPorts": [{"ports": [{"port": "80"}], "rules": {"http": [{"method": "GET"}]}}]}]}})
 
-Read are endpointSelector, fromEndpoints, toEndpoints, toCIDR and toPorts with rules.http. Any other key is an error, so
-that the document closes what it selects. An item of `ingress` or `egress` gives a Rule for each item of its `toPorts`.
+The module reads endpointSelector, fromEndpoints, toEndpoints, toCIDR and toPorts with rules.http. Any other key is an
+error, so that the document closes the pods that it selects. An item of `ingress` or `egress` gives a Rule for each item
+of its `toPorts`.
 
 Keys: https://docs.cilium.io/en/stable/security/policy/language/
 """
@@ -103,8 +104,8 @@ def read_subject(spec: Reader, namespace: str) -> Group:
 
 
 def read_rules(it: Reader, peer_keys: tuple[str, ...], namespace: str) -> tuple[Rule, ...]:
-    """Read an item of `ingress` or `egress`. One without peers and ports allows nothing; one with `toPorts` alone
-    allows these ports to all peers."""
+    """Read an item of `ingress` or `egress`. An item without peers and ports allows nothing; an item with `toPorts`
+    alone allows these ports to all peers."""
     it.only(*peer_keys, "toPorts")
     there = [key for key in peer_keys if it.value.get(key) is not None]
     if len(there) > 1:
@@ -200,9 +201,9 @@ def read_header(it: Reader, text: Any) -> tuple[str, str]:
 
 
 def closed(namespace: str, name: str, spec: Any, unnamed: str, suffix: str, attempt: Any) -> Policy:
-    """The policy that stands in for a document that cannot be read: it closes the pods of `endpointSelector`, in the
-    directions of the keys `ingress` and `egress`; what is not known counts as all. attempt, suffix: see
-    unreadable.py."""
+    """Return the policy that replaces an unreadable document. The policy closes the pods of `endpointSelector`, in the
+    directions of the keys `ingress` and `egress`. If the selector or the directions are unreadable, the policy closes
+    all pods of the namespace, or both directions. attempt, suffix: see unreadable.py."""
     group = attempt(lambda: read_subject(Reader("", spec), namespace))
     named = [isinstance(spec, dict) and spec.get(key) is not None for key, _ in KEYS.values()]
     ingress, egress = (() if one or not any(named) else None for one in named)

@@ -34,7 +34,8 @@ def transparent() -> tuple[Expression, ...]:
 
 
 def tproxy(address: bytes, port: int) -> tuple[Expression, ...]:
-    """tproxy ip to <address>:<port>: give the packet to a socket; without one that listens there, the rule ends.
+    """tproxy ip to <address>:<port>: give the packet to the socket that listens on this address and port. If no socket
+    listens, the rule ends.
 
     NFTA_TPROXY_FAMILY 1, _REG_ADDR 2, _REG_PORT 3
     """

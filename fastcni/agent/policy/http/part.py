@@ -191,8 +191,8 @@ class Proxy:
                 process.end()
 
     def _start(self, wanted: Configuration) -> None:
-        """Start a process in place of the one that runs. Rules that are gone are first removed from the former
-        process."""
+        """Start a process that replaces the running process. The running process first loses the rules that `wanted`
+        lacks."""
         former = self.process
         if former:
             if not former.listens:                      # it starts

@@ -13,11 +13,11 @@ import re
 from typing import Any
 
 MAX_LENGTH = 512                # characters
-MAX_REPEATS = 256               # of {m,n}: PCRE2 copies what is repeated
-# Parts that one of the dialects alone knows
+MAX_REPEATS = 256               # the largest number in {m,n}: PCRE2 copies the repeated part
+# Parts that only some of the dialects know
 SPECIAL = ("(?", "(*", "*+", "++", "?+", "}+", "*?", "+?", "??", "}?", "[[:", "[:", "[.", "[=")
 ESCAPED = re.compile(r"\\(.)")
-CLASSES = "dDwWsS"              # \d and the others
+CLASSES = "dDwWsS"              # the character classes \d, \D, \w, \W, \s, \S
 
 
 class PatternError(ValueError):

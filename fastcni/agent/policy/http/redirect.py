@@ -41,9 +41,9 @@ and `ip rule` and `ip route show table 4604750`
 
 A proxied connection has two halves, neither of which passes the hook `forward`. So the policies of both ends decide on
 its first packet before the proxy gets it, and again when the proxy connects to the destination with the address of the
-source. What should have been proxied and comes to `forward` is dropped: without the proxy, the routing rule or the
-route, connections are closed. `socket transparent` leaves out first packets: a connection in TIME_WAIT would match
-them, and the client would repeat them 10 ms later.
+source. The chain of `forward` drops a packet that should have gone to the proxy: without the proxy, the routing rule or
+the route, connections are closed. The first rule of proxy-divert leaves out first packets: `socket transparent` would
+match a connection in TIME_WAIT, and the client would repeat the packets 10 ms later.
 
 Linux does not forward a packet for which it finds a socket of the node, and an ended connection of the proxy stays one
 for a minute (TIME_WAIT). A first packet that need not go to the proxy would be dropped, if its ends are those of such a
@@ -53,7 +53,7 @@ this rule alone stays LINGER_S after the last rule by HTTP requests.
 
 HAProxy gets a connection to a Service behind the translation, so it judges requests by the pod's address. Where
 start_haproxy.py does not know the machine, HAProxy would judge them by the address of the Service (SO_ORIGINAL_DST). So
-such connections over IPv4 are dropped there.
+on such machines these connections over IPv4 are dropped.
 
 On a bridge with br_netfilter, packets of its ports lose the socket that tproxy gives them, and are dropped.
 """
@@ -104,7 +104,8 @@ NOT_TCP = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,)), NFT_CMP_
 
 
 def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
-    """(chain, rule) of BASE_CHAINS. listeners: without any, what has to be proxied is dropped."""
+    """Yield the rules of BASE_CHAINS: (chain, rule). listeners: the proxy's; without listeners, the rules drop the
+    packets that should go to the proxy."""
     # A first packet from a port that was in use before belongs to the former connection, as conntrack sees it.
     known = *NO_SYN, *nft_rules.established()
     judged = list(rules.permanent_rules(known))

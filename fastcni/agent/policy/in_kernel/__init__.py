@@ -1,1 +1,1 @@
-"""Read from the kernel's tables what they decide about a connection, without reading the policies."""
+"""Find out from the kernel's nftables tables whether a connection is allowed, without reading the policies."""

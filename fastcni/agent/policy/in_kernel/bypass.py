@@ -46,7 +46,8 @@ def on_one_bridge(ports: Ports, length: int) -> bool:
 
 
 def switched_on(sock: Socket, bridge: int, length: int) -> bool:
-    """Whether a bridge, given by its index, calls the hooks of a family whatever the sysctl is."""
+    """Return whether the bridge with this index calls the hooks of a family by its own setting, also if the sysctl is
+    0. length: the address length of the family."""
     for kind, payload in wire.exchange(sock, rtnl.get_link(Batch(), index=bridge)):
         if kind == uapi.RTM_NEWLINK:
             info = attributes(attributes(payload, len(rtnl.ANY_LINK)).get(uapi.IFLA_LINKINFO, b""))

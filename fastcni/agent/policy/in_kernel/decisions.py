@@ -60,8 +60,8 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a base chain does with the packet. allowed: None if this command does not understand the chain. text: by
-    what the chain decides."""
+    """The decision of a base chain on the packet. allowed: None if this command does not understand the chain. text:
+    the rule or chain policy that decides."""
 
     allowed: bool | None
     text: str
@@ -78,13 +78,13 @@ def read() -> list[Table]:
 
 
 def decide(tables: Iterable[Table], it: Connection, bypass: str = "", to_node: bool = False) -> dict[str, Decision]:
-    """Return what each base chain decides, each as if the others let the packet through. bypass: why no chain of
-    the family inet sees it, "" if they see it. to_node: a pod sends the packet to its own node.
+    """Return the decision of each base chain, as if all other base chains let the packet through.
 
-    A connection that goes through the HTTP proxy is allowed here: the chains of TO_PROXY ask the same maps, and the
-    proxy judges its requests.
+    bypass: why no chain of the family inet sees the packet, "" if these chains see the packet. to_node: a pod sends the
+    packet to its own node. A connection that passes the HTTP proxy is allowed here: the chains of TO_PROXY use the same
+    maps, and the proxy judges the connection's requests.
 
-    Keys: "Egress" and "Ingress", which are always there; for another base chain "inet fastcni-policy-guard forward".
+    Keys: always "Egress" and "Ingress"; for another base chain for example "inet fastcni-policy-guard forward".
     The chain of a pod's port belongs to the direction: its decision is returned unless it lets the packet through.
     """
     found, at_ports = dict[str, Decision](), dict[str, Decision]()
@@ -119,7 +119,7 @@ def passes_by(hook: int, to_node: bool) -> bool:
 
 
 def follow(table: Table, name: str, packet: nft_walk.Packet) -> Decision:
-    """Return what a base chain decides."""
+    """Return the decision of the base chain `name`."""
     if (table.family, table.chains[name].hook) not in HOOKS and (table.family, name) not in OF_PORTS:
         return Decision(None, f"chain {name} of table {table} has a hook that this command does not know")
     try:

@@ -46,7 +46,7 @@ class Rule:
 
 
 class Chain:
-    """A chain. hook, priority: of a base chain, hook is None for others. policy: NF_ACCEPT or NF_DROP."""
+    """A chain. hook, priority: of a base chain; hook is None for another chain. policy: NF_ACCEPT or NF_DROP."""
 
     __slots__ = ("hook", "policy", "priority", "rules")
 
@@ -173,7 +173,7 @@ def _read_set(sock: Socket, header: bytes, table: str, name: str, fields: dict[i
             key = attributes(fields.get(nft_elements.NFTA_SET_ELEM_KEY, b"")).get(nft.NFTA_DATA_VALUE, b"")
             element = Element(fields)
             if key not in it.elements or not element.flags & nft_elements.NFT_SET_ELEM_INTERVAL_END:
-                it.elements[key] = element      # a range may begin where another one ends
+                it.elements[key] = element      # a range may begin where another range ends
     if it.flags & nft_elements.NFT_SET_INTERVAL:
         it.starts = sorted(it.elements)
     return it

@@ -58,7 +58,7 @@ class Outcome:
 
 
 def walk(table: Table, base: str, packet: Packet) -> Outcome:
-    """Return what the base chain `base` does with a packet. Raises Unknown."""
+    """Return the outcome of the base chain `base` for a packet. Raises Unknown."""
     walker = _Walker(table, packet)
     decided = walker.run(base)
     if decided:
@@ -69,7 +69,7 @@ def walk(table: Table, base: str, packet: Packet) -> Outcome:
 def refuses(table: Table, base: str, packet: Packet) -> tuple[bool, str, int] | None:
     """Return (certain, chain, handle) of the rule by which the base chain `base` drops a packet, None if none does.
 
-    Rules that ask for what is not known of the packet are passed over. If such a rule may let the packet pass, a later
+    The walk skips a rule that compares an unknown field of the packet. If such a rule may let the packet pass, a later
     rule that drops is not certain. If such a rule drops, and asks for the packet's source as well, the rule itself is
     returned, as not certain.
     """

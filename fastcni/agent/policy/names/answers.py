@@ -14,7 +14,7 @@ import dns.rdatatype
 
 from fastcni.spec import address
 
-MAX_ADDRESSES = 100             # the first ones of an answer count
+MAX_ADDRESSES = 100             # how many addresses of an answer are used, from the first on
 TYPES = (dns.rdatatype.A, dns.rdatatype.AAAA)
 UNREADABLE = (dns.exception.DNSException, ValueError, IndexError, AttributeError, RecursionError)
 

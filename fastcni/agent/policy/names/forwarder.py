@@ -48,8 +48,8 @@ PKTINFO_BYTES = 64
 
 
 class Query:
-    """A query by UDP. number: what the pod wrote in the first two bytes. control: how to answer from the address that
-    the pod has sent it to."""
+    """A query by UDP. number: its first two bytes, the pod's query ID. control: the ancillary data with which the
+    answer leaves from the address that the pod has sent the query to."""
 
     __slots__ = ("answer", "control", "ends", "listener", "number", "own_number", "pod", "question", "upstream")
 
@@ -181,7 +181,7 @@ class Forwarder:
 
     def _deliver(self, query: Query) -> None:
         if query in self.queries:
-            with suppress(OSError):             # the pod is gone, for instance
+            with suppress(OSError):             # the pod was deleted, for instance
                 query.listener.sendmsg([query.answer], query.control, 0, query.pod)
             self._end(query)
 

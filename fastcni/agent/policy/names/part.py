@@ -49,7 +49,7 @@ class Names:
         self.compiler.state.resolved.update(elements.read_resolved(engine.rules.sock))
         self.told = Told(self.compiler.state)
         self.redirect = Redirect(engine.rules.sock)
-        self.redirect.remove()                  # the table of a former agent, whose ports are gone
+        self.redirect.remove()                  # the table of a previous agent, whose ports no longer exist
         self.poll = select.epoll()
         self.process: Process | None = None
         self.listeners: list[Listener] = []
@@ -116,8 +116,8 @@ class Names:
         self._tell("")
 
     def _forget_flows(self) -> None:
-        """Delete the flows of queries that were redirected: conntrack would lead later ones from the same port to a
-        forwarder that is gone."""
+        """Delete the flows of redirected queries: conntrack would lead later queries from the same port to a forwarder
+        that no longer runs."""
         own, resolvers = node_addresses(), {each.resolver for each in self.listeners}
         cut.delete(self.engine.rules.sock, [
             flow for flow in conntrack.list_flows(self.engine.rules.sock)
@@ -192,8 +192,8 @@ class Names:
                     self._owners.setdefault(pod, self.compiler.pods_with(pod))
 
     def _redirect(self, process: Process) -> None:
-        """Renew the redirection, or end it if the forwarder is gone. If the forwarder hangs, the kernel ends the
-        redirection."""
+        """Renew the redirection. End the redirection if the forwarder has ended; if the forwarder hangs, the kernel
+        ends the redirection."""
         now = monotonic()
         if process.channel is None and self.redirect.written is not None:
             self.redirect.remove()

@@ -1,4 +1,4 @@
-"""The resolvers whose answers count."""
+"""The resolvers whose answers give the addresses of domain names in policies."""
 
 from __future__ import annotations
 

@@ -65,14 +65,15 @@ class Told:
 
 
 def elements_left(state: State, now: float) -> Iterator[tuple[str, list[tuple[bytes, int]]]]:
-    """Yield (set, [(pair, milliseconds that are left)]) of what pods were told. now: monotonic."""
+    """Yield (set, [(pair, milliseconds that are left)]) of the answers that pods have received. pair: the pod's address
+    and the answered address. now: monotonic seconds."""
     for name in state.resolved.keys() & state.sets.keys():
         yield name, [(pod + address, round((until - now) * 1000)) for pod, told in state.resolved[name].items()
                      for address, until in told.items() if until > now + 0.001]
 
 
 def pairs_told(state: State) -> Iterator[tuple[str, list[bytes]]]:
-    """Yield (set, pairs) of all that pods were told, also of what has ended. set: see set_told()."""
+    """Yield (set, pairs) of all answers that pods have received, also of expired answers. set: see set_told()."""
     for name in state.resolved.keys() & state.sets.keys():
         yield set_told(name), [pod + address for pod, told in state.resolved[name].items() for address in told]
 

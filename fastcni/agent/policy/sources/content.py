@@ -4,7 +4,7 @@
     for _ in content.replace("/etc/fastcni/policies/web.yaml", [("document 1", line)]):
         ...                                     # after each step the caller may do something else
 
-A place is what is read and replaced in one piece: a file with many documents, or an object of the Kubernetes API.
+A place is a unit that is read and replaced as a whole: a file with many documents, or an object of the Kubernetes API.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """entries: by document, as encode() has written it. records: those of the entries that count."""
+    """entries: by document, as encode() has written it. records: the records of the entries, see records_of()."""
 
     entries: dict[bytes, Entry] = field(default_factory=dict)
     records: dict[Id, Record] = field(default_factory=dict)
@@ -37,8 +37,8 @@ class Content:
     documents that can be read, and have a part that this version does not know. unsure: places with an unreadable
     document that has no former version.
 
-    While a place has errors, none of its former documents is removed: a document counts as it was last read. A document
-    that was never read, or whose subject is not known, closes pods (unreadable.py).
+    While a place has errors, none of its previous documents is removed: the last readable version of a document stays
+    in use. A document that was never read, or whose subject is unknown, closes pods (unreadable.py).
     """
 
     def __init__(self, compiler: Compiler, changed: Callable[[], object] | None = None) -> None:
@@ -48,7 +48,7 @@ class Content:
         self.errors: dict[str, list[str]] = {}
         self.notes: dict[str, list[str]] = {}
         self.unsure: set[str] = set()
-        self._records: dict[Id, dict[str, Record]] = {}         # by document and place: the last place counts
+        self._records: dict[Id, dict[str, Record]] = {}         # by document and place: the last place is used
 
     def replace(self, place: str, documents: Collection[tuple[str, bytes]], broken: Collection[tuple[str, str]] = (),
                 ) -> Iterator[None]:
@@ -130,7 +130,7 @@ def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> bool
 
 
 def records_of(entries: Collection[Entry] | Iterator[Entry]) -> dict[Id, Record]:
-    """The records that count: those of documents that can be read before those of others."""
+    """Return the records in use: a record of a readable document has precedence over that of an unreadable document."""
     found: dict[Id, Record] = {}
     unreadable = []
     for entry in entries:

@@ -1,4 +1,5 @@
-"""What the loop of policies asks of a source of pods, namespaces and policies: a directory of files, or the API."""
+"""The contract of a source of pods, namespaces and policies with the loop in service.py: a directory of files, or the
+API."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class Source(Attended, Protocol):
-    """A source puts what it reads into the Compiler, in attend() alone.
+    """A source puts its objects into the Compiler, in attend() alone.
 
-    former: whether the Compiler has what an earlier agent kept, until the source is complete.
+    former: whether the Compiler has the objects that an earlier agent kept, until the source is complete.
     """
 
     former: bool

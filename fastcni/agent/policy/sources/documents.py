@@ -1,4 +1,5 @@
-"""Documents of the Kubernetes API -> entries: what a document says, or what closes its pods if it cannot be read.
+"""Documents of the Kubernetes API -> entries: the records of a document, or records that close the pods of an
+unreadable document.
 
     entry = read_entry(encode({"kind": "NetworkPolicy", "metadata": {"name": "web"}, "spec": {"podSelector": {}}}))
     entry.records                               # {("NetworkPolicy", "default/web"): Policy(...)}
@@ -55,9 +56,9 @@ KEYS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """kind: of the document, or FOREIGN. records: of one that can be read, its own. error: why the document cannot be
-    read, else "". With an error the records close the document's pods; without records, its pods are not known. notes:
-    what this version does not know of a document that can be read."""
+    """kind: the document's kind, or FOREIGN. records: the records of a readable document. error: why the document
+    cannot be read, else "". With an error the records close the document's pods; without records, its pods are unknown.
+    notes: texts on the parts of a readable document that this version ignores."""
 
     kind: str
     records: dict[Id, Record]
@@ -119,7 +120,7 @@ def only(value: Any, keys: Any) -> Any:
 
 
 def encode(document: dict[str, Any]) -> bytes:
-    """A document as one line, the same for equal ones."""
+    """Return a document as one line of JSON. Equal documents give equal lines."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 

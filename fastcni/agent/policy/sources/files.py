@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from fastcni.daemon.stamp import Stamp
 
 ENDINGS = (".json", ".yaml", ".yml")
-RETRY_S = 1.0                   # while the folder is missing; another one takes its place without a notification
+RETRY_S = 1.0                   # while the directory is missing: the kernel does not notify of a new directory
 READ_AGAIN_S = 10.0             # a file that the kernel did not let be read
-BEGIN_S, BEGIN_KEPT_S = 20.0, 2.0       # the constructor's wait for the files; if it has what was kept
+BEGIN_S, BEGIN_KEPT_S = 20.0, 2.0       # the constructor's wait for the files; the same with kept policies
 STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
 
 
@@ -63,9 +63,9 @@ class Files:
     Another process reads the files that have changed (reader.py). The constructor waits some seconds for all of them.
     While the folder is missing, all policies stay as they were, also after a restart (kept.py). If nothing was kept,
     `complete` is False, and `away` says why. The source is not complete either while nothing was kept and a file cannot
-    be read, because its former policies are not known. A folder that was a mount point and is none now counts as
-    missing, because another folder is below it. former: the Compiler has what was kept. errors: {place: texts}. due:
-    when to call attend() without a change, in monotonic seconds.
+    be read, because its previous policies are unknown. A folder that was a mount point and no longer is one is treated
+    as missing, because the folder below the mount is another one. former: the Compiler has the kept objects. errors:
+    {place: texts}. due: when to call attend() without a change, in monotonic seconds.
     """
 
     def __init__(self, folder: str, compiler: Compiler, kept: Kept | None = None) -> None:
@@ -142,8 +142,8 @@ class Files:
             self.kept.close()
 
     def attend(self, seconds: float = STEPS_S) -> None:
-        """Ask for files that have changed. Change the Compiler by what was read, for that many seconds; the rest is due
-        immediately."""
+        """Request the files that have changed. Apply read files to the Compiler, for at most `seconds`; the remaining
+        files are due immediately."""
         changed = self._changes.take()
         if (self._lost or "" in changed or identity(self.folder) != self._identity
                 or (self._links and not all(map(is_ours, changed)))):
@@ -180,8 +180,7 @@ class Files:
         return ""
 
     def _tell_gone(self, log: Logger) -> None:
-        """Log that the last policy was removed, which may be a mistake, such as an empty folder in place of another
-        one."""
+        """Log that the last policy was removed, which may be a mistake, such as a mount that hides the files."""
         had, self._had = self._had, bool(self.content.compiler.cluster.policies)
         if had and not self._had:
             log.warning("policies_gone", folder=self.folder, effect="no policy protects a pod any longer")
@@ -201,7 +200,7 @@ class Files:
                 if name not in there or self._stamps.get(name) != stamp(os.path.join(self.folder, name))}
 
     def _look_for_mount(self) -> None:
-        """Raises OSError if what was mounted at the folder is missing."""
+        """Raise OSError if the folder was a mount point and no longer is one."""
         mounted = os.path.ismount(os.path.realpath(self.folder))
         if self._mounted and not mounted:
             known = f", or remove {self.kept.path} and start the agent again if it is to be none" if self.kept else ""

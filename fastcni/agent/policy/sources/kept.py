@@ -7,7 +7,7 @@ unreadable.
     kept.changed()                              # soon in the file
 
 The file lasts over a reboot, after which the kernel has no table. It is written aside, synced and renamed, in a thread:
-a disk that is busy holds up nobody. Its first line has the digest of the others.
+a busy disk does not delay the agent. The file's first line has the digest of the following lines.
 """
 
 from __future__ import annotations

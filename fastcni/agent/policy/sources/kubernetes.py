@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.sources.kept import Kept
     from fastcni.clients.kubernetes import Api
 
-    Event = tuple[str, Any, bool]               # (path, object or keys of a list, whether the object is gone)
+    Event = tuple[str, Any, bool]               # (path, object or keys of a list, whether the object was deleted)
 
 PODS, NAMESPACES, NODES = "/api/v1/pods", "/api/v1/namespaces", "/api/v1/nodes"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
@@ -54,8 +54,8 @@ EGRESS_ADDRESSES = f"/apis/{egress.API_VERSION}/egressaddresses"
 PATHS = {NAMESPACES: NAMESPACE, PODS: POD, POLICIES: POLICY, CLUSTER_POLICIES: CLUSTER_POLICY, NODES: NODE,
          CILIUM_POLICIES: CILIUM_POLICY, EGRESS_ADDRESSES: EGRESS_ADDRESS}
 ALWAYS, OF_CRDS = (NAMESPACES, PODS, POLICIES), (CLUSTER_POLICIES, CILIUM_POLICIES, EGRESS_ADDRESSES)
-# Pods and nodes are many, so their lists come from the API server's cache. Policies and namespaces are as in etcd: an
-# agent that is started again never goes back to former ones.
+# Pods and nodes are many, so their lists come from the API server's cache. Lists of policies and namespaces are read
+# from etcd: a restarted agent never goes back to previous policies.
 CACHED, METADATA = (PODS, NODES), (NAMESPACES,)
 RETRY_S = 1.0                   # after the API server was unavailable; random by half
 ABSENT_S = 30.0                 # between two questions for a CRD
@@ -65,11 +65,12 @@ STEPS_S = 0.005                 # of changes to the Compiler, before requests ar
 
 class Kubernetes:
     """Keeps a Compiler equal to the API's objects; see Content for objects that cannot be read. start() starts the
-    threads, and attend() applies what they have read.
+    threads, and attend() applies the objects that the threads have read.
 
     complete: each kind has been listed, so the first table can be written; an API server without the CRD of a kind has
-    no objects of it. Until then the Compiler has what an agent before this one has `kept`; without that, `former` is
-    False. errors: {path and key: texts}. away: why the API server cannot be asked, "" if it can. due: see Files.
+    no objects of that kind. Until then the Compiler has the objects that a previous agent has `kept`; `former` is False
+    without kept objects. errors: {path and key: texts}. away: why the API server is unavailable, "" if it is available.
+    due: see Files.
     """
 
     small = False                   # see Files
@@ -210,8 +211,8 @@ class Kubernetes:
     # -- in the agent's thread ----------------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """Apply what the threads have read since, for STEPS_S; the rest is due immediately. Raises what has ended
-        them."""
+        """Apply the objects that the threads have read, for at most STEPS_S; the remaining objects are due immediately.
+        Raises the exception that has ended a thread."""
         with suppress(BlockingIOError):
             self._wakeup.clear()
         if self._fault:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_BYTES = 4 << 20             # of a file
-MAX_EXPANDED = 8 << 20          # of what a file stands for: characters of its values, and NODE_COST for each of them
+MAX_EXPANDED = 8 << 20          # of a file with its aliases expanded: characters of values, NODE_COST for each value
 NODE_COST = 16
 MAX_DEPTH = 64                  # a policy needs 12
 MAX_DIGITS = 20
@@ -129,8 +129,9 @@ def read_int(text: str) -> float:
 # -- YAML --------------------------------------------------------------------------------------------------------------
 
 def read_yaml(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Yield each document by itself, so that a mistake in one does not hide the others. A file without a document is a
-    mistake, too, unless it has a line `---`: a full disk and an interrupted write leave empty files."""
+    """Yield each document by itself, so that a mistake in one document does not hide the other documents. A file
+    without a document is a mistake, too, unless it has a line `---`: a full disk or an interrupted write leaves an
+    empty file."""
     try:
         import yaml
     except ImportError:

@@ -9,8 +9,8 @@
 One process is started, with the parser imported. It forks a child for a few files, in 1 ms. A child that needs more
 processor time, memory or time than the limits below is ended by the kernel. A process that has ended or does not answer
 is started again, after a pause that grows until a file was read. The process has the priority of the threads that
-enforce policies, and so has a child for its first file, if that is small: on a busy node a change of one file counts
-sooner, and a long file or many files take no processor time from others.
+enforce policies, and so has a child for its first file, if that file is small: on a busy node a change of one file
+takes effect sooner, and a long file or many files take no processor time from other programs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 PROCESSOR_S, ELAPSED_S = 3.0, 30.0              # for one file
-MEMORY_BYTES = 96 << 20                         # of a child, without what it shares
+MEMORY_BYTES = 96 << 20                         # of a child, without the memory that it shares with its parent
 SMALL_BYTES = 1 << 16           # of a file; its limits let a parser use 20 ms of processor time for it
 MAX_CHILDREN = 4
 MAX_FILES = 64                                  # of a child

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Found = TypeVar("Found")
 
 LABEL = "fastcni.dev/unreadable"                # of a pod whose own labels are not known
-SUFFIX = " (unreadable)"                        # of the name of a policy that stands in for another one
+SUFFIX = " (unreadable)"                        # of the name of a policy that stands in for an unreadable policy
 
 
 def close(kind: str, document: dict[str, Any], unnamed: str) -> list[Pod | Policy | ClusterPolicy]:
@@ -71,7 +71,7 @@ def closed_policy(namespace: str, name: str, spec: Any, unnamed: str) -> Policy:
 
 def closed_cluster_policy(name: str, spec: Any, unnamed: str) -> ClusterPolicy:
     """A policy that denies everything to the pods of `spec`, in the directions that have rules, at its place in its
-    tier. What cannot be read counts as the strictest value: all pods, both directions, tier Admin, priority 0. See
+    tier. An unreadable value becomes the strictest value: all pods, both directions, tier Admin, priority 0. See
     closed_policy() for the name."""
     known = [attempt(lambda read=read: read(Reader("", spec))) for read in (        # type: ignore[misc]
         cluster_policies.read_tier, cluster_policies.read_priority, cluster_policies.read_subject)]
