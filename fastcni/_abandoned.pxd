@@ -1,3 +1,3 @@
-# The check before each change, for leaves whose calls change something.
+# The check before each change, for extension modules whose functions change the kernel or files.
 
 cdef int check() except -1

@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: binding=False, auto_pickle=False
-"""The check whether the request of this thread may still change anything.
+"""Check whether the request of this thread may still change the kernel or files.
 
 While a server is stopped (SIGSTOP, a frozen cgroup, a debugger), launchers give up. The runtime then deletes the
 attachment one-shot, and may add it again, or another pod with the same host port. When the server continues, such a
-request must change nothing more, and must not roll back either: the present state belongs to other requests. It ends
-as if the server had died; the runtime's DEL removes what it did.
+request must change nothing more, and must not roll back either: the present state belongs to other requests. The
+request ends as if the server had died; the runtime's DEL removes the request's changes.
 
 So each call that changes something checks the clock first, and note_running() checks it at least once a second. If no
 check happened for longer than a stall, the server was stopped. Then the requests whose callers left meanwhile are
@@ -30,7 +30,7 @@ cdef extern from *:
     long request_end, request_stalls        # nanoseconds of CLOCK_MONOTONIC; how many stalls the request has outlived
     bint peer_has_closed(int conn)
 
-# Nanoseconds, nanoseconds, a count; protected by Python's lock.
+# Nanoseconds, nanoseconds, a count; protected by the GIL.
 cdef long stall = 0, last_check = 0, stalls = 0
 
 
@@ -39,7 +39,7 @@ class Abandoned(BaseException):
 
 
 def note_running(double stall_seconds=0):
-    """Note that this process is not stopped. An argument sets the length of a stall."""
+    """Record that this process is not stopped. stall_seconds: set the length of a stall; 0: do not change it."""
     global stall
     if stall_seconds:
         stall = <long>(stall_seconds * 1e9)
@@ -47,20 +47,21 @@ def note_running(double stall_seconds=0):
 
 
 def begin_request(int conn, double seconds):
-    """From now on this thread works on the request of a connection, which has so many seconds."""
+    """Begin to check changes of this thread for a request. conn: the caller's connection. seconds: how long the caller
+    waits."""
     global request_conn, request_end, request_stalls
     request_end = read_clock() + <long>(seconds * 1e9)
     request_conn, request_stalls = conn, stalls
 
 
 def end_request():
-    """From now on this thread works on no request."""
+    """End the checks of begin_request(): this thread works on no request."""
     global request_conn
     request_conn = -1
 
 
 def check_request():
-    """Call it before a change that is not made by a function of the leaves. Raises Abandoned."""
+    """Check the request before a change that no function of the extension modules makes. Raises Abandoned."""
     check()
 
 
@@ -80,7 +81,7 @@ cdef int check() except -1:
 
 
 cdef long read_clock() noexcept:
-    """The time now. A stall that ends now is counted."""
+    """Return the time, and add one to `stalls` if a stall ends now."""
     global last_check, stalls
     cdef timespec clock
     cdef long now

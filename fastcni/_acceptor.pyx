@@ -3,8 +3,8 @@
 """The system calls of the server's socket: accept a connection, receive its message, send one; and a timer for the
 same epoll instance. Descriptors and bytes only, on unix(7) SEQPACKET sockets; no call waits.
 
-None of these calls releases Python's lock, see _system.pyx. A socket.socket would ask the kernel for its name first,
-and each of its methods would release the lock.
+None of these calls releases the GIL, see _system.pyx. A socket.socket would ask the kernel for its name first, and each
+of its methods would release the GIL.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -67,12 +67,13 @@ cdef enum:
     ANCILLARY_BYTES = 128       # for more descriptors than a request may have; the kernel closes those that do not fit
 
 MAX_MESSAGE = MESSAGE_BYTES
-# For the thread that has Python's lock. Pages that no message fills take no memory.
+# For the thread that has the GIL. Pages that no message fills take no memory.
 cdef char message[MESSAGE_BYTES]
 
 
 def accept(int listener):
-    """Accept the next connection: (descriptor, user id, process id of the peer); None without one. Raises OSError."""
+    """Accept the next connection: return (descriptor, user id, process id of the peer), or None if no connection waits.
+    Raises OSError."""
     cdef ucred peer
     cdef socklen_t size = sizeof(peer)
     cdef int conn = accept4(listener, NULL, NULL, SOCK_CLOEXEC)
@@ -87,7 +88,8 @@ def accept(int listener):
 
 
 def receive(int conn):
-    """Receive the message that waits: (bytes, [descriptor], cut short or not); None without one. Raises OSError."""
+    """Receive the message that waits: return (bytes, [descriptor], whether it was cut short), or None if no message
+    waits. Raises OSError."""
     cdef iovec piece
     cdef msghdr head
     cdef cmsghdr* part
@@ -118,7 +120,7 @@ def receive(int conn):
 def read_strings(bytes block not None):
     """Read NUL-terminated strings, the first of them and then NAME=VALUE each: (first, {name: value}).
 
-    They are decoded as os.environ is. Of two with the same name the first counts, as for the launcher. Raises
+    The strings are decoded as os.environ is. If a name is repeated, the first value is used, as in the launcher. Raises
     ValueError.
     """
     cdef const char* at = PyBytes_AS_STRING(block)
@@ -162,7 +164,7 @@ def is_closed(int conn):
 
 
 def send_message(int conn, bytes data not None):
-    """Send a message. Raises OSError: EPIPE if the peer has left, EAGAIN if it does not read."""
+    """Send a message. Raises OSError: EPIPE if the peer has left, EAGAIN if the peer does not read."""
     if send(conn, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), MSG_NOSIGNAL | MSG_DONTWAIT) < 0:
         PyErr_SetFromErrno(OSError)
 
@@ -176,7 +178,7 @@ def open_timer():
 
 
 def set_timer(int timer, double seconds):
-    """Let a timer be readable in so many seconds, and not before. Raises OSError."""
+    """Set a timer, whose descriptor becomes readable after so many seconds. Raises OSError."""
     cdef itimerspec due
     memset(&due, 0, sizeof(due))
     due.it_value.tv_sec = <long>seconds

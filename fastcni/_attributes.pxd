@@ -1,5 +1,5 @@
-# Netlink attributes in memory, one after another (include/uapi/linux/netlink.h). A leaf that reads messages cimports
-# these inline functions, so the module has nothing to load.
+# Netlink attributes in memory, one after another (linux/netlink.h). An extension module that reads messages
+# cimports these inline functions, so this module is never loaded.
 #
 #     nlattr     len:u16  type:u16  payload, padded to four bytes
 #     nlattr     ...
@@ -37,14 +37,14 @@ cdef inline int start(Attributes* it, const uint8_t* base, Py_ssize_t size, Py_s
 
 
 cdef inline int inside(Attributes* it, Attributes* around) except -1:
-    """Start with the attributes in the payload of another one; NULL: with none."""
+    """Start with the attributes in the payload of another attribute; NULL: without attributes."""
     if around == NULL:
         return start(it, NULL, 0, 0)
     return start(it, <const uint8_t*>around.text, around.length, 0)
 
 
 cdef inline bint step(Attributes* it) except -1:
-    """Go to the next attribute. False if there is none."""
+    """Go to the next attribute. Return False after the last attribute."""
     cdef nlattr head
     cdef Py_ssize_t left = it.size - it.at
     if left < <Py_ssize_t>NLA_HDRLEN:
@@ -61,7 +61,7 @@ cdef inline bint step(Attributes* it) except -1:
 
 
 cdef inline uint32_t number(const Attributes* it) noexcept:
-    """The payload as a number of four bytes, or of one; 0 if it is empty."""
+    """Return the payload as a number of four bytes, or of one byte; 0 if the payload is empty."""
     cdef uint32_t found = 0
     if it.length == 1:
         return <uint8_t>it.text[0]

@@ -9,7 +9,7 @@ in the same directory; the Go plugin ignores that file. The tables are in _ipam_
 
 The file is read into memory and its changed pages are written back. It is never mapped. If the disk has no space for
 a page of a mapped file, or another program truncates the file, SIGBUS ends the process. And a slow read of a mapped
-page stops all threads that wait for Python's lock. A cached copy costs 4 to 8 us a request more than a mapping did;
+page stops all threads that wait for the GIL. A cached copy costs 4 to 8 us a request more than a mapping did;
 a one-shot plugin reads 60,000 addresses in 0.5 ms.
 
 How a change by another program is noticed: creating or removing a file updates the directory's mtime. `sign()` sets
@@ -18,11 +18,11 @@ mtime, because the clock is past it; this holds for file systems with a granular
 128-byte inodes). A program that sets the mtime back (tar, rsync, touch) changes the ctime. Opening compares both, the
 inode of the directory, and:
 - the checksums of the header and of all pages. sign() writes the pages, then sets the mtime, then writes the first
-  page with the header. A process that is killed while it writes leaves pages that do not match the header. One that
-  is killed earlier leaves the old file, which does not match the directory;
+  page with the header. A process that is killed while it writes leaves pages that do not match the header. A process
+  that is killed earlier leaves the old file, which does not match the directory;
 - the boot id. Written data survives a killed process, but after a power failure the directory and the file can be from
-  different moments. So a file from another boot answers no question. It tells only what was held in that boot:
-  kit/ipam/former.py;
+  different moments. So a file from another boot answers neither question. From such a file kit/ipam/former.py reads
+  only the addresses that were held in that boot;
 - magic, layout version, capacities and the size of the file.
 
 If the file cannot be created or written (full disk), the index works in memory until it is closed, with the same
@@ -83,7 +83,7 @@ cdef int load(bytes packed, Address* a) except -1:
 
 
 cdef bytes packed_of(uint64_t hi, uint64_t lo):
-    """Convert the two halves to 4 or 16 bytes."""
+    """Return an Address as 4 or 16 bytes."""
     cdef uint64_t[2] halves = [htobe64(hi), htobe64(lo)]
     if hi == 0 and lo >> 32 == 0xffff:
         return PyBytes_FromStringAndSize(<const char*> halves + 12, 4)
@@ -116,12 +116,12 @@ cdef struct Copy:
     size_t size
     uint64_t dev, ino             # of its file
 
-cdef Copy kept[MAX_KEPT]          # protected by Python's lock
+cdef Copy kept[MAX_KEPT]          # protected by the GIL
 cdef int next_kept = 0
 
 
 cdef void keep(Copy it) noexcept:
-    """Keep a copy in place of the oldest one. A copy of more than MAX_KEPT_BYTES is freed instead."""
+    """Keep a copy in place of the oldest copy. A copy of more than MAX_KEPT_BYTES is freed instead."""
     global next_kept
     if it.size > MAX_KEPT_BYTES:
         free(it.head)
@@ -132,7 +132,7 @@ cdef void keep(Copy it) noexcept:
 
 
 cdef Header* take_kept(uint64_t dev, uint64_t ino, const Header* head) noexcept:
-    """Return the copy of a file that has this header now, NULL if there is none. An older copy of the file is freed."""
+    """Return the kept copy of a file whose header is `head`, else NULL. An older copy of the file is freed."""
     cdef int i
     cdef Header* found = NULL
     for i in range(MAX_KEPT):
@@ -248,7 +248,7 @@ cdef class Index:
         return packed_of(a.hi, a.lo)
 
     def oldest_free(self, bytes first not None, bytes times not None, uint32_t least):
-        """Return (time, number) of the first free address with the least time below `least`, None if there is none.
+        """Return (time, number) of the first free address with the least time; None if no time is below `least`.
         times: 4 bytes for each address from `first` on, whose numbers are 0, 1 ..."""
         cdef Address a
         cdef Py_ssize_t number
@@ -266,7 +266,7 @@ cdef class Index:
         return count_held(&self.t, a, end)
 
     def addresses_of(self, bytes owner not None):
-        """Return the addresses of this owner. They are found by hash: read an address's file before acting on it."""
+        """Return the addresses of this owner's hash: before an action on an address, read its file."""
         cdef uint64_t h = owner_hash(owner)
         cdef uint64_t i, _n, mask
         cdef Owner* entry
@@ -336,15 +336,15 @@ cdef class Index:
             self.grow(self.t.head.block_cap * 2, self.t.head.owner_cap)
 
     def clear(self):
-        """Empty the index and shrink its tables. It is not fresh until it is filled and signed."""
+        """Empty the index and shrink its tables. The index is not fresh until it is filled and signed."""
         cdef Header* old = self.t.head
         self.fresh = False
         self.lay_out(MIN_BLOCKS, MIN_OWNERS)
         free(old)
 
     def load_former(self):
-        """Load what was held in the former boot, for addresses_of(). False if the file is damaged: then it is empty.
-        Call clear() afterwards."""
+        """Load the addresses that were held in the previous boot, for addresses_of(). Return False if the file is
+        damaged: the index is then empty. Call clear() afterwards."""
         cdef Header* old = self.t.head
         cdef bint good
         if not self.former_ns or self.fd < 0:
@@ -407,7 +407,7 @@ cdef class Index:
                 and h.ctime_sec == found.folder.st_ctim.tv_sec and h.ctime_nsec == found.folder.st_ctim.tv_nsec)
 
     cdef bint load(self, Header* head) except -1:
-        """Take the tables behind this header from a kept copy or from the file. False if they do not match it."""
+        """Take the tables of this header from a kept copy or from the file. Return whether they match the header."""
         cdef bint good = True
         cdef size_t size = size_of(head.block_cap, head.owner_cap)
         cdef Header* memory = take_kept(self.dev, self.ino, head)
@@ -425,7 +425,7 @@ cdef class Index:
         return good
 
     cdef int lay_out(self, uint64_t block_cap, uint64_t owner_cap) except -1:
-        """Allocate empty tables of these capacities. The caller frees the previous ones."""
+        """Allocate empty tables of these capacities. The caller frees the previous tables."""
         cdef size_t size = size_of(block_cap, owner_cap)
         cdef Header* head = <Header*> calloc(1, memory_for(size))
         if head == NULL:
@@ -440,7 +440,7 @@ cdef class Index:
         return 0
 
     cdef int grow(self, uint64_t block_cap, uint64_t owner_cap) except -1:
-        """Allocate larger tables and move all entries there."""
+        """Allocate larger tables and move all entries to them."""
         cdef Tables old = self.t
         if block_cap > <uint64_t> MAX_CAPACITY or owner_cap > <uint64_t> MAX_CAPACITY:
             raise MemoryError()

@@ -1,5 +1,5 @@
 # The file of an address index: open, read and write it, and set its directory's mtime. The functions are inline, so
-# there is no module to load. Call them without Python's lock: then a file system that hangs delays only the request
+# there is no module to load. Call the functions without the GIL: then a file system that hangs delays only the request
 # that uses it.
 
 from libc.errno cimport ENOSPC, EOPNOTSUPP, errno
@@ -55,8 +55,8 @@ cdef inline void open_index(int dirfd, Found* found) noexcept nogil:
 
 
 cdef inline bint is_local(int dirfd) noexcept nogil:
-    """Return whether no other machine can change this directory. Of an unknown file system it may (statfs(2) has the
-    numbers)."""
+    """Return whether no other machine can change this directory. False for an unknown file system. Source: statfs(2),
+    which has the numbers."""
     cdef statfs_t st
     cdef uint32_t kind
     if fstatfs(dirfd, &st):
@@ -125,7 +125,8 @@ cdef inline int write_first(int fd, Tables* t) noexcept nogil:
 
 
 cdef inline int set_mtime(int dirfd, Header* head) noexcept nogil:
-    """Set the directory's mtime to two seconds ago and record it. Return -1 if that is refused or undone at once."""
+    """Set the directory's mtime to two seconds ago and record it. Return -1 if the file system rejects the change, or
+    immediately undoes it."""
     cdef struct_stat st
     cdef timespec times[2]
     clock_gettime(CLOCK_REALTIME, &times[1])

@@ -185,7 +185,7 @@ cdef inline Block* find_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogi
 
 
 cdef inline Block* put_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogil:
-    """Return a new block for this address. Its entry counts as empty until the first bit is set."""
+    """Return a new block for this address. Searches treat its entry as empty until the first bit is set."""
     cdef uint64_t mask = t.head.block_cap - 1
     cdef uint64_t i = block_hash(hi, lo) & mask
     cdef uint64_t _n

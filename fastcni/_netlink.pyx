@@ -50,8 +50,8 @@ cdef enum:
 
 
 class BatchFull(ValueError):
-    """The message does not fit in what is left of the Batch, which now holds the whole ones before it and nothing
-    of this one: send it, and begin the message again."""
+    """The message does not fit in the Batch, which now holds only the complete messages before it. Send the Batch, and
+    begin the message again."""
 
 
 cdef inline uint16_t swap16(uint16_t v) noexcept nogil:
@@ -66,10 +66,10 @@ cdef inline uint32_t swap32(uint32_t v) noexcept nogil:
 cdef class Batch:
     """Requests that go to the kernel in one send.
 
-    `asked` maps the sequence number of each request to the text for its error. The kernel answers the last one, and of
-    the others those that it refuses: see finish(). A dump is alone in its batch.
-    Every writer returns the batch, so that a message reads as one chain; finish() gives the bytes.
-    Sequence numbers are `first` + 1 to `last`. finish() gives them those of the socket.
+    `asked` maps the sequence number of each request to the text for its error. The kernel answers the last request, and
+    each earlier request that it rejects: see finish(). A dump is alone in its batch.
+    Every writer returns the batch, so that a message reads as one chain; finish() returns the bytes.
+    Sequence numbers are `first` + 1 to `last`. finish() continues the socket's sequence numbers.
     """
 
     cdef uint8_t* buffer                    # it grows: clearing 32 KiB for each would empty a processor's cache
@@ -94,7 +94,7 @@ cdef class Batch:
         free(self.buffer)
 
     cdef int drop(self, str why) except -1:
-        """Forget the open message, and say that it was too long."""
+        """Drop the open message, and raise BatchFull."""
         if self.message >= 0:
             self.used = self.message
             self.message = -1
@@ -147,7 +147,7 @@ cdef class Batch:
         return 0
 
     def begin(self, uint16_t kind, uint16_t flags, bytes header not None, what=None):
-        """Open a message of type `kind`; NLM_F_REQUEST is added. `what` is how its refusal will be worded."""
+        """Open a message of type `kind`; NLM_F_REQUEST is added. `what` is the text for the kernel's error."""
         cdef uint8_t* at
         cdef nlmsghdr head
         cdef Py_ssize_t opened = self.used
@@ -163,7 +163,7 @@ cdef class Batch:
         head.nlmsg_pid = 0
         memcpy(at, &head, HEADER)
         memcpy(at + HEADER, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
-        if flags & NLM_F_ACK or flags & NLM_F_DUMP == NLM_F_DUMP:      # NLM_F_EXCL is one of the two bits of NLM_F_DUMP
+        if flags & NLM_F_ACK or flags & NLM_F_DUMP == NLM_F_DUMP:      # NLM_F_EXCL is half of NLM_F_DUMP
             self.asked[self.last] = what
         return self
 
@@ -245,7 +245,7 @@ cdef class Batch:
 
         Only the last request asks for an acknowledgement. The kernel handles the messages of a datagram in order, goes
         on after an error, and sends an error whether or not an acknowledgement was asked for (af_netlink.c,
-        netlink_rcv_skb(); nfnetlink.c, nfnetlink_rcv_batch()). So the last answer comes after all others."""
+        netlink_rcv_skb(); nfnetlink.c, nfnetlink_rcv_batch()). So the answer to the last request comes last."""
         self.close()
         self.number_all(before)
         return PyBytes_FromStringAndSize(<char*>self.buffer, self.used)
@@ -307,7 +307,8 @@ cdef list take_apart(const uint8_t* base, Py_ssize_t size):
 
 
 def attributes(bytes data not None, Py_ssize_t offset=0):
-    """Attributes from `offset` on as {type: payload}, flags stripped from the type; of twins the last one counts.
+    """Return the attributes from `offset` on as {type: payload}, without the flags of the types. If a type is repeated,
+    its last payload is returned.
 
     Raises ValueError for a length that does not fit, and for an offset behind the end: a header cut short.
     """
@@ -315,7 +316,7 @@ def attributes(bytes data not None, Py_ssize_t offset=0):
 
 
 def attribute_list(bytes data not None, Py_ssize_t offset=0):
-    """Attributes from `offset` on as [(type, payload)] in order, for lists that repeat one type."""
+    """Return the attributes from `offset` on as [(type, payload)] in order, for lists that repeat a type."""
     cdef Attributes it
     cdef list found = []
     start(&it, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), offset)
@@ -325,14 +326,14 @@ def attribute_list(bytes data not None, Py_ssize_t offset=0):
 
 
 def u32(bytes data not None):
-    """A number of four bytes, or of one; 0 of none."""
+    """Return the number in four bytes, or in one byte; 0 for b""."""
     cdef Attributes it
     it.text, it.length = PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)
     return number(&it)
 
 
 def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
-    """An NLMSG_ERROR or NLMSG_DONE message as (errno, kernel's text, offset of the offending attribute).
+    """Return an NLMSG_ERROR or NLMSG_DONE message as (errno, kernel's text, offset of the offending attribute).
 
     errno is 0 for success; the text is "" if the kernel gave none (netlink(7), NETLINK_EXT_ACK).
     Raises ValueError for a message cut short.
@@ -360,9 +361,10 @@ def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
 
 
 def sort_replies(list found not None, dict asked not None, list replies not None, uint32_t port=0):
-    """Sort the messages() of a datagram. An ACK of a request that succeeded takes it out of `asked`; an answer goes to
-    `replies` as (type, payload). All others are returned: refusals, answers of an interrupted dump, messages to no
-    request of `asked`, and messages to another port than `port` (0: the port is not known)."""
+    """Sort the messages() of a datagram. An ACK of a request that succeeded removes the request from `asked`; an answer
+    is appended to `replies` as (type, payload). Return every other message: errors, answers of an interrupted dump,
+    messages whose sequence number is not in `asked`, and messages to another port than `port` (0: the port is
+    unknown)."""
     cdef list rest = []
     cdef int32_t code
     for each in found:
@@ -383,7 +385,7 @@ def sort_replies(list found not None, dict asked not None, list replies not None
 
 
 def send(int fd, bytes data not None):
-    """Send a datagram. It returns when the kernel has done what the datagram asks for. Raises OSError, Abandoned."""
+    """Send a datagram, and return after the kernel has handled its requests. Raises OSError, Abandoned."""
     cdef const char* at = PyBytes_AS_STRING(data)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
     cdef int failed = EINTR
@@ -399,10 +401,10 @@ def send(int fd, bytes data not None):
 
 
 def receive(int fd, int milliseconds=-1, show=None, int caller=-1):
-    """The messages() of the next datagram. None if none comes within so many milliseconds (-1: without a limit), or
-    before the other end of the connection `caller` is closed.
+    """Return the messages() of the next datagram. Return None if no datagram comes within so many milliseconds (-1:
+    without a limit), or if the other end of the connection `caller` closes first.
 
-    show("<", bytes) is called with it. Raises OSError, with ENOBUFS if the kernel had to drop some.
+    show("<", bytes) is called with the datagram. Raises OSError, with ENOBUFS if the kernel had to drop messages.
     """
     cdef int come
     cdef uint8_t datagram[DATAGRAM]         # on the stack: show() and the collector let other threads run

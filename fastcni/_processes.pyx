@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: binding=False, auto_pickle=False
-"""Processes that a request starts: programs, and those that finish a system call for it."""
+"""Start the processes of a request: programs, and processes that finish a system call for the request."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdlib cimport free, malloc
@@ -69,10 +69,10 @@ cdef extern from *:
 
 
 def spawn(str path not None, argv, env, int stdin, int stdout, int stderr):
-    """Start a program, in its own process group, with three open files as its standard streams; its pid.
+    """Start a program in its own process group, with three open files as its standard streams. Return its pid.
 
-    The kernel kills it when the calling thread ends. argv: texts. env: {name: text}. The files are above 2. Raises
-    OSError, and ValueError for a NUL or an unusable variable name.
+    The kernel kills the program when the calling thread ends. argv: texts. env: {name: text}. The files are above 2.
+    Raises OSError, and ValueError for a NUL or an unusable variable name.
     """
     cdef bytes name = encoded(path)
     cdef list arguments = [encoded(text) for text in argv]
@@ -157,7 +157,7 @@ cdef extern from *:
 
 
 cdef int started(int child) except -1:
-    """The pid, or the OSError for minus an errno."""
+    """Return the pid `child`, or raise the OSError for minus an errno."""
     if child < 0:
         refuse(-child, None)
     return child
@@ -169,6 +169,6 @@ def send_apart(int fd, bytes data not None):
 
 
 def hold_files(int here, int there):
-    """Start a process that holds this one's descriptors, except the standard streams. It ends when the pipe
-    (here, there) has no other writer. Return its pid. Raises OSError."""
+    """Start a process that holds this process's descriptors, except the standard streams. The new process ends when
+    the pipe (here, there) has no other writer. Return its pid. Raises OSError."""
     return started(start_job(there, here, b"", 0))

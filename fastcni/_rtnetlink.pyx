@@ -53,7 +53,7 @@ cdef extern from *:
 
 
 def ifinfomsg(int32_t index=0, uint32_t flags=0, uint32_t change=0, uint8_t family=0):
-    """A struct ifinfomsg as bytes. The type of hardware is left to the kernel."""
+    """Return a struct ifinfomsg as bytes. The kernel sets the type of hardware."""
     cdef link_header head
     memset(&head, 0, sizeof(head))
     head.ifi_family, head.ifi_index, head.ifi_flags, head.ifi_change = family, index, flags, change
@@ -81,10 +81,10 @@ def rtmsg(uint8_t family, uint8_t prefix=0, *, uint32_t table=0, uint8_t protoco
 @cython.final
 cdef class Link:
     """The fields of an RTM_NEWLINK that fastcni needs: name, index, kind ("" for physical), mtu, txqlen (packets that
-    may wait),
-    address (bytes), master and peer (indexes, 0 for none), peer_elsewhere (the peer lives in another namespace), flags,
-    operstate, promiscuity, hairpin and isolated (of a bridge port, else None), vlan_filtering and default_pvid (of a
-    bridge), alias (text, "" without one), data (attributes of its kind, as bytes)."""
+    may wait), address (bytes), master and peer (indexes, 0 without a master or peer), peer_elsewhere (the peer is in
+    another namespace), flags, operstate, promiscuity, hairpin and isolated (of a bridge port, else None),
+    vlan_filtering and default_pvid (of a bridge), alias (text, "" without an alias), data (attributes of its kind, as
+    bytes)."""
 
     cdef public str name, kind, alias
     cdef public bytes address, data
@@ -106,7 +106,7 @@ cdef class Link:
 
 
 def read_link(bytes payload not None):
-    """An RTM_NEWLINK or RTM_DELLINK payload as a Link. Raises ValueError for a message cut short."""
+    """Return an RTM_NEWLINK or RTM_DELLINK payload as a Link. Raises ValueError for a message cut short."""
     cdef Attributes found
     cdef Link link = Link()
     cdef link_header head
@@ -176,8 +176,8 @@ cdef int read_info(Link link, Attributes* linkinfo) except -1:
 
 
 def index_of(int sock, str name not None):
-    """The index of a link in the network namespace of a socket of any kind, 0 if there is none. Source: netdevice(7),
-    SIOCGIFINDEX, which does not wait for the kernel's RTNL lock as RTM_GETLINK does."""
+    """Return the index of a link in the network namespace of a socket of any kind; 0 if the link does not exist.
+    Source: netdevice(7), SIOCGIFINDEX, which does not wait for the kernel's RTNL lock as RTM_GETLINK does."""
     cdef Py_ssize_t size
     cdef const char* text = PyUnicode_AsUTF8AndSize(name, &size)
     return link_index(sock, text, size)

@@ -1,4 +1,4 @@
-# The run token for leaves that wait: give() before a call that may take long, take() behind it.
+# The run token for extension modules that wait: give() before a call that may take long, take() behind it.
 
 cdef enum:
     GONE = 2                    # of await_either()

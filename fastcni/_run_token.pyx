@@ -2,9 +2,9 @@
 # cython: binding=False, auto_pickle=False
 """The run token, which decides which worker of a server runs Python, and the waits during which it is passed on.
 
-Each system call that might block releases Python's own lock, and wakes a thread that then mostly finds the lock
-taken again. Workers wait here for the token instead. A worker gives the token back before a long wait: for the
-kernel's work on a request, an announcement, the next request.
+A system call that may block releases the GIL. The thread that this wakes usually finds the GIL taken again. So
+workers wait for the token instead. A worker gives the token back before a long wait: for the kernel's work on a
+request, a notification, the next request.
 
 A thread without the token is only slower, not wrong. So no worker waits forever: after MAX_WAIT_MS it takes the
 token from a thread that hangs, for instance in a file system. A thread that never called take_token() needs no token:
@@ -116,7 +116,8 @@ cdef void add_milliseconds(timespec* moment, int milliseconds) noexcept nogil:
 
 
 def take_token():
-    """Wait for the token. From now on this thread needs it: each wait in this module gives it back meanwhile."""
+    """Wait for the token. From now on this thread needs the token: each wait in this module gives the token back until
+    the wait ends."""
     global needs_token
     needs_token = 1
     with nogil:
@@ -129,8 +130,8 @@ def give_token():
 
 
 def await_event(int events, int milliseconds):
-    """Wait so long (-1: without a limit) for an event of an epoll(7) instance. Return the event's descriptor, -1 if
-    none came."""
+    """Wait so long (-1: without a limit) for an event of an epoll(7) instance. Return the event's descriptor, -1
+    without an event."""
     cdef epoll_event event
     cdef int found
     with nogil:
@@ -141,9 +142,9 @@ def await_event(int events, int milliseconds):
 
 
 cdef int await_either(int fd, int caller, int milliseconds) noexcept nogil:
-    """poll(2) for something to read from `fd`, and for the other end of the connection `caller` to close. A descriptor
-    of -1 is left out. Return 1 if there is something to read, or an error; 0 if the time is over; GONE if the caller
-    has left; -1 if a signal came."""
+    """poll(2) until `fd` is readable or the other end of the connection `caller` closes. A descriptor of -1 is not
+    polled. Return 1 if `fd` is readable or has an error; 0 after so many milliseconds; GONE if the caller has left;
+    -1 after a signal."""
     cdef pollfd both[2]
     cdef int found
     both[0].fd, both[0].events, both[0].revents = fd, POLLIN, 0
@@ -155,8 +156,8 @@ cdef int await_either(int fd, int caller, int milliseconds) noexcept nogil:
 
 
 def await_input(int fd, int caller, int milliseconds):
-    """Wait so long (-1: without a limit) for something to read from `fd`, or for `caller` to leave. Return 1, 0, 2 or
-    -1 as await_either(). Raises what the handler of a signal raises."""
+    """Wait so long (-1: without a limit) until `fd` is readable or `caller` leaves. Return 1, 0, 2 or -1 as
+    await_either(). Raises the exception of a signal handler."""
     cdef int come
     with nogil:
         come = await_either(fd, caller, milliseconds)
@@ -165,7 +166,7 @@ def await_input(int fd, int caller, int milliseconds):
 
 
 def await_message(int conn, int milliseconds):
-    """Wait so long for something to read."""
+    """Wait so many milliseconds until the connection is readable."""
     with nogil:
         await_either(conn, -1, milliseconds)
 
@@ -186,8 +187,8 @@ cdef class Gate:
         sem_post(&self.opened)
 
     def wait(self, int milliseconds):
-        """Wait so long at most; return whether the gate is open. If the node's clock is set meanwhile, a wait that
-        fails may take longer."""
+        """Wait so long at most; return whether the gate is open. If the node's clock is set during the wait, a wait
+        that fails may take longer."""
         cdef timespec until
         cdef int failed = EINTR
         clock_gettime(CLOCK_REALTIME, &until)           # semaphores know no other clock before glibc 2.30

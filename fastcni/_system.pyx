@@ -2,7 +2,7 @@
 # cython: binding=False, auto_pickle=False
 """System calls of a request: descriptors, network namespaces and small files.
 
-Calls that do not block keep Python's lock. A thread that releases it for a microsecond wakes another thread, which
+Calls that do not block keep the GIL. A thread that releases it for a microsecond wakes another thread, which
 finds the lock taken again. With eight requests at once that costs a server more than the calls do.
 """
 
@@ -84,7 +84,7 @@ def getsockopt(int fd, int level, int name, bytes question not None, unsigned in
 
 
 def address_of(bytearray buffer not None):
-    """The address of a buffer, for bpf(). The caller keeps the buffer and its size until bpf() has returned."""
+    """Return the address of a buffer, for bpf(). The caller keeps the buffer and its size until bpf() has returned."""
     return <size_t>PyByteArray_AS_STRING(buffer)
 
 
@@ -99,7 +99,7 @@ def bpf(int command, bytearray attributes not None):
 
 
 def identity(int fd):
-    """(device, inode) of an open file; raises OSError."""
+    """Return (device, inode) of an open file. Raises OSError."""
     cdef struct_stat st
     if fstat(fd, &st):
         PyErr_SetFromErrno(OSError)
@@ -107,7 +107,7 @@ def identity(int fd):
 
 
 def directory_times(str path not None):
-    """(birth, last change) of a directory in unix seconds; birth is None if the file system does not record it.
+    """Return (birth, last change) of a directory in unix seconds; birth is None if the file system does not record it.
     os.stat() has no birth. Raises OSError. Source: statx(2)."""
     cdef statx_times found
     if statx(AT_FDCWD, PyBytes_AS_STRING(encoded(path)), 0, STATX_BTIME | STATX_MTIME, &found):
@@ -125,8 +125,8 @@ def setns(int fd):
 
 
 def namespace_of(int sock):
-    """A descriptor, closed on exec, of the network namespace of a socket. It belongs to no mount: umount(2) of a mount
-    is refused (EBUSY) while a descriptor that was opened by it is open. Raises OSError."""
+    """Return a descriptor, closed on exec, of the network namespace of a socket. The descriptor belongs to no mount:
+    umount(2) of a mount fails with EBUSY while a descriptor opened through the mount is open. Raises OSError."""
     cdef int fd = ioctl(sock, SIOCGSKNS)
     if fd < 0:
         PyErr_SetFromErrno(OSError)
@@ -134,8 +134,8 @@ def namespace_of(int sock):
 
 
 def open_file(str path not None, int flags, int mode=0, *, int folder=AT_FDCWD):
-    """A descriptor, closed on exec, of a path that needs no disk, for instance a namespace. For a file on a disk use
-    open_regular(): a file system that hangs delays its own request only. Raises OSError."""
+    """Return a descriptor, closed on exec, of a path that needs no disk, for instance a namespace. For a file on a disk
+    use open_regular(): a file system that hangs delays its own request only. Raises OSError."""
     cdef int fd = openat(folder, PyBytes_AS_STRING(encoded(path)), flags | O_CLOEXEC, mode)
     if fd < 0:
         refuse(errno, path)
@@ -151,7 +151,7 @@ def close_file(int fd):
 def try_lock(int fd):
     """Take the exclusive flock(2) of an open file. Return False if another process has it. Raises OSError.
 
-    Without Python's lock: LOCK_NB waits for no other holder, but for the server of a network file system.
+    Without the GIL: LOCK_NB waits for no other holder, but for the server of a network file system.
     """
     cdef int failed = 0
     with nogil:
@@ -163,16 +163,16 @@ def try_lock(int fd):
 
 
 def unlock(int fd):
-    """Release the lock of a namespace, which no disk keeps. Closing is not enough while a child that was just forked
-    has the descriptor, too."""
+    """Release the flock(2) of a namespace, whose file is on no disk. close() is not enough while a child that was just
+    forked has the descriptor, too."""
     flock(fd, LOCK_UN)
 
 
 # -- small files, each in one go: the lock is released once, since a disk may take its time ----------------------
 
 cdef int open_checked(int folder, const char* name, int flags, int mode, struct_stat* st, int* failed) noexcept nogil:
-    """A descriptor, or -1 and the errno. With `st`, which is filled in: EISDIR for a folder, EOPNOTSUPP for a pipe, a
-    socket and a device."""
+    """Return a descriptor, or -1 and the errno. With `st`, which is filled in: EISDIR for a directory, EOPNOTSUPP for a
+    pipe, a socket and a device."""
     cdef int fd = openat(folder, name, flags | O_CLOEXEC | (O_NONBLOCK if st != NULL else 0), mode)
     if fd < 0:
         failed[0] = errno
@@ -188,7 +188,7 @@ cdef int open_checked(int folder, const char* name, int flags, int mode, struct_
 
 
 def open_regular(str path not None, int flags, int mode=0, *, int folder=AT_FDCWD):
-    """A descriptor of a regular file below the open `folder`, closed on exec. Raises OSError."""
+    """Return a descriptor of a regular file below the open `folder`, closed on exec. Raises OSError."""
     cdef bytes name = encoded(path)
     cdef const char* at = PyBytes_AS_STRING(name)
     cdef struct_stat st
@@ -200,8 +200,8 @@ def open_regular(str path not None, int flags, int mode=0, *, int folder=AT_FDCW
 
 
 def mount_procfs():
-    """Return a descriptor of a new procfs for this process's PID namespace. No path leads to it, and it ends with its
-    descriptor. It takes the kernel some 50 us; the last close() some milliseconds. Raises OSError."""
+    """Return a descriptor of a new procfs for this process's PID namespace. No path leads to the procfs, which ends
+    with its descriptor. The mount takes some 50 us, the last close() some milliseconds. Raises OSError."""
     cdef int context, mount = -1, failed = 0
     with nogil:
         context = <int> syscall(SYS_fsopen, <const char*> "proc", FSOPEN_CLOEXEC)
@@ -218,7 +218,8 @@ def mount_procfs():
 
 
 def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD, *, bint regular=False):
-    """Up to `most` bytes from the beginning of a file below the open `folder`; flags as for open(2). Raises OSError.
+    """Return up to `most` bytes from the beginning of a file below the open `folder`; flags as for open(2). Raises
+    OSError.
 
     regular: refuse everything but a regular file (EOPNOTSUPP), and wait for no writer of a pipe.
     """
@@ -241,7 +242,7 @@ def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD
 
 cdef bint create_whole(int folder, const char* name, const char* data, Py_ssize_t size, int mode, bint sync,
                        int* failed) noexcept nogil:
-    """Create a file that appears with its content: a process that is killed leaves no empty one. `failed` is 0, or
+    """Create a file that appears with its content: a killed process leaves no empty file. `failed` is 0, or
     EEXIST. Return False, without a file, if the file system or the kernel's rights do not allow that: O_TMPFILE of
     open(2), AT_EMPTY_PATH of link(2)."""
     cdef int fd = openat(folder, b".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode)
@@ -303,7 +304,7 @@ cdef bytes encoded(str path):
 
 
 cdef int refuse(int failed, str path) except -1:
-    """Raise an OSError for an errno; one of open(2) has the path as its filename."""
+    """Raise the OSError for an errno other than 0. An error of open(2) has the path as its filename."""
     if failed == EOPNOTSUPP and path is not None:
         raise OSError(failed, "not a regular file", path)
     if failed:

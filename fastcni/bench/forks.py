@@ -77,8 +77,8 @@ class Forks:
             self.sock.close()
 
     def _read(self, sock: Socket) -> None:
-        """Count events until one is later than the end, or none arrives; on a busy node there is always a later
-        event."""
+        """Count events until an event is later than the end, or no event arrives; on a busy node a later event always
+        arrives."""
         while True:
             try:
                 data = sock.recv(65536)

@@ -1,5 +1,5 @@
-"""Make the benchmark safe on a node that is in use: refuse to run on a busy node, and say what the benchmark
-changes."""
+"""Make the benchmark safe on a node that is in use: do not run on a busy node, and list the benchmark's changes before
+they are made."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def requests_for_pods(sock: str) -> int:
 
 
 def touches(options: Options, data_dir: str) -> str:
-    """Return a text on what the benchmark makes on this node and what it does not change, in lines that fit a
-    terminal."""
+    """Return a text on the objects that the benchmark makes on this node, and on the settings that it does not change,
+    in lines that fit a terminal."""
     name = f"{PREFIX}{os.getpid()}-*"
     folders = " and ".join(dict.fromkeys(f"{folder}/{name}" for folder in (tempfile.gettempdir(), data_dir)))
     length = duration(sum(estimate.seconds(options).values()))

@@ -75,7 +75,7 @@ class Node:
         self.stack.close()
 
     def pods(self, count: int) -> list[Pod]:
-        """Return the first `count` pods. Make the missing ones."""
+        """Return the first `count` pods. Make the missing pods."""
         more = [Pod(n, f"{self.prefix}{n}") for n in range(len(self.made), count)]
         ip_batch([f"netns add {pod.name}" for pod in more])
         self.made += more
@@ -87,7 +87,7 @@ class Node:
         del self.made[count:]
 
     def renew(self) -> None:
-        """Replace all pods' namespaces by fresh ones, after a failed call."""
+        """Replace all pods' namespaces by new namespaces, after a failed call."""
         ip_batch([line for pod in self.made for line in (f"netns del {pod.name}", f"netns add {pod.name}")])
 
     def _remove(self) -> None:

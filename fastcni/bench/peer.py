@@ -11,10 +11,10 @@ from fastcni.runtime.cni import DEFAULT_PLUGIN_DIRS
 
 
 def find(given: str, usual: Sequence[str] = DEFAULT_PLUGIN_DIRS) -> str:
-    """Return the directory of the Go plugins, "" if there is none.
+    """Return the directory of the Go plugins, "" if no directory has them.
 
-    given: the directory of --peer, "" to search the usual directories. In a given directory any program counts as a Go
-    plugin, except fastcni's own, with which fastcni would be compared with itself.
+    given: the directory of --peer, "" to search the usual directories. In a given directory any program is taken for a
+    Go plugin, except fastcni's own plugins, with which fastcni would be compared with itself.
     """
     for folder in [given] if given else usual:
         for place in (folder, replaced.folder(folder)):

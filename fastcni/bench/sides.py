@@ -27,8 +27,8 @@ SUBNETS = {"Go": 21, "one-shot": 22, "warm": 23, "floor": 24, "before": 25}
 
 
 class Plugins:
-    """A side whose calls are processes. folder: the directory of its plugin files. sock: the socket that these use, ""
-    for none. server: the Child that listens at the socket, or None."""
+    """An implementation whose calls are processes. folder: the directory of its plugin files. sock: the socket that the
+    plugin files use, "" without a server. server: the Child that listens at the socket, or None."""
 
     def __init__(self, name: str, folder: str, sock: str = "", server: Child | None = None) -> None:
         self.name, self.folder, self.server = name, folder, server

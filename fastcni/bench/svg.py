@@ -62,7 +62,7 @@ def mark(side: str, x: float, y: float, hint: str = "") -> str:
 
 
 def legend(sides: Mapping[str, str]) -> str:
-    """Return the legend as HTML. sides: {side: what it is}."""
+    """Return the legend as HTML. sides: {implementation: its description}."""
     shown = "".join(f'<li><svg viewBox="-8 -8 16 16" aria-hidden="true">{mark(side, 0, 0)}</svg>{escape(what)}</li>'
                     for side, what in sides.items())
     return f'<ul class="legend">{shown}</ul>'

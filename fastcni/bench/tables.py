@@ -15,8 +15,8 @@ FLOOR = ("launcher", "requests")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. labels: the number of columns on the left that are labels; the others are figures. note: how to read
-    the table."""
+    """A table. labels: the number of columns on the left that are labels; the other columns are figures. note: how to
+    read the table."""
 
     title: str
     columns: list[str]
@@ -63,7 +63,7 @@ def middle(samples: Sequence[float] | None) -> float | None:
 
 
 def present(data: Data) -> list[str]:
-    """Return the sides of the run in the usual order."""
+    """Return the implementations of the run in the usual order."""
     return [side for side in SIDES if side in data["sides"]]
 
 
@@ -117,7 +117,7 @@ def situations_of(data: Data, part: str, heading: str, base: str, base_of: Calla
         for call in first(next(iter(situations.values()))):
             for situation, series in situations.items():
                 if not series:
-                    continue            # a run with one side has no situation "in turn"
+                    continue            # a run with one implementation has no situation "in turn"
                 found = {side: series.get(side, {}).get(call) for side in sides}
                 usual = situations[base_of(situations, situation)]
                 cells = [spread(found[side]) for side in sides]

@@ -73,8 +73,8 @@ def times(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the verdict: what was measured, and its figures. cells: {side: (text of its figure, Ratio to the Go
-    plugins or None)}."""
+    """A line of the verdict: the measured call, and its figures. cells: {implementation: (text of its figure, Ratio to
+    the Go plugins or None)}."""
 
     group: str
     label: str
@@ -120,7 +120,7 @@ def calls_of(series: dict[str, Any], call: str) -> dict[str, list[float]]:
 
 
 def leading(measured: dict[str, Any]) -> list[str]:
-    """Return the cases for the verdict, the usual ones first."""
+    """Return the cases for the verdict: the measured cases of LEADING, or else the first measured cases."""
     return [name for name in LEADING if measured.get(name)] or [name for name in measured if measured[name]][:NAMED]
 
 

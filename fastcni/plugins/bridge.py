@@ -85,7 +85,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Restore what is missing in the host's firewall and, with disableFlooding, on the bridge."""
+    """Restore the missing rules of the host's firewall and, with disableFlooding, the missing entries of the bridge."""
     from fastcni.kit.links import checks
 
     every(*steps_of(conf.options(), "restore", req, conf, checks.prev_result(req)))

@@ -5,11 +5,12 @@ no other machine. The keys are those of whereabouts 0.9, its flat file included,
 (kit/ipam/cluster/conf.py, docs/ipam.md): a configuration of whereabouts works unchanged.
 
 Differences from whereabouts:
-- /31, /32, /127 and /128 can be given, and all of an IPv6 range. The gateway is not given to a pod (exclude_gateway);
-- a gateway goes to the addresses of its family only, and each range can have its own;
+- ranges may be /31, /32, /127 and /128, and IPv6 ranges of any size. No pod gets the gateway's address
+  (exclude_gateway);
+- a gateway is set for the addresses of its family only, and each range can have its own gateway;
 - an address of IP= in CNI_ARGS that is in a range is given from it, to one pod only;
 - K8S_POD_NAME may be absent;
-- CHECK, GC and STATUS do what the spec says; a failed ADD leaves nothing; DEL does not need the store.
+- CHECK, GC and STATUS work as in the spec; a failed ADD leaves nothing; DEL does not need the store.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-DELEGATE, IPAM = "bridge", "host-local"             # used if the configuration names none
+DELEGATE, IPAM = "bridge", "host-local"             # used if the configuration has no type
 SUBNET_FILE, DATA_DIR = "/run/flannel/subnet.env", "/var/lib/cni/flannel"
 # Keys of the request for the delegate; kept with the delegate's configuration
 KEPT_KEYS = ("runtimeConfig", "args")

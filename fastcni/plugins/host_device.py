@@ -57,7 +57,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
             req.warn(f"the MAC of {folder} is not set: it has a driver of DPDK")
         return devices.complete(conf, devices.addresses(req, conf, undo), {"name": req.ifname, "sandbox": req.netns})
     link, name = conf.selector.find(pod.host, folder)
-    # Get addresses first: if IPAM has none, the device stays unchanged.
+    # Get addresses first: if IPAM has no free address, the device stays unchanged.
     late = conf.layer3 and ipam.needs_link(req)
     result = {} if late else devices.addresses(req, conf, undo)
     link = moving.move_into_pod(req, pod, undo, link, name)

@@ -233,8 +233,8 @@ def write_new_status(req: Request, conf: Conf, plan: Plan, added: list[tuple[Net
 
 def join_all(req: Request, conf: Conf, networks: list[Network], added: list[tuple[Network, dict[str, Any]]],
              elements: list[dict[str, Any]]) -> None:
-    """Attach further networks to a running pod. added: the pod's networks, to which the new ones are appended.
-    elements: their objects in the pod's list."""
+    """Attach further networks to a running pod. added: the pod's networks; join_all() appends the new networks.
+    elements: the new networks' objects in the pod's list."""
     if not networks:
         return
     pod = Pod(req)                      # after the DELs of other networks, which close the pod's open descriptors

@@ -4,7 +4,7 @@
 
 "setup" is podman's JSON. This plugin converts it to a network list, and runs the list's plugins as one request. It
 records the attachment as libcni does. netavark does not call teardown after a setup that failed or was lost. So each
-step has its rollback, and a setup first deletes what an earlier setup of the same attachment has left.
+step has its rollback, and a setup first runs DEL for an earlier setup of the same attachment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """static: the addresses that the configuration or the caller names. Keeps nothing.
 
-The addresses are those of `ipam.addresses`, followed by those of IP= in CNI_ARGS. args.cni.ips, without gateways,
-replaces both; runtimeConfig.ips replaces all others. A gateway of GATEWAY= in CNI_ARGS belongs to the addresses of
-CNI_ARGS whose subnet contains it. Without any address the result is empty, which main plugins reject.
+The result has the addresses of `ipam.addresses`, then the addresses of IP= in CNI_ARGS. args.cni.ips, without gateways,
+replaces both lists; runtimeConfig.ips replaces all addresses. A gateway of GATEWAY= in CNI_ARGS belongs to the
+addresses of CNI_ARGS whose subnet contains it. Without any address the result is empty, which main plugins reject.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ class Call:
     path: str
 
     def env(self) -> dict[str, str]:
-        """Return all CNI variables, also empty ones, so that the plugin inherits none from the caller."""
+        """Return all CNI variables, also empty variables, so that the plugin inherits no CNI variable from the
+        caller."""
         cni = {
             "CNI_COMMAND": self.command,
             "CNI_CONTAINERID": self.rt.container_id,

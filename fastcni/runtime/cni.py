@@ -247,7 +247,7 @@ class CNI:
         return self.runner.run(where, call.env(), stdin, self.timeout)
 
     def is_own(self, plugin: PluginConf) -> bool:
-        """Return whether the plugin is one of fastcni's. False if the runner has no is_own()."""
+        """Return whether the plugin is a plugin of fastcni. False if the runner has no is_own()."""
         is_own = getattr(self.runner, "is_own", None)
         try:
             return bool(is_own and is_own(self.runner.find(plugin.type, self.plugin_dirs)))
@@ -369,5 +369,5 @@ def read_result(net: NetworkList, stdout: bytes) -> Result:
 
 
 def reworded(what: str, error: CniError) -> CniError:
-    """Return the same error with a prefix to its text that says what was tried."""
+    """Return the same error with the prefix `what`, the attempted action, before its text."""
     return CniError(error.code, f"{what}: {error.msg}", error.details)

@@ -1,4 +1,5 @@
-"""Run GC of one network: choose the cached attachments to keep, run DEL for the others, and call GC of each plugin."""
+"""Run GC of one network: choose the cached attachments to keep, run DEL for the stale attachments, and call GC of each
+plugin."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -63,7 +64,7 @@ def unread_files(folder: str, network: str, remembered: Iterable[Attachment]) ->
 
 
 def rehearse(cni: "CNI", net: NetworkList, plan: Plan) -> GcReport:
-    """Return the report of run() without calling a plugin. The report does not list what the plugins would release."""
+    """Return the report of run() without calling a plugin. The report does not list the releases of the plugins' GC."""
     stale = tuple(Deleted(it.attachment, it.why) for it in plan.stale)
     plugins = tuple(Collected(plugin, skipped=why_skipped(cni, net, plugin)) for plugin in net.plugins)
     return GcReport(plan.kept, stale, plugins, dry_run=True)
@@ -111,7 +112,7 @@ def gc_plugins(cni: "CNI", net: NetworkList, valid: Sequence[Pair] | None,
 
 def gc_plugin(cni: "CNI", net: NetworkList, plugin: PluginConf, valid: Sequence[Pair] | None,
               trace: Trace | None) -> Collected:
-    """Run GC of one plugin. fastcni's own plugins accept GC in every version, and report what they released."""
+    """Run GC of one plugin. fastcni's own plugins accept GC in every version, and report each release."""
     if why := why_skipped(cni, net, plugin):
         return Collected(plugin, skipped=why)
     more = {} if valid is None else report_key(cni, plugin)

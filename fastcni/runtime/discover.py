@@ -173,7 +173,7 @@ def load_folder_plugin(file: str, index: int) -> PluginConf:
 def list_files(where: str, extensions: tuple[str, ...]) -> list[str]:
     """Return the paths of the files in a directory with one of the extensions, sorted by the bytes of their names.
 
-    A missing directory counts as empty. A file called ".conf" has the extension ".conf". Broken symbolic links are
+    A missing directory is treated as empty. A file called ".conf" has the extension ".conf". Broken symbolic links are
     included: reading them reports the error.
     """
     try:

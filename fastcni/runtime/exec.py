@@ -18,8 +18,8 @@ NOWHERE = "/nonexistent"
 
 
 class Runner(Protocol):
-    """The contract of a runner. A runner may also have is_own(where) -> bool: whether the plugin is one of
-    fastcni's; and ask_server(env, stdin) -> bytes | None: see Exec."""
+    """The contract of a runner. A runner may also have is_own(where) -> bool: whether the plugin belongs to fastcni;
+    and ask_server(env, stdin) -> bytes | None: see Exec."""
 
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
         """Return where the plugin is, for run(). Raises CniError if the plugin is not found."""
@@ -44,7 +44,7 @@ class Exec:
         return search.find(plugin, dirs)
 
     def is_own(self, where: str) -> bool:
-        """Return whether `where` is one of fastcni's own plugins, of any version."""
+        """Return whether the file `where` is a plugin of fastcni, of any version."""
         return search.is_own(where)
 
     def ask_server(self, env: Mapping[str, str], stdin: bytes) -> bytes | None:

@@ -79,7 +79,8 @@ def unfuse(path: str, *, force: bool = False, dry_run: bool = False) -> Fused:
 
 
 def fused(raw: bytes, net: NetworkList) -> bytes:
-    """Return the fused list of a list. `chain` declares each capability that one of the plugins declares."""
+    """Return the fused list of a network list. Its plugin `chain` declares each capability that a plugin of the network
+    list declares."""
     values = json.read(raw)
     declared = {name: True for plugin in net.plugins for name, on in plugin.capabilities.items() if on}
     only = {"type": chain.KIND, **({"capabilities": declared} if declared else {}), "plugins": values["plugins"]}

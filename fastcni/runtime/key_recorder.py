@@ -9,7 +9,7 @@ from fastcni.spec.config import Section, fold
 
 
 class KeyRecorder(Section):
-    """A Section that records its readers. A value of a wrong type is recorded as a fault, and counts as absent.
+    """A Section that records its readers. A value of a wrong type is recorded as a fault, and treated as absent.
 
     document  the object as decoded
     asked     {key in lower case: the reader's spelling} of the keys that were read

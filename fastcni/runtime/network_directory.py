@@ -50,7 +50,7 @@ class Listing:
 class NetworkDirectory:
     """A configuration directory, which need not exist. If a file has changed, listing() reads all files again.
 
-    As in containerd and CRI-O, `.conf`, `.conflist` and `.json` files count, in the order of their names.
+    As in containerd and CRI-O, `.conf`, `.conflist` and `.json` files are read, in the order of their names.
     """
 
     def __init__(self, path: str):

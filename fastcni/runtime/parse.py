@@ -87,7 +87,7 @@ TYPED: tuple[tuple[str, Callable[[Json], bool], str], ...] = (
 
 
 def read_object(raw: bytes, prefix: str) -> dict[str, Json]:
-    """Decode a JSON object; null counts as an empty object. Raises ConfError."""
+    """Decode a JSON object; return {} for null. Raises ConfError."""
     try:
         values = json.read(raw)
     except json.JsonError as e:

@@ -46,8 +46,8 @@ class PodNetworks:
     def set_up_pod(self, pod: Pod) -> PodStatus:
         """Bring up the loopback interface, then attach the pod to each of its networks.
 
-        The first network is attached before the others, so that its default route stays; then the others at the same
-        time, or in their order with `serial`. After an error all networks are detached.
+        The first network is attached before the other networks, so that its default route stays. The other networks
+        are attached at the same time, or in their order with `serial`. After an error all networks are detached.
 
         Raises the error of the first network that failed, whose notes have the other errors. Raises CniError 4 if the
         container already has networks: nothing was changed then, so call tear_down_pod() before another attempt.
@@ -175,7 +175,7 @@ class PodNetworks:
     # Steps ------------------------------------------------------------------------------------------
 
     def _attach(self, wanted: Sequence[Wanted]) -> None:
-        """Run ADD of the first network, then of the others. Raises the first error."""
+        """Run ADD of the first network, then of the other networks. Raises the first error."""
         first, *others = wanted
         found = [attempt(self.cni.add, *first)]
         if not found[0] and others:

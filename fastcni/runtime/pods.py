@@ -23,7 +23,7 @@ class HostPort:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Limits in bits per second, 0 for none; bursts in bits. Ingress is the traffic towards the pod."""
+    """Limits in bits per second, 0 for no limit; bursts in bits. Ingress is the traffic towards the pod."""
 
     ingress_rate: int = 0
     egress_rate: int = 0
@@ -62,8 +62,8 @@ class Pod:
     tear_down_pod). name, namespace, uid: those of the pod in Kubernetes, "" outside of Kubernetes; plugins get them as
     K8S_POD_NAME and so on.
     networks: the networks in order; if empty, the pod gets the node's default network. host_ports, bandwidth, ips and
-    mac are for the first network. dns, cgroup_path and annotations are for all. A plugin gets what it declares in
-    "capabilities".
+    mac are for the first network. dns, cgroup_path and annotations are for all networks. A plugin gets only the values
+    that it declares in "capabilities".
     """
 
     container_id: str

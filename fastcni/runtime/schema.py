@@ -33,7 +33,7 @@ DNS = {"dns": {"domain": "example.org"}}
 SUBNET = {"subnet": "10.0.0.0/24"}
 ATTRIBUTES = {"mac": "c2:00:00:00:00:01", "mtu": 1500, "promisc": True, "allmulti": True, "txQLen": 100}
 # {CNI type: configurations that make its reader ask for further keys}. The keys of the first configuration are added to
-# the others.
+# the other configurations.
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "bandwidth": [{}, {"ingressRate": 1_000_000, "ingressBurst": 1_000_000}],
     "bridge": [DNS, {"vlanTrunk": [{"minID": 1, "maxID": 2, "id": 3}]}],
@@ -67,8 +67,8 @@ class TypeRecorder(KeyRecorder):
     """A KeyRecorder that also records the type of each key.
 
     types    {key: its schema}
-    probing  whether an absent list of objects counts as a list of one empty object, so that a reader asks for the keys
-             of the object
+    probing  whether a reader gets a list of one empty object for an absent list of objects, so that the reader asks for
+             the keys of the object
     """
 
     __slots__ = ("probing", "types")
@@ -101,7 +101,7 @@ class TypeRecorder(KeyRecorder):
         return super()._typed(key, kind, expected, default)
 
     def note(self, key: str, schema: dict[str, Any], default: Any) -> None:
-        """Record a type. The first recorded type counts, because a second read of a key may check less."""
+        """Record a type. The first recorded type stays, because a second read of a key may check less."""
         if default not in (None, "", 0, False) and not isinstance(default, list | dict):
             schema["default"] = default
         self.types.setdefault(key, schema)
@@ -142,7 +142,7 @@ def recorded(module: Any, kind: str, example: dict[str, Any], *, probing: bool) 
     try:
         module.read(req)
     except CniError:
-        pass                    # the keys that were read before the error count; another example has further keys
+        pass                    # keep the keys that were read before the error; another example has further keys
     finally:
         req.close()
     return top.journal.values()

@@ -13,8 +13,8 @@ SAMPLED = 1
 class Trace:
     """A span of the caller.
 
-    traceparent: "00-<32 hex>-<16 hex>-<2 hex>". tracestate, baggage: the headers' text, "" for none. A span whose ids
-    are zero is valid, but is not passed to plugins. Raises ValueError for malformed text.
+    traceparent: "00-<32 hex>-<16 hex>-<2 hex>". tracestate, baggage: the headers' text, "" without the header. A span
+    whose ids are zero is valid, but is not passed to plugins. Raises ValueError for malformed text.
     """
 
     traceparent: str

@@ -35,8 +35,8 @@ PREFIX = "failed to load netconf: "       # begins the texts of Section.wrong() 
 class Finding:
     """A fault of a configuration.
 
-    severity: ERROR (an ADD fails) or WARNING (an ADD succeeds, but does not do what the configuration seems to say).
-    where: the path of a key, "plugins[0].ipam.subnet". what: a sentence. hint: what to do, or "". file: the path, "" if
+    severity: ERROR (an ADD fails) or WARNING (an ADD succeeds, but its effect may differ from the intended one).
+    where: the path of a key, "plugins[0].ipam.subnet". what: a sentence. hint: a remedy, or "". file: the path, "" if
     unknown.
     """
 
@@ -48,7 +48,7 @@ class Finding:
 
 
 def validate(net: NetworkList, plugin_dirs: Sequence[str]) -> list[Finding]:
-    """Return the faults of a network's configuration; [] if there are none.
+    """Return the faults of a network's configuration; [] for a configuration without faults.
 
     plugin_dirs: the directories that must have each plugin. No plugin is executed. For a plugin that fastcni does not
     know, check only that its executable exists.
@@ -173,7 +173,7 @@ def missing(kind: str, plugin_dirs: Sequence[str]) -> tuple[str, str] | None:
 
 
 def text_at(values: Any, *keys: str) -> str:
-    """Return the text below these keys, "" if there is none."""
+    """Return the text at the path of these keys, "" if the path has no text."""
     for key in keys:
         values = Section(values).raw(key) if isinstance(values, dict) else None
     return values if isinstance(values, str) else ""

@@ -101,8 +101,8 @@ class LatencyRequest:
 def limit_us() -> int:
     """Return the microseconds to ask for: 0 in a virtual machine with haltpoll, otherwise C1_US.
 
-    In such a virtual machine each halt exits to the hypervisor, although its latency counts as one microsecond. On
-    other machines C1 has almost no cost.
+    In such a virtual machine each halt exits to the hypervisor, although the kernel takes its latency for one
+    microsecond. On other machines C1 has almost no cost.
     """
     try:
         with open(IDLE_DRIVER, encoding="ascii") as file:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class IdleExit:
-    """The idle exit. limit_s: seconds without a request until the exit; 0: never. The watchdog's probes do not count as
-    requests."""
+    """The idle exit. limit_s: seconds without a request until the exit; 0: never. The watchdog's probes do not delay
+    the exit."""
 
     def __init__(self, acceptor: Acceptor, queue: RequestQueue, limit_s: float, log: Logger) -> None:
         self.acceptor, self.queue, self.limit_s, self.log = acceptor, queue, limit_s, log

@@ -82,8 +82,8 @@ class Options:
     tidy_s: float = TIDY_S                              # see Upkeep
     metrics: str | tuple[str, int] | None = None        # address of the metrics, see web/address.py; None: no metrics
     http: str | tuple[str, int] | None = None           # address of the status page
-    history: int = history.DEFAULT_SIZE                 # number of kept requests, see history.py; 0: none
-    otlp: str = ""                                      # the URL of a collector of traces; "": none
+    history: int = history.DEFAULT_SIZE                 # number of kept requests, see history.py; 0: no history
+    otlp: str = ""                                      # the URL of a collector of traces; "": no traces
     kubernetes_events: str = ""                         # a kubeconfig's path, or "in-cluster"; "": no Kubernetes Events
     log: log.LogOptions = field(default_factory=log.LogOptions)
     receivers: Sequence[Processor] = ()                 # called with the fields of each log line

@@ -61,7 +61,7 @@ def link_local(mac: bytes) -> bytes:
 
 
 def host_mask(packed: bytes, prefix: int) -> int:
-    """Return an integer whose ones are the host bits of the address."""
+    """Return an integer in which the host bits of the address are 1."""
     return (1 << 8 * len(packed) - prefix) - 1
 
 

@@ -26,7 +26,7 @@ TRUTH = {"1": True, "true": True, "0": False, "false": False}
 class Section:
     """One JSON object of a configuration.
 
-    Keys are case-insensitive, and the exact spelling has precedence; null counts as absent. A value of the wrong type
+    Keys are case-insensitive, and the exact spelling has precedence. null is read as absent. A value of the wrong type
     raises a CniError 7, which names the key by its path and shows the value. A Lenient (see there) warns instead.
 
     values  the object as decoded
@@ -167,9 +167,9 @@ class Section:
 
 
 class Lenient(Section):
-    """A Section for DEL: a bad value counts as absent, and warn(text) is called.
+    """A Section for DEL: it treats a bad value as absent, and calls warn(text).
 
-    A bad flag counts as true: ADD may have acted on the flag, so DEL must search for the result.
+    A bad flag is read as true: ADD may have acted on the flag, so DEL must search for the result.
     """
 
     __slots__ = ("warn",)
@@ -195,8 +195,8 @@ class Lenient(Section):
 
 
 def fold(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that are not null, by their keys in lower case. Of several spellings of a key the last
-    counts."""
+    """Return the values that are not null, by their keys in lower case. If a key has several spellings, the last value
+    is returned."""
     return {key.lower(): value for key, value in values.items() if value is not None}
 
 

@@ -46,7 +46,7 @@ class JsonError(ValueError):
 def read(data: bytes) -> Any:
     """Decode one JSON document to dict, list, str, int, float, bool, None. Raises JsonError.
 
-    The last of several equal keys counts. Bytes that are not UTF-8, and lone surrogates, become U+FFFD.
+    If a key is repeated, its last value is returned. Bytes that are not UTF-8, and lone surrogates, become U+FFFD.
     """
     try:
         text = data.decode()

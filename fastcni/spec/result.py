@@ -63,7 +63,7 @@ def real_index(value: Any) -> int:
 
 
 def cidr(value: Any) -> str:
-    if value is None:           # for other kinds null counts as absent
+    if value is None:           # for other kinds null is read as absent
         raise ValueError("invalid CIDR address: ")
     return address.cidr_text(*address.read_cidr(text(value)))
 
@@ -126,7 +126,7 @@ def create(version: str, document: Any) -> Result:
 
 
 def create_any(document: Any) -> Result:
-    """Do the same as create() with the version that the document names, 0.1.0 if it names none."""
+    """Do the same as create(), with the version that the document names; 0.1.0 for a document without a version."""
     try:
         version = read({} if document is None else document, shape(SHAPE_A["cniversion"])).get("cniVersion", "")
     except CniError as e:
@@ -262,7 +262,7 @@ def fold_into_ip4_and_ip6(result: Result) -> Result:
 
 
 def is_ip4(cidr_text: str) -> bool:
-    """Return whether a CIDR in canonical form is IPv4. UNSET_CIDR counts as IPv6, as in the reference."""
+    """Return whether a CIDR in canonical form is IPv4. UNSET_CIDR is treated as IPv6, as in the reference."""
     return "." in cidr_text and ":" not in cidr_text
 
 

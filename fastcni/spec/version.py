@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 ALL = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 CURRENT = ALL[-1]
-OLDEST = ALL[0]             # the version of a document that names none
+OLDEST = ALL[0]             # the version of a document without cniVersion
 
 PARTS = ("major", "minor", "micro")
 MAX_DIGITS = 18             # digits; with more, Go's int may overflow

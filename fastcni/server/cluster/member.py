@@ -90,7 +90,7 @@ class Member:
         return min(max(job.due, self.away.until) if job.remote else job.due for job in self.jobs)
 
     def run(self, now: float) -> None:
-        """Do what is due."""
+        """Handle the changes that the watch has seen, and run the jobs that are due."""
         for event in self.watch.take():
             self._note_change(event)
         for job in self.jobs:
@@ -223,7 +223,7 @@ class Member:
         self.lost.reclaim_after_s = max(after) if after and all(after) else 0.0     # 0: never
         return self.lost.look(self.store, now)
 
-    # What the watch shows
+    # Changes that the watch sees
 
     def _wanted(self, event: contract.Event) -> bool:
         """Return whether a change of the store concerns this node. Called in the watch's thread."""

@@ -45,5 +45,5 @@ class Pods:
 
 
 def blind() -> Pods:
-    """Return a Pods that knows nothing, so that every pod counts as existing."""
+    """Return a Pods that answers UNKNOWN for every pod, so that callers treat each pod as existing."""
     return Pods(lambda path, since: (UNKNOWN, "this server does not look"), dict)

@@ -106,8 +106,8 @@ class Singles:
         self.any = any(one.node == space.member.name for one in found.values())
         for single in found.values():
             self._attend_one(single)
-        # A request makes the file before the Single in the store, so a file counts as left over only at the second
-        # check
+        # A request makes the file before the Single in the store, so a file without a Single is stale only at the
+        # second check
         stale = {address for address in self.local.singles() if address not in found}
         for address in stale & self.stale:
             self._end_mirror(address)

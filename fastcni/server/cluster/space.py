@@ -99,7 +99,7 @@ class ClusterSpace:
         self.idle = counts.idle
 
     def note_network(self, keys: Keys) -> None:
-        """Record the ranges of a configuration; configurations of DEL and GC have none."""
+        """Record the ranges of a configuration; configurations of DEL and GC have no ranges."""
         texts = tuple(map(str, getattr(keys, "ranges", ())))
         if texts and texts not in self.networks:
             self.until_scarce = 0

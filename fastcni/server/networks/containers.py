@@ -1,6 +1,7 @@
 """Find the containers to which multus has attached networks, by pod, from libcni's files in one cniDir.
 
-So the server also knows the containers after a restart, and those that one-shot requests or Multus have added.
+From these files the server also knows the containers after a restart, and containers that one-shot requests or Multus
+have added.
 """
 
 from __future__ import annotations

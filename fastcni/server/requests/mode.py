@@ -81,7 +81,7 @@ class WarmMode(Mode):
         self.answer.deliver(reply)
 
     def open_netns(self, path: str) -> int:
-        """Return the descriptor that the launcher sent, if it is one of a network namespace."""
+        """Return the descriptor that the launcher sent, if it is a network namespace; otherwise open `path`."""
         fd = self.message.netns
         if fd is not None and (identity := netns.identity(fd))[0] == self.identity[0]:
             self.message.netns = None       # the request closes it

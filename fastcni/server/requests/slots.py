@@ -26,9 +26,9 @@ HANGS_S = 1.0
 STUCK_S = 5.0                   # seconds; thirty runs of iptables, one after another, take two seconds
 STUCK_SHARE = 4                 # a quarter of the workers
 MAX_HANGING = 4                 # times the workers
-RESERVED = 1                    # workers for light requests, in addition to all others
-SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits that one-shot would have, too
-# All other waits are short, or in the kernel
+RESERVED = 1                    # workers for light requests, in addition to all other workers
+SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits that also a one-shot request would have
+# All waits of other kinds are short, or in the kernel
 BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS, waiting.DHCP, waiting.AGENT, waiting.OVSDB)
 
 
@@ -77,8 +77,8 @@ class Running(waiting.Request):
 class Slots:
     """The calls that run, counted against two limits. Only the RequestQueue uses it, under its lock.
 
-    workers: calls that may run at the same time. busy: how many of them may work while the others wait; more would only
-    wait for each other's locks, the GIL and the kernel's RTNL.
+    workers: how many calls may run at the same time. busy: how many of these calls may work while the other calls wait;
+    more working calls would only wait for each other's locks, the GIL and the kernel's RTNL.
     """
 
     def __init__(self, workers: int, busy: int) -> None:

@@ -41,7 +41,7 @@ FILTER, FORWARD = "filter", "FORWARD"
 class IptablesWatch:
     """jumps: {(family, table): {handle: (chain, target)}}; for iptables-legacy, `family` is a length of addresses, and
     `handle` the jump itself. lost: the jumps deleted since take_missing(), as sets of (chain, target). others: the
-    names of other objects deleted since then. by: the program that last deleted or added one of these.
+    names of other objects deleted since take_missing(). by: the program that last deleted or added a watched object.
 
     filtering: the names of the chains FORWARD that exist. began: the names of those that have appeared since
     take_began(), except in the first reading. read_before: whether the first reading is over.

@@ -1,5 +1,5 @@
 """Poll the tables of legacy iptables in one namespace once a second, while pods have rules: the kernel sends no
-notification of a change. iptables_watch.py collects what the tables lose.
+notification of a change. iptables_watch.py collects the rules and chains that the tables lose.
 
 If fastcni adds a jump after one poll, and another program deletes the jump before the next poll, no poll sees it. So a
 poll after an ADD or a replay checks whether the jump to CNI-FORWARD exists.

@@ -136,7 +136,7 @@ class Replay:
             with netns.inside(home):
                 done = run(deleted_at)
             outcome = "failed" if done.failed else "done"
-            again = any(each.plugin for each in done.failed)    # the others are damaged cache files, which stay damaged
+            again = any(each.plugin for each in done.failed)    # without a plugin: a damaged cache file, which stays so
             self._report(done, gone, began, by, netns=netns.identity(home)[1],
                          ms=round((monotonic() - started) * 1e3, 1))
         except (OSError, netns.Lost) as e:      # Lost: this thread ends
@@ -168,4 +168,4 @@ def name_thread() -> None:
         with open("/proc/thread-self/comm", "w", encoding="ascii") as file:
             file.write(OWN_NAME)
     except OSError:
-        return                          # the transactions then count as another program's
+        return                          # the watch then takes the transactions for another program's

@@ -2,7 +2,7 @@
 
 There are three state machines. TRANSITIONS has each arrow of the drawings; any other event is a defect of fastcni.
 
-The copy (namespace_watch.Watch): does the server know what the kernel has?
+The copy (namespace_watch.Watch): is the server's copy of the kernel's tables current?
 
               READ
     STALE ---------------> VALID        STALE: the server reads everything when it next attends to the namespace.
@@ -100,5 +100,5 @@ class Machine:
         self.state = state
 
     def on(self, event: str) -> None:
-        """Make the transition of this event. Raises KeyError if TRANSITIONS has none."""
+        """Make the transition of this event. Raises KeyError if TRANSITIONS does not have the transition."""
         self.state = TRANSITIONS[self.state, event]

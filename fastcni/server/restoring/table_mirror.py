@@ -2,7 +2,7 @@
 after a flush.
 
 The copy follows elements that any program adds or deletes one by one. If a set with elements is deleted, or a chain
-loses its rules without new ones, another program did it: fastcni deletes no set and leaves no chain without rules.
+loses all its rules, another program did it: fastcni deletes no set and leaves no chain without rules.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RULE_CHECKS = 4
 
 
 class TableMirror:
-    """The copy of the tables. `where` is a table's (family, name). `state` is one of restore_states.py.
+    """The copy of the tables. `where` is a table's (family, name). `state` is a state of restore_states.py.
 
     present, lost: {where: {set: {key: element}}}, elements as nft_elements.read_raw_elements() returns them.
     deletions: {mark: (generation of nftables, monotonic seconds)}, both when the attachment's last DEL began, in this
@@ -223,8 +223,8 @@ class TableMirror:
         self.machine.on(TOO_SOON)
 
     def restore(self, sock: Socket) -> list[tuple[Where, str, int]]:
-        """Restore missing elements and rules. Return [(where, what was missing, number of elements)] of the restored
-        tables.
+        """Restore missing elements and rules. Return [(where, a text that names the missing objects, number of
+        elements)] of the restored tables.
 
         Raises NetlinkError after a kernel error; the restore is then still due.
         """
@@ -240,8 +240,8 @@ class TableMirror:
         return restored
 
     def restore_table(self, sock: Socket, where: Where) -> tuple[str, int] | None:
-        """Restore one table. Return (what was missing, number of elements), None if nothing was missing. Raises
-        NetlinkError.
+        """Restore one table. Return (a text that names the missing objects, number of elements), None if no object was
+        missing. Raises NetlinkError.
 
         Elements of attachments in `deletions` are not restored, see also delete_returned().
         """
@@ -319,8 +319,8 @@ def has_rules(store: Store, sock: Socket) -> bool:
 def wait_for_transactions(sock: Socket) -> None:
     """Wait until all transactions that have begun are committed and notified. Raises NetlinkError.
 
-    Sends an empty transaction, which the kernel begins after the others: nf_tables_commit() holds its mutex until it
-    has sent the notifications.
+    Sends an empty transaction, which the kernel begins after all earlier transactions: nf_tables_commit() holds its
+    mutex until it has sent the notifications.
     """
     wire.attempt(sock, nft.stop(nft.start(Batch())))
 

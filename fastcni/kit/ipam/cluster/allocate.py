@@ -147,7 +147,8 @@ def give_again(space: Space, it: Attachment) -> None:
 
 
 def note_netns(space: Space, it: Attachment, packed: bytes) -> None:
-    """Note the network namespace of a repeated ADD, which may be another one: the server checks the last namespace."""
+    """Record the network namespace of a repeated ADD, which may differ from the first ADD's: the server checks the last
+    namespace."""
     name = address.ip_text(packed)
     if it.netns and space.files.netns(name) != it.netns:
         network, pod, marks = space.files.note(name)
@@ -156,8 +157,8 @@ def note_netns(space: Space, it: Attachment, packed: bytes) -> None:
 
 def take_from_sandbox(space: Space, it: Attachment) -> list[bytes]:
     """Hand over the addresses of the pod's former sandbox: the interface of this network in another container.
-    Addresses in blocks that are not this node's any more are not handed over. If an address is requested, only that one
-    is."""
+    Addresses in blocks that no longer belong to this node are not handed over. If addresses are requested, only these
+    addresses are handed over."""
     found = []
     wanted = [packed for packed in it.asked.wanted if packed is not None]
     for packed in space.addresses_of_pod(it.asked.pod, it.ifname):
@@ -253,8 +254,11 @@ def next_address(space: Space, one: Range) -> tuple[bytes, int] | None:
 
 
 def oldest(space: Space, plan: Plan, own: Own) -> tuple[bytes, int] | None:
-    """The free address that was released longest ago, and its place, in the blocks from `own` on: in the first ones
-    until one is not cooling down. None: the table says of all that a pod has them."""
+    """Return the free address that was released longest ago, and its place in the table of released addresses.
+
+    The search begins in the block `own` and ends with the first block that has an address which is not cooling down.
+    None: by the table, pods have all addresses.
+    """
     least, found, warm = HELD, None, boottime() - space.keys.cool_down
     start = plan.starts[own.at]
     for first, last, place in plan.parts[start:]:

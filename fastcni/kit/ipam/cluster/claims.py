@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MAX_TRIES = 64          # claims that other nodes win, each after a list of all blocks
 FIRST_PAUSE_S = 0.2     # of an ADD before it asks a busy store again; each pause is twice as long as the one before
 PATIENCE_S = 20.0       # of an ADD with a busy store. Other ADDs of the space wait for its lock: waiting.LOCK_TIMEOUT_S
-MAX_BLOCKS = 64         # blocks that one ADD claims: more than one only if others take their addresses first
+MAX_BLOCKS = 64         # blocks that one ADD claims: a second block only if other ADDs take all addresses of the first
 
 
 class ClaimLock:
@@ -130,7 +130,7 @@ def _provide(req: Request, it: Attachment, store: Store) -> None:
     claimed: list[Block] = []
     for _ in range(MAX_BLOCKS):
         now = store.history() if claimed else None
-        with MadeSpace(it.keys, req.warn) as space:         # once for each claim: what it brought is noted and given
+        with MadeSpace(it.keys, req.warn) as space:         # once for each claim: record the block, give its addresses
             noted = note_in(space, claimed, now)
             for i in it.missing() if noted else ():
                 allocate.give_one(space, it, i, STICKY if it.sticky else "")
@@ -182,8 +182,8 @@ def away(req: Request, it: Attachment, why: Away) -> CniError:
 # -- the node ---------------------------------------------------------------------------------------------
 
 def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> State:
-    """The local state of a node that has joined, with the grid of the ranges' families. Raises what the store
-    raises."""
+    """Return the local state of a node that has joined, with the block sizes of the ranges' families. Raises the
+    exceptions of the store."""
     wanted: dict[str, int] = {}
     for one in ranges:
         wanted[one.family] = min(wanted.get(one.family, 128), one.wanted_prefix())
@@ -207,8 +207,8 @@ def node_of(state: State) -> Node:
 
 
 def confirm(store: Store, keys: Keys, warn: Warn) -> None:
-    """Give a sign of life, and note that the store knows this node. If it was declared dead, or has rebooted, or the
-    store was restored, or is another one, see what is left of its blocks. Raises Away."""
+    """Send a heartbeat, and record that the store knows this node. Join again if the node was declared dead or has
+    rebooted, or if the store was restored or replaced. Raises Away."""
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(False)
         state, other = space.state, allocate.other_store(space)
@@ -256,16 +256,20 @@ def confirm_once(req: Request, keys: Keys) -> None:
 
 def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: dict[str, int] | None = None,
            new: bool = False) -> Node:
-    """Join, and compare the blocks in the store with those of blocks.json: adopt those of a former epoch, claim again
-    what a restored store has lost, and give no address any more of what another has. A block that only a restored store
-    has as this node's is given back: another node may have had it since the backup, and claims it again. suspect: the
-    store was restored, although its history does not show it. wanted: what the grid needs. new: this node has no state
-    of the space yet. Needs the claim lock. Raises Away, and Fenced or Changed if that happens again meanwhile."""
+    """Join, and compare the node's blocks in the store with the blocks in blocks.json.
+
+    The node adopts its blocks of an earlier epoch, claims again the blocks that a restored store has lost, and gives no
+    more addresses of blocks that now belong to another node. The node gives back a block that only a restored store has
+    as this node's: another node may have had the block since the backup, and claims it again.
+    suspect: the store was restored, although its history does not show it. wanted: the block sizes of the ranges'
+    families. new: this node has no state of the space yet. Needs the claim lock. Raises Away; Fenced or Changed if the
+    store changes again during the call.
+    """
     joined = store.join_space(keys.node, boot_id().decode(), keys.space, wanted or {}, new)
     me, there = joined.node, {block.cidr: block for block in joined.blocks}
     with MadeSpace(keys, warn) as space:
         old = space.state
-    suspect = suspect or restored(old.history, store.history())     # before what is written here raises the revision
+    suspect = suspect or restored(old.history, store.history())     # before the writes below raise the revision
     if old.blocks and suspect:
         for cidr in there.keys() - old.blocks.keys() - set(old.lost):
             store.give_back(there.pop(cidr))
@@ -313,7 +317,7 @@ def assert_block(store: Store, me: Node, space: str, cidr: str, block: Block | N
 
 
 def restored(before: tuple[str, int], now: tuple[str, int]) -> bool:
-    """Whether the store is another one than before, or older."""
+    """Return whether the store was replaced by another store, or by an older backup."""
     return bool(before[0]) and (now[0] != before[0] or now[1] < before[1])
 
 
@@ -337,8 +341,8 @@ def claim_for(store: Store, me: Node, keys: Keys, ranges: Sequence[Range], warn:
 
 def claim_blocks(store: Store, me: Node, keys: Keys, ranges: Sequence[Range],
                  state: State) -> tuple[list[Block], Range | None]:
-    """Claim a block for each range, all or none, and return them; or ([], a range that has no free block). Raises
-    CniError 11 and what the store raises."""
+    """Claim a block for each range, either all blocks or no block. Return (blocks, None), or ([], a range that has no
+    free block). Raises CniError 11 and the exceptions of the store."""
     known: set[str] = set(state.blocks)
     for attempt in range(MAX_TRIES):
         wanted = []

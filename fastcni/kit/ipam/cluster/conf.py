@@ -62,20 +62,20 @@ IGNORED = {
 class Keys:
     """The keys that all pods of a network share, so no code may change them.
 
-    data_dir, fsync       the folder of the node's state, and whether address files are synced
+    data_dir, fsync       the directory of the node's state, and whether address files are synced
     space, node, store    names of the space and of this node; the Settings of the store, see stores/__init__.py
     store_key             key_of() these
     flat                  the flat file that was read, as flat_file.find() returns it
-    The others are not for DEL and GC:
-    ranges                one address is given of each
+    The following keys are not for DEL and GC:
+    ranges                a pod gets one address of each range
     addresses             more addresses for the result, [(packed, prefix length, packed gateway or None)]
-    routes, dns           as a result has them
+    routes, dns           in the form of a result
     cool_down             seconds before a released address is given again
     sticky                whether a pod keeps its address
-    serve_after_loss      seconds after which a node that cannot reach the store gives no address any more, 0: never
+    serve_after_loss      seconds after which a node that cannot reach the store stops giving addresses, 0: never
     reclaim_after         seconds after which the blocks of a dead node are freed, 0: never
     warnings              texts for each ADD and STATUS
-    cache                 what was read last of the node's state: the one member that changes
+    cache                 the node's state as last read: the only member that changes
     """
 
     __slots__ = ("addresses", "cache", "cool_down", "data_dir", "dns", "flat", "fsync", "node", "ranges",

@@ -10,8 +10,8 @@
     Use      what a node has given out of a block, written after the fact, for people and for tools
 
 The invariant that a store and its users keep: an address of a space has at most one live owner. For that, a store
-compares and writes in one step. If a change does not fit into one transaction, the store orders the steps so that one
-of two nodes sees the other, see the docstrings of the stores.
+compares and writes in one step. If a change does not fit into one transaction, the store orders the steps so that at
+least one of two nodes sees the other node's change, see the docstrings of the stores.
 
 Only blocks and singles decide who owns an address. Uses decide nothing.
 """
@@ -35,13 +35,13 @@ SHARED = "shared"               # the block is no node's
 
 # State of a Single
 HELD = "held"                   # a pod has the address
-KEPT = "kept"                   # sticky, and the pod is gone: the address is kept for the next pod of that identity
+KEPT = "kept"                   # sticky, and the pod was deleted: the address is kept for the next pod of that identity
 ASKED = "asked"                 # the block is another node's, which has not answered yet
 REFUSED = "refused"             # that node has given the address to a pod of its own: `reason` says to which
 
 NODE_TTL_S = 60.0
 
-IMPORTED = "(imported)"         # network of a Single that was taken over from another IPAM, until its pod is gone
+IMPORTED = "(imported)"         # network of a Single that was taken over from another IPAM, until its pod is deleted
 
 
 class Taken(Exception):
@@ -61,7 +61,7 @@ class Fenced(Exception):
 
 
 class Changed(Exception):
-    """The record has another revision than the caller has seen, or is gone. The caller has to read it again."""
+    """The record was changed or deleted since the caller read it. The caller has to read the record again."""
 
 
 class Record:
@@ -133,7 +133,7 @@ class Single(Record):
 
     space, address ("10.0.0.7"), block (its cidr). state: HELD, KEPT, ASKED or REFUSED. node and epoch: of the claim.
     owner: container id, ifname. pod: "namespace/name", "" if unknown. network: of the configuration. since: unix time.
-    sticky: True if it is KEPT for `pod` when the pod is gone. reason: why it was REFUSED.
+    sticky: True if the Single becomes KEPT for `pod` when the pod is deleted. reason: why the state is REFUSED.
     """
 
     __slots__ = ("space", "address", "block", "state", "node", "epoch", "container", "ifname", "pod", "network",
@@ -155,8 +155,8 @@ class Single(Record):
 
 
 class Use(Record):
-    """What node has given out of a block: holders is [{address, container, ifname, pod, network, since}]. boot_id: of
-    the boot in which it was written. written: unix time, by the node's clock."""
+    """The addresses of a block that a node has given to pods. holders: [{address, container, ifname, pod, network,
+    since}]. boot_id: of the boot in which the node wrote the record. written: unix time, by the node's clock."""
 
     __slots__ = ("space", "cidr", "node", "epoch", "boot_id", "holders", "written", "revision")
     space: str
@@ -190,8 +190,8 @@ if TYPE_CHECKING:
     class Store(Protocol):
         """A store of cluster-wide addresses. One process uses one Store, whose methods several threads may call.
 
-        Each method raises Away. A method that is called again after Away finds what it has done before, and
-        succeeds. Methods that write for a node raise Fenced if the node's epoch is higher than that in the call.
+        Each method raises Away. A method that is called again after Away finds its own earlier writes, and
+        succeeds. Methods that write for a node raise Fenced if the node's epoch is higher than the epoch in the call.
         """
 
         name: str           # "etcd", "kubernetes", "local"
@@ -217,15 +217,15 @@ if TYPE_CHECKING:
 
         def declare_dead(self, node: Node) -> Node:
             """Raise the node's epoch by one, then set each of its ACTIVE blocks to QUARANTINE. Called again after a
-            crash, it does what is left. Raises Changed if the epoch is not that of `node`, or if the node is ALIVE."""
+            crash, do the remaining steps. Raises Changed if the store has another epoch, or if the node is ALIVE."""
 
         def forget(self, node: Node) -> None:
             """Remove a DEAD node with its blocks, uses and singles; KEPT singles stay. The caller asserts that no pod
             of the node runs. Raises Changed if the node is not DEAD any more."""
 
         def node_gone(self, node: str) -> bool:
-            """Return whether the cluster says that the node does not exist any more: its Node object of Kubernetes is
-            gone. False if this store cannot know."""
+            """Return whether the node no longer exists in the cluster: its Node object of Kubernetes was deleted. False
+            if this store has no such information."""
 
         def history(self) -> tuple[str, int]:
             """(id of the store's data, its revision), as of the last answer; without one yet it asks. Another id or a
@@ -236,12 +236,13 @@ if TYPE_CHECKING:
             """The blocks of a space, of a node, or of both; all without a choice. By space and address."""
 
         def claim(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
-            """Claim blocks, (space, cidr), all or none. One that is already this node's, with this epoch and ACTIVE, is
-            returned as it is. Raises Taken by the first that is not free, Fenced."""
+            """Claim the blocks `wanted`, (space, cidr), either all or no block. A block that is already this node's,
+            ACTIVE and of this epoch, is returned unchanged. Raises Taken by the first block that is not free,
+            Fenced."""
 
         def adopt(self, me: Node, block: Block) -> Block:
             """Make a block of this node's former epoch, QUARANTINE or ACTIVE, its own again, with the present epoch.
-            Raises Changed if it is another's or gone, Fenced."""
+            Raises Changed if the block is another node's or was deleted, Fenced."""
 
         def share(self, space: str, cidr: str) -> Block:
             """Return the block as SHARED, made if it does not exist. Raises Taken if it is a node's."""

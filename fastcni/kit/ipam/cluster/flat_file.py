@@ -29,7 +29,8 @@ OWN = "enable_overlapping_ranges"       # whereabouts takes this key from the ne
 
 
 def find(configuration_path: str) -> Seen:
-    """(path, inode, mtime, size) of the flat file, NONE if there is none. Equal values: it has not changed."""
+    """Return (path, inode, mtime, size) of the flat file, NONE without a flat file. Equal values: the file has not
+    changed."""
     own = (configuration_path, f"{configuration_path}/{NAME}") if configuration_path else ()
     for path in (*own, *PATHS):
         try:
@@ -57,7 +58,8 @@ def merged(ipam: dict[str, Any], seen: Seen) -> dict[str, Any]:
 
 
 def node_name(configuration_path: str) -> str:
-    """The content of `nodename`, as whereabouts' installer writes it; "" if there is none. Raises CniError 5."""
+    """Return the content of the file `nodename`, which whereabouts' installer writes; "" without the file. Raises
+    CniError 5."""
     folders = [path.rpartition("/")[0] for path in PATHS]
     if configuration_path:
         folders = [configuration_path, configuration_path.rpartition("/")[0], *folders]

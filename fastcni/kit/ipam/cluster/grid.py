@@ -2,9 +2,9 @@
 
     range 10.0.0.0/24, blocks of /28:   10.0.0.0/28  10.0.0.16/28  ...  10.0.0.240/28
 
-Every range of a space is cut on one grid, so that ranges which overlap have the same blocks. What a range excludes
-(its ends, the gateway, `exclude`) is a mask on its blocks, and changes no block. Addresses are integers of 32 or 128
-bits; IPv6 costs the same as IPv4.
+All ranges of a space have the same block size and alignment, so that ranges which overlap have the same blocks. The
+addresses that a range excludes (its ends, the gateway, `exclude`) are a mask on its blocks, and change no block.
+Addresses are integers of 32 or 128 bits; IPv6 costs the same as IPv4.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Range:
     bits      32 or 128
     network, prefix   of the subnet
     first, last       the bounds, both included
-    spans     what can be given of these, in order, without what is excluded
+    spans     the addresses that pods can get, without the excluded addresses, in order
     gateway   packed, or None: the pod's gateway in the result
-    block_size  the prefix length of blocks that is configured; 0: none, `bits`: each address is claimed by itself
+    block_size  the configured prefix length of blocks; 0: not configured; `bits`: each address is claimed by itself
     """
 
     __slots__ = ("bits", "block_size", "first", "gateway", "last", "network", "prefix", "spans")

@@ -79,6 +79,6 @@ def lost_nodes(store: Store, keys: Keys) -> list[str]:
 
 
 def is_over(hold: Hold | float, settings: Mapping[str, Any]) -> bool:
-    """Return whether a node that has not come back yet counts as dead."""
+    """Return whether a node that has not come back yet is dead by now."""
     since = age(hold) if isinstance(hold, list) else boottime()
     return bool(since >= settings.get("dead_after", DEAD_AFTER_S))

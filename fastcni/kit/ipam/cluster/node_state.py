@@ -7,10 +7,10 @@
         .cluster/pods/<digest>  a symbolic link whose text is the addresses of a pod's interface
         .cluster/claim.lock     flock(2) around calls to the store, see claims.py; the other lock is not held then
 
-An address file's first two lines are its owner, as host-local has them. <pod> is "namespace/name". <netns> is the path
-of the pod's network namespace: a server looks there whether the pod is gone. Marks: "single" if a Single of the store
-has to be released with the address, "sticky" if it is to be kept for the pod. A file with the owner "fastcni:single
-..." holds an address of an own block for a Single that is kept or another node's: "fastcni:single <pod>\\r\\n<ifname>".
+An address file's first two lines are its owner, as in host-local. <pod> is "namespace/name". <netns> is the path of the
+pod's network namespace: by this path a server checks whether the pod still exists. Marks: "single" if a Single of the
+store has to be released with the address, "sticky" if the store keeps the Single for the pod. A file with the owner
+"fastcni:single <pod>\\r\\n<ifname>" holds an address of an own block for a Single that is kept or another node's.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class Plan:
     """The addresses of a range that are in blocks of this node.
 
     spans  [(packed first, packed last)], in order, as few as possible
-    parts  [(number of the first, of the last address, place of the first one in the table of released addresses)]
-    starts {place of a block there: index of its first part}
+    parts  [(number of the first address, of the last, place of the first in the table of released addresses)]
+    starts {place of a block in that table: index of the block's first part}
     """
 
     __slots__ = ("parts", "spans", "starts")
@@ -183,8 +183,8 @@ class Plan:
 
 
 class Cache:
-    """What was read last of a blocks.json: (how the file looked, State). flat_seen: the monotonic time of the last look
-    at the flat file; flat_changed: whether it is not the one that the Keys are of.
+    """The last content of a blocks.json: (identity and times of the file, State). flat_seen: the monotonic time of the
+    last check of the flat file; flat_changed: whether the flat file differs from the file that the Keys were read from.
 
     fd is the file that was read. While it is open, no file that replaces it can have its inode number, so a change is
     seen also within one tick of the clock."""
@@ -244,7 +244,7 @@ class SpaceFiles(AddressFiles):
         return [*self.notes.get(name, ()), "", "", ""][:3]
 
     def netns(self, name: str) -> str:
-        """The path of the network namespace in a file that was read, "" if it has none."""
+        """Return the path of the network namespace in a file that was read, "" if the file has no path."""
         return "".join(self.notes.get(name, ())[3:4])
 
 
@@ -426,7 +426,7 @@ def look_of(found: posix.stat_result) -> tuple[int, int, int, int]:
 
 
 def read_state(files: SpaceFiles, cache: Cache) -> State:
-    """The State of a folder; a new one if there is none, or a damaged one. Makes the folder. Raises OSError."""
+    """Return the State in blocks.json; a new State if that is missing or damaged. Makes the folder. Raises OSError."""
     try:
         look = look_of(posix.stat(BLOCKS, dir_fd=files.fd))
         last = cache.last
@@ -440,7 +440,7 @@ def read_state(files: SpaceFiles, cache: Cache) -> State:
         state = State(json.read(read_file(f"/proc/self/fd/{fd}", posix.O_RDONLY, MAX_BYTES)))
         cache.keep(fd, look_of(posix.fstat(fd)), state)
     except (json.JsonError, AttributeError, TypeError, ValueError) as e:
-        # As after a power cut. The address files say what is held, and the store knows this node's blocks: rejoin().
+        # As after a power cut. The address files show the held addresses, the store has this node's blocks: rejoin().
         close_file(fd)
         files.warn(f"{files.path}/{BLOCKS} is damaged, asking the store for this node's blocks: {e}")
         return State({})

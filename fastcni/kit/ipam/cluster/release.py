@@ -45,8 +45,8 @@ def take_back(req: Request, it: Attachment) -> None:
 
 
 def release_attachment(req: Request, it: Attachment) -> None:
-    """DEL: release what the attachment holds in the space. Raises CniError 5 if a file that cannot be read may be
-    one of its."""
+    """DEL: release the attachment's addresses in the space. Raises CniError 5 if an unreadable file may belong to the
+    attachment."""
     with Space(it.keys, req.warn) as space:
         if space is None:
             return

@@ -1,7 +1,7 @@
 """The pod's identity, and the addresses that it requests by CNI_ARGS, args.cni.ips and runtimeConfig.ips.
 
-    IP=10.0.0.5 or IP=10.0.0.5/24,fd00::5/64    an address of a range is given from it; another one is put into the
-    GATEWAY=10.0.0.1                            result as it is, as in whereabouts, and needs its prefix length
+    IP=10.0.0.5 or IP=10.0.0.5/24,fd00::5/64    an address of a range is given from the range; any other address is put
+    GATEWAY=10.0.0.1                            into the result unchanged, as in whereabouts, and needs a prefix length
     K8S_POD_NAMESPACE, K8S_POD_NAME             the pod: "another sandbox of the same pod", and sticky addresses
 """
 

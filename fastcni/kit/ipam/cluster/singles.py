@@ -1,4 +1,4 @@
-"""Addresses that are claimed one by one: of tiny ranges, fixed ones in no own block, and those kept for a pod.
+"""Claim addresses one by one: addresses of tiny ranges, fixed addresses in no own block, addresses kept for a pod.
 
     in a shared block          claim_single(HELD): 1 call
     in another node's block    claim_single(ASKED); that node's server takes the address and answers HELD or REFUSED
@@ -6,8 +6,8 @@
     sticky, pod comes again    the KEPT Single of that pod is taken over, from any node
 
 An attachment with a Single also has an address file, marked "single" or "sticky", so that DEL finds the Single.
-State.later has the changes that the store could not be told. Every function needs the claim lock, and raises what the
-store raises.
+State.later has the changes that could not be written to the store. Every function needs the claim lock, and raises the
+exceptions of the store.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def single_text(single: Any) -> str:
 
 def give_single(req: Request, it: Attachment, store: Store, me: Node, i: int) -> None:
     """Claim any address of range `i` that is in a shared block. For a tiny range its blocks are shared. Raises CniError
-    11 if there is none."""
+    11 if no such address is free."""
     one = it.keys.ranges[i]
     prefix = grid_of(req, it, one)
     if one.is_tiny(prefix):
@@ -286,7 +286,7 @@ def later_of(name: str, container: str, ifname: str, to: str) -> dict[str, str]:
 
 
 def note_later(space: Space, entries: Iterable[dict[str, str]]) -> None:
-    """Add to State.later what is not in it."""
+    """Add the entries to State.later that it lacks."""
     new = space.state.copy()
     new.later += [one for one in entries if one not in new.later]
     if len(new.later) != len(space.state.later):
@@ -361,7 +361,8 @@ def forget_kept(space: Space, name: str) -> bool:
 
 
 def note_ended(space: Space, state: State, held: Iterable[Single]) -> None:
-    """Note in a State the Singles of this node whose pods are gone, as after a reboot: no file has their owner."""
+    """Add to State.later the Singles of this node whose pods no longer exist, as after a reboot: no file has their
+    owner."""
     known = {(one["address"], one["container"]) for one in state.later}
     for single in held:
         owner = f"{single.container}\r\n{single.ifname}".encode()

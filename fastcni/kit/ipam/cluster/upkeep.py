@@ -108,7 +108,8 @@ def short_of(keys: Keys, warn: Warn) -> list[Range]:
 
 
 def give_back_idle(store: Store, keys: Keys, warn: Warn, idle_s: float, spare: int = 2) -> list[str]:
-    """Return blocks that have been empty for idle_s, but leave `spare` empty ones of each family. Return the cidrs."""
+    """Give back blocks that have been empty for idle_s, but keep `spare` empty blocks of each family. Return the
+    cidrs of the returned blocks."""
     with ClaimLock(keys):
         gone = []
         for bits in (32, 128):
@@ -166,7 +167,7 @@ def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single
 
 
 def forget_single(keys: Keys, warn: Warn, single: Single) -> bool:
-    """Free the address of a Single that is gone, if the address is in a block of this node. Return whether it was
+    """Free the address of a deleted Single, if the address is in a block of this node. Return whether the address was
     held."""
     with Space(keys, warn) as space:
         if space is None:

@@ -1,6 +1,6 @@
 """The table of stores, and the keys that choose one: `ipam.store`, see docs/ipam.md. Only the store in use is imported.
 
-A module of a store has the class that the table names, made from the Settings' dict; contract.Store says what it does.
+A store's module has the class that the table names, made from the Settings' dict. contract.Store has its methods.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def store_of(mode: Mode, settings: Settings) -> Store:
 
 
 def key_of(settings: Settings) -> str:
-    """The text that tells a store from others: equal for equal settings."""
+    """Return a text that identifies a store: equal settings give equal texts."""
     return json.write(settings, sort=True).decode()
 
 

@@ -1,7 +1,7 @@
 """A store in etcd v3. The keys are in etcd_keys.py, nodes in etcd_nodes.py, the form of requests in clients/etcd.py.
 
-Each method that decides who owns an address is one transaction that compares what it relies on, or reads and then such
-a transaction, again if it lost a race:
+Each method that decides the owner of an address is one transaction that compares the keys on which it depends. Or the
+method reads keys first, and repeats the reads and the transaction if a key has changed:
 
     claim           value(epoch) = mine, no blk key yet         -> put blk, own     else: who has it; one round trip
     adopt           value(epoch) = mine, blk is as seen         -> put blk, own
@@ -310,7 +310,8 @@ class EtcdStore(EtcdNodes):
         return self.etcd.txn([is_as_seen(key, single), *more], drops, [get(key)])
 
     def _claim_many(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
-        """claim() by several transactions. What it has claimed is given back if a later one finds a block taken."""
+        """Do claim() by several transactions. If a later transaction finds a block taken, give back the blocks of the
+        earlier transactions."""
         before, found = self.blocks(node=me.name), []
         try:
             for at in range(0, len(wanted), CLAIM_BLOCKS):

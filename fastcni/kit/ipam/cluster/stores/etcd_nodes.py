@@ -10,10 +10,9 @@ A node's `alive` key is put once, with a new lease, and never again while it exi
 renew that, knows that the key has been there all the time: declare_dead() was not possible, and the epoch is unchanged.
 That would not hold for a lease with an id of our own choice: it could be made again, without the key.
 
-join_space() reads in the transaction that joins, so what it finds is as of the join, and nothing of a dead node's is
-removed from then on. A new node does not read its keys first: it compares that they do not exist, as it would after a
-read that has not found them. If they do exist, nothing is written, they are read, and the lease that was made for
-nothing ends by itself.
+join_space() reads in the transaction that joins, so it returns the keys as of the join. After the join no other node
+removes keys of this node. A new node does not read its keys first: its transaction compares that the keys do not exist.
+If the keys exist, the transaction writes nothing, the node reads the keys, and the unused lease ends by itself.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class EtcdNodes:
 
     def _join(self, node: str, boot_id: str, address: str, reads: list[dict[str, Any]],
               new: bool = False) -> tuple[Node, list[list[Pair]]]:
-        """Join. Return the Node, and what the operations `reads` have read in the transaction that joined."""
+        """Join. Return the Node, and the answers to the operations `reads` in the transaction that joined."""
         record = put(self.keys.node(node, "record"), text({"boot_id": boot_id, "address": address}))
         for attempt in races(f"node {node}"):
             epoch, alive = (None, None) if new and not attempt else self._epoch_alive_record(node)[:2]

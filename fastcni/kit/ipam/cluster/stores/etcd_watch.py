@@ -103,7 +103,7 @@ class Copy:
 
 
 class Watch:
-    """The watch of a store. The records of one call are kept, so that the next call reports those that are gone."""
+    """The watch of a store. The Watch keeps the records of a call, so that the next call reports deleted records."""
 
     def __init__(self, etcd: Client, keys: Keys) -> None:
         self.etcd, self.keys = etcd, keys

@@ -9,13 +9,12 @@
 A node's sign of life is the Lease that its kubelet renews in kube-node-lease. Only while that is old or missing, the
 node writes one itself: `status.heartbeat` of its IPNode.
 
-Kubernetes has no transactions over several objects. What needs two objects is done in an order in which one of two
-nodes sees the other: each writes its own object first, and then reads the other's. A read is never older than a write
-that was answered before it (clients/kubernetes.py). So at least one of the two nodes sees what the other wrote, and
-that node gives way.
+Kubernetes has no transactions over several objects. For a change that depends on two objects, each node writes its own
+object first, and then reads the other node's object. A read is never older than a write that was answered before the
+read (clients/kubernetes.py). So at least one of the two nodes sees the other node's object, and that node gives way.
 
 Claim against declare_dead(). A node creates its blocks or claims, and then reads its IPNode. If the epoch was raised,
-it removes what it created, and raises Fenced. declare_dead() raises the epoch, and then lists the node's blocks to
+the node removes the objects it created, and raises Fenced. declare_dead() raises the epoch, and lists the blocks to
 quarantine them. So a block of a dead node is either in that list, or removed by the node. If the node stops before it
 removes a block, the block stays with an old epoch, and no address of it was given. The node adopts it when it joins
 again, or forget() removes it.
@@ -26,18 +25,18 @@ block stays. If the claiming node finds the mark, it takes it away itself. That 
 precondition of the removal, so the removal fails. If the claiming node finds no block, it removes its IPClaim. claim(),
 adopt() and share() take a mark away, too, so a mark that a crash has left does no harm.
 
-forget() against a node that joins again. forget() sets the state "forgotten", and then lists what the node has. It
-reads the IPNode once more: if that is the same object and still forgotten, all that was listed is of the past. It
-removes these objects, each with the uid and resourceVersion that it has seen, and the IPNode last. A node that joins
-meanwhile is alive with the raised epoch. What it claims or adopts from then on is not in that list, or has another
-resourceVersion.
+forget() against a node that joins again. forget() sets the state "forgotten", and then lists the node's objects.
+forget() reads the IPNode once more: if it is the same object and still forgotten, the node made all listed objects
+before. forget() removes the listed objects, each with the uid and resourceVersion of the list, and the IPNode last. A
+node that joins at the same time is alive with the raised epoch. An object that the node claims or adopts after the join
+is not in the list, or has another resourceVersion.
 
 Several blocks. All nodes create the blocks of a claim in the same order. When one is taken, those that this call has
 created are removed. If the API server cannot be reached just then, they stay this node's, unused, and blocks() has
 them.
 
-Lost answers. A method that is called again gets 409 for what it has written. It reads the object, and finds that it is
-its own.
+Lost answers. A method that is called again gets 409 for an object that it has created. The method reads the object, and
+finds that the object is its own.
 """
 
 from __future__ import annotations
@@ -220,8 +219,8 @@ class KubernetesStore(NodeObjects):
                 continue
 
     def _undo(self, plural: str, document: Object, before: Object | None = None) -> None:
-        """Remove what a claim has created, or write what was there before. If that cannot be done now, it stays unused,
-        and the node finds it among its own."""
+        """Remove an object that a claim has created, or restore the object `before` the claim. If the API server is
+        unavailable, the object stays unused, and the node later finds it among its own objects."""
         try:
             if before is None:
                 self.remove(plural, document)
@@ -253,7 +252,7 @@ class KubernetesStore(NodeObjects):
             return mine
 
     def _make_claim(self, new: Single) -> tuple[Object | None, Object | None]:
-        """(the IPClaim, what it was before this call), or (None, None): try again. Raises Taken."""
+        """Return (the IPClaim, the IPClaim before this call or None), or (None, None): try again. Raises Taken."""
         path = f"{BASE}/{CLAIMS}/{claim_name(new.space, new.address)}"
         try:
             return self.api.create(f"{BASE}/{CLAIMS}", to_object(CLAIMS, name_of(new), spec_of(new))), None

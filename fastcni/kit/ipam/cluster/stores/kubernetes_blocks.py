@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BlockObjects:
-    """The IPBlocks of an API server. Methods raise Conflict if an object is not as seen, Missing if it is gone."""
+    """The IPBlocks of an API server. Methods raise Conflict if an object has changed, Missing if it was deleted."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -49,7 +49,7 @@ class BlockObjects:
         return self.api.patch(f"{path_of(BLOCKS, document)}/status", changes)
 
     def keep(self, document: Object) -> Object:
-        """A block that is there to stay: without the mark."""
+        """Remove the mark of free() from a block that stays. Return the block."""
         return self.set_draining(document, False) if is_draining(document) else document
 
     def free(self, document: Object) -> bool:

@@ -171,7 +171,7 @@ class NodeObjects(BlockObjects):
         return self.api.get(f"{BASE}/{NODES}/{node_name(node)}")
 
     def _to_node(self, document: Object, lease: float) -> Node:
-        """The record of an IPNode. lease: when its Lease was renewed, 0 if there is none."""
+        """Return the record of an IPNode. lease: when the node's Lease was renewed, 0 without a Lease."""
         node: Node = to_record(NODES, document)
         node.seen = max(lease, heartbeat(document))
         if node.state != ALIVE:
@@ -181,7 +181,7 @@ class NodeObjects(BlockObjects):
         return node
 
     def _lease(self, node: str) -> float:
-        """When a node's kubelet has renewed its Lease, 0 if there is none."""
+        """Return when a node's kubelet has renewed its Lease, 0 without a Lease."""
         return renewed(self.api.get(f"{LEASES}/{node}") or {}) if is_name(node) else 0.0
 
     def _sign(self, document: Object) -> Node:
@@ -197,7 +197,7 @@ class NodeObjects(BlockObjects):
         return node
 
     def _remove_belongings(self, forgotten: Object) -> None:
-        """Remove what a forgotten node has. Raises Conflict if it has joined again."""
+        """Remove the blocks and claims of a forgotten node. Raises Conflict if the node has joined again."""
         node = forgotten["spec"]["name"]
         claims, blocks = self.list_of(CLAIMS, node=node), self.list_of(BLOCKS, node=node)
         now = self._stored(node)

@@ -7,9 +7,9 @@
     metadata: {name: s.10-0-0-64-26, labels: {ipam.fastcni.dev/space: s, ipam.fastcni.dev/node: node-1}}
     spec: {space: s, cidr: 10.0.0.64/26, node: node-1, epoch: 1, state: active, since: "1970-01-01T00:00:01.5Z"}
 
-A name follows from what the object is about, so that two nodes that want the same thing create the same object, and the
-API server refuses the second one. Labels only select what a list returns. After a list the store compares the
-fields of each object. deploy/cluster-ipam-crds.yaml has the schemas.
+An object's name follows from its block, address or node. So two nodes that claim the same block create the same name,
+and the API server rejects the second object. Labels only select the objects of a list. After a list the store compares
+the fields of each object. deploy/cluster-ipam-crds.yaml has the schemas.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ def to_record(plural: str, document: Object) -> Any:
 
 
 def revision_of(plural: str, document: Object) -> str:
-    """The revision of a record: of an IPClaim every change makes a new one, of the others every change of `spec`."""
+    """Return the revision of a record. Every change of an IPClaim makes a new revision; for other objects, every change
+    of `spec`."""
     metadata = document["metadata"]
     return f"{metadata['uid']}/{metadata['resourceVersion' if plural == CLAIMS else 'generation']}"
 
@@ -191,7 +192,7 @@ def to_time(seconds: float) -> str:
 
 
 def read_time(text: str) -> float:
-    """The unix time of a text of the API, 0 if it is none."""
+    """Return the unix time of a time in the API, 0 if the text is no time."""
     from datetime import datetime
 
     moment, _, fraction = text.removesuffix("Z").partition(".")

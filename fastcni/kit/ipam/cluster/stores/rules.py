@@ -23,7 +23,7 @@ def is_own(block: Block, me: Node) -> bool:
 
 
 def may_take_over(before: Single, single: Single) -> bool:
-    """Whether a claim replaces the Single that is there: the attachment's own, or one that is kept for its pod."""
+    """Return whether a claim may replace the Single `before`: it is the attachment's own, or is kept for its pod."""
     if before.state == KEPT:
         return bool(before.pod) and before.pod == single.pod
     return (before.container, before.ifname) == (single.container, single.ifname)

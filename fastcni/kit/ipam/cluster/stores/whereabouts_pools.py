@@ -1,4 +1,5 @@
-"""What whereabouts has given out: its IPPools, OverlappingRangeIPReservations and NodeSlicePools, read from a cluster.
+"""Read the addresses that whereabouts has given to pods: the cluster's IPPools, OverlappingRangeIPReservations and
+NodeSlicePools.
 
 Names of these objects have several parts, each with "-" for ":" and "/", joined by "-":
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
 
 BASE = "/apis/whereabouts.cni.cncf.io/v1alpha1"
-NAMESPACE = "kube-system"       # if the context names none, as in whereabouts
+NAMESPACE = "kube-system"       # if the context names no namespace, as in whereabouts
 
 
 class Allocation(Record):
@@ -36,8 +37,8 @@ class Allocation(Record):
 
 
 class Pool(Record):
-    """An IPPool. name: of the object. range: "10.0.0.0/24". network: `network_name`, "" without one. node: whose slice
-    it is, "" if it is none."""
+    """An IPPool. name: the object's name. range: "10.0.0.0/24". network: `network_name`, "" without that key. node: the
+    node whose slice the pool is, "" if the pool is no slice."""
 
     __slots__ = ("name", "range", "network", "node", "allocations")
     name: str
