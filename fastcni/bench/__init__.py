@@ -1,8 +1,8 @@
-"""The benchmark of `fastcni bench`. It compares the Go plugins, fastcni one-shot and warm, and the floor, which this
-package calls sides.
+"""The benchmark of `fastcni bench`: it compares implementations, which the code calls sides. These are the Go plugins,
+fastcni one-shot and warm, and the floor.
 
-All sides run on one machine in one run, in turn and in random order. The benchmark makes network namespaces and removes
-them afterwards.
+All implementations run on one machine in one run, in turn and in random order. The benchmark makes network namespaces
+and removes the namespaces afterwards.
 
     run.py      the run, part by part                 cases.py    the calls, and their number
     bench.py    the state that all parts share

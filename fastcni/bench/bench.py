@@ -51,7 +51,8 @@ class Bench:
         return there
 
     def sides_of(self, case: Case) -> list[Side]:
-        """Return the sides that can run the case: a single case has no floor, and old Go plugins may lack a plugin."""
+        """Return the implementations that can run the case: a single case has no floor, and old Go plugins may lack a
+        plugin."""
         found: list[Side] = []
         for side in self.sides:
             if isinstance(side, Floor):
@@ -63,7 +64,7 @@ class Bench:
         return found
 
     def shuffled(self, sides: Sequence[Side]) -> list[Side]:
-        """Return the sides in random order."""
+        """Return the implementations in random order."""
         return self.random.sample(sides, len(sides))
 
     def note(self, text: str) -> None:

@@ -60,7 +60,7 @@ def beside(bench: Bench) -> dict[str, Any]:
 
 
 def after_pauses(calls: Calls) -> Samples:
-    """Make the calls of each side, each after a pause."""
+    """Make the calls of each implementation, each call after a pause."""
     found: Samples = {}
     for _ in range(calls.plan.idle_rounds):
         for side in calls.shuffled():
@@ -80,7 +80,7 @@ def changing(kind: str) -> str:
 
 
 def has_kind(bench: Bench, kind: str) -> bool:
-    """Return whether this kind of iptables is installed and works. If not, add a note that it is left out."""
+    """Return whether this kind of iptables is installed and works. If not, note that the report lacks it."""
     try:
         restore(kind, [])
     except (CniError, FileNotFoundError) as e:

@@ -12,9 +12,9 @@ PARTS = ("latency", "idle", "rate", "cost", "density", "memory", "beside")
 class Case:
     """A plugin with its configuration.
 
-    held: the number of addresses that other containers hold in host-local. slow: whether some side's call takes half a
-    second, so that there are fewer calls. grows: also measured in the part density. single: measured only one call at a
-    time, and without a floor; a chain also with many calls at once, if --only names it.
+    held: the number of addresses that other containers hold in host-local. slow: whether a call of an implementation
+    takes half a second, so that there are fewer calls. grows: also measured in the part density. single: measured only
+    one call at a time, and without a floor; a chain also with many concurrent calls, if --only names the chain.
 
     of_pod(link, number): returns further keys for one pod. link: a name for the network's links. number: the pod's
     number. host, each: lines for ip(8) that make links on the host, once or for each pod, with the placeholders
@@ -23,9 +23,9 @@ class Case:
 
     behind: whether this is a chained plugin, which gets the result of a previous plugin. chain: plugins that are called
     in order instead of the single plugin, as in a conflist; each has the key `type`. ours: {type: keys} only for
-    fastcni's plugins. All sides share the node: without these keys fastcni would use iptables, because the Go plugins
-    add iptables rules. fused: whether sides with the plugin `chain` make one call of it instead, as after `fastcni
-    fuse`."""
+    fastcni's plugins. All implementations share the node: without these keys fastcni would use iptables, because the Go
+    plugins add iptables rules. fused: whether implementations with the plugin `chain` call only `chain`, as after
+    `fastcni fuse`."""
 
     name: str
     type: str
@@ -119,9 +119,9 @@ def title(name: str) -> str:
 class Plan:
     """The number of measurements.
 
-    rounds, slow_rounds: rounds of the part latency. burst: in a round, each side adds this many pods one after the
-    other, then deletes them. rest: seconds after each side's calls, so that the deferred work of one side (20 ms of RCU
-    after a DEL) is not measured with the next. settle: seconds after many calls at once.
+    rounds, slow_rounds: rounds of the part latency. burst: in a round, each implementation adds this many pods one
+    after the other, then deletes the pods. rest: seconds after an implementation's calls, so that its deferred work (20
+    ms of RCU after a DEL) is not measured with the next implementation. settle: seconds after concurrent calls.
 
     at_once, slow_at_once: numbers of concurrent calls. pods, repeats: each of `repeats` rounds adds `pods` pods, then
     deletes them. levels: numbers of existing pods in the part density, with density_rounds rounds at each.

@@ -24,7 +24,8 @@ WARM_UP = 2                     # rounds with cold caches, which are not measure
 
 @contextmanager
 def networks(bench: Bench, case: Case, sides: Iterable[Side]) -> Iterator[dict[Side, Network]]:
-    """Make a Network for each side, {side: Network}, with the addresses that the case holds. Remove them at the end."""
+    """Make a Network for each implementation, {side: Network}, with the addresses that the case holds. Remove the
+    networks at the end."""
     with ExitStack() as stack:
         made = {}
         for side in sides:
@@ -38,7 +39,8 @@ def networks(bench: Bench, case: Case, sides: Iterable[Side]) -> Iterator[dict[S
 
 
 def measure_side(bench: Bench, samples: dict[str, Any], side: Side, network: Network, pods: Sequence[Pod]) -> None:
-    """Make a side's calls for these pods, one at a time. Add the times to `samples`: {series: {call: [ms]}}."""
+    """Make an implementation's calls for these pods, one at a time. Add the times to `samples`: {series: {call:
+    [ms]}}."""
     network.make_links(pods)
     for call in network.case.calls:
         for pod in pods:
@@ -65,7 +67,7 @@ def noting_failures(bench: Bench, what: str) -> Iterator[None]:
 
 
 def latency(bench: Bench) -> dict[str, Any]:
-    """Measure {case: {series: {call: [ms]}}}. In each round all sides run, in a new random order."""
+    """Measure {case: {series: {call: [ms]}}}. In each round all implementations run, in a new random order."""
     data: dict[str, Any] = {}
     pods = pods_of(bench, bench.sides)
     plan, cases = bench.plan, [case for case in bench.cases if bench.has_kind(case)]

@@ -1,6 +1,6 @@
 """Measure the part cost: the processor time of a pod, and the number of processes and threads that are started for it.
 
-The processor time of a call is that of wait4(2), including its children; the server's that of its process clock. The
+wait4(2) gives the processor time of a call and its children, the server's process clock the server's time. The
 busy time of the whole machine, from /proc/stat, also includes the kernel's deferred work and this benchmark.
 """
 

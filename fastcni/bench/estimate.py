@@ -35,7 +35,7 @@ def seconds(options: Options) -> dict[str, float]:
 
 
 def pair(options: Options, case: Case, without: str = "") -> float:
-    """Return the seconds of an ADD and a DEL of all sides but `without`, one after the other."""
+    """Return the seconds of an ADD and a DEL of all implementations but `without`, one after the other."""
     calls = len(case.calls) * len(case.chain or (case,))
     return calls * sum(SLOW_S if case.slow and side == "Go" else CALL_S[side]
                        for side in options.sides if side != without)

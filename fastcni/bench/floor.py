@@ -35,7 +35,7 @@ GROUP = 0x66636E69              # the group of links that are deleted together
 
 
 class Floor:
-    """A side with the interface of sides.Plugins. `with Floor(launcher) as floor:`, in the node's namespace.
+    """The floor, with the interface of sides.Plugins. `with Floor(launcher) as floor:`, in the node's namespace.
 
     launcher: the Plugins that ask echo.py."""
 

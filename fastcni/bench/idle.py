@@ -44,7 +44,8 @@ def idle(bench: Bench) -> dict[str, Any]:
 
 
 class Calls:
-    """The calls of one case. sides: in their usual order. pods: those of each side."""
+    """The calls of one case. sides: the implementations in their usual order. pods: the pods of each
+    implementation."""
 
     def __init__(self, bench: Bench, case: Case, sides: Sequence[Side], made: dict[Side, Network]) -> None:
         self.bench, self.plan, self.case, self.sides, self.networks = bench, bench.plan, case, sides, made
@@ -55,11 +56,11 @@ class Calls:
             warm_up(side, made[side], self.pods[side][0])
 
     def shuffled(self) -> list[Side]:
-        """Return the sides in random order."""
+        """Return the implementations in random order."""
         return self.bench.shuffled(self.sides)
 
     def make(self, found: Samples, call: str, side: Side, pod: int = 0) -> None:
-        """Make one call for the side's pod of this number. Add its times to `found`."""
+        """Make one call for the implementation's pod of this number. Add the call's times to `found`."""
         for series, ms in side.call(call, self.networks[side], self.pods[side][pod]).items():
             found.setdefault(series, {}).setdefault(call, []).append(round(ms, 3))
         side.check()
@@ -75,7 +76,7 @@ def in_a_row(calls: Calls) -> Samples:
 
 
 def each_second(calls: Calls) -> Samples:
-    """Make one call each second, all of one side, then those of the next."""
+    """Make one call each second: all calls of an implementation, then all calls of the next."""
     found: Samples = {}
     for side in calls.shuffled():
         for _ in range(calls.plan.idle_rounds):

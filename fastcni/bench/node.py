@@ -106,7 +106,7 @@ def ip_batch(lines: Sequence[str]) -> None:
 
 
 class Network:
-    """One network of one side: its configuration and host-local's directory."""
+    """A network of an implementation: its configuration and host-local's directory."""
 
     def __init__(self, node: Node, name: str, case: Case, *, subnet: int, bridge: str) -> None:
         """subnet: the second byte of 10.x.0.0/16."""
@@ -147,7 +147,7 @@ class Network:
         return text.replace("@pod", str(pod.number)) if pod else text
 
     def make_links(self, pods: Iterable[Pod]) -> None:
-        """Make the case's links on the host: those of the network once, and those of each new pod."""
+        """Make the case's links on the host: once the network's links, and for each new pod the pod's links."""
         lines = [] if self.served else [self._line(line) for line in self.case.host]
         new = [pod for pod in pods if pod.number not in self.served]
         lines += [self._line(line, pod) for pod in new for line in self.case.each]

@@ -150,7 +150,7 @@ def grid(cases: Sequence[str], heading: str, wide: float = 2.3, sharex: Any = "c
 
 
 def label(figure: Figure, panels: Panels, x: str, y: str, floor: str = "floor") -> None:
-    """Label the axes, and add a legend of the sides."""
+    """Label the axes, and add a legend of the implementations."""
     columns = len(panels) // 2
     for at, (_, _, axes) in enumerate(panels):
         axes.set_ylabel(y if at % columns == 0 else "")

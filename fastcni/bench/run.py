@@ -105,7 +105,7 @@ def check_machine(options: Options) -> None:
 
 
 def set_up(bench: Bench, stack: ExitStack, data_dir: str) -> None:
-    """Make the node, the plugins and the servers of the sides."""
+    """Make the node, and the plugins and servers of the implementations."""
     wanted = bench.options.sides
     bench.outside = netns.open_own()
     stack.callback(os.close, bench.outside)

@@ -1,4 +1,4 @@
-"""Define the sides: directories of plugins, and the servers that listen at their sockets."""
+"""Define the measured implementations ("sides"): directories of plugins, and the servers at their sockets."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def apart(places: Sequence[float], low: float, high: float) -> list[float]:
 
 
 def bars(ident: str, name: str, values: Mapping[str, float], unit: str) -> str:
-    """Plot a bar for each side, from 0. values: {side: value}."""
+    """Plot a bar for each implementation, from 0. values: {side: value}."""
     shown, most = [side for side in NAMES if side in values], max(values.values())
     parts = []
     for number, side in enumerate(shown):

@@ -178,7 +178,7 @@ def processor_time(data: Data) -> Iterator[Row]:
 
 
 def burst_of(data: Data) -> int:
-    """Return the samples of a side in a round."""
+    """Return the samples of an implementation in a round."""
     return int(data["plan"].get("burst", 1))
 
 

@@ -83,7 +83,7 @@ def listed(items: Iterable[str]) -> str:
 
 
 def verdict_table(data: Data) -> str:
-    """Return the table of the verdict: a row for each call, a column for each side of fastcni."""
+    """Return the table of the verdict: a row for each call, a column for each implementation of fastcni."""
     rows = verdict.rows(data)
     sides = [side for side in ("warm", "one-shot") if any(side in row.cells for row in rows)]
     has_go = any("Go" in row.cells for row in rows)

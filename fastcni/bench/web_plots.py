@@ -35,7 +35,7 @@ def figures(data: dict[str, Any]) -> Iterator[Figure]:
 
 
 def latency(data: dict[str, Any]) -> Figure:
-    """Plot a row of marks for each case: the medians of all sides, one call at a time."""
+    """Plot a row of marks for each case: the medians of all implementations, one call at a time."""
     medians: dict[str, list[tuple[str, dict[str, float], str]]] = {}
     for name, series in data.get("latency", {}).items():
         for call in CALLS:

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 
 def forget_oldest(known: dict[Any, Any], most: int, room: int = 0) -> None:
-    """Remove the oldest entries of a dict with more than `most`. room: how many more to remove, so that a large dict is
-    not copied for each new entry.
+    """Remove the oldest entries of a dict that has more than `most` entries. room: how many further entries to remove,
+    so that a large dict is not copied for each new entry.
 
     An iterator over the dict would raise RuntimeError if another thread adds an entry. list() copies the keys in one
     step, without releasing the GIL.

@@ -40,8 +40,8 @@ NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP)     # read_file()'s 
 class Attachment:
     """id: network, container ID, name of the link. pod: key of the pod, "shop/web". labels: as they were at ADD.
     addresses: packed. sequence: a later ADD of the node has a higher number, also after a restart of the agent. port:
-    where the pod is held; None: an earlier version has written the file. leaving: index of the port's link, if the link
-    existed when the DEL came; 0: no DEL came."""
+    the pod's port; None: an earlier version has written the file. leaving: index of the port's link, if the link
+    existed at the DEL; 0: before the DEL."""
 
     id: Id
     pod: str
@@ -172,8 +172,8 @@ class AttachedCompiler(Compiler):
         return it
 
     def _put_both(self, key: str) -> None:
-        """Put a pod as its source and its ADDs say. Without an object, the labels of the latest ADD count: the DEL of a
-        former pod of this name may come later, or never."""
+        """Put a pod by its object and its ADDs. A pod without an object has the labels of its latest ADD: the DEL of an
+        earlier pod of this name may come later, or never."""
         said, there = self.said.get(key), sorted(map(self.attachments.__getitem__, self._of.get(key, ())), key=order)
         if not there:
             if said:
@@ -243,8 +243,8 @@ def order(it: Attachment) -> tuple[int, Id]:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 def keep(folder: str, it: Attachment) -> None:
-    """Write the attachment's file, before the ADD answers. A former file stays whole until the new one replaces it.
-    Raises OSError."""
+    """Write the attachment's file, before the ADD answers. A new file replaces an earlier file in one step. Raises
+    OSError."""
     document = {"id": it.id, "pod": it.pod, "labels": dict(it.labels),
                 "addresses": [address.ip_text(packed) for packed in it.addresses], "sequence": it.sequence,
                 **({"port": ports.written(it.port)} if it.port else {}),
@@ -259,7 +259,7 @@ def forget(folder: str, it: Attachment) -> None:
 
 
 def read_all(folder: str) -> list[Attachment]:
-    """The attachments that were kept, in the order of their ADDs. A damaged file is put aside. If the file still names
+    """Return the stored attachments, in the order of their ADDs. Rename a damaged file. If a damaged file still names
     an address, an attachment closes this address until `fastcni restore` sends the pod's ADD again. Raises OSError."""
     os.makedirs(folder, 0o700, exist_ok=True)
     found, broken = read_files(folder)
@@ -349,7 +349,7 @@ def read_files(folder: str) -> tuple[list[Attachment], list[Path]]:
                 data = read_file(str(path), os.O_RDONLY | os.O_NOFOLLOW, MAX_BYTES, regular=True)
                 document = json.loads(data.decode())
                 found.append(read(document, ports.read(document["port"]) if document.get("port") else None))
-            except FileNotFoundError:           # a DEL came meanwhile
+            except FileNotFoundError:           # a DEL has removed the file
                 continue
             except OSError as e:
                 if e.errno not in NOT_REGULAR:

@@ -228,7 +228,7 @@ def read_networks(it: Reader) -> tuple[Block, ...]:
 
 
 def read_protocol(it: Reader) -> tuple[Port, ...]:
-    """Read an item of `protocols`. A named port is that of any protocol for which the pod uses the name."""
+    """Read an item of `protocols`. A named port applies to each protocol for which the pod uses the name."""
     it.only(*map(str.lower, PROTOCOLS), "destinationNamedPort")
     if len(it.value) != 1:
         it.wrong("expected one of tcp, udp, sctp, destinationNamedPort")

@@ -140,7 +140,7 @@ class Compiler:
         return frozenset(self._local.get(packed, ()))
 
     def addresses_of(self, packed: bytes) -> set[bytes]:
-        """All addresses of the pods of this node that have this one."""
+        """Return all addresses of the pods of this node that have the address `packed`."""
         return {each for key in self._local.get(packed, ()) for each in self.cluster.pods[key].addresses}
 
     @property
@@ -259,7 +259,7 @@ class Compiler:
         return (name,)
 
     def _tier_chain(self, name: str, direction: str) -> Chain:
-        """All rules of the tier's policies: the rule that matches first decides."""
+        """Return the chain with all rules of the tier's policies: the rule that matches first decides."""
         return Chain(direction, tuple(line for key in self._tiers[name]
                                       for line in self._compiled[key, direction].chain.lines))
 

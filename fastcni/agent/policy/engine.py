@@ -69,8 +69,8 @@ class Engine:
         return self._begun
 
     def load(self) -> None:
-        """Write the complete table. The first call comes when all objects were put; until then the table of a former
-        agent is in force."""
+        """Write the complete table. First called when all objects were put; until then the previous agent's table is in
+        force."""
         self._begun, self._loaded = True, False
         self.compiler.take()
         self.prepare(self.compiler.state.chains)
@@ -95,15 +95,14 @@ class Engine:
             self._cut_redirected()
 
     def begin_cut(self) -> None:
-        """Begin to look for connections that are no longer allowed since the last call, unless a search is under
-        way."""
+        """Begin to search for connections that changes since the last search forbid, unless a search runs already."""
         if not self.flows.begun:
             self._looked_at, self.suspects = self.suspects, set()
             self.flows.begin(self._looked_at)
 
     def end_cut(self) -> int:
-        """End the connections that begin_cut() looks for, and wait until they are known. Return how many were ended
-        since the last call."""
+        """Wait for the search of begin_cut(), and end the connections that it has found. Return how many connections
+        ended since the last call."""
         try:
             self._end(self.flows.take())
         except OSError:
@@ -150,8 +149,8 @@ class Engine:
         caller calls commit() right after the answer, which writes the pod's own rules.
 
         An element that leads to a chain takes the kernel ten times as long as one that drops, because it checks all
-        chains for loops. One commit() compiles and writes all pods that were added meanwhile. The next cut ends
-        connections of a former pod with the same addresses.
+        chains for loops. One commit() compiles and writes all pods that were added since the last commit(). The next
+        cut ends connections of an earlier pod with the same addresses.
         """
         self.changed = True
         self._added.update(it.addresses)

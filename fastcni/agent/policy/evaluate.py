@@ -23,7 +23,7 @@ QUOTE = '"'                     # ends a comment in what nft prints
 @dataclass(slots=True)
 class Cluster:
     """All objects that policies depend on. pods, policies: by "namespace/name", cluster policies by "name". namespaces:
-    {name: labels}. nodes: by name. resolved: {name of a Domain: {(pod's address, address that the pod was told)}}."""
+    {name: labels}. nodes: by name. resolved: {name of a Domain: {(pod's address, address in an answer to the pod)}}."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
     namespaces: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Cluster:
     resolved: dict[str, set[tuple[bytes, bytes]]] = field(default_factory=dict)
 
     def pods_at(self, packed: bytes) -> list[Pod]:
-        """Return the pods with an address: one, or two while the record of a former pod still exists."""
+        """Return the pods with this address: one pod, or two while the record of an earlier pod still exists."""
         return [pod for pod in self.pods.values() if packed in pod.addresses]
 
 
@@ -165,7 +165,7 @@ def allows(cluster: Cluster, rule: Rule, it: Connection, direction: str) -> bool
 
 
 def is_resolved(cluster: Cluster, peer: Domain, it: Connection) -> bool:
-    """Whether the source was told that the destination is an address of the names."""
+    """Return whether the source has received an answer with the destination as an address of the names."""
     return (it.source, it.destination) in cluster.resolved.get(peer.name, ())
 
 

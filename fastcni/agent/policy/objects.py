@@ -69,7 +69,7 @@ class Selector:
         return all(one.matches(labels) for one in self.requirements)
 
     def identity(self) -> list[tuple[str, str, list[str]]]:
-        """The same for equal selectors in all processes."""
+        """Return a value that is equal for equal selectors, in all processes."""
         return [(one.key, one.operator, sorted(one.values)) for one in self.requirements]
 
 
@@ -78,7 +78,7 @@ EVERYTHING = Selector()
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Pods by selectors: those of one namespace by its name, or those of the namespaces that a selector matches.
+    """Pods by selectors: pods of the namespace with a name, or pods of the namespaces that a selector matches.
 
     hash: counted once, because groups are keys of many tables.
     """
@@ -282,7 +282,7 @@ def is_name(text: object) -> TypeGuard[str]:
 
 
 def read_namespace(document: Any) -> tuple[str, dict[str, str]]:
-    """Read a Namespace: (name, labels). It has the label with its name even if the document does not show it."""
+    """Read a Namespace: return (name, labels). The labels always include the label of the namespace's name."""
     _, metadata, name, _ = open_document("Namespace", document)
     return name, {**metadata.texts("labels"), NAME_LABEL: name}
 

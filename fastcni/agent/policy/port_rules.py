@@ -190,7 +190,8 @@ def source_rule() -> Rule:
 
 
 def tunnel_rules() -> Iterator[tuple[int, str, Rule]]:
-    """(family, chain, rule) for the packets of tunnels. Each rule goes before those that its chain has."""
+    """Yield (family, chain, rule) for the packets of tunnels. Each rule has to stand before the chain's other
+    rules."""
     for family, names in ((nft.NFPROTO_BRIDGE, BRIDGED), (nft.NFPROTO_INET, ROUTED)):
         for rule in tunnels(names):
             yield family, TUNNELS, rule
@@ -275,7 +276,8 @@ def udp_ports(both: bytes) -> Rule:
 
 
 def egress_rules() -> Iterator[Rule]:
-    """Of the chain `egress`, before its maps: a lease is asked for, and answered below."""
+    """Yield the rules of the chain `egress` before its maps, for requests of DHCP clients. ingress_rules() has the rule
+    for the answers."""
     yield *udp_ports(FROM_CLIENT), *nft_rules.saddr(4), of_set(DHCP4), accept()
 
 

@@ -27,7 +27,7 @@ VERSIONS = {4: "4", 16: "6"}                    # in names, by length of an addr
 
 
 class Names(NamedTuple):
-    """The sets of one kind of ports. Those of addresses are two: with 4 and 6 behind the name.
+    """The sets of one kind of ports. `own` and `more` are two sets each, whose names end with 4 and 6.
 
     ports: all. own: port . address. more: port . prefix. routers: may send router advertisements. shut: policies
     restrict the pod's ingress. tunnels, protocols: UDP ports and IP protocols of the node's tunnels, see tunnels.py.

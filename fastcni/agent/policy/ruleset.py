@@ -1,8 +1,8 @@
 """The table of policies in the kernel: a Change is written as one transaction of nftables. rules.py has the rules.
 
-The tables belong to the agent's socket: a program that flushes all tables leaves them, and any other change of them by
-others is refused. When the agent ends, they stay, without an owner, until the next agent takes them over. Linux before
-6.9 has no such tables. There the agent writes a table that another program has removed again.
+The tables belong to the agent's socket: a flush of all tables by another program leaves these tables, and the kernel
+rejects any other change by another program. When the agent ends, the tables stay without an owner until the next agent
+takes them over. Linux before 6.9 has no such tables: the agent writes a table again that another program has removed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     requests    the plugin `policy`: a pod is protected before its ADD answers
     kernel      rules that another program changes are written again
 
-The table stays when the agent ends: pods are protected while it is restarted, and no pod is added meanwhile.
+The table stays when the agent ends: existing pods are protected while the agent restarts, and the ADD of a pod fails.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LOOK_S = 0.5                    # while a request waits
 CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
 TUNNELS_S = 1.0                 # until links that changed while they were listed are listed again
 RETRY_S = 1.0                   # after the kernel has refused a transaction
-BRIDGED_S = 1.0                 # between two looks at the sysctls of bridges, which take 30 us
+BRIDGED_S = 1.0                 # between two reads of the sysctls of bridges, which take 30 us
 GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
 
@@ -96,7 +96,7 @@ class Policies:
         self.cut = 0                                        # connections
         self.tunnels_due = 0.0                              # when to list the node's links, monotonic
         self.next_cut = 0.0                                 # not before this time, monotonic
-        self.next_bridged = 0.0                             # a look at the sysctls of bridges, monotonic
+        self.next_bridged = 0.0                             # when to read the sysctls of bridges, monotonic
         self.bypassed = ""                                  # why these cannot be read or written
         if not see_bridged_traffic():
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
@@ -270,7 +270,7 @@ class Policies:
             if not sees_bridged_traffic():
                 see_bridged_traffic()
                 self.log.warning("bridge_filter_restored")
-        except OSError as e:            # the module was unloaded, for instance: told once
+        except OSError as e:            # the module was unloaded, for instance: log this once
             self.bypassed = str(e)
             if self.bypassed != before:
                 self.log.error("bridge_filter_off", error=self.bypassed)

@@ -98,9 +98,9 @@ def permanent_sets() -> dict[str, Set]:
 class State:
     """elements: {set: {key: chain that a map leads to, or ""}}, without those of `Set.ranges` and of domain names.
 
-    resolved: {set of a domain name: {pod's address: {address that the pod was told: until when the element lives in the
-    kernel, in monotonic seconds}}}. An address whose element has ended allows no new connection, but those that are
-    known are not cut.
+    resolved: {set of a domain name: {pod's address: {address in an answer: until when the element lives in the kernel,
+    in monotonic seconds}}}. An address whose element has ended allows no new connection, but existing connections are
+    not cut.
 
     The key of a concatenation is as nftables has it (kernel/nft_elements.py).
     """

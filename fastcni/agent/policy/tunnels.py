@@ -54,7 +54,7 @@ def read(sock: Socket) -> set[Element]:
 
 
 def elements(links: Iterable[Link]) -> set[Element]:
-    """Those of the links that are up: others take no packets."""
+    """Return the elements for the tunnels among `links` that are up: a link that is down receives no packets."""
     found: set[Element] = set()
     for link in links:
         if link.up and link.kind in UDP_PORTS:

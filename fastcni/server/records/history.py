@@ -5,21 +5,21 @@
          "network": "net", "container": "c1", "ifname": "eth0", "pid": 99, "outcome": "0", "queueMs": 0.02, "ms": 1.9,
          "phases": [{"name": "netlink", "startMs": 0.1, "ms": 0.3}], "story": {...}}]}
 
-AFTER=4711 asks for requests with a higher number, LIMIT=100 for at most 100 requests, the oldest first. WIRE=1 asks the
-server to keep the stories of successful requests, too, for the next WIRE_S seconds. Without AFTER the answer has the
-newest requests.
+AFTER=4711 selects requests with a higher number, LIMIT=100 at most 100 requests, the oldest first. After WIRE=1 the
+server also keeps the steps of successful requests, for WIRE_S seconds. Without AFTER the answer has the newest
+requests.
 
 first    from this number on no request is missing
-next     the value of AFTER for the next question
+next     the value of AFTER for the next control request
 lost     how many requests after AFTER the server has already dropped
 time     the request's arrival in Unix seconds; queueMs: time in the queue; ms: time from the queue to the end
 outcome  see ended.py
 phases   in the order of their ends; startMs counts from the end of the queue; phases can be nested
-story    the story of a failed request, see stories.py
+story    the steps of a failed request, see stories.py
 
-The last MAX_STORIES failed requests stay longer than others that came after them. A successful request takes some 2 kB
-of memory, a request with a story at most 160 kB. At most MAX_STORIES failed and MAX_STORIES successful requests have a
-story.
+The last MAX_STORIES failed requests stay longer than later successful requests. A request without a story takes some
+2 kB of memory, a request with a story at most 160 kB. At most MAX_STORIES failed and MAX_STORIES successful requests
+have a story.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class History:
         self.number, self.wire_until, self.lock = 0, 0.0, Lock()
 
     def note(self, ended: Ended) -> None:
-        """Keep a request that has ended."""
+        """Add a request that has ended to the history."""
         with self.lock:
             self.number += 1
             entry = Entry(self.number, ended)

@@ -1,5 +1,5 @@
-"""Record the story of a request, step by step: its input, each message to the kernel and the kernel's answers, the
-programs that it ran, its rollback, and its answer.
+"""Record the steps of a request: its input, each message to the kernel and the kernel's answers, the programs that it
+ran, its rollback, and its answer.
 
     {"environment": {"CNI_ARGS": "..."}, "configuration": {...}, "error": {"code": 11, "msg": "..."}, "dropped": 0,
      "steps": [{"ms": 0.112, "kind": "sent", "data": "5c00000010000506..."},
@@ -50,7 +50,7 @@ class Steps:
 
 
 class Story:
-    """The story of an ended request."""
+    """The input, the steps and the error of an ended request."""
 
     __slots__ = ("dropped", "env", "error", "stdin", "steps")
 
@@ -62,7 +62,8 @@ class Story:
         self.dropped = steps.dropped if steps else 0
 
     def document(self, started: float) -> dict[str, Any]:
-        """Return the story as JSON values. started: monotonic seconds."""
+        """Return this story as JSON values. started: the end of the request's time in the queue, in monotonic
+        seconds."""
         return {"environment": {name: utf8(shown(name, value)) for name, value in self.env.items()},
                 "configuration": configuration(self.stdin), "error": read(self.error), "dropped": self.dropped,
                 "steps": [step(at / 1e9 - started, way, data) for at, way, data in self.steps]}

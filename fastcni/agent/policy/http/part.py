@@ -1,7 +1,7 @@
 """Run the HTTP proxy: one process a node, while a policy has rules by HTTP requests.
 
 Without the process, nftables drops connections that need it (redirect.py). The agent has the listening sockets: while a
-new process replaces the former one, connections wait in the sockets' queues.
+new process replaces the running process, connections wait in the sockets' queues.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ BACKLOG = 4096
 IPV6_TRANSPARENT = 75           # linux/in6.h
 TRANSPARENT = {socket.AF_INET: (socket.IPPROTO_IP, socket.IP_TRANSPARENT),
                socket.AF_INET6: (socket.IPPROTO_IPV6, IPV6_TRANSPARENT)}
-BEGIN_S = 0.01                  # until the runtime API of a new process is asked again
+BEGIN_S = 0.01                  # between two questions to the runtime API of a new process
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 4.0     # until a process that has ended is started again
 STEADY_S = 30.0                 # a process that has run so long starts again without delay
-LOOK_S = 1.0                    # until the routes and listeners are looked for again
+LOOK_S = 1.0                    # between two checks of the routes and listeners
 
 
 class Proxy:
@@ -225,7 +225,7 @@ class Proxy:
                                         for side, each in self._sockets.items()})
 
     def _reap(self, process: Process) -> bool:
-        """End a former process that has no more connections. Return whether it has ended."""
+        """End a replaced process that has no more connections. Return whether the process has ended."""
         with self._taken(process):
             if not process.ended:
                 process.end_finished()

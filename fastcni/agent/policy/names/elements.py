@@ -1,5 +1,5 @@
 """The addresses of domain names as elements of the kernel's sets. Each element is a pair: a pod's address, and an
-address that this pod was told. The element ends by the kernel's timeout; a second set keeps the pair (set_told())."""
+address in an answer to this pod. The kernel's timeout ends the element; a second set keeps the pair (set_told())."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read_resolved(sock: Socket) -> Resolved:
-    """Return State.resolved of the table that a former agent has left in the kernel. Raises OSError."""
+    """Return State.resolved of the table that a previous agent has left in the kernel. Raises OSError."""
     found: Resolved = {}
     now, there = monotonic(), read_sets(sock)
     for name in filter(lambda name: name.startswith(DOMAIN_SETS), there):
@@ -55,8 +55,8 @@ def read_sets(sock: Socket) -> list[str]:
 
 
 def change(sock: Socket, added: Elements, removed: Elements) -> None:
-    """Add and remove elements. Those that the kernel has get the new timeout. When this function returns, first packets
-    to the added addresses pass. Raises OSError.
+    """Add and remove elements. An existing element gets the new timeout. When this function returns, first packets to
+    the added addresses pass. Raises OSError.
 
     The kernel prolongs no element that is added again, and refuses to delete an element that has just ended. So each
     element is added, deleted and added, in one transaction.

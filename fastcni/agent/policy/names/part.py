@@ -1,8 +1,8 @@
 """DNS names in policies, as a part of the agent: the forwarder runs while a policy names a domain. The kernel has the
 addresses of an answer before the pod gets the answer.
 
-Only a pod's own queries open addresses, and only for this pod. If the agent ends, the addresses that pods were told
-stay in the kernel until their TTL ends; the next agent takes them over.
+Only answers to a pod's own queries open addresses, and only for this pod. If the agent ends, these addresses stay in
+the kernel until their TTL ends; the next agent takes them over.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Names:
         self._renewed = 0.0                     # monotonic
         self._held: list[int] = []              # numbers of answers whose addresses the kernel has not acknowledged
         self._domains: dict[str, list[tuple[str, Domain]]] = {}         # by chain: (set, domain)
-        # Pods that were told something, by address
+        # Pods that have received an answer with addresses, by address
         self._owners = {pod: keys for pods in self.told.resolved.values() for pod in pods
                         if (keys := self.compiler.pods_with(pod))}
         self._why = ""                          # the last reason in the log
@@ -76,7 +76,7 @@ class Names:
                 "dns_answers": self.answers}
 
     def close(self) -> None:
-        """End the forwarder: queries go to the resolver directly. Addresses that pods were told stay in the kernel."""
+        """End the forwarder: queries go to the resolver directly. The addresses of answers stay in the kernel."""
         self._stop()
         self.poll.close()
 
@@ -105,7 +105,7 @@ class Names:
             self.poll.register(self.process.fileno(), select.EPOLLIN)
             self._opened = opened.pop_all()
         self.due = 0.0
-        self._forget_flows()                    # of a former agent
+        self._forget_flows()                    # of a previous agent
 
     def _stop(self) -> None:
         if self.process:
@@ -148,7 +148,7 @@ class Names:
         return self._domains[chain]
 
     def _forget_pods(self) -> None:
-        """Forget what former pods were told, because another pod may have such a pod's address now."""
+        """Forget the addresses that deleted pods have received: another pod may have such a pod's address now."""
         resolved = self.told.resolved
         for name in resolved.keys() - self.compiler.domains.keys():
             del resolved[name]
@@ -163,8 +163,8 @@ class Names:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """Write the addresses that pods are told, release the answers, and renew the redirection while the forwarder
-        works. Raises OSError: then the caller loads the table, with these addresses."""
+        """Write the addresses of new answers to the kernel, release the answers, and renew the redirection while the
+        forwarder works. Raises OSError: then the caller loads the table, with these addresses."""
         if not self.process:
             return
         for answer in self.process.attend():

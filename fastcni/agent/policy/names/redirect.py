@@ -14,8 +14,8 @@ queries to this resolver; the value is the forwarder's port. The redirection hol
 Its elements live 2 s, and the agent renews them while the forwarder works. If the agent dies or hangs, queries go to
 the resolver directly.
 
-These rules come before those that translate the address of a Service. `direct` keeps other hosts, and pods without the
-right to ask the resolver, from the forwarder's ports. Programs of the node may use the same numbers in the other
+These rules come before the rules that translate the address of a Service. `direct` keeps other hosts, and pods that may
+not query the resolver, from the forwarder's ports. Programs of the node may use the same numbers in the other
 protocol or family.
 """
 

@@ -13,8 +13,8 @@ RESOLV_CONF = "/etc/resolv.conf"
 
 
 def read_resolvers(servers: Iterable[str], path: str = RESOLV_CONF) -> list[bytes]:
-    """Return the addresses of `servers`; without any, those of resolv.conf(5). Addresses that no pod can ask are left
-    out. Raises ValueError for a server that is no address."""
+    """Return the addresses of `servers`, or of resolv.conf(5) if `servers` is empty. Leave out addresses that no pod
+    can query. Raises ValueError for a server that is no address."""
     found = [address.read_ip(text) for text in list(servers) or nameservers(path)]
     return [each for each in dict.fromkeys(found) if can_be_asked(each)]
 

@@ -1,4 +1,4 @@
-"""Which addresses of domain names each pod was told, and for how long: State.resolved, kept within bounds.
+"""The addresses of domain names in answers to each pod, and until when they are valid: State.resolved, within bounds.
 
     told = Told(state)
     change = told.put("d4-...", pod, {address: 300}, now)       # to be written by elements.py
@@ -32,7 +32,7 @@ class Told:
         self.removed: Elements = {}
 
     def put(self, name: str, pod: bytes, addresses: Mapping[bytes, int], now: float) -> None:
-        """Record that a pod was told these addresses, {address: TTL in seconds}. name: of the set. now: monotonic.
+        """Record an answer to a pod: `addresses`, {address: TTL in seconds}. name: the set's. now: monotonic seconds.
 
         If the pod has more than MAX_ADDRESSES, the addresses of earlier answers whose elements end first are removed.
         """
@@ -47,7 +47,8 @@ class Told:
             self._forget(name, pod + address)
 
     def forget_pods(self, gone: Callable[[bytes], bool]) -> None:
-        """Forget the addresses that these pods were told: another pod may get the address of such a pod."""
+        """Forget the addresses that deleted pods have received, by `gone`: another pod may get a deleted pod's
+        address."""
         for name, pods in self.resolved.items():
             for pod in [pod for pod in pods if gone(pod)]:
                 for address in pods.pop(pod):

@@ -33,9 +33,9 @@ class Place:
 
 
 class Content:
-    """places: what counts of each place. errors: {place: texts} of documents that cannot be read. notes: the same of
-    documents that can be read, and have a part that this version does not know. unsure: places with an unreadable
-    document that has no former version.
+    """places: {place: its Place}. errors: {place: texts} on unreadable documents. notes: {place: texts} on readable
+    documents with a part that this version does not know. unsure: places with an unreadable document that has no
+    previous version.
 
     While a place has errors, none of its previous documents is removed: the last readable version of a document stays
     in use. A document that was never read, or whose subject is unknown, closes pods (unreadable.py).

@@ -75,7 +75,7 @@ def reduced(document: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def is_foreign(kind: str, document: dict[str, Any]) -> bool:
-    """Whether a policy is that of another program, such as Calico or Antrea."""
+    """Return whether a policy belongs to another program, such as Calico or Antrea."""
     version = document.get("apiVersion")
     return kind in GROUPS and isinstance(version, str) and "." in version.partition("/")[0] and (
         not version.startswith(GROUPS[kind]))

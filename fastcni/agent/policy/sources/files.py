@@ -33,7 +33,7 @@ STEPS_S = 0.005                 # of changes to the Compiler, before requests ar
 
 
 def read_cluster(folder: str) -> Cluster:
-    """All documents of a folder. Raises PolicyError, which names the file, and OSError."""
+    """Read all documents of a directory. Raises PolicyError, which names the file, and OSError."""
     content = Content(Compiler())
     for name in names(folder):
         read = read_file(folder, name)

@@ -6,7 +6,7 @@ unreadable.
     kept.follow(content)
     kept.changed()                              # soon in the file
 
-The file lasts over a reboot, after which the kernel has no table. It is written aside, synced and renamed, in a thread:
+The file lasts over a reboot, after which the kernel has no table. A thread writes a new file, syncs and renames it:
 a busy disk does not delay the agent. The file's first line has the digest of the following lines.
 """
 
@@ -129,7 +129,8 @@ def open_own(path: str, flags: int) -> int:
 
 
 def write(path: Path, head: dict[str, object], body: bytes) -> None:
-    """Replace the file in one step: also after a crash of the node it is the former one or this one. Raises OSError."""
+    """Replace the file in one step: also after a crash of the node it has the old or the new content. Raises
+    OSError."""
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     with open(new, "wb", opener=open_own) as file:

@@ -59,7 +59,7 @@ ALWAYS, OF_CRDS = (NAMESPACES, PODS, POLICIES), (CLUSTER_POLICIES, CILIUM_POLICI
 CACHED, METADATA = (PODS, NODES), (NAMESPACES,)
 RETRY_S = 1.0                   # after the API server was unavailable; random by half
 ABSENT_S = 30.0                 # between two questions for a CRD
-CONFIRM_S = 5.0                 # until the CRD of objects that the agent has is asked for again
+CONFIRM_S = 5.0                 # between two questions for the CRD of objects that the agent has
 STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
 
 
@@ -162,7 +162,7 @@ class Kubernetes:
 
     def _follow_crd(self, path: str) -> None:
         """Watch the objects of a kind if its CRD exists. Without the CRD there are no objects. If there were objects
-        before, the API server is asked twice, because it does not know all CRDs while it starts."""
+        before, ask the API server twice for the CRD, because a starting API server does not know all CRDs."""
         try:
             if self.is_served(path) or (self._own[path] and not self._stop.wait(CONFIRM_S) and self.is_served(path)):
                 self._watch((path,), self._stop.is_set)

@@ -6,11 +6,11 @@
     for read in reader.take():
         read.documents                          # [("document 1", b'{"kind":"NetworkPolicy",...}')]
 
-One process is started, with the parser imported. It forks a child for a few files, in 1 ms. A child that needs more
-processor time, memory or time than the limits below is ended by the kernel. A process that has ended or does not answer
-is started again, after a pause that grows until a file was read. The process has the priority of the threads that
-enforce policies, and so has a child for its first file, if that file is small: on a busy node a change of one file
-takes effect sooner, and a long file or many files take no processor time from other programs.
+The agent starts one process, with the parser imported. This process forks a child for a few files, in 1 ms. The kernel
+ends a child that needs more processor time, memory or time than the limits below. The agent restarts a process that has
+ended or does not answer, after a pause that grows until a file was read. The process has the priority of the threads
+that enforce policies. A child has this priority for its first file, if that file is small: on a busy node a change of
+one file takes effect sooner, and a long file or many files take no processor time from other programs.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Reader:
         self._start()
 
     def _start(self) -> None:
-        """Start the process. It has until `_until` to say that it is ready."""
+        """Start the process, which has to report that it is ready until `_until`."""
         self._until = monotonic() + START_S
         try:
             self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -308,8 +308,8 @@ class Reader:
                        f"{ELAPSED_S:g} s or {MEMORY_BYTES >> 20} MB")]
 
     def _submit(self) -> None:
-        """Give files to children, as many as are free. A file that is being read waits, so that its last content is
-        told last."""
+        """Give files to the free children. A file that a child is reading waits, so that its last content is reported
+        last."""
         if not self._ready:
             return
         read_now = {name for job in self._jobs.values() for name in job.names}

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
 # State of a Node
-ALIVE = "alive"                 # its last sign of life is younger than NODE_TTL_S
-LOST = "lost"                   # its last sign of life is older; it keeps its blocks
+ALIVE = "alive"                 # its last heartbeat is younger than NODE_TTL_S
+LOST = "lost"                   # its last heartbeat is older; the node keeps its blocks
 DEAD = "dead"                   # its epoch was raised and its blocks are in quarantine; it may come back
 
 # State of a Block
@@ -102,7 +102,7 @@ class Record:
 
 class Node(Record):
     """name. epoch: a counter from 1. boot_id: of its last join. address: for people. state: ALIVE, LOST or DEAD.
-    seen: the unix time of its last sign of life as the store's clock has it, 0 if the store does not know it."""
+    seen: the unix time of its last heartbeat by the store's clock, 0 if the store does not know that time."""
 
     __slots__ = ("name", "epoch", "boot_id", "address", "state", "seen", "revision")
     name: str
@@ -178,7 +178,7 @@ class Event(Record):
 
 
 class Joined:
-    """The result of join_space(): the Node, the grid of the space, and the node's blocks and singles."""
+    """The result of join_space(): the Node, the block sizes of the space, and the node's blocks and singles."""
 
     __slots__ = ("blocks", "grid", "node", "singles")
 
@@ -197,23 +197,23 @@ if TYPE_CHECKING:
         name: str           # "etcd", "kubernetes", "local"
 
         def grid(self, space: str, wanted: dict[str, int]) -> dict[str, int]:
-            """The grid of a space, {"4": 26, "6": 122}: the stored one, with the families of `wanted` that it lacks
-            added by compare-and-put."""
+            """Return the block sizes of a space, {"4": 26, "6": 122}. Families of `wanted` that the stored block sizes
+            lack are added by compare-and-put."""
 
         # Nodes
         def join(self, node: str, boot_id: str, address: str = "") -> Node:
-            """Register this node, with a sign of life, and return it with its epoch. A DEAD node that joins is ALIVE,
-            with the epoch to which it was raised; its blocks are as they are."""
+            """Register this node, with a heartbeat, and return the node with its epoch. A DEAD node that joins becomes
+            ALIVE, with the epoch that declare_dead() raised; its blocks do not change."""
 
         def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
             """join(), and then grid(space, wanted), blocks(space, node) and singles(space, node). new: the store
             probably has no record of the node, which can save a request."""
 
         def keep_alive(self, node: Node) -> Node:
-            """Give a sign of life. Raises Fenced; Changed if the node was forgotten."""
+            """Send a heartbeat. Raises Fenced; Changed if the node was forgotten."""
 
         def nodes(self) -> list[Node]:
-            """All nodes, by name."""
+            """Return all nodes, by name."""
 
         def declare_dead(self, node: Node) -> Node:
             """Raise the node's epoch by one, then set each of its ACTIVE blocks to QUARANTINE. Called again after a
@@ -228,12 +228,13 @@ if TYPE_CHECKING:
             if this store has no such information."""
 
         def history(self) -> tuple[str, int]:
-            """(id of the store's data, its revision), as of the last answer; without one yet it asks. Another id or a
-            lower revision than before: the store was restored from a backup, or is a new one."""
+            """Return (id of the store's data, its revision) of the last answer; ask the store before its first answer.
+            Another id or a lower revision than before: the store was restored from a backup, or is a new store."""
 
         # Blocks
         def blocks(self, space: str = "", node: str = "") -> list[Block]:
-            """The blocks of a space, of a node, or of both; all without a choice. By space and address."""
+            """Return the blocks of a space, of a node, or of a node in a space; without arguments all blocks. By space
+            and address."""
 
         def claim(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
             """Claim the blocks `wanted`, (space, cidr), either all or no block. A block that is already this node's,
@@ -241,45 +242,45 @@ if TYPE_CHECKING:
             Fenced."""
 
         def adopt(self, me: Node, block: Block) -> Block:
-            """Make a block of this node's former epoch, QUARANTINE or ACTIVE, its own again, with the present epoch.
+            """Make a block of this node's earlier epoch, QUARANTINE or ACTIVE, its own again, with the present epoch.
             Raises Changed if the block is another node's or was deleted, Fenced."""
 
         def share(self, space: str, cidr: str) -> Block:
-            """Return the block as SHARED, made if it does not exist. Raises Taken if it is a node's."""
+            """Return the block as SHARED; make the block if it does not exist. Raises Taken if it is a node's."""
 
         def give_back(self, block: Block) -> bool:
-            """Remove a block with its use. A SHARED one only if it has no Single, and a node's KEPT singles make it
-            SHARED instead of removing it. Return False, and change nothing, if it is not as seen (revision)."""
+            """Remove a block with its use. A SHARED block is only removed if it has no Single; a node's block with KEPT
+            singles becomes SHARED. Return False, and change nothing, if the block has changed (revision)."""
 
         # Addresses that are claimed by themselves
         def claim_single(self, me: Node, single: Single) -> Single:
-            """Claim an address. The state wanted is `single.state`: HELD needs a block that is SHARED or an ACTIVE one
-            of this node; ASKED one that is another node's. A Single of the same container and ifname, or a KEPT one of
-            the same pod, is taken over. Raises Taken by a Single or by a Block that does not fit, Changed if the block
-            does not exist, Fenced."""
+            """Claim an address. The wanted state is `single.state`: HELD needs a SHARED block or an ACTIVE block of
+            this node; ASKED needs another node's block. The claim takes over a Single of the same container and ifname,
+            or a KEPT Single of the same pod. Raises Taken by a Single or by a Block that does not fit, Changed if the
+            block does not exist, Fenced."""
 
         def change_single(self, single: Single, **fields: Any) -> Single:
-            """Write fields of a Single. Raises Changed if it is not as seen (revision)."""
+            """Write fields of a Single. Raises Changed if the Single has changed (revision)."""
 
         def release_single(self, single: Single) -> bool:
-            """Remove a Single. Return False, and change nothing, if it is not as seen (revision)."""
+            """Remove a Single. Return False, and change nothing, if the Single has changed (revision)."""
 
         def single(self, space: str, address: str) -> Single | None:
-            """The Single of an address."""
+            """Return the Single of an address."""
 
         def singles(self, space: str = "", node: str = "", pod: str = "") -> list[Single]:
-            """The singles of a space, a node, a pod; all without a choice. By space and address."""
+            """Return the singles of a space, a node, a pod; without arguments all singles. By space and address."""
 
         # After the fact
         def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
-            """Write the Uses of this node's blocks. Blocks that are not the node's are left out. Raises Fenced."""
+            """Write the Uses of this node's blocks; ignore Uses of other blocks. Raises Fenced."""
 
         def uses(self, space: str = "") -> list[Use]:
-            """The uses of a space, of all spaces without one."""
+            """Return the uses of a space; without `space`, of all spaces."""
 
         def watch(self, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
-            """Call changed() for each record there is, then for each change, until stop() is true, which is asked at
-            least every second. Raises Away when the connection is lost: call it again. Events may come twice."""
+            """Call changed() for each existing record, then for each change, until stop() returns true. Call stop() at
+            least every second. Raises Away when the connection is lost: call watch() again. Events may come twice."""
 
         def close(self) -> None:
             """Close connections. A later call opens them again."""

@@ -1,4 +1,4 @@
-"""Ranges of cluster-wide addresses, and the grid of blocks that they are cut into. Numbers only: touches nothing.
+"""Ranges of cluster-wide addresses, and the blocks of each range. Pure calculation: no file, no store.
 
     range 10.0.0.0/24, blocks of /28:   10.0.0.0/28  10.0.0.16/28  ...  10.0.0.240/28
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 USUAL = {32: 26, 128: 122}          # prefix lengths: blocks of 64 addresses
 USUAL_BITS = 6                      # host bits of these blocks
-SHARES = 4                          # host bits less than those of a range: at least 16 blocks, if the range is small
+SHARES = 4                          # a block has so many host bits less than a small range: 16 blocks in the range
 FEWEST = 4                          # blocks of a range below which each address is claimed by itself
 
 
@@ -53,7 +53,7 @@ class Range:
 
     @property
     def family(self) -> str:
-        """The key of the family in a space's grid."""
+        """The key of the family in a space's block sizes."""
         return family_of(self.bits)
 
     def has(self, number: int) -> bool:
@@ -70,8 +70,8 @@ class Range:
         return sum(last - first + 1 for first, last in self.spans)
 
     def wanted_prefix(self) -> int:
-        """The length of a block's prefix for a space that has no grid yet. A small range gets smaller blocks, so that
-        there are blocks for several nodes: 16 of 16 addresses for a /24."""
+        """Return the prefix length of blocks for a space without block sizes. A small range gets smaller blocks, so
+        that it has blocks for several nodes: a /24 has 16 blocks of 16 addresses."""
         if 0 < self.block_size < self.bits:
             return self.block_size
         width = (self.last - self.first).bit_length()           # host bits of the addresses that are given

@@ -5,7 +5,7 @@ The restored store may lack blocks of other nodes. So this node waits until each
 1. PAUSE_S, or node_ttl if that is longer. A server that lost its store asks it again within Times.max_away_s and the
    time out of a request. Signs of life from before the backup have ended by then.
 2. Until each node that the store knows is alive, or declared dead, or dead_after has passed since the restore.
-3. SETTLE_S: a node gives its sign of life a moment before it claims its blocks.
+3. SETTLE_S: a node sends its heartbeat a moment before it claims its blocks.
 
 State.hold is [boot id, CLOCK_BOOTTIME, seconds, settled], of the beginning of a step, or None. settled: step 3 has
 begun. In a later boot the pause has lasted at least since that boot began: CLOCK_BOOTTIME itself.

@@ -31,7 +31,7 @@ TEXTS = {       # the keys with a text, of each type
     "kubernetes": ("kubeconfig", "k8s_api_root", "context", "namespace"),
     "local": ("path",),
 }
-# Keys of every type, in seconds. node_ttl: without a sign of life so long a node is LOST (NODE_TTL_S). dead_after: so
+# Keys of every type, in seconds. node_ttl: without a heartbeat for so long a node is LOST (NODE_TTL_S). dead_after: so
 # long LOST, it is declared dead (600).
 TIMES = ("node_ttl", "dead_after")
 PATHS = ("ca", "cert", "key", "password_file", "kubeconfig", "path")

@@ -1,4 +1,4 @@
-"""Nodes in the etcd store: epoch, sign of life, and the comparisons that keep a dead node from writing.
+"""Nodes in the etcd store: epoch, heartbeat, and the comparisons that keep a dead node from writing.
 
     join            value(epoch) = as read                      -> put record, alive if it is not there
     join_space      the same; the transaction also reads the grid, own/ of the node and the singles of the space
@@ -119,7 +119,7 @@ class EtcdNodes:
 
     def _sign(self, me: Node, alive: Pair | None, compare: list[dict[str, Any]],
               operations: list[dict[str, Any]]) -> Outcome | None:
-        """Give a sign of life, and run operations in one transaction with it. alive: the key as read. Return None if a
+        """Send a heartbeat, and run operations in the same transaction. alive: the key as read. Return None if a
         comparison did not hold, or the lease has ended meanwhile."""
         key = self.keys.node(me.name, "alive")
         if alive and self.etcd.renew(alive.lease, key):

@@ -1,12 +1,12 @@
 """A store in the Kubernetes API: objects of the group ipam.fastcni.dev. deploy/cluster-ipam-crds.yaml defines them.
 
-    IPSpace   the grid of a space
+    IPSpace   the block sizes of a space
     IPNode    a Node with its epoch
     IPBlock   a Block; creating it is the claim
     IPClaim   a Single; creating it is the claim
     IPUse     a Use. It is an object of its own, so that those who watch blocks do not get it
 
-A node's sign of life is the Lease that its kubelet renews in kube-node-lease. Only while that is old or missing, the
+A node's heartbeat is the Lease that its kubelet renews in kube-node-lease. Only while the Lease is old or missing, the
 node writes one itself: `status.heartbeat` of its IPNode.
 
 Kubernetes has no transactions over several objects. For a change that depends on two objects, each node writes its own

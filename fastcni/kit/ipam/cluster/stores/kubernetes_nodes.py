@@ -1,4 +1,4 @@
-"""IPNodes, and the signs of life of their nodes, by the rules of kubernetes.py, whose docstring says why."""
+"""IPNodes, and the heartbeats of their nodes, by the rules of kubernetes.py, whose docstring has the reasons."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 CORE_NODES = "/api/v1/nodes"
 CLUSTER = "/api/v1/namespaces/kube-system"      # its uid stands for the cluster
-OWN_LEASE_PART = 0.5            # of node_ttl: a node whose own Lease is older gives a sign of life itself
+OWN_LEASE_PART = 0.5            # of node_ttl: a node whose Lease is older writes a heartbeat itself
 
 
 class Signs:
-    """Since when a node's sign of life is unchanged, by our own clock: other clocks may be wrong."""
+    """Since when a node's heartbeat is unchanged, by this machine's clock: other clocks may be wrong."""
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
@@ -185,7 +185,7 @@ class NodeObjects(BlockObjects):
         return renewed(self.api.get(f"{LEASES}/{node}") or {}) if is_name(node) else 0.0
 
     def _sign(self, document: Object) -> Node:
-        """Give a sign of life, if the node's Lease is not one: both times are of this machine's clock."""
+        """Write a heartbeat if the node's Lease is old or missing: both times are of this machine's clock."""
         node: Node = to_record(NODES, document)
         node.seen = self._lease(node.name)
         if not abs(time.time() - node.seen) < self.node_ttl * OWN_LEASE_PART:
