@@ -75,7 +75,7 @@ def read_path(keys: Section, key: str, default: str) -> str:
 
 
 def refused(why: str) -> CniError:
-    return CniError(errors.INVALID_CONFIG, f"'delegate' dictionary {why}", "`ipam` is a key beside `delegate`")
+    return CniError(errors.INVALID_CONFIG, f"'delegate' dictionary {why}", "write the key `ipam` next to `delegate`")
 
 
 def compose(req: Request, conf: Conf) -> Document:
@@ -98,7 +98,7 @@ def given(req: Request, keys: tuple[str, ...]) -> Document:
 
 
 def fill(document: Document, defaults: Document) -> None:
-    """Add the defaults of the keys that the document lacks. Keys match in any case."""
+    """Add the defaults of the keys that the document lacks. Keys are case-insensitive."""
     present = fold(document)
     document.update({key: value for key, value in defaults.items() if key.lower() not in present})
 

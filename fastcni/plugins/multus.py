@@ -191,8 +191,8 @@ def delete_network(req: Request, conf: Conf, network: Network) -> None:
 
 
 def update(req: Request, conf: Conf) -> None:
-    """Attach and detach networks of a running pod, so that it has those of its annotation. UPDATE is no CNI command:
-    the server sends it (server/networks/hot_plug.py), with the annotation in `runtimeConfig`.
+    """Attach and detach networks of a running pod, so that it has the networks of its annotation. UPDATE is no CNI
+    command: the server sends it (server/networks/hot_plug.py), with the annotation in `runtimeConfig`.
 
     All definitions are found before anything is changed. If the ADD of a network fails, it is rolled back, and no
     further network is attached; the pod keeps its other networks. Nothing happens if a DEL has deleted the pod's

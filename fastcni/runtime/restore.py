@@ -178,7 +178,7 @@ def inputs(cache: Cache, it: Attachment) -> Iterable[tuple[str, bytes]]:
     CniError."""
     if not it.config:
         raise CniError(errors.INVALID_CONFIG, "its result cache has no network configuration",
-                       "libcni before 0.8 wrote the result alone: add the pod anew")
+                       "libcni before 0.8 wrote the result alone: delete and add the pod again")
     net = network_of(it)
     found = [plugin for plugin in net.plugins if restores(plugin)]
     if found:

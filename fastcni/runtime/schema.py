@@ -114,7 +114,7 @@ def schema(kind: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of the configuration of one of fastcni's plugins.
 
     Like the plugin, the schema allows unknown keys, and rejects values of a type that ADD rejects. The schema has the
-    keys in the spelling of the documentation; ADD accepts them in any case. Raises KeyError for an unknown type.
+    keys in the spelling of the documentation; for ADD, keys are case-insensitive. Raises KeyError for an unknown type.
     """
     found: dict[str, Any] = {
         "$schema": DIALECT, "title": f"{kind}, a CNI plugin of fastcni", "type": "object", "required": ["type"],

@@ -1,5 +1,5 @@
-"""Send and answer control requests: questions to a running server, with names that no plugin has. They are not queued,
-so the server answers them even if all workers are busy.
+"""Send and answer control requests: questions to a running server, with names that no plugin has. Control
+requests are not queued, so the server answers them even if all workers are busy.
 
     fastcni-status    see status.py
     fastcni-history   see history.py

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class NodeView:
     """An unknown node. `fastcni serve` uses the class in node/served.py, which reads the node's files.
 
-    replay  restores the firewall rules of all attachments; None: they are not restored
-    drops   finds the pods whose packets another program's firewall drops; None: this is not checked
-    pods    tells whether the pod of an attachment still exists
+    replay  restores the firewall rules of all attachments; None: the server does not restore rules
+    drops   finds the pods whose packets another program's firewall drops; None: the server does not check this
+    pods    returns whether the pod of an attachment still exists
     """
 
     replay: Run | None = None

@@ -1,6 +1,6 @@
 """At the server's start: remove ports of Open vSwitch whose pod no longer exists, of fastcni and of ovs-cni.
 
-The databases are that of the usual socket, and those that the files of pods name.
+The server reads the database at the usual socket, and the databases that the files of pods name.
 """
 
 from __future__ import annotations

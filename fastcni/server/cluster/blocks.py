@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.server.cluster.space import ClusterSpace
 
 
-MAX_IDLE = 2                    # idle blocks of a family that are kept
+MAX_IDLE = 2                    # idle blocks of a family that the node keeps
 
 
 class Blocks:
@@ -36,9 +36,9 @@ class Blocks:
         return upkeep.claim_ahead(self.space.member.store, keys, self.local.warn)
 
     def compare(self, node: Node, mine: Mapping[str, Block], restored: bool) -> Node:
-        """Compare this node's blocks in the store, `mine`, with those of the local state, and claim the missing blocks
-        again. restored: whether the store was restored from a backup. Return the Node under which this node now writes.
-        Raises the errors of a store, CniError."""
+        """Compare this node's blocks in the store, `mine`, with the blocks of the local state, and claim the missing
+        blocks again. restored: whether the store was restored from a backup. Return the Node under which this node now
+        writes. Raises the errors of a store, CniError."""
         space = self.space
         with claims.ClaimLock(self.local.keys):
             space.refresh()

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 class Counts:
-    """The counts of an address space. state: its local state. room: the free addresses of each range, see
-    upkeep.room_of(). idle: the number of own blocks without an address in use."""
+    """The state and the free addresses of an address space. state: its local state. room: the free addresses of each
+    range, see upkeep.room_of(). idle: the number of own blocks without an address in use."""
 
     __slots__ = ("state", "room", "idle")
 
@@ -93,7 +93,8 @@ class LocalSpace:
         return [holder for holder in self._read() if holder["container"]]
 
     def singles(self) -> list[str]:
-        """Return the addresses that are held for an address claim, or were imported. Takes no lock. Raises CniError."""
+        """Return the addresses whose files hold them for an address claim, or are imported. Takes no lock. Raises
+        CniError."""
         return [holder["address"] for holder in self._read()
                 if not holder["container"] or holder["network"] == IMPORTED]
 
@@ -133,7 +134,7 @@ class LocalSpace:
     # What changes
 
     def forget_single(self, address: str) -> None:
-        """Release an address that was held for an address claim, or was imported. Raises CniError."""
+        """Release an address whose file holds it for an address claim, or is imported. Raises CniError."""
         with self.open() as space:
             if space is None:
                 return
@@ -229,5 +230,5 @@ def made(files: SpaceFiles, name: str) -> float:
 
 
 def is_kept(owner: bytes) -> bool:
-    """Return whether an address is held for an address claim."""
+    """Return whether the owner of an address's file is an address claim."""
     return owner.startswith(KEPT_OWNER.encode())

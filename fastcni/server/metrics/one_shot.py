@@ -1,8 +1,8 @@
 """Count the requests that went one-shot although a server should run them. The plugin files write the counts.
 
 The file PATH.one-shot, next to the server's socket at PATH, has one byte for each such request: its reason. A server
-with --metrics creates the file. A plugin file only appends to an existing file (launcher/one_shot_count.h). So requests
-are counted even while no server runs, and a node without metrics has no such file.
+with --metrics creates the file. A plugin file only appends to an existing file (launcher/one_shot_count.h). So plugin
+files count requests even while no server runs, and a node without metrics has no such file.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class OneShotCount:
         self.counts = dict.fromkeys((*REASONS.values(), OTHER), 0)
 
     def read(self) -> dict[str, int]:
-        """Return {reason: number of requests} since the file was created. A long file is emptied; a request that
-        appends in these microseconds is not counted. Raises OSError."""
+        """Return {reason: number of requests} since the file was created. Empty a long file; a request that appends
+        its reason in these microseconds is lost. Raises OSError."""
         while piece := os.pread(self.file, PIECE_BYTES, self.at):
             self.at += len(piece)
             left = len(piece)

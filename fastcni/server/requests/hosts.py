@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastcni.server.restoring.restorer import Restoring
 
 KEEP_S = 10.0                   # seconds since the last request
-MAX_NAMESPACES = 64             # namespaces besides the server's; requests from further namespaces go one-shot
+MAX_NAMESPACES = 64             # namespaces in addition to the server's; requests from further namespaces go one-shot
 
 
 class Namespace:
@@ -161,7 +161,7 @@ class Visit:
                 self.namespace.idle.append(self.mode)
             else:
                 self.mode.close()
-        finally:                        # the thread must always leave this namespace, or that of a pod
+        finally:                        # the thread must always leave this namespace, or a pod's namespace
             with self.hosts.lock:
                 self.namespace.users -= 1
                 self.namespace.left = monotonic()

@@ -86,7 +86,7 @@ class Message:
 
 
 class Connection:
-    """A caller's connection. It is closed at the latest when this object is deleted.
+    """A caller's connection, closed at the latest when this object is deleted.
 
     uid, pid: the caller's; pid is 0 in a pid namespace that the server cannot see. shown(status, stdout): converts the
     answer to the caller's protocol; None for CNI.

@@ -67,9 +67,9 @@ class Call:
 class RequestQueue:
     """Requests from their arrival to their end. Any thread may call any method: each is atomic.
 
-    recording: whether the steps of requests are kept, see stories.py. workers, busy: see Slots. size: limit of waiting
-    requests. timeout_s: how long a request may wait. wake(): ends one worker's wait for events, so that the worker
-    calls take().
+    recording: whether the queue records the steps of requests, see stories.py. workers, busy: see Slots. size: limit of
+    waiting requests. timeout_s: how long a request may wait. wake(): ends one worker's wait for events, so that the
+    worker calls take().
     """
 
     def __init__(self, workers: int, busy: int, *, size: int = 1024, timeout_s: float = 60.0,

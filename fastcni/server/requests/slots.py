@@ -1,8 +1,8 @@
 """Limit how many requests run at the same time, and find those that hang.
 
 A request hangs when it has been in one wait or system call for longer than HANGS_S: in a program, in a lock, in the
-kernel. It then does not count against the workers: another request runs in its place, up to MAX_HANGING times the
-number of workers. When a quarter of the workers has been in one kind of wait for one network for longer than STUCK_S,
+kernel. A hanging request uses no worker's slot: another request runs in its place, up to MAX_HANGING times the number
+of workers. When a quarter of the workers has been in one kind of wait for one network for longer than STUCK_S,
 the next request of that network that would have to wait goes one-shot. If a one-shot request would wait for the same,
 the request fails with code 11.
 """

@@ -2,7 +2,7 @@
 
 A free worker waits at the listener, and serves the request that it accepts: no request moves from one thread to
 another. There is always one worker more than running requests, to take the next request. A worker runs while it has the
-run token (_run_token.pyx). It passes the token to another worker when it waits, not at each system call.
+run token (_run_token.pyx). A worker passes the token to another worker when it waits, not at each system call.
 """
 
 from __future__ import annotations

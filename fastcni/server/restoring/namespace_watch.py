@@ -32,7 +32,7 @@ BUFFER_BYTES = 4 << 20          # of notifications
 
 
 class Watch:
-    """The watch of one namespace; the states are those of restore_states.py.
+    """The watch of one namespace, with the states of restore_states.py.
 
     Create it in a thread that is in the namespace. One thread calls attend(); any thread may call note(), deleted_at()
     and close(). home: a descriptor of the namespace, for the caller to close after close(). at_start: see Replay.

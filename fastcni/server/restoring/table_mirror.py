@@ -73,7 +73,7 @@ class TableMirror:
         self.losses, self.by = 0, ""    # the size of `missing` and `emptied`; the program that last added to them
         self.deletions: dict[str, tuple[int, float]] = {}
         self.lock = Lock()
-        self.keep_deletions = False     # a replay runs: deletions are kept until its end
+        self.keep_deletions = False     # a replay runs: keep `deletions` until its end
         # Added by this transaction; and by transactions of OWN_NAME since delete_returned(): (where, set, {key:
         # element}).
         self.added: list[tuple[Where, str, dict[bytes, bytes]]] = []

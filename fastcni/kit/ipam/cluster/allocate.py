@@ -111,7 +111,7 @@ def unconfirmed(space: Space) -> bool:
 
 
 def other_store(space: Space) -> bool:
-    """Whether the configuration names another store than that in which this node has claimed its blocks."""
+    """Return whether the configuration names another store than the store in which this node has claimed its blocks."""
     return space.state.store != space.keys.store_key and not same_store(space.state.store, space.keys.store)
 
 
@@ -156,7 +156,7 @@ def note_netns(space: Space, it: Attachment, packed: bytes) -> None:
 
 
 def take_from_sandbox(space: Space, it: Attachment) -> list[bytes]:
-    """Hand over the addresses of the pod's former sandbox: the interface of this network in another container.
+    """Hand over the addresses of the pod's previous sandbox: the interface of this network in another container.
     Addresses in blocks that no longer belong to this node are not handed over. If addresses are requested, only these
     addresses are handed over."""
     found = []

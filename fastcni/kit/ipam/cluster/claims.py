@@ -1,10 +1,10 @@
 """Claim addresses that this node's own blocks lack: further blocks, and single addresses (singles.py).
 
-Calls to the store are made under the claim lock of the space, so that many ADDs that need a block claim only one. The
-lock of the space is not held during a call: DEL, and the ADDs of other ranges, go on.
+Calls to the store need the claim lock of the space, so that many ADDs that need a block claim a single block. During a
+call the lock of the space is free: DEL, and the ADDs of other ranges, continue.
 
-A crash after a claim and before its note in blocks.json is harmless: the claim is repeated, or rejoin() finds the block
-in the store.
+A crash after a claim and before its record in blocks.json is harmless: the next ADD repeats the claim, or rejoin()
+finds the block in the store.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def provide(req: Request, it: Attachment) -> None:
 
 
 class Patience:
-    """Growing pauses before a busy store is asked again; their lengths differ from node to node."""
+    """Growing pauses between calls to a busy store; their lengths differ from node to node."""
 
     __slots__ = ("seconds", "until")
 
@@ -104,7 +104,7 @@ class Patience:
         self.seconds, self.until = FIRST_PAUSE_S, monotonic() + waiting.limit(PATIENCE_S)
 
     def pause(self) -> bool:
-        """Wait. Return False at once if the time is over. Raises CallerGone."""
+        """Wait. Return False immediately if PATIENCE_S is over. Raises CallerGone."""
         if monotonic() >= self.until:
             return False
         waiting.readable(-1, self.seconds * (0.5 + int.from_bytes(posix.urandom(2), "big") / 65536), waiting.STORE)
@@ -359,7 +359,7 @@ def claim_blocks(store: Store, me: Node, keys: Keys, ranges: Sequence[Range],
                 return [mine], None
             known = {*state.blocks, *(block.cidr for block in store.blocks(keys.space))}
     raise CniError(TRY_AGAIN_LATER, f"other nodes took {MAX_TRIES} blocks of "
-                   f"{', '.join(map(str, ranges))} before this one", "many nodes claim blocks at once; it passes")
+                   f"{', '.join(map(str, ranges))} before this one", "many nodes claim blocks now; try again")
 
 
 def adopted(store: Store, me: Node, block: Any) -> Block | None:

@@ -192,8 +192,8 @@ def read_addresses(ipam: Section) -> list[Address]:
 # -- ranges -------------------------------------------------------------------------------------------
 
 def read_ranges(ipam: Section, warnings: list[str]) -> tuple[Range, ...]:
-    """`range` and its keys, then those of ipRanges. `gateway` of `ipam` is for each range of its family that has no
-    own. Raises CniError 7."""
+    """Read the range of `range` and its keys, then the ranges of ipRanges. A range without `gateway` has the gateway of
+    `ipam`, if the family is the same. Raises CniError 7."""
     sections = [ipam] if ipam.has("range") else []
     for one in sections + ipam.sections("ipRanges"):
         if not one.text("range"):

@@ -1,13 +1,13 @@
 """The contract of a store of cluster-wide addresses, and the records in it.
 
-    Space    a set of ranges in which each address is given once: `network_name`, "default" without one. Its grid says
-             how long the prefix of a block is, for each family; the first node that uses the space decides it
-    Node     a node of the cluster with its epoch. A node that is declared dead gets a higher epoch, and nothing that it
-             writes by the old one is accepted
-    Block    an aligned prefix of the grid. An active block is one node's: only that node gives its addresses. In a
-             shared block each address is claimed by a Single
+    Space    a set of ranges in which each address is given once: `network_name`, "default" without that key. Its grid
+             has the prefix length of blocks for each family; the first node that uses the space decides these lengths
+    Node     a node of the cluster with its epoch. A node that is declared dead gets a higher epoch, and the store
+             rejects writes by the old epoch
+    Block    an aligned prefix of that length. An active block belongs to one node: only this node gives its addresses.
+             In a shared block a Single claims each address
     Single   an address that is claimed by itself: in a shared block, or fixed or sticky in a node's block
-    Use      what a node has given out of a block, written after the fact, for people and for tools
+    Use      the addresses of a block that a node has given, written after the fact, for people and for tools
 
 The invariant that a store and its users keep: an address of a space has at most one live owner. For that, a store
 compares and writes in one step. If a change does not fit into one transaction, the store orders the steps so that at

@@ -46,6 +46,6 @@ COUNTED = (("block", "blocks"), ("block in quarantine", "blocks in quarantine"),
 
 
 def node_text(name: str, counts: list[int]) -> str:
-    """"a has 2 blocks and 1 single address": counts are those of COUNTED."""
+    """Return a text such as "a has 2 blocks and 1 single address". counts: in the order of COUNTED."""
     parts = [f"{count} {words[count > 1]}" for count, words in zip(counts, COUNTED, strict=True) if count]
     return f"{name} has {' and '.join(parts) or 'nothing'}"

@@ -66,10 +66,10 @@ class Own:
 
 
 class State:
-    """The content of blocks.json. Do not change one that was read: copy() it, and save() the copy.
+    """The content of blocks.json. Do not change a State that was read: copy() it, and save() the copy.
 
-    node, epoch, boot   as of the last join; node "": it has not joined
-    store, history      key_of() the settings of the store, and what its history() was
+    node, epoch, boot   as of the last join; node "": this node has not joined
+    store, history      key_of() the settings of the store, and the last result of its history()
     grid                {"4": prefix length of a block, "6": ...}
     blocks              {cidr: Own} whose addresses are given
     lost                cidrs of blocks that are not this node's any more: their pods keep their addresses
@@ -103,7 +103,7 @@ class State:
                 "lost": list(self.lost), "later": [dict(one) for one in self.later], "hold": self.hold}
 
     def copy(self) -> State:
-        """A State that can be changed. It shares the Owns, which never change."""
+        """Return a State that can be changed. Both States share the Owns, which never change."""
         new = State({"node": self.node, "epoch": self.epoch, "boot": self.boot, "store": self.store,
                      "history": self.history, "grid": dict(self.grid), "lost": list(self.lost),
                      "later": [dict(one) for one in self.later], "hold": self.hold})
@@ -329,10 +329,10 @@ class Space(Store):
         self.index.hold(packed, new)
 
     def release(self, packed: bytes, owner: bytes) -> bool:
-        """Release the address if it has this owner, and note when. True if it was released.
+        """Release the address if it has this owner, and record the time. Return whether the address was released.
 
-        If a Single of the store belongs to it, that is noted in State.later first. A sticky one stays held, for its
-        pod. The reboot's release of old addresses comes here, too.
+        If the address has a Single in the store, first add the Single to State.later. A sticky address stays held for
+        its pod. After a reboot, this method also releases the addresses of the previous boot.
         """
         if not self._has_owner(packed, owner):
             return False
@@ -370,8 +370,8 @@ class Space(Store):
     # -- pods -----------------------------------------------------------------------------------------
 
     def addresses_of_pod(self, pod: str, ifname: str) -> list[bytes]:
-        """Return the packed addresses that a pod's interface was given last. They are hints: the caller has to check
-        the files."""
+        """Return the packed addresses that a pod's interface was given last. The addresses are hints: the caller has to
+        check the files."""
         try:
             text = posix.readlink(pod_link(pod, ifname), dir_fd=self.files.fd)
         except OSError:
@@ -417,7 +417,7 @@ def pod_link(pod: str, ifname: str) -> str:
 
 
 def kept_owner(pod: str, ifname: str) -> bytes:
-    """The owner of an address that is held for a Single. It has three words, so that it is no attachment."""
+    """Return the owner of an address that is held for a Single: three words, unlike the owner of an attachment."""
     return f"{KEPT_OWNER} {pod or '-'}\r\n{ifname or '-'}".encode()
 
 

@@ -96,7 +96,7 @@ def missing(req: Request, it: Attachment) -> list[str]:
 
 
 def collect(req: Request, it: Attachment) -> None:
-    """GC: release the addresses of this network that no valid attachment has, and those of torn files."""
+    """GC: release the addresses of this network that no valid attachment has, and the addresses of torn files."""
     from fastcni.kit.ipam import allocation  # imported here, because other requests do not need it
 
     valid = {owner_of(*pair) for pair in req.valid_attachments}

@@ -1,11 +1,11 @@
-"""When the addresses of a node's blocks were released, so that the one released longest ago is given first. Hints: if
-the file is lost, only the order changes.
+"""Record when the addresses of a node's blocks were released, so that the address released longest ago is given first.
+The times are hints: if the file is lost, only the order changes.
 
     0    magic, boot id         of another boot: the file is emptied, since its times are of CLOCK_BOOTTIME
     48   confirmed, tried       milliseconds: when the store last knew this node, and when it was last asked
     64   seconds                4 bytes for each address: when it was released; 0 never, HELD while a pod has it
 
-Every function needs the lock of the space. The file is never read by another machine: the order of bytes is its own.
+Every function needs the lock of the space. No other machine reads the file: it has this machine's byte order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Released:
         return int.from_bytes(self.first[56:64], sys.byteorder) / 1000
 
     def note_confirmed(self, ok: bool) -> None:
-        """Note that the store was asked now, and whether it has confirmed this node."""
+        """Record the time of this call to the store, and whether the store has confirmed this node."""
         self.read_head()
         now = int(boottime() * 1000).to_bytes(8, sys.byteorder)
         posix.pwrite(self.fd, now * 2 if ok else now, 48 if ok else 56)

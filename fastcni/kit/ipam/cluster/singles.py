@@ -199,7 +199,8 @@ def claim_one(store: Store, me: Node, single: Single, share: bool) -> Single | B
 
 
 def in_turn(bits: int, spans: list[tuple[int, int]], seed: str) -> Iterator[bytes]:
-    """The addresses of spans, from a place that differs from pod to pod on: a released one is not given at once."""
+    """Yield the addresses of spans, from a start that differs between pods, so that a released address is not given
+    again immediately."""
     count = sum(last - first + 1 for first, last in spans)
     start = int(digest(seed, 15), 16) % count if count else 0
     for k in range(count):
@@ -219,7 +220,8 @@ def is_held(req: Request, it: Attachment, packed: bytes) -> bool:
 # -- sticky addresses -------------------------------------------------------------------------------------
 
 def give_sticky(req: Request, it: Attachment, store: Store, me: Node) -> None:
-    """Give a pod the addresses that are kept for it. Raises CniError 11 if it still has them on another node."""
+    """Give a pod the addresses that are kept for it. Raises CniError 11 if the pod still has such an address on another
+    node."""
     known = [one for one in store.singles(it.keys.space, pod=it.asked.pod)
              if one.ifname == it.ifname and one.state in (HELD, KEPT)]
     for i in it.missing():
@@ -332,7 +334,7 @@ def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: A
 
 
 def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], one: dict[str, str]) -> bool:
-    """Release or keep one Single. Return False if the Single changed meanwhile, so that the caller has to try again."""
+    """Release or keep one Single. Return False if the Single changed during the call; the caller has to try again."""
     single = store.single(keys.space, one["address"])
     if single is None:
         with Space(keys, warn) as space:

@@ -1,8 +1,8 @@
-"""The tasks of a server for a space of its node: claim ahead, return idle blocks, answer other nodes. One-shot plugins
-of the node may run at the same time, because they take the same locks.
+"""Maintain one address space of this node for a server: claim blocks ahead, return idle blocks, answer other nodes.
+One-shot plugins of the node may run at the same time, because they take the same locks.
 
-keys: any Keys of the space, see conf.py; its ranges matter for room() and claim_ahead() only. Each function that has a
-`store` makes calls, and raises Away. Each raises CniError 5 and 11 as node_state.Space does.
+keys: any Keys of the space, see conf.py; only room() and claim_ahead() use its ranges. Functions with an argument
+`store` call the store, and raise Away. All functions raise CniError 5 and 11 as node_state.Space does.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ AHEAD = 4               # a block is claimed if less than a fourth of a range's 
 
 
 class BlockUse:
-    """A block of this node: its cidr, since (unix time), the number of its addresses and of those that are held, and
-    for how many seconds it has been empty (0: it is not)."""
+    """A block of this node. since: unix time. size: the number of its addresses. held: the number of held addresses.
+    empty_s: how many seconds the block has been empty; 0: it is not empty."""
 
     __slots__ = ("cidr", "empty_s", "held", "since", "size")
 
@@ -57,7 +57,7 @@ def held_in(space: Space, own: Own) -> int:
 
 
 def empty_for(space: Space, own: Own) -> float:
-    """Seconds since the last address of a block was released, or since its claim; 0 if one is held."""
+    """Return the seconds since the release of a block's last address, or since its claim; 0 if an address is held."""
     import time
 
     if held_in(space, own):
@@ -145,8 +145,8 @@ def finish_later(store: Store, keys: Keys, warn: Warn) -> None:
 # -- single addresses of other nodes' pods ----------------------------------------------------------------
 
 def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single | None:
-    """Answer a node that asks for an address of a block of this one: HELD if it was free, else REFUSED with the holder.
-    None: the Single is no question to this node, or it was taken back."""
+    """Answer another node that asks for an address in a block of this node: HELD if the address was free, else REFUSED
+    with the holder. None: the Single does not ask this node, or the other node has released the Single."""
     if single.state != ASKED:
         return None
     packed = address.read_ip(single.address)

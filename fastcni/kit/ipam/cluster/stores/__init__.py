@@ -88,7 +88,7 @@ def same_store(key: str, settings: Settings) -> bool:
 
 
 def open_store(settings: Settings) -> Store:
-    """A new Store. It connects when it is first used."""
+    """Return a new Store, which connects at its first use."""
     module, name = STORES[settings["type"]]
     __import__(module)
     store: Store = getattr(sys.modules[module], name)(settings)

@@ -85,7 +85,7 @@ class Keys:
         return f"{self.prefix}/{kind}/{space}/{rest}"
 
     def watched(self) -> tuple[str, str]:
-        """The range of keys of Blocks, grids, Singles and Nodes."""
+        """Return the range of the keys of Blocks, block sizes, Singles and Nodes."""
         return self.blocks(), f"{self.prefix}/node0"
 
 

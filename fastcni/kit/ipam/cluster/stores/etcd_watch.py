@@ -1,7 +1,7 @@
-"""The watch of the etcd store: a copy of what decides, kept up to date by one watch of a range of keys.
+"""Keep a copy of etcd's blocks, claims and nodes up to date, by one watch of a range of keys.
 
-A watch that is lost goes on at the revision that was seen last, at the next endpoint. If etcd has compacted that, or
-has a lower revision because it was restored from a backup, everything is read anew, and compared with the copy.
+A lost watch continues from the last seen revision, at the next endpoint. If etcd has compacted this revision, or has a
+lower revision because it was restored from a backup, the Watch reads all keys again, and compares them with the copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys
 
 REOPEN_S = 1.0                  # a watch that is lost sooner than that is not opened again
-IDLE_S = 1500.0                 # etcd tells its progress each 10 minutes
+IDLE_S = 1500.0                 # etcd sends a progress notification each 10 minutes
 
 
 class Copy:
@@ -126,7 +126,7 @@ class Watch:
                     raise
 
     def _follow(self, copy: Copy, stop: Callable[[], bool]) -> None:
-        """Watch from behind the copy's revision until stop(), or until another endpoint should be asked. Raises Away if
+        """Watch from the revision after the copy's until stop(), or until requests use another endpoint. Raises Away if
         the watch is lost."""
         endpoint, http = "", self.etcd.http
 

@@ -31,9 +31,9 @@ before. forget() removes the listed objects, each with the uid and resourceVersi
 node that joins at the same time is alive with the raised epoch. An object that the node claims or adopts after the join
 is not in the list, or has another resourceVersion.
 
-Several blocks. All nodes create the blocks of a claim in the same order. When one is taken, those that this call has
-created are removed. If the API server cannot be reached just then, they stay this node's, unused, and blocks() has
-them.
+Several blocks. All nodes create the blocks of a claim in the same order. If a block is taken, the call removes the
+blocks that it has created. If the API server is then unavailable, these blocks stay this node's, unused, and blocks()
+returns them.
 
 Lost answers. A method that is called again gets 409 for an object that it has created. The method reads the object, and
 finds that the object is its own.
@@ -205,7 +205,8 @@ class KubernetesStore(NodeObjects):
             return True
 
     def _make(self, block: Block) -> tuple[Object, bool]:
-        """(the IPBlock, whether this call has created it). It is not marked as draining, unless it is another's."""
+        """Return (the IPBlock, whether this call has created it). The IPBlock is not draining, unless it is another
+        node's."""
         while True:
             try:
                 return self.api.create(f"{BASE}/{BLOCKS}", to_object(BLOCKS, name_of(block), spec_of(block))), True
@@ -323,7 +324,7 @@ class KubernetesStore(NodeObjects):
     # -- after the fact -------------------------------------------------------------------------------
 
     def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
-        """See contract.Store. An IPUse is owned by its IPBlock, so that Kubernetes removes it with that."""
+        """See contract.Store. An IPBlock owns its IPUse, so that Kubernetes removes the IPUse with the IPBlock."""
         self.check_epoch(me)
         own = {(block.space, block.cidr): document for block, document in self.list_of(BLOCKS, node=me.name)}
         for use in uses:

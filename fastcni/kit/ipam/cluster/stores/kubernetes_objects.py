@@ -118,7 +118,7 @@ def selector(fields: dict[str, str]) -> str:
 # Fields
 
 def spec_of(record: Node | Block | Single | Use) -> Object:
-    """Each field of the record as the object's `spec` has it; None if it is empty."""
+    """Return the `spec` of a record's object: each field in the form of the API, None for an empty field."""
     spec: Object = {}
     for name in record.__slots__:
         if name not in LEFT_OUT:

@@ -27,7 +27,7 @@ NAMESPACE = "kube-system"       # if the context names no namespace, as in where
 
 
 class Allocation(Record):
-    """An address of a pool. container may be that of a former sandbox of the pod. pod: "namespace/name"."""
+    """An address of a pool. container: the pod's sandbox, possibly an earlier sandbox. pod: "namespace/name"."""
 
     __slots__ = ("address", "container", "pod", "ifname")
     address: str
@@ -71,7 +71,8 @@ class Slices(Record):
 
 
 class Whereabouts(Record):
-    """All of it, each list by name. unreadable: what cannot be understood, as texts for people."""
+    """The objects of whereabouts in a cluster, each list by name. unreadable: texts on the objects that fastcni cannot
+    read."""
 
     __slots__ = ("pools", "reservations", "slices", "unreadable")
     pools: list[Pool]
@@ -111,7 +112,8 @@ def to_slices(document: Object) -> Slices:
 
 
 def to_pool(document: Object, found: Whereabouts) -> Pool:
-    """Raises ValueError. Allocations whose offset is none are noted as unreadable."""
+    """Return the Pool of an IPPool. Allocations whose offset is no number are added to `unreadable`. Raises
+    ValueError."""
     name, spec = document["metadata"]["name"], document.get("spec") or {}
     packed, prefix = address.read_cidr(spec.get("range", ""))
     network, node = parts_of(name, spec["range"], found.slices)
@@ -127,8 +129,8 @@ def to_pool(document: Object, found: Whereabouts) -> Pool:
 
 
 def to_reservation(document: Object, known: set[tuple[str, str]]) -> Reservation:
-    """known: the (network, address) of pools. They decide if a name can be read in two ways: an address that was given,
-    else one of a network that there is. Raises ValueError."""
+    """Return the Reservation of an object. known: the (network, address) of pools. If an object's name has two
+    readings, a reading with a known address is used, else a reading with an existing network. Raises ValueError."""
     name, spec = document["metadata"]["name"], document.get("spec") or {}
     readings = []
     words = name.split("-")
