@@ -269,5 +269,5 @@ def test_status_reports_a_missing_device(node, conf, machine):
     for keys, folder in (({"pciBusID": PCI}, f"bus/pci/devices/{PCI}"),
                          ({"kernelpath": "/sys/devices/a"}, "devices/a")):
         assert node.refused("STATUS", naming(conf, **keys)) == {
-            "code": 50, "msg": f"failed to find host device: /sys/{folder} is not there"}
+            "code": 50, "msg": f"failed to find host device: /sys/{folder} does not exist"}
     node.ok("STATUS", naming(conf))                     # the runtime names a device with each pod
