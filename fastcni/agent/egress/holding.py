@@ -54,7 +54,10 @@ class Holding:
         if self.until != before:
             self.lending.lend(self.until, places)
             self.table.hold(self.until)
-            self._tell(before.keys() - self.until.keys(), self.until.keys() - before.keys())
+            for packed in self.until.keys() - before.keys():
+                self.log.info("egress_held", address=str(ip_address(packed)), link=places[packed].name)
+            for packed in before.keys() - self.until.keys():
+                self.log.warning("egress_lost", address=str(ip_address(packed)))
         self.due = min([self._renewed + RENEW_S if self.until else inf,
                         *(self._due_of(packed) for packed in wanted if packed not in self.until)])
 
@@ -94,12 +97,6 @@ class Holding:
                 self.until[packed] = end
         except Away as e:
             self._tell_away(e)
-
-    def _tell(self, lost: Collection[bytes], won: Collection[bytes]) -> None:
-        for packed in won:
-            self.log.info("egress_held", address=str(ip_address(packed)), link=self.lending.link_of(packed))
-        for packed in lost:
-            self.log.warning("egress_lost", address=str(ip_address(packed)))
 
     def _tell_away(self, e: Away) -> None:
         if str(e) != self._problem:

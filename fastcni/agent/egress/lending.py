@@ -42,10 +42,6 @@ class Lending:
     def close(self) -> None:
         self.sock.close()
 
-    def link_of(self, packed: bytes) -> str:
-        """The name of the link that an address was lent to, or ""."""
-        return self.lent[packed].name if packed in self.lent else ""
-
     def places(self, addresses: Collection[bytes]) -> dict[bytes, Link]:
         """The link on which this node can hold each of these addresses; without those for which it has none, and those
         that it has itself."""

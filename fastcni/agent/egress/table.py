@@ -156,7 +156,7 @@ class Table(NftTable):
         if not self.wanted:
             return
         requests = Transaction()
-        if first := self._written is None:
+        if self._written is None:
             self._own()
             set_up(requests, self.flags)
             for name, ranges in self._ranges.items():
@@ -164,7 +164,7 @@ class Table(NftTable):
             put_held(requests, self._until, ())
         had = self._written or {}
         for name, wanted in self._plain.items():
-            if first:
+            if name not in had:         # the kernel may have the elements of a former agent
                 requests.add(nft_elements.flush_set, FAMILY, TABLE, name)
             put_difference(requests, name, had.get(name, {}), wanted)
         self._commit(requests)

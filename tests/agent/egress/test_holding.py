@@ -1,5 +1,7 @@
 """Which egress addresses a node claims, renews and gives up: with claims, links and a table that the test gives."""
 
+from types import SimpleNamespace
+
 import pytest
 import structlog
 
@@ -51,14 +53,11 @@ class Links:
         self.there, self.lent = {ONE, TWO}, {}
 
     def places(self, addresses):
-        return {packed: "eth0" for packed in addresses if packed in self.there}
+        return {packed: SimpleNamespace(name="eth0") for packed in addresses if packed in self.there}
 
     def lend(self, until, places):
         assert until.keys() <= places.keys()
         self.lent = dict(until)
-
-    def link_of(self, packed):
-        return "eth0"
 
 
 class Table:
@@ -82,7 +81,7 @@ class Node:
         self.it = Holding(self.claims, self.links, self.table, structlog.wrap_logger(None, processors=[self._note]))
 
     def _note(self, logger, method, event):
-        self.log.append(event["event"])
+        self.log.append(event["event"] + (f" on {event['link']}" if "link" in event else ""))
         raise structlog.DropEvent
 
     def attend(self, *wanted, after=0.0):
@@ -107,7 +106,7 @@ def test_what_is_wanted_and_fits_a_link_is_claimed_renewed_and_given_up(node):
     assert node.it.until[ONE] == first + RENEW_S
     assert node.attend(TWO) == set()
     assert node.claims.by == {}
-    assert node.log == ["egress_held", "egress_lost"]
+    assert node.log == ["egress_held on eth0", "egress_lost"]
 
 
 def test_a_node_that_holds_one_lets_others_claim_the_next_one_first(node):
@@ -124,7 +123,7 @@ def test_while_the_store_is_away_an_address_is_held_until_the_lease_ends_and_no_
     for _ in range(3):
         assert node.attend(ONE, after=RENEW_S) == {ONE}
     assert node.attend(ONE, after=RENEW_S) == set()
-    assert node.log == ["egress_held", "egress_claims_away", "egress_lost"]
+    assert node.log == ["egress_held on eth0", "egress_claims_away", "egress_lost"]
     node.claims.away = False
     assert node.attend(ONE, after=AGAIN_S) == {ONE}
 

@@ -217,6 +217,26 @@ def test_all_that_egress_addresses_have_made_can_be_removed(place):
     assert eventually(lambda: place.source() == "192.0.2.1")
 
 
+def test_the_next_agent_keeps_the_ways_of_the_former_one_until_it_knows_its_own(host_netns):
+    """The kernel refused the first write of an element that was there already (EEXIST)."""
+    pods, ways = ({read_ip(POD) + more: None} for more in (b"", read_ip("192.0.2.2")))
+    given = {read_ip(POD): read_ip(ADDRESS)}
+    for former in (False, True):
+        with closing(Table()) as table:
+            table.adopt()
+            table.put("subjects", pods)
+            if former:
+                assert ADDRESS in run("nft", "list", "map", "inet", "fastcni-egress", "to4")
+            table.put("to", given)
+            table.put("ways", ways)
+    assert f"{POD} . 192.0.2.2" in run("nft", "list", "set", "inet", "fastcni-egress", "ways4")
+    with closing(Table()) as table:
+        table.put("subjects", pods)
+        table.put("ways", {})
+        assert "elements" not in run("nft", "list", "set", "inet", "fastcni-egress", "ways4")
+        table.remove()
+
+
 @pytest.mark.needs("nft-owned-tables")
 def test_no_other_program_removes_the_table_and_the_next_agent_takes_it_over(place):
     place.put(ADDRESS)

@@ -256,3 +256,13 @@ def test_a_proxy_that_hangs_ends_at_the_next_change_and_another_one_starts(world
     assert eventually(lambda: "http_proxy_refused" in world.agent.events())
     assert eventually_status(world, 200, "c", "b", "GET /public/x") == 200
     assert not os.path.exists(f"/proc/{former}")
+
+
+def test_the_agents_configuration_gives_no_warning(world):
+    """A warning of the start would be said to be the reason of an end."""
+    proxy = begin(world, READ_ONLY)
+    assert "WARNING" not in (proxy.folder / process.ERRORS).read_text()
+    os.kill(proxy.process.pid, signal.SIGKILL)
+    assert eventually(lambda: "http_proxy_ended" in world.agent.events())
+    (ended,) = [each for each in world.agent.log if each["event"] == "http_proxy_ended"]
+    assert ended["how"] == "signal 9"

@@ -55,7 +55,6 @@ defaults
     log global
     option disable-h2-upgrade
     option idle-close-on-response
-    option http-no-delay
     http-reuse never
     retries 0
     timeout connect 5s
@@ -85,6 +84,7 @@ frontend {side}
 BACKEND = """
 backend {side}
     mode http
+    option http-no-delay
     source 0.0.0.0 usesrc clientip
     http-request set-var(txn.path) pathq
     http-request set-var(txn.host) req.fhdr(host)
