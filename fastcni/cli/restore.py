@@ -18,7 +18,7 @@ def restore(cache_dir: str, as_json: bool) -> int:
 
     Use it after `nft flush ruleset`, a reload of firewalld or a restart of iptables. The command does not change pods,
     links or addresses. It restores only pods that are linked to the network namespace in which it runs. The exit status
-    is 1 if a rule could not be restored.
+    is 1 if a rule could not be restored or a cached result cannot be read.
     """
 
     done = run(Cache(cache_dir))
@@ -40,4 +40,4 @@ def document(done: Restored) -> dict[str, Any]:
 def failure_document(failure: Failure) -> dict[str, Any]:
     it = failure.attachment
     return {"network": it.network, "containerID": it.container_id, "ifname": it.ifname, "plugin": failure.plugin,
-            **failure.error.as_document()}
+            **({"path": failure.path} if failure.path else {}), **failure.error.as_document()}

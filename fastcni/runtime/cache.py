@@ -106,11 +106,13 @@ class Cache:
         except (CniError, OSError):
             pass
 
-    def attachments(self, container_id: str = "", *, without_config: bool = False) -> list[Attachment]:
+    def attachments(self, container_id: str = "", *, without_config: bool = False,
+                    unread: list[tuple[str, str]] | None = None) -> list[Attachment]:
         """Return the attachments of one container or of all, sorted by file name. Files of other formats are skipped.
 
         without_config: include files of libcni before 0.8, which have only the result, if the result names a network
-        namespace. Raises OSError if the directory exists and cannot be listed.
+        namespace. unread: takes (path, why) of each file that cannot be read or is damaged. Raises OSError if the
+        directory exists and cannot be listed.
         """
         where = self.results()
         try:
@@ -121,10 +123,14 @@ class Cache:
         for name in names:
             if container_id and f"-{container_id}-" not in name[1:-1]:
                 continue
+            path = os.path.join(where, name)
             try:
-                path = os.path.join(where, name)
                 document, since = read_document(read_file(path), name), os.stat(path).st_mtime
-            except (OSError, ValueError):
+            except FileNotFoundError:
+                continue                        # a DEL has just removed the file
+            except (OSError, ValueError) as e:
+                if unread is not None:
+                    unread.append((path, getattr(e, "strerror", None) or str(e)))
                 continue
             it = replace(document.attachment, since=since)
             known = document.kind == KIND or (without_config and not document.kind and it.netns)

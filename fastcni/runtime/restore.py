@@ -27,18 +27,22 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 ELSEWHERE, HERE = "elsewhere", "here"
+UNREAD = Attachment("", "", "")         # stands for the attachment of a cache file that cannot be read
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The error of one attachment. plugin: the type of the failed plugin, "" if the error was before the first
-    plugin."""
+    plugin. path: the cache file if it cannot be read; then the attachment is UNREAD."""
 
     attachment: Attachment
     plugin: str
     error: CniError
+    path: str = ""
 
     def __str__(self) -> str:
+        if self.path:
+            return f"cached result {self.path}: {self.error}"
         it = self.attachment
         what = f"{self.plugin} of {it.ifname}" if self.plugin else it.ifname
         return f"{what} of container {it.container_id} in network {it.network}: {self.error}"
@@ -88,7 +92,8 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
     attachments = calls = 0
     left_out = {GONE: 0, ELSEWHERE: 0}
     failed: list[Failure] = []
-    for it in cache.attachments(without_config=True):
+    unread: list[tuple[str, str]] = []
+    for it in cache.attachments(without_config=True, unread=unread):
         try:
             place, why = whereabouts(it, mode)
             if place in left_out:
@@ -113,6 +118,7 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
                 restore_one(kind, {**environ, **variables(it)}, stdin, mode)
             except CniError as e:
                 failed.append(Failure(it, kind, e))
+    failed += [Failure(UNREAD, "", CniError(errors.DECODING_FAILURE, why), path) for path, why in unread]
     return Restored(attachments, calls, left_out[GONE], tuple(failed), left_out[ELSEWHERE])
 
 

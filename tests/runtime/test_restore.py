@@ -165,6 +165,31 @@ def test_the_command_prints_the_counts_and_exits_1_after_a_failure(cache, calls,
          "msg": "no, thanks"}]
 
 
+@pytest.mark.parametrize("damage", [lambda raw: b"", lambda raw: raw[:40], lambda raw: b"[]", lambda raw: None])
+def test_a_cached_result_that_cannot_be_read_is_a_failure_with_its_path(cache, calls, capfd, damage):
+    """A truncated file was skipped: "restored: 0 attachments ... failed: 0", exit status 0."""
+    remember(cache, "c1", BRIDGE)
+    remember(cache, "c2", BRIDGE)
+    path = os.path.join(cache.results(), "net-c1-eth0")
+    with open(path, "rb") as file:
+        raw = damage(file.read())
+    os.unlink(path)
+    if raw is None:
+        os.mkdir(path)
+    else:
+        with open(path, "wb") as file:
+            file.write(raw)
+    words = ["restore", "--cache-dir", cache.directory]
+    assert entry_point.run(words) == 1
+    seen = capfd.readouterr()
+    assert "restored: 1 attachments, 1 plugins; failed: 1;" in seen.out
+    assert seen.err.startswith(f"cached result {path}: ")
+    assert entry_point.run([*words, "--json"]) == 1
+    failed, = json.loads(capfd.readouterr().out)["failed"]
+    assert failed["msg"] and {key: failed[key] for key in failed if key != "msg"} == {
+        "network": "", "containerID": "", "ifname": "", "plugin": "", "path": path, "code": 6}
+
+
 def test_an_attachment_from_before_the_last_boot_is_gone(cache, calls, tmp_path):
     """/run is empty then: restore does not ask whether this is the node's mount namespace."""
     remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-folder/pod")
