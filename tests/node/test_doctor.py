@@ -17,6 +17,7 @@ from fastcni.node.checks import kernel as checks_kernel
 from fastcni.node.checks import state as checks_state
 from fastcni.node.checks.doctor import CHECKS, diagnose
 from fastcni.node.checks.findings import ERROR, WARNING, Node
+from fastcni.runtime.restore import restore
 from fastcni.testing.namespaces import needs_root, run
 
 STATS = "entries  allocs table_fulls\n{:08x}  00000001 {:08x}\n{:08x}  00000001 00000000\n"
@@ -347,6 +348,29 @@ def test_faults_of_a_real_node_are_found(host, pod_netns, fastcni, bin_dir):
     assert found["lost-rules"]["do"] == "fastcni restore" and "c0" in found["lost-rules"]["what"]
     for number in (0, 2):
         host.delete(f"c{number}", pods[number])
+
+
+@needs_root
+@pytest.mark.parametrize("backend", ["nftables", "iptables"])
+def test_rules_of_one_address_family_that_are_lost_are_found(folders, host_netns, pod_netns, fastcni, bin_dir, backend):
+    """A flush of IPv4's rules alone had no finding, because those of IPv6 were there."""
+    bridge, portmap = LIST["plugins"]
+    ipam = {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
+    folders.configure({**LIST, "plugins": [{**bridge, "ipMasqBackend": backend, "ipam": ipam},
+                                           {**portmap, "backend": backend}]})
+    pod = pod_netns()
+    folders.add("c1", pod, ports=[(8080, 80)])
+    assert "lost-rules" not in diagnosed(fastcni, "--bin-dir", bin_dir)[1]
+    for command in {"nftables": ["nft flush map inet fastcni pods4", "nft flush map inet fastcni hostports4"],
+                    "iptables": ["iptables -t nat -F", "iptables -t nat -X"]}[backend]:
+        run(*command.split())
+    status, found = diagnosed(fastcni, "--bin-dir", bin_dir)
+    assert status == 2
+    assert "lacks IPv4 masquerade: c1; 1 running pod lacks IPv4 port mappings: c1" in found["lost-rules"]["what"]
+    assert restore(folders.cni.cache).failed == ()
+    assert "lost-rules" not in diagnosed(fastcni, "--bin-dir", bin_dir)[1]
+    folders.delete("c1", pod)
 
 
 def test_a_range_that_is_full(folders, fastcni):

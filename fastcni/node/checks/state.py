@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import fastcni
 from fastcni.node.attachments.address_dirs import sections
 from fastcni.node.attachments.adopt import gc_command
-from fastcni.node.attachments.caches import types_of
+from fastcni.node.attachments.caches import addresses_of, types_of
 from fastcni.node.attachments.records import (
     ADDRESS_FILE,
     CACHE,
@@ -27,6 +27,8 @@ from fastcni.node.ranges import ranges_of
 from fastcni.server import status
 
 NEARLY = 0.9
+IPV4, IPV6 = "IPv4", "IPv6"
+MASQUERADE_SETS, PORT_SETS = ("pods",), ("hostports", "hostip-hostports")      # without the family, 4 or 6
 DECLINES = "the server declines to tell its state"
 
 
@@ -149,19 +151,21 @@ def damaged_files(node: Node) -> Iterator[Finding]:
 
 
 def lost_rules(node: Node) -> Iterator[Finding]:
-    """Running pods have their masquerade and port mappings."""
+    """Running pods have their masquerade and port mappings in each of their address families."""
     facts = node.seen.facts
     if not facts.firewall or any("tables-save" in text for text in facts.unseen):
         return
-    pods = list(running(node))
-    for what, found in (
-            ("masquerade", [it for it in pods if masquerades(it) and not has(it, "pods", "ipMasq", "masquerade")]),
-            ("port mappings", [it for it in pods if it.ports and "portmap" in it.plugins
-                               and not has(it, "hostport", "portmap", "port mapping")])):
-        if found:
-            yield Finding(ERROR, f"{plural(len(found), 'running pod')} lack{'s' if len(found) == 1 else ''} {what}: "
-                          f"{some(it.container_id[:12] for it in found)}", "another program has flushed the firewall: "
-                          "connections of these pods fail", "fastcni restore")
+    lacking: dict[str, list[NodeAttachment]] = defaultdict(list)
+    for it in running(node):
+        for what, wanted, there in (
+                ("masquerade", masqueraded(it), families_of(it, MASQUERADE_SETS, "ipMasq", "masquerade")),
+                ("port mappings", mapped(it), families_of(it, PORT_SETS, "portmap", "port mapping"))):
+            if lost := wanted - there:
+                lacking[what if lost == wanted else f"{' and '.join(sorted(lost))} {what}"].append(it)
+    for what, found in lacking.items():
+        yield Finding(ERROR, f"{plural(len(found), 'running pod')} lack{'s' if len(found) == 1 else ''} {what}: "
+                      f"{some(it.container_id[:12] for it in found)}", "another program has flushed the firewall: "
+                      "connections of these pods fail", "fastcni restore")
 
 
 def running(node: Node) -> Iterator[NodeAttachment]:
@@ -170,14 +174,42 @@ def running(node: Node) -> Iterator[NodeAttachment]:
                 if it.state == RUNNING and it.cached and types_of(it.cached.config) and it.links)
 
 
-def masquerades(it: NodeAttachment) -> bool:
-    """Return whether a plugin of the attachment's configuration has ipMasq."""
+def masqueraded(it: NodeAttachment) -> set[str]:
+    """Return the address families for which ADD gave the pod masquerade."""
     config = it.cached.config if it.cached else {}
-    return any(plugin.get("ipMasq") is True for kind in ("bridge", "ptp") for plugin in sections(config, kind))
+    wanted = any(plugin.get("ipMasq") is True for kind in ("bridge", "ptp") for plugin in sections(config, kind))
+    return pod_families(it) if wanted else set()
 
 
-def has(it: NodeAttachment, name: str, *rules: str) -> bool:
-    """Return whether the attachment has an element in a set whose name begins with `name`, or such a rule of
-    iptables."""
-    return any((each.kind == ELEMENT and each.place.rpartition(" ")[2].startswith(name)) or
-               (each.kind == RULE and each.text in rules) for each in it.sightings)
+def mapped(it: NodeAttachment) -> set[str]:
+    """Return the address families for which ADD mapped ports of the host to the pod."""
+    if not it.ports or "portmap" not in it.plugins:
+        return set()
+    mappings = it.cached.capability_args.get("portMappings") if it.cached else None
+    asked = [str(one.get("hostIP") or "") for one in mappings if isinstance(one, dict)] if isinstance(
+        mappings, list) else [""]
+    return {family for family in pod_families(it) if any(ip == "" or family_of(ip) == family for ip in asked)}
+
+
+def pod_families(it: NodeAttachment) -> set[str]:
+    """Return the address families of the result of ADD."""
+    return {family_of(ip) for ip in (*addresses_of(it.cached.result if it.cached else {}),) or it.addresses}
+
+
+def family_of(ip: str) -> str:
+    return IPV6 if ":" in ip else IPV4
+
+
+def families_of(it: NodeAttachment, sets: Collection[str], *rules: str) -> set[str]:
+    """Return the address families for which the attachment has an element in one of the sets, whose names end with the
+    family, or such a rule of another plugin or of iptables. The result of multus shows one of the pod's networks, so
+    any family counts as all."""
+    found: set[str] = set()
+    for each in it.sightings:
+        if each.kind == ELEMENT and (name := each.place.rpartition(" ")[2])[:-1] in sets:
+            found.add(IPV6 if name.endswith("6") else IPV4)
+        elif each.kind == RULE and each.text in rules:
+            words = each.place.split()[:2]
+            found |= {IPV6} if words[0] == "ip6tables" or words[1:] == ["ip6"] else (
+                {IPV4} if words[0] == "iptables" or words[1:] == ["ip"] else {IPV4, IPV6})
+    return {IPV4, IPV6} if found and "multus" in it.plugins else found
