@@ -119,9 +119,10 @@ def title(name: str) -> str:
 class Plan:
     """The number of measurements.
 
-    rounds, slow_rounds: rounds of the part latency. burst: in a round, each implementation adds this many pods one
-    after the other, then deletes the pods. rest: seconds after an implementation's calls, so that its deferred work (20
-    ms of RCU after a DEL) is not measured with the next implementation. settle: seconds after concurrent calls.
+    rounds, slow_rounds: rounds of the part latency, for quick and for slow calls. burst: in a round, each
+    implementation adds this many pods one after the other, then deletes the pods. rest: seconds after an
+    implementation's calls, so that its deferred work (20 ms of RCU after a DEL) is not measured with the next
+    implementation. settle: seconds after concurrent calls.
 
     at_once, slow_at_once: numbers of concurrent calls. pods, repeats: each of `repeats` rounds adds `pods` pods, then
     deletes them. levels: numbers of existing pods in the part density, with density_rounds rounds at each.

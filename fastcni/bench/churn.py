@@ -57,7 +57,7 @@ def pods_of(bench: Bench, sides: Sequence[Side]) -> dict[Side, list[Pod]]:
 
 @contextmanager
 def noting_failures(bench: Bench, what: str) -> Iterator[None]:
-    """Record a failed call as a note. It ends its case, but not the run."""
+    """Record a failed call as a note. A failed call ends its case; the benchmark goes on with the next case."""
     try:
         yield
     except CallFailed as e:

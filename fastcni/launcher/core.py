@@ -59,7 +59,8 @@ class Elf:
 class Core:
     """The properties by which the launcher recognises a python_core.elf.
 
-    size: bytes. modified_ns: since 1970, 0: any. parts: [(offset, bytes)] that the digest covers.
+    size: the file's size in bytes. modified_ns: the file's modification time in ns since 1970; with 0 the launcher
+    accepts each time. parts: the parts of the file that the digest covers, as (offset, bytes).
     """
 
     __slots__ = ("digest", "modified_ns", "parts", "size")

@@ -1,4 +1,4 @@
-"""The data that the hops examine: the two ends, and the results of one real packet."""
+"""Hold what `fastcni why` examines hop by hop: the two ends, and the results of one real packet."""
 
 from __future__ import annotations
 

@@ -57,8 +57,11 @@ AVAILABLE = {"type": "NetworkUnavailable", "status": "False", "reason": "Fastcni
 
 
 class Kubernetes:
-    """The registry in the Kubernetes API, see contract.Registry. settings: "kubeconfig" ("" in a pod: its service
-    account), "node", "net_conf" (a file), "annotation_prefix"."""
+    """The nodes and their subnets as annotations of Node objects in the Kubernetes API (a contract.Registry).
+
+    settings: "kubeconfig" (a path; "": the service account of the pod), "node" (this node's name), "net_conf" (the path
+    of the network's configuration), "annotation_prefix" (begins the names of the annotations).
+    """
 
     publishes = True
 

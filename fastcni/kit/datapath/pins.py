@@ -147,8 +147,9 @@ def make_folder(where: str, warn: Callable[[str], object]) -> None:
 
 
 def load(where: str, names: list[str]) -> bool:
-    """Pin the missing programs and maps. Return whether a map was missing; the caller then loads the programs of the
-    previous map again. If two processes pin at the same time, the first pin counts. Raises OSError."""
+    """Pin the programs and maps that are missing in the directory `where`. Return whether a map was missing: then the
+    filters of pods have programs of the lost map, and the caller replaces these programs. If two processes pin at the
+    same time, both use the first pin. Raises OSError."""
     from fastcni.kernel.bpf.redirect_programs import PROGRAMS
 
     fds: dict[str, int] = {}

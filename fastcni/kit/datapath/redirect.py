@@ -109,7 +109,8 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def check(req: Request, conf: Conf, link: PodLink) -> None:
-    """Raise CniError 999 if a pod in the map has no filters. No error for a pod outside of the map."""
+    """Raise CniError 999 if the map `pods` has the pod of `link`, and its host link lacks a filter. A pod that the map
+    does not have is no error."""
     sock, host, result = link.pod.host, link.host, link.result
     opened = pins.open_maps(sock)
     if opened is None:

@@ -155,7 +155,7 @@ class LocalSpace:
                 space.save(state)
 
     def stop_claims(self) -> None:
-        """Begin the pause in which no block is claimed, see hold.py. Raises CniError."""
+        """Begin the pause in which this node, its one-shot ADDs too, claims no block (hold.py). Raises CniError."""
         self._change(lambda state: setattr(state, "hold", hold.begin(self.keys.store)))
 
     def add(self, block: Block) -> None:

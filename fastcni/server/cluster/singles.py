@@ -2,8 +2,8 @@
 
 Another node asks for an address by a Single in state ASKED. This node answers: it takes the address out of its block
 and sets the Single to HELD. If one of its own pods has the address, it sets the Single to REFUSED, with the holder as
-reason. A HELD or KEPT Single has an address file on this node, so that no ADD gives its address. The file is removed
-when the Single no longer exists.
+reason. For each Single that is HELD, or KEPT for a pod that comes again, this node has an address file, so that no ADD
+allocates the address. The node removes the file when the Single no longer exists.
 """
 
 from __future__ import annotations

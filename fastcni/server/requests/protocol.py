@@ -88,8 +88,8 @@ class Message:
 class Connection:
     """A caller's connection, closed at the latest when this object is deleted.
 
-    uid, pid: the caller's; pid is 0 in a pid namespace that the server cannot see. shown(status, stdout): converts the
-    answer to the caller's protocol; None for CNI.
+    uid, pid: the caller's user and process; pid is 0 if the server cannot see the caller's pid namespace.
+    shown: the function that converts exit status and stdout of an answer to the caller's protocol; None for CNI.
     """
 
     __slots__ = ("fd", "uid", "pid", "shown")

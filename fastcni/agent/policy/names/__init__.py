@@ -1,7 +1,7 @@
 """DNS names in policies (`domainNames`): which addresses a pod may reach, by the answers that the pod got.
 
     pod --query--> redirect.py --> forwarder.py --> resolver
-    pod <--answer-- forwarder.py <-- part.py: the addresses are in the kernel
+    pod <--answer-- forwarder.py <-- part.py, when the addresses are in the kernel
 
     answers.py      addresses in an answer, by dnspython
     forwarder.py    a separate process that forwards queries and knows no policies

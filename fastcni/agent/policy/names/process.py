@@ -146,7 +146,7 @@ class Process:
         return found
 
     def let(self, numbers: Iterable[int]) -> None:
-        """Let these answers go to the pods."""
+        """Let the forwarder send the answers with these numbers to the pods."""
         self._send(write_numbers(numbers))
 
     def _send(self, data: bytes) -> None:
