@@ -8,7 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from agent.policy.http_pods import (
@@ -256,6 +259,21 @@ def test_a_proxy_that_hangs_ends_at_the_next_change_and_another_one_starts(world
     assert eventually(lambda: "http_proxy_refused" in world.agent.events())
     assert eventually_status(world, 200, "c", "b", "GET /public/x") == 200
     assert not os.path.exists(f"/proc/{former}")
+
+
+def test_the_end_of_a_proxy_that_hangs_takes_no_time(tmp_path, monkeypatch):
+    """The thread that writes the rules waited for the effect of SIGTERM, which a process that hangs does not heed."""
+    monkeypatch.setattr(process, "ANSWER_S", 30.0)
+    (tmp_path / "haproxy.cfg").write_text("global\n stats socket unix@./stats-1.sock\n")
+    it = process.Process(tmp_path, 1, (), SimpleNamespace(lists={}))
+    try:
+        assert eventually(lambda: it.listens) and it._ask("show info"), "from now on SIGTERM has a handler"
+        os.kill(it.pid, signal.SIGSTOP)
+        assert eventually(lambda: Path(f"/proc/{it.pid}/stat").read_text().split()[2] == "T")
+        began = time.monotonic()
+    finally:
+        it.end()
+    assert time.monotonic() - began < 20 and not os.path.exists(f"/proc/{it.pid}")
 
 
 def test_the_agents_configuration_gives_no_warning(world):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,8 @@ PROGRAMS = ("haproxy", "setpriv")
 # The kernel sends no signal if the parent ended before setpriv requested the signal
 IF_PARENT_LIVES = '[ "$PPID" = "$0" ] && exec "$@"'
 CAP_SETPCAP = 8
-COMMANDS, ANSWER_S = 100, 1.0   # commands in one line (16 KiB) to the runtime API; how long to wait for its answer
+COMMANDS = 100                  # in one line (16 KiB) to the runtime API
+ANSWER_S = 0.5                  # the answer of the runtime API; meanwhile this thread writes no rules
 FINISH_S, ASK_S = 60.0, 1.0     # from finish() to the end of the process; between two checks for its connections
 SESSION = re.compile(r"(?P<session>0x[0-9a-f]+): .* src=(?P<source>[0-9a-f.:]+):\d+ fe=\S+ be=(?P<backend>\S+) "
                      r"srv=(?P<server>\S+)")
@@ -82,12 +82,8 @@ class Process:
     def end(self) -> None:
         """End the process and all its connections."""
         if self._child.poll() is None:
-            self._child.send_signal(signal.SIGTERM)
-            try:
-                self._child.wait(ANSWER_S)
-            except subprocess.TimeoutExpired:
-                self._child.kill()
-                self._child.wait()
+            self._child.kill()                          # a process that hangs heeds no other signal
+            self._child.wait()
         self.release()
 
     def release(self) -> None:
