@@ -33,6 +33,7 @@ from fastcni.agent.policy.objects import (
     Reader,
     Rule,
     open_document,
+    read_labels,
     read_network,
     read_selector,
 )
@@ -114,7 +115,7 @@ def read_node(document: Any) -> Node:
         packed = tuple(dict.fromkeys(read_ip(text) for text in texts if text))
     except ValueError as e:
         it.wrong(str(e), "status.addresses")
-    return Node(name, metadata.texts("labels"), packed)
+    return Node(name, read_labels(metadata), packed)
 
 
 def read_cluster_policy(document: Any) -> ClusterPolicy:

@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}          # IPPROTO_*
 MAX_PORT = 65535
 MAPPED_PREFIX = 96              # bits before an IPv4 address in IPv6, ::ffff:192.0.2.1
-MAX_NAME = 253
+MAX_NAME, MAX_NAMESPACE = 253, 63
 MAX_ERROR = 800                 # characters
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
 DIRECTIONS = INGRESS, EGRESS = "Ingress", "Egress"
 API_VERSION = "networking.k8s.io/v1"
 CLUSTER_SCOPED = ("Namespace", "Node", "ClusterNetworkPolicy", "EgressAddress")          # kinds without a namespace
-# Of selectors and ports, as the API server validates them: k8s.io/apimachinery/pkg/util/validation
+# Of names, labels and ports, as the API server validates them: k8s.io/apimachinery/pkg/util/validation
 LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 DNS_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
-LABEL_KEY = re.compile(rf"(?:(?=[^/]{{1,{MAX_NAME}}}/){DNS_LABEL}(?:\.{DNS_LABEL})*/)?"
+NAME = re.compile(rf"{DNS_LABEL}(?:\.{DNS_LABEL})*")
+LABEL_KEY = re.compile(rf"(?:(?=[^/]{{1,{MAX_NAME}}}/){NAME.pattern}/)?"
                        r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 PORT_NAME = re.compile(r"(?=[a-z0-9-]{1,15}$)(?=.*[a-z])(?!.*--)[a-z0-9](?:.*[a-z0-9])?")
 NAME_LABEL = "kubernetes.io/metadata.name"              # the API server gives it to each namespace
@@ -269,29 +270,45 @@ def open_document(kind: str, document: Any) -> tuple[Reader, Reader, str, str]:
     metadata = it.part("metadata") or it.wrong("is missing", "metadata")
     name = metadata.get("name", str, "") or it.wrong("is missing", "metadata.name")
     namespace = metadata.get("namespace", str, "") or "default"
-    for key, text in (("name", name), ("namespace", namespace)):
-        if not is_name(text):
-            metadata.wrong(f"{reprlib.repr(text)} is no name", key)
+    for key, text, known in (("name", name, is_namespace if kind == "Namespace" else is_name),
+                             ("namespace", namespace, is_namespace)):
+        if not known(text):
+            metadata.wrong(f"{reprlib.repr(text)} is no name, such as web-1", key)
     it.what = metadata.what = f"{kind} {name if kind in CLUSTER_SCOPED else f'{namespace}/{name}'}"
     return it, metadata, name, namespace
 
 
 def is_name(text: object) -> TypeGuard[str]:
-    """Whether it can be part of a key, and of a comment of a rule in the kernel."""
-    return isinstance(text, str) and 0 < len(text) <= MAX_NAME and text.isprintable() and "/" not in text
+    """Whether the API server accepts it as a name: a DNS name in lower case (RFC 1123). It can be part of a key, and of
+    a comment of a rule in the kernel."""
+    return isinstance(text, str) and len(text) <= MAX_NAME and NAME.fullmatch(text) is not None
+
+
+def is_namespace(text: object) -> TypeGuard[str]:
+    """Whether the API server accepts it as the name of a namespace."""
+    return is_name(text) and len(text) <= MAX_NAMESPACE and "." not in text
+
+
+def read_labels(it: Reader, key: str = "labels") -> dict[str, str]:
+    """Read labels. Raises PolicyError."""
+    found = it.texts(key)
+    for name, value in found.items():
+        if not LABEL_KEY.fullmatch(name) or not LABEL_VALUE.fullmatch(value):
+            it.wrong(f"{reprlib.repr(name)}: {reprlib.repr(value)} is no label", key)
+    return found
 
 
 def read_namespace(document: Any) -> tuple[str, dict[str, str]]:
     """Read a Namespace: return (name, labels). The labels always include the label of the namespace's name."""
     _, metadata, name, _ = open_document("Namespace", document)
-    return name, {**metadata.texts("labels"), NAME_LABEL: name}
+    return name, {**read_labels(metadata), NAME_LABEL: name}
 
 
 def read_pod(document: Any) -> Pod:
     """Read a Pod. Raises PolicyError."""
     it, metadata, name, namespace = open_document("Pod", document)
     spec, status = it.part("spec"), it.part("status")
-    return Pod(namespace, name, metadata.texts("labels"),
+    return Pod(namespace, name, read_labels(metadata),
                read_addresses(status) if status and not is_outside(spec, status) else (),
                spec.get("nodeName", str, "") if spec else "", read_named_ports(spec) if spec else {},
                metadata.get("uid", str, ""))
@@ -348,10 +365,7 @@ def read_selector(it: Reader | None) -> Selector:
     if it is None:
         return EVERYTHING
     it.only("matchLabels", "matchExpressions")
-    for key, value in it.texts("matchLabels").items():
-        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
-            it.wrong(f"{reprlib.repr(key)}: {reprlib.repr(value)} is no label", "matchLabels")
-    found = [Requirement(key, IN, frozenset([value])) for key, value in it.texts("matchLabels").items()]
+    found = [Requirement(key, IN, frozenset([value])) for key, value in read_labels(it, "matchLabels").items()]
     found += it.each("matchExpressions", read_requirement)
     return Selector(tuple(sorted(dict.fromkeys(found), key=lambda one: (one.key, one.operator, sorted(one.values)))))
 

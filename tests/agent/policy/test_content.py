@@ -101,6 +101,31 @@ def test_a_policy_of_another_program_is_no_mistake_of_its_place(it):
     assert it.places["a.yaml"].entries[line].kind == FOREIGN and not it.unsure
 
 
+def test_several_documents_of_one_name_are_told_and_the_last_one_is_in_force(it):
+    """A policy that another file had too was not in force, and nothing said so."""
+    put(it, policy(), policy(app="web"))
+    assert closed(it) == ({"web"}, set())
+    assert it.told() == {"a.yaml": ["NetworkPolicy default/p is there 2 times; the last one is in force"]}
+    put(it, policy())
+    put(it, policy(app="other"), place="b.yaml")
+    put(it, policy(app="web"), place="c.yaml")
+    assert closed(it) == ({"web"}, set())
+    assert it.told() == {place: ["NetworkPolicy default/p is not in force: c.yaml has another one of this name"]
+                         for place in ("a.yaml", "b.yaml")}
+    put(it, policy(app="web"))
+    assert [*it.told()] == ["b.yaml"]
+    put(it, place="b.yaml")
+    assert not it.told() and closed(it) == ({"web"}, set())
+
+
+def test_a_policy_does_not_move_to_a_namespace_that_cannot_be(it):
+    """Its pods were open."""
+    put(it, policy())
+    for namespace in ("Default", "default ", "my_default", "my.default", "-", "d" * 64):
+        put(it, policy(namespace=namespace))
+        assert closed(it) == ({"db"}, set()) and "is no name" in it.errors["a.yaml"][0]
+
+
 def test_a_place_of_which_nothing_is_known_is_unsure_until_it_can_be_read(it):
     put(it, broken=["no YAML"])
     put(it, policy(), LOST, place="b.yaml")

@@ -11,7 +11,10 @@ import pytest
 
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import PolicyError
-from fastcni.agent.policy.sources.files import RETRY_S, Files, read_cluster
+from fastcni.agent.policy.sources.content import Content
+from fastcni.agent.policy.sources.documents import encode, reduced
+from fastcni.agent.policy.sources.files import RETRY_S, Files, read_cluster, run
+from fastcni.agent.policy.sources.reader import read_file
 from fastcni.spec.address import read_ip
 
 POD = {"kind": "Pod", "metadata": {"name": "a"}, "status": {"podIP": "10.0.0.1"}}
@@ -107,11 +110,53 @@ def test_a_policy_whose_kind_is_misspelled_is_a_mistake(folder, source, kind, ve
     (text,) = source.errors[str(folder / "policies.yaml")]
     assert f"document 1: kind: expected {kind.partition('Pol')[0]}Policy, got '{kind}'" in text
     assert list(source.content.compiler.cluster.policies) == ["default/closed"]
-    (folder / "policies.yaml").write_text("".join(f"kind: {kind}\napiVersion: {version}\n---\n" for version, kind in (
-        ("networking.k8s.io/v1", "Ingress"), ("networking.k8s.io/v1", "IPAddress"), ("cilium.io/v2", "CiliumNode"),
-        ("policy/v1", "PodDisruptionBudget"), ("example.com/v1", "NetworkPolicies"))))
+
+
+OF_OTHERS = {
+    "v1": "Binding ConfigMap Endpoints Event LimitRange PersistentVolume PersistentVolumeClaim PodTemplate "
+          "ReplicationController ResourceQuota Secret Service ServiceAccount",
+    "apps/v1": "ControllerRevision DaemonSet Deployment ReplicaSet StatefulSet", "batch/v1": "CronJob Job",
+    "autoscaling/v2": "HorizontalPodAutoscaler", "policy/v1": "PodDisruptionBudget",
+    "networking.k8s.io/v1": "Ingress IngressClass IPAddress ServiceCIDR",
+    "cilium.io/v2": "CiliumNode CiliumEndpoint CiliumIdentity CiliumEgressGatewayPolicy CiliumLocalRedirectPolicy",
+    "postgresql.cnpg.io/v1": "Cluster", "config.openshift.io/v1": "Network", "k8s.ovn.org/v1": "EgressIP",
+    "crd.antrea.io/v1beta1": "Egress", "example.com/v1": "NetworkPolicies"}
+
+
+def test_a_file_may_have_documents_of_other_kinds(folder, source):
+    (folder / "policies.yaml").write_text("".join(f"kind: {kind}\napiVersion: {version}\n---\n" for version, kinds in
+                                                  OF_OTHERS.items() for kind in kinds.split()))
     settle(source)
-    assert not source.errors
+    assert not source.errors and not source.content.compiler.cluster.policies
+
+
+LIST = {"items": [{"kind": "NetworkPolicy", "metadata": {"name": "closed"}, "spec": {"podSelector": {}}}]}
+NO_LISTS = [{**LIST, "kind": kind} for kind in ("list", "Lists", "LIST", "NetworkPolicyLists", "L", "Li", "Lis",
+                                                "NetworkPolicyLis", "NetworkPolicy", "Foo")]
+NO_KINDS = [{"kind": kind} for kind in (
+    *("NetworkPolicy"[:end] for end in range(1, 13)), *("ClusterNetworkPolicy"[:end] for end in range(1, 20)),
+    *("CiliumNetworkPolicy"[:end] for end in range(1, 19)), "EgressAddr", "L", "list", "NetworkPolicyLi", "Namespaces")]
+NO_KINDS_OF_GROUPS = [{"kind": kind, "apiVersion": version} for kind, version in (
+    ("Policy", "networking.k8s.io/v1"), ("Ingres", "networking.k8s.io/v1"), ("Network", "networking.k8s.io/v1"),
+    ("GlobalNetworkPolicy", "networking.k8s.io/v1"), ("Policy", "policy.networking.k8s.io/v1alpha2"),
+    ("Egress", "policy.fastcni.dev/v1alpha1"), ("EgressIP", "policy.fastcni.dev/v1alpha1"), ("C", "cilium.io/v2"),
+    ("CiliumNetwor", "cilium.io/v2"), ("CiliumNetworkPolicies", "cilium.io/v2"))]
+NO_GROUPS = [{**LIST["items"][0], "apiVersion": version} for version in (
+    "network.k8s.io/v1", "networking.k8s.io", "networking.k8s.i/v1", "Networking.k8s.io/v1", "cilium.io/v2",
+    "policy.networking.k8s.io/v1alpha2")]
+
+
+@pytest.mark.parametrize("document", [*NO_LISTS, *NO_KINDS, *NO_KINDS_OF_GROUPS, *NO_GROUPS], ids=json.dumps)
+def test_a_kind_or_group_that_is_misspelled_or_cut_off_opens_no_pod(tmp_path, document):
+    """Each of these passed for a document of another program, so the policy went."""
+    line, it = encode(reduced(LIST["items"][0])), Content(Compiler())
+    run(it.replace("a.json", [("", line)]))
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    read = read_file(str(tmp_path), "a.json")
+    run(it.replace("a.json", read.documents, read.broken))
+    assert line in it.places["a.json"].entries and "default/closed" in it.compiler.cluster.policies
+    (text,) = it.errors["a.json"]
+    assert "kind: expected " in text or "apiVersion: expected " in text
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# closed\n", "\0" * 600, "apiVersion: v1\n", "kind: List\nitems:\n",
@@ -233,9 +278,15 @@ def test_a_document_of_two_files_counts_while_one_of_them_has_it(folder, source)
     settle(source)
     it = source.content.compiler
     assert not it.state.elements["in4"]                 # the last file counts
-    (folder / "z.yaml").unlink()
+    first, last = folder / "policies.yaml", folder / "z.yaml"
+    assert source.errors == {str(first): [f"{first}: NetworkPolicy default/closed is not in force: {last} has another "
+                                          "one of this name"]}
+    last.write_text(POLICIES)                           # a copy
     settle(source)
-    assert it.state.elements["in4"]
+    assert it.state.elements["in4"] and not source.errors
+    last.unlink()
+    settle(source)
+    assert it.state.elements["in4"] and not source.errors
     (folder / "policies.yaml").unlink()
     settle(source)
     assert not it.cluster.policies

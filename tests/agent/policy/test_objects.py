@@ -2,6 +2,7 @@
 
 import pytest
 
+from fastcni.agent.policy.cluster_policies import read_node
 from fastcni.agent.policy.objects import (
     Block,
     Group,
@@ -111,12 +112,20 @@ def test_a_pod_without_addresses_of_its_own(document):
     assert read_pod({"metadata": {"name": "a"}, **document}).addresses == ()
 
 
-@pytest.mark.parametrize("name", ["a/b", "\ud800", "a\0b", "two\nlines", "a" * 254])
+@pytest.mark.parametrize("name", ["a/b", "\ud800", "a\0b", "two\nlines", "a" * 254, "Web", "web_1", "web ", "web\n",
+                                  "-a", "a-", "a..b", "."])
 def test_a_text_that_is_no_name(name):
-    """It goes into keys, and into the comments of the kernel's rules."""
+    """The API server refuses it. It goes into keys, and into the comments of the kernel's rules."""
     for metadata in ({"name": name}, {"name": "a", "namespace": name}):
         with pytest.raises(PolicyError, match="is no name"):
             read_policy({"metadata": metadata, "spec": {}})
+
+
+@pytest.mark.parametrize("read", [read_pod, read_namespace, read_node])
+@pytest.mark.parametrize("labels", [{"app ": "db"}, {"": "db"}, {"app": "db "}, {"A.b/app": "db"}, {"a/b/c": "db"}])
+def test_labels_that_the_api_server_refuses_are_refused(read, labels):
+    with pytest.raises(PolicyError, match=r"metadata\.labels: .* is no label"):
+        read({"metadata": {"name": "a", "labels": labels}})
 
 
 def test_a_namespace_has_its_name_as_a_label():

@@ -95,7 +95,8 @@ def test_without_metadata_the_namespace_is_the_default_one(metadata):
     assert closed({"metadata": metadata, "spec": {"podSelector": {}}}) == ({OTHER}, {OTHER})
 
 
-@pytest.mark.parametrize("metadata", [5, [], {"namespace": 5}, {"namespace": ["shop"]}, {"namespace": "a/b"}])
+@pytest.mark.parametrize("metadata", [5, [], {"namespace": 5}, {"namespace": ["shop"]}, {"namespace": "a/b"},
+                                      {"namespace": "Shop"}, {"namespace": "my.shop"}])
 def test_a_policy_whose_namespace_cannot_be_read_closes_no_pods(metadata):
     """Its last good content stays, see test_content.py."""
     assert not read_entry(encode({"kind": "NetworkPolicy", "metadata": metadata, "spec": {}})).records

@@ -9,6 +9,7 @@ A place is a unit that is read and replaced as a whole: a file with many documen
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from fastcni.agent.policy.objects import Node, Pod, Policy
 from fastcni.agent.policy.sources.documents import EGRESS_ADDRESS, NAMESPACE, NODE, POD, read_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from fastcni.agent.policy.compile import Compiler
     from fastcni.agent.policy.sources.documents import Entry, Id, Record
@@ -34,8 +35,9 @@ class Place:
 
 class Content:
     """places: {place: its Place}. errors: {place: texts} on unreadable documents. notes: {place: texts} on readable
-    documents with a part that this version does not know. unsure: places with an unreadable document that has no
-    previous version.
+    documents: parts that this version does not know, and several documents of one name. unsure: places with an
+    unreadable document that has no previous version. superseded: {document: places}, the last of which has the version
+    in force, the others another version.
 
     While a place has errors, none of its previous documents is removed: the last readable version of a document stays
     in use. A document that was never read, or whose subject is unknown, closes pods (unreadable.py).
@@ -48,6 +50,7 @@ class Content:
         self.errors: dict[str, list[str]] = {}
         self.notes: dict[str, list[str]] = {}
         self.unsure: set[str] = set()
+        self.superseded: dict[Id, list[str]] = {}
         self._records: dict[Id, dict[str, Record]] = {}         # by document and place: the last place is used
 
     def replace(self, place: str, documents: Collection[tuple[str, bytes]], broken: Collection[tuple[str, str]] = (),
@@ -83,7 +86,7 @@ class Content:
         if errors:
             self.errors[place] = errors
         self.notes.pop(place, None)
-        if notes := [note for entry in entries.values() for note in entry.notes]:
+        if notes := [note for entry in entries.values() for note in entry.notes] + repeated(entries.values()):
             self.notes[place] = notes
         self.places.pop(place, None)
         if entries:
@@ -91,9 +94,22 @@ class Content:
         if self.changed and entries.keys() != old.entries.keys():
             self.changed()
 
+    def told(self) -> dict[str, list[str]]:
+        """Return the texts of `errors`, `notes` and `superseded`, by place."""
+        found = {place: [*self.errors.get(place, ()), *self.notes.get(place, ())]
+                 for place in self.errors.keys() | self.notes.keys()}
+        for (kind, key), (*others, last) in self.superseded.items():
+            for place in others:
+                found.setdefault(place, []).append(f"{kind} {key} is not in force: {last} has another one of this name")
+        return found
+
     def _put(self, id: Id) -> None:
         records, (kind, key), compiler = self._records[id], id, self.compiler
-        record = records[max(records)] if records else None
+        last = max(records, default="")
+        record = records.get(last)
+        self.superseded.pop(id, None)
+        if others := sorted(place for place, each in records.items() if each != record):
+            self.superseded[id] = [*others, last]
         if isinstance(record, Pod):
             compiler.put_pod(record)
         elif isinstance(record, Policy | ClusterPolicy):
@@ -141,6 +157,13 @@ def records_of(entries: Collection[Entry] | Iterator[Entry]) -> dict[Id, Record]
     for entry in unreadable:
         found = {**entry.records, **found}
     return found
+
+
+def repeated(entries: Iterable[Entry]) -> list[str]:
+    """Return a note for each record that several readable documents of a place have."""
+    count = Counter(id for entry in entries if not entry.error for id in entry.records)
+    return [f"{kind} {key} is there {number} times; the last one is in force"
+            for (kind, key), number in count.items() if number > 1]
 
 
 def join(where: str, text: str) -> str:

@@ -29,8 +29,13 @@ if TYPE_CHECKING:
 POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY = "Pod", "Namespace", "NetworkPolicy", "Node", "ClusterNetworkPolicy"
 EGRESS_ADDRESS, CILIUM_POLICY = egress.KIND, http.KIND
 KINDS = {kind.lower(): kind for kind in (POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY, EGRESS_ADDRESS, CILIUM_POLICY)}
-GROUPS = {POLICY: "networking.k8s.io/", CLUSTER_POLICY: cluster_policies.GROUP, EGRESS_ADDRESS: egress.GROUP,
-          CILIUM_POLICY: http.GROUP}
+POLICIES = (POLICY, CLUSTER_POLICY, EGRESS_ADDRESS, CILIUM_POLICY)
+GROUPS = {                      # the API groups of policies: their kinds that are no mistake; Cilium has others, too
+    "networking.k8s.io/": (POLICY, "Ingress", "IngressClass", "IPAddress", "ServiceCIDR"),
+    cluster_policies.GROUP: (CLUSTER_POLICY, "AdminNetworkPolicy", "BaselineAdminNetworkPolicy"),
+    egress.GROUP: (EGRESS_ADDRESS,), http.GROUP: (CILIUM_POLICY, "CiliumClusterwideNetworkPolicy")}
+OTHERS = ("projectcalico.org", "antrea.io", "openshift.io", "ovn.org", "k8s.aws")       # groups with kinds of POLICIES
+MISSPELT = {kind.lower(): kind for kind in ("List", *KINDS.values())}
 READERS: dict[str, Callable[[Any], Pod | Policy | ClusterPolicy]] = {
     POD: read_pod, POLICY: read_policy, CLUSTER_POLICY: read_cluster_policy,
     CILIUM_POLICY: http.read_cilium_policy}
@@ -76,9 +81,7 @@ def reduced(document: dict[str, Any]) -> dict[str, Any] | None:
 
 def is_foreign(kind: str, document: dict[str, Any]) -> bool:
     """Return whether a policy belongs to another program, such as Calico or Antrea."""
-    version = document.get("apiVersion")
-    return kind in GROUPS and isinstance(version, str) and "." in version.partition("/")[0] and (
-        not version.startswith(GROUPS[kind]))
+    return kind in POLICIES and str(document.get("apiVersion")).partition("/")[0].endswith(OTHERS)
 
 
 def foreign(document: dict[str, Any]) -> dict[str, Any] | None:
@@ -101,12 +104,19 @@ def read_foreign(document: dict[str, Any]) -> Entry:
 
 
 def misspelled(document: dict[str, Any]) -> str:
-    """Return why a document of an unknown kind is a mistake: its group is a policy's, and its kind resembles a
-    policy's; else ""."""
-    kind, version = str(document.get("kind")), str(document.get("apiVersion"))
-    close = get_close_matches(kind.lower(), {each.lower(): each for each, group in GROUPS.items()
-                                             if version.startswith(group)}, 1, LIKENESS)
-    return f"kind: expected {KINDS[close[0]]}, got {kind[:MAX_TEXT]!r}" if close else ""
+    """Return why a document of an unknown kind is a mistake, else "". In a group of policies each unknown kind is a
+    mistake; in a group of Kubernetes or without a group, the beginning of a known kind, and a kind that resembles one.
+    """
+    kind, group = str(document.get("kind")), str(document.get("apiVersion")).partition("/")[0]
+    known = GROUPS.get(f"{group}/", ())
+    if kind in known or ("." in group and not known):
+        return ""
+    text = kind.lower()[:MAX_TEXT]
+    close = [each for each in MISSPELT if each.startswith(text)] or get_close_matches(text, MISSPELT, 1, LIKENESS)
+    expected = [MISSPELT[each] for each in close if not known or MISSPELT[each] in known]
+    if not expected and CILIUM_POLICY not in known:
+        expected = [*known[:1]]
+    return f"kind: expected {' or '.join(expected)}, got {kind[:MAX_TEXT]!r}" if expected else ""
 
 
 def only(value: Any, keys: Any) -> Any:

@@ -123,10 +123,7 @@ class Files:
 
     @property
     def errors(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for said in (self.content.errors, self.content.notes):
-            for path, texts in said.items():
-                found.setdefault(path, []).extend(f"{path}: {text}" for text in texts)
+        found = {path: [f"{path}: {text}" for text in texts] for path, texts in self.content.told().items()}
         if away := self.away:
             effect = "the policies stay as they were" if self.complete else "no pod is added"
             found[self.folder] = [f"{away}; {effect}"]

@@ -118,8 +118,7 @@ class Kubernetes:
 
     @property
     def errors(self) -> dict[str, list[str]]:
-        return {place: [*self.content.errors.get(place, ()), *self.content.notes.get(place, ())]
-                for place in self.content.errors.keys() | self.content.notes.keys()}
+        return self.content.told()
 
     def start(self) -> None:
         for thread in self._threads:

@@ -58,12 +58,12 @@ def flatten(where: str, document: Any, inherited: dict[str, Any] | None = None,
         yield where, ParseError("expected a mapping")
         return
     document = {**(inherited or {}), **document}
-    kind = document.get("kind")
+    kind, items = document.get("kind"), document.get("items")
     if not isinstance(kind, str) or not kind:
         yield where, ParseError("kind: is missing" if kind is None else "kind: expected text")
     elif not kind.endswith("List") or "spec" in document:
-        yield where, document
-    elif not isinstance(items := document.get("items"), list):
+        yield where, ParseError(f"kind: expected List, got {kind[:99]!r}") if isinstance(items, list) else document
+    elif not isinstance(items, list):
         yield where, ParseError("items: expected a list")
     else:
         said = {key: document[key] for key in ("kind", "apiVersion") if key in document} if kind != "List" else {}

@@ -78,10 +78,12 @@ def read_file(folder: str, name: str) -> Read:
     for where, each in parse(name, data):
         if isinstance(each, ParseError):
             broken.append((where, str(each)))
-        elif (kept := reduced(each) or foreign(each)) is not None:
+        elif kept := reduced(each):
             documents.append((where, encode(kept)))
         elif why := misspelled(each):
             broken.append((where, why))
+        elif kept := foreign(each):
+            documents.append((where, encode(kept)))
     return Read(name, documents, broken)
 
 

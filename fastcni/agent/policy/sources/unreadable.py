@@ -25,6 +25,7 @@ from fastcni.agent.policy.objects import (
     Requirement,
     Selector,
     is_name,
+    is_namespace,
     read_addresses,
     read_selector,
 )
@@ -49,7 +50,7 @@ def close(kind: str, document: dict[str, Any], unnamed: str) -> list[Pod | Polic
         name = metadata.get("name")
         return [closed_cluster_policy(name if is_name(name) else "", document.get("spec"), unnamed)]
     namespace, name = metadata.get("namespace") or "default", metadata.get("name")
-    if not is_name(namespace):
+    if not is_namespace(namespace):
         return []
     if kind == "NetworkPolicy":
         return [closed_policy(namespace, name if is_name(name) else "", document.get("spec"), unnamed)]
