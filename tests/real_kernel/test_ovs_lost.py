@@ -9,6 +9,8 @@ from real_kernel.openvswitch import SCHEMA, assert_nothing_is_left, host_of, nee
 from server.client import Server
 
 from fastcni.kit.ovs import lost
+from fastcni.node.attachments.inventory import Places
+from fastcni.node.checks import doctor, ovs
 from fastcni.runtime import CNI, InProcess, RuntimeConf, parse_list
 from fastcni.runtime.restore import restore
 
@@ -76,6 +78,27 @@ def test_ports_of_a_lost_database_are_restored_and_carry_packets(node, switch, o
     for pod in (first, second):
         runtime.delete(pod)
     assert_nothing_is_left(node, switch, kept, first)
+
+
+def test_doctor_finds_ports_and_bridges_that_the_database_has_lost(switch, ovs_conf, pod, tmp_path):
+    runtime = Runtime(tmp_path / "cni", ovs_conf("10.22.0.0/24"))
+    name = host_of(runtime.add(pod))
+
+    def found():
+        node = doctor.node_of(Places(str(tmp_path / "net.d"), (str(tmp_path / "cni"),)), (), "")
+        return [(it.severity, it.what, it.do) for it in ovs.ports(node)], node.unseen
+
+    assert found() == ([], [])
+    switch.vsctl("del-port", name)
+    assert found() == ([("error", f"the bridge br0 of Open vSwitch has no port of 1 running pod ({cid_of(pod)}/eth0)",
+                         "fastcni restore")], [])
+    switch.vsctl("del-br", "br0")
+    (finding,), unseen = found()
+    assert "has no bridge br0" in finding[1] and unseen == []
+    assert finding[2] == f"ovs-vsctl --db={switch.address} add-br br0 && fastcni restore"
+    switch.stop("ovsdb-server")
+    findings, (text,) = found()
+    assert findings == [] and switch.address in text
 
 
 def test_a_server_that_starts_restores_the_ports(switch, ovs_conf, pod, tmp_path):

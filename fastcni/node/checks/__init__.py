@@ -10,6 +10,7 @@
     pods      the links of running pods, which `path` compares with the results of ADD
     networks  addresses, subnets, bridges and stores that only one network or pod may have
     cluster   cluster-wide addresses
+    ovs       the bridges and ports in the database of Open vSwitch
     dhcp      the dhcp daemon and its leases
     policy    the agent of the plugin policy
     datapath  the datapath ebpf: pins, programs, filters, free elements in its maps

@@ -11,7 +11,7 @@ import fastcni
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
 from fastcni.node.attachments.records import LOOPBACK
-from fastcni.node.checks import cluster, conf, datapath, dhcp, kernel, networks, path, policy, state
+from fastcni.node.checks import cluster, conf, datapath, dhcp, kernel, networks, ovs, path, policy, state
 from fastcni.node.checks.conf import own_files
 from fastcni.node.checks.findings import ERROR, Finding, Node, plural, some
 from fastcni.server import status
@@ -29,7 +29,8 @@ CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "server": state.server, "namespaces": state.namespaces, "ranges": state.ranges,
     "stale": state.stale, "unowned": state.unowned, "address-files": state.damaged_files,
     "lost-rules": state.lost_rules, "bridges": path.bridges, "host-links": path.host_links,
-    "pod-links": path.pod_links, "mtu": path.mtu, "host-ports": path.host_ports,
+    "ovs-ports": ovs.ports, "pod-links": path.pod_links, "mtu": path.mtu,
+    "host-ports": path.host_ports,
     "duplicate-addresses": networks.duplicate_addresses, "shared-networks": networks.shared_networks,
     "cluster-stores": networks.cluster_stores, "cluster-addresses": cluster.cluster_addresses,
     "dhcp-leases": dhcp.leases, "policy-agent": policy.agent, "datapath": datapath.datapath,
