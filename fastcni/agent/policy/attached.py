@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -249,8 +250,14 @@ def keep(folder: str, it: Attachment) -> None:
                 "addresses": [address.ip_text(packed) for packed in it.addresses], "sequence": it.sequence,
                 **({"port": ports.written(it.port)} if it.port else {}),
                 **({"leaving": it.leaving} if it.leaving else {})}
-    write_file(new := f"{folder}/new", json.dumps(document).encode() + b"\n", os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+    text = json.dumps(document)
+    text = f'{text[:-1]}, "digest": "{digest(text)}"}}\n'
+    write_file(new := f"{folder}/new", text.encode(), os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
     os.rename(new, f"{folder}/{it.file}")
+
+
+def digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def forget(folder: str, it: Attachment) -> None:
@@ -348,6 +355,7 @@ def read_files(folder: str) -> tuple[list[Attachment], list[Path]]:
             try:
                 data = read_file(str(path), os.O_RDONLY | os.O_NOFOLLOW, MAX_BYTES, regular=True)
                 document = json.loads(data.decode())
+                check(document)
                 found.append(read(document, ports.read(document["port"]) if document.get("port") else None))
             except FileNotFoundError:           # a DEL has removed the file
                 continue
@@ -358,6 +366,13 @@ def read_files(folder: str) -> tuple[list[Attachment], list[Path]]:
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 broken.append(path)
     return sorted(found, key=order), broken
+
+
+def check(document: Any) -> None:
+    """Raise ValueError if a file was changed after it was written. Earlier versions wrote no digest."""
+    said = document.pop("digest", None)
+    if said not in (None, digest(json.dumps(document))):
+        raise ValueError("the file is damaged")
 
 
 def read(document: Any, port: Port | None) -> Attachment:

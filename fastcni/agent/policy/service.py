@@ -156,7 +156,7 @@ class Policies:
     def _open_source(self) -> Source:
         settings, compiler = self.settings, self.compiler
         kept = Kept(settings.kept or os.path.join(os.path.dirname(settings.state), "policies.kept"),
-                    settings.folder or "kubernetes", self.log)
+                    settings.folder or "kubernetes", self.log, f"{settings.state}.outdated")
         if settings.folder:
             return Files(settings.folder, compiler, kept)
         assert settings.api

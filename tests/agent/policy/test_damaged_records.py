@@ -142,3 +142,23 @@ def test_a_port_without_a_record_whose_link_is_gone_is_not_held(running):       
     run("ip", "link", "del", "port-b")
     running.start()
     assert not running.it.compiler.attachments and findings(running) == []
+
+
+@pytest.mark.parametrize("former", [False, True], ids=["with a digest", "of an earlier version"])
+def test_a_record_with_a_changed_label_is_damaged(running, node, former):        # noqa: F811
+    """One byte was changed, the record was still JSON, and the pod was open. A record of an earlier version has no
+    digest and is read as it is."""
+    running.write(WEB_ONLY)
+    running.add("b", app="db")
+    running.stop()
+    (file,) = (running.folder.parent / "pods").glob("*.json")
+    document = json.loads(file.read_text())
+    if former:
+        del document["digest"]
+        file.write_text(json.dumps(document))
+        running.start()
+        assert allowed(node) and findings(running) == []
+        return
+    file.write_text(file.read_text().replace('"app": "db"', '"app": "dc"'))
+    assert_closed(running, node)
+    running.start()

@@ -11,9 +11,12 @@ import pytest
 
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import PolicyError
+from fastcni.agent.policy.sources import files as files_module
+from fastcni.agent.policy.sources import lease
 from fastcni.agent.policy.sources.content import Content
 from fastcni.agent.policy.sources.documents import encode, reduced
 from fastcni.agent.policy.sources.files import RETRY_S, Files, read_cluster, run
+from fastcni.agent.policy.sources.lease import is_written
 from fastcni.agent.policy.sources.reader import read_file
 from fastcni.spec.address import read_ip
 
@@ -351,3 +354,86 @@ def test_a_file_that_is_to_be_read_again_stays_while_the_folder_is_missing(folde
     settle(source)
     settle(source)
     assert source.errors and list(source.content.compiler.cluster.policies) == ["default/closed"]
+
+
+OTHER = POLICIES.replace("closed", "other")
+TOUCHES = [os.utime, lambda path: path.chmod(0o640),
+           lambda path: os.chown(path, os.getuid(), os.getgid()), lambda path: path.open("a").close()]
+
+
+@pytest.mark.parametrize("touch", TOUCHES, ids=["utime", "chmod", "chown", "another program"])
+def test_a_file_is_not_read_while_a_program_has_it_open_for_writing(folder, source, touch):
+    """The agent read half of the file, so the policies of the other half were gone."""
+    it = source.content.compiler
+    with (folder / "policies.yaml").open("w") as file:
+        file.write(OTHER)
+        file.flush()
+        touch(folder / "policies.yaml")
+        settle(source)
+        assert list(it.cluster.policies) == ["default/closed"] and not source.errors
+        file.write(POLICIES)
+    assert select.select([source], [], [], 10)[0]
+    settle(source)
+    assert sorted(it.cluster.policies) == ["default/closed", "default/other"] and not source.errors
+
+
+def test_a_new_file_is_read_when_its_program_closes_it(folder, source):
+    """A file was read from its creation on, and was reported as empty."""
+    it = source.content.compiler
+    with (folder / "new.yaml").open("w") as file:
+        settle(source)
+        assert not source.errors
+        file.write(OTHER)
+    settle(source)
+    assert list(it.cluster.policies) == ["default/closed", "default/other"]
+    (folder / "new.yaml").unlink()
+    (folder / "elsewhere").write_text(OTHER)
+    (folder / "link.yaml").hardlink_to(folder / "elsewhere")
+    settle(source)
+    assert list(it.cluster.policies) == ["default/closed", "default/other"], "a link is not closed"
+
+
+def test_a_file_that_stays_open_for_writing_is_an_error_until_it_is_closed(folder, source, monkeypatch):
+    with (folder / "policies.yaml").open("w"):
+        os.utime(folder / "policies.yaml")
+        settle(source)
+        assert not source.errors
+        monkeypatch.setattr(files_module, "WRITTEN_S", 0.0)
+        source._again = dict.fromkeys(source._again, 0.0)
+        settle(source)
+        assert list(source.errors.values()) == [[f"{folder}/policies.yaml: a program has it open for writing"]]
+        assert list(source.content.compiler.cluster.policies) == ["default/closed"]
+        (folder / "policies.yaml").write_text(OTHER)
+    settle(source)
+    assert list(source.content.compiler.cluster.policies) == ["default/other"] and not source.errors
+
+
+def test_an_agent_that_starts_while_a_file_is_written_does_not_know_the_policies(folder):
+    with (folder / "policies.yaml").open("a"):
+        files = Files(str(folder), it := Compiler())
+        assert not files.complete and "open for writing" in str(files.errors) and "policies.yaml" in files.away
+    try:
+        settle(files)
+        assert files.complete and not files.errors and list(it.cluster.policies) == ["default/closed"]
+    finally:
+        files.close()
+
+
+def test_a_program_that_opens_a_file_while_it_is_read_waits_and_no_signal_ends_the_reader(folder):
+    """A lease of the kernel sends SIGIO, which ends a process."""
+    with (folder / "policies.yaml").open("rb") as file:
+        assert not is_written(file.fileno())
+        with pytest.raises(BlockingIOError):
+            os.open(folder / "policies.yaml", os.O_WRONLY | os.O_NONBLOCK)
+    (folder / "policies.yaml").write_text(OTHER)
+
+
+def test_where_each_lease_is_refused_a_file_is_read_nevertheless(folder, monkeypatch):
+    """NFS 4 and CIFS refuse a lease without telling why: no file would be read."""
+    with (folder / "policies.yaml").open("r+b") as file:
+        assert is_written(file.fileno())
+        monkeypatch.setattr(lease, "file_system", lambda fd: "nfs4")
+        assert not is_written(file.fileno())
+    with open("/proc/self/status", "rb") as file:
+        monkeypatch.undo()
+        assert lease.file_system(file.fileno()) == "proc"

@@ -152,6 +152,33 @@ def test_what_was_kept_before_is_not_used_when_the_disk_takes_no_more(tmp_path):
     assert Kept(str(path), "x", log := Log()).read() is None and not log
 
 
+@needs_root
+def test_what_was_kept_before_is_not_used_if_it_could_not_be_removed(tmp_path):
+    """On a read-only file system it replaced the policies that were in force in the kernel."""
+    (folder := tmp_path / "var").mkdir()
+    run("mount", "-t", "tmpfs", "tmpfs", str(folder))
+    try:
+        def kept():
+            return Kept(str(folder / "kept"), "x", Log(), str(tmp_path / "outdated"))
+
+        def follow(found):
+            it = kept()
+            it.follow(found)
+            it.close()
+            return it.log
+
+        assert follow(content(a=LINES[:1])) == []
+        run("mount", "-o", "remount,ro", str(folder))
+        assert kept().read() == {"a": LINES[:1]}
+        assert [event for event, _ in follow(content(a=LINES))] == ["policies_not_kept"]
+        again = kept()
+        assert again.read() is None and again.lost and "older than the policies" in again.log[0][1]
+        run("mount", "-o", "remount,rw", str(folder))
+        assert follow(content(a=LINES)) == [] and kept().read() == {"a": LINES}
+    finally:
+        run("umount", str(folder))
+
+
 # -- restarts of the agent ---------------------------------------------------------------------------------------------
 
 CLOSED = {"kind": "NetworkPolicy", "metadata": {"name": "closed"}, "spec": {**DB, "ingress": [{"from": [

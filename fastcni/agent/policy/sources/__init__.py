@@ -8,6 +8,7 @@
     unreadable  the records that stand in for an unreadable document
     parse       the documents in a file, within limits
     reader      the processes that read files
+    lease       whether a program writes a file
     kept        the last documents of a source, in a file
     events      Events of objects that cannot be read
 """

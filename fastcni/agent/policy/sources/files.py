@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.sources.kept import Kept
+    from fastcni.agent.policy.sources.reader import Read
     from fastcni.daemon.log import Logger
     from fastcni.daemon.stamp import Stamp
 
 ENDINGS = (".json", ".yaml", ".yml")
 RETRY_S = 1.0                   # while the directory is missing: the kernel does not notify of a new directory
 READ_AGAIN_S = 10.0             # a file that the kernel did not let be read
+WRITTEN_S = 10.0                # a program may have a file open for writing, before this is an error
 BEGIN_S, BEGIN_KEPT_S = 20.0, 2.0       # the constructor's wait for the files; the same with kept policies
 STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
 
@@ -60,12 +62,13 @@ class Files:
     """Keeps a Compiler equal to the files; see Content for files that cannot be read. Pods from other sources, such as
     ADDs, stay.
 
-    Another process reads the files that have changed (reader.py). The constructor waits some seconds for all of them.
-    While the folder is missing, all policies stay as they were, also after a restart (kept.py). If nothing was kept,
-    `complete` is False, and `away` says why. The source is not complete either while nothing was kept and a file cannot
-    be read, because its previous policies are unknown. A folder that was a mount point and no longer is one is treated
-    as missing, because the folder below the mount is another one. former: the Compiler has the kept objects. errors:
-    {place: texts}. due: when to call attend() without a change, in monotonic seconds.
+    Another process reads the files that have changed and that no program has open for writing (reader.py). The
+    constructor waits some seconds for all of them. While the folder is missing, all policies stay as they were, also
+    after a restart (kept.py). If nothing was kept, `complete` is False, and `away` says why. The source is not complete
+    either while nothing was kept and a file cannot be read, because its previous policies are unknown. A folder that
+    was a mount point and no longer is one is treated as missing, because the folder below the mount is another one.
+    former: the Compiler has the kept objects. errors: {place: texts}. due: when to call attend() without a change, in
+    monotonic seconds.
     """
 
     def __init__(self, folder: str, compiler: Compiler, kept: Kept | None = None) -> None:
@@ -81,6 +84,7 @@ class Files:
         self._stamps: dict[str, Stamp | None] = {}              # of the files that there are
         self._links: set[str] = set()                           # symbolic links among them: other names change these
         self._again: dict[str, float] = {}                      # when to read a file again, monotonic
+        self._written: dict[str, float] = {}                    # since when a file is open for writing, monotonic
         self._steps: deque[Iterator[None]] = deque()            # changes of the Compiler
         with ExitStack() as opened:
             self.poll = opened.enter_context(closing(select.epoll()))
@@ -151,8 +155,9 @@ class Files:
         for read in self._reader.take():
             if os.path.lexists(path := os.path.join(self.folder, read.name)):       # otherwise the file is forgotten
                 if read.again:
-                    self._again[read.name] = now + READ_AGAIN_S
-                self._steps.append(self.content.replace(path, read.documents, read.broken))
+                    self._again[read.name] = now + (RETRY_S if read.written else READ_AGAIN_S)
+                if not self._waits(read, now):
+                    self._steps.append(self.content.replace(path, read.documents, read.broken))
         while self._steps and monotonic() < now + seconds:
             if next(self._steps[0], self) is self:
                 self._steps.popleft()
@@ -165,6 +170,14 @@ class Files:
         elif self._lost and self.former:
             self.complete = True
         self.due = 0.0 if self._steps else min([now + RETRY_S, self._reader.due, *self._again.values()])
+
+    def _waits(self, read: Read, now: float) -> bool:
+        """Return whether to wait for the program that writes a file: its close is a change. An agent that does not know
+        the policies so far does not wait."""
+        if not read.written:
+            self._written.pop(read.name, None)
+            return False
+        return now < self._written.setdefault(read.name, now) + WRITTEN_S and self.complete
 
     def _unknown(self) -> str:
         """Return why the policies are not known if nothing was kept, else "". A file that cannot be
@@ -220,6 +233,7 @@ class Files:
                     self._links.add(name)
             elif name in self._stamps and identity(self.folder) == self._identity:
                 del self._stamps[name]
+                self._written.pop(name, None)
                 if self.kept and path in self.content.places:
                     self.kept.log.info("policy_file_gone", path=path)
                 self._steps.append(self.content.replace(path, ()))

@@ -38,11 +38,13 @@ RETRY_S = 10.0                  # after an error
 
 class Kept:
     """path: of the file. source: the source whose documents the file has; a file of another source is not read.
-    mounted: the source's folder was a mount point when it was read last. lost: the file is damaged or of another
-    version."""
+    mounted: the source's folder was a mount point when it was read last. lost: the file is damaged, outdated or of
+    another version. outdated: of a file, on another file system, that exists if `path` has former policies and could
+    not be removed."""
 
-    def __init__(self, path: str, source: str, log: Logger) -> None:
+    def __init__(self, path: str, source: str, log: Logger, outdated: str = "") -> None:
         self.path, self.source, self.log = Path(path), source, log
+        self.outdated = Path(outdated or f"{path}.outdated")
         self._changed, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._said = ""                         # the last error
@@ -59,6 +61,8 @@ class Kept:
             expected = self._head(body)
             if said not in (expected, {**expected, "format": FORMER}):
                 raise ValueError("the file is damaged, or of another source or version")
+            if self.outdated.exists():
+                raise ValueError("the file is older than the policies that were in force")
             found: dict[str, list[bytes]] = {}
             for line in body.split(b"\n")[:-1]:
                 place, _, document = line.partition(b"\t")
@@ -108,15 +112,23 @@ class Kept:
             if sum(map(len, parts)) > MAX_BYTES:
                 raise OSError(f"more than {MAX_BYTES >> 20} MB")
             write(self.path, self._head(body := b"".join(parts)), body)
+            self.outdated.unlink(missing_ok=True)
         except OSError as e:
             if str(e) != self._said:
                 self._said = str(e)
                 self.log.error("policies_not_kept", path=str(self.path), error=self._said)
-            with suppress(OSError):             # policies that are no longer in force must not replace a broken file
-                self.path.unlink()
+            self._discard()
             return False
         self._said = ""
         return True
+
+    def _discard(self) -> None:
+        """Remove the file: policies that are no longer in force must not replace a broken file of the source."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError:                         # a file system that is read-only
+            with suppress(OSError):
+                self.outdated.touch(0o600)
 
     def _head(self, body: bytes) -> dict[str, object]:
         return {"format": FORMAT, "source": self.source, "digest": blake2b(body, digest_size=16).hexdigest(),

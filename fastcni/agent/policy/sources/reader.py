@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastcni.agent.policy.priority import raise_priority, usual_priority
 from fastcni.agent.policy.sources.documents import encode, foreign, misspelled, reduced
+from fastcni.agent.policy.sources.lease import is_written
 from fastcni.agent.policy.sources.parse import MAX_BYTES, ParseError, parse
 
 if TYPE_CHECKING:
@@ -53,12 +54,14 @@ MAIN = ("import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.sources.r
 
 class Read(NamedTuple):
     """The documents of a file. documents: (where, document as encode() has written it). broken: (where, why) of
-    what cannot be parsed. again: the reason may end without a change of the file."""
+    what cannot be parsed. again: the reason may end without a change of the file. written: a program has the file open
+    for writing, so it was not read."""
 
     name: str
     documents: list[tuple[str, bytes]]
     broken: list[tuple[str, str]]
     again: bool = False
+    written: bool = False
 
 
 def failed(name: str, why: str) -> Read:
@@ -73,6 +76,8 @@ def read_file(folder: str, name: str) -> Read:
     with open(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return Read(name, [], [("", "no regular file")])
+        if is_written(fd):
+            return Read(name, [], [("", "a program has it open for writing")], again=True, written=True)
         data = file.read(MAX_BYTES + 1)
     documents, broken = [], []
     for where, each in parse(name, data):
@@ -141,7 +146,8 @@ def work(fd: int, folder: str, names: list[str]) -> None:
             for read in (read_bounded(folder, name) for name in names):
                 usual_priority()
                 body = b"".join(b"%s\t%s\n" % (where.encode(), line) for where, line in read.documents)
-                header = {"name": read.name, "broken": read.broken, "again": read.again, "bytes": len(body)}
+                header = {"name": read.name, "broken": read.broken, "again": read.again, "written": read.written,
+                          "bytes": len(body)}
                 pipe.write(json.dumps(header).encode() + b"\n" + body)
                 pipe.flush()
     finally:
@@ -173,7 +179,7 @@ class Job:
             self.names.remove(header["name"])
             yield Read(header["name"], [(where.decode(), line) for where, _, line in
                                         (each.partition(b"\t") for each in body.split(b"\n")[:-1])],
-                       [(where, why) for where, why in header["broken"]], header["again"])
+                       [(where, why) for where, why in header["broken"]], header["again"], header["written"])
 
 
 class Reader:
