@@ -13,6 +13,7 @@ from fastcni.kernel import netns, sysctl
 from fastcni.runtime import CNI, NetworkList
 from fastcni.runtime.exec import Exec
 from fastcni.runtime.parse import flattened
+from fastcni.runtime.records import PluginConf
 from fastcni.selftest import icmp, node, policies, sockets
 from fastcni.selftest.outside import Outside
 from fastcni.selftest.peer import Peer
@@ -46,6 +47,8 @@ class Network:
         declared = [(plugin.type, name) for plugin in plugins for name, on in plugin.capabilities.items() if on]
         self.capabilities = {name for kind, name in declared if kind not in PASSING}
         self.passed = {name for kind, name in declared if kind in PASSING and name in TESTED} - self.capabilities
+        self.apart = apart(plugins)
+        self.gives_gateway = any(node.has_gateway(plugin) for plugin in plugins)
         self.masquerades = any(plugin.values.get("ipMasq") for plugin in plugins)
         self.host_port = 0
         folder = policies.folder_of(net)
@@ -69,8 +72,8 @@ class Network:
             with ThreadPoolExecutor(len(probes)) as pool:
                 yield from pool.map(lambda probe: self._check(*probe), probes)
             if "bandwidth" in self.capabilities:
-                yield self._check("bandwidth", partial(self._require_limit, *pods))
-            if self.policy:
+                yield self._check("bandwidth", self._between(partial(self._require_limit, *pods)))
+            if self.policy and not self.apart:
                 opened.callback(self.policy.remove)
                 connects = partial(sockets.connect, pods[0].namespace, *self._end(pods[1]), POLICY_S)
                 for name, opens in (("policy-closed", False), ("policy-open", True)):
@@ -111,8 +114,8 @@ class Network:
         """Yield the names and probes of each address family that both pods have."""
         for family in sorted(one.texts.keys() & two.texts.keys()):
             suffix = "-ipv6" if family == 6 else ""
-            yield f"pod{suffix}", partial(self._pod_to_pod, one, two, family)
-            yield f"mtu{suffix}", partial(self._full_size, one, two, family)
+            yield f"pod{suffix}", self._between(partial(self._pod_to_pod, one, two, family))
+            yield f"mtu{suffix}", self._between(partial(self._full_size, one, two, family))
             if not self.types.intersection(NOT_REACHED):
                 yield from self._probes_of_node(one, two, family, suffix)
             if self.peer:
@@ -123,21 +126,28 @@ class Network:
             yield "dns", partial(self._dns, one, address)
 
     def _probes_of_node(self, one: Pod, two: Pod, family: int, suffix: str) -> Iterator[tuple[str, Probe]]:
+        leaves = family in self.outside.host and sockets.has_route(one.namespace, self.outside.host[family])
         if gateway := one.gateways.get(family):
-            yield f"gateway{suffix}", partial(self._gateway, one, gateway)
+            on_node = self.gives_gateway or sockets.has_address(gateway)
+            yield f"gateway{suffix}", (partial(self._gateway, one, gateway) if on_node or leaves else
+                                       partial(str, "not tested: no route of the pod leads over the gateway, and the "
+                                                    "network does not give the node its address"))
             if sockets.has_address(gateway):
                 yield f"host{suffix}", partial(self._to_host, one, gateway)
-            yield f"host-to-pod{suffix}", partial(self._from_host, two, family)
+            yield f"host-to-pod{suffix}", (partial(self._from_host, two, family) if on_node else
+                                           partial(str, "not tested: the network gives the node no address in the "
+                                                        "pods' subnet"))
         if family not in self.outside.host:
             return
-        if not sockets.has_route(one.namespace, self.outside.host[family]):
+        if not leaves:
             yield f"outside{suffix}", lambda: "not tested, nor is host-port: the network gives its pods no route there"
             return
         yield f"outside{suffix}", partial(self._to_outside, one, family)
         if self.host_port:
             yield f"host-port{suffix}", partial(self._host_port, self.outside.namespace, "the outside host", family)
             if self._can_hairpin():
-                yield f"hairpin{suffix}", partial(self._host_port, two.namespace, "the pod itself", family)
+                yield f"hairpin{suffix}", self._between(partial(self._host_port, two.namespace, "the pod itself",
+                                                                family))
 
     def _probes_of_peer(self, peer: Peer, pod: Pod, family: int,
                         suffix: str) -> Iterator[tuple[str, Probe]]:
@@ -147,6 +157,10 @@ class Network:
             if found := addresses.get(family):
                 yield f"{name}{suffix}", partial(self._to_peer, pod, hop, found, 0)
                 yield f"{name}-mtu{suffix}", partial(self._to_peer, pod, hop, found, pod.mtu())
+
+    def _between(self, probe: Probe) -> Probe:
+        """Return the probe of packets from pod to pod, or one that says why the network forbids such packets."""
+        return partial(str, f"not tested: {self.apart}") if self.apart else probe
 
     def _can_hairpin(self) -> bool:
         """Return whether the configuration lets a pod reach itself by a host port. If br_netfilter translates the
@@ -221,6 +235,17 @@ class Network:
         if not 0 < found <= RATE * ALLOWED:
             raise Failed("the bandwidth limit", f"{two.name} receives {found / 1e6:.1f} Mbit/s, its limit is "
                          f"{RATE / 1e6:.0f}", "tc qdisc show")
+
+
+def apart(plugins: Iterable[PluginConf]) -> str:
+    """Return why the pods of one bridge do not reach each other, "" if they do."""
+    for plugin in plugins:
+        bridge = plugin.values.get("delegate") if plugin.type == "flannel" else plugin.values
+        if isinstance(bridge, dict) and bridge.get("portIsolation") is True:
+            return "portIsolation forbids packets between pods of the bridge"
+        if plugin.type == "firewall" and plugin.values.get("ingressPolicy") == "isolated":
+            return "the ingressPolicy isolated forbids packets between pods"
+    return ""
 
 
 @contextmanager

@@ -129,6 +129,34 @@ def test_a_network_without_a_route_to_outside_is_no_fault(node):
     assert "host-port" not in [check["name"] for check in checks] and "no route" in texts["outside"]
 
 
+@pytest.mark.parametrize(("keys", "more"), [
+    ({"portIsolation": True}, [{"type": "bandwidth", "capabilities": {"bandwidth": True}}]),
+    ({}, [{"type": "firewall", "ingressPolicy": "isolated"}])])
+def test_pods_that_the_network_keeps_apart_are_no_fault(node, keys, more):
+    """`pod`, `mtu` and `hairpin` failed on a network that works as configured, and so did `bandwidth`."""
+    node.configure(*more, **keys)
+    status, checks = node.selftest()
+    assert (status, [check for check in checks if not check["ok"]]) == (0, [])
+    untested = {check["name"] for check in checks if check["what"].startswith("not tested: ")}
+    assert untested - {"bandwidth"} == {"pod", "pod-ipv6", "mtu", "mtu-ipv6", "hairpin", "hairpin-ipv6"}
+    assert ("bandwidth" in untested) == bool(keys)
+    assert {"gateway", "host", "host-to-pod", "outside", "host-port"} <= {check["name"] for check in checks} - untested
+
+
+def test_a_network_without_a_gateway_is_no_fault(node):
+    """`gateway` and `host-to-pod` failed, although the network only connects its pods."""
+    node.configure(routes=[])
+    path = node.conf_dir / "10-testnet.conflist"
+    document = json.loads(path.read_text())
+    document["plugins"][0] |= {"isGateway": False, "ipMasq": False}
+    path.write_text(json.dumps(document))
+    status, checks = node.selftest()
+    assert (status, [check for check in checks if not check["ok"]]) == (0, [])
+    found = {check["name"]: check["what"] for check in checks}
+    assert "no route of the pod" in found["gateway"] and "gives the node no address" in found["host-to-pod-ipv6"]
+    assert found["pod"] == found["mtu-ipv6"] == ""
+
+
 def test_host_ports_that_multus_passes_on_are_not_tested(node):
     """The cluster network had no plugin for them, which was a failed check with `fastcni restore` as its command."""
     node.configure()
