@@ -1,5 +1,6 @@
 """The command `fastcni datapath`: the flows between pods that the datapath ebpf redirects."""
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,9 +13,10 @@ from fastcni.flows.pods import Pods
 from fastcni.kernel import wire
 from fastcni.kit.datapath import pins
 from fastcni.kit.datapath.maps import Flow
+from fastcni.node.attachments.cache_dirs import IN_HELP, known_cache_dirs
 from fastcni.node.checks.findings import plural
 from fastcni.node.own import datapath as own
-from fastcni.runtime.cache import DEFAULT_DIR
+from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.spec import errors
 from fastcni.spec.address import ip_text
 from fastcni.spec.errors import CniError
@@ -40,7 +42,7 @@ class Pair:
 
 @datapath.command()
 @click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
-              help=f"A directory of cached results, for the names of pods; may be repeated [{DEFAULT_DIR}].")
+              help=f"A directory of cached results, for the names of pods; may be repeated [{IN_HELP}].")
 @json_option
 def status(cache_dirs: Sequence[str], as_json: bool) -> None:
     """Show the pods of the datapath, and the flows that it redirects now.
@@ -49,7 +51,8 @@ def status(cache_dirs: Sequence[str], as_json: bool) -> None:
     has first the sums for each two pods, then each flow.
     """
     found = attempt(own.read)
-    pods = Pods(tuple(cache_dirs) or (DEFAULT_DIR,))
+    conf_dir = os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
+    pods = Pods(known_cache_dirs(cache_dirs, conf_dir))
     pods.refresh()
     if as_json:
         put_document(document(found, pods))

@@ -20,7 +20,7 @@ from fastcni.cli.text.output import printable
 from fastcni.daemon.listening import PATH
 from fastcni.kit.call.similar import meant_id
 from fastcni.node import confs, pod_policies
-from fastcni.runtime.cache import DEFAULT_DIR
+from fastcni.node.attachments.cache_dirs import IN_HELP, known_cache_dirs
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -41,7 +41,7 @@ WAIT_S = 1.0                    # seconds to wait for the next flow
 @click.option("--conf-dir", default="", metavar="DIR",
               help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
 @click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
-              help=f"A directory of cached results; may be repeated [{DEFAULT_DIR}].")
+              help=f"A directory of cached results; may be repeated [{IN_HELP}].")
 @agent_folder_option
 @click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
               help="The server's socket.")
@@ -94,7 +94,7 @@ def open_collector(conf_dir: str, cache_dirs: Sequence[str], agent_folder: str =
     where = conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
     agents = pod_policies.sockets(confs.networks(confs.read_quietly(where, [])), agent_folder)
     try:
-        return Collector(tuple(cache_dirs) or (DEFAULT_DIR,), agents)
+        return Collector(known_cache_dirs(cache_dirs, where), agents)
     except Unsupported as e:
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, str(e)) from e
 

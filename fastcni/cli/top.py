@@ -19,7 +19,8 @@ from fastcni.daemon.listening import PATH
 from fastcni.node.activity import source as activity_source
 from fastcni.node.activity import summary
 from fastcni.node.activity.pools import count
-from fastcni.runtime.cache import DEFAULT_DIR, Cache
+from fastcni.node.attachments.cache_dirs import IN_HELP, known_cache_dirs
+from fastcni.runtime.cache import Cache
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.server import status
 from fastcni.server.records import history
@@ -34,7 +35,7 @@ LIMIT = 64                      # requests in one answer, so that making it dela
               help="The server's socket.")
 @click.option("--conf-dir", default="", metavar="DIR",
               help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
-@click.option("--cache-dir", default="", metavar="DIR", help=f"The directory of cached results [{DEFAULT_DIR}].")
+@click.option("--cache-dir", default="", metavar="DIR", help=f"The directory of cached results [{IN_HELP}].")
 @click.option("--filter", "chosen", default="", metavar="TEXT",
               help="Show only requests and networks with this text in network or container.")
 @click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), metavar="SECONDS",
@@ -53,7 +54,8 @@ def top(socket: str, conf_dir: str, cache_dir: str, chosen: str, interval: float
     ends.
     """
     conf_dir = conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
-    source = Source(socket or PATH, conf_dir, Cache(cache_dir).results())
+    where = known_cache_dirs(filter(None, [cache_dir]), conf_dir)
+    source = Source(socket or PATH, conf_dir, [Cache(it).results() for it in where])
     source.poll()
     console = Console()
     if as_json:
@@ -70,8 +72,8 @@ def top(socket: str, conf_dir: str, cache_dir: str, chosen: str, interval: float
 class Source(activity_source.Source):
     """The data of top, from the server at a socket and from this node's files."""
 
-    def __init__(self, path: str, conf_dir: str, results: str) -> None:
-        super().__init__(lambda: status.ask(path) or {}, self._ask, lambda: count(conf_dir, results))
+    def __init__(self, path: str, conf_dir: str, results: list[str]) -> None:
+        super().__init__(lambda: status.ask(path) or {}, self._ask, lambda: count(conf_dir, *results))
         self.path = path
 
     def _ask(self, after: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from fastcni.kernel.presence import state_of
-from fastcni.runtime.cache import DEFAULT_DIR, Cache
+from fastcni.runtime.cache import Cache
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.runtime.restore import restore
 from fastcni.server.cluster.configured import read_configured
@@ -66,7 +66,7 @@ class Served(NodeView):
     def count(self) -> Counted:
         from fastcni.node.activity.pools import count
 
-        return count(DEFAULT_CONF_DIR, self.cache.results())
+        return count(DEFAULT_CONF_DIR, *(Cache(it).results() for it in self._cache_dirs()))
 
     def make_status(self, describe: Callable[[], Document], ask: Ask | None) -> Callable[[], Document]:
         source: Source | None = None
@@ -90,4 +90,9 @@ class Served(NodeView):
     def _places(self, *, enter_pods: bool = True) -> Places:
         from fastcni.node.attachments.inventory import Places
 
-        return Places(DEFAULT_CONF_DIR, (self.cache.directory or DEFAULT_DIR,), enter_pods=enter_pods)
+        return Places(DEFAULT_CONF_DIR, self._cache_dirs(), enter_pods=enter_pods)
+
+    def _cache_dirs(self) -> tuple[str, ...]:
+        from fastcni.node.attachments.cache_dirs import known_cache_dirs
+
+        return known_cache_dirs(filter(None, [self.cache.directory]), DEFAULT_CONF_DIR)

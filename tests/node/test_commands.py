@@ -164,12 +164,14 @@ def test_the_command_of_gc_keeps_pods_that_gc_would_not_know():
     def pod(name, state, cache="", ifname="eth0"):
         return NodeAttachment("net1", name, ifname, state, "", cached=Cached(f"{cache}/results/x") if cache else None)
 
-    places = Places(cache_dirs=("/var/lib/cni", "/other"))
+    places = Places(cache_dirs=("/elsewhere", "/other"))
     gone, there = pod("c1", "gone", "/var/lib/cni"), pod("c2", "running", "/var/lib/cni")
     other, old = pod("c3", "running", "/other"), pod("c4", "unknown", ifname="")
     assert gc_command(Inventory((gone, there)), "net1") == "fastcni gc net1"
     assert gc_command(Inventory((gone, other, old)), "net1", places) == (
-        "fastcni gc --valid c3/eth0 --valid c4/IFNAME --cache-dir /var/lib/cni net1")
+        "fastcni gc --valid c3/eth0 --valid c4/IFNAME --cache-dir /elsewhere net1")
+    assert gc_command(Inventory((gone, there, other)), "net1", Places(cache_dirs=("/var/lib/cni", "/other"))) == (
+        "fastcni gc --valid c3/eth0 net1")
     assert gc_command(Inventory((pod("c5", "orphaned"),)), "net1") == "fastcni gc --all net1"
 
 

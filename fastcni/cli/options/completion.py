@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 
 def networks(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of the networks in the configuration directory."""
-    from fastcni.runtime.cni import DEFAULT_CONF_DIR
     from fastcni.runtime.discover import network_names
 
-    where = ctx.params.get("conf_dir") or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
     try:
-        return beginning(network_names(where), incomplete)
+        return beginning(network_names(conf_dir(ctx)), incomplete)
     except CniError:
         return []
+
+
+def conf_dir(ctx: click.Context) -> str:
+    """Return the directory of network configurations."""
+    from fastcni.runtime.cni import DEFAULT_CONF_DIR
+
+    return ctx.params.get("conf_dir") or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
 
 
 def containers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -53,11 +58,12 @@ def plugin_types(ctx: click.Context, parameter: click.Parameter, incomplete: str
 
 def cached(ctx: click.Context) -> list[Attachment]:
     """Return the attachments in the result caches."""
-    from fastcni.runtime.cache import DEFAULT_DIR, Cache
+    from fastcni.node.attachments.cache_dirs import known_cache_dirs
+    from fastcni.runtime.cache import Cache
 
-    given = ctx.params.get("cache_dirs") or [ctx.params.get("cache_dir") or DEFAULT_DIR]
+    given = ctx.params.get("cache_dirs") or filter(None, [ctx.params.get("cache_dir")])
     try:
-        return [it for where in given for it in Cache(where).attachments()]
+        return [it for where in known_cache_dirs(given, conf_dir(ctx)) for it in Cache(where).attachments()]
     except OSError:
         return []
 

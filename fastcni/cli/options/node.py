@@ -8,15 +8,15 @@ from typing import Any
 import click
 
 from fastcni.cli.text.output import json_option
+from fastcni.node.attachments.cache_dirs import IN_HELP, known_cache_dirs
 from fastcni.node.attachments.inventory import Places
-from fastcni.runtime.cache import DEFAULT_DIR
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
 
 OPTIONS = (
     click.option("--conf-dir", default="", metavar="DIR",
                  help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
     click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
-                 help=f"A directory of cached results; may be repeated [{DEFAULT_DIR}]."),
+                 help=f"A directory of cached results; may be repeated [{IN_HELP}]."),
     click.option("--data-dir", "data_dirs", multiple=True, metavar="DIR", help="A dataDir of host-local, besides those "
                  "that configurations name; may be repeated."),
     json_option,
@@ -32,7 +32,7 @@ def node_command(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def command(conf_dir: str, cache_dirs: Sequence[str], data_dirs: Sequence[str], **options: Any) -> Any:
         where = conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
-        places = Places(where, tuple(cache_dirs) or (DEFAULT_DIR,), tuple(data_dirs), os.environ.get("PATH", ""))
+        places = Places(where, known_cache_dirs(cache_dirs, where), tuple(data_dirs), os.environ.get("PATH", ""))
         return function(places=places, **options)
 
     for option in reversed(OPTIONS):

@@ -21,8 +21,8 @@ from fastcni.server.metrics.requests import MAX_NETWORKS, OTHER, text
 STEP, PAUSE_S = 256, 0.001      # number of names that are handled without a pause, in some 0.2 ms
 
 
-def count(conf_dir: str, results: str) -> Counted:
-    """Count the addresses of host-local, and the attachments in `results`, a directory of libcni's result cache.
+def count(conf_dir: str, *results: str) -> Counted:
+    """Count the addresses of host-local, and the attachments in `results`, directories of libcni's result cache.
 
     The ranges are those of the configurations in conf_dir. Directories and files that cannot be read count as empty.
     """
@@ -60,7 +60,7 @@ def pools_of(network: str, folder: str, ranges: list[Range]) -> list[Pool]:
     return pools + [Pool("host-local", network, UNKNOWN, elsewhere)] * bool(elsewhere)
 
 
-def attachments(results: str, known: Iterable[str]) -> dict[str, int]:
+def attachments(results: Iterable[str], known: Iterable[str]) -> dict[str, int]:
     """Return {network: number of attachments} by the names of the files, NETWORK-CONTAINERID-IFNAME. All three parts
     may contain hyphens, so the longest known network counts; files of unknown networks count as "other"."""
     names = sorted(dict.fromkeys(known), key=len, reverse=True)[:MAX_NETWORKS]
@@ -70,7 +70,8 @@ def attachments(results: str, known: Iterable[str]) -> dict[str, int]:
         network = next((text(name) for name in names if file.startswith(f"{name}-")), OTHER)
         found[network] = found.get(network, 0) + 1
 
-    handle(names_in(results), note)
+    for folder in results:
+        handle(names_in(folder), note)
     return found
 
 

@@ -87,7 +87,7 @@ def gc_command(inventory: Inventory, network: str, places: Places = DEFAULT_PLAC
     the network.
 
     The command names the running pods that are not in the first cache directory, which gc reads, and the directories if
-    they are not the usual ones.
+    gc would read others.
     """
     found = [it for it in inventory.attachments if it.network == network]
     cached = [it for it in found if it.cached and it.cached.path.startswith(f"{places.cache_dirs[0]}/")]
@@ -96,8 +96,8 @@ def gc_command(inventory: Inventory, network: str, places: Places = DEFAULT_PLAC
     words = valid if valid or cached else ["--all"]
     if places.conf_dir != DEFAULT_PLACES.conf_dir:
         words.append(f"--conf-dir {places.conf_dir}")
-    if places.cache_dirs != DEFAULT_PLACES.cache_dirs:
-        words += [f"--cache-dir {where}" for where in places.cache_dirs[:1]]
+    if places.cache_dirs[0] != DEFAULT_PLACES.cache_dirs[0]:
+        words.append(f"--cache-dir {places.cache_dirs[0]}")
     return " ".join(["fastcni gc", *words, network or "NET"])
 
 

@@ -1,0 +1,77 @@
+"""Without --cache-dir, the commands also read the results that multus keeps of its networks."""
+
+import json
+
+import pytest
+from node.conftest import Answer
+
+from fastcni.cli import entry_point
+from fastcni.cli.flows import open_collector
+from fastcni.flows import collector
+from fastcni.flows.pods import Pods
+from fastcni.node import served
+from fastcni.node.activity.pools import count
+from fastcni.node.attachments import cache_dirs
+from fastcni.node.attachments.cache_dirs import known_cache_dirs
+
+
+@pytest.fixture
+def multus(folders, tmp_path, monkeypatch):
+    """A node of which multus has added a running pod to net2. The folders are as the commands find them by default."""
+    conf = folders.configure({"cniVersion": "1.1.0", "name": "pods", "plugins": [
+        {"type": "multus", "cniDir": str(tmp_path / "multus"), "delegates": [{
+            "cniVersion": "1.1.0", "name": "net2", "type": "bridge", "bridge": "br2", "ipam": {
+                "type": "host-local", "subnet": "10.89.0.0/24", "dataDir": str(folders.data)}}]}]}, "10-pods.conflist")
+    for where, network, ifname in (("cni", conf["name"], "eth0"), ("multus", "net2", "net1")):
+        folders.cache = tmp_path / where
+        folders.cached("web1", network, ifname, netns="/proc/self/ns/net",
+                       cniArgs=[["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web"]],
+                       result={"cniVersion": "1.0.0", "ips": [{"address": "10.89.0.2/24"}]})
+    folders.hold("10.89.0.2", "web1\r\nnet1", "net2")
+    monkeypatch.setattr(cache_dirs, "DEFAULT_DIR", str(tmp_path / "cni"))
+    monkeypatch.setattr(cache_dirs, "CNI_DIR", str(tmp_path / "none"))
+    monkeypatch.setenv("NETCONFPATH", str(folders.conf))
+    return folders
+
+
+def by_default(capfd, *words):
+    capfd.readouterr()
+    status = entry_point.run([*words, "--json"])
+    return Answer(status, *capfd.readouterr())
+
+
+def test_networks_of_a_running_pod_are_running(multus, capfd):
+    """They were orphaned, and the advice was to release their addresses."""
+    found = by_default(capfd, "list", "--state", "running").document["attachments"]
+    assert [(it["network"], it["ifname"]) for it in found if it["containerID"] == "web1"] == [
+        ("net2", "net1"), ("pods", "eth0")]
+    findings = by_default(capfd, "doctor", "--socket", "").document["findings"]
+    assert not [it for it in findings if it["check"] == "stale"]
+
+
+def test_flows_and_the_server_read_the_same_directories(multus, monkeypatch):
+    monkeypatch.setattr(collector, "Collector", lambda where, _: where)
+    monkeypatch.setattr(served, "DEFAULT_CONF_DIR", str(multus.conf))
+    expected = known_cache_dirs((), str(multus.conf))
+    assert open_collector("", ()) == served.Served()._places().cache_dirs == expected
+    assert served.Served().count().attachments == {"pods": 1, "net2": 1}
+
+
+def test_flows_and_counts_know_them(multus):
+    found = Pods(known_cache_dirs((), str(multus.conf)))
+    found.refresh()
+    assert [pod.network for pod in found.by_address.values()] == ["net2"]
+    folders = [f"{where}/results" for where in known_cache_dirs((), str(multus.conf))]
+    assert count(str(multus.conf), *folders).attachments == {"pods": 1, "net2": 1}
+
+
+def test_a_directory_that_is_given_is_the_only_one(multus, tmp_path):
+    assert known_cache_dirs(("/a", "/b"), str(multus.conf)) == ("/a", "/b")
+
+
+def test_a_bad_cni_dir_leaves_the_others(multus, tmp_path):
+    for name, bad in (("1", 5), ("2", "relative"), ("3", str(tmp_path / "shim"))):
+        (multus.conf / f"2{name}.conf").write_text(json.dumps({
+            "cniVersion": "1.1.0", "name": f"bad{name}", "type": "multus-shim", "cniDir": bad}))
+    assert known_cache_dirs((), str(multus.conf)) == tuple(
+        str(tmp_path / name) for name in ("cni", "multus", "shim", "none"))
