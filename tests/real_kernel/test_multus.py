@@ -161,6 +161,7 @@ def test_isolation_allows_the_own_namespace_and_the_global_ones(node, pod_netns,
 @pytest.mark.parametrize("text, why", [
     ('[{"name": ', "not JSON"), ('{"name": "b"}', "expected a list"), ("UPPER", "must consist of lower case"),
     ("b@0123456789abcdef", "interface name is too long"), ("b@eth0", 'have the interface "eth0"'),
+    ("b@lo", 'annotation k8s.v1.cni.cncf.io/networks: interface "lo"'),
     ("b@x0,c@x0", 'have the interface "x0"'), ("b@", "is not [namespace/]name[@interface]"), ("a/b/c", "is not ["),
     ("../b", "must consist of"), ("b,,c", "must consist of"), ("lost", 'no network "default/lost"'),
     ('[{"name": "b", "mac": "zz"}]', "invalid MAC"), ('[{"name": "b", "ips": ["10.1.1.300"]}]', "invalid IP address"),

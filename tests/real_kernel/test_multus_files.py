@@ -109,6 +109,13 @@ def test_the_namespace_is_gone_and_del_frees_the_addresses(node, pod_netns, abc)
     assert (held(node, *"abc"), kept(node)) == ([0, 0, 0], [])
 
 
+@pytest.mark.parametrize("kind", ["bridge", "vlan", "macvlan", "dummy"])
+def test_del_of_the_loopback_link_deletes_nothing(node, pod, kind):
+    """A pod whose annotation named "lo" could not end: the kernel refuses to delete the link."""
+    node.delete({"cniVersion": "1.1.0", "name": "a", "type": kind, "master": "eth0"}, pod, ifname="lo")
+    assert list(links(pod)) == ["lo"]
+
+
 # -- CHECK, GC, STATUS -----------------------------------------------------------------------------------------
 
 def test_check_notices_a_missing_second_interface(node, pod, abc):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastcni.kernel import uapi
 from fastcni.kit.call import deletion
 from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import announced, change, find
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes], list[bytes]]:
-    """Delete CNI_IFNAME in the pod. No error if the link or the namespace no longer exists.
+    """Delete CNI_IFNAME in the pod. No error if the link or the namespace no longer exists. The loopback link stays,
+    because no ADD makes it.
 
     Returns two lists of packed addresses: the addresses that the link had, if `list_addresses` is true; and the
     addresses that ADD gave the link, if they are known.
@@ -30,6 +32,8 @@ def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes]
     link = find.link(pod.inside, req.ifname)
     if link is None:
         change.delete_by_name(pod.inside, unfinished(req.ifname))
+        return [], []
+    if link.flags & uapi.IFF_LOOPBACK:
         return [], []
     found = [item.packed for item in find.addresses(pod.inside, link.index)] if list_addresses else []
     other = find.link(pod.host, index=link.peer) if link.kind == "veth" and link.peer_elsewhere and link.peer else None

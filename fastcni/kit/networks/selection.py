@@ -46,6 +46,8 @@ class Selection:
                 config.check_ifname(ifname)
             except CniError as e:
                 raise wrong(f"interface {shown(ifname)}: {e.msg}") from None
+            if ifname == "lo":
+                raise wrong('interface "lo" is the loopback link of each pod')
         self.namespace, self.name, self.ifname = namespace, name, ifname
         self.capabilities: dict[str, Any] = {}
         self.cni_args: dict[str, Any] = {}
