@@ -4,6 +4,7 @@
     records       the records of sightings and attachments
     merge         which sightings belong to one attachment, and its state
     caches        sightings in the result caches of runtimes
+    cache_dirs    the directories of cached results
     address_dirs  sightings in address files
     pod_files     sightings in files that plugins keep
     tables        sightings in nftables
