@@ -145,7 +145,7 @@ def test_failed_add_keeps_a_vlan_interface_that_another_pod_uses(node, pod_netns
         node.add(conf, other)
         raise CniError(999, "too late")
 
-    monkeypatch.setattr(bridge.announced, "port_up", fail_late)
+    monkeypatch.setattr(bridge.bridges.Port, "wait_until_up", fail_late)
     assert node.refused("ADD", conf, lost)["msg"] == "too late"
     assert addresses("br0.100") == ["10.22.0.1/24"]
     assert source_seen(other, None, "10.22.0.1") == "10.22.0.3"
