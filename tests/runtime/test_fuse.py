@@ -13,7 +13,7 @@ from fastcni.cli import entry_point
 from fastcni.kit.call.search import NOTE
 from fastcni.node.attachments.caches import types_of
 from fastcni.node.attachments.records import RUNNING, Cached, NodeAttachment
-from fastcni.node.checks.state import masquerades
+from fastcni.node.checks.state import IPV4, masqueraded
 from fastcni.node.own import uninstall
 from fastcni.node.ranges import ranges_of
 from fastcni.runtime import discover, fusing, load_list_file
@@ -196,5 +196,6 @@ def test_the_inventory_sees_the_plugins_inside_a_chain(conflist):
     net, config = load_list_file(conflist), json.loads(conflist.read_bytes())
     assert types_of(config) == ("chain", "bridge", "host-local", "portmap", "bandwidth")
     assert [it.folder for it in ranges_of([net])] == [it.folder for it in ranges_of([before])] != []
-    pod = NodeAttachment("k8s-pod-network", "c1", "eth0", RUNNING, "", cached=Cached("/x", config=config))
-    assert masquerades(pod)
+    cached = Cached("/x", config=config, result={"ips": [{"address": "10.22.0.2/24"}]})
+    pod = NodeAttachment("k8s-pod-network", "c1", "eth0", RUNNING, "", cached=cached)
+    assert masqueraded(pod) == {IPV4}
