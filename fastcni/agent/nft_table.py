@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from errno import EINVAL, ENOENT, EOPNOTSUPP
+from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
+from fastcni.agent.contract import ConfigurationError
 from fastcni.kernel import nft, uapi, wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 OWNED = nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST         # since Linux 6.9, see nft.add_table()
 UNKNOWN = (EOPNOTSUPP, EINVAL)                                  # errors of earlier kernels
@@ -30,6 +35,20 @@ class NftTable:
         """Return the netlink port, by which the agent distinguishes notifications of its own changes from those of
         other programs."""
         return int(self.sock.getsockname()[0])
+
+    def take_over(self, tables: Iterable[tuple[int, str]], comment: str) -> None:
+        """Own the tables that an agent has left. tables: (family, name). Raises ConfigurationError if a running agent
+        has one of them."""
+        batch = nft.start(Batch())
+        for family, name in tables:
+            for _, payload in wire.look_up(self.sock, nft.get_table(Batch(), family, name)) or ():
+                flags, owner = nft.read_table(payload)
+                if owner not in (0, self.port):
+                    raise ConfigurationError(f"the nftables table {nft.FAMILIES[family]} {name} belongs to another "
+                                             f"process (netlink port {owner}): if an agent runs, stop it first")
+                if flags & nft.NFT_TABLE_F_PERSIST:
+                    nft.add_table(batch, family, name, comment, OWNED)
+        wire.exchange(self.sock, nft.stop(batch))
 
     def delete(self) -> bool:
         """Delete the table. Return whether there was one."""

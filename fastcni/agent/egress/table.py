@@ -35,11 +35,9 @@ chain `check` sees the source that it leaves with. Answers on connections from o
 from __future__ import annotations
 
 import threading
-from errno import EPERM
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.egress import expressions
 from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable
 from fastcni.agent.policy.rules import parts
@@ -88,14 +86,7 @@ class Table(NftTable):
         """Own the table that an agent has left, before there is something to write. Raises ConfigurationError if a
         running one has it."""
         with self._lock:
-            try:
-                if self.exists():
-                    self._own()
-            except NetlinkError as e:
-                if e.errno != EPERM:
-                    raise
-                raise ConfigurationError(f"the nftables table inet {TABLE} belongs to another process: if an agent "
-                                         "runs, stop it first") from None
+            self.take_over([(FAMILY, TABLE)], COMMENT)
 
     def put(self, name: str, elements: Elements) -> None:
         """Let a set or map of both families have these elements; keys of `ways` have two addresses."""

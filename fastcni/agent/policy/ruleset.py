@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
-from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable
 from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.http import redirect
@@ -68,16 +67,7 @@ class Ruleset(NftTable):
 
     def adopt(self) -> None:
         """Take over the tables that an agent has left. Raises ConfigurationError if a running one has them."""
-        requests = Transaction()
-        for family, table in TABLES:
-            for _, payload in wire.look_up(self.sock, nft.get_table(Batch(), family, table)) or ():
-                flags, owner = nft.read_table(payload)
-                if owner not in (0, self.port):
-                    raise ConfigurationError(f"the nftables table {nft.FAMILIES[family]} {table} belongs to another "
-                                             f"process (netlink port {owner}): if an agent runs, stop it first")
-                if flags & nft.NFT_TABLE_F_PERSIST:
-                    requests.add(nft.add_table, family, table, COMMENT, OWNED)
-        requests.commit(self.sock)
+        self.take_over(TABLES, COMMENT)
 
     def load(self, state: State) -> None:
         """Replace the table with its whole content, in LOAD_TRANSACTIONS.
