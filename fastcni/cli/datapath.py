@@ -1,12 +1,12 @@
 """The command `fastcni datapath`: the flows between pods that the datapath ebpf redirects."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
+from fastcni.cli.options.conf_dir import chosen_conf_dir
 from fastcni.cli.text.inventory import SHORT_ID
 from fastcni.cli.text.output import Group, json_option, printable, put_document
 from fastcni.flows.pods import Pods
@@ -16,7 +16,6 @@ from fastcni.kit.datapath.maps import Flow
 from fastcni.node.attachments.cache_dirs import IN_HELP, known_cache_dirs
 from fastcni.node.checks.findings import plural
 from fastcni.node.own import datapath as own
-from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.spec import errors
 from fastcni.spec.address import ip_text
 from fastcni.spec.errors import CniError
@@ -51,7 +50,7 @@ def status(cache_dirs: Sequence[str], as_json: bool) -> None:
     has first the sums for each two pods, then each flow.
     """
     found = attempt(own.read)
-    conf_dir = os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
+    conf_dir = chosen_conf_dir()
     pods = Pods(known_cache_dirs(cache_dirs, conf_dir))
     pods.refresh()
     if as_json:

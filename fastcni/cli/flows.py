@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcni.cli.options import completion
-from fastcni.cli.options.node import agent_folder_option
+from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
+from fastcni.cli.options.node import agent_folder_option, cache_dirs_option
 from fastcni.cli.options.server import asking
 from fastcni.cli.selftest import interrupt
 from fastcni.cli.text.flows import Document, line
@@ -20,8 +20,7 @@ from fastcni.cli.text.output import printable
 from fastcni.daemon.listening import PATH
 from fastcni.kit.call.similar import meant_id
 from fastcni.node import confs, pod_policies
-from fastcni.node.attachments.cache_dirs import IN_HELP, known_cache_dirs
-from fastcni.runtime.cni import DEFAULT_CONF_DIR
+from fastcni.node.attachments.cache_dirs import known_cache_dirs
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -38,10 +37,8 @@ WAIT_S = 1.0                    # seconds to wait for the next flow
               help="Print only flows from or to this pod: a container id, or its beginning, or NAMESPACE/NAME.")
 @click.option("--last", "count", default=None, type=click.IntRange(1), metavar="N",
               help="Print the newest N flows that the server has kept [all]; with --follow, end after N.")
-@click.option("--conf-dir", default="", metavar="DIR",
-              help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
-@click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
-              help=f"A directory of cached results; may be repeated [{IN_HELP}].")
+@conf_dir_option
+@cache_dirs_option
 @agent_folder_option
 @click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
               help="The server's socket.")
@@ -91,7 +88,7 @@ def open_collector(conf_dir: str, cache_dirs: Sequence[str], agent_folder: str =
     """Begin to collect. Raises CniError."""
     from fastcni.flows.collector import Collector, Unsupported
 
-    where = conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
+    where = chosen_conf_dir(conf_dir)
     agents = pod_policies.sockets(confs.networks(confs.read_quietly(where, [])), agent_folder)
     try:
         return Collector(known_cache_dirs(cache_dirs, where), agents)

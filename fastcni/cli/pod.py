@@ -11,6 +11,7 @@ from typing import IO, Any
 import click
 
 from fastcni.cli.options import completion
+from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
 from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.output import Group, json_option, printable, put_document
 from fastcni.kit.call.similar import meant_id
@@ -25,15 +26,13 @@ from fastcni.runtime import (
     Readiness,
     read_pod_spec,
 )
-from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.runtime.parse import flattened
 from fastcni.runtime.pod_spec import read_quantity
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
 OPTIONS = (
-    click.option("--conf-dir", default="", metavar="DIR",
-                 help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
+    conf_dir_option,
     click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP),
     click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni]."),
     json_option,
@@ -54,7 +53,7 @@ def pod_command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add OPTIONS to a command. Its function gets one PodNetworks and `as_json` instead of these."""
     @functools.wraps(function)
     def command(conf_dir: str, bin_dir: Sequence[str], cache_dir: str, **rest: Any) -> Any:
-        cni = CNI(plugin_dirs(bin_dir), conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR, cache_dir)
+        cni = CNI(plugin_dirs(bin_dir), chosen_conf_dir(conf_dir), cache_dir)
         return function(PodNetworks(cni, warn=warn), **rest)
 
     for option in reversed(OPTIONS):

@@ -15,13 +15,13 @@ from rich.console import Console
 
 from fastcni.agent.peer_list import FOLDER
 from fastcni.cli.options import completion
+from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
 from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.inventory import put
 from fastcni.cli.text.output import json_option, printable, put_document
 from fastcni.daemon.listening import PATH
 from fastcni.node import confs, server_process
 from fastcni.runtime import CNI, NetworkList
-from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.selftest.peer import find
 from fastcni.selftest.records import ONE_SHOT, WARM, Check
 from fastcni.spec import errors
@@ -35,8 +35,7 @@ INTRODUCTION = (
 
 @click.command()
 @click.argument("networks", metavar="[NET]...", nargs=-1, shell_complete=completion.networks)
-@click.option("--conf-dir", default="", metavar="DIR",
-              help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
+@conf_dir_option
 @click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP)
 @click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni].")
 @click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
@@ -60,7 +59,7 @@ def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cac
     """
     if os.geteuid() != 0:
         raise CniError(errors.INVALID_ENVIRONMENT, "selftest makes network namespaces", "run the command as root")
-    cni = CNI(plugin_dirs(bin_dir), conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR, cache_dir)
+    cni = CNI(plugin_dirs(bin_dir), chosen_conf_dir(conf_dir), cache_dir)
     nets = chosen(cni, networks)
     other = find(peer, agent_folder) if peer else None
     modes = [ONE_SHOT, WARM] if socket and server_process.listener(socket) else [ONE_SHOT]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
 from fastcni.cli.options.server import asking
 from fastcni.cli.text.output import put_document
 from fastcni.cli.text.terminal import ENTER, ERASE, ESCAPE, Terminal
@@ -21,7 +21,6 @@ from fastcni.node.activity import summary
 from fastcni.node.activity.pools import count
 from fastcni.node.attachments.cache_dirs import IN_HELP, known_cache_dirs
 from fastcni.runtime.cache import Cache
-from fastcni.runtime.cni import DEFAULT_CONF_DIR
 from fastcni.server import status
 from fastcni.server.records import history
 from fastcni.spec import errors
@@ -33,8 +32,7 @@ LIMIT = 64                      # requests in one answer, so that making it dela
 @click.command()
 @click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
               help="The server's socket.")
-@click.option("--conf-dir", default="", metavar="DIR",
-              help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}].")
+@conf_dir_option
 @click.option("--cache-dir", default="", metavar="DIR", help=f"The directory of cached results [{IN_HELP}].")
 @click.option("--filter", "chosen", default="", metavar="TEXT",
               help="Show only requests and networks with this text in network or container.")
@@ -53,7 +51,7 @@ def top(socket: str, conf_dir: str, cache_dir: str, chosen: str, interval: float
     Keys: s sorts, / filters, space freezes, q quits, ? explains. If stdout is no terminal, it prints one frame and
     ends.
     """
-    conf_dir = conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
+    conf_dir = chosen_conf_dir(conf_dir)
     where = known_cache_dirs(filter(None, [cache_dir]), conf_dir)
     source = Source(socket or PATH, conf_dir, [Cache(it).results() for it in where])
     source.poll()

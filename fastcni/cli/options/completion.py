@@ -3,7 +3,6 @@ completions."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -27,9 +26,9 @@ def networks(ctx: click.Context, parameter: click.Parameter, incomplete: str) ->
 
 def conf_dir(ctx: click.Context) -> str:
     """Return the directory of network configurations."""
-    from fastcni.runtime.cni import DEFAULT_CONF_DIR
+    from fastcni.cli.options.conf_dir import chosen_conf_dir
 
-    return ctx.params.get("conf_dir") or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
+    return chosen_conf_dir(ctx.params.get("conf_dir") or "")
 
 
 def containers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
+from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
 from fastcni.cli.text.output import json_option
 from fastcni.node.attachments.cache_dirs import IN_HELP, known_cache_dirs
 from fastcni.node.attachments.inventory import Places
-from fastcni.runtime.cni import DEFAULT_CONF_DIR
 
+cache_dirs_option = click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
+                                 help=f"A directory of cached results; may be repeated [{IN_HELP}].")
 OPTIONS = (
-    click.option("--conf-dir", default="", metavar="DIR",
-                 help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
-    click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
-                 help=f"A directory of cached results; may be repeated [{IN_HELP}]."),
+    conf_dir_option,
+    cache_dirs_option,
     click.option("--data-dir", "data_dirs", multiple=True, metavar="DIR", help="A dataDir of host-local, besides those "
                  "that configurations name; may be repeated."),
     json_option,
@@ -31,7 +31,7 @@ def node_command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add OPTIONS to a command. Its function gets `places` and `as_json` instead of these."""
     @wraps(function)
     def command(conf_dir: str, cache_dirs: Sequence[str], data_dirs: Sequence[str], **options: Any) -> Any:
-        where = conf_dir or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR
+        where = chosen_conf_dir(conf_dir)
         places = Places(where, known_cache_dirs(cache_dirs, where), tuple(data_dirs), os.environ.get("PATH", ""))
         return function(places=places, **options)
 

@@ -10,16 +10,16 @@ from typing import Any
 import click
 
 from fastcni.cli.options import completion
+from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
 from fastcni.cli.text.output import json_option, printable
 from fastcni.runtime import CNI, NetworkList, RuntimeConf
-from fastcni.runtime.cni import DEFAULT_CONF_DIR, DEFAULT_PLUGIN_DIRS
+from fastcni.runtime.cni import DEFAULT_PLUGIN_DIRS
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
 BIN_DIR_HELP = f"A plugin directory; may be repeated [CNI_PATH, {', '.join(DEFAULT_PLUGIN_DIRS)}]."
 OPTIONS = (
-    click.option("--conf-dir", default="", metavar="DIR",
-                 help=f"The directory of network configurations [NETCONFPATH, {DEFAULT_CONF_DIR}]."),
+    conf_dir_option,
     click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP),
     click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni]."),
     click.option("--container-id", default="", metavar="ID", shell_complete=completion.containers,
@@ -65,7 +65,7 @@ def read_settings(name: str, netns: str, *, conf_dir: str, bin_dir: Sequence[str
                   as_json: bool) -> Settings:
     """Return the Settings. Raise CniError in cnitool's order: configuration, capability args, args."""
     env = os.environ.get
-    cni = CNI(plugin_dirs(bin_dir), conf_dir or env("NETCONFPATH") or DEFAULT_CONF_DIR, cache_dir)
+    cni = CNI(plugin_dirs(bin_dir), chosen_conf_dir(conf_dir), cache_dir)
     net = cni.load(name, warn)
     capabilities = read_capability_args(env("CAP_ARGS", "") if capability_args is None else capability_args)
     args = read_pairs(env("CNI_ARGS", "") if args_text is None else args_text)
