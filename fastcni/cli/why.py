@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fastcni.why.records import Redirect, Report
 
 MAX_PORT = 65535
-PROXY = "HTTP proxy"            # the hop of fastcni/why/proxied.py
 
 
 @click.command()
@@ -94,6 +93,8 @@ def read_destination(text: str) -> tuple[str, int]:
 
 def put_text(found: Report, source: str, destination: str) -> None:
     """Print the hops, one a line, and where the packet ends."""
+    from fastcni.why import proxied
+
     for name, ok in found.hops:
         state = click.style("ok    ", fg="green") if ok else click.style("ENDS  ", fg="red", bold=True)
         click.echo(f"{state}  {printable(name)}")
@@ -104,7 +105,7 @@ def put_text(found: Report, source: str, destination: str) -> None:
         for label, text in (("rule:", found.ends.rule), ("owner:", found.ends.owner), ("do:", found.ends.do)):
             if text:
                 click.echo(printable(f"    {label:7}{text}"))
-    if found.reaches and (PROXY, True) in found.hops:
+    if found.reaches and (proxied.HOP, True) in found.hops:
         click.echo("    the HTTP proxy of the network policies takes the connection, and decides on each request:\n"
                    "    `fastcni flows --follow` shows them")
     if found.datapath:

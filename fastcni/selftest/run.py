@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from fastcni.kernel import netns, sysctl
+from fastcni.kit.networks.network import RUNS_NETWORKS
 from fastcni.runtime import CNI, NetworkList
 from fastcni.runtime.exec import Exec
 from fastcni.runtime.parse import flattened
@@ -28,7 +29,6 @@ BURST = 80_000                  # bits
 ALLOWED = 1.3                   # factor by which a TCP stream of BULK_S may exceed the limit
 Probe = Callable[[], str | None]        # raises Failed or OSError, or returns why the check does not apply
 BRIDGE_FILTER = "net.bridge.bridge-nf-call-iptables"
-PASSING = ("multus", "multus-shim")     # they pass capabilities to plugins of other networks
 TESTED = {"portMappings": "host-port", "bandwidth": "bandwidth"}       # {capability: its check}
 NOT_REACHED = ("macvlan", "ipvlan")     # pods of these plugins do not reach their own node, by design
 
@@ -45,8 +45,8 @@ class Network:
         plugins = flattened(net.plugins)
         self.types = {plugin.type for plugin in plugins}
         declared = [(plugin.type, name) for plugin in plugins for name, on in plugin.capabilities.items() if on]
-        self.capabilities = {name for kind, name in declared if kind not in PASSING}
-        self.passed = {name for kind, name in declared if kind in PASSING and name in TESTED} - self.capabilities
+        self.capabilities = {name for kind, name in declared if kind not in RUNS_NETWORKS}
+        self.passed = {name for kind, name in declared if kind in RUNS_NETWORKS and name in TESTED} - self.capabilities
         self.apart = apart(plugins)
         self.gives_gateway = any(node.has_gateway(plugin) for plugin in plugins)
         self.masquerades = any(plugin.values.get("ipMasq") for plugin in plugins)

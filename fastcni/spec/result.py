@@ -18,6 +18,7 @@ from fastcni.spec.version import CURRENT, OLDEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from fastcni.spec.config import Section
@@ -30,6 +31,11 @@ UNSET_CIDR = "<nil>"            # Go's text for an absent address
 def ips_of(result: Result) -> list[tuple[bytes, int]]:
     """Return [(packed, prefix length)] of the addresses of a result in the newest shape."""
     return [address.read_cidr(ip["address"]) for ip in result.get("ips", ())]
+
+
+def host_interfaces(result: Mapping[str, Any]) -> list[str]:
+    """Return the names of a result's interfaces on the host, in their order."""
+    return [entry["name"] for entry in result.get("interfaces", ()) if not entry.get("sandbox")]
 
 
 # The kinds of values. Each function returns the canonical form, or raises TypeError for a wrong JSON type, ValueError

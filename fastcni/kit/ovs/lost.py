@@ -8,6 +8,7 @@ from fastcni.clients.ovsdb import Refused
 from fastcni.kit.ovs import cache, ports
 from fastcni.kit.ovs.database import Database
 from fastcni.spec import errors
+from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -50,7 +51,7 @@ def restore(req: Request, conf: OvsConf, args: PodArgs, bridge: str, previous: d
     names = req.mode.cluster_store(("ovs", address), lambda: Names(address))
     if names.error:
         raise CniError(names.error.code, names.error.msg, names.error.details)
-    host = next((entry["name"] for entry in previous.get("interfaces", ()) if not entry.get("sandbox")), "")
+    host = next(iter(results.host_interfaces(previous)), "")
     if not host or host in names.ports:
         return
     if bridge not in names.bridges:

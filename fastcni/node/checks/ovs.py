@@ -17,6 +17,7 @@ from fastcni.node.attachments.address_dirs import sections
 from fastcni.node.attachments.records import RUNNING, NodeAttachment
 from fastcni.node.checks.findings import ERROR, Finding, Node, plural, some
 from fastcni.node.checks.pods import PAUSE_S
+from fastcni.spec import result as results
 
 KIND = "ovs"
 
@@ -60,5 +61,4 @@ def place_of(it: NodeAttachment, keys: Mapping[str, Any]) -> tuple[str, str]:
 
 def host_of(it: NodeAttachment) -> str:
     """Return the name of the pod's port in the result of ADD, "" if it has none."""
-    interfaces = it.cached.result.get("interfaces", ()) if it.cached else ()
-    return next((entry["name"] for entry in interfaces if not entry.get("sandbox")), "")
+    return next(iter(results.host_interfaces(it.cached.result)), "") if it.cached else ""

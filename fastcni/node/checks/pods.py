@@ -14,6 +14,7 @@ from fastcni.kit.links import checks, find
 from fastcni.node.attachments.inventory import Seen
 from fastcni.node.attachments.records import RUNNING, Inventory, NodeAttachment
 from fastcni.spec import address
+from fastcni.spec import result as results
 
 BRIDGES = ("bridge", "flannel")         # CNI types whose pods are connected to ports of a bridge
 NO_ADDRESSES = ("dhcp", "loopback")     # plugins whose addresses change after ADD, or have no routes
@@ -110,7 +111,7 @@ def bridge_of(it: NodeAttachment) -> str:
     """Return the name of the bridge in the result of ADD, that is, its first interface on the host; "" if there is
     none."""
     assert it.cached
-    on_host = [entry["name"] for entry in it.cached.result.get("interfaces", ()) if not entry.get("sandbox")]
+    on_host = results.host_interfaces(it.cached.result)
     return on_host[0] if on_host and set(BRIDGES).intersection(it.plugins) and on_host[0] not in it.links else ""
 
 
