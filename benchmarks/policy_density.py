@@ -9,7 +9,8 @@ import os
 import statistics
 import time
 from dataclasses import replace
-from pathlib import Path
+
+from bench_agent import memory_mb
 
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.engine import Engine
@@ -28,7 +29,7 @@ def measure(table, pods, policies, pod, document, node, apps):
         return replace(pod(number, number % apps, node if number < here else "other"), namespace=NAMESPACE,
                        name=f"pod-{number}", addresses=pod(address or number, 0).addresses)
 
-    before = resident_mb()
+    before = memory_mb(os.getpid())
     compiler = AttachedCompiler(node)
     engine = Engine(compiler)
     compiler.put_namespace(NAMESPACE, {"team": "team-1"})
@@ -43,7 +44,7 @@ def measure(table, pods, policies, pod, document, node, apps):
               f"{(time.perf_counter() - began) * 1e3:.0f} ms")
     gc.collect()
     gc.freeze()
-    table.add("    memory for these", f"{resident_mb() - before:.0f} MB")
+    table.add("    memory for these", f"{memory_mb(os.getpid()) - before:.0f} MB")
     elements = sum(map(len, compiler.state.elements.values()))
     table.add("    elements, chains", f"{elements}, {len(compiler.state.chains)}")
     for where, numbers in (("of this node", range(min(here, 100))),
@@ -64,7 +65,3 @@ def commit_ms(engine, put, *args):
     put(*args)
     engine.commit()
     return (time.perf_counter() - began) * 1e3
-
-
-def resident_mb():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

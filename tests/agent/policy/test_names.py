@@ -233,9 +233,7 @@ def test_a_ttls_end_stops_new_connections_only_and_a_new_answer_prolongs_it(name
     monkeypatch.setattr(told, "SLACK_S", 0.5)
     it.put("a.test", host(1), ttl=0)
     assert it.told("a", "a.test") == [host(1)]
-    with Inside(it.node.names["a"]):
-        client = socket.create_connection((host(1), 80), 10)
-    with client, it.web.accept()[0] as server:
+    with it.connection("a", host(1)) as client, it.web.accept()[0] as server:
         began, asked = monotonic(), 0
         while monotonic() < began + 4:              # longer than one answer lasts
             if monotonic() > began + asked:

@@ -4,7 +4,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ from agent.policy.test_service import Running, node  # noqa: F401 - fixture
 
 from fastcni.agent.policy.names import told
 from fastcni.agent.policy.ruleset import see_bridged_traffic
-from fastcni.testing.namespaces import Inside, run
+from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
@@ -133,9 +132,7 @@ def test_a_connection_outlives_the_end_of_the_ttl_and_a_restart_while_its_name_i
     monkeypatch.setattr(told, "SLACK_S", 0.0)
     it.put("a.test", host(1), ttl=0)
     assert it.told("a", "a.test") == [host(1)]
-    with Inside(it.node.names["a"]):
-        client = socket.create_connection((host(1), 80), 10)
-    with client, it.web.accept()[0] as server:
+    with it.connection("a", host(1)) as client, it.web.accept()[0] as server:
         assert eventually(lambda: not it.connects("a", host(1), 0.1))
         running.it.stale = True             # the table is written again with what has ended
         assert eventually(lambda: "policies_restored" in running.events())
@@ -161,9 +158,7 @@ def test_a_connection_that_no_answer_has_opened_is_cut_at_the_start(named_pods, 
     it = named_pods
     running.write()
     assert eventually(lambda: it.connects("a", host(1)))
-    with Inside(it.node.names["a"]):
-        client = socket.create_connection((host(1), 80), 10)
-    with client:
+    with it.connection("a", host(1)) as client:
         while select.select([it.web], [], [], 0)[0]:
             server = it.web.accept()[0]
         with server:
