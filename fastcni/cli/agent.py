@@ -177,9 +177,9 @@ def make_beside(text: str, collectors: Sequence[AgentCollector]) -> Callable[[An
 
     options = read_beside(text)
 
-    def note(it: Agent) -> None:
+    def note(agent: Agent) -> None:
         for collector in collectors:
-            collector.agent = it
+            collector.agent = agent
 
     return lambda log: AgentBeside(options, log, note)
 

@@ -69,8 +69,8 @@ def status(cache_dirs: Sequence[str], as_json: bool) -> None:
         click.echo(f"  {PROTOCOLS[flow.protocol]} {' > '.join(ends)}: {counts(flow)}")
 
 
-def counts(it: Pair | Flow) -> str:
-    return f"{it.packets[0]} and {it.packets[1]} packets, {it.bytes[0]} and {it.bytes[1]} bytes"
+def counts(flow: Pair | Flow) -> str:
+    return f"{flow.packets[0]} and {flow.packets[1]} packets, {flow.bytes[0]} and {flow.bytes[1]} bytes"
 
 
 def name_of(pods: Pods, packed: bytes) -> str:

@@ -224,54 +224,56 @@ def read_port(port: str, pod: Pod | None) -> tuple[int, int]:
 
 # -- the output --------------------------------------------------------------------------------------------------------
 
-def document(it: Answer) -> dict[str, Any]:
+def document(answer: Answer) -> dict[str, Any]:
     from fastcni.agent.policy.asked import ALLOWED, DENIED, VERDICTS
 
-    return {"from": addresses.ip_text(it.connection.source), "to": addresses.ip_text(it.connection.destination),
-            "allowed": {ALLOWED: True, DENIED: False}.get(it.verdict), "answer": VERDICTS[it.verdict],
-            "by": "kernel" if it.by_kernel else "policies",
-            **{name.lower(): direction_document(one) for name, one in it.directions.items()},
-            "chains": {name: decision_document(one) for name, one in it.more.items()}}
+    return {"from": addresses.ip_text(answer.connection.source), "to": addresses.ip_text(answer.connection.destination),
+            "allowed": {ALLOWED: True, DENIED: False}.get(answer.verdict), "answer": VERDICTS[answer.verdict],
+            "by": "kernel" if answer.by_kernel else "policies",
+            **{name.lower(): direction_document(one) for name, one in answer.directions.items()},
+            "chains": {name: decision_document(one) for name, one in answer.more.items()}}
 
 
-def direction_document(it: Direction) -> dict[str, Any] | None:
+def direction_document(direction: Direction) -> dict[str, Any] | None:
     """Return the document of a direction. None if the address is no pod's, or a pod connects to itself."""
     from fastcni.agent.policy.asked import ALLOWED
 
-    kernel = decision_document(it.kernel) if it.kernel else None
-    if it.policies is None:
-        return {"allowed": None, "rule": None, "policies": [], "text": it.kernel.text, "kernel": kernel} if (
-            it.kernel and not (it.read and it.verdict == ALLOWED)) else None
-    return {"allowed": it.policies.allowed, "rule": it.policies.rule or None, "policies": list(it.policies.isolating),
-            "text": str(it.policies), "kernel": kernel}
+    kernel = decision_document(direction.kernel) if direction.kernel else None
+    if direction.policies is None:
+        return {"allowed": None, "rule": None, "policies": [], "text": direction.kernel.text, "kernel": kernel} if (
+            direction.kernel and not (direction.read and direction.verdict == ALLOWED)) else None
+    return {"allowed": direction.policies.allowed, "rule": direction.policies.rule or None,
+            "policies": list(direction.policies.isolating),
+            "text": str(direction.policies), "kernel": kernel}
 
 
 def decision_document(it: Any) -> dict[str, Any]:
     return {"allowed": it.allowed, "text": it.text}
 
 
-def text(it: Answer, unread: str) -> str:
+def text(answer: Answer, unread: str) -> str:
     from fastcni.agent.policy.asked import DIFFERS, VERDICTS
 
-    verdict = "the kernel and the policies differ" if it.verdict == DIFFERS else VERDICTS[it.verdict]
-    lines = [f"{verdict}: {addresses.ip_text(it.connection.source)} to {addresses.ip_text(it.connection.destination)}"]
-    for name, one in it.directions.items():
+    verdict = "the kernel and the policies differ" if answer.verdict == DIFFERS else VERDICTS[answer.verdict]
+    source, destination = answer.connection.source, answer.connection.destination
+    lines = [f"{verdict}: {addresses.ip_text(source)} to {addresses.ip_text(destination)}"]
+    for name, one in answer.directions.items():
         lines += direction_lines(name.lower(), one)
-    lines += [f"{name}: {one.text}" for name, one in it.more.items() if not one.allowed]
+    lines += [f"{name}: {one.text}" for name, one in answer.more.items() if not one.allowed]
     if unread:
         lines.append(f"by the kernel alone: the policies cannot be read: {unread}")
-    elif not it.by_kernel:
+    elif not answer.by_kernel:
         lines.append("by the policies alone: this machine's kernel has no part in it")
     return "\n    ".join(lines)
 
 
-def direction_lines(name: str, it: Direction) -> list[str]:
+def direction_lines(name: str, direction: Direction) -> list[str]:
     from fastcni.agent.policy.asked import DIFFERS, UNKNOWN
 
-    if it.verdict == DIFFERS:
-        said = str(it.policies) if it.policies else "allowed: no pod has this address"
-        return [f"{name}: the policies: {said}", f"{name}: the kernel: {it.kernel.text}"]    # type: ignore[union-attr]
-    if it.kernel and (it.verdict == UNKNOWN or not it.read):
-        return [f"{name}: {it.kernel.text}"]
-    elsewhere = "" if it.kernel else ", as the kernel of the pod's node decides"
-    return [f"{name}: {it.policies}{elsewhere}"] if it.policies else []
+    if direction.verdict == DIFFERS:
+        said = str(direction.policies) if direction.policies else "allowed: no pod has this address"
+        return [f"{name}: the policies: {said}", f"{name}: the kernel: {direction.kernel.text}"]    # type: ignore[union-attr]
+    if direction.kernel and (direction.verdict == UNKNOWN or not direction.read):
+        return [f"{name}: {direction.kernel.text}"]
+    elsewhere = "" if direction.kernel else ", as the kernel of the pod's node decides"
+    return [f"{name}: {direction.policies}{elsewhere}"] if direction.policies else []

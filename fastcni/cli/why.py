@@ -113,12 +113,13 @@ def put_text(found: Report, source: str, destination: str) -> None:
             click.echo(printable(f"    {text}"))
 
 
-def datapath_lines(it: Redirect, *, reaches: bool) -> Iterator[str]:
+def datapath_lines(redirect: Redirect, *, reaches: bool) -> Iterator[str]:
     """Yield what the datapath ebpf does with the connection, and with others to the same port."""
-    if reaches and it.redirected:
+    if reaches and redirect.redirected:
         yield "the datapath ebpf redirects the connection: packets after the first ones skip the node's hops"
     elif reaches:
-        yield f"the datapath ebpf does not redirect the connection: {it.why}"
-    if it.flows:
-        yield (f"the datapath ebpf redirects {plural(it.flows, 'other connection')} to this port, past the node's "
-               f"hops: {it.packets[0]} and {it.packets[1]} packets, {it.bytes[0]} and {it.bytes[1]} bytes")
+        yield f"the datapath ebpf does not redirect the connection: {redirect.why}"
+    if redirect.flows:
+        packets, octets = redirect.packets, redirect.bytes
+        yield (f"the datapath ebpf redirects {plural(redirect.flows, 'other connection')} to this port, past the "
+               f"node's hops: {packets[0]} and {packets[1]} packets, {octets[0]} and {octets[1]} bytes")

@@ -95,12 +95,12 @@ class Collector:
             elif self.isolation.drops(it):
                 yield self._flow(it.packet, DROPPED, ISOLATION)
 
-    def _dropped(self, it: Drop) -> Flow:
+    def _dropped(self, drop: Drop) -> Flow:
         names = ""
-        if it.by == POLICY:
-            names = (self.policies.of_rule(it.chain, it.handle) if it.chain.startswith(TIER_CHAINS) else "") or (
-                self.policies.restricting(it.family, it.base, it.packet.source, it.packet.destination))
-        return self._flow(it.packet, DROPPED, it.by, names, it.where)
+        if drop.by == POLICY:
+            names = (self.policies.of_rule(drop.chain, drop.handle) if drop.chain.startswith(TIER_CHAINS) else "") or (
+                self.policies.restricting(drop.family, drop.base, drop.packet.source, drop.packet.destination))
+        return self._flow(drop.packet, DROPPED, drop.by, names, drop.where)
 
     def _connections(self) -> Iterator[Flow]:
         for payload in self.connections.read():
@@ -117,9 +117,10 @@ class Collector:
                        self._end(source, it["source_port"]), self._end(destination, it["port"]),
                        request={key: it[key] for key in ("method", "host", "path", "status", "reason")})
 
-    def _flow(self, it: Packet, verdict: str, by: str, policy: str = "", where: str = "") -> Flow:
-        return Flow(round(time.time(), 3), verdict, by, policy, it.protocol, self._end(it.source, it.source_port),
-                    self._end(it.destination, it.port), where)
+    def _flow(self, packet: Packet, verdict: str, by: str, policy: str = "", where: str = "") -> Flow:
+        return Flow(round(time.time(), 3), verdict, by, policy, packet.protocol,
+                    self._end(packet.source, packet.source_port),
+                    self._end(packet.destination, packet.port), where)
 
     def _end(self, packed: bytes, port: int | None) -> End:
         pod = self.pods.at(packed)

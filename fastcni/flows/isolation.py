@@ -29,11 +29,11 @@ class Isolation:
         self.ports: dict[int, Link] = {}
         self.indexes: dict[str, int] = {}
 
-    def drops(self, it: Asking) -> bool:
+    def drops(self, asking: Asking) -> bool:
         """Return whether the bridge does not forward the request, because the port of the pod that is meant is isolated
         too."""
         self._refresh()
-        port, pod = self.ports.get(it.iif), self.pods.at(it.packet.destination)
+        port, pod = self.ports.get(asking.iif), self.pods.at(asking.packet.destination)
         if port is None or pod is None:
             return False
         others = [self.ports.get(self.indexes.get(link, 0)) for link in pod.links]

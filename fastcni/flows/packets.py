@@ -63,8 +63,9 @@ def read(network: bytes, transport: bytes) -> Packet | None:
                   transport[8:20] + destination[13:] if solicits else b"")
 
 
-def of_connection(it: Connection) -> Packet:
+def of_connection(connection: Connection) -> Packet:
     """Return the first packet of a connection as the hook forward sees it: behind DNAT, before masquerade."""
-    if it.protocol in WITH_PORTS:
-        return Packet(protocol_text(it.protocol), it.source, it.source_port, it.replier, it.replier_port)
-    return Packet(protocol_text(it.protocol), it.source, None, it.replier, None)
+    if connection.protocol in WITH_PORTS:
+        return Packet(protocol_text(connection.protocol), connection.source, connection.source_port,
+                      connection.replier, connection.replier_port)
+    return Packet(protocol_text(connection.protocol), connection.source, None, connection.replier, None)

@@ -79,39 +79,40 @@ class Traces:
         self.followed: dict[int, Followed] = {}
         self.allowed: dict[Packet, tuple[float, list[tuple[str, int]]]] = {}
 
-    def note(self, it: Trace) -> Drop | Asking | None:
+    def note(self, trace: Trace) -> Drop | Asking | None:
         """Return the drop, or the request for a MAC, that a message reports."""
-        if it.table.startswith(PREFIX):
-            packet = packets.read(it.network, it.transport) if it.chain == ASKED and it.table == name() else None
-            return Asking(it.iif, packet) if packet else None
-        if it.network:
-            self._begin(it)
-        followed = self.followed.get(it.id)
+        if trace.table.startswith(PREFIX):
+            packet = (packets.read(trace.network, trace.transport) if trace.chain == ASKED and trace.table == name()
+                      else None)
+            return Asking(trace.iif, packet) if packet else None
+        if trace.network:
+            self._begin(trace)
+        followed = self.followed.get(trace.id)
         if followed is None:
             return None
-        if it.verdict == nft.NF_DROP:
-            del self.followed[it.id]
-            return Drop(followed.packet, it.family, it.table, it.chain, followed.base, it.handle)
-        if it.verdict == nft.NF_ACCEPT and it.handle and it.family == FAMILY and it.table == TABLE:
-            self._allow(followed, it)
+        if trace.verdict == nft.NF_DROP:
+            del self.followed[trace.id]
+            return Drop(followed.packet, trace.family, trace.table, trace.chain, followed.base, trace.handle)
+        if trace.verdict == nft.NF_ACCEPT and trace.handle and trace.family == FAMILY and trace.table == TABLE:
+            self._allow(followed, trace)
         return None
 
-    def _begin(self, it: Trace) -> None:
+    def _begin(self, trace: Trace) -> None:
         """The first message in a base chain. The kernel gives the number of a packet to a later packet again."""
-        followed, packet = self.followed.get(it.id), packets.read(it.network, it.transport)
+        followed, packet = self.followed.get(trace.id), packets.read(trace.network, trace.transport)
         if packet is None:
-            self.followed.pop(it.id, None)
+            self.followed.pop(trace.id, None)
             return
         if followed is None or followed.packet != packet:
             if len(self.followed) >= MAX_PACKETS:
                 self.followed.clear()
-            followed = self.followed[it.id] = Followed(packet)
-        followed.base = it.chain
+            followed = self.followed[trace.id] = Followed(packet)
+        followed.base = trace.chain
 
-    def _allow(self, followed: Followed, it: Trace) -> None:
-        if it.chain == followed.base:       # not of a policy: the pod's own lease, and so on
+    def _allow(self, followed: Followed, trace: Trace) -> None:
+        if trace.chain == followed.base:       # not of a policy: the pod's own lease, and so on
             return
-        followed.allowed.append((it.chain, it.handle))
+        followed.allowed.append((trace.chain, trace.handle))
         if len(self.allowed) >= MAX_PACKETS:
             self.allowed.clear()
         self.allowed[followed.packet._replace(source_port=None)] = monotonic() + ALLOWED_S, followed.allowed

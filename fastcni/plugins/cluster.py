@@ -43,40 +43,42 @@ def read(req: Request) -> Attachment:
     return it
 
 
-def add(req: Request, it: Attachment, undo: Undo) -> dict[str, Any]:
+def add(req: Request, attachment: Attachment, undo: Undo) -> dict[str, Any]:
     """Give one address of each range."""
-    for text in it.keys.warnings:
+    for text in attachment.keys.warnings:
         req.warn(text)
-    undo(release.take_back, req, it)
-    while what := allocate.give(req, it):
-        release.ask_store(req, it, what)
-    req.mode.note_space(it.keys, it.fresh)
-    ips = [(packed, one.prefix, one.gateway) for one, packed in zip(it.keys.ranges, it.taken, strict=True) if packed]
-    return ipam_conf.make_result([*ips, *it.keys.addresses, *it.asked.extra], it.keys.routes, it.keys.dns)
+    undo(release.take_back, req, attachment)
+    while what := allocate.give(req, attachment):
+        release.ask_store(req, attachment, what)
+    req.mode.note_space(attachment.keys, attachment.fresh)
+    ips = [(packed, one.prefix, one.gateway) for one,
+           packed in zip(attachment.keys.ranges, attachment.taken, strict=True) if packed]
+    return ipam_conf.make_result([*ips, *attachment.keys.addresses, *attachment.asked.extra], attachment.keys.routes,
+                                 attachment.keys.dns)
 
 
-def delete(req: Request, it: Attachment) -> None:
+def delete(req: Request, attachment: Attachment) -> None:
     """Release all addresses of the container's interface; no address is no error. If the store must release an address
     and is unavailable, the release is recorded, and the next ADD or the server does it."""
-    release.release_attachment(req, it)
+    release.release_attachment(req, attachment)
 
 
-def check(req: Request, it: Attachment) -> None:
+def check(req: Request, attachment: Attachment) -> None:
     """Check that the attachment holds an address of each range."""
-    missing = release.missing(req, it)
+    missing = release.missing(req, attachment)
     if missing:
         raise CniError(INTERNAL, f"container {req.container_id} {req.ifname} has no address of {', '.join(missing)}",
-                       f"network {req.name}, {it.keys.data_dir}/{it.keys.space}")
+                       f"network {req.name}, {attachment.keys.data_dir}/{attachment.keys.space}")
 
 
-def gc(req: Request, it: Attachment) -> None:
+def gc(req: Request, attachment: Attachment) -> None:
     """Release the addresses of this network without a valid attachment."""
-    release.collect(req, it)
+    release.collect(req, attachment)
 
 
-def status(req: Request, it: Attachment) -> None:
+def status(req: Request, attachment: Attachment) -> None:
     """Raise CniError 50 if no address can be allocated, 51 if the store is unavailable but the node's blocks have free
     addresses."""
-    for text in it.keys.warnings:
+    for text in attachment.keys.warnings:
         req.warn(text)
-    release.report(req, it)
+    release.report(req, attachment)

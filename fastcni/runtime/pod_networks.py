@@ -165,12 +165,12 @@ class PodNetworks:
             raise CniError(errors.IO_FAILURE, f"list the result cache: {e}") from e
         return sorted((it for it in found if it.network != LOOPBACK.name), key=lambda it: (len(it.ifname), it.ifname))
 
-    def network_of(self, it: Attachment) -> NetworkList:
+    def network_of(self, attachment: Attachment) -> NetworkList:
         """Return the network of an attachment as at its ADD, with the plugins that its directory has now. Without a
         cached configuration, return the network that has its name now. Raises ConfError."""
-        if not it.config:
-            return self.directory.listing().named(it.network)
-        return discover.with_folder(self.cni.conf_dir, parse_list(it.config))
+        if not attachment.config:
+            return self.directory.listing().named(attachment.network)
+        return discover.with_folder(self.cni.conf_dir, parse_list(attachment.config))
 
     # Steps ------------------------------------------------------------------------------------------
 
@@ -220,9 +220,10 @@ def loopback(pod: Pod) -> RuntimeConf:
     return RuntimeConf(pod.container_id, pod.netns, "lo", pod.cni_args())
 
 
-def to_conf(it: Attachment, pod: Pod) -> RuntimeConf:
+def to_conf(attachment: Attachment, pod: Pod) -> RuntimeConf:
     """Return the arguments of an attachment's ADD; the namespace is the pod's netns if the caller gives one."""
-    return RuntimeConf(it.container_id, pod.netns or it.netns, it.ifname, it.args, it.capability_args)
+    return RuntimeConf(attachment.container_id, pod.netns or attachment.netns, attachment.ifname, attachment.args,
+                       attachment.capability_args)
 
 
 def attempt(verb: Callable[..., Any], net: NetworkList, rt: RuntimeConf) -> CniError | None:

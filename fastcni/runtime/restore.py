@@ -122,26 +122,26 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
     return Restored(attachments, calls, left_out[GONE], tuple(failed), left_out[ELSEWHERE])
 
 
-def is_older(cache: Cache, it: Attachment, moment: float) -> bool:
+def is_older(cache: Cache, attachment: Attachment, moment: float) -> bool:
     """Return whether the attachment's file was written before that moment, or no longer exists."""
     try:
-        return bool(moment) and os.stat(cache.path(it.network, runtime_conf(it))).st_mtime <= moment
+        return bool(moment) and os.stat(cache.path(attachment.network, runtime_conf(attachment))).st_mtime <= moment
     except FileNotFoundError:
         return True
 
 
-def whereabouts(it: Attachment, mode: SharedMode) -> tuple[str, str]:
+def whereabouts(attachment: Attachment, mode: SharedMode) -> tuple[str, str]:
     """Return (where, why). where is GONE or UNKNOWN, by the state of the pod's namespace; ELSEWHERE if the pod has no
     link to the calling thread's namespace; otherwise HERE."""
-    state, why = state_of(it.netns, it.since)
+    state, why = state_of(attachment.netns, attachment.since)
     if state != ALIVE:
         return state, why
     try:
-        pod = netns.open_path(it.netns)
+        pod = netns.open_path(attachment.netns)
     except OSError:                     # it exists, but belongs to another user
         return HERE, why
     try:
-        return HERE if is_linked(pod, mode) and has_host_link(it, mode) else ELSEWHERE, why
+        return HERE if is_linked(pod, mode) and has_host_link(attachment, mode) else ELSEWHERE, why
     finally:
         os.close(pod)
 
@@ -172,41 +172,42 @@ def knows(sock: "wire.Socket", fd: int) -> bool:
     return rtnl.read_nsid(payload) >= 0
 
 
-def has_host_link(it: Attachment, mode: SharedMode) -> bool:
+def has_host_link(attachment: Attachment, mode: SharedMode) -> bool:
     """Return whether the host end of the pod's link is in this namespace. True also if the result does not name the
     host end. The name of a bridge is not enough, because each namespace may have a bridge of that name."""
-    found = [find.link(mode.route, name) for name in it.host_links]
+    found = [find.link(mode.route, name) for name in attachment.host_links]
     return None not in found or any(link.kind == "veth" for link in found if link)
 
 
-def inputs(cache: Cache, it: Attachment) -> Iterable[tuple[str, bytes]]:
+def inputs(cache: Cache, attachment: Attachment) -> Iterable[tuple[str, bytes]]:
     """Yield (type, stdin of CHECK) for each plugin of the attachment that has rules in the firewall. Raises
     CniError."""
-    if not it.config:
+    if not attachment.config:
         raise CniError(errors.INVALID_CONFIG, "its result cache has no network configuration",
                        "libcni before 0.8 wrote the result alone: delete and add the pod again")
-    net = network_of(it)
+    net = network_of(attachment)
     found = [plugin for plugin in net.plugins if restores(plugin)]
     if found:
-        rt = runtime_conf(it)
-        result = cache.read_result(it.network, net.version, rt)
+        rt = runtime_conf(attachment)
+        result = cache.read_result(attachment.network, net.version, rt)
         for plugin in found:
-            yield plugin.type, inject.for_attachment(it.network, net.version, plugin, rt, result)
+            yield plugin.type, inject.for_attachment(attachment.network, net.version, plugin, rt, result)
 
 
-def network_of(it: Attachment) -> NetworkList:
+def network_of(attachment: Attachment) -> NetworkList:
     """Return the network as at ADD; for add_plugin() a list of the single plugin."""
-    net = parse_list(it.config)
-    return net if net.plugins else list_of_plugin(parse_plugin(it.config))
+    net = parse_list(attachment.config)
+    return net if net.plugins else list_of_plugin(parse_plugin(attachment.config))
 
 
 def restores(plugin: PluginConf) -> bool:
     return plugin.type in plugins.BUILT_IN and hasattr(plugins.load(plugin.type), "restore")
 
 
-def runtime_conf(it: Attachment) -> RuntimeConf:
-    return RuntimeConf(it.container_id, it.netns, it.ifname, it.args, it.capability_args)
+def runtime_conf(attachment: Attachment) -> RuntimeConf:
+    return RuntimeConf(attachment.container_id, attachment.netns, attachment.ifname, attachment.args,
+                       attachment.capability_args)
 
 
-def variables(it: Attachment) -> dict[str, Any]:
-    return Call("CHECK", runtime_conf(it), None, NOWHERE).env()
+def variables(attachment: Attachment) -> dict[str, Any]:
+    return Call("CHECK", runtime_conf(attachment), None, NOWHERE).env()

@@ -23,12 +23,12 @@ class EgressIndex:
         self.notify: Callable[[], object] = lambda: None
         self._cluster, self._groups = cluster, groups
 
-    def put(self, name: str, it: EgressAddress | None) -> None:
+    def put(self, name: str, egress_address: EgressAddress | None) -> None:
         """Add an EgressAddress, or replace it; None: the object is gone."""
         old = self.documents.pop(name, None)
-        if it:
-            self._groups.use(it.pods)
-            self.documents[name] = it
+        if egress_address:
+            self._groups.use(egress_address.pods)
+            self.documents[name] = egress_address
         if old:
             self._groups.release(old.pods)
         self.notify()
@@ -46,5 +46,5 @@ class EgressIndex:
         """Return the documents that select a pod, even one that was not put."""
         return [each for each in self.documents.values() if each.pods.matches(pod, self._cluster.namespaces)]
 
-    def _members(self, it: EgressAddress) -> Iterator[Pod]:
-        return (self._cluster.pods[key] for key in self._groups.members(it.pods))
+    def _members(self, egress_address: EgressAddress) -> Iterator[Pod]:
+        return (self._cluster.pods[key] for key in self._groups.members(egress_address.pods))

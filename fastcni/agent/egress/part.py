@@ -72,10 +72,11 @@ class EgressPart:
     def figures(self) -> Mapping[str, int]:
         return self.egress.figures()
 
-    def _protect(self, it: Attachment) -> None:
-        namespace, _, name = it.pod.partition("/")
-        if chosen := self.engine.compiler.egress.selects(Pod(namespace, name, it.labels)):
-            found = [packed for packed in it.all_addresses for each in chosen if each.closed or each.of_family(packed)]
+    def _protect(self, attachment: Attachment) -> None:
+        namespace, _, name = attachment.pod.partition("/")
+        if chosen := self.engine.compiler.egress.selects(Pod(namespace, name, attachment.labels)):
+            found = [packed for packed in attachment.all_addresses for each in chosen
+                     if each.closed or each.of_family(packed)]
             if found:
                 self.egress.protect(found)
 

@@ -29,11 +29,12 @@ def line(flow: Document, coloured: bool = False) -> str:
     return f"{when}  {verdict}  {flow['protocol']:5}  {printable(ends)}{decided}{asked}"
 
 
-def request_text(it: Document) -> str:
+def request_text(document: Document) -> str:
     """ Return a request as text: "GET web/public/a 200", or with the reason "POST web/a 403: no rule for ingress allows
     it"."""
-    text = " ".join(filter(None, (it["method"] or "TLS", f"{it['host']}{it['path']}", str(it["status"] or ""))))
-    return f"{text}: {it['reason']}" if it["reason"] else text
+    text = " ".join(filter(None, (document["method"] or "TLS", f"{document['host']}{document['path']}",
+                                  str(document["status"] or ""))))
+    return f"{text}: {document['reason']}" if document["reason"] else text
 
 
 def end_text(end: Document, with_port: bool = True) -> str:

@@ -145,17 +145,18 @@ def put_row(console: Console, name: str, value: str, style: str = "") -> None:
     put(console, value, style, f"{name:<12}", "bold")
 
 
-def print_details(it: NodeAttachment, details: Details, unseen: Sequence[str], console: Console | None = None) -> None:
+def print_details(attachment: NodeAttachment, details: Details, unseen: Sequence[str],
+                  console: Console | None = None) -> None:
     """Print everything about one attachment."""
     console = console or Console()
-    print_facts(it, console)
+    print_facts(attachment, console)
     for link in details.links:
         put_row(console, "host link", link_text(link))
     for route in details.result.get("routes", ()):
         put_row(console, "route", route["dst"] + (f" via {route['gw']}" if route.get("gw") else ""))
     if details.args:
         put_row(console, "CNI_ARGS", ";".join(f"{key}={value}" for key, value in details.args))
-    print_sightings(it, console)
+    print_sightings(attachment, console)
     for title, document in (("Capability arguments", details.capability_args), ("Result", details.result),
                             ("Configuration at ADD", details.config)):
         if document:
@@ -165,35 +166,37 @@ def print_details(it: NodeAttachment, details: Details, unseen: Sequence[str], c
         put(console, f"not seen: {text}", "yellow")
 
 
-def print_facts(it: NodeAttachment, console: Console) -> None:
+def print_facts(attachment: NodeAttachment, console: Console) -> None:
     """Print the properties of an attachment: names, state, addresses, ports."""
-    put_row(console, "container", it.container_id)
-    if it.pod:
-        put_row(console, "pod", it.pod)
-    put_row(console, "interface", f"{it.ifname or 'unknown'}{f' in {it.netns}' if it.netns else ''}")
-    put_row(console, "network", f"{it.network or 'unknown'}{f' ({chr(44).join(it.plugins)})' if it.plugins else ''}"
+    put_row(console, "container", attachment.container_id)
+    if attachment.pod:
+        put_row(console, "pod", attachment.pod)
+    put_row(console, "interface",
+            f"{attachment.ifname or 'unknown'}{f' in {attachment.netns}' if attachment.netns else ''}")
+    put_row(console, "network",
+            f"{attachment.network or 'unknown'}{f' ({chr(44).join(attachment.plugins)})' if attachment.plugins else ''}"
             .replace(",", ", "))
-    put_row(console, "state", f"{it.state}: {it.why}", STYLES.get(it.state, ""))
-    by = f", by {'the ' if it.author == GO else ''}{it.author}" if it.author else ""
-    if it.since:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(it.since))
-        put_row(console, "added", f"{when}, {age(it.since, time.time())} ago{by}")
+    put_row(console, "state", f"{attachment.state}: {attachment.why}", STYLES.get(attachment.state, ""))
+    by = f", by {'the ' if attachment.author == GO else ''}{attachment.author}" if attachment.author else ""
+    if attachment.since:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(attachment.since))
+        put_row(console, "added", f"{when}, {age(attachment.since, time.time())} ago{by}")
     elif by:
         put_row(console, "added", by.removeprefix(", "))
-    for ip in it.addresses:
+    for ip in attachment.addresses:
         put_row(console, "address", ip)
-    for port in it.ports:
+    for port in attachment.ports:
         put_row(console, "host port", str(port))
-    if it.datapath:
-        put_row(console, "datapath", f"ebpf: flows with pods of the datapath are {it.datapath}")
-    for chain in it.dropped_by:
+    if attachment.datapath:
+        put_row(console, "datapath", f"ebpf: flows with pods of the datapath are {attachment.datapath}")
+    for chain in attachment.dropped_by:
         put_row(console, "dropped by", f"{chain}; `fastcni doctor` names the command", "yellow")
 
 
-def print_sightings(it: NodeAttachment, console: Console) -> None:
+def print_sightings(attachment: NodeAttachment, console: Console) -> None:
     """Print where an attachment was seen."""
     console.print(Text("\nSeen in", style="bold"))
-    for each in it.sightings:
+    for each in attachment.sightings:
         text = f"  {each.text}" if each.text and each.text not in each.place else ""
         console.print(Text(printable(f"  {each.kind:<14}{each.place}{text}")), soft_wrap=True)
 

@@ -66,28 +66,28 @@ def gc_lines(net: NetworkList, report: GcReport) -> list[str]:
     return [*lines, summary(net, report)]
 
 
-def name(it: Judged | Deleted) -> str:
-    return f"{it.attachment.container_id} {it.attachment.ifname}"
+def name(outcome: Judged | Deleted) -> str:
+    return f"{outcome.attachment.container_id} {outcome.attachment.ifname}"
 
 
-def deleted_line(it: Deleted, dry_run: bool) -> str:
-    if it.error:
-        return f"FAILED        {it.error}"
-    return f"{'would delete' if dry_run else 'deleted'}{' ' * (2 if dry_run else 7)}{name(it)}  ({it.why})"
+def deleted_line(deleted: Deleted, dry_run: bool) -> str:
+    if deleted.error:
+        return f"FAILED        {deleted.error}"
+    return f"{'would delete' if dry_run else 'deleted'}{' ' * (2 if dry_run else 7)}{name(deleted)}  ({deleted.why})"
 
 
-def plugin_lines(it: Collected, dry_run: bool) -> list[str]:
-    kind = it.plugin.type
-    if it.error:
-        return [f"FAILED        {it.error}"]
-    if it.skipped:
-        return [f"{'would skip  ' if dry_run else 'not called  '}  {kind}: {it.skipped}"]
+def plugin_lines(collected: Collected, dry_run: bool) -> list[str]:
+    kind = collected.plugin.type
+    if collected.error:
+        return [f"FAILED        {collected.error}"]
+    if collected.skipped:
+        return [f"{'would skip  ' if dry_run else 'not called  '}  {kind}: {collected.skipped}"]
     if dry_run:
         return []
-    if it.released is None:
+    if collected.released is None:
         return [f"called        {kind}: it does not report what it released"]
-    lines = [f"called        {kind}: released {len(it.released) or 'nothing'}"]
-    for one in it.released:
+    lines = [f"called        {kind}: released {len(collected.released) or 'nothing'}"]
+    for one in collected.released:
         by = f"{one.plugin}: " if one.plugin != kind else ""
         lines.append(f"  released    {by}{one.what}{f'  ({one.of})' if one.of else ''}")
     return lines
@@ -113,17 +113,19 @@ def gc_document(net: NetworkList, report: GcReport) -> Document:
             **error_document(report)}
 
 
-def attachment_document(it: Judged | Deleted) -> Document:
-    return {"containerID": it.attachment.container_id, "ifname": it.attachment.ifname, "netns": it.attachment.netns,
-            "why": it.why}
+def attachment_document(outcome: Judged | Deleted) -> Document:
+    return {"containerID": outcome.attachment.container_id, "ifname": outcome.attachment.ifname,
+            "netns": outcome.attachment.netns,
+            "why": outcome.why}
 
 
-def collected_document(it: Collected, dry_run: bool) -> Document:
-    released = None if it.released is None else [
-        {"plugin": one.plugin, "what": one.what, "of": one.of} for one in it.released]
-    return {**plugin_document(it.plugin), "called": not (it.skipped or dry_run), "skipped": it.skipped,
-            "released": released, **error_document(it)}
+def collected_document(collected: Collected, dry_run: bool) -> Document:
+    released = None if collected.released is None else [
+        {"plugin": one.plugin, "what": one.what, "of": one.of} for one in collected.released]
+    return {**plugin_document(collected.plugin), "called": not (collected.skipped or dry_run),
+            "skipped": collected.skipped,
+            "released": released, **error_document(collected)}
 
 
-def error_document(it: Deleted | Collected | GcReport) -> Document:
-    return {"error": it.error.as_document()} if it.error else {}
+def error_document(outcome: Deleted | Collected | GcReport) -> Document:
+    return {"error": outcome.error.as_document()} if outcome.error else {}

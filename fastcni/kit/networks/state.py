@@ -92,19 +92,19 @@ class State:
         return [it for it in kept_results(self.cni_dir, f"-{self.container_id}-")
                 if it.container_id == self.container_id]
 
-    def from_element(self, it: Section, place: int, ifname: str) -> Network:
+    def from_element(self, section: Section, place: int, ifname: str) -> Network:
         """Return the network of an object in the list. Raises one of DAMAGED."""
-        document = json.read(from_base64(it.text("Bytes")))
-        keys = it.section("ConfList") if it.has("ConfList") and it.section("ConfList").has("plugins") else it.section(
-            "Conf")
-        title = it.text("Name")
+        document = json.read(from_base64(section.text("Bytes")))
+        is_list = section.has("ConfList") and section.section("ConfList").has("plugins")
+        keys = section.section("ConfList" if is_list else "Conf")
+        title = section.text("Name")
         definition = define(document, keys.text("name") or title.rpartition("/")[2], keys.text("cniVersion"), self.path,
                             title)
-        ifname = it.text("ifnameRequest") or ifname_at(place, ifname)
+        ifname = section.text("ifnameRequest") or ifname_at(place, ifname)
         config.check_ifname(ifname)
         kept = read_result(self.path_of_result(definition.name, ifname), definition)
         found = kept if kept and kept.container_id == self.container_id else Network(definition, ifname)
-        found.standing = not place or "/" not in title or it.flag(STANDING)
+        found.standing = not place or "/" not in title or section.flag(STANDING)
         return found
 
     # Removed by DEL
@@ -129,13 +129,13 @@ def gone_containers(cni_dir: str, kept: list[Network], living: set[str]) -> set[
     exist by proof. Another runtime may have containers in the same cniDir. living: those that the runtime names."""
     from fastcni.kernel.presence import GONE, state_of
 
-    def is_gone(it: Network) -> bool:
-        path = State(cni_dir, it.container_id).path_of_result(it.definition.name, it.ifname)
+    def is_gone(network: Network) -> bool:
+        path = State(cni_dir, network.container_id).path_of_result(network.definition.name, network.ifname)
         try:
             added = posix.stat(path).st_mtime
         except OSError:                 # a DEL has removed the file
             added = 0.0
-        return state_of(it.netns, added)[0] == GONE
+        return state_of(network.netns, added)[0] == GONE
 
     others = [it for it in kept if it.container_id not in living]
     return {it.container_id for it in others} - {it.container_id for it in others if not is_gone(it)}

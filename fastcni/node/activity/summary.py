@@ -253,8 +253,8 @@ def pool_row(pool: Pool) -> dict[str, Any]:
             "full": round(pool.held / size, 3) if size else None}
 
 
-def request_row(it: Request) -> dict[str, Any]:
-    return {"number": it.number, "id": it.id, "time": it.time, "ended": round(it.ended, 3), "command": it.command,
-            "plugin": it.plugin, "network": it.network, "container": it.container, "ifname": it.ifname,
-            "outcome": it.outcome, "queueMs": it.queue_ms, "ms": it.ms,
-            "phases": {name: round(ms, 3) for name, ms in it.phases.items()}}
+def request_row(req: Request) -> dict[str, Any]:
+    return {"number": req.number, "id": req.id, "time": req.time, "ended": round(req.ended, 3), "command": req.command,
+            "plugin": req.plugin, "network": req.network, "container": req.container, "ifname": req.ifname,
+            "outcome": req.outcome, "queueMs": req.queue_ms, "ms": req.ms,
+            "phases": {name: round(ms, 3) for name, ms in req.phases.items()}}

@@ -66,20 +66,23 @@ def adopt(places: Places, *, dry_run: bool = False) -> Adoption:
                     tuple(index(folder, held[folder], dry_run) for folder in sorted(held)))
 
 
-def judge(it: NodeAttachment, known: Collection[str], inventory: Inventory, places: Places) -> Verdict:
+def judge(attachment: NodeAttachment, known: Collection[str], inventory: Inventory, places: Places) -> Verdict:
     """Decide whether fastcni can check and delete an attachment."""
-    foreign = [kind for kind in it.plugins if kind not in known]
+    foreign = [kind for kind in attachment.plugins if kind not in known]
     if foreign:
-        return Verdict(it, False, f"fastcni has no plugin {' and '.join(foreign)}: keep that plugin until the pod ends")
-    if it.state in (ORPHANED, GONE):
-        return Verdict(it, True, f"{it.why}; `{gc_command(inventory, it.network, places)}` releases it")
-    if not it.network:
-        return Verdict(it, False, "nothing names its network")
-    if not it.cached:
-        return Verdict(it, True, "no cached result: the runtime has to send its configuration with DEL, as usual")
-    if not it.cached.config:
-        return Verdict(it, True, "its cache file has no configuration: CHECK and DEL use the present one")
-    return Verdict(it, True, "")
+        return Verdict(attachment, False,
+                       f"fastcni has no plugin {' and '.join(foreign)}: keep that plugin until the pod ends")
+    if attachment.state in (ORPHANED, GONE):
+        return Verdict(attachment, True,
+                       f"{attachment.why}; `{gc_command(inventory, attachment.network, places)}` releases it")
+    if not attachment.network:
+        return Verdict(attachment, False, "nothing names its network")
+    if not attachment.cached:
+        return Verdict(attachment, True,
+                       "no cached result: the runtime has to send its configuration with DEL, as usual")
+    if not attachment.cached.config:
+        return Verdict(attachment, True, "its cache file has no configuration: CHECK and DEL use the present one")
+    return Verdict(attachment, True, "")
 
 
 def gc_command(inventory: Inventory, network: str, places: Places = DEFAULT_PLACES) -> str:

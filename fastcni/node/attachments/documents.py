@@ -15,13 +15,14 @@ def moment(since: float) -> str | None:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since)) if since else None
 
 
-def port(it: HostPort) -> Document:
-    return {"hostPort": it.port, "protocol": it.protocol, "hostIP": it.host_ip or None, "containerIP": it.to or None,
-            "containerPort": it.to_port or None}
+def port(host_port: HostPort) -> Document:
+    return {"hostPort": host_port.port, "protocol": host_port.protocol, "hostIP": host_port.host_ip or None,
+            "containerIP": host_port.to or None,
+            "containerPort": host_port.to_port or None}
 
 
-def sighting(it: Sighting) -> Document:
-    return {"kind": it.kind, "place": it.place, "text": it.text, "since": moment(it.since)}
+def sighting(sighting: Sighting) -> Document:
+    return {"kind": sighting.kind, "place": sighting.place, "text": sighting.text, "since": moment(sighting.since)}
 
 
 def unowned(it: Sighting) -> Document:
@@ -29,10 +30,13 @@ def unowned(it: Sighting) -> Document:
     return {**sighting(it), "addresses": list(it.addresses), "links": list(it.links)}
 
 
-def attachment(it: NodeAttachment) -> Document:
-    return {"containerID": it.container_id, "pod": it.pod or None, "network": it.network or None,
-            "ifname": it.ifname or None, "state": it.state, "why": it.why, "netns": it.netns or None,
-            "addresses": list(it.addresses), "hostPorts": [port(each) for each in it.ports],
-            "hostLinks": list(it.links), "plugins": list(it.plugins), "since": moment(it.since),
-            "addedBy": it.author or None, "droppedBy": list(it.dropped_by), "datapath": it.datapath or None,
-            "seen": [sighting(each) for each in it.sightings]}
+def attachment(attachment: NodeAttachment) -> Document:
+    return {"containerID": attachment.container_id, "pod": attachment.pod or None,
+            "network": attachment.network or None,
+            "ifname": attachment.ifname or None, "state": attachment.state, "why": attachment.why,
+            "netns": attachment.netns or None,
+            "addresses": list(attachment.addresses), "hostPorts": [port(each) for each in attachment.ports],
+            "hostLinks": list(attachment.links), "plugins": list(attachment.plugins), "since": moment(attachment.since),
+            "addedBy": attachment.author or None, "droppedBy": list(attachment.dropped_by),
+            "datapath": attachment.datapath or None,
+            "seen": [sighting(each) for each in attachment.sightings]}

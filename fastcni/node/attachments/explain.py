@@ -148,9 +148,9 @@ def explain_port(node: Node, text: str) -> Iterator[Explanation]:
         return
     host_ip, port, protocol = host_ip.strip("[]"), int(found[1]), (found[2] or "").lower()
 
-    def fits(it: NodeAttachment) -> bool:
+    def fits(attachment: NodeAttachment) -> bool:
         return any(each.port == port and protocol in ("", each.protocol) and
-                   (not host_ip or each.host_ip in ("", host_ip)) for each in it.ports)
+                   (not host_ip or each.host_ip in ("", host_ip)) for each in attachment.ports)
 
     owners = node.owners(fits)
     verbs = {it.name: verb_of(node, it, port) for it in owners}
@@ -164,15 +164,15 @@ def explain_port(node: Node, text: str) -> Iterator[Explanation]:
                           else str(listener))
 
 
-def verb_of(node: Node, it: NodeAttachment, port: int) -> str:
+def verb_of(node: Node, attachment: NodeAttachment, port: int) -> str:
     """Return a key of VERBS: whether the kernel has the mapping of a host port to the attachment."""
-    for each in it.sightings:
+    for each in attachment.sightings:
         # A rule of the reference plugin's nftables backend names only its container.
         if each.kind in (ELEMENT, RULE) and (any(own.port == port for own in each.ports) or each.text == GO_MAPPING):
             return LEADS
     if not node.seen.facts.firewall:
         return NOT_SEEN
-    return LED if it.state in (GONE, ORPHANED) else LOST
+    return LED if attachment.state in (GONE, ORPHANED) else LOST
 
 
 def explain_link(node: Node, text: str) -> Iterator[Explanation]:
@@ -251,16 +251,17 @@ def those(owners: tuple[NodeAttachment, ...]) -> str:
                         + (f" in network {it.network}" if it.network else "") for it in owners)
 
 
-def named(it: NodeAttachment) -> str:
+def named(attachment: NodeAttachment) -> str:
     """The pod of an attachment as text: "container c1", or "pod shop/web (container c1)"."""
-    container = f"container {it.container_id[:SHORT_ID]}"
-    return f"pod {it.pod} ({container})" if it.pod else container
+    container = f"container {attachment.container_id[:SHORT_ID]}"
+    return f"pod {attachment.pod} ({container})" if attachment.pod else container
 
 
 def those_networks(found: list[str]) -> str:
     return f"network {found[0]}" if len(found) == 1 else f"networks {', '.join(found)}"
 
 
-def document(it: Explanation, attachment: Callable[[NodeAttachment], dict[str, Any]]) -> dict[str, Any]:
+def document(explanation: Explanation, attachment: Callable[[NodeAttachment], dict[str, Any]]) -> dict[str, Any]:
     """Return an explanation as a JSON value."""
-    return {"kind": it.kind, "what": it.what, "owners": [attachment(owner) for owner in it.owners]}
+    return {"kind": explanation.kind, "what": explanation.what,
+            "owners": [attachment(owner) for owner in explanation.owners]}

@@ -89,10 +89,10 @@ def similar_to(attachments: Iterable[NodeAttachment], text: str) -> str:
     return meant_id(text, known) or meant_id(text.partition("/")[0], known)
 
 
-def inspect_one(it: NodeAttachment) -> Details:
+def inspect_one(attachment: NodeAttachment) -> Details:
     """Return the Details of an attachment. Raises NetlinkError."""
-    cached = it.cached
-    links = host_links(it.links)
+    cached = attachment.cached
+    links = host_links(attachment.links)
     if not cached:
         return Details(links, {}, {}, {}, ())
     return Details(links, cached.config, cached.result, cached.capability_args, cached.args)

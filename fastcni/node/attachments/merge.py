@@ -69,20 +69,22 @@ class Group:
 
     __slots__ = ("container_id", "cut", "hashes", "ifname", "network", "sightings")
 
-    def __init__(self, it: Sighting) -> None:
-        self.network, self.container_id, self.ifname, self.cut = it.network, it.container_id, it.ifname, it.cut
+    def __init__(self, sighting: Sighting) -> None:
+        self.network, self.container_id = sighting.network, sighting.container_id
+        self.ifname, self.cut = sighting.ifname, sighting.cut
         self.sightings: list[Sighting] = []
-        complete = bool(it.network and it.container_id and it.ifname and not it.cut)
-        self.hashes = names.hashes(it.network, it.container_id, it.ifname) if complete else it.hashes
+        complete = bool(sighting.network and sighting.container_id and sighting.ifname and not sighting.cut)
+        self.hashes = (names.hashes(sighting.network, sighting.container_id, sighting.ifname) if complete
+                       else sighting.hashes)
 
     @property
     def key(self) -> Key:
         return self.network, self.container_id, self.ifname
 
-    def has(self, it: Sighting) -> bool:
-        """Return whether the sighting `it` may belong to this attachment. The text of a mark has no quotes."""
-        return (it.network in ("", self.network) and it.container_id in ("", self.container_id)
-                and it.ifname in ("", self.ifname))
+    def has(self, sighting: Sighting) -> bool:
+        """Return whether the sighting may belong to this attachment. The text of a mark has no quotes."""
+        return (sighting.network in ("", self.network) and sighting.container_id in ("", self.container_id)
+                and sighting.ifname in ("", self.ifname))
 
     def addresses(self) -> set[str]:
         return {ip for it in self.sightings for ip in it.addresses}
@@ -148,21 +150,21 @@ def put_to_owners(sightings: Iterable[Sighting], groups: list[Group]) -> list[Si
     return unowned
 
 
-def vagueness(it: Sighting) -> int:
+def vagueness(sighting: Sighting) -> int:
     """Return 0 for a sighting that names its attachment, a higher number for fewer names."""
-    return 0 if exact(it) else 1 if it.hashes else 2 if it.network else 3
+    return 0 if exact(sighting) else 1 if sighting.hashes else 2 if sighting.network else 3
 
 
-def exact(it: Sighting) -> str:
+def exact(sighting: Sighting) -> str:
     """Return the hashes of the attachment if the sighting has all its names, otherwise ""."""
-    if it.network and it.container_id and it.ifname and not it.cut:
-        return names.hashes(it.network, it.container_id, it.ifname)
+    if sighting.network and sighting.container_id and sighting.ifname and not sighting.cut:
+        return names.hashes(sighting.network, sighting.container_id, sighting.ifname)
     return ""
 
 
-def narrowed(groups: list[Group], it: Sighting) -> list[Group]:
+def narrowed(groups: list[Group], sighting: Sighting) -> list[Group]:
     """Return the groups that share an address with the sighting; all groups if none does."""
-    return [each for each in groups if each.addresses().intersection(it.addresses)] or groups
+    return [each for each in groups if each.addresses().intersection(sighting.addresses)] or groups
 
 
 class Interfaces:
@@ -195,10 +197,10 @@ class Interfaces:
                      for it in self.by_address.get(ip, ())]
         return [self.sighting(it) for it in dict.fromkeys(found) if each.ifname in ("", it.name)]
 
-    def sighting(self, it: Interface) -> Sighting:
-        host = self.links.get(it.peer)
-        leads = it.kind == host.kind == "veth" and host.peer == it.index if host else False
-        return Sighting(NAMESPACE, it.namespace, f"{it.name} {' '.join(it.addresses)}".strip(),
+    def sighting(self, interface: Interface) -> Sighting:
+        host = self.links.get(interface.peer)
+        leads = interface.kind == host.kind == "veth" and host.peer == interface.index if host else False
+        return Sighting(NAMESPACE, interface.namespace, f"{interface.name} {' '.join(interface.addresses)}".strip(),
                         links=(host.name,) if host and leads else (), alive=True)
 
 
@@ -225,25 +227,26 @@ def masters_of(facts: Facts) -> dict[str, str]:
     return {link.name: facts.links[link.master].name for link in facts.links.values() if link.master in facts.links}
 
 
-def dropped(it: NodeAttachment, chains: Sequence[drops.Dropping], masters: Mapping[str, str]) -> NodeAttachment:
+def dropped(attachment: NodeAttachment, chains: Sequence[drops.Dropping], masters: Mapping[str, str]) -> NodeAttachment:
     """Return the record with the chains that do not let the pod through."""
-    if it.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(it.plugins):
-        return it
-    links = {*it.links, *(masters[name] for name in it.links if name in masters)}
-    found = dict.fromkeys(chain.name for chain in chains for ip in it.addresses if not chain.lets_through(ip, links))
-    return replace(it, dropped_by=tuple(found)) if found else it
+    if attachment.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(attachment.plugins):
+        return attachment
+    links = {*attachment.links, *(masters[name] for name in attachment.links if name in masters)}
+    found = dict.fromkeys(chain.name for chain in chains for ip in attachment.addresses
+                          if not chain.lets_through(ip, links))
+    return replace(attachment, dropped_by=tuple(found)) if found else attachment
 
 
-def refused(it: NodeAttachment, rules: Sequence[refusals.IptablesForward | refusals.NftChain],
+def refused(attachment: NodeAttachment, rules: Sequence[refusals.IptablesForward | refusals.NftChain],
             masters: Mapping[str, str], seen: dict[str, refusals.Refusal]) -> NodeAttachment:
     """Return the record with the rules that drop the pod's forwarded packets, and add these to `seen`, by name."""
-    if it.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(it.plugins):
-        return it
-    links = [masters.get(name, name) for name in it.links]
-    found = {rule.name: rule for each in rules for ip in it.addresses for link in links
+    if attachment.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(attachment.plugins):
+        return attachment
+    links = [masters.get(name, name) for name in attachment.links]
+    found = {rule.name: rule for each in rules for ip in attachment.addresses for link in links
              if (rule := each.refusal(ip, link))}
     seen.update(found)
-    return replace(it, dropped_by=(*it.dropped_by, *found)) if found else it
+    return replace(attachment, dropped_by=(*attachment.dropped_by, *found)) if found else attachment
 
 
 def plugins_of(each: Group, cached: Cached | None, facts: Facts) -> tuple[str, ...]:

@@ -70,10 +70,10 @@ def document(places: Places) -> dict[str, Any]:
         "tookMs": round((time.perf_counter() - started) * 1e3, 1)}
 
 
-def attachment(it: NodeAttachment, parent: Parent) -> dict[str, Any]:
-    found = documents.attachment(it)
+def attachment(attachment: NodeAttachment, parent: Parent) -> dict[str, Any]:
+    found = documents.attachment(attachment)
     del found["seen"]
-    return {"parent": parent.name, **found, "ports": [str(port) for port in it.ports]}
+    return {"parent": parent.name, **found, "ports": [str(port) for port in attachment.ports]}
 
 
 def link_row(name: str, kind: str, link: Link | None, ips: list[str]) -> dict[str, Any]:
@@ -94,16 +94,17 @@ def addresses_of(links: list[Link]) -> Iterator[tuple[str, list[str]]]:
         sock.close()
 
 
-def parent_of(it: NodeAttachment, links: Mapping[int, Link], by_name: Mapping[str, Link],
+def parent_of(attachment: NodeAttachment, links: Mapping[int, Link], by_name: Mapping[str, Link],
               configured: Mapping[str, Any]) -> Parent:
     """Return the parent of an attachment: the master of its links in the kernel, otherwise the parent that its
     configuration names. The kernel does not show the bridge of an ovs attachment, so this bridge is the configured
     one."""
-    config = it.cached.config if it.cached and it.cached.config else configured.get(it.network, {})
+    config = attachment.cached.config if attachment.cached else None
+    config = config or configured.get(attachment.network, {})
     for plugin in plugins_in(config):
         if plugin.get("type") == OVS:               # the kernel shows the datapath as master, or none
             return Parent(str(plugin.get("bridge") or OVN_BRIDGE), OVS)
-    own = [by_name[name] for name in it.links if name in by_name and by_name[name].kind != "ifb"]
+    own = [by_name[name] for name in attachment.links if name in by_name and by_name[name].kind != "ifb"]
     for link in own:
         if master := links.get(link.master):
             return Parent(master.name, master.kind or BRIDGE)

@@ -42,9 +42,9 @@ def meet(one: NodeAttachment, other: NodeAttachment) -> bool:
     return one.network == other.network or all(set(ROUTED).intersection(it.plugins) for it in (one, other))
 
 
-def given(it: NodeAttachment) -> set[str]:
+def given(attachment: NodeAttachment) -> set[str]:
     """Return the addresses in the result of the pod's ADD."""
-    result = it.cached.result if it.cached else {}
+    result = attachment.cached.result if attachment.cached else {}
     return {ip["address"].partition("/")[0] for ip in result.get("ips", ())}
 
 

@@ -51,14 +51,14 @@ def ports(node: Node) -> Iterator[Finding]:
                               "fastcni restore")
 
 
-def place_of(it: NodeAttachment, keys: Mapping[str, Any]) -> tuple[str, str]:
+def place_of(attachment: NodeAttachment, keys: Mapping[str, Any]) -> tuple[str, str]:
     """Return (address of the database, bridge), as ADD kept them in the pod's file, otherwise as configured."""
-    path = cache.path(str(keys.get("dataDir") or cache.FOLDER), it.container_id, it.ifname)
+    path = cache.path(str(keys.get("dataDir") or cache.FOLDER), attachment.container_id, attachment.ifname)
     kept = cache.parsed(files.read(path), "Netconf") or {}
     address = cache.address_in(kept) or str(keys.get("socket_file") or "") or DEFAULT_ADDRESS
     return address, str(kept.get("bridge") or keys.get("bridge") or OVN_BRIDGE)
 
 
-def host_of(it: NodeAttachment) -> str:
+def host_of(attachment: NodeAttachment) -> str:
     """Return the name of the pod's port in the result of ADD, "" if it has none."""
-    return next(iter(results.host_interfaces(it.cached.result)), "") if it.cached else ""
+    return next(iter(results.host_interfaces(attachment.cached.result)), "") if attachment.cached else ""

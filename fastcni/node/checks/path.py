@@ -51,11 +51,11 @@ def bridges(node: Node) -> Iterator[Finding]:
                           shell(lost))
 
 
-def gateways_of(it: PodLink) -> Iterator[tuple[str, str]]:
+def gateways_of(link: PodLink) -> Iterator[tuple[str, str]]:
     """Yield (address, address with prefix length) of the gateways that the pod's ADD gave its bridge. With a VLAN the
     gateway is on another link."""
-    assert it.attachment.cached
-    config, result = it.attachment.cached.config, it.attachment.cached.result
+    assert link.attachment.cached
+    config, result = link.attachment.cached.config, link.attachment.cached.result
     flannel = next(sections(config, "flannel"), {}).get("delegate") or {}
     keys = next(sections(config, "bridge"), None) or {"isGateway": True, **flannel}         # flannel's default
     if (keys.get("isGateway") or keys.get("isDefaultGateway")) and not keys.get("vlan"):
@@ -127,11 +127,12 @@ def mtu(node: Node) -> Iterator[Finding]:
                       shell(command for it in wide for command in set_mtu(it, uplink.mtu)))
 
 
-def tuned(it: PodLink) -> bool:
+def tuned(link: PodLink) -> bool:
     """Return whether the plugin tuning has made the MTU of the pod's end smaller than that of the host's end."""
-    if not (it.link and it.host and it.attachment.cached):
+    if not (link.link and link.host and link.attachment.cached):
         return False
-    return it.link.mtu < it.host.mtu and any("mtu" in keys for keys in sections(it.attachment.cached.config, "tuning"))
+    tuned = sections(link.attachment.cached.config, "tuning")
+    return link.link.mtu < link.host.mtu and any("mtu" in keys for keys in tuned)
 
 
 def usual_mtu(node: Node, pod: PodLink) -> int:
@@ -141,17 +142,17 @@ def usual_mtu(node: Node, pod: PodLink) -> int:
     return max(found, key=lambda value: (found[value], -value))
 
 
-def set_mtu(it: PodLink, value: int) -> Iterator[str]:
-    if it.host:
-        yield f"ip link set {it.host.name} mtu {value}"
-    yield it.inside(f"link set {it.attachment.ifname} mtu {value}")
+def set_mtu(link: PodLink, value: int) -> Iterator[str]:
+    if link.host:
+        yield f"ip link set {link.host.name} mtu {value}"
+    yield link.inside(f"link set {link.attachment.ifname} mtu {value}")
 
 
-def leaves_by_default(it: PodLink) -> bool:
+def leaves_by_default(link: PodLink) -> bool:
     """Return whether the pod's packets to other hosts take the node's default route."""
-    assert it.attachment.cached
-    return it.host is not None and any(
-        entry["dst"].endswith("/0") for entry in it.attachment.cached.result.get("routes", ()))
+    assert link.attachment.cached
+    return link.host is not None and any(
+        entry["dst"].endswith("/0") for entry in link.attachment.cached.result.get("routes", ()))
 
 
 def default_link(links: Iterable[Link]) -> Link | None:

@@ -90,44 +90,46 @@ def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLin
     return found
 
 
-def read(it: NodeAttachment, by_name: dict[str, Link], home: int, *, several: bool) -> PodLink:
+def read(attachment: NodeAttachment, by_name: dict[str, Link], home: int, *, several: bool) -> PodLink:
     """Return the link of one pod. several: whether the pod has more attachments. Raises OSError, ValueError."""
-    fd = netns.open_path(it.netns)
+    fd = netns.open_path(attachment.netns)
     try:
         with netns.inside(fd, home):
             sock = wire.open_socket()
     finally:
         os.close(fd)
     try:
-        link = find.link(sock, it.ifname)
-        lacks = tuple(commands(it, sock, link, several)) if link else ()
+        link = find.link(sock, attachment.ifname)
+        lacks = tuple(commands(attachment, sock, link, several)) if link else ()
     finally:
         sock.close()
-    hosts = [by_name[name] for name in it.links if name in by_name and by_name[name].kind == "veth"]
-    return PodLink(it, hosts[0] if len(hosts) == 1 else None, bridge_of(it), link, lacks)
+    hosts = [by_name[name] for name in attachment.links if name in by_name and by_name[name].kind == "veth"]
+    return PodLink(attachment, hosts[0] if len(hosts) == 1 else None, bridge_of(attachment), link, lacks)
 
 
-def bridge_of(it: NodeAttachment) -> str:
+def bridge_of(attachment: NodeAttachment) -> str:
     """Return the name of the bridge in the result of ADD, that is, its first interface on the host; "" if there is
     none."""
-    assert it.cached
-    on_host = results.host_interfaces(it.cached.result)
-    return on_host[0] if on_host and set(BRIDGES).intersection(it.plugins) and on_host[0] not in it.links else ""
+    assert attachment.cached
+    on_host = results.host_interfaces(attachment.cached.result)
+    if not on_host or on_host[0] in attachment.links or not set(BRIDGES).intersection(attachment.plugins):
+        return ""
+    return on_host[0]
 
 
-def commands(it: NodeAttachment, sock: wire.Socket, link: Link, several: bool) -> Iterator[str]:
+def commands(attachment: NodeAttachment, sock: wire.Socket, link: Link, several: bool) -> Iterator[str]:
     """Yield the commands that add the addresses and routes of the ADD's result that the pod lacks. several: whether the
     pod has more attachments, one of which may have the default route."""
     if not link.up:
-        yield in_namespace(it.netns, f"link set {it.ifname} up")
-    if set(NO_ADDRESSES).intersection(it.plugins):
+        yield in_namespace(attachment.netns, f"link set {attachment.ifname} up")
+    if set(NO_ADDRESSES).intersection(attachment.plugins):
         return
-    assert it.cached
-    result = dict(it.cached.result)
+    assert attachment.cached
+    result = dict(attachment.cached.result)
     gateways = {len(address.read_ip(ip["gateway"])): ip["gateway"] for ip in result.get("ips", ()) if ip.get("gateway")}
     for kind, entry, _ in checks.differences(sock, link, result):
         if kind == checks.ADDRESS:
-            yield in_namespace(it.netns, f"address replace {entry['address']} dev {it.ifname}")
+            yield in_namespace(attachment.netns, f"address replace {entry['address']} dev {attachment.ifname}")
             continue
         packed, prefix = address.read_cidr(entry["address" if kind == checks.SUBNET else "dst"])
         if several and not prefix:
@@ -136,7 +138,7 @@ def commands(it: NodeAttachment, sock: wire.Socket, link: Link, several: bool) -
         gateway = entry.get("gw") or (gateways.get(len(packed), "") if kind == checks.ROUTE else "")
         via = f" via {gateway}" if gateway else ""
         table = f" table {entry['table']}" if kind == checks.ROUTE and entry.get("table") else ""
-        yield in_namespace(it.netns, f"route replace {to}{via} dev {it.ifname}{table}")
+        yield in_namespace(attachment.netns, f"route replace {to}{via} dev {attachment.ifname}{table}")
 
 
 def names_of(found: Sequence[PodLink]) -> list[str]:

@@ -174,42 +174,43 @@ def running(node: Node) -> Iterator[NodeAttachment]:
                 if it.state == RUNNING and it.cached and types_of(it.cached.config) and it.links)
 
 
-def masqueraded(it: NodeAttachment) -> set[str]:
+def masqueraded(attachment: NodeAttachment) -> set[str]:
     """Return the address families for which ADD gave the pod masquerade."""
-    config = it.cached.config if it.cached else {}
+    config = attachment.cached.config if attachment.cached else {}
     wanted = any(plugin.get("ipMasq") is True for kind in ("bridge", "ptp") for plugin in sections(config, kind))
-    return pod_families(it) if wanted else set()
+    return pod_families(attachment) if wanted else set()
 
 
-def mapped(it: NodeAttachment) -> set[str]:
+def mapped(attachment: NodeAttachment) -> set[str]:
     """Return the address families for which ADD mapped ports of the host to the pod."""
-    if not it.ports or "portmap" not in it.plugins:
+    if not attachment.ports or "portmap" not in attachment.plugins:
         return set()
-    mappings = it.cached.capability_args.get("portMappings") if it.cached else None
+    mappings = attachment.cached.capability_args.get("portMappings") if attachment.cached else None
     asked = [str(one.get("hostIP") or "") for one in mappings if isinstance(one, dict)] if isinstance(
         mappings, list) else [""]
-    return {family for family in pod_families(it) if any(ip == "" or family_of(ip) == family for ip in asked)}
+    return {family for family in pod_families(attachment) if any(ip == "" or family_of(ip) == family for ip in asked)}
 
 
-def pod_families(it: NodeAttachment) -> set[str]:
+def pod_families(attachment: NodeAttachment) -> set[str]:
     """Return the address families of the result of ADD."""
-    return {family_of(ip) for ip in (*addresses_of(it.cached.result if it.cached else {}),) or it.addresses}
+    given = (*addresses_of(attachment.cached.result if attachment.cached else {}),)
+    return {family_of(ip) for ip in given or attachment.addresses}
 
 
 def family_of(ip: str) -> str:
     return IPV6 if ":" in ip else IPV4
 
 
-def families_of(it: NodeAttachment, sets: Collection[str], *rules: str) -> set[str]:
+def families_of(attachment: NodeAttachment, sets: Collection[str], *rules: str) -> set[str]:
     """Return the address families for which the attachment has an element in one of the sets, whose names end with the
     family, or such a rule of another plugin or of iptables. The result of multus shows one of the pod's networks, so
     any family counts as all."""
     found: set[str] = set()
-    for each in it.sightings:
+    for each in attachment.sightings:
         if each.kind == ELEMENT and (name := each.place.rpartition(" ")[2])[:-1] in sets:
             found.add(IPV6 if name.endswith("6") else IPV4)
         elif each.kind == RULE and each.text in rules:
             words = each.place.split()[:2]
             found |= {IPV6} if words[0] == "ip6tables" or words[1:] == ["ip6"] else (
                 {IPV4} if words[0] == "iptables" or words[1:] == ["ip"] else {IPV4, IPV6})
-    return {IPV4, IPV6} if found and "multus" in it.plugins else found
+    return {IPV4, IPV6} if found and "multus" in attachment.plugins else found

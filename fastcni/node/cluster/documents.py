@@ -14,21 +14,23 @@ from fastcni.node.cluster.survey import HeldBlock, Holder, NodeView, Place, Surv
 Document = dict[str, Any]
 
 
-def holder(it: Holder) -> Document:
-    return {"address": it.address, "space": it.space, "block": it.block, "state": it.state, "node": it.node or None,
-            "containerID": it.container or None, "ifname": it.ifname or None, "pod": it.pod or None,
-            "network": it.network or None, "since": moment(it.since), "reported": moment(it.written),
-            "reason": it.reason or None}
+def holder(holder: Holder) -> Document:
+    return {"address": holder.address, "space": holder.space, "block": holder.block, "state": holder.state,
+            "node": holder.node or None,
+            "containerID": holder.container or None, "ifname": holder.ifname or None, "pod": holder.pod or None,
+            "network": holder.network or None, "since": moment(holder.since), "reported": moment(holder.written),
+            "reason": holder.reason or None}
 
 
-def block(it: Block) -> Document:
-    return {"cidr": it.cidr, "space": it.space, "state": it.state, "node": it.node or None, "epoch": it.epoch or None,
-            "since": moment(it.since or 0.0)}
+def block(block: Block) -> Document:
+    return {"cidr": block.cidr, "space": block.space, "state": block.state, "node": block.node or None,
+            "epoch": block.epoch or None,
+            "since": moment(block.since or 0.0)}
 
 
-def held_block(it: HeldBlock) -> Document:
-    return {**block(it.block), "size": it.size, "held": it.held if it.reported else None,
-            "holders": [holder(each) for each in it.holders]}
+def held_block(held: HeldBlock) -> Document:
+    return {**block(held.block), "size": held.size, "held": held.held if held.reported else None,
+            "holders": [holder(each) for each in held.holders]}
 
 
 def blocks(where: str, found: Survey, chosen: Sequence[HeldBlock]) -> Document:
@@ -39,36 +41,37 @@ def blocks(where: str, found: Survey, chosen: Sequence[HeldBlock]) -> Document:
          "blocks": [held_block(it) for it in chosen if it.block.space == name]} for name in names]}
 
 
-def node(it: Node) -> Document:
-    return {"name": it.name, "state": it.state, "epoch": it.epoch, "seen": moment(it.seen or 0.0),
-            "address": it.address or None}
+def node(node: Node) -> Document:
+    return {"name": node.name, "state": node.state, "epoch": node.epoch, "seen": moment(node.seen or 0.0),
+            "address": node.address or None}
 
 
-def node_view(it: NodeView) -> Document:
-    return {**node(it.node), "blocks": it.blocks, "held": it.held if it.reported else None,
-            "free": it.free if it.reported else None, "quarantine": it.quarantine}
+def node_view(view: NodeView) -> Document:
+    return {**node(view.node), "blocks": view.blocks, "held": view.held if view.reported else None,
+            "free": view.free if view.reported else None, "quarantine": view.quarantine}
 
 
-def place(it: Place) -> Document:
+def place(place: Place) -> Document:
     """Return the place of an address in an address space."""
-    return {"space": it.space, "address": it.address, "state": it.state,
-            "holder": holder(it.holder) if it.holder else None,
-            "block": block(it.held.block) if it.held else None, "node": node(it.node) if it.node else None}
+    return {"space": place.space, "address": place.address, "state": place.state,
+            "holder": holder(place.holder) if place.holder else None,
+            "block": block(place.held.block) if place.held else None, "node": node(place.node) if place.node else None}
 
 
-def forgetting(it: Forgetting, dry_run: bool) -> Document:
+def forgetting(forgetting: Forgetting, dry_run: bool) -> Document:
     """Return the document of `fastcni ipam forget-node`."""
-    return {"dryRun": dry_run, "node": node(it.node), "blocks": [block(each.block) for each in it.blocks],
-            "freed": [holder(each) for each in it.freed], "kept": [holder(each) for each in it.kept]}
+    return {"dryRun": dry_run, "node": node(forgetting.node),
+            "blocks": [block(each.block) for each in forgetting.blocks],
+            "freed": [holder(each) for each in forgetting.freed], "kept": [holder(each) for each in forgetting.kept]}
 
 
-def imported(it: Plan, lost: Sequence[str], dry_run: bool) -> Document:
+def imported(plan: Plan, lost: Sequence[str], dry_run: bool) -> Document:
     """Return the document of `fastcni ipam import-whereabouts`."""
-    return {"dryRun": dry_run, "blocks": [{"space": space, "cidr": cidr} for space, cidr in it.blocks],
+    return {"dryRun": dry_run, "blocks": [{"space": space, "cidr": cidr} for space, cidr in plan.blocks],
             "addresses": [{"space": single.space, "address": single.address, "pod": single.pod or None,
                            "containerID": single.container or None, "ifname": single.ifname or None,
-                           "node": single.node or None} for single in it.singles],
-            "known": it.known, "gone": [{"space": one.space, "address": str(one.address), "pod": one.pod}
-                                        for one in it.gone],
-            "released": [{"space": one.space, "address": one.address, "pod": one.pod} for one in it.ended],
-            "conflicts": [*it.conflicts, *lost]}
+                           "node": single.node or None} for single in plan.singles],
+            "known": plan.known, "gone": [{"space": one.space, "address": str(one.address), "pod": one.pod}
+                                        for one in plan.gone],
+            "released": [{"space": one.space, "address": one.address, "pod": one.pod} for one in plan.ended],
+            "conflicts": [*plan.conflicts, *lost]}

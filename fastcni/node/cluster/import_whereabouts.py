@@ -121,9 +121,9 @@ def plan_address(plan: Plan, given: Given, node: str, taken: dict[Key, Given], t
             container=given.container, ifname=given.ifname, pod=given.pod, network=IMPORTED, since=now, sticky=False))
 
 
-def owner(it: Given | Single) -> str:
+def owner(allocation: Given | Single) -> str:
     """Return the owner of an address as text."""
-    return f"pod {it.pod}" if it.pod else f"container {it.container[:12] or 'unknown'}"
+    return f"pod {allocation.pod}" if allocation.pod else f"container {allocation.container[:12] or 'unknown'}"
 
 
 def apply(store: Store, plan: Plan) -> list[str]:

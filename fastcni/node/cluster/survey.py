@@ -214,14 +214,15 @@ def sentence(place: Place, times: bool = True) -> str:
     return f"{place.address} is free, as far as node {block.node} has reported; only that node gives it"
 
 
-def holder_sentence(it: Holder, times: bool = True) -> str:
+def holder_sentence(holder: Holder, times: bool = True) -> str:
     """Return the holder of an address in one sentence."""
-    since = f" since {moment(it.since)}" if it.since and times else ""
-    on = f"{it.owner} on node {it.node or 'unknown'}"
-    return {KEPT: f"{it.address} is kept for the next {it.owner}, which had it last, on node {it.node or 'unknown'}",
-            ASKED: f"{it.address} is asked for by {on}{since}; its block is another node's",
-            REFUSED: f"{it.address} was refused to {on}: {it.reason or 'another pod has it'}",
-            }.get(it.state, f"{it.address} is held by {on}{since}")
+    since = f" since {moment(holder.since)}" if holder.since and times else ""
+    node = f"on node {holder.node or 'unknown'}"
+    on = f"{holder.owner} {node}"
+    return {KEPT: f"{holder.address} is kept for the next {holder.owner}, which had it last, {node}",
+            ASKED: f"{holder.address} is asked for by {on}{since}; its block is another node's",
+            REFUSED: f"{holder.address} was refused to {on}: {holder.reason or 'another pod has it'}",
+            }.get(holder.state, f"{holder.address} is held by {on}{since}")
 
 
 @dataclass(frozen=True, slots=True)

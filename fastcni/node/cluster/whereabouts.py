@@ -77,9 +77,10 @@ def reserved(source: Source) -> Iterator[Given]:
         yield given_of(it.network, it, f"OverlappingRangeIPReservation {it.name}")
 
 
-def given_of(network: str, it: Allocation | Reservation, where: str) -> Given:
+def given_of(network: str, allocation: Allocation | Reservation, where: str) -> Given:
     """Return the record of one address."""
-    return Given(network or DEFAULT_SPACE, ipaddress.ip_address(it.address), it.container, it.ifname, it.pod, where)
+    return Given(network or DEFAULT_SPACE, ipaddress.ip_address(allocation.address), allocation.container,
+                 allocation.ifname, allocation.pod, where)
 
 
 def ranges_of(source: Source) -> dict[str, list[Net]]:

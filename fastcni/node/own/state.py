@@ -81,22 +81,22 @@ def owned_addresses(attachments: Collection[NodeAttachment]) -> dict[str, NodeAt
             for each in it.sightings if each.kind in (CACHE, ADDRESS_FILE) for ip in each.addresses}
 
 
-def is_needed(it: NodeAttachment, facts: Facts, owned: dict[str, NodeAttachment]) -> tuple[bool, str]:
+def is_needed(attachment: NodeAttachment, facts: Facts, owned: dict[str, NodeAttachment]) -> tuple[bool, str]:
     """Return (whether a pod still needs the attachment's elements, why).
 
     During an ADD, the pod has the address, and no other record of the attachment exists. If another attachment now has
     the address, the pod is that attachment's.
     """
-    if it.state not in (GONE, ORPHANED):
-        return True, it.why
-    if it.state == ORPHANED:
+    if attachment.state not in (GONE, ORPHANED):
+        return True, attachment.why
+    if attachment.state == ORPHANED:
         for inside in facts.interfaces:
             host = facts.links.get(inside.peer)
             leads = host and (host.kind != "veth" or host.peer == inside.index)
-            for ip in set(it.addresses).intersection(inside.addresses):
-                if leads and owned.get(ip, it) is it:
+            for ip in set(attachment.addresses).intersection(inside.addresses):
+                if leads and owned.get(ip, attachment) is attachment:
                     return True, f"{inside.namespace} has its address {ip}"
-    return False, it.why
+    return False, attachment.why
 
 
 # Removing -----------------------------------------------------------------------------------------

@@ -24,10 +24,11 @@ class Attachment:
 
     __slots__ = ("container_id", "ifname", "netns", "args")
 
-    def __init__(self, it: Section) -> None:
+    def __init__(self, section: Section) -> None:
         """Read a decoded file. Raises CniError for a damaged file."""
-        self.container_id, self.ifname, self.netns = it.text("containerId"), it.text("ifName"), it.text("netns")
-        self.args = {str(pair[0]): str(pair[1]) for pair in it.items("cniArgs") if len(pair) == 2}
+        self.container_id, self.netns = section.text("containerId"), section.text("netns")
+        self.ifname = section.text("ifName")
+        self.args = {str(pair[0]): str(pair[1]) for pair in section.items("cniArgs") if len(pair) == 2}
 
     @property
     def pod(self) -> Key:

@@ -96,17 +96,17 @@ class Sender:
         """Stop sending. Any thread may call this."""
         self.exporter.shutdown()
 
-    def make(self, it: Traced) -> None:
+    def make(self, traced: Traced) -> None:
         """Make the spans of a request."""
-        arguments = read_arguments(it.env.get("CNI_ARGS", ""))
+        arguments = read_arguments(traced.env.get("CNI_ARGS", ""))
         root = self.tracer.start_span(
-            f"{it.command} {it.plugin}", self.parent(it.env, arguments), SpanKind.SERVER,
-            attributes=attributes(it, arguments), start_time=it.arrived + it.to_unix)
+            f"{traced.command} {traced.plugin}", self.parent(traced.env, arguments), SpanKind.SERVER,
+            attributes=attributes(traced, arguments), start_time=traced.arrived + traced.to_unix)
         if root.is_recording():
-            if it.outcome not in GOOD:
-                root.set_status(Status(StatusCode.ERROR, description(it)))
-            self.add_phases(root, it)
-        root.end(it.ended + it.to_unix)
+            if traced.outcome not in GOOD:
+                root.set_status(Status(StatusCode.ERROR, description(traced)))
+            self.add_phases(root, traced)
+        root.end(traced.ended + traced.to_unix)
 
     def parent(self, env: Mapping[str, str], arguments: Mapping[str, str]) -> Context:
         """Return the caller's span from its environment, otherwise from CNI_ARGS. An invalid span is ignored."""
@@ -117,43 +117,44 @@ class Sender:
                     return found
         return Context()
 
-    def add_phases(self, root: Span, it: Traced) -> None:
+    def add_phases(self, root: Span, traced: Traced) -> None:
         """Add a child span for the time in the queue, and one for each phase."""
-        outer = [(root, it.ended)]              # the spans around the next phase, and when they end
-        phases = [("queue", it.arrived, it.queued - it.arrived), *it.phases]
+        outer = [(root, traced.ended)]              # the spans around the next phase, and when they end
+        phases = [("queue", traced.arrived, traced.queued - traced.arrived), *traced.phases]
         contexts: dict[Span, Context] = {}
         for what, start, took in sorted(phases, key=lambda phase: (phase[1], -phase[2])):
             while len(outer) > 1 and start + took > outer[-1][1]:
                 outer.pop()
             parent = outer[-1][0]
             context = contexts.get(parent) or contexts.setdefault(parent, set_span_in_context(parent, Context()))
-            span = self.tracer.start_span(NAMES.get(what) or str(what), context, start_time=start + it.to_unix)
-            span.end(start + took + it.to_unix)
+            span = self.tracer.start_span(NAMES.get(what) or str(what), context, start_time=start + traced.to_unix)
+            span.end(start + took + traced.to_unix)
             outer.append((span, start + took))
 
 
-def attributes(it: Traced, arguments: Mapping[str, str]) -> dict[str, str | int]:
+def attributes(traced: Traced, arguments: Mapping[str, str]) -> dict[str, str | int]:
     """Return the attributes of a request's span, without empty values."""
-    found: dict[str, str | int] = {"cni.command": it.command, "cni.plugin": it.plugin, "cni.network": it.network,
-                                   "cni.outcome": it.outcome, "fastcni.request_id": it.id, "cni.caller_pid": it.pid}
-    found |= {attribute: it.env.get(name, "") for name, attribute in VARIABLES.items()}
+    found: dict[str, str | int] = {"cni.command": traced.command, "cni.plugin": traced.plugin,
+                                   "cni.network": traced.network, "cni.outcome": traced.outcome,
+                                   "fastcni.request_id": traced.id, "cni.caller_pid": traced.pid}
+    found |= {attribute: traced.env.get(name, "") for name, attribute in VARIABLES.items()}
     found |= {attribute: arguments.get(key, "") for key, attribute in POD.items()}
-    if it.outcome not in GOOD:
-        found["error.type"] = it.outcome
-    if it.merged:                # phases beyond MAX_PHASES
+    if traced.outcome not in GOOD:
+        found["error.type"] = traced.outcome
+    if traced.merged:                # phases beyond MAX_PHASES
         found["fastcni.merged_phases"] = ", ".join(f"{NAMES.get(what) or what} {took / 1e6:.3f} ms"
-                                                   for what, took in it.merged.items())
+                                                   for what, took in traced.merged.items())
     return {name: clean(value) if isinstance(value, str) else value for name, value in found.items() if value != ""}
 
 
-def description(it: Traced) -> str:
+def description(traced: Traced) -> str:
     """Return the description of an error status: "CNI error 7: bridge: expected a string"."""
     try:
-        document = json.loads(it.error)
+        document = json.loads(traced.error)
     except ValueError:
         document = None
-    text = f"CNI error {it.outcome}" if it.outcome.isdigit() else it.outcome
-    more = document.get("msg") if isinstance(document, dict) else it.error
+    text = f"CNI error {traced.outcome}" if traced.outcome.isdigit() else traced.outcome
+    more = document.get("msg") if isinstance(document, dict) else traced.error
     return clean(secrets.hide(f"{text}: {more}" if more else text))[:MAX_DESCRIPTION]
 
 

@@ -135,8 +135,9 @@ class Visit:
         self.mode = it.idle.pop() if it.idle else self._new_mode(it)
         return self.mode
 
-    def _new_mode(self, it: Namespace) -> WarmMode:
-        return WarmMode(it.fd, it.facts, it.deletes, self.hosts.defer, self.hosts.cluster, self.hosts.networks)
+    def _new_mode(self, namespace: Namespace) -> WarmMode:
+        return WarmMode(namespace.fd, namespace.facts, namespace.deletes, self.hosts.defer, self.hosts.cluster,
+                        self.hosts.networks)
 
     def _namespace(self, key: tuple[int, int]) -> Namespace:
         with self.hosts.lock:

@@ -114,12 +114,12 @@ class NeighbourWatch:
     def _note_dropped(self) -> None:
         self.dropped = True
 
-    def _restore_station(self, it: Neighbour) -> bool:
+    def _restore_station(self, neighbour: Neighbour) -> bool:
         """Add an FDB entry again if its port is still on that bridge. Return whether it was added. Raises OSError."""
-        port = find.link(self.ask, index=it.index)
-        if port is None or port.kind != "veth" or port.master != it.master:
+        port = find.link(self.ask, index=neighbour.index)
+        if port is None or port.kind != "veth" or port.master != neighbour.master:
             return False
-        batch = neighbours.new_station(Batch(), port.index, it.mac, what=f'add to the FDB of "{port.name}"')
+        batch = neighbours.new_station(Batch(), port.index, neighbour.mac, what=f'add to the FDB of "{port.name}"')
         try:
             wire.exchange(self.ask, batch)
         except wire.NetlinkError as e:

@@ -127,9 +127,10 @@ class Replay:
         fastcni: other plugins add their own rules for their pods, and would not delete fastcni's."""
         started, outcome, again = monotonic(), "failed", True
 
-        def deleted_at(it: Attachment) -> float:
-            ours = gone or names.hashes(it.network, it.container_id, it.ifname).encode() in marks
-            return self.deleted_at(it) if ours else inf
+        def deleted_at(attachment: Attachment) -> float:
+            ours = gone or names.hashes(
+                attachment.network, attachment.container_id, attachment.ifname).encode() in marks
+            return self.deleted_at(attachment) if ours else inf
 
         name_thread()
         try:
