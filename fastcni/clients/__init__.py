@@ -6,6 +6,7 @@
     http_pools        the connections of http
     etcd              etcd's JSON gateway
     kubernetes        the Kubernetes API
+    list_reader       the answer of a list, read while it arrives
     kubernetes_watch  the watch of several kinds of objects
     kubeconfig        kubeconfig files, and the credentials of a pod in the cluster
     pod_resources     the kubelet's pod-resources API

@@ -32,6 +32,7 @@ REQUEST_TIMEOUT_S = 5.0         # for all endpoints together
 ENDPOINT_TIMEOUT_S = 1.5        # for each endpoint but the last, if there are several
 STREAM_IDLE_S = 3600.0
 HUNG_UP = ("EOF", "closed", "reset", "pipe", "certificate required")
+PIECE_BYTES = 1 << 16           # at most, of a stream
 STOP_CHECK_MS = 500             # how often a stream calls stop()
 AWAY = (502, 503, 504)          # statuses of an endpoint, or a proxy in front of it, that cannot reach its own service
 
@@ -114,12 +115,13 @@ class Http:
         return Answer(response.status, response.data, response.headers, endpoint)
 
     def stream(self, method: str, path: str, body: Any = None, *, stop: Callable[[], object],
-               headers: dict[str, str] | None = None, idle: float = STREAM_IDLE_S) -> Stream:
+               headers: dict[str, str] | None = None, idle: float = STREAM_IDLE_S, timeout: float = 0.0) -> Stream:
         """Send a request and return its answer as a Stream, which ends when stop() returns true. stop() is called twice
-        a second. idle: seconds after which a silent connection counts as lost. Raises Away."""
+        a second. idle: seconds after which a silent connection counts as lost. timeout: seconds until the answer
+        begins; 0.0: the default. Raises Away."""
         self._now.stop = stop
         try:
-            response, endpoint = self._ask_each(method, path, body, headers, self.timeout, whole=False)
+            response, endpoint = self._ask_each(method, path, body, headers, timeout or self.timeout, whole=False)
         except Stopped:
             return Stream(self, None, "", stop, idle)
         finally:
@@ -225,6 +227,10 @@ class Stream:
                 if self.stop():
                     return
 
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the body of an answer that ends, in pieces as they arrive. Raises Away."""
+        return self._pieces(self.idle, PIECE_BYTES)
+
     def close(self) -> None:
         """Close the connection."""
         if self.response:
@@ -236,13 +242,13 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _pieces(self, seconds: float) -> Iterator[bytes]:
-        """Yield the body in pieces as they arrive. seconds: the longest silence."""
+    def _pieces(self, seconds: float, least: int = 1) -> Iterator[bytes]:
+        """Yield the body in pieces as they arrive. seconds: the longest silence. least: bytes of a piece."""
         now, response = self.http._now, self.response
         if not response:
             return
         # Without chunks, a longer read would wait until all its bytes have arrived.
-        pieces = response.stream(1 << 16 if response.chunked else 1, decode_content=False)
+        pieces = response.stream(PIECE_BYTES if response.chunked else least, decode_content=False)
         while True:
             now.deadline, now.stop = monotonic() + seconds, self.stop
             try:

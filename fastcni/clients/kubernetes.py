@@ -12,7 +12,7 @@ import time
 from _thread import allocate_lock
 
 from fastcni.clients.away import Away, Busy
-from fastcni.clients.http import Answer, Http
+from fastcni.clients.http import Answer, Http, Stream
 from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.kernel import waiting
 from fastcni.spec import json
@@ -35,6 +35,8 @@ METADATA_LIST, METADATA_OBJECT = (METADATA.format(f"PartialObjectMetadata{each}"
 PAGE = 500                      # objects in one answer of a list
 WATCH_S = 240                   # the API server ends a watch after this time or up to twice as long, at random
 WATCH_GRACE_S = 20.0
+LIST_WAIT_S = 60.0              # for the begin of a list from the cache: an API server may encode the whole list first
+LIST_SILENCE_S = 20.0           # at most, in the middle of such a list
 BUSY_WAITS_S = (0.1, 0.5, 1.0)  # before a request that was answered "429 Too Many Requests" is sent again
 TOO_LARGE = "Too large resource version"        # of a list with status 504
 OK, CREATED, ACCEPTED = 200, 201, 202
@@ -141,6 +143,40 @@ class Api:
         self._seen[path] = found[1]
         return found
 
+    def list_each(self, path: str, tell: Callable[[Object], object], stop: Callable[[], bool], selector: str = "",
+                  metadata: bool = False) -> str:
+        """Call tell() for each object of list_cached() as soon as the object has arrived. Return the resourceVersion to
+        watch from.
+
+        The API server sends all pods of a cluster in one answer, so list_cached() would keep all of them. The list ends
+        with Away when stop() returns true. Raises Expired: forget the objects, and call again; the next list comes from
+        etcd. Raises Away.
+        """
+        since, started = self._seen.get(path, "0"), time.monotonic()
+        try:
+            for page in self._pages(lambda query: self._tell_page(path, query, tell, stop, metadata), selector, since):
+                revision: str = page["metadata"]["resourceVersion"]
+        except (Expired, Busy) as e:
+            if isinstance(e, Busy) and TOO_LARGE not in str(e):
+                raise
+            self._seen[path] = ""               # etcd was restored from a backup
+            raise Expired from None
+        self._seen[path] = revision
+        self._note_revision(number_of(revision), started)
+        return revision
+
+    def _tell_page(self, path: str, query: str, tell: Callable[[Object], object], stop: Callable[[], bool],
+                   metadata: bool) -> Object:
+        """Call tell() for each object of a page. Return the page without its objects."""
+        from fastcni.clients.list_reader import ListError, read_list
+
+        headers = {"Accept": METADATA_LIST if metadata else "application/json"}
+        with self._stream(path, query, stop, headers, LIST_SILENCE_S, LIST_WAIT_S) as stream:
+            try:
+                return read_list(stream.pieces(), tell)
+            except ListError as e:
+                raise Away(f"kubernetes at {stream.endpoint}: GET {path}: {e}") from None
+
     def _list(self, path: str, selector: str, metadata: bool, since: str = "") -> tuple[list[Object], str]:
         found: list[Object] = []
         started = time.monotonic()
@@ -153,11 +189,15 @@ class Api:
     def pages(self, path: str, selector: str = "", metadata: bool = False, since: str = "") -> Iterator[Object]:
         """Yield the pages of a list. since: "" for the current list, otherwise a list from the API server's cache that
         is not older than this version. Raises Expired, Away."""
+        return self._pages(lambda query: self._page(path, query, metadata), selector, since)
+
+    def _pages(self, ask: Callable[[str], Object], selector: str, since: str) -> Iterator[Object]:
+        """Yield the answers of ask(query). See pages()."""
         # With a limit, the API server asks etcd. With the version 0 it does so only if it has no cache.
         limit = "" if since.strip("0") else f"limit={PAGE}"
         version: str | None = f"resourceVersion={since}" if since else ""
         while version is not None:
-            answer = self._page(path, "&".join(filter(None, (limit, version, selector))), metadata)
+            answer = ask("&".join(filter(None, (limit, version, selector))))
             yield answer
             token = answer["metadata"].get("continue")
             version = f"continue={quote(token)}" if token else None
@@ -191,25 +231,16 @@ class Api:
         query = f"watch=true&allowWatchBookmarks=true&resourceVersion={revision}&timeoutSeconds={seconds}"
         query = f"{query}&{selector}" if selector else query
         headers = {"Accept": METADATA_OBJECT} if metadata else None
-        for repeated in (False, True):
-            session = self._open()
-            with session[1].stream("GET", f"{path}?{query}", stop=stop, headers=headers,
-                                   idle=seconds + WATCH_GRACE_S) as stream:
-                if stream.status == UNAUTHORIZED and not repeated:
-                    self._renew(session)
-                    continue
-                if stream.status != OK:
-                    self._read("GET", path, stream.answer())
-                for event in stream:
-                    document = event["object"]
-                    if event["type"] == "ERROR":
-                        if document.get("code") == GONE:
-                            raise Expired
-                        raise Away(f"kubernetes: watch of {path}: {document.get('message', document)}")
-                    if path in self._seen:
-                        self._seen[path] = document["metadata"]["resourceVersion"]
-                    yield event["type"], document
-                return
+        with self._stream(path, query, stop, headers, seconds + WATCH_GRACE_S) as stream:
+            for event in stream:
+                document = event["object"]
+                if event["type"] == "ERROR":
+                    if document.get("code") == GONE:
+                        raise Expired
+                    raise Away(f"kubernetes: watch of {path}: {document.get('message', document)}")
+                if path in self._seen:
+                    self._seen[path] = document["metadata"]["resourceVersion"]
+                yield event["type"], document
 
     def close(self) -> None:
         """Close the connections. The next request opens new ones."""
@@ -219,6 +250,25 @@ class Api:
             session[1].close()
 
     # -- one request ----------------------------------------------------------------------------------
+
+    def _stream(self, path: str, query: str, stop: Callable[[], bool], headers: dict[str, str] | None, idle: float,
+                timeout_s: float = 0.0) -> Stream:
+        """Return the answer of a successful GET as a Stream. idle, timeout_s: see Http.stream(). Raises as _read()."""
+        waits, repeated = iter(BUSY_WAITS_S), False
+        while True:
+            session = self._open()
+            stream = session[1].stream("GET", f"{path}?{query}", stop=stop, headers=headers, idle=idle,
+                                       timeout=timeout_s)
+            if stream.status == OK:
+                return stream
+            with stream:
+                if stream.status == UNAUTHORIZED and not repeated:
+                    repeated = True
+                    self._renew(session)
+                elif stream.status == BUSY and (pause := next(waits, None)):
+                    waiting.readable(-1, pause, waiting.STORE)
+                else:
+                    self._read("GET", path, stream.answer())
 
     def _expect(self, method: str, path: str, body: Object | None = None, headers: dict[str, str] | None = None,
                 timeout_s: float = 0.0) -> Object:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from time import monotonic
+from types import MappingProxyType
 
 from fastcni.clients.kubernetes import Api, Expired
 from fastcni.kernel import waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
     Object = dict[str, Any]
     Tell = Callable[[str, Object, bool], object]        # (plural, object, whether it was deleted)
     Key = tuple[str, str]                               # namespace or "", name
 
+# The watches of all nodes may end at the same time. Before a list from the cache each waits for a random time, so that
+# one processor of the API server can encode the lists: 20 us for a pod, for 20 pods of each node.
+LIST_S_OF_AN_OBJECT, MAX_SPREAD_S = 1e-6, 10.0
 PAUSE_S = 1.0                   # seconds between two watches, if the server ends them immediately; randomised by half
 
 
 def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[], bool],
               listed: Callable[[str], object] = lambda plural: None, base: str = "", cached: Collection[str] = (),
-              metadata: Collection[str] = ()) -> None:
+              metadata: Collection[str] = (), selectors: Mapping[str, str] = MappingProxyType({})) -> None:
     """Call tell() for each existing object, then for each change, one call at a time. Ends when stop() returns true;
     raises the exception of a watch.
 
@@ -29,7 +33,7 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
     tell() gets only the name of an object that a later list no longer has, because keeping all pods of a cluster would
     take hundreds of megabytes. listed(): called with the plural after each list. cached: plurals whose lists may come
     from the API server's cache.
-    metadata: plurals whose objects have only their metadata.
+    metadata: plurals whose objects have only their metadata. selectors: {plural: a query that selects objects}.
     """
     import threading
 
@@ -51,8 +55,8 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
 
     def run(plural: str) -> None:
         try:
-            follow(api, plural, path_of(plural, base), tell_one, over, list_ended, cached=plural in cached,
-                   metadata=plural in metadata)
+            follow(api, plural, path_of(plural, base), tell_one, over, list_ended, selectors.get(plural, ""),
+                   plural in cached, plural in metadata)
         except BaseException as e:
             failed.append(e)
 
@@ -73,14 +77,11 @@ def follow(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bool
     objects. cached, metadata: see watch_all()."""
     import random
 
-    known: dict[Key, Object] = {}
-    read = api.list_cached if cached else api.list_with_revision
+    known: dict[Key, Object | None] = {}
     while not stop():
-        documents, revision = read(path, selector, metadata)
-        tell_all(plural, documents, known, tell)
-        del documents                   # all pods of a cluster
-        listed(plural)
         try:
+            revision = list_all(api, plural, path, tell, stop, selector, cached, metadata, known)
+            listed(plural)
             while not stop():
                 started = monotonic()
                 for kind, document in api.watch(path, revision, stop, selector, metadata):
@@ -90,7 +91,30 @@ def follow(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bool
                 if not stop() and monotonic() - started < PAUSE_S:
                     waiting.readable(-1, random.uniform(0.5, 1.5) * PAUSE_S, waiting.STORE)
         except Expired:
-            continue
+            if cached:
+                most = min(LIST_S_OF_AN_OBJECT * len(known) ** 2, MAX_SPREAD_S)
+                waiting.until(stop, random.uniform(0.0, most), waiting.STORE)
+
+
+def list_all(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bool], selector: str, cached: bool,
+             metadata: bool, known: dict[Key, Object | None]) -> str:
+    """Call tell() for all objects of a list, and for those that were deleted since the last list. Return the
+    resourceVersion to watch from. See follow()."""
+    there: set[Key] = set()
+
+    def tell_one(document: Object) -> None:
+        there.add(key_of(document))
+        note(plural, document, False, known, tell)
+
+    if cached:                          # in the order of their arrival: all pods of a cluster take gigabytes
+        revision = api.list_each(path, tell_one, stop, selector, metadata)
+    else:
+        documents, revision = api.list_with_revision(path, selector, metadata)
+        for document in documents:
+            tell_one(document)
+    for key in known.keys() - there:
+        note(plural, known[key] or named(key), True, known, tell)
+    return revision
 
 
 def is_own(plural: str) -> bool:
@@ -101,25 +125,17 @@ def path_of(plural: str, base: str) -> str:
     return f"{base}/{plural}" if is_own(plural) else plural
 
 
-def named(document: Object) -> Object:
+def named(key: Key) -> Object:
     """Return an object with only its name."""
-    return {"metadata": {key: value for key, value in document["metadata"].items() if key in ("namespace", "name")}}
+    namespace, name = key
+    return {"metadata": {**({"namespace": namespace} if namespace else {}), "name": name}}
 
 
-def tell_all(plural: str, documents: list[Object], known: dict[Key, Object], tell: Tell) -> None:
-    """Call tell() for all objects of a list, and for those that were deleted since the last list."""
-    there = {key_of(it) for it in documents}
-    for key in known.keys() - there:
-        note(plural, known[key], True, known, tell)
-    for document in documents:
-        note(plural, document, False, known, tell)
-
-
-def note(plural: str, document: Object, gone: bool, known: dict[Key, Object], tell: Tell) -> None:
+def note(plural: str, document: Object, gone: bool, known: dict[Key, Object | None], tell: Tell) -> None:
     if gone:
         known.pop(key_of(document), None)
     else:
-        known[key_of(document)] = document if is_own(plural) else named(document)
+        known[key_of(document)] = document if is_own(plural) else None
     tell(plural, document, gone)
 
 

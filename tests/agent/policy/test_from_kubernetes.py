@@ -68,7 +68,11 @@ class FakeApi:
         self.listed.append(path)
         return self.objects[path], "1"
 
-    list_cached = list_with_revision
+    def list_each(self, path, tell, stop, selector="", metadata=False):
+        documents, revision = self.list_with_revision(path)
+        for document in documents:
+            tell(document)
+        return revision
 
     def watch(self, path, revision, stop, selector="", metadata=False):
         while not stop():

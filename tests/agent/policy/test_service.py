@@ -373,7 +373,11 @@ class Api:
         return ([WEB_ONLY | {"metadata": {"name": "web-only", "resourceVersion": "1"}}]
                 if path.endswith("networkpolicies") else []), "1"
 
-    list_cached = list_with_revision
+    def list_each(self, path, tell, stop, selector="", metadata=False):
+        documents, revision = self.list_with_revision(path)
+        for document in documents:
+            tell(document)
+        return revision
 
     def watch(self, path, revision, stop, selector="", metadata=False):
         if path.endswith("pods"):

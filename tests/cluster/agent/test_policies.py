@@ -85,6 +85,20 @@ def test_pods_namespaces_and_policies_are_listed_and_watched(server, source):
     assert not source.errors
 
 
+def test_a_pod_that_has_ended_has_no_address(server, source):
+    """Neither the list nor the watch has such pods: the watch reports that the pod was deleted."""
+    ended = pod("ended", LABELS, "10.0.0.7")
+    ended["status"]["phase"] = "Succeeded"
+    server.do(lambda api: (api.put("pods", pod("web", LABELS, "10.0.0.1"), "shop"), api.put("pods", ended, "shop"),
+                           api.put("networkpolicies", CLOSED, "shop")))
+    until(source, lambda: source.complete and isolated(source) == {"10.0.0.1"})
+    assert "shop/ended" not in source.content.compiler.said
+    other = pod("web", LABELS, "10.0.0.1")
+    other["status"]["phase"] = "Failed"
+    server.do(lambda api: api.put("pods", other, "shop"))
+    until(source, lambda: not isolated(source) and "shop/web" not in source.content.compiler.said)
+
+
 def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
     """One in the cluster, whatever number of nodes reports it, and none for what was reported before."""
     documents = list(yaml.safe_load_all((ROOT / "deploy" / "agent.yaml").read_text()))

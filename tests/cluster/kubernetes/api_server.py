@@ -137,19 +137,20 @@ class ApiServer(kmock.KubernetesEmulator):
     def _store(self, key, body, change):
         self.revision += 1
         body["metadata"]["resourceVersion"] = str(self.revision)
+        before = self.stored.get(key)
         self.stored[key] = copy.deepcopy(body)
-        self._note(key, body, change)
+        self._note(key, body, change, before)
         return body
 
     def _remove(self, key):
         body = self.stored.pop(key)
         self.revision += 1
         body["metadata"]["resourceVersion"] = str(self.revision)
-        self._note(key, body, "DELETED")
+        self._note(key, body, "DELETED", body)
         return body
 
-    def _note(self, key, body, change):
-        self.changes.append((self.revision, key[0], key[1], change, copy.deepcopy(body)))
+    def _note(self, key, body, change, before):
+        self.changes.append((self.revision, key[0], key[1], change, copy.deepcopy(body), before))
         asyncio.get_running_loop().create_task(self._wake())
 
     async def _wake(self):
@@ -299,10 +300,14 @@ class ApiServer(kmock.KubernetesEmulator):
                                                    "message": f"too old resource version: {since}"}}
                 return
             latest = self.revision          # a change that comes during a yield has the next round
-            for revision, kind, namespace, change, body in list(self.changes):
+            for revision, kind, namespace, change, body, before in list(self.changes):
                 if revision > since and kind == request.resource and request.namespace in (None, namespace):
                     since = told = revision
-                    if matches(request, body):
+                    if change == "DELETED" or not matches(request, body):
+                        change = before and matches(request, before) and "DELETED"
+                    elif not (before and matches(request, before)):
+                        change = "ADDED"
+                    if change:
                         yield {"type": change, "object": shown(request, body)}
             if self.oldest <= since and told < latest and request.params.get("allowWatchBookmarks") == "true":
                 since = told = latest
@@ -335,9 +340,12 @@ def strict(schema):
 def matches(request, body):
     labels = body["metadata"].get("labels", {})
     chosen = filter(None, request.params.get("labelSelector", "").split(","))
-    field, _, value = request.params.get("fieldSelector", "").partition("=")
-    if field and (field != "spec.nodeName" or body.get("spec", {}).get("nodeName") != value):
-        return False
+    fields = {"spec.nodeName": body.get("spec", {}).get("nodeName", ""),
+              "status.phase": body.get("status", {}).get("phase", "")}
+    for one in filter(None, request.params.get("fieldSelector", "").split(",")):
+        field, operator, value = re.fullmatch("(.*?)(!?=)(.*)", one).groups()
+        if (fields[field] == value) != (operator == "="):
+            return False
     return all(labels.get(it.partition("=")[0]) == it.partition("=")[2] for it in chosen)
 
 

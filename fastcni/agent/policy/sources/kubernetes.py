@@ -6,6 +6,7 @@ nodes while a policy names nodes.
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections import deque
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.sources.kept import Kept
     from fastcni.clients.kubernetes import Api
 
-    Event = tuple[str, Any, bool]               # (path, object or keys of a list, whether the object was deleted)
+    # (path, key and document of an object), without a document: deleted; or (path, keys of a list, None)
+    Event = tuple[str, str | frozenset[str], bytes | None]
 
 PODS, NAMESPACES, NODES = "/api/v1/pods", "/api/v1/namespaces", "/api/v1/nodes"
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
@@ -57,6 +59,8 @@ ALWAYS, OF_CRDS = (NAMESPACES, PODS, POLICIES), (CLUSTER_POLICIES, CILIUM_POLICI
 # Pods and nodes are many, so their lists come from the API server's cache. Lists of policies and namespaces are read
 # from etcd: a restarted agent never goes back to previous policies.
 CACHED, METADATA = (PODS, NODES), (NAMESPACES,)
+# Pods that have ended have no addresses: a node of many jobs has more of them than of others.
+SELECTORS = {PODS: "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"}
 RETRY_S = 1.0                   # after the API server was unavailable; random by half
 ABSENT_S = 30.0                 # between two questions for a CRD
 CONFIRM_S = 5.0                 # between two questions for the CRD of objects that the agent has
@@ -166,7 +170,7 @@ class Kubernetes:
             if self.is_served(path) or (self._own[path] and not self._stop.wait(CONFIRM_S) and self.is_served(path)):
                 self._watch((path,), self._stop.is_set)
             else:
-                self._add((path, frozenset(), False))
+                self._add((path, frozenset(), None))
                 self._away.pop(path, None)
                 self._stop.wait(ABSENT_S)
         except Away as e:
@@ -189,19 +193,21 @@ class Kubernetes:
         for path in paths:
             self._seen[path] = set()
         try:
-            watch_all(self.api, paths, self._tell, stop, self._list_ended, cached=CACHED, metadata=METADATA)
+            watch_all(self.api, paths, self._tell, stop, self._list_ended, cached=CACHED, metadata=METADATA,
+                      selectors=SELECTORS)
         except Away as e:
             self._away[paths[0]] = str(e)
 
     def _tell(self, path: str, document: dict[str, Any], gone: bool) -> None:
-        (self._seen[path].discard if gone else self._seen[path].add)(name_of(document))
-        self._add((path, document, gone))
+        key = name_of(document)
+        (self._seen[path].discard if gone else self._seen[path].add)(key)
+        self._add((path, key, None if gone else line_of(path, document)))
 
     def _list_ended(self, path: str) -> None:
         """Remove the objects that the list does not have: no event reports objects that were deleted while the API
         server was unavailable."""
         self._away.pop(path if path not in ALWAYS else ALWAYS[0], None)
-        self._add((path, frozenset(self._seen[path]), False))
+        self._add((path, frozenset(self._seen[path]), None))
 
     def _add(self, event: Event) -> None:
         self._events.append(event)
@@ -218,15 +224,15 @@ class Kubernetes:
             raise self._fault
         until = monotonic() + STEPS_S
         while self._events and monotonic() < until:
-            path, it, gone = self._events.popleft()
+            path, it, line = self._events.popleft()
             if isinstance(it, frozenset):
                 for key in self._own[path] - it:
                     self.delete(path, key)
                 self._listed.add(path)
-            elif gone:
-                self.delete(path, name_of(it))
+            elif line is None:
+                self.delete(path, it)
             else:
-                self.put(path, it)
+                self.put(path, it, line)
         if self.content.compiler.names_nodes:
             self._nodes.set()
         elif not self._stop.is_set():
@@ -235,18 +241,16 @@ class Kubernetes:
         if self.kept and self.complete:
             self.kept.follow(self.content)
 
-    def put(self, path: str, document: dict[str, Any]) -> None:
-        """Apply one object."""
-        kept = reduced({**document, "kind": PATHS[path]})
-        assert kept
-        self._own[path].add(key := name_of(document))
+    def put(self, path: str, key: str, line: bytes) -> None:
+        """Apply one object. line: see line_of()."""
+        self._own[path].add(key)
         place = place_of(path, key)
-        told = self.errors.get(place, [])
-        self._replace(place, [("", encode(kept))])
+        told = self.errors.get(place, []) if self.events else []
+        self._replace(place, [("", line)])
         if self.events:
             for text in self.errors.get(place, []):
                 if text not in told:
-                    self.events.report(PATHS[path], document["metadata"], text)
+                    self.events.report(PATHS[path], json.loads(line)["metadata"], text)
 
     def delete(self, path: str, key: str) -> None:
         self._own[path].discard(key)
@@ -264,8 +268,15 @@ def read_cluster(api: Api) -> Cluster:
         if path == NODES and not source.content.compiler.names_nodes:
             continue
         for document in api.list_with_revision(path)[0]:
-            source.put(path, document)
+            source.put(path, name_of(document), line_of(path, document))
     return source.content.compiler.cluster
+
+
+def line_of(path: str, document: dict[str, Any]) -> bytes:
+    """Return the part of an object that is read, as encode() writes it: a tenth of a pod."""
+    kept = reduced({**document, "kind": PATHS[path]})
+    assert kept
+    return encode(kept)
 
 
 def place_of(path: str, key: str) -> str:

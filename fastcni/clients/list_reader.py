@@ -1,0 +1,90 @@
+"""Read the answer of a list in Kubernetes' API while it arrives: one object after the other, in little memory."""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from json.decoder import JSONDecodeError, JSONDecoder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+MAX_OBJECT = 16 << 20           # characters; the API server's limit of a request is 3 MB
+SPACE = " \t\r\n"
+
+
+class ListError(ValueError):
+    """The answer is not a list, or it ends too early."""
+
+
+def read_list(pieces: Iterator[bytes], tell: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Call tell() for each of `items` as soon as the object has arrived. Return the list's other members: the list's
+    metadata may come after the items. Raises ListError."""
+    text, found = Text(pieces), {}
+    text.expect("{")
+    while text.next() != "}":
+        key = text.value()
+        text.expect(":")
+        if key == "items" and text.next() == "[":
+            text.expect("[")
+            while text.next() != "]":
+                tell(text.value())
+                text.skip_comma("]")
+            text.expect("]")
+        else:
+            found[key] = text.value()
+        text.skip_comma("}")
+    return found
+
+
+class Text:
+    """The part of a document that has arrived and was not read yet. pieces: the bytes of the document."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.pieces, self.text, self.at = pieces, "", 0
+        self.decode = getincrementaldecoder("utf-8")("replace").decode
+        self.read_value = JSONDecoder().raw_decode
+
+    def next(self) -> str:
+        """Return the next character that is no space, and leave it."""
+        while True:
+            while self.at < len(self.text):
+                if (character := self.text[self.at]) not in SPACE:
+                    return character
+                self.at += 1
+            self._read_more()
+
+    def expect(self, character: str) -> None:
+        """Read one character. Raises ListError for another one."""
+        if (found := self.next()) != character:
+            raise ListError(f"expected {character!r}, got {found!r}")
+        self.at += 1
+
+    def skip_comma(self, end: str) -> None:
+        """Read a comma, unless the next character is `end`."""
+        if self.next() != end:
+            self.expect(",")
+
+    def value(self) -> Any:
+        """Read one JSON value. More text follows each value of a list, so a value at the end may be incomplete."""
+        self.next()
+        while True:
+            try:
+                value, end = self.read_value(self.text, self.at)
+            except JSONDecodeError:             # incomplete, or no JSON
+                end = len(self.text)
+            except RecursionError:
+                raise ListError("exceeded max depth") from None
+            if end < len(self.text):
+                self.at = end
+                return value
+            if len(self.text) - self.at > MAX_OBJECT:
+                raise ListError(f"an object is no JSON, or has more than {MAX_OBJECT >> 20} MB")
+            self._read_more()
+
+    def _read_more(self) -> None:
+        piece = next(self.pieces, None)
+        if piece is None:
+            raise ListError("the answer ends too early")
+        self.text, self.at = self.text[self.at:] + self.decode(piece), 0
