@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from json.decoder import JSONDecodeError, JSONDecoder
+
+from fastcni.spec.json import scan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ class Text:
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self.pieces, self.text, self.at = pieces, "", 0
         self.decode = getincrementaldecoder("utf-8")("replace").decode
-        self.read_value = JSONDecoder().raw_decode
 
     def next(self) -> str:
         """Return the next character that is no space, and leave it."""
@@ -71,8 +71,8 @@ class Text:
         self.next()
         while True:
             try:
-                value, end = self.read_value(self.text, self.at)
-            except JSONDecodeError:             # incomplete, or no JSON
+                value, end = scan(self.text, self.at)
+            except (StopIteration, ValueError):         # incomplete, or no JSON
                 end = len(self.text)
             except RecursionError:
                 raise ListError("exceeded max depth") from None

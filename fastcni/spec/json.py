@@ -80,14 +80,14 @@ def repeated_keys(data: bytes, name: str) -> list[str]:
     return [key for at, key in enumerate(keys) if key in keys[:at]]
 
 
-def scan(text: str) -> tuple[Any, int]:
-    """Return the value at the start of a text, and the index of the next character. Raises StopIteration,
+def scan(text: str, at: int = 0) -> tuple[Any, int]:
+    """Return the value at an index of a text, and the index of the next character. Raises StopIteration,
     RecursionError, ValueError."""
     try:
-        return SCAN(text, 0)
+        return SCAN(text, at)
     except SystemError:         # Python 3.11's scanner finds its exception only if the json package is loaded
         __import__("json.decoder")
-        return SCAN(text, 0)
+        return SCAN(text, at)
 
 
 def check_depth(value: Any) -> None:

@@ -18,6 +18,7 @@ from fastcni.agent.policy.sources.kubernetes import (
     PODS,
     POLICIES,
     Kubernetes,
+    line_of,
 )
 from fastcni.clients.away import Away
 from fastcni.clients.kubernetes import Expired, NoSuchKind
@@ -198,7 +199,8 @@ class Reports:
 def test_each_error_of_an_object_becomes_one_event(source):
     source.events = Reports()
     for operator in ("Foo", "Foo", "Bar"):          # the second one comes with each list after a lost connection
-        source.put(POLICIES, policy("q", {"podSelector": {"matchExpressions": [{"key": "app", "operator": operator}]}}))
+        document = policy("q", {"podSelector": {"matchExpressions": [{"key": "app", "operator": operator}]}})
+        source.put(POLICIES, "shop/q", line_of(POLICIES, document))
     assert source.events.sent == [("NetworkPolicy", "q", "'Foo'"), ("NetworkPolicy", "q", "'Bar'")]
 
 

@@ -59,7 +59,7 @@ ALWAYS, OF_CRDS = (NAMESPACES, PODS, POLICIES), (CLUSTER_POLICIES, CILIUM_POLICI
 # Pods and nodes are many, so their lists come from the API server's cache. Lists of policies and namespaces are read
 # from etcd: a restarted agent never goes back to previous policies.
 CACHED, METADATA = (PODS, NODES), (NAMESPACES,)
-# Pods that have ended have no addresses: a node of many jobs has more of them than of others.
+# A pod that has ended has no address of its own. A cluster with many jobs has many such pods.
 SELECTORS = {PODS: "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"}
 RETRY_S = 1.0                   # after the API server was unavailable; random by half
 ABSENT_S = 30.0                 # between two questions for a CRD
