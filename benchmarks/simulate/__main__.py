@@ -2,6 +2,7 @@
 
     make simulate                                   100, 1,000 and 5,000 nodes on etcd; root
     make simulate SIMULATE="--quick --json FILE"    50 and 200 nodes, in less than 40 s
+    make simulate SIMULATE="--quick --registry kubernetes"
 
 The churn of an hour (1% of the nodes is replaced) happens in 10 s, beside 30 pods a second on the real node. Then a
 rack of 40 nodes fails and 40 others join, and then up to 200 agents are started again at the same time.
@@ -16,9 +17,11 @@ import signal
 import statistics
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from simulate.growth import growth, plot
+from simulate.kubernetes_registry import ApiServer
 from simulate.measure import HOUR_S, QUICK, WHOLE, measure
 from simulate.world import REGISTRIES, Failed, World
 
@@ -41,10 +44,12 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m simulate", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="50 and 200 nodes, and shorter times")
     parser.add_argument("--nodes", type=int, nargs="+", metavar="N", help="other numbers of nodes, from 2")
-    parser.add_argument("--registry", choices=REGISTRIES, default="etcd")
+    parser.add_argument("--registry", choices=REGISTRIES, default="etcd", help="kubernetes: the mock of the tests")
+    parser.add_argument("--api-server", metavar="PROGRAM", help="a real kube-apiserver, in place of the mock")
     parser.add_argument("--pods", type=float, default=30.0, metavar="RATE", help="pods a second; 0: no server either")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     options = parser.parse_args()
+    options.registry = "kubernetes" if options.api_server else options.registry
     counts = sorted(set(options.nodes or COUNTS[options.quick]))
     if counts[0] < 2:
         parser.error("--nodes: from 2")
@@ -82,12 +87,13 @@ def interrupt(*_):
 
 def run(options, counts):
     pace = QUICK if options.quick else WHOLE
+    open_registry = partial(ApiServer, options.api_server) if options.api_server else REGISTRIES[options.registry]
     print(f"registry {options.registry}; the churn of an hour happens in {HOUR_S:.0f} s: {3600 / HOUR_S:.0f} times as "
           f"fast; {options.pods:g} pods a second", flush=True)
     print(header(), flush=True)
     found, alone = [], None
     for count in [1, *counts]:
-        with World(options.registry, count, options.pods) as world:
+        with World(open_registry, count, options.pods) as world:
             measured = measure(world, pace)
         if count == 1:
             alone = measured

@@ -1,4 +1,5 @@
-"""The process of all simulated nodes: `python -m simulate.nodes etcd HOST PORT`. A socket each, for the node's watch.
+"""The process of all simulated nodes: `python -m simulate.nodes etcd HOST PORT`, or
+`... kubernetes https HOST PORT TOKEN`. A socket each, for the node's watch.
 
 It reads one command a line from stdin, as JSON, and answers each with a line on stdout when it is done:
 
@@ -14,10 +15,11 @@ import sys
 import time
 
 from simulate.etcd_nodes import EtcdNodes, renew_for_ever
+from simulate.kubernetes_nodes import KubernetesNodes
 from simulate.wire import Traffic
 
 AT_ONCE = 64                    # requests of seed() and of new watches that wait for an answer
-KINDS = {"etcd": EtcdNodes}
+KINDS = {"etcd": EtcdNodes, "kubernetes": KubernetesNodes}
 
 
 class Crowd:

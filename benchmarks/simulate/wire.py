@@ -70,13 +70,13 @@ class Streams:
         self.thread = threading.Thread(target=self._drain, name="streams", daemon=True)
         self.thread.start()
 
-    async def open(self, host, port, request):
-        """Return the socket of a watch, after the first bytes of its answer. Raises RuntimeError."""
-        loop, sock = asyncio.get_running_loop(), socket.socket()
-        sock.setblocking(False)
-        await loop.sock_connect(sock, (host, port))
-        await loop.sock_sendall(sock, request)
-        answer = await loop.sock_recv(sock, CHUNK_BYTES)
+    async def open(self, host, port, request, ssl=None):
+        """Return the socket of a watch, after the first bytes of its answer. Raises RuntimeError.
+
+        ssl: see Connection. The thread does not decrypt what comes later, it counts the encrypted bytes.
+        """
+        loop = asyncio.get_running_loop()
+        sock, answer = await loop.run_in_executor(None, ask, host, port, request, ssl)
         if answer.split(b" ", 2)[1:2] != [b"200"]:
             raise RuntimeError(f"the registry refuses a watch: {answer[:300]!r}")
         self.traffic.bytes += len(request) + len(answer)
@@ -100,6 +100,17 @@ class Streams:
                     self.traffic.received += count
                     if not count:
                         self.lost = "the registry has ended a watch"
+
+
+def ask(host, port, request, ssl):
+    """Return (socket, first bytes of the answer)."""
+    sock = socket.create_connection((host, int(port)))
+    if ssl:
+        sock = ssl.wrap_socket(sock, server_hostname=host)
+    sock.sendall(request)
+    answer = sock.recv(CHUNK_BYTES)
+    sock.setblocking(False)
+    return sock, answer
 
 
 def compose(method, path, body, host, headers="", content_type="application/json"):

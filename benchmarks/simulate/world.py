@@ -1,6 +1,6 @@
 """One node with its agent and server, the registry, and the process of the simulated nodes: in one network namespace.
 
-    with World("etcd", 200, pods_per_s=30) as world:
+    with World(EtcdRegistry, 200, pods_per_s=30) as world:
         world.nodes.call("replace", old=[3], new=[201])
         world.routes.wait(lambda seen: 201 in seen, 10)
 """
@@ -20,6 +20,8 @@ from pathlib import Path
 
 from cluster_nodes import ENV, Etcd
 from simulate import addresses
+from simulate.kubernetes_registry import Mock
+from simulate.processes import Process, cpu_s, memory_mb
 
 from fastcni.agent.registries.etcd import PREFIX
 from fastcni.agent.tables import route_key
@@ -42,10 +44,11 @@ class Failed(Exception):
 
 
 class World:
-    """kind: "etcd" or "kubernetes". count: nodes, with the real one. pods_per_s: ADDs and DELs through the server."""
+    """open_registry: makes the registry in a directory. count: nodes, with the real one. pods_per_s: ADDs and DELs
+    through the server."""
 
-    def __init__(self, kind, count, pods_per_s):
-        self.kind, self.count, self.pods_per_s = kind, count, pods_per_s
+    def __init__(self, open_registry, count, pods_per_s):
+        self.open_registry, self.count, self.pods_per_s = open_registry, count, pods_per_s
         self.netns, self.pods = f"simulate-{os.getpid()}", None
 
     def __enter__(self):
@@ -59,7 +62,7 @@ class World:
             ip("link", "add", LINK, "up", "type", "veth", "peer", "name", "wire0")
             ip("link", "set", "wire0", "up")
             ip("addr", "add", f"{addresses.AGENT}/{addresses.UNDERLAY.prefixlen}", "dev", LINK)
-            self.registry = opened.enter_context(REGISTRIES[self.kind](self.folder))
+            self.registry = opened.enter_context(self.open_registry(self.folder))
             self.nodes = opened.enter_context(Nodes(self.registry))
             self.routes = opened.enter_context(Routes())
             if self.pods_per_s:
@@ -79,39 +82,6 @@ class World:
         self.routes.wait(lambda seen: env.exists() and len(seen) >= self.count - 1, START_S, self.agent)
 
 
-class Process:
-    """A process that __exit__ ends. log: a file for its stderr."""
-
-    def __init__(self, words, log, **named):
-        self.log = Path(log)
-        with open(log, "ab") as file:
-            self.popen = subprocess.Popen([*map(str, words)], stderr=file, **{"stdout": subprocess.DEVNULL} | named)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.popen.send_signal(signal.SIGTERM)
-        try:
-            self.popen.wait(10)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait()
-        for pipe in (self.popen.stdin, self.popen.stdout):
-            if pipe:
-                pipe.close()
-
-    def cpu_s(self):
-        """Seconds of processor time so far."""
-        return cpu_s(self.popen.pid)
-
-    def memory_mb(self):
-        return memory_mb(self.popen.pid)
-
-    def tail(self):
-        return self.log.read_text(errors="replace")[-500:]
-
-
 def remove_namespace(name):
     """End all processes in a namespace, and remove it. An interrupt may have come before a process had its owner."""
     for pid in map(int, ip("netns", "pids", name, check=False).split()):
@@ -121,19 +91,6 @@ def remove_namespace(name):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
     ip("netns", "del", name, check=False)
-
-
-def cpu_s(pid):
-    """Seconds of processor time of a process, as in /proc/PID/stat, but to the microsecond.
-
-    clock_getcpuclockid(3) makes the same clock id: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
-    """
-    return time.clock_gettime(~pid << 3 | 2)
-
-
-def memory_mb(pid):
-    """Resident memory of a process."""
-    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0]) / 1e3
 
 
 class Nodes(Process):
@@ -266,4 +223,4 @@ class EtcdRegistry(Etcd):
         return memory_mb(self.process.pid)
 
 
-REGISTRIES = {"etcd": EtcdRegistry}
+REGISTRIES = {"etcd": EtcdRegistry, "kubernetes": Mock}

@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 import structlog
+from cluster.kubernetes.api_server import Running, kubeconfig
 from cluster_nodes import Etcd
-from simulate import etcd_nodes, wire
-from simulate.addresses import AGENT, NETWORK, subnet_of
+from simulate import etcd_nodes, kubernetes_nodes, wire
+from simulate.addresses import AGENT, NETWORK, mac_of, public_of, subnet_of
 from simulate.etcd_nodes import EtcdNodes, record_of
+from simulate.kubernetes_nodes import KubernetesNodes
+from simulate.kubernetes_registry import NET_CONF
 from simulate.wire import Traffic
 
 from fastcni.agent.contract import Node
 from fastcni.agent.registries import etcd as etcd_registry
-from fastcni.agent.registries import records
+from fastcni.agent.registries import open_registry, records
 from fastcni.clients.etcd import Client, put
 from fastcni.clients.http import Http
 from fastcni.testing import needs_root
@@ -32,36 +35,37 @@ FIGURES = {"nodes", "registry_cpu_ms_per_s", "requests_per_s", "kilobytes_per_s"
            "agent_mb", "agent_cpu_ms_per_s"}
 
 
-def asked(method, path, body):
-    """A request without what differs from one run to the next: leases and revisions."""
-    body = body if isinstance(body, dict) else json.loads(body)
-    return method, path, re.sub(r'"(lease|ID|start_revision)": "?\d+"?', r'"\1": 0', json.dumps(body, sort_keys=True))
+def asked(method, path, body, accept=""):
+    """A request without what differs from one run to the next: leases, revisions and times."""
+    body = body if body is None or isinstance(body, dict) else json.loads(body)
+    path = re.sub(r"(resourceVersion=[1-9]|timeoutSeconds=)\d+", r"\1", path)
+    body = re.sub(r'"(lease|ID|start_revision)": "?\d+"?|"(last\w+Time)": "[^"]*"', r'"\1\2": 0',
+                  json.dumps(body, sort_keys=True))
+    return method, path, body, accept
 
 
-def requests_of_agent(endpoints, monkeypatch):
+def requests_of_agent(open_registry, me, monkeypatch):
     """What a registry of the agent asks when a node joins, and when its agent is started again."""
     found = []
-    key, value = record_of(NUMBER)
-    me = records.read(key.removeprefix(etcd_nodes.FOLDER), value)
     original = Http._ask
 
     def ask(self, endpoint, deadline, method, path, body, headers, whole):
-        found.append(asked(method, path, body))
+        found.append(asked(method, path, body, (headers or {}).get("Accept", "")))
         return original(self, endpoint, deadline, method, path, body, headers, whole)
 
     monkeypatch.setattr(Http, "_ask", ask)
-    monkeypatch.setattr(etcd_registry.subnets, "choose_one", lambda family, former, taken: subnet_of(NUMBER))
     lives = []
     for _ in range(2):
         stopped = threading.Event()
-        registry = etcd_registry.Etcd({"endpoints": endpoints}, structlog.get_logger(), stopped.wait)
+        registry = open_registry(stopped.wait)
         joined = registry.join(registry.conf(), Node("", {}, me.public, me.backend, me.data))
         watching = threading.Thread(target=registry.watch, args=(lambda nodes: None, stopped.is_set))
         watching.start()
         try:
-            assert eventually(lambda: found and found[-1][1].endswith("/watch"), 30)
+            assert eventually(lambda: found and "watch" in found[-1][1], 30)
             registry.keep(joined)
             registry.keep(joined)
+            registry.ready(joined)
         finally:
             stopped.set()
             watching.join()
@@ -72,21 +76,20 @@ def requests_of_agent(endpoints, monkeypatch):
     return lives
 
 
-def requests_of_simulated(endpoint, monkeypatch):
-    """What a simulated node asks in the same two lives."""
+def requests_of_simulated(module, open_nodes, monkeypatch):
+    """What a simulated node asks in the same two lives. module: the module of the nodes."""
     found, lives = [], []
     original = wire.compose
 
-    def compose(method, path, body, *words):
-        found.append(asked(method, path, body))
-        return original(method, path, body, *words)
+    def compose(method, path, body, host, headers="", *words):
+        found.append(asked(method, path, body, re.sub(r"(?s)(.*Accept: (.*)\r\n|.*)", r"\2", headers, count=1)))
+        return original(method, path, body, host, headers, *words)
 
     monkeypatch.setattr(wire, "compose", compose)
-    monkeypatch.setattr(etcd_nodes, "compose", compose)
+    monkeypatch.setattr(module, "compose", compose)
 
     async def live():
-        host, _, port = endpoint.removeprefix("http://").partition(":")
-        nodes = EtcdNodes(host, port, Traffic())
+        nodes = open_nodes(Traffic())
         for each in (nodes.join, nodes.restart):
             nodes.streams.close(await each(NUMBER))
             lives.append(list(found))
@@ -100,11 +103,33 @@ def requests_of_simulated(endpoint, monkeypatch):
 def test_a_simulated_node_asks_etcd_what_an_agent_asks(etcd_alone, monkeypatch):
     with_conf = Client(etcd_alone.conf())
     with_conf.txn([], [put(f"{etcd_registry.PREFIX}/config", json.dumps({"Network": str(NETWORK), "SubnetLen": 24}))])
-    wanted = requests_of_agent(etcd_alone.endpoints, monkeypatch)
+    key, value = record_of(NUMBER)
+    monkeypatch.setattr(etcd_registry.subnets, "choose_one", lambda family, former, taken: subnet_of(NUMBER))
+    wanted = requests_of_agent(
+        lambda wait: etcd_registry.Etcd({"endpoints": etcd_alone.endpoints}, structlog.get_logger(), wait),
+        records.read(key.removeprefix(etcd_nodes.FOLDER), value), monkeypatch)
     for key in etcd_alone.keys(etcd_nodes.FOLDER):
         with_conf.txn([], [etcd_registry.etcd_client.delete(key)])
     with_conf.close()
-    assert requests_of_simulated(etcd_alone.endpoints[0], monkeypatch) == wanted
+    host, _, port = etcd_alone.endpoints[0].removeprefix("http://").partition(":")
+    assert requests_of_simulated(etcd_nodes, lambda traffic: EtcdNodes(host, port, traffic), monkeypatch) == wanted
+
+
+def test_a_simulated_node_asks_kubernetes_what_an_agent_asks(tmp_path, monkeypatch):
+    me = Node("", {}, {4: public_of(NUMBER)}, "vxlan", {4: {"VNI": 1, "VtepMAC": mac_of(NUMBER)}})
+    (tmp_path / "net-conf.json").write_text(NET_CONF)
+    with Running() as running:
+        (tmp_path / "kubeconfig").write_text(kubeconfig(running.url))
+        running.do(lambda api: api.put("nodes", kubernetes_nodes.node_of(NUMBER)))
+        wanted = requests_of_agent(lambda wait: open_registry("kubernetes", {
+            "kubeconfig": str(tmp_path / "kubeconfig"), "node": kubernetes_nodes.name_of(NUMBER),
+            "net_conf": str(tmp_path / "net-conf.json")}, structlog.get_logger(), wait), me, monkeypatch)
+        running.do(lambda api: api.drop("nodes", kubernetes_nodes.name_of(NUMBER)))
+        scheme, _, place = running.url.partition("://")
+        made, *first = (lives := requests_of_simulated(kubernetes_nodes, lambda traffic: KubernetesNodes(
+            scheme, *place.split(":"), "token", traffic), monkeypatch))[0]
+    assert made[0] == "POST"            # by its kubelet
+    assert [first, lives[1]] == wanted
 
 
 def simulate(*words):

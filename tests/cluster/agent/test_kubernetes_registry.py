@@ -153,6 +153,18 @@ def test_a_ready_network_clears_the_condition_and_no_other(mock, registry):
     assert conditions["Ready"] == {"type": "Ready", "status": "True"}
 
 
+def test_a_restarted_agent_writes_nothing_of_its_node(mock, registry):
+    """Each restart wrote the time of the condition, and the API server sent the Node to all agents."""
+    for _ in range(2):
+        one = registry()
+        me = one.join(one.conf(), ME)
+        one.keep(me)
+        one.ready(me)
+        writes = [method for method, _ in mock.do(lambda api: list(api.log)) if method != "GET"]
+        mock.do(lambda api: api.log.clear())
+    assert not writes
+
+
 def test_a_node_that_leaves_has_no_annotations(mock, registry):
     one = registry()
     one.leave(one.join(one.conf(), ME))

@@ -187,6 +187,8 @@ class ApiServer(kmock.KubernetesEmulator):
         for key, value in metadata.get("labels", {}).items():
             if not re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", value) or len(key) > 80:
                 raise invalid(f"metadata.labels: {key}: {value!r}")
+        if crd is None:                     # a kind of Kubernetes itself
+            return
         if (body["apiVersion"], body["kind"]) != (
                 f"{crd['group']}/{crd['versions'][0]['name']}", crd["names"]["kind"]):
             raise KubernetesError(status=400, reason="BadRequest", message="wrong apiVersion or kind")
@@ -210,7 +212,7 @@ class ApiServer(kmock.KubernetesEmulator):
         if self._there(request.resource, request.namespace, name):
             raise KubernetesError(status=409, reason="AlreadyExists", message=f'"{name}" already exists',
                                   details={"name": name})
-        if has_status(crd):
+        if crd and has_status(crd):
             body.pop("status", None)
         body["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 1}
         return self._store((request.resource, request.namespace, name), body, "ADDED")      # with 200; a real one: 201
