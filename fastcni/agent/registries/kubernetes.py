@@ -112,8 +112,8 @@ class Kubernetes:
         self._annotate(dict.fromkeys(self._annotations(me)))
 
     def ready(self, me: Node) -> None:
-        """Clear the condition NetworkUnavailable. A restarted agent finds the condition cleared, and writes nothing: the
-        API server would send the changed Node to all agents."""
+        """Clear the condition NetworkUnavailable. A restarted agent finds the condition cleared, and writes nothing,
+        because the API server sends a changed Node to all agents."""
         conditions = (self._own()[0].get("status") or {}).get("conditions") or ()
         if any(AVAILABLE.items() <= condition.items() for condition in conditions):
             return
