@@ -17,7 +17,7 @@ from fastcni.kit.links import find
 from fastcni.kit.networks import state
 from fastcni.kit.networks.chosen import Asked, definitions_of, give_devices, networks_of, objects_of, selected, standing
 from fastcni.kit.networks.keys import BIN_DIR, Keys, read_keys
-from fastcni.kit.networks.network import OWN_ARG, Failing, ifname_at
+from fastcni.kit.networks.network import OWN_ARG, Failing
 from fastcni.kit.networks.ready import exists, wait_until_ready
 from fastcni.kit.networks.selection import read_networks
 from fastcni.spec import errors, version
@@ -25,7 +25,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from fastcni.kit.call.request import Request
@@ -137,44 +137,23 @@ def write_status(req: Request, conf: Conf, added: Sequence[tuple[Network, dict[s
         req.warn(f"multus: the annotation network-status of pod {asked.namespace}/{asked.name} is not written: {e}")
 
 
-def attached(req: Request, conf: Conf) -> list[Network]:
-    """Return the pod's networks as its ADD has added them. Raises CniError.
+def on_each(req: Request, conf: Conf, step: Callable[[Request, Conf, Network], None]) -> None:
+    """Call step(req, conf, network) for each network of the pod as its ADD has added them, even after an error. A DEL
+    goes in reverse order. Raises CniError."""
+    networks = [network for _, network in conf.state.listed(req.ifname)]
+    unknown: list[state.Damaged] = []
+    if not networks:
+        from fastcni.kit.networks import lost
 
-    If the list of networks is lost, these are the networks with a result. DEL then also deletes those that an ADD would
-    add: a result can be lost, too.
-    """
-    networks, complete = conf.state.networks(req.ifname)
-    if complete or (networks and req.command != "DEL"):
-        return networks
-    if req.command != "DEL":
-        raise CniError(errors.UNKNOWN_CONTAINER, f"{conf.state.path} has no networks of the container",
-                       "was the pod added with another cniDir?")
-    known = {network.ifname for network in networks}
-    return [*networks, *(it for it in asked_for(req, conf, bool(known)) if it.ifname not in known)]
-
-
-def asked_for(req: Request, conf: Conf, known: bool) -> list[Network]:
-    """Return the networks that an ADD would add, for a DEL without the list of networks. If these cannot be found: the
-    networks that the configuration has. known: some networks have a result. Raises CniError."""
-    try:
-        choose_networks(req, conf)
-        return conf.networks
-    except CniError as e:
-        if exists(conf.state.path) and not known:
-            raise CniError(errors.IO_FAILURE, f"{conf.state.path} is damaged, and {e.msg}",
-                           "nothing says which networks the pod has; remove the file if they no longer exist") from None
-        of_files = " and those with a file in results" if known else ""
-        req.warn(f"multus: {conf.state.cni_dir} does not list the container's networks, and {e.msg}; only the networks "
-                 f"that the configuration has{of_files} are deleted")
-        networks = standing(req, conf.keys, req.warn)
-        for place, network in enumerate(networks):
-            network.ifname = ifname_at(place, req.ifname)
-        return networks
+        networks, unknown = lost.networks_of(req, conf.keys, conf.state)
+    if req.command == "DEL":
+        networks.reverse()
+    every(*((step, req, conf, network) for network in networks), *((lost.reject, it) for it in unknown))
 
 
 def delete(req: Request, conf: Conf) -> None:
     """Run DEL of each network in reverse order, even after an error. The files stay until all networks are deleted."""
-    every(*((delete_network, req, conf, network) for network in reversed(attached(req, conf))))
+    on_each(req, conf, delete_network)
     conf.state.remove()
 
 
@@ -260,27 +239,36 @@ def join(req: Request, conf: Conf, pod: Pod, network: Network, added: list[tuple
 
 
 def check(req: Request, conf: Conf) -> None:
-    for network in attached(req, conf):
-        spoken = network.definition.conf.values["cniVersion"]
-        if version.at_least(spoken, "0.4.0") and not network.definition.document.get("disableCheck"):
-            with Failing(network, "check"):
-                delegate.run(sub_request(req, conf, network), "CHECK")
+    on_each(req, conf, check_network)
+
+
+def check_network(req: Request, conf: Conf, network: Network) -> None:
+    spoken = network.definition.conf.values["cniVersion"]
+    if version.at_least(spoken, "0.4.0") and not network.definition.document.get("disableCheck"):
+        with Failing(network, "check"):
+            delegate.run(sub_request(req, conf, network), "CHECK")
 
 
 def restore(req: Request, conf: Conf) -> None:
     """Restore the rules and elements of the networks' plugins in the host's firewall."""
-    for network in attached(req, conf):
-        with Failing(network, "restore"):
-            delegate.restore(sub_request(req, conf, network))
+    on_each(req, conf, restore_network)
+
+
+def restore_network(req: Request, conf: Conf, network: Network) -> None:
+    with Failing(network, "restore"):
+        delegate.restore(sub_request(req, conf, network))
 
 
 def gc(req: Request, conf: Conf) -> None:
     """Delete the networks of containers that no longer exist, then run GC of each network's plugins for the containers
     that exist."""
     valid = req.valid_attachments
-    kept = state.kept_results(conf.keys.cni_dir)
-    gone = state.gone_containers(conf.keys.cni_dir, kept, {container_id for container_id, _ in valid})
-    valid |= {(it.container_id, it.ifname) for it in kept if it.container_id not in gone}
+    living = {container_id for container_id, _ in valid}
+    kept, damaged = state.kept_results(conf.keys.cni_dir, living)
+    gone = state.gone_containers(conf.keys.cni_dir, kept, damaged, living)
+    named = {(it.container_id, it.ifname) for it in kept} | {(it.container_id, it.ifname) for it in damaged}
+    valid |= {it for it in named if it[0] not in gone}
+    valid |= {(it, ifname) for it in living for ifname in state.State(conf.keys.cni_dir, it).interfaces()}
     given = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in sorted(valid)]
     networks = {it.definition.name: it for it in [*kept, *standing(req, conf.keys, req.warn)]}
     every(*((delete_container, req, conf, one) for one in sorted(gone)),

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,39 @@ def test_a_lost_list_and_a_lost_result_leave_nothing(node, pod, selecting, conte
     path = Path(node.data_dir, "multus", cid_of(pod))
     path.unlink() if content is None else path.write_bytes(content)
     next((path.parent / "results").glob("c-*")).write_bytes(b"")
+    node.delete(conf, pod)
+    assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
+
+
+def damage(node, pod, results):
+    """Empty the pod's list of networks and these results, as a power cut does. Return the paths of the results."""
+    path = Path(node.data_dir, "multus", cid_of(pod))
+    found = [it for pattern in results for it in (path.parent / "results").glob(pattern)]
+    for it in (path, *found):
+        it.write_bytes(b"")
+    return found
+
+
+@pytest.mark.parametrize("results", [["c-*"], ["*"]])
+def test_a_damaged_list_and_damaged_results_leave_nothing_without_the_annotation(node, pod, selecting, abc, results):
+    """A DEL without the annotation said success and left network c, although its damaged file names the network."""
+    node.add(selecting("b,c@foo0"), pod)
+    damage(node, pod, results)
+    node.delete(multus(node, abc[0]), pod)
+    assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
+
+
+def test_a_damaged_result_whose_network_is_unknown_fails_the_del_and_the_check(node, pod, selecting, abc):
+    node.add(selecting("b,c@foo0"), pod)
+    definition = conf_dir(node) / "c.conf"
+    definition.unlink()
+    conf, [path] = multus(node, abc[0]), damage(node, pod, ["c-*"])
+    for command in ("CHECK", "DEL", "DEL"):
+        error = node.refused(command, conf, pod)
+        assert (error["code"], error["msg"]) == (5, f"{path} is damaged"), command
+        assert 'the interface foo0 of network "c"' in error["details"]
+    assert (list(links(pod)), held(node, *"abc")) == (["lo", "foo0"], [0, 0, 1])        # the other networks are deleted
+    define(node, abc[2])
     node.delete(conf, pod)
     assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
 
@@ -149,6 +183,29 @@ def test_gc_keeps_containers_whose_namespace_it_cannot_see(node, pod_netns, sele
         path.write_text(path.read_text().replace("/run/netns/", f"{tmp_path}/another/"))
     node.ok("GC", {**conf, "cni.dev/valid-attachments": []})
     assert (held(node, *"ab"), list(links(pod))) == ([1, 1], ["lo", "eth0", "net1"])
+
+
+def test_gc_keeps_the_networks_of_damaged_files_until_the_next_boot(node, pod_netns, selecting):
+    """GC took the address of a running pod's second network, because the file with its interface was damaged."""
+    conf, living, other = selecting("b"), pod_netns(), pod_netns()
+    valid = [{"containerID": cid_of(living), "ifname": "eth0"}]
+    for pod in (living, other):
+        node.add(conf, pod)
+        damage(node, pod, [f"*-{cid_of(pod)}-*"])
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": valid})
+    assert held(node, *"ab") == [2, 2]
+    for path in Path(node.data_dir, "multus", "results").iterdir():
+        os.utime(path, (1, 1))
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": valid})
+    assert (held(node, *"ab"), list(links(living))) == ([1, 1], ["lo", "eth0", "net1"])
+
+
+def test_gc_keeps_the_networks_of_living_pods_whose_results_are_lost(node, pod, selecting):
+    conf = selecting("b")
+    node.add(conf, pod)
+    run("rm", "-r", f"{node.data_dir}/multus/results")
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(pod), "ifname": "eth0"}]})
+    assert held(node, *"ab") == [1, 1]
 
 
 def test_gc_deletes_addresses_that_no_container_has(node, pod, abc):

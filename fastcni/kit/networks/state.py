@@ -12,6 +12,7 @@ import posix
 
 from fastcni.kit.call import files
 from fastcni.kit.networks.network import Definition, Network, define, ifname_at
+from fastcni.kit.networks.ready import exists
 from fastcni.spec import cached_result, config, json
 from fastcni.spec import result as results
 from fastcni.spec.cached_result import MAX_BYTES, from_base64, to_base64
@@ -20,6 +21,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from fastcni.kit.call.request import Request
@@ -69,16 +71,6 @@ class State:
 
     # Read by the other commands
 
-    def networks(self, ifname: str) -> tuple[list[Network], bool]:
-        """Return (the container's networks, whether the list is complete). ifname: the interface of the pod's first
-        network.
-
-        If the list of networks is lost or damaged, return the networks that have a cached result: all that an ADD has
-        added completely.
-        """
-        listed = self.listed(ifname)
-        return ([network for _, network in listed], True) if listed else (self.kept_results(), False)
-
     def listed(self, ifname: str) -> list[tuple[dict[str, Any], Network]]:
         """Return [(object, network)] of the list; [] if the list is lost or damaged."""
         content = files.read(self.path, MAX_BYTES)
@@ -88,9 +80,21 @@ class State:
         except DAMAGED:
             return []
 
-    def kept_results(self) -> list[Network]:
-        return [it for it in kept_results(self.cni_dir, f"-{self.container_id}-")
-                if it.container_id == self.container_id]
+    def interfaces(self) -> list[str]:
+        """Return the interfaces that the list names, not that of the first network; [] if the list is lost or
+        damaged."""
+        content = files.read(self.path, MAX_BYTES)
+        try:
+            return [it.text("ifnameRequest") for it in elements(content) if it.has("ifnameRequest")] if content else []
+        except DAMAGED:
+            return []
+
+    def kept_results(self) -> tuple[list[Network], list[Damaged]]:
+        """Return the networks with a cached result: all that an ADD has added completely, but those whose results are
+        damaged. Then return these."""
+        found, damaged = kept_results(self.cni_dir, {self.container_id}, f"-{self.container_id}-")
+        return ([it for it in found if it.container_id == self.container_id],
+                [it for it in damaged if it.container_id == self.container_id])
 
     def from_element(self, section: Section, place: int, ifname: str) -> Network:
         """Return the network of an object in the list. Raises one of DAMAGED."""
@@ -117,28 +121,57 @@ class State:
         files.remove(self.path)
 
 
-def kept_results(cni_dir: str, part: str = "-") -> list[Network]:
-    """Return the networks of all libcni cache files whose name contains `part`."""
+class Damaged:
+    """A damaged cache file of libcni. The name of the file still names its network, container and interface."""
+
+    __slots__ = ("path", "network", "container_id", "ifname")
+
+    def __init__(self, path: str, network: str, container_id: str, ifname: str) -> None:
+        self.path, self.network, self.container_id, self.ifname = path, network, container_id, ifname
+
+
+def kept_results(cni_dir: str, containers: Iterable[str], part: str = "-") -> tuple[list[Network], list[Damaged]]:
+    """Return the networks of all libcni cache files whose name contains `part`, and the damaged ones of these files.
+
+    containers: containers that may have damaged files, besides those that have a list or another result.
+    """
     folder = f"{cni_dir}/{RESULTS}"
-    found = [read_result(f"{folder}/{name}") for name in sorted(files.names(folder)) if part in name]
-    return [network for network in found if network is not None]
+    found = {name: read_result(f"{folder}/{name}") for name in sorted(files.names(folder)) if part in name}
+    networks = [network for network in found.values() if network is not None]
+    unread = [name for name, network in found.items() if network is None and exists(f"{folder}/{name}")]
+    known = {*containers, *(it.container_id for it in networks), *files.names(cni_dir)} if unread else ()
+    longest = sorted(known, key=len, reverse=True)          # a container's id may be a part of another container's id
+    damaged = []
+    for name in unread:
+        owner = next((it for it in longest if f"-{it}-" in name), "")
+        if owner:
+            network_name, _, ifname = name.partition(f"-{owner}-")
+            damaged.append(Damaged(f"{folder}/{name}", network_name, owner, ifname))
+    return networks, damaged
 
 
-def gone_containers(cni_dir: str, kept: list[Network], living: set[str]) -> set[str]:
+def gone_containers(cni_dir: str, kept: list[Network], damaged: list[Damaged], living: set[str]) -> set[str]:
     """Return the containers of kept_results() that the runtime does not name, and whose network namespaces no longer
-    exist by proof. Another runtime may have containers in the same cniDir. living: those that the runtime names."""
+    exist by proof. Another runtime may have containers in the same cniDir. living: those that the runtime names.
+
+    A damaged file does not name the namespace. It decides only if its container has no other file.
+    """
     from fastcni.kernel.presence import GONE, state_of
 
-    def is_gone(network: Network) -> bool:
-        path = State(cni_dir, network.container_id).path_of_result(network.definition.name, network.ifname)
+    def is_gone(path: str, netns: str) -> bool:
         try:
             added = posix.stat(path).st_mtime
         except OSError:                 # a DEL has removed the file
             added = 0.0
-        return state_of(network.netns, added)[0] == GONE
+        return state_of(netns, added)[0] == GONE
 
-    others = [it for it in kept if it.container_id not in living]
-    return {it.container_id for it in others} - {it.container_id for it in others if not is_gone(it)}
+    places = [(it.container_id, State(cni_dir, it.container_id).path_of_result(it.definition.name, it.ifname), it.netns)
+              for it in kept]
+    named = {it.container_id for it in kept}
+    places += [(it.container_id, it.path, "") for it in damaged if it.container_id not in named]
+    verdicts = [(container_id, is_gone(path, netns)) for container_id, path, netns in places
+                if container_id not in living]
+    return {it for it, _ in verdicts} - {it for it, gone in verdicts if not gone}
 
 
 def read_result(path: str, definition: Definition | None = None) -> Network | None:
