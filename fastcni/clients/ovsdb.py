@@ -81,6 +81,20 @@ class Ovsdb:
         self.answer(locked + 1)
         return not self.answer(locked)["locked"]
 
+    def await_vswitchd(self) -> None:
+        """Return when ovs-vswitchd has applied the database's configuration. Raises Away if it does not: it is stopped,
+        but keeps its lock. As ovs-vsctl does, this increments next_cfg, which ovs-vswitchd copies to cur_cfg.
+
+        Source: ovs-vswitchd.conf.db(5), next_cfg.
+        """
+        table = "Open_vSwitch"
+        _, found = self.monitor(table, ["cur_cfg"], [], after=(
+            {"op": "mutate", "table": table, "where": [], "mutations": [["next_cfg", "+=", 1]]},
+            {"op": "select", "table": table, "where": [], "columns": ["next_cfg"]}))
+        wanted, applied = found["rows"][0]["next_cfg"], -1
+        while applied < wanted:
+            applied = (self.next_update(table) or {}).get("cur_cfg", applied)
+
     def monitor(self, table: str, columns: list[str], where: list[list[Any]], *,
                 after: tuple[Operation, ...] = ()) -> list[Any]:
         """Return the results of the transaction `after`, which is sent in the same message. next_update() then returns

@@ -5,7 +5,7 @@ Most modules are imported when they are needed, after the server is ready: at th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastcni.kernel.presence import state_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.node.activity.source import Source
     from fastcni.node.attachments.inventory import Places
+    from fastcni.runtime.records import Attachment
     from fastcni.runtime.restore import Restored
     from fastcni.server.metrics.pools import Counted
     from fastcni.server.restoring.replay import DeletedAt
@@ -33,7 +34,7 @@ class Served(NodeView):
     def __init__(self, cache_dir: str = "") -> None:
         self.cache = Cache(cache_dir)
         super().__init__(Pods(state_of, lambda: {(it.network, it.container_id, it.ifname): (it.netns, it.since)
-                                                 for it in self.cache.attachments()}))
+                                                 for it in self._attachments()}))
 
     def replay(self, deleted_at: DeletedAt) -> Restored:
         return restore(self.cache, deleted_at=deleted_at)
@@ -51,7 +52,7 @@ class Served(NodeView):
         from fastcni.node.cluster import state
 
         files = confs.read_quietly(DEFAULT_CONF_DIR, [])
-        cached = {it.config for it in self.cache.attachments()}
+        cached = {it.config for it in self._attachments()}
         values = [*confs.values_of(confs.networks(files)), *map(caches.read_config, cached)]
         found = [*read_configured(values)]
         places = {place_of(keys) for keys in found}
@@ -91,6 +92,10 @@ class Served(NodeView):
         from fastcni.node.attachments.inventory import Places
 
         return Places(DEFAULT_CONF_DIR, self._cache_dirs(), enter_pods=enter_pods)
+
+    def _attachments(self) -> Iterator[Attachment]:
+        for where in self._cache_dirs():
+            yield from Cache(where).attachments()
 
     def _cache_dirs(self) -> tuple[str, ...]:
         from fastcni.node.attachments.cache_dirs import known_cache_dirs

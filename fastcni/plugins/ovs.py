@@ -122,4 +122,4 @@ def gc(req: Request, conf: OvsConf) -> None:
 def status(req: Request, keys: Keys) -> None:
     conf, _ = keys
     steps = [(ipam.status, req)] if conf.layer3 else []
-    every(*steps, (ports.find_bridge, conf.address, conf.bridge, errors.PLUGIN_NOT_AVAILABLE))
+    every(*steps, (ports.find_bridge, conf.address, conf.bridge, errors.PLUGIN_NOT_AVAILABLE, True))

@@ -16,7 +16,8 @@ class StubOvsdb:
     """`with StubOvsdb("br0") as ovsdb:` its socket is ovsdb.path; tables: {table: {uuid: row}}."""
 
     def __init__(self, *bridges):
-        self.tables = {"Port": {}, "Interface": {}, "Bridge": {}}
+        root = {"next_cfg": 0, "cur_cfg": 0}
+        self.tables = {"Port": {}, "Interface": {}, "Bridge": {}, "Open_vSwitch": {"root": root}}
         for name in bridges:
             self.tables["Bridge"][str(uuid.uuid4())] = {"name": name, "datapath_type": "", "ports": []}
 
@@ -103,7 +104,11 @@ class StubOvsdb:
     def do_mutate(self, operation, names):
         found = self.matching(operation["table"], operation["where"])
         for _, row in found:
-            for column, how, (kind, value) in operation["mutations"]:
+            for column, how, change in operation["mutations"]:
+                if how == "+=":                 # of next_cfg, which ovs-vswitchd copies
+                    row |= {column: row[column] + change, "cur_cfg": row[column] + change}
+                    continue
+                kind, value = change
                 it = ["uuid", names[value] if kind == "named-uuid" else value]
                 if how == "insert":
                     row[column].append(it)

@@ -13,6 +13,7 @@ from fastcni.node import served
 from fastcni.node.activity.pools import count
 from fastcni.node.attachments import cache_dirs
 from fastcni.node.attachments.cache_dirs import known_cache_dirs
+from fastcni.spec.cached_result import to_base64
 
 
 @pytest.fixture
@@ -55,6 +56,17 @@ def test_flows_and_the_server_read_the_same_directories(multus, monkeypatch):
     expected = known_cache_dirs((), str(multus.conf))
     assert open_collector("", ()) == served.Served()._places().cache_dirs == expected
     assert served.Served().count().attachments == {"pods": 1, "net2": 1}
+
+
+def test_the_server_knows_address_spaces_and_namespaces_of_their_networks(multus, monkeypatch):
+    """A definition of the Kubernetes API is in no file but the cached result of its network."""
+    monkeypatch.setattr(served, "DEFAULT_CONF_DIR", str(multus.conf))
+    space = {"type": "whereabouts", "range": "10.90.0.0/24", "network_name": "shared", "etcd_host": "192.0.2.1:2379"}
+    conf = {"cniVersion": "1.0.0", "name": "shared", "type": "bridge", "ipam": space}
+    multus.cached("web1", "shared", "net2", netns="/run/netns/gone", config=to_base64(json.dumps(conf).encode()))
+    node = served.Served()
+    assert [keys.space for keys in node.configured()] == ["shared"]
+    assert node.pods.cached()["shared", "web1", "net2"][0] == "/run/netns/gone"
 
 
 def test_flows_and_counts_know_them(multus):

@@ -165,11 +165,23 @@ def test_add_without_the_switch_is_code_11_and_leaves_nothing(node, switch, ovs_
         assert (error["code"], switch.address in error["msg"]) == (11, True), error
         assert "eth0" not in links(pod)
         assert (node.held(), kept()) == ({}, [])
+        assert node.refused("STATUS", conf)["code"] == 50
         if how == "killed":
-            assert node.refused("STATUS", conf)["code"] == 50
             node.delete(conf, pod)
     assert_nothing_is_left(node, switch, kept, pod)
     assert eventually(lambda: node.call("STATUS", conf).status == 0)
+
+
+def test_check_and_status_notice_an_ovs_vswitchd_that_is_stopped(node, switch, ovs_conf, pod):
+    """It keeps its lock of the database, so both said success for a port that carried nothing."""
+    conf = ovs_conf("10.22.0.0/24")
+    result = node.add(conf, pod)
+    for command in ("STATUS", "CHECK"):
+        node.ok(command, {**conf, "prevResult": result}, pod)
+    with without(switch, "ovs-vswitchd", "frozen"):
+        errors = [node.refused(command, {**conf, "prevResult": result}, pod) for command in ("STATUS", "CHECK")]
+    why = f"ovs-vswitchd does not answer; it is connected to OVSDB at {switch.address}"
+    assert [(it["code"], why in it["msg"]) for it in errors] == [(50, True), (999, True)], errors
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])

@@ -38,19 +38,31 @@ def has_ids(**ids: str) -> list[list[Any]]:
 
 # -- before ADD -----------------------------------------------------------------------------------------------
 
-def find_bridge(address: str, bridge: str, code: int = errors.TRY_AGAIN_LATER) -> str:
+def find_bridge(address: str, bridge: str, code: int = errors.TRY_AGAIN_LATER, answers: bool = False) -> str:
     """Check that OVSDB and ovs-vswitchd run, and that the bridge exists ("": any bridge). Return the bridge's
     datapath_type.
 
-    Raises CniError with `code`.
+    answers: also require that ovs-vswitchd answers. Raises CniError with `code`.
     """
     with Database(address, away=code) as db:
-        if not db.vswitchd_runs():
-            raise CniError(code, f"ovs-vswitchd is not connected to OVSDB at {address}", NO_VSWITCHD)
+        if why := trouble(db, answers):
+            raise CniError(code, why, NO_VSWITCHD)
         (found,) = db.transact(select("Bridge", [["name", "==", bridge]] if bridge else [], "datapath_type"))
     if bridge and not found["rows"]:
         raise no_bridge(address, bridge, code)
     return found["rows"][0]["datapath_type"] if bridge else ""
+
+
+def trouble(db: Ovsdb, answers: bool) -> str:
+    """Return why ovs-vswitchd carries no packets, "" if nothing is wrong. answers: as for find_bridge()."""
+    if not db.vswitchd_runs():
+        return f"ovs-vswitchd is not connected to OVSDB at {db.address}"
+    if answers:
+        try:
+            db.await_vswitchd()
+        except Away:
+            return f"ovs-vswitchd does not answer; it is connected to OVSDB at {db.address}"
+    return ""
 
 
 def no_bridge(address: str, bridge: str, code: int) -> CniError:
@@ -202,12 +214,12 @@ def check(req: Request, conf: OvsConf, bridge: str, name: str, vlan: int | None)
             select("Port", [["name", "==", name]], "_uuid", "vlan_mode", "tag", "trunks"),
             select("Interface", [["name", "==", name]], "ofport", "link_state", "error"),
             select("Bridge", [["name", "==", bridge]], "ports"))
-        runs = db.vswitchd_runs()
+        why = trouble(db, True)
     port, state = next(iter(ports["rows"]), None), next(iter(interfaces["rows"]), None)
     if port is None or state is None or not any(port["_uuid"] in as_list(row["ports"]) for row in bridges["rows"]):
         raise checks.wrong(f"Error: bridge {bridge} has no port {name}")
-    if not runs:
-        raise checks.wrong(f"Error: ovs-vswitchd is not connected to OVSDB at {conf.address}", NO_VSWITCHD)
+    if why:
+        raise checks.wrong(f"Error: {why}", NO_VSWITCHD)
     if failed := error_of(state):
         raise checks.wrong(f"Error: interface {name} is in error state", failed)
     checks.same(f"port {name} link state", state["link_state"], "up")
