@@ -40,11 +40,11 @@ PAUSE_S = 0.3                   # before many pods; before one pod a tenth of it
 
 
 class Implementation:
-    """How to run the three networks of a pod. folder: of the plugin files. confs: what is called, in turn. socket: of
-    the server, "" for none."""
+    """How to run the three networks of a pod. folder: of the plugin files. confs: what is called, in turn, or together.
+    socket: of the server, "" for none."""
 
-    def __init__(self, name, folder, confs, socket=""):
-        self.name, self.folder, self.confs, self.socket = name, folder, confs, socket
+    def __init__(self, name, folder, confs, socket="", together=False):
+        self.name, self.folder, self.confs, self.socket, self.together = name, folder, confs, socket, together
 
     def start(self, command, conf, ifname, pod):
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": f"c-{pod}", "CNI_NETNS": f"/run/netns/{pod}",
@@ -58,10 +58,12 @@ class Implementation:
         return process
 
     def call(self, command, pods):
-        """Run the command for all pods at once; each pod's calls run in turn."""
+        """Run the command for all pods at once. Each pod's calls run in turn, or together."""
         calls = list(zip(self.confs, IFNAMES, strict=False))
-        for conf, ifname in calls if command == "ADD" else reversed(calls):
-            processes = [self.start(command, conf, ifname, pod) for pod in pods]
+        if command == "DEL":
+            calls.reverse()
+        for group in [calls] if self.together else [[call] for call in calls]:
+            processes = [self.start(command, *call, pod) for call in group for pod in pods]
             for process in processes:
                 out = process.stdout.read()
                 process.stdout.close()
@@ -85,7 +87,8 @@ def implementations(folder, own, socket, multus):
                 "delegates": networks(folder, subnet), **keys}
 
     found = [Implementation("multus, warm", own, [conf(11)], socket),
-             Implementation("three calls, warm", own, networks(folder, 12), socket)]
+             Implementation("three calls, warm", own, networks(folder, 12), socket),
+             Implementation("three calls together, warm", own, networks(folder, 15), socket, together=True)]
     if os.path.exists(f"{GO}/macvlan"):
         found.append(Implementation("three calls, Go plugins", GO, networks(folder, 13)))
         if multus:
