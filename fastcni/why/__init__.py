@@ -10,6 +10,8 @@
     spy          the trace of the packet in each namespace, and how far it came
     packet_path  the kernel's answers on routes, neighbours, bridge ports and conntrack
     links        hops on links: the pod's link, the host's end, the bridge and its port, neighbours, FDB
+    layer2       hops in a layer-2 network: the parent of a macvlan, its mode, networks that do not meet
+    openvswitch  hops in Open vSwitch: ports, VLANs, OpenFlow rules
     routes       hops on routes: the pod's, the node's, forwarding, rp_filter
     firewalls    the hop where a rule dropped the packet: the rule, its owner, what removes it
     legacy       the rules of legacy iptables, by their counters
@@ -18,5 +20,6 @@
     answers      hops behind the last firewall: masquerade, listening sockets, conntrack, MTU, the way back
     proxied      what is behind the HTTP proxy of network policies
     redirected   whether the datapath ebpf redirects the packets that follow the first ones
-    run          the table of hops and their order
+    hops         the table of hops and their order
+    run          the packet, and the first hop of the table that has a fault
 """

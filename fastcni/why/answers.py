@@ -172,10 +172,16 @@ def accept_queue(port: int) -> int:
 
 def outside(path: Path) -> Fault | None:
     """The host outside answers. Nothing on this node can tell why it does not."""
-    if path.target.kind != OUTSIDE or path.progress < LEFT:
+    if path.target.kind != OUTSIDE or path.progress < path.left:
         return None
     link = path.leaves_by()
     device = link.name if link else "the uplink"
+    if path.switch:
+        end, answered = path.source, path.probe is not None and path.probe.outcome == REFUSED
+        return Fault("outside host", f"the packet left {end.name} by {path.switch}, and "
+                     + (f"{path.target.text} answered that nobody listens on port {path.port}" if answered else
+                        f"no answer from {path.target.text} came"),
+                     do=f"look there, or at `{end.enter}tcpdump -ni {end.ifname} host {path.target.text}`")
     refused = path.probe is not None and path.probe.outcome == REFUSED
     answer = "that the port is unreachable (ICMP)" if path.protocol == "udp" else "with a reset"
     what = (f"the packet left this node by {device}, and {path.target.text} answered {answer}: nobody listens on port "
@@ -194,8 +200,9 @@ def mtu(path: Path) -> Fault | None:
     size = end.link.mtu
     if echo.arrives(end.namespace, path.target.text, echo.SMALLEST) and not echo.arrives(
             end.namespace, path.target.text, size):
-        links = [link for link in (path.target.link if path.target.kind == POD else None,
-                                   path.target.host if path.target.kind == POD else None, path.leaves_by()) if link]
+        pods = [it for it in (end, path.target) if it.kind == POD]
+        links = [link for link in (*(it.link for it in pods), *(it.host for it in pods), *(it.parent for it in pods),
+                                   None if path.switch else path.leaves_by()) if link]
         narrow = min(links, key=lambda it: it.mtu, default=None)
         if narrow is None or narrow.mtu >= size:
             return Fault("MTU", f"a packet of {size} bytes, the MTU of {end.name}, is lost on its way to "

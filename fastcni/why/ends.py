@@ -6,11 +6,11 @@ ITSELF is the source pod as its own target: the packet does not leave the pod.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fastcni.kernel import netns, wire
 from fastcni.kernel.rtnl import Address, Link
@@ -18,6 +18,8 @@ from fastcni.kit.links import find
 from fastcni.node.attachments.inspect import matching, similar_to
 from fastcni.node.attachments.listeners import own_addresses
 from fastcni.node.attachments.records import GONE, Inventory, NodeAttachment
+from fastcni.node.attachments.topology import plugins_in
+from fastcni.node.checks.ovs import place_of
 from fastcni.selftest import namespaces
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -25,11 +27,26 @@ from fastcni.spec.errors import CniError
 from fastcni.why import packet_path
 
 POD, NODE, OUTSIDE, ITSELF = "pod", "node", "outside", "itself"
+BRIDGE, OVS, PARENT, ALONE = "bridge", "ovs", "parent", "alone"         # kinds of a Switch
+ON_A_LINK = ("macvlan", "macvtap", "ipvlan", "ipvtap", "vlan")           # kinds of links that have a parent
 IPV4_MULTICAST, IPV6_MULTICAST = range(224, 240), 0xff          # the first byte
 SHORT_ID = 12                   # characters of a container id in a sentence
 HINT = "`fastcni list` shows all attachments"
 
 Answer = TypeVar("Answer")
+
+
+class Switch(NamedTuple):
+    """What connects a pod's link to other hosts without routing. kind, name: BRIDGE, and the name of a Linux bridge;
+    OVS, of a bridge of Open vSwitch; PARENT, of the node's link on which a macvlan, an ipvlan or a VLAN is; ALONE, of a
+    link that the pod has for itself."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return {BRIDGE: "the bridge {}", OVS: "the bridge {} of Open vSwitch"}.get(self.kind, "the link {}").format(
+            self.name)
 
 
 @dataclass(frozen=True)
@@ -41,7 +58,6 @@ class End:
     packed: bytes
     attachment: NodeAttachment | None = None
     namespace: int = -1
-    known: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def text(self) -> str:
@@ -101,13 +117,47 @@ class End:
             found = find.link(sock, index=self.host.master)
         return found if found and found.kind == "bridge" else None
 
-    def plugins(self) -> Iterator[dict[str, Any]]:
+    @cached_property
+    def parent(self) -> Link | None:
+        """The node's link on which the pod's link is. None: the pod's link has no parent, or has it in the pod."""
+        if self.link is None or self.link.kind not in ON_A_LINK or not self.link.peer_elsewhere:
+            return None
+        with closing(wire.open_socket()) as sock:
+            return find.link(sock, index=self.link.peer)
+
+    @cached_property
+    def switch(self) -> Switch | None:
+        """The Switch of the pod's link. None: the pod's link leads to the node's routes, as with ptp, or no plugin that
+        this command knows has made the link."""
+        if self.kind != POD or self.attachment is None:
+            return None
+        if keys := self.keys(OVS):
+            return Switch(OVS, place_of(self.attachment, keys)[1])
+        if name := self.bridge_name() or (self.bridge.name if self.bridge else ""):
+            return Switch(BRIDGE, name)
+        if self.parent:
+            return Switch(PARENT, self.parent.name)
+        return Switch(ALONE, self.ifname) if self.link and self.link.kind != "veth" else None
+
+    @property
+    def network(self) -> str:
+        """The name of the pod's network, "" if no source names it."""
+        return self.attachment.network if self.attachment else ""
+
+    def plugins(self) -> Iterator[Mapping[str, Any]]:
         """Yield the plugins' configurations of the pod's ADD."""
-        config = self.attachment.cached.config if self.attachment and self.attachment.cached else {}
-        found = config.get("plugins")
-        for plugin in found if isinstance(found, list) else [config]:
-            if isinstance(plugin, dict):
-                yield plugin
+        cached = self.attachment.cached if self.attachment else None
+        yield from plugins_in(cached.config if cached else {})
+
+    def keys(self, kind: str) -> Mapping[str, Any]:
+        """Return the configuration of the plugin with this CNI type, {} if the pod's ADD had none."""
+        return next((it for it in self.plugins() if it.get("type") == kind), {})
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether the node is the gateway of the pod's bridge, as configured; True for plugins other than bridge."""
+        keys = self.keys(BRIDGE)
+        return not keys or bool(keys.get("isGateway") or keys.get("isDefaultGateway"))
 
     def result(self, key: str) -> list[dict[str, Any]]:
         """Return a list of ADD's result: "ips" or "routes"."""
@@ -117,7 +167,8 @@ class End:
 
     def bridge_name(self) -> str:
         """Return the name of the bridge in the configuration of the pod's ADD, "" if it has none."""
-        return next((str(it.get("bridge") or "cni0") for it in self.plugins() if it.get("type") == "bridge"), "")
+        keys = self.keys(BRIDGE)
+        return str(keys.get("bridge") or "cni0") if keys else ""
 
 
 def with_namespaces(inventory: Inventory) -> Inventory:
@@ -171,13 +222,14 @@ def end_of(it: NodeAttachment, length: int) -> End:
     return End(POD, own[0] if own else b"", it, namespace)
 
 
-def end_at(inventory: Inventory, packed: bytes) -> End:
-    """Return the End that has an address: a pod that is not known to be gone, this node, or an outside host."""
+def end_at(inventory: Inventory, packed: bytes, network: str = "") -> End:
+    """Return the End that has an address: a pod that is not known to be gone, this node, or an outside host. If pods of
+    several networks have the address, the pod of `network` comes first."""
     ip = addresses.ip_text(packed)
-    for it in inventory.attachments:
-        if ip in it.addresses and it.state != GONE and it.netns:
-            found = end_of(it, len(packed))
-            return End(POD, packed, it, found.namespace)
+    having = [it for it in inventory.attachments if ip in it.addresses and it.state != GONE and it.netns]
+    for it in sorted(having, key=lambda it: it.network != network):
+        found = end_of(it, len(packed))
+        return End(POD, packed, it, found.namespace)
     if any(own == ip for _, own in own_addresses()) or addresses.is_loopback(packed):
         return End(NODE, packed, None, netns.open_own())
     return End(OUTSIDE, packed)

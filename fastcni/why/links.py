@@ -159,6 +159,8 @@ def vlan(path: Path, end: End) -> Fault | None:
         return None
     own = untagged(path, end.host)
     other = path.source if end is path.target else path.target
+    if own and path.switch and not path.direct:
+        return None                     # nothing on this node has the VLAN of the other end
     peer = untagged(path, other.host) if path.direct and other.host else untagged(path, end.bridge)
     if own == peer and own:
         return None
@@ -202,7 +204,7 @@ def asks_for_mac(path: Path) -> bool:
     the next packet may wait that long."""
     if path.source.kind != POD or path.source.link is None or path.pod_way.errno:
         return False
-    found = packet_path.neighbour(path.source.sock, path.source.link.index, path.pod_way.gateway or path.asked)
+    found = packet_path.neighbour(path.source.sock, path.source.link.index, path.next_hop)
     return bool(found and found.state & packet_path.NUD_INCOMPLETE)
 
 
@@ -210,16 +212,15 @@ def pod_neighbour(path: Path) -> Fault | None:
     """The source pod knows the right MAC of its next hop."""
     if path.source.kind != POD or path.source.link is None or path.pod_way.errno:
         return None
-    hop_ip = path.pod_way.gateway or path.asked
-    expected = path.target.link.address if path.direct and path.target.link else (
-        path.arrives_by.address if path.arrives_by else b"")
-    return neighbour("neighbour", path, path.source, path.source.link.index, hop_ip, expected, path.source.ifname)
+    at = path.target.link if path.direct else None if path.switch else path.arrives_by
+    return neighbour("neighbour", path, path.source, path.source.link.index, path.next_hop, at.address if at else b"",
+                     path.source.ifname)
 
 
 def target_neighbour(path: Path) -> Fault | None:
     """The node knows the MAC of the target, or of its next hop, and the right one."""
     link, way = path.leaves_by(), packet_path.way(path.node, path.target.packed)
-    if link is None or path.direct or link.name == "lo":
+    if link is None or link.name == "lo":
         return None
     expected = path.target.link.address if path.target.kind == POD and path.target.link else b""
     return neighbour("node neighbour", path, None, link.index, way.gateway or path.target.packed, expected, link.name)

@@ -11,13 +11,13 @@ from fastcni.kernel.rtnl import Link
 from fastcni.kit.links import find
 from fastcni.spec import address as addresses
 from fastcni.why import packet_path
-from fastcni.why.ends import ITSELF, NODE, OUTSIDE, POD, End
+from fastcni.why.ends import BRIDGE, ITSELF, NODE, OUTSIDE, POD, End, Switch
 from fastcni.why.inject import Injected
 from fastcni.why.legacy import Counters
 from fastcni.why.packet_path import Tracked, Way
 from fastcni.why.probe import Probe
 from fastcni.why.records import Redirect
-from fastcni.why.spy import ACCEPTED, FILTERED, START, Spy
+from fastcni.why.spy import ACCEPTED, FILTERED, LEFT, SENT, START, Spy
 
 PROTOCOLS = {"tcp": 6, "udp": 17}
 
@@ -88,17 +88,46 @@ class Path:
         return packet_path.way(self.source.sock, self.asked)
 
     @property
+    def next_hop(self) -> bytes:
+        """The address whose MAC the source pod needs."""
+        return self.pod_way.gateway or self.asked
+
+    @cached_property
+    def to_node(self) -> bool:
+        """Whether the source pod's next hop is an address of this node."""
+        return packet_path.way(self.node, self.next_hop).kind == packet_path.RTN_LOCAL
+
+    @property
+    def switch(self) -> Switch | None:
+        """The Switch of the source pod, if the packet passes only the Switch, and not the routes of this node."""
+        source = self.source
+        if source.kind != POD or source.link is None or self.target.kind == ITSELF or self.translated:
+            return None
+        way = self.pod_way
+        if way.errno or way.index != source.link.index or self.to_node:
+            return None
+        lost = way.gateway and source.has_gateway and source.bridge_name()      # the bridge lacks its address
+        return None if lost else source.switch
+
+    @property
+    def left(self) -> int:
+        """The progress of a packet that has left this node's reach."""
+        return LEFT if self.switch is None or self.switch.kind == BRIDGE else SENT
+
+    @property
     def direct(self) -> bool:
-        """Whether the source sends to the target's MAC itself: no gateway, one bridge."""
-        return (self.source.kind == POD and self.target.kind == POD and not self.pod_way.errno
-                and not self.pod_way.gateway and self.source.bridge is not None and self.target.bridge is not None
-                and self.source.bridge.index == self.target.bridge.index)
+        """Whether the source sends to the target's MAC itself: no gateway, one Switch."""
+        return self.switch is not None and not self.pod_way.gateway and self.switch == self.target.switch
 
     @property
     def arrives_by(self) -> Link | None:
-        """The node's link by which the packet reaches the node's IP: the bridge, or the host's end of the veth."""
+        """The node's link by which the packet reaches the node's IP: the bridge, the host's end of the veth, or a link
+        that the node has in the pod's layer-2 network."""
         if self.source.kind == POD:
-            return self.source.bridge or self.source.host
+            if self.source.switch is None or self.source.switch.kind == BRIDGE:
+                return self.source.bridge or self.source.host
+            return next((link for link in find.all_links(self.node) if any(
+                it.packed == self.next_hop for it in find.addresses(self.node, link.index))), None)
         if self.source.kind == OUTSIDE:
             way = packet_path.way(self.node, self.source.packed)
             return find.link(self.node, index=way.index) if way.index else None

@@ -14,8 +14,8 @@ from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kernel.rtnl import Link, Route
 from fastcni.kit.links import find
 from fastcni.spec import address as addresses
-from fastcni.why import packet_path
-from fastcni.why.ends import NODE, POD, End
+from fastcni.why import layer2, packet_path
+from fastcni.why.ends import BRIDGE, NODE, PARENT, POD, End
 from fastcni.why.links import with_gateways
 from fastcni.why.path import Path, setting
 from fastcni.why.records import Fault
@@ -24,6 +24,7 @@ SPECIAL = {packet_path.RTN_BLACKHOLE: "blackhole", packet_path.RTN_UNREACHABLE: 
            packet_path.RTN_PROHIBIT: "prohibit"}
 RULE_ACTIONS = {6: "blackhole", 7: "unreachable", 8: "prohibit"}        # FR_ACT_*, linux/fib_rules.h
 FRA_DST, FRA_SRC, FRA_PRIORITY = 1, 2, 6
+INTERNAL = ("openvswitch", "tun")         # kinds of the links that Open vSwitch makes on the node
 OF_THE_KERNEL = 2               # RTPROT_KERNEL: routes that come with addresses
 
 
@@ -168,7 +169,7 @@ def sender(path: Path, reply: bool) -> tuple[bytes, Link | None]:
 def forwarding(path: Path, *, reply: bool = False) -> Fault | None:
     """The node forwards packets that arrive at this link."""
     _, link = sender(path, reply)
-    if link is None or path.direct or NODE in (path.source.kind, path.target.kind):
+    if link is None or NODE in (path.source.kind, path.target.kind):
         return None
     name = "net.ipv6.conf.all.forwarding" if path.v6 else "net.ipv4.ip_forward"
     if setting(name) == "0":
@@ -182,8 +183,6 @@ def forwarding(path: Path, *, reply: bool = False) -> Fault | None:
 
 def host_route(path: Path) -> Fault | None:
     """The node has a route to the target, and the route leads to the right link."""
-    if path.direct:
-        return None
     target, ip = path.target, path.target.text
     way = packet_path.way(path.node, target.packed)
     if (way.errno or path.node_way.errno) and (
@@ -191,7 +190,9 @@ def host_route(path: Path) -> Fault | None:
         return found
     if way.errno == EINVAL:
         return None
-    right = target.bridge or (None if target.bridge_name() else target.host) if target.kind == POD else None
+    right = link_of_target(path, way.index)
+    if (way.errno or (right and right.index != way.index)) and (found := layer2.no_gateway(path)):
+        return found
     if way.errno and right is None and (down := link_down(path)):
         return Fault("host route", f"the node has no route to {ip}: its link {down} is down", f"{down}: state DOWN",
                      do=f"ip link set {down} up")
@@ -207,6 +208,20 @@ def host_route(path: Path) -> Fault | None:
                      f"{target.name} is behind {right.name}", text,
                      do=f"ip route del {text}" if more_special else f"ip route add {ip} dev {right.name}")
     return None
+
+
+def link_of_target(path: Path, index: int) -> Link | None:
+    """Return the node's link behind which a pod is. index: of the link to which the node's route leads. None: the
+    target is no pod, or no link of the node is known to lead to it."""
+    target = path.target
+    if target.kind != POD or target.switch is None:
+        return target.host if target.kind == POD else None
+    if target.switch.kind == BRIDGE:
+        return target.bridge
+    if target.switch.kind == PARENT:
+        return None
+    found = find.link(path.node, index=index) if index else None
+    return found if found and found.kind in INTERNAL else find.link(path.node, target.switch.name)
 
 
 def link_down(path: Path) -> str:

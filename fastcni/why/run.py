@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import partial
 
 from fastcni.kernel import netns, uapi, wire
@@ -13,7 +11,7 @@ from fastcni.kernel.rtnl import family_of
 from fastcni.node.attachments.records import Inventory
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
-from fastcni.why import answers, ends, firewalls, legacy, links, packet_path, proxied, redirected, routes
+from fastcni.why import answers, ends, firewalls, hops, legacy, links, packet_path, proxied, redirected
 from fastcni.why.ends import ITSELF, NODE, OUTSIDE, POD, End
 from fastcni.why.inject import Injected
 from fastcni.why.path import Path
@@ -42,100 +40,6 @@ FIRST_WAIT_S, REPEAT_S = 0.4, 0.9       # for an answer; until the kernel has se
 NEXT_REQUEST_S = 1.1                    # until the kernel asks for a MAC again, which it does once a second
 SETTLE_S = 0.05                         # wait for the last trace messages of a packet that was refused
 MAC_BYTES = 6
-ALWAYS = 1000                           # the progress of no packet
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """A hop. name: as docs/why.md lists it. passed: the progress that proves that the packet passed the hop. look(path)
-    returns the hop's Fault, or None. of: the kinds of sources and targets that have the hop."""
-
-    name: str
-    passed: int
-    look: Callable[[Path], Fault | None]
-    sources: tuple[str, ...] = (POD, NODE, OUTSIDE)
-    targets: tuple[str, ...] = (POD, NODE, OUTSIDE)
-
-
-def nothing(path: Path) -> Fault | None:
-    """Find no fault: only the trace finds faults of this hop."""
-    return None
-
-
-def of_source(look: Callable[[Path, End], Fault | None]) -> Callable[[Path], Fault | None]:
-    return lambda path: look(path, path.source)
-
-
-def of_target(look: Callable[[Path, End], Fault | None]) -> Callable[[Path], Fault | None]:
-    return lambda path: look(path, path.target)
-
-
-def at_hook(*hooks: str, stage: int, reply: bool = False) -> Callable[[Path], Fault | None]:
-    """Look at legacy iptables in hooks, if the packet, or its answer, was last seen before the hooks' last chains."""
-    def look(path: Path) -> Fault | None:
-        if path.progress != stage + (BACK if reply else 0):
-            return None
-        return next((found for hook in hooks if (found := firewalls.by_counters(path, hook, reply=reply))), None)
-
-    return look
-
-
-def when_back(look: Callable[..., Fault | None], stage: int) -> Callable[[Path], Fault | None]:
-    """Look at the way back, if the answer was last seen at a stage."""
-    return lambda path: look(path, reply=True) if path.progress == BACK + stage else None
-
-
-HOPS = (
-    Hop("pod link", SENT, of_source(links.pod_link), (POD,)),
-    Hop("pod link", ACCEPTED, links.loopback, (POD,), (ITSELF,)),
-    Hop("pod address", ALWAYS, of_source(links.pod_address), (POD,)),
-    Hop("pod route", ARRIVED, routes.pod_route, (POD,)),
-    Hop("pod source", ALWAYS, routes.pod_source, (POD,)),
-    Hop("pod firewall", SENT, nothing, (POD,), (POD, NODE, OUTSIDE, ITSELF)),
-    Hop("veth", ARRIVED, of_source(links.veth), (POD,)),
-    Hop("bridge port", ALWAYS, of_source(links.bridge_port), (POD,)),
-    Hop("bridge", ROUTING, of_source(links.bridge_up), (POD,)),
-    Hop("bridge VLAN", ROUTING, of_source(links.vlan), (POD,)),
-    Hop("gateway address", ROUTING, links.gateway, (POD,)),
-    Hop("bridge port", FILTERED, links.isolated, (POD,), (POD,)),
-    Hop("bridge port", ALWAYS, links.hairpin, (POD,), (POD,)),
-    Hop("ARP chains", ARRIVED, nothing, (POD,)),
-    Hop("netdev chains", BRIDGED, nothing, (POD,)),
-    Hop("bridge chains", ROUTING, nothing, (POD,)),
-    Hop("output chains", FILTERED, at_hook("output", stage=ROUTED), (NODE,)),
-    Hop("conntrack", ROUTED, answers.conntrack_full),
-    Hop("prerouting chains", ROUTING, at_hook("prerouting", stage=BRIDGED), (POD, OUTSIDE)),
-    Hop("forwarding", ROUTED, routes.forwarding, (POD, OUTSIDE), (POD, OUTSIDE)),
-    Hop("rp_filter", ROUTED, routes.rp_filter, (POD, OUTSIDE)),
-    Hop("host route", ALWAYS, routes.host_route),
-    Hop("forward chains", FILTERED, at_hook("forward", stage=ROUTED), (POD, OUTSIDE), (POD, OUTSIDE)),
-    Hop("input chains", FILTERED, at_hook("input", stage=ROUTED), (POD, OUTSIDE), (NODE,)),
-    Hop("policy", FILTERED, nothing),
-    Hop("postrouting chains", LEFT, at_hook("postrouting", stage=FILTERED), targets=(POD, OUTSIDE)),
-    Hop("NAT", ALWAYS, answers.destination_nat),
-    Hop("bridge FDB", DELIVERED, links.fdb, targets=(POD,)),
-    Hop("target link", DELIVERED, of_target(links.pod_link), targets=(POD,)),
-    Hop("target veth", DELIVERED, of_target(links.veth), targets=(POD,)),
-    Hop("target bridge port", ALWAYS, of_target(links.bridge_port), targets=(POD,)),
-    Hop("target bridge", DELIVERED, of_target(links.bridge_up), targets=(POD,)),
-    Hop("target bridge VLAN", DELIVERED, of_target(links.vlan), targets=(POD,)),
-    Hop("target address", ACCEPTED, of_target(links.pod_address), targets=(POD,)),
-    Hop("neighbour", ALWAYS, links.pod_neighbour, (POD,)),
-    Hop("tc", ARRIVED, links.tc, (POD,)),
-    Hop("node neighbour", DELIVERED, links.target_neighbour, targets=(POD, OUTSIDE)),
-    Hop("target firewall", ACCEPTED, nothing, targets=(POD,)),
-    Hop("listening socket", BACK + SENT, answers.listening, targets=(POD, NODE, ITSELF)),
-    Hop("NAT", BACK, answers.source_nat, (POD,), (OUTSIDE,)),
-    Hop("target route", BACK + SENT, routes.target_route, targets=(POD,)),
-    Hop("rp_filter", BACK + ROUTED, when_back(routes.rp_filter, ROUTING), targets=(POD,)),
-    Hop("forwarding", BACK + ROUTED, when_back(routes.forwarding, ROUTING), (POD, OUTSIDE), (POD,)),
-    Hop("prerouting chains", BACK + ROUTING, at_hook("prerouting", stage=BRIDGED, reply=True)),
-    Hop("forward chains", BACK + FILTERED, at_hook("forward", stage=ROUTED, reply=True), (POD, OUTSIDE)),
-    Hop("input chains", BACK + FILTERED, at_hook("input", stage=ROUTED, reply=True), (NODE,)),
-    Hop("output chains", BACK + FILTERED, at_hook("output", stage=ROUTED, reply=True), targets=(NODE,)),
-    Hop("postrouting chains", BACK + LEFT, at_hook("postrouting", stage=FILTERED, reply=True)),
-    Hop("outside host", ALWAYS, answers.outside, targets=(OUTSIDE,)),
-)
 
 
 def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: str) -> Report:
@@ -143,7 +47,7 @@ def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: st
     with ExitStack() as opened:
         node = opened.enter_context(closing(wire.open_socket()))
         ends.require_one_host(source.sock if source.namespace >= 0 else node, asked)
-        target = ends.itself(source, asked) or ends.end_at(inventory, asked)
+        target = ends.itself(source, asked) or ends.end_at(inventory, asked, source.network)
         made = [target]
         opened.callback(lambda: ends.close(*made))
         path = Path(source, target, asked, port, port, protocol, node)
@@ -200,7 +104,7 @@ def attempt(path: Path, opened: ExitStack) -> None:
     opened.callback(probe.close)
     spy.port = probe.port
     spy.to_node = path.target.kind == NODE
-    spy.routed = path.source.kind == POD and path.source.bridge is not None and not path.direct
+    spy.routed = path.source.kind == POD and path.source.bridge is not None and path.switch is None
     mark(path)
     path.before = legacy.read(path.v6)
     waits_for_mac = links.asks_for_mac(path)
@@ -247,7 +151,7 @@ def worth_waiting(path: Path) -> bool:
     """Return whether an answer may still come: the packet is on its way outside, or masquerade chose another port, so
     that only the next packet can be followed."""
     assert path.probe
-    return (path.target.kind == OUTSIDE and path.progress >= LEFT) or bool(path.flow and (
+    return (path.target.kind == OUTSIDE and path.progress >= path.left) or bool(path.flow and (
         path.flow.seen_port not in (0, path.probe.port)))
 
 
@@ -298,7 +202,7 @@ def retarget(path: Path, inventory: Inventory) -> bool:
     found = (path.flow.flow.replier, path.flow.flow.replier_port) if path.flow else path.spy.destination()
     if found is None or not found[0] or found == (path.target.packed, path.port):
         return False
-    path.target, path.port = ends.end_at(inventory, found[0]), found[1]
+    path.target, path.port = ends.end_at(inventory, found[0], path.source.network), found[1]
     return True
 
 
@@ -323,22 +227,10 @@ def find(path: Path, inventory: Inventory) -> Fault:
     refused = path.probe is not None and path.probe.outcome == REFUSED
     if refused and path.progress >= ACCEPTED and (fault := answers.listening(path)):
         return fault
-    for hop in applying(path):
+    for hop in hops.applying(path):
         if path.progress < hop.passed and (fault := hop.look(path)):
             return fault
     return lost(path)
-
-
-def applying(path: Path) -> Iterator[Hop]:
-    """Yield the hops that this connection has."""
-    for hop in HOPS:
-        if path.source.kind in hop.sources and path.target.kind in hop.targets:
-            yield hop
-
-
-def names(path: Path) -> Iterator[str]:
-    """Yield the names of the hops in the order of the path."""
-    yield from dict.fromkeys(hop.name for hop in applying(path))
 
 
 PLACES = ((BACK + LEFT, "between the node and the source"),
@@ -354,6 +246,8 @@ PLACES = ((BACK + LEFT, "between the node and the source"),
 def lost(path: Path) -> Fault:
     """Return the Fault of a packet whose loss no hop explains."""
     where = next(text for stage, text in PLACES if path.progress >= stage)
+    if path.switch and SENT <= path.progress < DELIVERED:
+        where = f"behind {path.source.name}, in {path.switch}"
     what = "the answer" if path.progress >= BACK else "the packet"
     devices = " ".join(path.devices())
     return Fault("unknown", f"{what} is lost {where}, and nothing that this command knows drops it",
@@ -362,7 +256,7 @@ def lost(path: Path) -> Fault:
 
 def report(path: Path, fault: Fault | None) -> Report:
     """Return the Report: all hops of the path, up to the one where it ends."""
-    found = list(names(path))
+    found = list(hops.names(path))
     if fault is None:
         return Report(tuple((name, True) for name in found), None, path.redirect)
     before = found[:found.index(fault.hop)] if fault.hop in found else found

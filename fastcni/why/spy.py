@@ -125,10 +125,11 @@ class Spy:
             return min(found, BRIDGED)
         return found
 
-    def crossed(self, device: str, hook: str) -> bool:
-        """Return whether a packet of the connection was seen at a hook of a link: "ingress" or "egress"."""
-        return any(it.event.family == nft.NFPROTO_NETDEV and it.event.chain == f"{hook}-last-{device}" and not it.arp
-                   for it in self.seen)
+    def crossed(self, device: str, hook: str, *, arp: bool = False) -> bool:
+        """Return whether a packet of the connection was seen at a hook of a link: "ingress" or "egress". arp: whether
+        ARP counts, too."""
+        return any(it.event.family == nft.NFPROTO_NETDEV and it.event.chain == f"{hook}-last-{device}"
+                   and (arp or not it.arp) for it in self.seen)
 
     def destination(self) -> tuple[bytes, int] | None:
         """Return the address and port of the packet as the node's chains saw it last, that is after DNAT."""

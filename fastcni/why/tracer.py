@@ -130,7 +130,7 @@ class Tracer:
                 for match in matches:
                     nft_rules.add_rule(batch, family, self.table, chain, *match.expressions(),
                                        *nft_rules.set_nftrace(True))
-            if arp and family in (NFPROTO_ARP, nft.NFPROTO_BRIDGE):
+            if arp and family in (NFPROTO_ARP, nft.NFPROTO_BRIDGE, nft.NFPROTO_NETDEV):
                 nft_rules.add_rule(batch, family, self.table, chain, *arp_expressions())
         wire.exchange(self.owner, nft.stop(batch))
 

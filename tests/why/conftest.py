@@ -31,7 +31,9 @@ SYSCTLS = {"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1", "net
 
 class World:
     """The node. names: {"h", "a", ...: name of the namespace}. words: what the faults' commands may name, such as {va},
-    the host's end of pod a's veth link."""
+    the host's end of pod a's veth link. PODS: {network: letters of its pods}. SERVERS: more namespaces with servers."""
+
+    PODS, SERVERS = {"bridge": "ab", "ptp": "c"}, "xh"
 
     def __init__(self, directory):
         self.directory, self.servers, self.names = directory, {}, {}
@@ -41,19 +43,19 @@ class World:
 
     def build(self):
         tag = uuid.uuid4().hex[:6]
-        for letter in "habcx":
+        for letter in ["h", "x", *"".join(self.PODS.values())]:
             self.names[letter] = f"fcni-why-{letter}-{tag}"
             ip("netns", "add", self.names[letter])
             ip("link", "set", "lo", "up", netns=self.names[letter])
         with Inside(self.names["h"]):
             self._uplink()
             self.cni = CNI(["/nowhere"], str(self.conf_dir), str(self.cache), InProcess())
-            for kind, pods in (("bridge", "ab"), ("ptp", "c")):
+            for kind, pods in self.PODS.items():
                 self._network(kind)
                 for pod in pods:
                     self._pod(pod, kind)
-            self._serve("x")
-            self._serve("h")
+            for letter in self.SERVERS:
+                self._serve(letter)
             for name, value in SYSCTLS.items():
                 set_sysctl(name, value)
         self.words |= {f"netns_{letter}": name for letter, name in self.names.items()}
@@ -97,7 +99,7 @@ class World:
             {"portMappings": mappings} if letter == "b" else {})
         result = self.cni.add(self.cni.load(f"n-{kind}"), runtime)
         four, six = (each["address"].partition("/")[0] for each in result["ips"])
-        host = next(it["name"] for it in result["interfaces"] if it["name"].startswith("veth"))
+        host = next((it["name"] for it in result["interfaces"] if it["name"].startswith("veth")), "")
         mac = next(it["mac"] for it in result["interfaces"] if it.get("sandbox"))
         self.words |= {f"ip_{letter}": four, f"ip6_{letter}": six, f"v{letter}": host, f"mac_{letter}": mac}
 
@@ -114,7 +116,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory):
+def worlds(request, tmp_path_factory):
     """A function that returns the module's World, a new one if a test has left a fault in it."""
     made = []
 
@@ -122,7 +124,7 @@ def worlds(tmp_path_factory):
         if not made or made[-1].faulty:
             if made:
                 made.pop().close()
-            made.append(World(tmp_path_factory.mktemp("world")))
+            made.append(getattr(request.module, "WORLD", World)(tmp_path_factory.mktemp("world")))
             made[-1].build()
         return made[-1]
 

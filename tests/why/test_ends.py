@@ -16,3 +16,12 @@ def test_networks_that_multus_has_added_have_the_namespace_and_the_name_of_the_p
     found = ends.pods_named(inventory, "shop/web")
     assert [(it.ifname, it.netns) for it in found] == [("eth0", "/run/netns/web"), ("net1", "/run/netns/web")]
     assert [it.ifname for it in ends.pods_named(inventory, "c0ffee/net1")] == ["net1"]
+
+
+def test_of_two_pods_with_one_address_the_one_of_the_source_s_network_is_the_target():
+    """Two networks may have one subnet: the packet went to the pod of the network that the inventory lists first."""
+    pods = tuple(NodeAttachment(network, f"c-{network}", "eth0", RUNNING, "", netns="/run/netns/none",
+                                addresses=("10.9.0.2",)) for network in ("blue", "red"))
+    for network in ("blue", "red"):
+        found = ends.end_at(Inventory(pods), bytes((10, 9, 0, 2)), network)
+        assert found.attachment and found.attachment.network == network
