@@ -20,6 +20,7 @@ import ast
 from itertools import groupby
 from os import PathLike
 from types import CodeType
+from typing import Any
 
 NO_COLUMNS, NO_LOCATION = 13, 15        # kinds of entries in a code object's location table
 MAX_UNITS = 8                           # of two bytes of instructions, for one entry
@@ -29,7 +30,7 @@ def stripped(source: bytes | str, filename: str | PathLike[str]) -> ast.Module:
     """Return the syntax tree of `source` (bytes or text), ready for compile(). Raises SyntaxError."""
     tree = ast.parse(source, filename)
     Stripper().visit(tree)
-    return ast.fix_missing_locations(tree)
+    return tree
 
 
 def without_columns(code: CodeType) -> CodeType:
@@ -68,6 +69,10 @@ def signed_varint(number: int) -> bytes:
 class Stripper(ast.NodeTransformer):
     """An AST transformer with the rules in the module's docstring."""
 
+    def visit(self, node: ast.AST) -> Any:
+        """Visit no expressions: they contain neither statements nor annotations, and are most of a tree."""
+        return node if isinstance(node, ast.expr) else super().visit(node)
+
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         return None if node.module == "__future__" else node
 
@@ -89,12 +94,12 @@ class Stripper(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         self.generic_visit(node)
         node.returns = None
-        node.body = node.body or [ast.Pass()]
+        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         self.generic_visit(node)
-        node.body = node.body or [ast.Pass()]
+        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
         return node
