@@ -48,6 +48,9 @@ class Egress:
         self.table, self.wakeup = Table(), Wakeup()
         self.documents: Mapping[str, EgressAddress] = {}
         self.subjects: Subjects = {}
+        # Pods that are no longer subjects, closed until their connections have ended; by the call of put()
+        self._leaving: dict[bytes, object] = {}
+        self._lock = threading.Lock()                   # of the three above
         self.around: Surroundings | None = None
         self.holders: Mapping[bytes, str] = {}          # names of nodes
         self.held = 0                                   # addresses, by this node
@@ -67,12 +70,19 @@ class Egress:
 
     def put(self, documents: Mapping[str, EgressAddress], subjects: Subjects) -> None:
         """Enforce these documents. Closes pods before it returns. Raises OSError."""
-        if documents:
-            self.table.put("subjects", dict.fromkeys(subjects))
+        with self._lock:
+            gone = dict.fromkeys(self.subjects.keys() - subjects.keys(), object()) if self.around else {}
+            self._leaving = {pod: call for pod, call in (self._leaving | gone).items() if pod not in subjects}
+            self._close(documents, subjects)
+            self.documents, self.subjects = dict(documents), subjects
+        self.changed()
+
+    def _close(self, documents: Mapping[str, EgressAddress], subjects: Subjects) -> None:
+        """Close subjects and pods that were subjects, except for what `_lead` has written; with the lock."""
+        if documents or self._leaving:
+            self.table.put("subjects", dict.fromkeys((*subjects, *self._leaving)))
         else:
             self.table.remove()
-        self.documents, self.subjects = dict(documents), subjects
-        self.changed()
 
     def protect(self, addresses: Collection[bytes]) -> None:
         """Within an ADD: close a new pod of a subject until its way is written. Raises OSError."""
@@ -175,6 +185,8 @@ class Egress:
         around = self.around
         if around is None:
             return
+        with self._lock:
+            leaving = dict(self._leaving)
         hops: dict[bytes, NextHop] = {}
         given: dict[bytes, bytes] = {}
         for pod, it in self.subjects.items():
@@ -185,12 +197,16 @@ class Egress:
                     hop := around.hop(self.holders[address], len(pod))):
                 hops[pod] = hop
         ways.put(hops)
-        if self.documents:
+        if self.documents or leaving:
             self.table.put_ranges("inside", around.inside)
             self.table.put_ranges("foreign", around.foreign)
             self.table.put("to", {pod: address for pod, address in given.items() if pod not in hops})
             self.table.put("ways", {pod + hop.gateway: None for pod, hop in hops.items()})
         self._end_flows(given, hops, around)
+        if leaving:
+            with self._lock:
+                self._leaving = {pod: call for pod, call in self._leaving.items() if leaving.get(pod) is not call}
+                self._close(self.documents, self.subjects)
 
     def _end_flows(self, given: Mapping[bytes, bytes], hops: Mapping[bytes, NextHop], around: Surroundings) -> None:
         """End the flows of pods that have another address or way now; after a gap also flows with another source."""

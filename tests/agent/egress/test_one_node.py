@@ -6,7 +6,7 @@ import socket
 import threading
 from contextlib import closing
 from ipaddress import ip_address, ip_network
-from time import monotonic
+from time import monotonic, sleep
 
 import pytest
 import structlog
@@ -16,6 +16,7 @@ from agent.policy.test_service import Running
 
 from fastcni._netlink import Batch
 from fastcni.agent.contract import ConfigurationError, Node, Route
+from fastcni.agent.egress import flows
 from fastcni.agent.egress import table as table_module
 from fastcni.agent.egress.claims import open_claims
 from fastcni.agent.egress.lending import of_all_hosts
@@ -190,7 +191,42 @@ def test_a_way_to_another_nodes_address_is_a_rule_for_the_pod_and_a_table_for_th
     assert eventually(lambda: "fwmark 0x1000/0x1000" in ip("rule"))
     place.it.put({}, {})
     assert eventually(lambda: "fwmark" not in ip("rule"))
-    assert "fastcni-egress" not in run("nft", "list", "tables")
+    assert eventually(lambda: "fastcni-egress" not in run("nft", "list", "tables"))
+
+
+def test_no_packet_leaves_with_the_pods_own_address_when_its_document_is_deleted(place, monkeypatch):
+    """Connections kept the translation to the pod's own address, which is for the way to the holder, until the agent
+    had deleted them from conntrack. Here this takes half a second."""
+    place.claims.holders = lambda: {read_ip(ADDRESS): "two"}
+    place.claims.free_at = lambda address: float("inf")
+    place.put(ADDRESS)
+    place.thread.start()
+    assert eventually(lambda: f"{POD} . 192.0.2.2" in run("nft", "list", "set", "inet", "fastcni-egress", "ways4"))
+    sock = place.datagrams()
+    sock.send(b"x")                             # to the holder, which does not exist
+    assert eventually(lambda: f"src={POD}" in run("conntrack", "-L", "-p", "udp"))
+    end = flows.end
+    monkeypatch.setattr(flows, "end", lambda *of: sleep(0.5) or end(*of))
+    place.it.put({}, {})
+    seen = []
+    assert eventually(lambda: seen.append(place.asked_from(sock)) or seen[-1] == "192.0.2.1"), seen
+    assert set(seen) <= {"", "192.0.2.1"}
+    assert eventually(lambda: "fastcni-egress" not in run("nft", "list", "tables"))
+
+
+def test_a_pod_that_is_a_subject_again_stays_closed_after_its_connections_have_ended(place, monkeypatch):
+    place.thread.start()
+    place.put(ADDRESS)
+    assert eventually(lambda: place.source() == ADDRESS), place.log
+    ending, goes_on = threading.Event(), threading.Event()
+    end = flows.end
+    monkeypatch.setattr(flows, "end", lambda *of: ending.set() or (goes_on.wait(10) and end(*of)))
+    place.it.put({}, {})
+    assert ending.wait(10)
+    place.put(ADDRESS)
+    goes_on.set()
+    assert eventually(lambda: place.source() == ADDRESS), place.log
+    assert POD in run("nft", "list", "set", "inet", "fastcni-egress", "subjects4")
 
 
 def test_with_several_nodes_in_the_file_no_node_holds_an_address(place):
