@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +37,7 @@ from fastcni.agent.keeper import Keeper
 from fastcni.agent.masquerade import Masquerade
 from fastcni.agent.network import FIGURES, Network, text
 from fastcni.agent.peer_list import FOLDER
+from fastcni.agent.policy.http.part import FOLDER as PROXY_FOLDER
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.ruleset import Ruleset
 from fastcni.agent.policy.service import Policies
@@ -48,6 +50,7 @@ from fastcni.daemon import garbage
 from fastcni.daemon.backoff import Backoff
 from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import sysctl
+from fastcni.kit import policies
 from fastcni.kit.sysctls.forwarding import SYSCTLS
 
 if TYPE_CHECKING:
@@ -181,6 +184,7 @@ class Agent:
             if path and files.is_ours(path):
                 os.unlink(path)
         peer_list.remove(self.options.folder)
+        remove_leftovers(self.options.folder)
         self.log.info("left", subnets=text(mine.subnets))
 
     # -- joining -------------------------------------------------------------------------------------------------------
@@ -347,6 +351,14 @@ def remove_policies() -> bool:
         rules.adopt()                   # before anything changes, as leave()
         remove_egress()
         return rules.remove()
+
+
+def remove_leftovers(folder: str) -> None:
+    """Remove the files that a killed agent leaves and a stopped agent removes. folder: the agent's directory. The
+    records of pods stay, because pods may run. Raises OSError."""
+    shutil.rmtree(os.path.join(folder, PROXY_FOLDER), ignore_errors=True)
+    with suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, os.path.basename(policies.SOCKET)))
 
 
 def remove_egress() -> None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from agent.policy.http_pods import READ_ONLY
 from cluster.etcd import Etcd
 
 from fastcni.agent import files
@@ -210,14 +211,26 @@ def test_a_record_that_another_program_damages_is_written_again(nodes):
 
 
 def test_a_node_that_leaves_takes_its_things_along(nodes):
-    one, two, three = joined(nodes)
+    """Also if its agent was killed: files of policies and of the HTTP proxy stayed."""
+    one, two, three = nodes(3)
+    sources = two.folder / "policies"
+    sources.mkdir()
+    (sources / "web.json").write_text(json.dumps(READ_ONLY))
+    two.more = ["--policies", str(sources)]
+    for each in (one, two, three):
+        each.start()
+    for each in (one, two, three):
+        each.await_ready()
     assert eventually(lambda: one.reaches(two))
-    two.end()
+    assert eventually((two.folder / "state" / "http" / "haproxy.cfg").exists), two.log()
+    two.end(signal.SIGKILL)
     done = subprocess.run(two.command("--leave"), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert not [link for link in ip_json("link", netns=two.netns) if link["ifname"].startswith("flannel")]
     assert not (two.folder / "subnet.env").exists()
-    assert "fastcni-agent" not in run("ip", "netns", "exec", two.netns, "nft", "list", "tables")
+    assert [path.name for path in (two.folder / "state").iterdir() if path.name not in ("pods", "policies.kept")] == []
+    assert "fastcni" not in run("ip", "netns", "exec", two.netns, "nft", "list", "tables")
+    assert "0x4000000" not in ip("rule", netns=two.netns)
     assert eventually(lambda: len(ip_json("route", "show", "dev", "flannel.1", netns=one.netns)) == 1)
     assert one.reaches(three)
 
