@@ -1,9 +1,14 @@
 """What rules by HTTP requests cost: requests a second and latency through HAProxy, beside no rule and a rule by ports.
 
     .venv/bin/python benchmarks/bench_http.py            # as root; needs haproxy and wrk; a minute
+    .venv/bin/python benchmarks/bench_http.py --rules 2 20 500          # by the number of rules; two minutes
 
 Two pods on links of their own and the agent's policies in one namespace. wrk asks from one pod; in the other one a
 HAProxy answers each request itself. The policies change in turn, in each round. Prints medians of the rounds.
+
+With --rules, the last rule allows the requests. The paths of all requests are the same, or all differ: HAProxy stores
+which rule a text matches. The time of a change is the time of Proxy.prepare(), which the kernel's rules wait for: of a
+policy whose rules are the same but one.
 
 `make test` runs it once, with small numbers, and asserts no time.
 """
@@ -44,9 +49,22 @@ frontend f
     http-request return status 200 content-type text/plain string "ok"
 """
 PORTS = [{"port": "80", "protocol": "TCP"}]
-POLICIES = {"no policy": None, "by ports": [{"toPorts": [{"ports": PORTS}]}],
-            "by HTTP": [{"toPorts": [{"ports": PORTS, "rules": {"http": [
-                {"method": "GET", "path": "/a.*"}, {"method": "POST", "path": "/b.*"}]}}]}]}
+
+
+def by_http(number, last="GET"):
+    """ingress with so many rules, of which the last allows the requests."""
+    found = [{"method": "POST", "path": f"/b/{each}/.*"} for each in range(number - 1)]
+    found.append({"method": last, "path": "/a.*"})
+    return [{"toPorts": [{"ports": PORTS, "rules": {"http": found[at:at + 50]}}]} for at in range(0, number, 50)]
+
+
+POLICIES = {"no policy": None, "by ports": [{"toPorts": [{"ports": PORTS}]}], "by HTTP": by_http(2)}
+OTHER_PATHS = """local number = 0
+request = function()
+    number = number + 1
+    return wrk.format("GET", "/a/" .. number)
+end
+"""
 LOADS = {"16 clients, keep-alive": (16, ()), "16 clients, close": (16, ("-H", "Connection: close")),
          "1 client, keep-alive": (1, ()), "1 client, close": (1, ("-H", "Connection: close"))}
 WAIT_S = 20
@@ -107,21 +125,46 @@ class Node:
         (self.folder / "new").write_text(json.dumps({"kind": "List", "items": [*pods, *documents]}))
         (self.folder / "new").rename(self.folder / "all.json")
 
+    def documents(self, name):
+        ingress = POLICIES[name]
+        return [] if ingress is None else [{
+            "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy", "metadata": {"name": "web"},
+            "spec": {"endpointSelector": {"matchLabels": {"app": "server"}}, "ingress": ingress}}]
+
     def use(self, name):
         """Let a policy hold, and wait until requests are judged by it."""
-        ingress = POLICIES[name]
-        self.write([] if ingress is None else [{
-            "apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy", "metadata": {"name": "web"},
-            "spec": {"endpointSelector": {"matchLabels": {"app": "server"}}, "ingress": ingress}}])
-        wanted, until = {"no policy": (0, False), "by ports": (1, False), "by HTTP": (1, True)}[name], (
-            time.monotonic() + WAIT_S)
+        self.write(self.documents(name))
+        wanted, until = (name != "no policy", name.startswith("by HTTP")), time.monotonic() + WAIT_S
         while time.monotonic() < until:
-            proxy = next(each for each in self.policies.parts if isinstance(each, Proxy)).process
+            proxy = self.proxy.process
             if (len(self.policies.compiler.cluster.policies), bool(proxy and proxy.listens)) == wanted:
                 time.sleep(0.3)
                 return
             time.sleep(0.02)
         raise TimeoutError(name)
+
+    @property
+    def proxy(self):
+        return next(each for each in self.policies.parts if isinstance(each, Proxy))
+
+    def change(self, number):
+        """Change one of so many rules. Return how long the kernel's rules waited for HAProxy, in milliseconds."""
+        prepare, took = self.proxy.prepare, []
+
+        def timed(new_chains):
+            began = time.perf_counter()
+            prepare(new_chains)
+            took.append(1000 * (time.perf_counter() - began))
+        POLICIES["changed"] = by_http(number, "GET|HEAD")
+        self.policies.engine.prepare = timed
+        try:
+            self.write(self.documents("changed"))
+            until = time.monotonic() + WAIT_S
+            while not took and time.monotonic() < until:
+                time.sleep(0.01)
+        finally:
+            self.policies.engine.prepare = prepare
+        return took[0]
 
     def load(self, connections, words, seconds):
         """Requests a second, and the median latency in microseconds."""
@@ -154,14 +197,24 @@ def report(found):
                   f"{statistics.median(latencies):8,.0f} us")
 
 
+def report_changes(node, number, rounds):
+    took = []
+    for _ in range(rounds):
+        node.use(f"by HTTP {number}")
+        took.append(node.change(number))
+    print(f"a change of one of {number} rules: {statistics.median(took):.2f} ms")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 @pytest.mark.skipif(not (shutil.which("haproxy") and shutil.which("wrk")),
                     reason="needs haproxy and wrk (apt-get install haproxy wrk)")
 def test_costs_of_http_rules_are_measured(host_netns, pod_netns, tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "LOADS", {"16 clients, keep-alive": (16, ())})
+    monkeypatch.setitem(globals(), "POLICIES", {**POLICIES, "by HTTP 60": by_http(60)})
     node = Node(pod_netns, tmp_path)
     try:
         report(measure(node, 1, 1))
+        report_changes(node, 60, 1)
     finally:
         node.close()
 
@@ -170,6 +223,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=2, help="of one load")
+    parser.add_argument("--rules", type=int, nargs="+", default=(), help="measure these numbers of rules")
     args = parser.parse_args()
     if libc.unshare(CLONE_NEWNET):
         raise SystemExit("needs root")
@@ -182,9 +236,18 @@ def main():
         return spaces[-1]
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            if args.rules:
+                (Path(folder) / "other.lua").write_text(OTHER_PATHS)
+                POLICIES.clear()
+                POLICIES.update({f"by HTTP {number}": by_http(number) for number in args.rules})
+                LOADS.clear()
+                LOADS.update({"16 clients, one path": (16, ()),
+                              "16 clients, all paths": (16, ("-s", str(Path(folder) / "other.lua")))})
             node = Node(make, Path(folder))
             try:
                 report(measure(node, args.rounds, args.seconds))
+                for number in args.rules:
+                    report_changes(node, number, args.rounds)
             finally:
                 node.close()
     finally:

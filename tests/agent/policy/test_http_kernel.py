@@ -190,6 +190,44 @@ def test_a_name_of_a_header_with_an_underscore_passes_if_the_rule_asks_for_it(wo
     assert ask("/open", "X_Other: 2") == 200, "this rule asks for no headers"
 
 
+def test_a_pattern_may_have_each_printable_character(world):
+    """By HAProxy's files at the start, and later by its runtime API, which reads ; # < \\ and spaces."""
+    value = "".join(map(chr, range(0x21, 0x7f)))
+    path, host = r"/[ ;<>\"'`|^{}!$&)(+*,.:=@~a\\#-]*\?q", r"[^x;]+;\\ #"
+    asked = policy(ingress=[http({"path": path, "host": host, "headers": [f"X-A: {value} {value}"]})])
+    later = policy("later", ingress=[http({"path": f"{path}2", "host": host, "headers": [f"X-A: {value}"]})])
+
+    def ask(path, value, host=r"a.b;\ #"):
+        return world.ask("a", "b", request(f"GET {path}", host, [f"X-A: {value}"]))
+    begin(world, asked)
+    for _ in range(2):
+        assert ask("/;!$&)(+*,.:=@~a-?q", f"{value} {value}") == 200
+        assert ask("/;b?q", f"{value} {value}") == ask("/;?q", f"{value} {value}.") == 403
+        assert ask("/;?q", f"{value} {value}", r"x;\ #") == 403
+        world.agent.write(asked, later)
+        assert eventually(lambda: ask("/;?q2", value) == 200)
+        assert ask("/;?q2", f"{value};") == 403
+
+
+def test_a_rule_for_all_ipv6_addresses_allows_nothing_over_ipv4(world):
+    """HAProxy also searches the entries of IPv6 for an IPv4 address that has no entry."""
+    begin(world, policy(selector={"app": "client"}, egress=[
+        http({"path": "/six"}, toCIDR=["::/0"]), http({"path": "/four"}, toCIDR=[f"{ADDRESSES['b'][0]}/32"])]))
+    assert [world.ask("a", "b", f"GET {path}", version) for version in (0, 1) for path in ("/four", "/six")] == [
+        200, 403, 403, 200]
+
+
+def test_a_request_that_is_as_long_as_the_proxys_buffer_is_compared_to_its_end(world):
+    begin(world, policy(ingress=[http({"path": r"/a+\.jpg"}, {"path": "/h", "headers": ["X-A"]})]))
+    statuses = {length: world.ask("a", "b", f"GET /{length * 'a'}.jpg") for length in (10, 8000, 15000, 16000, 20000)}
+    assert statuses[10] == statuses[8000] == 200 and set(statuses.values()) <= {200, 400, 403, 414, 0}
+    for length in (15000, 15200, 15300, 15350, 16000):
+        assert world.ask("a", "b", f"GET /{length * 'a'}.jpg.cgi") in (0, 400, 403, 414), length
+    more = "X-A: 1", *(f"X-{each}: {50 * 'b'}" for each in range(90))
+    assert world.ask("a", "b", request("GET /h", more=more)) == 200
+    assert not [line for _, line in world.servers["b"].seen if "cgi" in line]
+
+
 def test_tls_passes_by_the_name_in_its_handshake_alone(world):
     begin(world, policy(ingress=[http({"host": r"api\.shop"}, {"host": r"other\.shop", "method": "GET"})]))
     assert begin_tls(world, "api.shop") and begin_tls(world, "API.Shop")
@@ -236,7 +274,7 @@ def test_a_pod_at_a_bridge_stays_closed_and_the_log_names_it(running, node):  # 
 def test_requests_are_told_to_those_who_listen(world):
     proxy = begin(world, READ_ONLY)
     with contextlib.closing(Requests([world.agent.settings.socket])) as it:
-        assert eventually(lambda: proxy.process.lists["listeners"])
+        assert eventually(lambda: proxy.process.maps["listeners"])
         assert [world.ask("a", "b", text) for text in ("GET /public/x", "GET /secret")] == [200, 403]
         found: list[dict] = []
         assert eventually(lambda: found.extend(it.read()) or len(found) == 2)

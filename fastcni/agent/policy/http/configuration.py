@@ -1,46 +1,57 @@
-"""The configuration of HAProxy, made of a State: which requests of which connections are allowed.
+"""The rules by HTTP requests as HAProxy reads them: a configuration that never changes, and maps.
 
     it = Configuration(state)
-    it.text(listening)                          # of haproxy.cfg
-    it.lists                                    # {file: the addresses in it}
+    it.maps                                     # {file: {key: value}}; the running process changes them (process.py)
+    text(listening)                             # of haproxy.cfg
 
-A Line with requests becomes `http-request` rules. Rules that depend on policies alone are in the text, and their change
-needs another process. Addresses are in lists, which the running process changes (process.py):
+A value of the first three maps is a list of names, such as ":b4-1f:g4-2e:":
 
-    on-...              pods to which a request of a line applies. The name stands for all that the request demands: a
-                        process that ends allows the requests that stay, and no other requests
-    g4-..., n4-...      the sets of nftables with the same names: peers, and named ports as "10.0.0.1:80"
-    b4-...              blocks, as networks
-    listeners           EVERYWHERE, while somebody wants to know of requests that are allowed
+    pods                address -> chains of rules that apply to the pod. The name is the hash of the chain's rules
+    peers               address or network -> the sets of nftables that contain the address
+    named               "10.0.0.1:80" -> the sets of nftables for named ports that contain it
+    requests-egress     regular expression -> the id of an allowed request; also requests-ingress
+    headers-egress      the same for requests with conditions on headers
+    hosts-egress        the same for the names in TLS handshakes
+    listeners           0.0.0.0/0 and ::/0, while somebody wants to know of requests that are allowed
 
-The first bytes of a connection tell TLS from HTTP. TLS passes if a request of a line asks for a host and for nothing
-else, and the name in the handshake is this host.
+For each request HAProxy joins the values of the first three maps, the port and the request, and searches the maps of
+regular expressions for the joined text (patterns.py). The first bytes of a connection tell TLS from HTTP. TLS passes if
+a request of a line asks for a host and for nothing else, and the name in the handshake is this host.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network, summarize_address_range
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.http import marks
+from fastcni.agent.policy.http import marks, patterns
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.state import HTTP_CHAINS, PREFIXES, VERSIONS, short_hash
 from fastcni.spec.address import ip_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from fastcni.agent.policy.http.documents import Request
     from fastcni.agent.policy.state import Line, State
 
-LISTENERS, EVERYWHERE = "listeners", {"0.0.0.0/0", "::/0"}
-MAX_CONNECTIONS = 2000          # of a client at a time, of the 10,000 that HAProxy can have
-LOG, STATS = "log.sock", "stats-{generation}.sock"      # sockets, in the directory of the configuration
-WEBSOCKET, TLS = "websocket", "tls"     # the server, and the backend, of connections that are judged once
+    Maps = Mapping[str, Mapping[str, str]]
+
+PODS, PEERS, NAMED, LISTENERS = "pods", "peers", "named", "listeners"
+REQUESTS, HEADERS, HOSTS = "requests-", "headers-", "hosts-"    # begin the names of maps of regular expressions
 SIDES = {"egress": (EGRESS,), "ingress": (INGRESS,), "both": (EGRESS, INGRESS)}
+DIRECTIONS = {EGRESS: "egress", INGRESS: "ingress"}
+RULES = tuple(f"{kind}{direction}" for kind in (REQUESTS, HEADERS, HOSTS) for direction in DIRECTIONS.values())
+NOTHING = ":"                   # the list without names
+# HAProxy searches the other family's entries for an address of which its own family has no entry: ::ffff:0:0/96, 6to4
+EVERYWHERE = ("0.0.0.0/0", "::/0")
+MAX_NAMES = 200                 # in a list: a line of a file and the joined text have at most 16 KiB
+MAX_CONNECTIONS = 2000          # of a client at a time, of the 10,000 that HAProxy can have
+LOG, STATS = "log.sock", "stats.sock"           # sockets, in the directory of the configuration
+WEBSOCKET, TLS = "websocket", "tls"     # the server, and the backend, of connections that are judged once
 MARKS = {"egress": marks.OUT, "ingress": marks.IN, "both": marks.EITHER}
-VARIABLES = {EGRESS: "txn.egress", INGRESS: "txn.ingress"}
 # A path in which a server may see another path than the policy: dot segments, also before path parameters and spaces;
 # empty segments; backslashes; fragments; broken percent-encoding; percent-encoding of unreserved characters (RFC 3986,
 # 2.3), of control characters, slash and backslash, twice, or of overlong UTF-8 and surrogates (RFC 3629)
@@ -54,7 +65,6 @@ GLOBAL = """global
 defaults
     log global
     option disable-h2-upgrade
-    option idle-close-on-response
     http-reuse never
     retries 0
     timeout connect 5s
@@ -78,10 +88,9 @@ frontend {side}
     tcp-request inspect-delay 5s
     acl tls req.ssl_hello_type 1
     tcp-request content set-var(txn.port) dst_port
-    tcp-request content set-var(txn.to) dst,concat(:,txn.port)
     tcp-request content set-var(sess.tls) req.ssl_sni if tls
 """
-BACKEND = """
+BACKEND = r"""
 backend {side}
     mode http
     option http-no-delay
@@ -89,9 +98,9 @@ backend {side}
     http-request set-var(txn.path) pathq
     http-request set-var(txn.host) req.fhdr(host)
     http-request set-var(txn.port) dst_port
-    http-request set-var(txn.to) dst,concat(:,txn.port)
+    http-request set-var(txn.request) method,concat("\n",txn.host,"\n"),concat(,txn.path,"\n")
     acl origin url -m beg /
-    acl odd path -m reg -i {odd}
+    acl odd path -m reg -i '{odd}'
     acl upgrade req.fhdr(upgrade) -m found
     acl websocket req.fhdr(upgrade) -m str -i websocket
     http-request set-var(txn.why) str(target) if !origin
@@ -100,12 +109,27 @@ backend {side}
     http-request set-var(txn.why) str(upgrade) if {{ req.fhdr_cnt(upgrade) gt 1 }}
     http-request set-var(txn.why) str(host) if {{ req.fhdr_cnt(host) gt 1 }}
     acl why var(txn.why) -m found
-    http-request {deny} "{form}\\n" if why
+    http-request {deny} "{form}\n" if why
     http-after-response set-header Connection close if {{ var(txn.why) -m found }}
 """
-REFUSE = """    acl {direction} var({variable}) -m found
+# own, peer: "src" or "dst"
+ENDS = r"""    {rule} set-var(txn.peer) {peer},map_ip(peers){condition}
+    {rule} set-var(txn.named) dst,concat(:,txn.port),map_str(named,:){condition}
+    {rule} set-var(txn.ends) {own},map_ip(pods),concat("\n",txn.peer,"\n"),concat(,txn.named,"\n"){condition}
+    {rule} set-var(txn.ends) var(txn.ends),concat(,txn.port,"\n"){condition}
+"""
+BY_HOST = r"""    tcp-request content set-var(txn.asked) var(txn.ends),concat(,sess.tls,"\n") if tls
+    tcp-request content set-var(txn.{direction}) var(txn.asked),map_reg(hosts-{direction}) if tls
+    tcp-request content reject if tls !{{ var(txn.{direction}) -m found }}
+"""
+BY_REQUEST = r"""    acl {direction} var(txn.{direction}) -m found
+    http-request set-var(txn.asked) var(txn.ends),concat("\r\n",txn.request)
+    http-request set-var(txn.{direction}) var(txn.asked),map_reg(requests-{direction})
+    http-request set-var(txn.headers) req.hdrs if !{direction}
+    http-request set-var(txn.asked) var(txn.ends),concat(,txn.headers),concat(,txn.request) if !{direction}
+    http-request set-var(txn.{direction}) var(txn.asked),map_reg(headers-{direction}) if !{direction}
     http-request set-var(txn.why) str({direction}) if !{direction}
-    http-request {deny} "no HTTP rule of the network policies for {direction} allows this request\\n" if !{direction}
+    http-request {deny} "no HTTP rule of the network policies for {direction} allows this request\n" if !{direction}
 """
 DENY = "deny deny_status 403 content-type text/plain string"
 FORM = ("a network policy refuses this form of request: expected one Host, a path without empty, dot or needlessly "
@@ -132,83 +156,118 @@ class Allowed:
     request: Request
     spans: tuple[tuple[int, int], ...]
 
+    def pattern(self, chain: str) -> str:
+        """Return the regular expression for connections and requests. chain: the hash of the chain's rules."""
+        return patterns.ends(chain, self.line.peer, self.line.named, self.spans) + patterns.of_request(self.request)
+
 
 class Configuration:
-    """labels: {id: name of the rule}. lists: {file: its lines}. allowed: by direction."""
+    """labels: {id: name of the rule}. maps: {file: {key: value}}. cut: addresses and networks whose lists had more than
+    MAX_NAMES names."""
 
     def __init__(self, state: State) -> None:
         self.labels: dict[str, str] = {}
-        self.lists: dict[str, set[str]] = {LISTENERS: set()}
-        self.allowed: dict[str, list[Allowed]] = {EGRESS: [], INGRESS: []}
-        members = members_of(state)
+        self.maps: dict[str, dict[str, str]] = {name: {} for name in (*RULES, LISTENERS)}
+        self._allowed: dict[str, list[tuple[str, Allowed]]] = {EGRESS: [], INGRESS: []}
+        pods, names = members_of(state), dict[str, str]()
+        sets: dict[str, set[str]] = {}
         for name, chain in sorted(state.chains.items()):
-            for line in chain.lines if name.startswith(HTTP_CHAINS) else ():
-                for request in line.requests:
-                    id = short_hash(name, replace(line, requests=(), comment=""), request)
-                    self.labels[id] = line.comment
-                    self.allowed[chain.direction].append(Allowed(id, line, request, spans_of(state, line)))
-                    self.lists[f"on-{id}"] = members.get(name, set())
-                for each in (line.peer, line.named):
-                    if each:
-                        self.lists[each] = texts_of(state, each)
+            if name.startswith(HTTP_CHAINS):
+                found = list(allowed(state, name))
+                names[name] = short_hash(*(it.id for it in found))
+                self._allowed[chain.direction] += ((name, it) for it in found)
+                for it in found:
+                    self._add_patterns(it, names[name], DIRECTIONS[chain.direction])
+                    sets |= {each: texts_of(state, each) for each in (it.line.peer, it.line.named) if each}
+        named = {name: texts for name, texts in sets.items() if state.sets[name].kind == "named"}
+        self._pods, self._sets = pods, sets
+        self.maps[PODS] = by_element({names[name]: texts for name, texts in pods.items()})
+        self.maps[PEERS] = by_element({name: texts for name, texts in sets.items() if name not in named})
+        self.maps[NAMED] = by_element(named)
+        self.cut = {key for name in (PODS, PEERS, NAMED) for key in shorten(self.maps[name])}
+        for each in EVERYWHERE:
+            self.maps[PODS].setdefault(each, NOTHING)
+            self.maps[PEERS].setdefault(each, NOTHING)
 
-    def text(self, generation: int, listening: Mapping[str, tuple[int, ...]]) -> str:
-        """The file. listening: {side: descriptors}."""
-        return GLOBAL.format(log=LOG, stats=STATS.format(generation=generation)) + "".join(
-            part for side in SIDES for part in (*self._frontend(side, listening[side]), *self._backend(side))
-        ) + TLS_BACKEND
+    def _add_patterns(self, it: Allowed, chain: str, direction: str) -> None:
+        self.labels[it.id] = it.line.comment
+        self.maps[f"{HEADERS if it.request.headers else REQUESTS}{direction}"][it.pattern(chain)] = it.id
+        if it.request.by_host_only:
+            ends = patterns.ends(chain, it.line.peer, it.line.named, it.spans)
+            self.maps[f"{HOSTS}{direction}"][f"{ends}{patterns.of_host(it.request.host)}"] = it.id
 
-    def _frontend(self, side: str, descriptors: tuple[int, ...]) -> Iterator[str]:
-        yield FRONTEND.format(side=side, log_format=LOG_FORMAT.format(side=side), most=MAX_CONNECTIONS)
-        yield from (f"    bind fd@{descriptor}\n" for descriptor in descriptors)
-        for direction in SIDES[side]:
-            for it in self.allowed[direction]:
-                if it.request.by_host_only:
-                    yield f"    acl {it.id} req.ssl_sni -m reg -i -- {whole(it.request.host)}\n"
-                    yield (f"    tcp-request content set-var({VARIABLES[direction]}) str({it.id}) if tls "
-                           f"{conditions(it, direction)} {it.id}\n")
-            yield f"    tcp-request content reject if tls !{{ var({VARIABLES[direction]}) -m found }}\n"
-        yield f"    tcp-request content switch-mode http if !tls\n    use_backend {TLS} if tls\n"
-        yield f"    default_backend {side}\n"
-
-    def _backend(self, side: str) -> Iterator[str]:
-        yield BACKEND.format(side=side, odd=quoted(ODD_PATH), deny=DENY, form=FORM)
-        for direction in SIDES[side]:
-            for it in self.allowed[direction]:
-                names = []
-                for name, acl in acls(it.id, it.request):
-                    names.append(name)
-                    yield f"    acl {name} {acl}\n"
-                yield (f"    http-request set-var({VARIABLES[direction]}) str({it.id}) if "
-                       f"{' '.join((conditions(it, direction), *names))}\n")
-            yield REFUSE.format(deny=DENY, direction=direction.lower(), variable=VARIABLES[direction])
-        yield f"    http-request set-log-level silent if !{{ src -f {LISTENERS} }}\n{SERVERS}"
-
-    def that_apply(self, lists: Mapping[str, set[str]], source: str, destination: str, port: int,
-                   tls: bool) -> set[str]:
-        """Return the ids of the requests that may be allowed on a connection. lists: the contents of `self.lists`."""
+    def that_apply(self, source: str, destination: str, port: int, tls: bool) -> set[str]:
+        """Return the ids of the requests that may be allowed on a connection."""
         found = set()
-        for direction, each in self.allowed.items():
+        for direction, each in self._allowed.items():
             own, peer = (source, destination) if direction == EGRESS else (destination, source)
-            found |= {it.id for it in each if (it.request.by_host_only or not tls) and own in lists[f"on-{it.id}"]
-                      and (not it.line.peer or has_address(lists[it.line.peer], peer))
-                      and (not it.line.named or f"{destination}:{port}" in lists[it.line.named])
+            found |= {it.id for chain, it in each if (it.request.by_host_only or not tls)
+                      and own in self._pods.get(chain, ())
+                      and (not it.line.peer or has_address(self._sets[it.line.peer], peer))
+                      and (not it.line.named or f"{destination}:{port}" in self._sets[it.line.named])
                       and (not it.spans or any(first <= port <= last for first, last in it.spans))}
         return found
 
 
-def conditions(it: Allowed, direction: str) -> str:
-    """Return the conditions on a connection's ends. nftables has compared them, but another line may have allowed the
-    connection."""
+def shorten(lists: dict[str, str]) -> list[str]:
+    """Leave MAX_NAMES names in each list, and return the keys of the lists that had more."""
+    found = [key for key, value in lists.items() if value.count(":") > MAX_NAMES + 1]
+    for key in found:
+        lists[key] = f":{':'.join(lists[key].split(':')[1:MAX_NAMES + 1])}:"
+    return found
+
+
+def text(listening: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the configuration. listening: {side: descriptors}."""
+    return GLOBAL.format(log=LOG, stats=STATS) + "".join(
+        part for side in SIDES for part in (*frontend(side, listening[side]), *backend(side))) + TLS_BACKEND
+
+
+def frontend(side: str, descriptors: tuple[int, ...]) -> Iterator[str]:
+    yield FRONTEND.format(side=side, log_format=LOG_FORMAT.format(side=side), most=MAX_CONNECTIONS)
+    yield from (f"    bind fd@{descriptor}\n" for descriptor in descriptors)
+    for direction in SIDES[side]:
+        yield ends("tcp-request content", direction, " if tls") + BY_HOST.format(direction=DIRECTIONS[direction])
+    yield f"    tcp-request content switch-mode http if !tls\n    use_backend {TLS} if tls\n"
+    yield f"    default_backend {side}\n"
+
+
+def backend(side: str) -> Iterator[str]:
+    yield BACKEND.format(side=side, odd=ODD_PATH, deny=DENY, form=FORM)
+    for direction in SIDES[side]:
+        yield ends("http-request", direction) + BY_REQUEST.format(deny=DENY, direction=DIRECTIONS[direction])
+    yield f"    http-request set-log-level silent if !{{ src,map_ip({LISTENERS}) -m found }}\n{SERVERS}"
+
+
+def ends(rule: str, direction: str, condition: str = "") -> str:
     own, peer = ("src", "dst") if direction == EGRESS else ("dst", "src")
-    found = [f"{{ {own} -f on-{it.id} }}"]
-    if it.line.peer:
-        found.append(f"{{ {peer} -f {it.line.peer} }}")
-    if it.line.named:
-        found.append(f"{{ var(txn.to) -m str -f {it.line.named} }}")
-    if it.spans:
-        found.append(f"{{ dst_port {' '.join(f'{first}:{last}' for first, last in it.spans)} }}")
-    return " ".join(found)
+    return ENDS.format(rule=rule, own=own, peer=peer, condition=condition)
+
+
+def allowed(state: State, name: str) -> Iterator[Allowed]:
+    """Yield the requests that a chain allows."""
+    for line in state.chains[name].lines:
+        for request in line.requests:
+            id = short_hash(name, replace(line, requests=(), comment=""), request)
+            yield Allowed(id, line, request, spans_of(state, line))
+
+
+def by_element(sets: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Return {element: the names of all sets that contain the element}. An element may be a network."""
+    found = defaultdict(set)
+    for name, texts in sets.items():
+        for each in texts:
+            found[each].add(name)
+    networks = {(network.version, network.prefixlen, int(network.network_address)): names
+                for network, names in ((ip_network(each), names) for each, names in found.items() if "/" in each)}
+    lengths = {(version, length) for version, length, _ in networks}
+    for each, names in found.items() if networks else ():
+        it = ip_network(each)
+        for version, length in lengths:
+            if version == it.version and length < it.prefixlen:
+                bits = it.max_prefixlen - length
+                names |= networks.get((version, length, int(it.network_address) >> bits << bits), set())
+    return {each: f":{':'.join(sorted(names))}:" for each, names in found.items()}
 
 
 def spans_of(state: State, line: Line) -> tuple[tuple[int, int], ...]:
@@ -239,34 +298,11 @@ def texts_of(state: State, name: str) -> set[str]:
     """The elements of a set as HAProxy reads them."""
     one = state.sets[name]
     if one.ranges:
-        return {str(network) for first, last in one.ranges
-                for network in summarize_address_range(ip_address(first), ip_address(last))}
+        networks = (network for first, last in one.ranges
+                    for network in summarize_address_range(ip_address(first), ip_address(last)))
+        return {ip_text(network.network_address.packed) if network.num_addresses == 1 else str(network)
+                for network in networks}
     if one.kind == "named":
         return {f"{ip_text(key[:one.length])}:{int.from_bytes(key[one.length:one.length + 2], 'big')}"
                 for key in state.elements[name]}
     return {ip_text(key) for key in state.elements[name]}
-
-
-def acls(id: str, request: Request) -> Iterator[tuple[str, str]]:
-    """(name, text) of the conditions on a request."""
-    for key, sample in (("method", "method -m reg"), ("path", "pathq -m reg"), ("host", "req.fhdr(host) -m reg -i")):
-        if pattern := getattr(request, key):
-            yield f"{id}-{key}", f"{sample} -- {whole(pattern)}"
-    if request.headers:
-        name = "|".join(("[^,_]*", *sorted({name for name, _ in request.headers if "_" in name})))
-        yield f"{id}-names", f"req.hdr_names -m reg -- {quoted(f'^({name})(,({name}))*$')}"
-    for number, (name, value) in enumerate(request.headers):
-        yield f"{id}-n{number}", f"req.fhdr_cnt({name}) eq 1"
-        if value:
-            yield f"{id}-v{number}", f"req.fhdr({name}) -m str -- {quoted(value)}"
-
-
-def whole(pattern: str) -> str:
-    """A regular expression for a complete value."""
-    return quoted(f"^(?:{pattern})$")
-
-
-def quoted(text: str) -> str:
-    """A word of the configuration, in which nothing has a meaning."""
-    return "'" + text.replace("'", "'\"'\"'") + "'"
-

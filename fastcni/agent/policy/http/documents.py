@@ -18,7 +18,7 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastcni.agent.policy.http.patterns import PatternError, read_pattern
+from fastcni.agent.policy.http.patterns import PatternError, of_request, read_pattern, word
 from fastcni.agent.policy.objects import (
     EGRESS,
     EVERYTHING,
@@ -49,6 +49,8 @@ KEYS = {INGRESS: ("ingress", ("fromEndpoints",)), EGRESS: ("egress", ("toEndpoin
 IPPROTO_TCP = 6
 MAX_DIGITS = 5                  # of a port
 MAX_ITEMS = 64                  # http rules of an item of toPorts, headers of one
+MAX_PORTS = 40                  # of an item of toPorts with http rules; also of Cilium's CRD
+MAX_PATTERN = 7000              # of the joined conditions of a request: HAProxy reads lines of 16 KiB
 HEADER_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
 HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?")
 
@@ -149,6 +151,8 @@ def read_ports(it: Reader, peers: tuple[Peer, ...]) -> Rule:
     if rules is None:
         return Rule(peers, ports)
     rules.only("http")
+    if len(it.get("ports", list, [])) > MAX_PORTS:
+        it.wrong(f"expected at most {MAX_PORTS} items, because there are rules.http", "ports")
     if not 1 <= len(rules.get("http", list, [])) <= MAX_ITEMS:
         rules.wrong(f"expected 1 to {MAX_ITEMS} items", "http")
     return HttpRule(peers, ports, rules.each("http", read_request))
@@ -188,7 +192,10 @@ def read_request(it: Reader) -> Request:
     headers = it.get("headers", list, [])
     if len(headers) > MAX_ITEMS:
         it.wrong(f"expected at most {MAX_ITEMS} items", "headers")
-    return Request(**found, headers=tuple(read_header(it, text) for text in headers))
+    request = Request(**found, headers=tuple(read_header(it, text) for text in headers))
+    if len(word(of_request(request))) > MAX_PATTERN:
+        it.wrong("the conditions are too long")
+    return request
 
 
 def read_header(it: Reader, text: Any) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Run the HTTP proxy: one process a node, while a policy has rules by HTTP requests.
 
-Without the process, nftables drops connections that need it (redirect.py). The agent has the listening sockets: while a
-new process replaces the running process, connections wait in the sockets' queues.
+Without the process, nftables drops connections that need it (redirect.py). The agent has the listening sockets: while
+the agent starts a process again, connections wait in the sockets' queues.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import select
 import shutil
 import socket
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from errno import EADDRNOTAVAIL, EAFNOSUPPORT
 from pathlib import Path
 from time import monotonic
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.http import redirect
 from fastcni.agent.policy.http.access_log import AccessLog
-from fastcni.agent.policy.http.configuration import EVERYWHERE, LISTENERS, MARKS, Configuration
-from fastcni.agent.policy.http.process import HAProxyError, Process
+from fastcni.agent.policy.http.configuration import EVERYWHERE, LISTENERS, MARKS, MAX_NAMES, Configuration, text
+from fastcni.agent.policy.http.process import CONFIGURATION, Process
 from fastcni.agent.policy.state import HTTP_CHAINS
 from fastcni.spec.address import read_ip
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from fastcni.agent.policy.engine import Engine
     from fastcni.agent.policy.service import Settings
@@ -39,6 +40,8 @@ BEGIN_S = 0.01                  # between two questions to the runtime API of a 
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 4.0     # until a process that has ended is started again
 STEADY_S = 30.0                 # a process that has run so long starts again without delay
 LOOK_S = 1.0                    # between two checks of the routes and listeners
+CHANGE_S = 0.1                  # how long the kernel's rules wait for a change of the process's maps
+MAX_LABELS = 1000
 
 
 class Proxy:
@@ -51,9 +54,9 @@ class Proxy:
         self.due = 0.0
         self.wanted: Configuration | None = None
         self.process: Process | None = None
-        self.former: list[Process] = []                 # processes that finish their connections
-        self._text = ""                                 # of the process, without its generation
-        self._generation, self._begun = 0, 0.0
+        self._begun = 0.0                               # when the process started, monotonic
+        self._changes = ThreadPoolExecutor(1, "http-proxy")
+        self._change: Future[None] | None = None        # that the process has not answered yet
         self._retry_s, self._retry_at = MIN_RETRY_S, 0.0
         self._sockets: dict[str, list[socket.socket]] = {}
         self._direct: list[socket.socket] = []          # sockets that are not transparent, see redirect.py
@@ -62,6 +65,7 @@ class Proxy:
         self._denied = 0                                # requests, before this log
         self._routed = True                             # an agent before this one may have left routes
         self._bridged: set[str] = set()                 # pods that were named in the log
+        self._cut: set[str] = set()                     # addresses that were named in the log
         self._poll = select.epoll()
 
     def fileno(self) -> int:
@@ -74,6 +78,7 @@ class Proxy:
         """End the process. The rules stay: connections that need the proxy are dropped until the next agent has started
         one."""
         self._end()
+        self._changes.shutdown()
         for it in self._direct:
             it.close()
         with suppress(OSError):         # the next agent deletes the routes, or uses them
@@ -91,6 +96,7 @@ class Proxy:
         if any(name.startswith(HTTP_CHAINS) and name in state.chains for name in known):
             self.wanted = Configuration(state)
             self._name_bridged()
+            self._name_cut(self.wanted)
         elif self.wanted or self._routed:
             self.wanted = None
         else:
@@ -108,14 +114,13 @@ class Proxy:
     def _keep(self) -> None:
         if self._access:
             self._access.take()
-        self.former = [each for each in self.former if not self._reap(each)]
         if self.wanted:
             if not self._sockets:
                 self._open()
             self._routed = True
             redirect.put_routes(it.family for each in self._sockets.values() for it in each)
             assert self._access
-            self.wanted.lists[LISTENERS] = EVERYWHERE if self._access.listening else set()
+            self.wanted.maps[LISTENERS] = dict.fromkeys(EVERYWHERE, "all") if self._access.listening else {}
             self._follow(self.wanted)
         else:
             self._end()
@@ -130,14 +135,13 @@ class Proxy:
         """Return when attend() is next needed for the process, in monotonic seconds."""
         if self.process is None:
             return self._retry_at
-        behind = self.wanted and (self.process.ended or self.process.lists != self.wanted.lists
-                                  or self._text != self._written(self.wanted, 0))
+        behind = self.wanted and (self.process.ended or self.process.maps != self.wanted.maps)
         return monotonic() + BEGIN_S if behind else float("inf")
 
     def _open(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in (*self.folder.glob("stats-*"), *self.folder.glob("*-*")):
-            path.unlink(missing_ok=True)
+        for path in self.folder.iterdir():
+            path.unlink()
         try:
             self._access = AccessLog(self.folder)
             self._poll.register(self._access.fileno(), select.EPOLLIN)
@@ -158,7 +162,7 @@ class Proxy:
         self.engine.rules.divert({})
 
     def _follow(self, wanted: Configuration) -> None:
-        """Change the lists of the process, or start another process if the text of the configuration has changed."""
+        """Change the maps of the process, or start a process."""
         if self.process and (how := self.process.ended):
             self._forget(self.process)
             self.process = None
@@ -166,49 +170,32 @@ class Proxy:
             self._retry_at = monotonic() + self._retry_s
             self.log.error("http_proxy_ended", how=how, effect="connections with HTTP rules get no answer",
                            again_s=round(self._retry_s, 1))
-        for each in self.former:
-            self._put(each, wanted)
-        if self.process and self._text == self._written(wanted, 0):
-            if self.process.lists != wanted.lists and self.process.listens:
-                write_lists(self.folder, wanted)
-                self._put(self.process, wanted)
+        if self.process:
+            self._put(self.process, wanted)
         elif monotonic() >= self._retry_at:
             self._start(wanted)
 
     def _put(self, process: Process, wanted: Configuration) -> None:
-        """Change the lists of a process."""
-        with self._taken(process):
-            process.put(wanted.lists)
-
-    @contextmanager
-    def _taken(self, process: Process) -> Iterator[None]:
-        """End a process that does not accept a change, because it would allow requests that are no longer allowed."""
-        try:
-            yield
-        except HAProxyError as e:
-            if not process.ended:
+        """Change the maps of a process, in another thread: while the process is slow, this thread follows other
+        changes. End a process that does not accept a change, because it would allow requests that are no longer
+        allowed."""
+        if self._change is None and process.maps != wanted.maps and process.listens:
+            self._label(wanted)
+            self._change = self._changes.submit(process.put, wanted)
+            wait((self._change,), CHANGE_S)
+        if self._change and self._change.done():
+            e, self._change = self._change.exception(), None
+            if e and not process.ended:
                 self.log.error("http_proxy_refused", error=str(e))
                 process.end()
 
     def _start(self, wanted: Configuration) -> None:
-        """Start a process that replaces the running process. The running process first loses the rules that `wanted`
-        lacks."""
-        former = self.process
-        if former:
-            if not former.listens:                      # it starts
-                return
-            with self._taken(former):
-                former.finish()
-                former.put(wanted.lists)
-            self.former.append(former)
-            self.process = None
-        self._generation += 1
-        self._text = self._written(wanted, 0)
-        write_lists(self.folder, wanted)
-        (self.folder / "haproxy.cfg").write_text(self._written(wanted, self._generation))
+        for name, each in wanted.maps.items():
+            (self.folder / name).write_text("".join(f"{key} {value}\n" for key, value in each.items()))
+        listening = {side: tuple(it.fileno() for it in each) for side, each in self._sockets.items()}
+        (self.folder / CONFIGURATION).write_text(text(listening))
         try:
-            self.process = Process(self.folder, self._generation, [it.fileno() for each in self._sockets.values()
-                                                                   for it in each], wanted)
+            self.process = Process(self.folder, [it for each in listening.values() for it in each], wanted)
         except OSError as e:
             self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
             self._retry_at = monotonic() + self._retry_s
@@ -216,32 +203,27 @@ class Proxy:
             return
         self._begun = monotonic()
         self._poll.register(self.process.descriptor, select.EPOLLIN)
-        assert self._access
-        self._access.labels = {**dict(list(self._access.labels.items())[-1000:]), **wanted.labels}
+        self._label(wanted)
         self.log.info("http_proxy_started", pid=self.process.pid, rules=len(set(wanted.labels.values())))
 
-    def _written(self, wanted: Configuration, generation: int) -> str:
-        return wanted.text(generation, {side: tuple(it.fileno() for it in each)
-                                        for side, each in self._sockets.items()})
-
-    def _reap(self, process: Process) -> bool:
-        """End a replaced process that has no more connections. Return whether the process has ended."""
-        with self._taken(process):
-            if not process.ended:
-                process.end_finished()
-        if process.ended:
-            self._forget(process)
-        return bool(process.ended)
+    def _label(self, wanted: Configuration) -> None:
+        """Name the rules of these ids in the log of requests, and those of the last MAX_LABELS former ids."""
+        assert self._access
+        former = [each for each in self._access.labels.items() if each[0] not in wanted.labels]
+        self._access.labels = {**dict(former[-MAX_LABELS:]), **wanted.labels}
 
     def _forget(self, process: Process) -> None:
         if process.descriptor >= 0:
             self._poll.unregister(process.descriptor)
         process.end()
+        if self._change:                # the end of the process ends its wait for an answer
+            wait((self._change,))
+            self._change = None
 
     def _end(self) -> None:
-        for process in (*self.former, *filter(None, (self.process,))):
-            self._forget(process)
-        self.former, self.process = [], None
+        if self.process:
+            self._forget(self.process)
+        self.process = None
         self._retry_s, self._retry_at = MIN_RETRY_S, 0.0
         if self._sockets:
             for it in (it for each in self._sockets.values() for it in each):
@@ -268,6 +250,13 @@ class Proxy:
             self.log.error("http_rules_on_bridge", pod=pod, do="use ptp",
                            effect="the connections of this pod that HTTP rules are about are closed")
         self._bridged = found
+
+    def _name_cut(self, wanted: Configuration) -> None:
+        """Log the addresses to which more rules apply than HAProxy can compare."""
+        for each in sorted(wanted.cut - self._cut):
+            self.log.error("http_rules_cut", address=each, most=MAX_NAMES,
+                           effect="further policies and peers with HTTP rules do not count for this address")
+        self._cut = wanted.cut
 
 
 def listen(transparent: bool = True) -> list[socket.socket]:
@@ -299,8 +288,3 @@ def listen_on(text: str, transparent: bool) -> socket.socket | None:
 def ends(sockets: Iterable[socket.socket]) -> tuple[tuple[bytes, int], ...]:
     """Return the addresses, packed, and ports of sockets."""
     return tuple((read_ip(it.getsockname()[0]), it.getsockname()[1]) for it in sockets)
-
-
-def write_lists(folder: Path, wanted: Configuration) -> None:
-    for name, texts in wanted.lists.items():
-        (folder / name).write_text("".join(f"{text}\n" for text in sorted(texts)))

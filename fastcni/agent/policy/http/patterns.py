@@ -1,16 +1,38 @@
-"""Regular expressions of policies, which HAProxy compares with complete values.
+r"""Regular expressions of policies, which HAProxy compares with complete values.
 
     read_pattern("GET|HEAD")                    # returned as it is
     read_pattern("(a+)+")                       # PatternError: a repetition repeats a repetition
 
 A pattern is accepted if POSIX extended regular expressions, Python and PCRE2 give it the same meaning. The sender of a
 request chooses the text that is compared, so no pattern may need exponential time.
+
+The module also joins the conditions of a request to one regular expression of PCRE2 for this text, of which \r ends
+lines of headers only (configuration.py):
+
+    :chains of the pod:\n
+    :sets that contain the peer:\n
+    :sets that contain the destination and its port:\n
+    port\n
+    name: value\r\n                             (the headers, for rules with conditions on headers)
+    \r\n
+    method\n
+    host\n
+    path\n
+
+No value contains a line break, so the text has as many lines as the regular expression, and a pattern of a policy never
+matches more than its own line. HAProxy cuts a text that is longer than its buffer. Such a text lacks the last line
+break, and does not match.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fastcni.agent.policy.http.documents import Request
 
 MAX_LENGTH = 512                # characters
 MAX_REPEATS = 256               # the largest number in {m,n}: PCRE2 copies the repeated part
@@ -61,3 +83,61 @@ def parts(value: Any) -> list[Any]:
     if isinstance(value, re._parser.SubPattern):                # type: ignore[attr-defined]
         return [value]
     return [part for each in value for part in parts(each)] if isinstance(value, list | tuple) else []
+
+
+def ends(chain: str, peer: str, named: str, spans: Iterable[tuple[int, int]]) -> str:
+    """Return the regular expression for the ends of a connection, which begins the text. "" and (): any."""
+    lists = "".join(rf"[^\n]*:{each}:[^\n]*\n" if each else r"[^\n]*\n" for each in (chain, peer, named))
+    return rf"(?m)\A{lists}{ports(spans)}\n"
+
+
+def ports(spans: Iterable[tuple[int, int]]) -> str:
+    """Return the regular expression for the decimal numbers of these ranges, (first, last)."""
+    return f"(?:{'|'.join(each for span in spans for each in digits(*span)) or '[0-9]+'})"
+
+
+def digits(first: int, last: int) -> Iterator[str]:
+    """Yield regular expressions for first to last: each has fixed digits, a range of one digit, and any digits."""
+    while first <= last:
+        free = 0                                        # the number of last digits that may be any
+        while first % 10 ** (free + 1) == 0 and first + 10 ** (free + 1) - 1 <= last and first:
+            free += 1
+        unit = 10 ** free
+        steps = min(9 - first // unit % 10, (last - first + 1) // unit - 1)
+        fixed, digit = str(first // unit)[:-1], first // unit % 10
+        yield f"{fixed}[{digit}-{digit + steps}]{'[0-9]' * free}"
+        first += (steps + 1) * unit
+
+
+def of_request(it: Request) -> str:
+    """Return the regular expression for the lines of a request."""
+    headers = "".join(f"(?={of_header(name, value)})" for name, value in it.headers)
+    if it.headers:
+        # Many servers read _ as -: a header whose name has _ passes only if a condition names the header
+        names = "|".join(("[^:_\\r]*", *sorted({name for name, _ in it.headers if "_" in name})))
+        headers += rf"(?:(?:{names}):[^\r]*+\r\n)*+"
+    lines = "".join(rf"({flags}{pattern or '.*'})\n" for flags, pattern in (
+        ("?:", it.method), ("?i:", it.host), ("?:", it.path)))
+    return encoded(rf"{headers}\r\n{lines}\z")
+
+
+def of_header(name: str, value: str) -> str:
+    """Return the regular expression for headers that have this header once. value: "": any."""
+    others = rf"(?:(?!{name}:)[^\r]++\r\n)*+"
+    wanted = " " + re.escape(value) if value else r"[^\r]*+"
+    return rf"{others}{name}:{wanted}\r\n{others}\r\n"
+
+
+def of_host(pattern: str) -> str:
+    """Return the regular expression for the line of a name in a TLS handshake."""
+    return encoded(rf"(?i:{pattern})\n\z")
+
+
+def encoded(pattern: str) -> str:
+    """Return the regular expression without characters that have a meaning in HAProxy's files and its runtime API."""
+    return re.sub(r"\\?([ ;#<\"'])|\\.", lambda it: f"\\x{ord(it[1]):02x}" if it[1] else it[0], pattern)
+
+
+def word(text: str) -> str:
+    """Return an encoded regular expression as HAProxy's runtime API reads a word."""
+    return text.replace("\\", "\\\\")

@@ -1,4 +1,4 @@
-"""One process of HAProxy: its start, its end, and changes of its lists by the runtime API."""
+"""One process of HAProxy: its start, its end, and changes of its maps by the runtime API."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.http import start_haproxy
-from fastcni.agent.policy.http.configuration import LISTENERS, SIDES, STATS, TLS, WEBSOCKET
+from fastcni.agent.policy.http.configuration import LISTENERS, NAMED, PEERS, PODS, RULES, STATS, TLS, WEBSOCKET
+from fastcni.agent.policy.http.patterns import word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from fastcni.agent.policy.http.configuration import Configuration
+    from fastcni.agent.policy.http.configuration import Configuration, Maps
 
 PROGRAMS = ("haproxy", "setpriv")
+CONFIGURATION = "haproxy.cfg"   # in the directory of the process
 # The kernel sends no signal if the parent ended before setpriv requested the signal
 IF_PARENT_LIVES = '[ "$PPID" = "$0" ] && exec "$@"'
 CAP_SETPCAP = 8
-COMMANDS = 100                  # in one line (16 KiB) to the runtime API
-ANSWER_S = 0.5                  # the answer of the runtime API; meanwhile this thread writes no rules
-FINISH_S, ASK_S = 60.0, 1.0     # from finish() to the end of the process; between two checks for its connections
+LINE_BYTES = 16000              # of commands to the runtime API, which reads 16 KiB
+ANSWER_S = 3.0                  # an answer of the runtime API; later the process counts as hanging
 SESSION = re.compile(r"(?P<session>0x[0-9a-f]+): .* src=(?P<source>[0-9a-f.:]+):\d+ fe=\S+ be=(?P<backend>\S+) "
                      r"srv=(?P<server>\S+)")
 DESTINATION = re.compile(r"^ *frontend=.* addr=(?P<address>[0-9a-f.:]+):(?P<port>\d+)$", re.MULTILINE)
-NO_CONNECTIONS = "CurrConns: 0"         # of `show info`, which does not count those of the runtime API
+VERSION = re.compile(r"New version created: (\d+)")     # the answer to `prepare map`
 ERRORS, MAX_ERROR = "errors", 2000      # the file of the process's output; how many characters an error text quotes
 
 
@@ -39,22 +39,19 @@ class HAProxyError(OSError):
 
 
 class Process:
-    """A process that runs until end(), or until the thread that has made it ends. generation: its number. lists: its
-    lists, by file. Raises HAProxyError.
+    """A process that runs until end(), or until the thread that has made it ends. maps: its maps. Raises HAProxyError.
     """
 
-    def __init__(self, folder: Path, generation: int, descriptors: Iterable[int], wanted: Configuration) -> None:
-        """Start HAProxy with the `haproxy.cfg` of the folder, which is the text of `wanted`."""
+    def __init__(self, folder: Path, descriptors: Iterable[int], wanted: Configuration) -> None:
+        """Start HAProxy with the `haproxy.cfg` of the folder, whose maps are those of `wanted`."""
         if missing := [name for name in PROGRAMS if not shutil.which(name)]:
             raise HAProxyError(f"there is no program {missing[0]}: apt-get install haproxy util-linux")
-        self.folder, self.generation = folder, generation
-        self._finishing_until, self._ask_at = float("inf"), 0.0
-        self.wanted, self.lists = wanted, {name: set(each) for name, each in wanted.lists.items()}
+        self.folder, self.wanted, self.maps = folder, wanted, copied(wanted.maps)
         command = ["setpriv", "--pdeathsig", "TERM", "--no-new-privs",
                    *(["--bounding-set=-all,+net_admin"] if may_limit() else []),
                    "sh", "-c", IF_PARENT_LIVES, str(os.getpid()),
                    *((sys.executable, "-I", "-S", start_haproxy.__file__) if start_haproxy.supported() else ()),
-                   "haproxy", "-db", "-f", "haproxy.cfg"]
+                   "haproxy", "-db", "-f", CONFIGURATION]
         with (folder / ERRORS).open("wb") as errors:
             self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, cwd=folder,
                                            pass_fds=tuple(descriptors), start_new_session=True,
@@ -91,55 +88,62 @@ class Process:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-        (self.folder / STATS.format(generation=self.generation)).unlink(missing_ok=True)
+        (self.folder / STATS).unlink(missing_ok=True)
 
     @property
     def listens(self) -> bool:
         """Whether the runtime API answers, which it does some milliseconds after the start."""
-        return (self.folder / STATS.format(generation=self.generation)).exists()
+        return (self.folder / STATS).exists()
 
-    def put(self, wanted: Mapping[str, set[str]]) -> None:
-        """Make the process's lists those of `wanted`; lists that `wanted` lacks become empty. End connections that were
-        judged once, if a request no longer applies to them."""
-        had, has = self.lists, {name: wanted.get(name, set()) for name in self.lists}
-        pending = list(changes(had, has))
-        for at in range(0, len(pending), COMMANDS):
-            self._change(pending[at:at + COMMANDS])
-        self.lists = {name: set(each) for name, each in has.items()}
-        if any(name != LISTENERS and had[name] - has[name] for name in had):
-            self._end_judged_once(had)
+    def put(self, wanted: Configuration) -> None:
+        """Make the process's maps those of `wanted`. End connections that were judged once, if a request no longer
+        applies to them.
 
-    def _end_judged_once(self, had: Mapping[str, set[str]]) -> None:
-        """End websockets and TLS if a request applied to the connection by the lists `had`, and no longer does: the
-        websocket may have begun with this request."""
+        New rules come first, because no pod has them, and former rules go last. Between two commands the process
+        allows what the former and the new peers have in common. So it never allows a request that neither the former
+        nor the new policies allow."""
+        had, before, maps = self.maps, self.wanted, wanted.maps
+        less, more = ([command for name in (PEERS, NAMED) for command in change(name, had[name], maps[name])]
+                      for change in (narrowed, widened))
+        self._change((*added(had, maps, (*RULES, LISTENERS)), *less))
+        if had[PODS] != maps[PODS]:
+            self._replace(PODS, maps[PODS])
+        self._change((*more, *removed(had, maps, (*RULES, LISTENERS))))
+        self.wanted, self.maps = wanted, copied(maps)
+        if less or any(narrowed(PODS, had[PODS], maps[PODS])):
+            self._end_judged_once(before)
+
+    def _replace(self, name: str, wanted: Mapping[str, str]) -> None:
+        """Replace the content of a map in one step."""
+        if not (version := VERSION.search(answer := self._ask(f"prepare map {name}"))):
+            raise HAProxyError(f"HAProxy's runtime API: {answer[:MAX_ERROR]}")
+        self._change((*(f"add map @{version[1]} {name} {key} {value}" for key, value in wanted.items()),
+                      f"commit map @{version[1]} {name}"))
+
+    def _end_judged_once(self, before: Configuration) -> None:
+        """End websockets and TLS if a request of `before` applied to the connection, and no longer does: the websocket
+        may have begun with this request."""
         for line in self._ask("show sess").splitlines():
             if (found := SESSION.match(line)) and (found["backend"] == TLS or found["server"] == WEBSOCKET):
                 if not (end := DESTINATION.search(self._ask(f"show sess {found['session']}"))):
                     continue                            # the connection has ended
                 on = found["source"], end["address"], int(end["port"]), found["backend"] == TLS
-                if self.wanted.that_apply(had, *on) - self.wanted.that_apply(self.lists, *on):
+                if before.that_apply(*on) - self.wanted.that_apply(*on):
                     self._ask(f"shutdown session {found['session']}")
 
-    def finish(self) -> None:
-        """Leave new connections to the next process, for which they wait. Existing connections end with their next
-        answer."""
-        self._change([f"shutdown frontend {side}" for side in SIDES])
-        self._finishing_until = monotonic() + FINISH_S
-
-    def end_finished(self) -> None:
-        """After finish(), end the process if it has no connections, or if FINISH_S have passed. Asks each second."""
-        if monotonic() >= self._ask_at:
-            self._ask_at = monotonic() + ASK_S
-            if monotonic() > self._finishing_until or NO_CONNECTIONS in self._ask("show info").splitlines():
-                self.end()
-
     def _change(self, commands: Iterable[str]) -> None:
-        if answer := self._ask("; ".join(commands)).strip():
-            raise HAProxyError(f"HAProxy's runtime API: {answer[:MAX_ERROR]}")
+        """Give the process commands that have no answer, in as few lines as possible."""
+        line = b""
+        for command in (*(each.encode() for each in commands), b""):
+            if line and (not command or len(line) + len(command) > LINE_BYTES):
+                if answer := self._ask(line.decode()).strip():
+                    raise HAProxyError(f"HAProxy's runtime API: {answer[:MAX_ERROR]}")
+                line = b""
+            line += b"; " + command if line else command
 
     def _ask(self, command: str) -> str:
         """Return the answer of the runtime API."""
-        path = self.folder / STATS.format(generation=self.generation)
+        path = self.folder / STATS
         try:
             with socket.socket(socket.AF_UNIX) as it:
                 it.settimeout(ANSWER_S)
@@ -150,11 +154,41 @@ class Process:
             raise HAProxyError(f"HAProxy's runtime API: {e}") from None
 
 
-def changes(had: Mapping[str, set[str]], wanted: Mapping[str, set[str]]) -> Iterator[str]:
-    """Commands that change lists. Removals come first."""
-    for verb, less, more in (("del", wanted, had), ("add", had, wanted)):
-        for name in sorted(had):
-            yield from (f"{verb} acl {name} {text}" for text in sorted(more.get(name, set()) - less.get(name, set())))
+def copied(maps: Maps) -> dict[str, dict[str, str]]:
+    return {name: dict(each) for name, each in maps.items()}
+
+
+def added(had: Maps, wanted: Maps, names: Iterable[str]) -> Iterator[str]:
+    """Yield commands that add the keys which maps lack."""
+    for name in names:
+        yield from (f"add map {name} {word(key)} {value}" for key, value in wanted[name].items()
+                    if key not in had[name])
+
+
+def removed(had: Maps, wanted: Maps, names: Iterable[str]) -> Iterator[str]:
+    """Yield commands that remove the keys which maps are not to have."""
+    for name in names:
+        yield from (f"del map {name} {word(key)}" for key in had[name] if key not in wanted[name])
+
+
+def narrowed(name: str, had: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
+    """Yield commands that take names from lists of a map. A key that `wanted` lacks leads to the names of a network
+    that contains the key."""
+    for key, value in had.items():
+        if key not in wanted:
+            yield f"del map {name} {key}"
+        elif value != wanted[key]:
+            both = set(value.split(":")) & set(wanted[key].split(":"))
+            yield f"set map {name} {key} :{':'.join(sorted(filter(None, both)))}:"
+
+
+def widened(name: str, had: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
+    """Yield commands that complete the lists of a map after narrowed()."""
+    for key, value in wanted.items():
+        if key not in had:
+            yield f"add map {name} {key} {value}"
+        elif value != had[key]:
+            yield f"set map {name} {key} {value}"
 
 
 def may_limit() -> bool:
