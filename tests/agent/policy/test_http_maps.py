@@ -28,7 +28,7 @@ def test_a_joined_pattern_matches_if_each_part_matches_its_own_line():
         whole = re.compile(patterns.of_request(it).replace(r"\z", r"\Z"), re.MULTILINE)
         compared = [re.compile(f"^(?:{pattern or '.*'})$", flags) for pattern, flags in zip(
             asked, (0, re.IGNORECASE, 0), strict=True)]
-        for method, host, path in itertools.product(LINES[:4], LINES, LINES):
+        for method, host, path in itertools.product(LINES[:4], LINES[::2], LINES):
             expected = all(each.search(line) for each, line in zip(compared, (method, host, path), strict=True))
             assert bool(whole.match(f"\r\n{method}\n{host}\n{path}\n")) == expected, (asked, method, host, path)
 
