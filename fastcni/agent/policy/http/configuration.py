@@ -21,7 +21,6 @@ a request of a line asks for a host and for nothing else, and the name in the ha
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network, summarize_address_range
 from typing import TYPE_CHECKING
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING
 from fastcni.agent.policy.http import marks, patterns
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.state import HTTP_CHAINS, PREFIXES, VERSIONS, short_hash
-from fastcni.spec.address import ip_text
+from fastcni.spec.address import ip_text, read_ip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -178,7 +177,8 @@ class Configuration:
                 self._allowed[chain.direction] += ((name, it) for it in found)
                 for it in found:
                     self._add_patterns(it, names[name], DIRECTIONS[chain.direction])
-                    sets |= {each: texts_of(state, each) for each in (it.line.peer, it.line.named) if each}
+                used = {each for line in chain.lines for each in (line.peer, line.named) if each}
+                sets |= {each: texts_of(state, each) for each in used - sets.keys()}
         named = {name: texts for name, texts in sets.items() if state.sets[name].kind == "named"}
         self._pods, self._sets = pods, sets
         self.maps[PODS] = by_element({names[name]: texts for name, texts in pods.items()})
@@ -207,6 +207,15 @@ class Configuration:
                       and (not it.line.named or f"{destination}:{port}" in self._sets[it.line.named])
                       and (not it.spans or any(first <= port <= last for first, last in it.spans))}
         return found
+
+
+def prefix(text: str) -> tuple[int, int, int]:
+    """Return the number of bits of an address or network, the length of its prefix, and the prefix as a number."""
+    address, _, length = text.partition("/")
+    packed = read_ip(address)
+    bits = 8 * len(packed)
+    found = int(length or bits)
+    return bits, found, int.from_bytes(packed, "big") >> bits - found
 
 
 def shorten(lists: dict[str, str]) -> list[str]:
@@ -254,20 +263,19 @@ def allowed(state: State, name: str) -> Iterator[Allowed]:
 
 def by_element(sets: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """Return {element: the names of all sets that contain the element}. An element may be a network."""
-    found = defaultdict(set)
-    for name, texts in sets.items():
+    found: dict[str, str] = {}
+    for name, texts in sorted(sets.items()):
         for each in texts:
-            found[each].add(name)
-    networks = {(network.version, network.prefixlen, int(network.network_address)): names
-                for network, names in ((ip_network(each), names) for each, names in found.items() if "/" in each)}
-    lengths = {(version, length) for version, length, _ in networks}
-    for each, names in found.items() if networks else ():
-        it = ip_network(each)
-        for version, length in lengths:
-            if version == it.version and length < it.prefixlen:
-                bits = it.max_prefixlen - length
-                names |= networks.get((version, length, int(it.network_address) >> bits << bits), set())
-    return {each: f":{':'.join(sorted(names))}:" for each, names in found.items()}
+            found[each] = f"{found.get(each, NOTHING)}{name}:"
+    networks = {prefix(each): names for each, names in found.items() if "/" in each}
+    lengths = {(bits, length) for bits, length, _ in networks}
+    for each in found if networks else ():
+        bits, own, number = prefix(each)
+        more = "".join(networks.get((bits, length, number >> own - length), "") for of, length in lengths
+                       if of == bits and length < own)
+        if more:
+            found[each] = f":{':'.join(sorted({*found[each].split(':'), *more.split(':')} - {''}))}:"
+    return found
 
 
 def spans_of(state: State, line: Line) -> tuple[tuple[int, int], ...]:
