@@ -20,6 +20,7 @@ from real_kernel.node import AGAIN, Inside, run, set_sysctl
 
 KINDS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
 SCTP = 132
+PAUSE = 0.02                            # seconds between a refused datagram and the next one
 
 
 def families(address):
@@ -124,6 +125,7 @@ def ask(netns, address, port, protocol="tcp", *, wait=5.0, source=None):
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 return _ask_once(client, address, port, protocol)
+            time.sleep(PAUSE)                   # a refusal comes at once
     return None
 
 

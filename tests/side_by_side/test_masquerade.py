@@ -44,7 +44,7 @@ def private(side):
 
 @pytest.mark.parametrize("backend", [None, "nftables", "iptables"])
 @pytest.mark.parametrize("plugin", CONFS)
-def test_packets_of_both_have_the_same_source_outside(plugin, backend, sides):
+def test_packets_of_both_have_the_same_source_outside(plugin, backend, three_sides):
     """The Go plugins of this version ignore ipMasqBackend and use iptables."""
     conf = {**CONFS[plugin], **({"ipMasqBackend": backend} if backend else {})}
 
@@ -63,14 +63,14 @@ def test_packets_of_both_have_the_same_source_outside(plugin, backend, sides):
         seen["to outside, after another pod's DEL"] = source_seen(second, external, OUTSIDE[4])
         return seen
 
-    fastcni, go = at_once(story, sides)
-    assert fastcni == go
-    assert (fastcni[4, "to outside"], fastcni[6, "to outside"]) == (NODE[4], NODE[6])
-    assert fastcni[4, "to another pod"].startswith("10.22.0.")
+    one_shot, warm, go = at_once(story, three_sides)
+    assert one_shot == warm == go
+    assert (go[4, "to outside"], go[6, "to outside"]) == (NODE[4], NODE[6])
+    assert go[4, "to another pod"].startswith("10.22.0.")
 
 
 @pytest.mark.parametrize("plugin", CONFS)
-def test_the_iptables_backend_adds_and_deletes_the_rules_of_go(plugin, sides):
+def test_the_iptables_backend_adds_and_deletes_the_rules_of_go(plugin, three_sides):
     conf = {**CONFS[plugin], "ipMasqBackend": "iptables"}
 
     def story(side):
@@ -84,7 +84,7 @@ def test_the_iptables_backend_adds_and_deletes_the_rules_of_go(plugin, sides):
         seen.append(private(side))
         return seen
 
-    fastcni, go = at_once(story, sides)
-    assert fastcni == go
-    assert len(fastcni[0]) < len(fastcni[1]) > len(fastcni[2])
-    assert fastcni[-1] == []
+    one_shot, warm, go = at_once(story, three_sides)
+    assert one_shot == warm == go
+    assert len(go[0]) < len(go[1]) > len(go[2])
+    assert go[-1] == []
