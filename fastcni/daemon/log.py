@@ -10,10 +10,16 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import NamedTuple
 
-import structlog
-
 from fastcni.kernel import logs
 from fastcni.kit.call.request_log import JOURNAL, LOG_DAEMON, SYSLOG, journal_entry, readable
+
+# structlog imports rich, where it is installed, for coloured tracebacks: 50 ms and 5 MB, and no log here has colours.
+absent: Any = None
+loaded = sys.modules.setdefault("rich", absent)
+import structlog  # noqa: E402
+
+if loaded is absent:
+    del sys.modules["rich"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

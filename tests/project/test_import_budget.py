@@ -140,3 +140,9 @@ def test_the_log_is_imported_only_if_it_is_configured(bin_dir, tmp_path, log):
     status, _, modules = modules_of_a_run(bin_dir, "host-local", conf, CNI_COMMAND="DEL", FASTCNI_LOG=log)
     assert status == 0 and ("fastcni.kit.call.request_log" in modules) is bool(log)
     assert_cheap(modules)
+
+
+def test_the_log_of_the_server_and_of_the_agent_imports_no_rich_and_commands_can():
+    """structlog imports rich where it is installed: each server took 50 ms and 5 MB for coloured tracebacks."""
+    code = "import sys, fastcni.daemon.log\nassert 'rich' not in sys.modules\nimport rich.console"
+    subprocess.run([sys.executable, "-c", code], check=True)
