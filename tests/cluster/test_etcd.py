@@ -3,9 +3,7 @@
 import pytest
 from cluster_ipam.store_contract import StoreContract
 
-from fastcni.kit.ipam.cluster.contract import ACTIVE
 from fastcni.kit.ipam.cluster.stores import open_store
-from fastcni.kit.ipam.cluster.stores.etcd import put, value_of
 
 
 class TestEtcdStore(StoreContract):
@@ -26,9 +24,5 @@ class TestEtcdStore(StoreContract):
         return lambda node: etcd_member.end_lease(etcd["prefix"], node)
 
     @pytest.fixture
-    def activate(self, store):
-        def activate(block):
-            block.state = ACTIVE
-            store.etcd.txn([], [put(store.keys.block(block.space, block.cidr), value_of(block))])
-
-        return activate
+    def put(self, store):
+        return lambda block: store.etcd.txn([], store._put_block(block))

@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fastcni.clients.away import Away
-from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, DEAD, LOST, Changed
+from fastcni.kit.ipam.cluster import upkeep
+from fastcni.kit.ipam.cluster.conf import read_keys
+from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, DEAD, LOST, Changed, Fenced
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
 
 NODES = ("n1", "n2", "n3")
 IPAM = {                        # network: its keys. All have blocks of four addresses
     "wide": {"range": "10.0.0.0/28"},
     "overlapping": {"range": "10.0.0.8-10.0.0.23/27"},
     "dual": {"ipRanges": [{"range": "10.0.0.0/28"}, {"range": "fd00::/124"}]},
-    "tiny": {"range": "10.0.0.12/30"},          # so few blocks that each address is claimed by itself
+    "tiny": {"range": "10.0.0.12/30", "block_size": 32},        # each address is claimed by itself
     "sticky": {"range": "10.0.0.0/28", "sticky": "pod"},
     "fixed": {"range": "10.0.0.0/28"},
     "other-space": {"range": "10.0.0.0/28", "network_name": "other"},
@@ -61,6 +65,10 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster = Cluster(self.folder, NODES, self.open_store)
         self.nodes, self.numbers = self.cluster.nodes, itertools.count(1)
         self.pods, self.owners = {}, {}         # by container; the live owner of each (space, address)
+        store = self.open_store()
+        for space in {space_of(network) for network in IPAM}:
+            store.grid(space, {"4": 30, "6": 126})
+        store.close()
 
     store = MemoryStore
 
@@ -142,6 +150,23 @@ class ClusterMachine(RuleBasedStateMachine):
         valid = [{"containerID": pod.container, "ifname": "eth0"} for pod in self.pods_of(node) if pod.live]
         conf = self.configuration(network, **{"cni.dev/valid-attachments": valid})
         self.began(node, node.call("GC", conf, fault=fault), lambda reply: None)
+
+    @rule(at=nodes, fault=fault)
+    def return_idle(self, at, fault):
+        """A server returns its node's blocks that have no pod."""
+        self.of_server(at, fault, lambda store, keys: upkeep.give_back_idle(store, keys, print, 0.0, spare=0))
+
+    @rule(at=nodes, fault=fault)
+    def answer(self, at, fault):
+        """A server answers the nodes that ask for addresses of its node's blocks."""
+        self.of_server(at, fault, lambda store, keys: [
+            upkeep.answer_asked(store, keys, print, single) for single in store.singles(keys.space)])
+
+    def of_server(self, at, fault, work):
+        node = self.nodes[at]
+        if is_free(node):
+            conf = node.conf(self.configuration("wide"))
+            node.run(quietly(lambda store: work(store, read_keys(Section(conf)))), fault)
 
     def request(self, pod, command, fault):
         conf = self.configuration(pod.network)
@@ -305,7 +330,7 @@ def quietly(work):
     def run(store):
         try:
             work(store)
-        except (Changed, Away):
+        except (Changed, Fenced, Away, CniError):
             return
     return run
 

@@ -9,26 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from fastcni.kit.ipam.cluster.contract import (
-    ACTIVE,
-    ALIVE,
-    ASKED,
-    DEAD,
-    HELD,
-    KEPT,
-    LOST,
-    NODE_TTL_S,
-    QUARANTINE,
-    REFUSED,
-    SHARED,
-    Block,
-    Changed,
-    Event,
-    Fenced,
-    Node,
-    Single,
-    Taken,
-)
+from fastcni.kit.ipam.cluster import states
+from fastcni.kit.ipam.cluster.contract import KEPT, NODE_TTL_S, SHARED, Changed, Event
 from fastcni.kit.ipam.cluster.stores import rules
 
 
@@ -73,64 +55,44 @@ class MemoryStore:
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def join(self, node, boot_id, address=""):
-        found = self.memory.nodes.get(node)
-        record = Node(name=node, epoch=found.epoch if found else 1, boot_id=boot_id, address=address, state=ALIVE,
-                      seen=self.memory.now())
+        record = states.join(self._node(node), boot_id, address, self.memory.now())
         return self.memory.put(self.memory.nodes, node, record)
 
     def join_space(self, node, boot_id, space, wanted, new=False):
         return rules.join_space(self, node, boot_id, space, wanted)
 
     def keep_alive(self, node):
-        found = self._own(node)
-        found.seen, found.state = self.memory.now(), ALIVE
-        return self.memory.put(self.memory.nodes, node.name, found)
+        return self.memory.put(self.memory.nodes, node.name, self._own(node).copy(seen=self.memory.now()))
 
     def nodes(self):
-        return [self._seen(node) for _, node in sorted(self.memory.nodes.items())]
+        return [self._node(name) for name in sorted(self.memory.nodes)]
 
-    def _seen(self, node):
-        node = copy.copy(node)
-        if node.state != DEAD:
-            node.state = ALIVE if self.memory.now() - node.seen < NODE_TTL_S else LOST
-        return node
+    def _node(self, name):
+        node = copy.copy(self.memory.nodes.get(name)) or states.unknown(name)
+        return node if self.memory.now() - node.seen < NODE_TTL_S else states.silence(node)
 
     def _own(self, me):
         """The node's record as a copy, if it may write."""
-        found = self.memory.nodes.get(me.name)
-        if found is None:
-            raise Changed
-        if found.epoch > me.epoch:
-            raise Fenced(self._seen(found))
-        return copy.copy(found)
+        return states.heartbeat(self._node(me.name), me)
 
     def declare_dead(self, node):
-        found = self.memory.nodes.get(node.name)
-        repeated = found is not None and (found.state, found.epoch) == (DEAD, node.epoch + 1)
-        if found is None or not (repeated or found.epoch == node.epoch) or self._seen(found).state == ALIVE:
-            raise Changed
-        if found.state != DEAD:
-            record = copy.copy(found)
-            record.state, record.epoch = DEAD, record.epoch + 1
-            found = self.memory.put(self.memory.nodes, node.name, record)
-        for key, block in list(self.memory.blocks.items()):
-            if block.node == node.name and block.state == ACTIVE:
-                changed = copy.copy(block)
-                changed.state = QUARANTINE
-                self.memory.put(self.memory.blocks, key, changed)
-        return copy.copy(found)
+        found = self._node(node.name)
+        dead = states.declare_dead(found, node)
+        if dead is not found:
+            dead = self.memory.put(self.memory.nodes, node.name, dead)
+        for block in self.blocks(node=node.name):
+            self._write(block, states.expire(block, dead))
+        return dead
 
     def forget(self, node):
-        found = self.memory.nodes.get(node.name)
-        if found is None:
+        found = self._node(node.name)
+        if states.forget(found) is found:
             return
-        if found.state != DEAD:
-            raise Changed
         del self.memory.nodes[node.name]
         for key in [key for key, one in self.memory.singles.items() if one.node == node.name and one.state != KEPT]:
             del self.memory.singles[key]
-        for key in [key for key, one in self.memory.blocks.items() if one.node == node.name]:
-            self._free(key)
+        for block in self.blocks(node=node.name):
+            self._write(block, states.give_back(block, self._has_singles(block)))
 
     def node_gone(self, node):
         return False
@@ -147,98 +109,61 @@ class MemoryStore:
     def claim(self, me, wanted):
         with self.memory.lock:                  # threads of the contract's tests claim at once
             self._own(me)
-            for key in wanted:
-                found = self.memory.blocks.get(tuple(key))
-                if found and not is_of(found, me):
-                    raise Taken(copy.copy(found))
-            return [self._claimed(me, tuple(key)) for key in wanted]
+            found = [self._block(*key) for key in wanted]
+            claimed = [states.claim(block, me) for block in found]
+            return [self._write(*pair) for pair in zip(found, claimed, strict=True)]
 
-    def _claimed(self, me, key):
-        if key in self.memory.blocks:
-            return copy.copy(self.memory.blocks[key])
-        block = Block(space=key[0], cidr=key[1], node=me.name, epoch=me.epoch, state=ACTIVE, since=self.memory.now())
-        return self.memory.put(self.memory.blocks, key, block)
+    def _block(self, space, cidr):
+        return copy.copy(self.memory.blocks.get((space, cidr))) or states.free(space, cidr, self.memory.now())
+
+    def _write(self, before, block):
+        """Write a block that an event has changed."""
+        key = block.space, block.cidr
+        if before is block:
+            return block
+        if block.state in (states.FREE, SHARED):
+            self.memory.uses.pop(key, None)
+        if block.state != states.FREE:
+            return self.memory.put(self.memory.blocks, key, block)
+        del self.memory.blocks[key]
+        self.memory.revision += 1
+        return block
 
     def adopt(self, me, block):
         self._own(me)
-        found = self.memory.blocks.get((block.space, block.cidr))
-        if found is None or found.node != me.name or found.epoch > me.epoch:
-            raise Changed
-        if is_of(found, me):
-            return copy.copy(found)
-        adopted = copy.copy(found)
-        adopted.state, adopted.epoch = ACTIVE, me.epoch
-        return self.memory.put(self.memory.blocks, (block.space, block.cidr), adopted)
-
-    def _shared(self, space, cidr):
-        block = Block(space=space, cidr=cidr, node="", epoch=0, state=SHARED, since=self.memory.now())
-        self.memory.revision += 1
-        block.revision = self.memory.revision
-        return block
+        found = self._block(block.space, block.cidr)
+        return self._write(found, states.adopt(found, me))
 
     def share(self, space, cidr):
-        found = self.memory.blocks.setdefault((space, cidr), self._shared(space, cidr))
-        if found.state != SHARED:
-            raise Taken(copy.copy(found))
-        return copy.copy(found)
+        found = self._block(space, cidr)
+        return self._write(found, states.share(found))
 
     def give_back(self, block):
-        key = block.space, block.cidr
-        found = self.memory.blocks.get(key)
-        if found is None or found.revision != block.revision:
-            return found is None
-        if found.state == SHARED and self._has_singles(key):
-            return False
-        self._free(key)
-        return True
+        found = self._block(block.space, block.cidr)
+        if found.state == states.FREE or found.revision != block.revision:
+            return found.state == states.FREE
+        return self._write(found, states.give_back(found, self._has_singles(found))) is not found
 
-    def _has_singles(self, key):
-        return any((one.space, one.block) == key for one in self.memory.singles.values())
-
-    def _free(self, key):
-        """Remove a block with its use. With singles in it, it is SHARED instead."""
-        del self.memory.blocks[key]
-        self.memory.uses.pop(key, None)
-        self.memory.revision += 1
-        if self._has_singles(key):
-            self.memory.blocks[key] = self._shared(*key)
+    def _has_singles(self, block):
+        return any((one.space, one.block) == (block.space, block.cidr) for one in self.memory.singles.values())
 
     # -- singles -------------------------------------------------------------------------------------------------------
 
     def claim_single(self, me, single):
         self._own(me)
         key = single.space, single.address
-        found = self.memory.singles.get(key)
-        if found is not None and found.state != REFUSED:
-            if not may_replace(found, single):
-                raise Taken(copy.copy(found))
-            if found.state == single.state == ASKED:
-                return copy.copy(found)
-        record = copy.copy(single)
-        record.node, record.epoch, record.reason = me.name, me.epoch, ""
-        if found is not None and found.state in (HELD, KEPT):
-            record.state = HELD
-        else:
-            self._check_block(me, single)
-        return self.memory.put(self.memory.singles, key, record)
-
-    def _check_block(self, me, single):
-        block = self.memory.blocks.get((single.space, single.block))
-        if block is None:
-            raise Changed
-        own = is_of(block, me)
-        if not (block.state == ACTIVE and not own if single.state == ASKED else own or block.state == SHARED):
-            raise Taken(copy.copy(block))
+        found = self.single(*key)
+        new, needs_block = rules.claim_single(found, me, single)
+        if needs_block:
+            states.check_hold(self._block(single.space, single.block), me, single)
+        return found if new is found else self.memory.put(self.memory.singles, key, new)
 
     def change_single(self, single, **fields):
         key = single.space, single.address
         found = self.memory.singles.get(key)
         if found is None or found.revision != single.revision:
             raise Changed
-        changed = copy.copy(found)
-        for name, value in fields.items():
-            setattr(changed, name, value)
-        return self.memory.put(self.memory.singles, key, changed)
+        return self.memory.put(self.memory.singles, key, found.copy(**fields))
 
     def release_single(self, single):
         key = single.space, single.address
@@ -261,8 +186,7 @@ class MemoryStore:
     def write_uses(self, me, uses):
         self._own(me)
         for use in uses:
-            block = self.memory.blocks.get((use.space, use.cidr))
-            if block and is_of(block, me):
+            if self._block(use.space, use.cidr).node == me.name:
                 self.memory.put(self.memory.uses, (use.space, use.cidr), use)
 
     def uses(self, space=""):
@@ -280,18 +204,6 @@ class MemoryStore:
                 changed(Event(copy.copy(seen[key]), True))
             seen = now
             time.sleep(0.01)
-
-
-def is_of(block: Block, me: Node) -> bool:
-    """Return whether it is an active block of this node in its present epoch."""
-    return block.state == ACTIVE and block.node == me.name and block.epoch == me.epoch
-
-
-def may_replace(found: Single, single: Single) -> bool:
-    """Return whether it is the attachment's own, or kept for its pod."""
-    if found.state == KEPT:
-        return bool(found.pod) and found.pod == single.pod
-    return (found.container, found.ifname) == (single.container, single.ifname)
 
 
 def place(item):

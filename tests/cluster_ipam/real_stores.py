@@ -64,8 +64,8 @@ class EtcdMachine(ClusterMachine):
     etcd, store = None, SimulatedEtcd
 
     def __init__(self):
-        super().__init__()
         self.prefix, self.signs = f"/fastcni/model-{os.getpid()}-{next(NUMBERS)}", {}
+        super().__init__()
 
     def open_store(self):
         return self.store(self)

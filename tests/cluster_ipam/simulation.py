@@ -168,8 +168,12 @@ class SimulatedNode:
         """Begin a request. Return the Process, which has ended or is paused."""
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere",
                "CNI_NETNS": "/nowhere/pod", "CNI_NETNS_OVERRIDE": "1", "CNI_ARGS": args}
-        stdin = json.dumps({**conf, "ipam": {**conf["ipam"], "dataDir": str(self.folder), "node_name": self.name}})
+        stdin = json.dumps(self.conf(conf))
         return Process(self, lambda: handle("cluster", env, stdin.encode(), SimulatedMode(self.cluster)), fault)
+
+    def conf(self, conf):
+        """Return a configuration as this node has it."""
+        return {**conf, "ipam": {**conf["ipam"], "dataDir": str(self.folder), "node_name": self.name}}
 
     def run(self, work, fault=None):
         """Run work(store) as a process of this node. Return the Process."""

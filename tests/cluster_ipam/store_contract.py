@@ -1,13 +1,14 @@
 """What every store of cluster-wide addresses does (kit/ipam/cluster/contract.py), as tests.
 
 The module of a store's tests has a class TestX(StoreContract) with three fixtures: `store`, new and empty; `lose`, a
-function that makes a node look as if it had given no sign of life for NODE_TTL_S; and `activate`, a function that makes
-a block ACTIVE and leaves its epoch. `other`, if it is given, is a second client of the same store.
+function that makes a node look as if it had given no sign of life for NODE_TTL_S; and `put`, a function that writes a
+block as the caller has it. `other`, if it is given, is a second client of the same store.
 """
 
 import threading
 
 import pytest
+from cluster_ipam.states_contract import StatesContract
 
 from fastcni.kit.ipam.cluster.claims import assert_block
 from fastcni.kit.ipam.cluster.contract import (
@@ -38,7 +39,7 @@ def single(address="10.0.0.70", block=CIDR, state=HELD, container="c1", **more):
     return Single(address=address, block=block, state=state, container=container, **fields | more)
 
 
-class StoreContract:
+class StoreContract(StatesContract):
     @pytest.fixture
     def other(self, store):
         return store
@@ -153,13 +154,13 @@ class StoreContract:
         assert store.adopt(back, block) == block
         assert store.claim(back, [("s", CIDR)]) == [block]
 
-    def test_a_block_that_is_active_with_an_old_epoch_is_adopted_before_it_is_used(self, store, a, lose, activate):
+    def test_a_block_that_is_active_with_an_old_epoch_is_adopted_before_it_is_used(self, store, a, lose, put):
         """declare_dead() raises the epoch first. If it is killed there, the node's blocks stay ACTIVE."""
         store.claim(a, [("s", CIDR)])
         lose("a")
         store.declare_dead(store.nodes()[0])
         back = store.join("a", "boot 2")
-        activate(store.blocks()[0])
+        put(store.blocks()[0].copy(state=ACTIVE))
         (seen,) = store.blocks()
         assert (seen.epoch, seen.state) == (1, ACTIVE)
         for use in (lambda: store.claim(back, [("s", CIDR)]), lambda: store.claim_single(back, single())):

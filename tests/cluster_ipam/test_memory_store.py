@@ -6,7 +6,7 @@ import pytest
 from cluster_ipam.memory_store import Memory, MemoryStore
 from cluster_ipam.store_contract import StoreContract
 
-from fastcni.kit.ipam.cluster.contract import ACTIVE, NODE_TTL_S
+from fastcni.kit.ipam.cluster.contract import NODE_TTL_S
 
 
 class TestMemoryStore(StoreContract):
@@ -29,7 +29,5 @@ class TestMemoryStore(StoreContract):
         return lose
 
     @pytest.fixture
-    def activate(self, memory):
-        def activate(block):
-            memory.blocks[block.space, block.cidr].state = ACTIVE
-        return activate
+    def put(self, memory):
+        return lambda block: memory.put(memory.blocks, (block.space, block.cidr), block)

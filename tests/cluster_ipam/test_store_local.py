@@ -6,7 +6,7 @@ import pytest
 from cluster_ipam.store_contract import StoreContract
 
 from fastcni.clients.away import Away
-from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, LOST, NODE_TTL_S
+from fastcni.kit.ipam.cluster.contract import ALIVE, LOST, NODE_TTL_S
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.local import LocalStore, key_of
 
@@ -30,12 +30,11 @@ class TestLocalStore(StoreContract):
         return lose
 
     @pytest.fixture
-    def activate(self, store):
-        def activate(block):
-            block.state = ACTIVE
+    def put(self, store):
+        def put(block):
             with store.open() as doc:
                 doc.put("blocks", key_of(block), block)
-        return activate
+        return put
 
 
 def test_a_folder_that_cannot_be_made_is_a_store_that_is_away(tmp_path):

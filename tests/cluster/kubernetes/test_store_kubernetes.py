@@ -5,7 +5,7 @@ import time
 import pytest
 from cluster_ipam.store_contract import StoreContract
 
-from fastcni.kit.ipam.cluster.contract import ACTIVE, NODE_TTL_S
+from fastcni.kit.ipam.cluster.contract import NODE_TTL_S
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, NODES, node_name, to_time
 
 
@@ -23,5 +23,11 @@ class TestKubernetesStore(StoreContract):
         return lose
 
     @pytest.fixture
-    def activate(self, store):
-        return lambda block: store.set_block(store.get_block(block.space, block.cidr), state=ACTIVE)
+    def put(self, store):
+        def put(block):
+            if found := store.get_block(block.space, block.cidr):
+                store.set_block(found, node=block.node, epoch=block.epoch, state=block.state)
+            else:
+                store._make(block)
+
+        return put

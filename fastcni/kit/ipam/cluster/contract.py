@@ -91,6 +91,10 @@ class Record:
             record.revision = revision
         return record
 
+    def copy(self, **fields: Any) -> Any:
+        """Return a copy with other values of some fields."""
+        return type(self)(**{name: getattr(self, name) for name in self.__slots__} | fields)
+
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.to_dict() == other.to_dict()
 

@@ -17,26 +17,11 @@ from __future__ import annotations
 import time
 
 from fastcni.clients.etcd import MAX_BYTES, MAX_OPERATIONS, below, delete, exists, get, none_in, put, revision_is
-from fastcni.kit.ipam.cluster.contract import (
-    ACTIVE,
-    ALIVE,
-    ASKED,
-    DEAD,
-    HELD,
-    KEPT,
-    QUARANTINE,
-    REFUSED,
-    SHARED,
-    Block,
-    Changed,
-    Joined,
-    Single,
-    Taken,
-    Use,
-)
+from fastcni.kit.ipam.cluster import states
+from fastcni.kit.ipam.cluster.contract import KEPT, SHARED, Block, Changed, Joined, Single, Taken, Use
 from fastcni.kit.ipam.cluster.stores.etcd_keys import record_of, use_value, value_of
 from fastcni.kit.ipam.cluster.stores.etcd_nodes import EtcdNodes, races, text
-from fastcni.kit.ipam.cluster.stores.rules import check_block, is_own, may_take_over, place
+from fastcni.kit.ipam.cluster.stores.rules import claim_single, place
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -84,32 +69,25 @@ class EtcdStore(EtcdNodes):
 
     def declare_dead(self, node: Node) -> Node:
         for _ in races(f"node {node.name}"):
-            dead = self._node(node.name)
-            if dead is None or dead.state == ALIVE:
-                raise Changed(f"node {node.name} has changed")
-            raised = dead.state == DEAD and dead.epoch == node.epoch + 1        # an earlier call has raised the epoch
-            if not raised and dead.epoch != node.epoch:
-                raise Changed(f"node {node.name} has changed")
-            if dead.state == DEAD or self._raise_epoch(dead):
+            found = self._node(node.name)
+            dead = states.declare_dead(found, node)
+            if dead is found or self._write_dead(found, dead):
                 break
-        assert dead is not None
         for _ in races(f"blocks of node {node.name}"):
-            left = [block for block in self.blocks(node=dead.name)
-                    if block.state == ACTIVE and block.epoch < dead.epoch]
-            for block in left:
-                key, block.state = self.keys.block(block.space, block.cidr), QUARANTINE
-                self.etcd.txn([revision_is(key, block.revision)], [put(key, value_of(block))])
-            if not left:
+            changes = [(block, after) for block in self.blocks(node=dead.name)
+                       if (after := states.expire(block, dead)) is not block]
+            for block, after in changes:
+                key = self.keys.block(block.space, block.cidr)
+                self.etcd.txn([revision_is(key, block.revision)], [put(key, value_of(after))])
+            if not changes:
                 break
         return dead
 
     def forget(self, node: Node) -> None:
         for _ in races(f"node {node.name}"):
             now = self._node(node.name)
-            if now is None:
+            if states.forget(now) is now:
                 return
-            if now.state != DEAD:
-                raise Changed(f"node {node.name} is not dead any more")
             dead = revision_is(self.keys.node(now.name, "record"), now.revision)
             singles = [single for single in self.singles(node=now.name) if single.state != KEPT]
             blocks = self.blocks(node=now.name)
@@ -132,7 +110,7 @@ class EtcdStore(EtcdNodes):
     def claim(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
         if len(wanted) > CLAIM_BLOCKS:
             return self._claim_many(me, wanted)
-        new = {self.keys.block(space, cidr): Block(space, cidr, me.name, me.epoch, ACTIVE, now())
+        new = {self.keys.block(space, cidr): states.claim(states.free(space, cidr, now()), me)
                for space, cidr in wanted}
         mine: dict[str, Block] = {}
         for _ in races("blocks"):
@@ -142,38 +120,30 @@ class EtcdStore(EtcdNodes):
             if outcome.done:
                 break
             self._check_epoch(me, outcome)
-            found = {key: record_of(Block, answer[0])
-                     for key, answer in zip(new, outcome.answers[1:], strict=True) if answer}
-            mine = {key: block for key, block in found.items() if is_own(block, me)}
-            for key, block in found.items():
-                if key not in mine:
-                    raise Taken(block)
+            mine = {key: states.claim(record_of(Block, answer[0]), me)
+                    for key, answer in zip(new, outcome.answers[1:], strict=True) if answer}
         return [mine.get(key) or at_revision(block, outcome) for key, block in new.items()]
 
     def adopt(self, me: Node, block: Block) -> Block:
         key = self.keys.block(block.space, block.cidr)
-        before: Block | None = block
-        for _ in races(f"block {block.cidr}"):
-            if before is None or before.node != me.name:
-                raise Changed(f"block {block.cidr} is not of node {me.name} any more")
-            new = Block(before.space, before.cidr, me.name, me.epoch, ACTIVE, before.since)
+        before = block
+        for attempt in races(f"block {block.cidr}"):
+            new = states.adopt(before, me)
+            if new is before and attempt:
+                return before                   # as etcd has the block
             outcome = self.etcd.txn([self._epoch_is(me), is_as_seen(key, before)], self._put_block(new),
                                     [self._get_epoch(me), get(key)])
             if outcome.done:
                 break
             self._check_epoch(me, outcome)
-            before = record_of(Block, outcome.answers[1][0]) if outcome.answers[1] else None
-            if before and is_own(before, me):
-                return before
+            before = block_of(outcome.answers[1], block.space, block.cidr)
         return at_revision(new, outcome)
 
     def share(self, space: str, cidr: str) -> Block:
-        key, new = self.keys.block(space, cidr), Block(space, cidr, "", 0, SHARED, now())
+        key, new = self.keys.block(space, cidr), states.share(states.free(space, cidr, now()))
         outcome = self.etcd.txn([revision_is(key, 0)], [put(key, value_of(new))], [get(key)])
         block: Block = at_revision(new, outcome) if outcome.done else record_of(Block, outcome.answers[0][0])
-        if block.state != SHARED:
-            raise Taken(block)
-        return block
+        return states.share(block)
 
     def give_back(self, block: Block) -> bool:
         left = self._free_block(block)
@@ -188,18 +158,13 @@ class EtcdStore(EtcdNodes):
             outcome = self.etcd.txn([], [self._get_epoch(me), get(block_key), get(key)])
             self._check_epoch(me, outcome)
             _, blocks, found = outcome.answers
-            block = record_of(Block, blocks[0]) if blocks else None
             before = record_of(Single, found[0]) if found else None
-            if before and before.state != REFUSED and not may_take_over(before, single):
-                raise Taken(before)
-            if before and before.state != REFUSED and single.state == ASKED and before.container == single.container:
-                return before                   # an earlier call has asked
-            new = Single.from_dict(single.to_dict() | {"node": me.name, "epoch": me.epoch, "reason": ""})
-            if before and before.state in (HELD, KEPT):
-                new.state = HELD
-            else:
-                check_block(block, me, single)
-            compare = [self._epoch_is(me), revision_is(block_key, block.revision if block else 0),
+            new, needs_block = claim_single(before, me, single)
+            if new is before:
+                return new                      # an earlier call has asked
+            if needs_block:
+                states.check_hold(block_of(blocks, single.space, single.block), me, single)
+            compare = [self._epoch_is(me), revision_is(block_key, blocks[0].revision if blocks else 0),
                        revision_is(key, before.revision if before else 0)]
             outcome = self.etcd.txn(compare, self._put_single(new, before))
             if outcome.done:
@@ -208,7 +173,7 @@ class EtcdStore(EtcdNodes):
 
     def change_single(self, single: Single, **fields: Any) -> Single:
         key = self.keys.single(single.space, single.address)
-        new = Single.from_dict(single.to_dict() | fields)
+        new: Single = single.copy(**fields)
         outcome = self.etcd.txn([is_as_seen(key, single)], self._put_single(new, single), [get(key)])
         if outcome.done:
             return at_revision(new, outcome)
@@ -286,9 +251,9 @@ class EtcdStore(EtcdNodes):
             left: Block = record_of(Block, outcome.answers[0][0])
             if left.revision != block.revision:
                 return left
-            if block.state == SHARED:
+            shared = states.give_back(block, used=True)
+            if shared is block:
                 return block
-            shared = Block(block.space, block.cidr, "", 0, SHARED, block.since)
             outcome = self.etcd.txn([is_as_seen(key, block), *more], [put(key, value_of(shared)), *rest])
             if outcome.done:
                 break
@@ -327,6 +292,12 @@ class EtcdStore(EtcdNodes):
 def at_revision(record: Any, outcome: Outcome) -> Any:
     record.revision = outcome.revision
     return record
+
+
+def block_of(pairs: Sequence[Pair], space: str, cidr: str) -> Block:
+    """Return the block in the answer to a get()."""
+    block: Block = record_of(Block, pairs[0]) if pairs else states.free(space, cidr)
+    return block
 
 
 def is_as_seen(key: str, record: Block | Single) -> dict[str, Any]:

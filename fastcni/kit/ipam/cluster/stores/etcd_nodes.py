@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from fastcni.clients.away import Away
 from fastcni.clients.etcd import Client, Refused, below, exists, get, lease_is, put, revision_is, value_is
-from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, NODE_TTL_S, Changed, Fenced, Node
-from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys, read_nodes
+from fastcni.kit.ipam.cluster.contract import ALIVE, NODE_TTL_S, Node
+from fastcni.kit.ipam.cluster.states import heartbeat, refusal, unknown
+from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys, read_node, read_nodes
 from fastcni.kit.ipam.cluster.stores.etcd_watch import Watch
 from fastcni.spec import json
 
@@ -76,8 +77,8 @@ class EtcdNodes:
         compare = [self._epoch_is(node), exists(self.keys.node(node.name, "record"))]
         for _ in races(f"node {node.name}"):
             epoch, alive, record = self._epoch_alive_record(node.name)
-            if epoch is None or record is None or epoch.value != str(node.epoch):
-                self._refuse(node)
+            found = read_node(node.name, {"epoch": epoch, "record": record}) if epoch and record else unknown(node.name)
+            heartbeat(found, node)              # refuses a dead or forgotten node
             if alive and self.etcd.renew(alive.lease, self.keys.node(me.name, "alive")):
                 self.leases[me.name, me.epoch] = alive.lease        # `compare` was read together with the key
                 break
@@ -91,9 +92,9 @@ class EtcdNodes:
     def node_gone(self, node: str) -> bool:
         return False
 
-    def _node(self, name: str) -> Node | None:
+    def _node(self, name: str) -> Node:
         found = read_nodes(self.etcd.read_range(*below(self.keys.node(name)))[0])
-        return found[0] if found else None
+        return found[0] if found else unknown(name)
 
     def _epoch_alive_record(self, name: str) -> list[Pair | None]:
         return self.etcd.read(*(self.keys.node(name, what) for what in ("epoch", "alive", "record")))
@@ -112,10 +113,7 @@ class EtcdNodes:
 
     def _refuse(self, me: Node) -> NoReturn:
         """Raise Fenced if this node was declared dead, Changed if it was forgotten."""
-        found = self._node(me.name)
-        if found is not None and found.epoch > me.epoch:
-            raise Fenced(found)
-        raise Changed(f"node {me.name} with epoch {me.epoch} is not in the store")
+        raise refusal(self._node(me.name), me)
 
     def _sign(self, me: Node, alive: Pair | None, compare: list[dict[str, Any]],
               operations: list[dict[str, Any]]) -> Outcome | None:
@@ -137,16 +135,15 @@ class EtcdNodes:
         me.revision = outcome.revision
         return outcome
 
-    def _raise_epoch(self, node: Node) -> bool:
-        """Declare a node dead. Return False if it has changed."""
+    def _write_dead(self, node: Node, dead: Node) -> bool:
+        """Write the record of a node that is declared dead. Return False if the node has changed. node: as seen."""
         record = {"boot_id": node.boot_id, "address": node.address, "dead": True}
         outcome = self.etcd.txn(
             [self._epoch_is(node), revision_is(self.keys.node(node.name, "record"), node.revision),
              revision_is(self.keys.node(node.name, "alive"), 0)],
-            [put(self.keys.node(node.name, "epoch"), str(node.epoch + 1)),
+            [put(self.keys.node(node.name, "epoch"), str(dead.epoch)),
              put(self.keys.node(node.name, "record"), text(record))])
-        if outcome.done:
-            node.epoch, node.state, node.revision = node.epoch + 1, DEAD, outcome.revision
+        dead.revision = outcome.revision
         return outcome.done
 
 

@@ -47,13 +47,9 @@ from fastcni.clients.away import Away
 from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.clients.kubernetes import Api, Conflict, Missing
 from fastcni.clients.kubernetes_watch import watch_all
+from fastcni.kit.ipam.cluster import states
 from fastcni.kit.ipam.cluster.contract import (
-    ACTIVE,
-    ASKED,
-    HELD,
-    KEPT,
     NODE_TTL_S,
-    REFUSED,
     SHARED,
     Block,
     Changed,
@@ -65,7 +61,7 @@ from fastcni.kit.ipam.cluster.contract import (
     Taken,
     Use,
 )
-from fastcni.kit.ipam.cluster.stores.kubernetes_blocks import path_of, version_of
+from fastcni.kit.ipam.cluster.stores.kubernetes_blocks import block_of, path_of, version_of
 from fastcni.kit.ipam.cluster.stores.kubernetes_nodes import NodeObjects
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     API_VERSION,
@@ -84,7 +80,7 @@ from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     to_patch,
     to_record,
 )
-from fastcni.kit.ipam.cluster.stores.rules import check_block, is_own, may_take_over, place
+from fastcni.kit.ipam.cluster.stores.rules import claim_single, place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,13 +141,10 @@ class KubernetesStore(NodeObjects):
         found: dict[tuple[str, str], Block] = {}
         try:
             for space, cidr in sorted(set(wanted)):
-                block = Block(space, cidr, me.name, me.epoch, ACTIVE, time.time())
-                document, is_new = self._make(block)
+                document, is_new = self._make(states.claim(states.free(space, cidr, time.time()), me))
                 if is_new:
                     made.append(document)
-                now = found[space, cidr] = to_record(BLOCKS, document)
-                if not is_own(now, me):
-                    raise Taken(now)
+                found[space, cidr] = states.claim(to_record(BLOCKS, document), me)
             self.check_epoch(me)
         except (Taken, Fenced, Changed):
             for document in reversed(made):
@@ -164,13 +157,13 @@ class KubernetesStore(NodeObjects):
         while True:
             self.check_epoch(me)
             seen = self.get_block(block.space, block.cidr)
-            now: Block | None = to_record(BLOCKS, seen) if seen else None
-            if seen is None or now is None or now.node != me.name:
-                raise Changed(f"block {block.cidr} is not of node {me.name} any more")
+            now = block_of(seen, block.space, block.cidr)
+            new = states.adopt(now, me)
+            assert seen                         # otherwise the block is FREE, and not adopted
             try:
                 document = self.keep(seen)
-                if not is_own(now, me):
-                    document = self.set_block(document, epoch=me.epoch, state=ACTIVE)
+                if new is not now:
+                    document = self.set_block(document, epoch=new.epoch, state=new.state)
             except (Conflict, Missing):
                 continue
             try:
@@ -183,11 +176,9 @@ class KubernetesStore(NodeObjects):
 
     def share(self, space: str, cidr: str) -> Block:
         """See contract.Store."""
-        document, _ = self._make(Block(space, cidr, "", 0, SHARED, time.time()))
+        document, _ = self._make(states.share(states.free(space, cidr, time.time())))
         block: Block = to_record(BLOCKS, document)
-        if block.state != SHARED:
-            raise Taken(block)
-        return block
+        return states.share(block)
 
     def give_back(self, block: Block) -> bool:
         """See contract.Store."""
@@ -235,16 +226,14 @@ class KubernetesStore(NodeObjects):
 
     def claim_single(self, me: Node, single: Single) -> Single:
         """See contract.Store."""
-        new = Single(*(getattr(single, name) for name in Single.__slots__[:-1]))
-        new.node, new.epoch, new.reason = me.name, me.epoch, ""
         while True:
-            document, before = self._make_claim(new)
+            document, before, needs_block = self._make_claim(me, single)
             if document is None:
                 continue
             try:
                 self.check_epoch(me)
-                if not (before and before["spec"]["state"] in (HELD, KEPT)):
-                    self._check_block(me, new)
+                if needs_block:
+                    self._check_block(me, single)
             except (Taken, Fenced, Changed):
                 if document is not before:
                     self._undo(CLAIMS, document, before)
@@ -252,32 +241,33 @@ class KubernetesStore(NodeObjects):
             mine: Single = to_record(CLAIMS, document)
             return mine
 
-    def _make_claim(self, new: Single) -> tuple[Object | None, Object | None]:
-        """Return (the IPClaim, the IPClaim before this call or None), or (None, None): try again. Raises Taken."""
+    def _make_claim(self, me: Node, single: Single) -> tuple[Object | None, Object | None, bool]:
+        """Return (the IPClaim, the IPClaim before this call or None, whether it needs a block that fits). The first is
+        None if the IPClaim changed during the call: try again. Raises Taken."""
+        new, needs_block = claim_single(None, me, single)
         path = f"{BASE}/{CLAIMS}/{claim_name(new.space, new.address)}"
         try:
-            return self.api.create(f"{BASE}/{CLAIMS}", to_object(CLAIMS, name_of(new), spec_of(new))), None
+            document = self.api.create(f"{BASE}/{CLAIMS}", to_object(CLAIMS, name_of(new), spec_of(new)))
+            return document, None, needs_block
         except Conflict:
             before = self.api.get(path)
         if before is None:
-            return None, None
+            return None, None, True
         now: Single = to_record(CLAIMS, before)
-        if now.state != REFUSED and not may_take_over(now, new):
-            raise Taken(now)
-        if now.container == new.container and new.state == ASKED and now.state != REFUSED:
-            return before, before       # an earlier call has asked
-        spec = spec_of(new) | ({"state": HELD} if now.state in (HELD, KEPT) else {})
+        new, needs_block = claim_single(now, me, single)
+        if new is now:
+            return before, before, needs_block          # an earlier call has asked
         try:
-            return self.api.patch(path, to_patch(spec, version_of(before))), before
+            return self.api.patch(path, to_patch(spec_of(new), version_of(before))), before, needs_block
         except (Conflict, Missing):
-            return None, None
+            return None, None, True
 
     def _check_block(self, me: Node, single: Single) -> None:
-        """Check that the claim fits its block, as rules.check_block() does. A block that give_back() is about to remove
+        """Check that the claim fits its block, as states.check_hold() does. A block that give_back() is about to remove
         stays."""
         while True:
             document = self.get_block(single.space, single.block)
-            check_block(to_record(BLOCKS, document) if document else None, me, single)
+            states.check_hold(block_of(document, single.space, single.block), me, single)
             try:
                 if document:
                     self.keep(document)
@@ -287,9 +277,7 @@ class KubernetesStore(NodeObjects):
 
     def change_single(self, single: Single, **fields: Any) -> Single:
         """See contract.Store."""
-        new = Single(*(getattr(single, name) for name in Single.__slots__[:-1]))
-        for name, value in fields.items():
-            setattr(new, name, value)
+        new: Single = single.copy(**fields)
         uid, _, version = single.revision.partition("/")
         path = f"{BASE}/{CLAIMS}/{claim_name(single.space, single.address)}"
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fastcni.clients.kubernetes import Api, Conflict, Missing
-from fastcni.kit.ipam.cluster.contract import ACTIVE, QUARANTINE, SHARED, Block
+from fastcni.kit.ipam.cluster import states
+from fastcni.kit.ipam.cluster.contract import Block
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     BASE,
     BLOCKS,
@@ -19,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from fastcni.kit.ipam.cluster.contract import Node
     from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
 
 
@@ -58,13 +60,14 @@ class BlockObjects:
         block = to_record(BLOCKS, document)
         use = self.api.get(use_path(block))
         document = self.set_draining(document, True)
-        if not self.list_of(CLAIMS, space=block.space, block=block.cidr):
-            self.remove(BLOCKS, document)
-        elif block.state == SHARED:
+        after = states.give_back(block, bool(self.list_of(CLAIMS, space=block.space, block=block.cidr)))
+        if after is block:
             self.set_draining(document, False)
             return False
+        if after.state == states.FREE:
+            self.remove(BLOCKS, document)
         else:
-            self.keep(self.set_block(document, node="", epoch=0, state=SHARED))
+            self.keep(self.set_block(document, node=after.node, epoch=after.epoch, state=after.state))
         if use:
             try:
                 self.remove(USES, use)
@@ -72,21 +75,27 @@ class BlockObjects:
                 return True
         return True
 
-    def quarantine(self, node: str, epoch: int) -> None:
-        """Set the ACTIVE blocks of a node's older epochs to QUARANTINE."""
-        for block, document in self.list_of(BLOCKS, node=node):
+    def expire(self, dead: Node) -> None:
+        """Set the ACTIVE blocks of a dead node's older epochs to QUARANTINE."""
+        for block, document in self.list_of(BLOCKS, node=dead.name):
             now: Object | None = document
-            while now and (block.node, block.state) == (node, ACTIVE) and block.epoch < epoch:
+            while now and (after := states.expire(block, dead)) is not block:
                 try:
-                    self.set_block(now, state=QUARANTINE)
+                    self.set_block(now, state=after.state)
                     break
                 except (Conflict, Missing):
                     now = self.get_block(block.space, block.cidr)
-                    block = to_record(BLOCKS, now) if now else block
+                    block = block_of(now, block.space, block.cidr)
 
     def remove(self, plural: str, document: Object) -> None:
         """Remove an object that is as seen."""
         self.api.delete(path_of(plural, document), document["metadata"]["uid"], version_of(document))
+
+
+def block_of(document: Object | None, space: str, cidr: str) -> Block:
+    """Return the block of an IPBlock, a FREE block if there is no IPBlock."""
+    block: Block = to_record(BLOCKS, document) if document else states.free(space, cidr)
+    return block
 
 
 def path_of(plural: str, document: Object) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from fastcni.clients.kubernetes import Api, Conflict, Missing
-from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, KEPT, LOST, Changed, Fenced, Node
+from fastcni.kit.ipam.cluster import states
+from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, KEPT, Changed, Node
 from fastcni.kit.ipam.cluster.stores.kubernetes_blocks import BlockObjects, path_of, version_of
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     BASE,
@@ -100,19 +101,16 @@ class NodeObjects(BlockObjects):
         """See contract.Store."""
         while True:
             document = self._stored(node.name)
-            now = self._to_node(document, self._lease(node.name)) if document else None
-            raised = now is not None and now.state == DEAD and now.epoch == node.epoch + 1      # by an earlier call
-            if document is None or now is None or now.state == ALIVE or not (raised or now.epoch == node.epoch):
-                raise Changed(f"node {node.name} has changed")
-            if now.state != DEAD:
+            now = self._to_node(document, self._lease(node.name)) if document else states.unknown(node.name)
+            dead = states.declare_dead(now, node)
+            if document and dead is not now:
                 try:
-                    self.api.patch(path_of(NODES, document), to_patch({"epoch": now.epoch + 1, "state": DEAD},
+                    self.api.patch(path_of(NODES, document), to_patch({"epoch": dead.epoch, "state": dead.state},
                                                                       version_of(document)))
                 except (Conflict, Missing):
                     continue
-                now.epoch, now.state = now.epoch + 1, DEAD
-            self.quarantine(now.name, now.epoch)
-            return now
+            self.expire(dead)
+            return dead
 
     def forget(self, node: Node) -> None:
         """See contract.Store."""
@@ -147,10 +145,8 @@ class NodeObjects(BlockObjects):
         """The IPNode of a node that may write. Raises Fenced; Changed if it was forgotten."""
         now = self._stored(me.name)
         if now is None or now["spec"]["state"] == FORGOTTEN:
-            raise Changed(f"node {me.name} is not in the store")
-        record: Node = to_record(NODES, now)
-        if record.epoch > me.epoch or record.state == DEAD:
-            raise Fenced(record)
+            raise states.refusal(states.unknown(me.name), me)
+        states.heartbeat(to_record(NODES, now), me)
         return now
 
     def watched_node(self, document: Object) -> Node:
@@ -177,7 +173,7 @@ class NodeObjects(BlockObjects):
         if node.state != ALIVE:
             node.state = DEAD
         elif not self._signs.alive(node.name, node.seen, time.time() + self.api.clock_offset):
-            node.state = LOST
+            return states.silence(node)
         return node
 
     def _lease(self, node: str) -> float:

@@ -17,29 +17,9 @@ from fastcni._system import open_regular, read_file, unlock, write_file
 from fastcni.clients.away import Away
 from fastcni.kernel import waiting
 from fastcni.kit.call.files import make_folders
-from fastcni.kit.ipam.cluster.contract import (
-    ACTIVE,
-    ALIVE,
-    ASKED,
-    DEAD,
-    HELD,
-    KEPT,
-    LOST,
-    NODE_TTL_S,
-    QUARANTINE,
-    REFUSED,
-    SHARED,
-    Block,
-    Changed,
-    Event,
-    Fenced,
-    Joined,
-    Node,
-    Single,
-    Taken,
-    Use,
-)
-from fastcni.kit.ipam.cluster.stores.rules import check_block, join_space, may_take_over, place
+from fastcni.kit.ipam.cluster import states
+from fastcni.kit.ipam.cluster.contract import KEPT, NODE_TTL_S, Block, Changed, Event, Joined, Node, Single, Use
+from fastcni.kit.ipam.cluster.stores.rules import claim_single, join_space, place
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -127,19 +107,25 @@ class Document:
                  and pod in ("", one.get("pod", ""))]
         return sorted(found, key=place)
 
-    def node(self, name: str) -> Node | None:
-        node: Node | None = self.get("nodes", name)
-        if node is not None and node.state != DEAD:
-            node.state = ALIVE if time.time() - node.seen < self.node_ttl else LOST
-        return node
+    def node(self, name: str) -> Node:
+        node: Node = self.get("nodes", name) or states.unknown(name)
+        return node if time.time() - node.seen < self.node_ttl else states.silence(node)
 
-    def check_epoch(self, me: Node) -> None:
-        """Raise Fenced if this node was declared dead, or Changed if it was forgotten."""
-        node = self.node(me.name)
-        if node is None:
-            raise Changed(f"node {me.name} is not in the store")
-        if node.epoch > me.epoch:
-            raise Fenced(node)
+    def block(self, space: str, cidr: str) -> Block:
+        block: Block = self.get("blocks", f"{space} {cidr}") or states.free(space, cidr, time.time())
+        return block
+
+    def check_epoch(self, me: Node) -> Node:
+        """See states.heartbeat()."""
+        return states.heartbeat(self.node(me.name), me)
+
+    def write(self, before: Block, block: Block) -> Block:
+        """Write a block that an event has changed."""
+        if block.state == states.FREE:
+            self.drop("blocks", key_of(block))
+        elif block is not before:
+            self.put("blocks", key_of(block), block)
+        return block
 
     def unchanged(self, table: str, key: str, record: Any) -> bool:
         now = self.data[table].get(key)
@@ -201,54 +187,41 @@ class LocalStore:
 
     def join(self, node: str, boot_id: str, address: str = "") -> Node:
         with self.open() as doc:
-            before = doc.node(node)
-            me = Node(node, before.epoch if before else 1, boot_id, address, ALIVE, time.time())
-            return doc.put("nodes", node, me)
+            return doc.put("nodes", node, states.join(doc.node(node), boot_id, address, time.time()))
 
     def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
         return join_space(self, node, boot_id, space, wanted)
 
     def keep_alive(self, node: Node) -> Node:
         with self.open() as doc:
-            doc.check_epoch(node)
-            me = doc.node(node.name)
-            assert me is not None
-            me.seen, me.state = time.time(), ALIVE
-            return doc.put("nodes", me.name, me)
+            return doc.put("nodes", node.name, doc.check_epoch(node).copy(seen=time.time()))
 
     def nodes(self) -> list[Node]:
         with self.open() as doc:
-            return [node for name in sorted(doc.data["nodes"]) if (node := doc.node(name))]
+            return [doc.node(name) for name in sorted(doc.data["nodes"])]
 
     def declare_dead(self, node: Node) -> Node:
         with self.open() as doc:
-            now = doc.node(node.name)
-            raised = now is not None and now.state == DEAD and now.epoch == node.epoch + 1      # by an earlier call
-            if now is None or now.state == ALIVE or not (raised or now.epoch == node.epoch):
-                raise Changed(f"node {node.name} has changed")
-            if now.state != DEAD:
-                now.epoch, now.state = now.epoch + 1, DEAD
-                doc.put("nodes", now.name, now)
-            for block in doc.all("blocks", node=now.name):
-                if block.state == ACTIVE and block.epoch < now.epoch:
-                    block.state = QUARANTINE
-                    doc.put("blocks", key_of(block), block)
-            return now
+            found = doc.node(node.name)
+            dead = states.declare_dead(found, node)
+            if dead is not found:
+                doc.put("nodes", dead.name, dead)
+            for block in doc.all("blocks", node=dead.name):
+                doc.write(block, states.expire(block, dead))
+            return dead
 
     def forget(self, node: Node) -> None:
         with self.open() as doc:
-            now = doc.node(node.name)
-            if now is None:
+            found = doc.node(node.name)
+            if states.forget(found) is found:
                 return
-            if now.state != DEAD:
-                raise Changed(f"node {node.name} is not dead any more")
-            singles = [one for one in doc.all("singles", node=now.name) if one.state != KEPT]
-            for table, records in (("singles", singles), ("uses", doc.all("uses", node=now.name))):
+            singles = [one for one in doc.all("singles", node=node.name) if one.state != KEPT]
+            for table, records in (("singles", singles), ("uses", doc.all("uses", node=node.name))):
                 for record in records:
                     doc.drop(table, key_of(record))
-            for block in doc.all("blocks", node=now.name):
-                free_block(doc, block)
-            doc.drop("nodes", now.name)
+            for block in doc.all("blocks", node=node.name):
+                give_back(doc, block)
+            doc.drop("nodes", node.name)
 
     def node_gone(self, node: str) -> bool:
         return False
@@ -262,42 +235,26 @@ class LocalStore:
     def claim(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
         with self.open() as doc:
             doc.check_epoch(me)
-            found = [(space, cidr, doc.get("blocks", f"{space} {cidr}")) for space, cidr in wanted]
-            for _, _, block in found:
-                if block and (block.node, block.epoch, block.state) != (me.name, me.epoch, ACTIVE):
-                    raise Taken(block)
-            return [block or doc.put("blocks", f"{space} {cidr}",
-                                     Block(space, cidr, me.name, me.epoch, ACTIVE, time.time()))
-                    for space, cidr, block in found]
+            found = [doc.block(space, cidr) for space, cidr in wanted]
+            return [doc.write(block, states.claim(block, me)) for block in found]
 
     def adopt(self, me: Node, block: Block) -> Block:
         with self.open() as doc:
             doc.check_epoch(me)
-            now = doc.get("blocks", key_of(block))
-            if now is None or now.node != me.name:
-                raise Changed(f"block {block.cidr} is not of node {me.name} any more")
-            if (now.epoch, now.state) == (me.epoch, ACTIVE):
-                return now
-            now.epoch, now.state = me.epoch, ACTIVE
-            return doc.put("blocks", key_of(now), now)
+            now = doc.block(block.space, block.cidr)
+            return doc.write(now, states.adopt(now, me))
 
     def share(self, space: str, cidr: str) -> Block:
         with self.open() as doc:
-            block = doc.get("blocks", f"{space} {cidr}")
-            if block and block.state != SHARED:
-                raise Taken(block)
-            return block or doc.put("blocks", f"{space} {cidr}",
-                                    Block(space, cidr, "", 0, SHARED, time.time()))
+            block = doc.block(space, cidr)
+            return doc.write(block, states.share(block))
 
     def give_back(self, block: Block) -> bool:
         with self.open() as doc:
             key = key_of(block)
             if not doc.unchanged("blocks", key, block):
                 return key not in doc.data["blocks"]
-            if block.state == SHARED and singles_in(doc, block):
-                return False
-            free_block(doc, block)
-            return True
+            return give_back(doc, block)
 
     # -- single addresses -----------------------------------------------------------------------------
 
@@ -305,26 +262,16 @@ class LocalStore:
         with self.open() as doc:
             doc.check_epoch(me)
             now = doc.get("singles", key_of(single))
-            if now and now.state != REFUSED and not may_take_over(now, single):
-                raise Taken(now)
-            if now and now.container == single.container and single.state == ASKED and now.state != REFUSED:
-                return now  # an earlier call has asked
-            new = Single(*(getattr(single, name) for name in Single.__slots__[:-1]))
-            new.node, new.epoch, new.reason = me.name, me.epoch, ""
-            if now and now.state in (HELD, KEPT):
-                new.state = HELD
-            else:
-                check_block(doc.get("blocks", f"{single.space} {single.block}"), me, single)
-            return doc.put("singles", key_of(new), new)
+            new, needs_block = claim_single(now, me, single)
+            if needs_block:
+                states.check_hold(doc.block(single.space, single.block), me, single)
+            return now if new is now else doc.put("singles", key_of(new), new)
 
     def change_single(self, single: Single, **fields: Any) -> Single:
         with self.open() as doc:
             if not doc.unchanged("singles", key_of(single), single):
                 raise Changed(f"{single.address} has changed")
-            now = doc.get("singles", key_of(single))
-            for name, value in fields.items():
-                setattr(now, name, value)
-            return doc.put("singles", key_of(now), now)
+            return doc.put("singles", key_of(single), doc.get("singles", key_of(single)).copy(**fields))
 
     def release_single(self, single: Single) -> bool:
         with self.open() as doc:
@@ -380,15 +327,10 @@ class LocalStore:
         """Nothing stays open between calls."""
 
 
-def singles_in(doc: Document, block: Block) -> list[Single]:
-    return [one for one in doc.all("singles", block.space) if one.block == block.cidr]
-
-
-def free_block(doc: Document, block: Block) -> None:
-    """Remove a block with its use. If Singles are left in it, it is SHARED instead."""
-    doc.drop("uses", key_of(block))
-    if singles_in(doc, block):
-        block.node, block.epoch, block.state = "", 0, SHARED
-        doc.put("blocks", key_of(block), block)
-    else:
-        doc.drop("blocks", key_of(block))
+def give_back(doc: Document, block: Block) -> bool:
+    """Return a block, see states.give_back(). Return whether the block has changed."""
+    used = any(one.block == block.cidr for one in doc.all("singles", block.space))
+    after = states.give_back(block, used)
+    if after is not block:
+        doc.drop("uses", key_of(block))
+    return doc.write(block, after) is not block

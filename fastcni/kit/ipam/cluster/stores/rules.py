@@ -1,15 +1,15 @@
-"""Rules about Blocks and Singles that several stores apply, joining by parts, and the order of records."""
+"""The rule of claims that all stores apply, joining by parts, and the order of records."""
 
 from __future__ import annotations
 
-from fastcni.kit.ipam.cluster.contract import ACTIVE, ASKED, KEPT, SHARED, Changed, Joined, Taken
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, REFUSED, Joined, Taken
 from fastcni.spec import address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.contract import Block, Node, Single, Store
+    from fastcni.kit.ipam.cluster.contract import Node, Single, Store
 
 
 def join_space(store: Store, node: str, boot_id: str, space: str, wanted: dict[str, int]) -> Joined:
@@ -18,8 +18,18 @@ def join_space(store: Store, node: str, boot_id: str, space: str, wanted: dict[s
     return Joined(me, store.grid(space, wanted), store.blocks(space, node), store.singles(space, node))
 
 
-def is_own(block: Block, me: Node) -> bool:
-    return (block.node, block.epoch, block.state) == (me.name, me.epoch, ACTIVE)
+def claim_single(before: Single | None, me: Node, single: Single) -> tuple[Single, bool]:
+    """Return (the Single after a claim, whether the claim needs a block that fits, see states.check_hold()). `before`
+    itself if the claim changes nothing. Raises Taken."""
+    new: Single = single.copy(node=me.name, epoch=me.epoch, reason="")
+    if before is None or before.state == REFUSED:
+        return new, True
+    if not may_take_over(before, single):
+        raise Taken(before)
+    if before.state == ASKED:
+        return (before, False) if single.state == ASKED else (new, True)
+    new.state = HELD
+    return (before, False) if before.state == HELD and single.state == ASKED else (new, False)
 
 
 def may_take_over(before: Single, single: Single) -> bool:
@@ -27,15 +37,6 @@ def may_take_over(before: Single, single: Single) -> bool:
     if before.state == KEPT:
         return bool(before.pod) and before.pod == single.pod
     return (before.container, before.ifname) == (single.container, single.ifname)
-
-
-def check_block(block: Block | None, me: Node, single: Single) -> None:
-    """Raise Changed if the block does not exist, Taken if the state that is wanted does not fit it."""
-    if block is None:
-        raise Changed(f"block {single.block} does not exist")
-    own = is_own(block, me)
-    if not (block.state == ACTIVE and not own if single.state == ASKED else own or block.state == SHARED):
-        raise Taken(block)
 
 
 def place(record: Any) -> tuple[str, int, bytes]:

@@ -1,0 +1,249 @@
+"""Define the states of a node and of a block in a store, and their transitions.
+
+TRANSITIONS has each arrow of the drawings: {(state, event, guard): (state, effect)}. A store refuses every other event.
+Each event is one function. A store reads the record, calls the function, and writes the result, all in one step. If an
+event changes nothing, the function returns the record itself.
+
+    UNKNOWN                       ALIVE                         LOST                          DEAD
+    |------------ join ---------->|                             |                             |
+    |                             | join                        |                             |
+    |                             |<----------- join -----------|                             |
+    |                             |<-------------------------- join --------------------------|
+    |                             | heartbeat: same             |                             |
+    |                             |<----- heartbeat: same ------|                             |
+    |                             |---------- silence --------->|                             |
+    |                             |                             |------- declare: same ------>|
+    |                             |                             |                             | declare: same, raised
+    |<---------------------------------------- forget ----------------------------------------|
+    | forget                      |                             |                             |
+
+Guards: the epoch of the caller's Node is the same as in the record. Or the record's epoch was raised once since then,
+has grown more (older), or is below the caller's epoch (newer). Heartbeat stands for every write of a node.
+
+    FREE                          ACTIVE                        QUARANTINE                    SHARED
+    |----------- claim ---------->|                             |                             |
+    |                             | claim: own                  |                             |
+    |                             | adopt: own, former, later   |                             |
+    |                             |< adopt: own, former, later -|                             |
+    |                             |------- expire: former ----->|                             |
+    |<------ return: empty -------|                             |                             |
+    |                             |----------------------- return: used --------------------->|
+    |<--------------------- return: empty ----------------------|                             |
+    |                             |                             |-------- return: used ------>|
+    |----------------------------------------- share ---------------------------------------->|
+    |                             |                             |                             | share
+    |<------------------------------------ return: empty -------------------------------------|
+    |                             |                             |                             | hold
+    |                             | hold: own                   |                             |
+    |                             | ask: other, former, later   |                             |
+
+Guards: whose the block is for the Node that acts. Own: the node's, of its epoch. Former, later: the node's, of a lower
+or a higher epoch. Other: another node's. When a block is returned, it is empty, or used: addresses in it are claimed.
+expire follows declare: the Node that acts is the dead node, whose epoch was raised.
+"""
+
+from __future__ import annotations
+
+from fastcni.kit.ipam.cluster.contract import (
+    ACTIVE,
+    ALIVE,
+    ASKED,
+    DEAD,
+    LOST,
+    QUARANTINE,
+    SHARED,
+    Block,
+    Changed,
+    Fenced,
+    Node,
+    Taken,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    from fastcni.kit.ipam.cluster.contract import Single
+
+    R = TypeVar("R", Node, Block)
+
+UNKNOWN = "unknown"             # the store has no record of the node
+FREE = "free"                   # the store has no record of the block
+
+JOIN, HEARTBEAT, SILENCE, DECLARE, FORGET = "join", "heartbeat", "silence", "declare", "forget"
+SAME, RAISED, OLDER, NEWER = "same", "raised", "older", "newer"
+
+CLAIM, ADOPT, SHARE, EXPIRE, RETURN, HOLD, ASK = "claim", "adopt", "share", "expire", "return", "hold", "ask"
+OWN, FORMER, LATER, OTHER = "own", "former", "later", "other"
+EMPTY, USED = "empty", "used"
+
+ANY = ""                        # no guard: the state decides, or the block is no node's
+
+# Effects: what the store writes
+NOTHING, STATE = "nothing", "state"
+EPOCH = "epoch"                 # the state, and the next epoch. Then each block of a dead node expires
+NODE = "node"                   # the state, and the acting node with its epoch
+NO_NODE = "no node"             # the state, and no node. The block's use is removed
+REMOVED = "removed"             # no record: a node's blocks are returned before, a block's use is removed
+
+TRANSITIONS = {                 # {(state, event, guard): (state, effect)}
+    (UNKNOWN, JOIN, ANY): (ALIVE, EPOCH),
+    (ALIVE, JOIN, ANY): (ALIVE, STATE),
+    (LOST, JOIN, ANY): (ALIVE, STATE),
+    (DEAD, JOIN, ANY): (ALIVE, STATE),
+    (ALIVE, HEARTBEAT, SAME): (ALIVE, STATE),
+    (LOST, HEARTBEAT, SAME): (ALIVE, STATE),
+    (ALIVE, SILENCE, ANY): (LOST, NOTHING),
+    (LOST, DECLARE, SAME): (DEAD, EPOCH),
+    (DEAD, DECLARE, SAME): (DEAD, NOTHING),
+    (DEAD, DECLARE, RAISED): (DEAD, NOTHING),               # an earlier call has raised the epoch
+    (DEAD, FORGET, ANY): (UNKNOWN, REMOVED),
+    (UNKNOWN, FORGET, ANY): (UNKNOWN, NOTHING),
+
+    (FREE, CLAIM, ANY): (ACTIVE, NODE),
+    (ACTIVE, CLAIM, OWN): (ACTIVE, NOTHING),
+    (ACTIVE, ADOPT, OWN): (ACTIVE, NOTHING),
+    (ACTIVE, ADOPT, FORMER): (ACTIVE, NODE),
+    (ACTIVE, ADOPT, LATER): (ACTIVE, NODE),                  # the node's record was deleted, and the node joined again
+    (QUARANTINE, ADOPT, OWN): (ACTIVE, NODE),
+    (QUARANTINE, ADOPT, FORMER): (ACTIVE, NODE),
+    (QUARANTINE, ADOPT, LATER): (ACTIVE, NODE),
+    (ACTIVE, EXPIRE, FORMER): (QUARANTINE, STATE),
+    (ACTIVE, RETURN, EMPTY): (FREE, REMOVED),
+    (ACTIVE, RETURN, USED): (SHARED, NO_NODE),
+    (QUARANTINE, RETURN, EMPTY): (FREE, REMOVED),            # the node is forgotten
+    (QUARANTINE, RETURN, USED): (SHARED, NO_NODE),
+    (FREE, SHARE, ANY): (SHARED, STATE),
+    (SHARED, SHARE, ANY): (SHARED, NOTHING),
+    (SHARED, RETURN, EMPTY): (FREE, REMOVED),
+    (SHARED, HOLD, ANY): (SHARED, NOTHING),
+    (ACTIVE, HOLD, OWN): (ACTIVE, NOTHING),
+    (ACTIVE, ASK, OTHER): (ACTIVE, NOTHING),
+    (ACTIVE, ASK, FORMER): (ACTIVE, NOTHING),
+    (ACTIVE, ASK, LATER): (ACTIVE, NOTHING),
+}
+
+
+def after(record: R, event: str, guard: str = ANY, node: Node | None = None) -> R | None:
+    """Return the record after an event of the Node `node`; `record` itself if nothing changes, None if the event is
+    refused."""
+    state, effect = TRANSITIONS.get((record.state, event, guard), ("", ""))
+    if not state:
+        return None
+    if effect == NOTHING and state == record.state:
+        return record
+    fields: dict[str, Any] = {"state": state}
+    if effect == EPOCH:
+        fields["epoch"] = record.epoch + 1
+    elif effect == NODE and node:
+        fields |= {"node": node.name, "epoch": node.epoch}
+    elif effect == NO_NODE:
+        fields |= {"node": "", "epoch": 0}
+    new: R = record.copy(**fields)
+    return new
+
+
+# -- nodes: `found` is the record in the store, UNKNOWN if the store has no record ------------------------------------
+
+def unknown(name: str) -> Node:
+    return Node(name, 0, "", "", UNKNOWN, 0)
+
+
+def age(found: Node, node: Node) -> str:
+    """Return how the epoch of a caller's Node differs from the record's."""
+    grown = found.epoch - node.epoch
+    return SAME if not grown else NEWER if grown < 0 else RAISED if grown == 1 else OLDER
+
+
+def join(found: Node, boot_id: str, address: str, seen: float) -> Node:
+    """Return the Node that has joined."""
+    new = after(found, JOIN)
+    assert new
+    return new.copy(boot_id=boot_id, address=address, seen=seen)
+
+
+def heartbeat(found: Node, me: Node) -> Node:
+    """Return the Node that may write. Raises refusal()."""
+    if (new := after(found, HEARTBEAT, age(found, me))) is None:
+        raise refusal(found, me)
+    return new
+
+
+def refusal(found: Node, me: Node) -> Fenced | Changed:
+    """Return why a node may not write: Fenced if the node was declared dead; Changed if the node was forgotten, or if
+    the store has lost its present epoch."""
+    if found.state == DEAD or found.epoch > me.epoch:
+        return Fenced(found)
+    return Changed(f"node {me.name} with epoch {me.epoch} is not in the store")
+
+
+def silence(found: Node) -> Node:
+    """Return the Node as of now: LOST instead of ALIVE, because its heartbeats have stopped for node_ttl."""
+    return after(found, SILENCE) or found
+
+
+def declare_dead(found: Node, node: Node) -> Node:
+    """Return the dead Node. Raises Changed if the node is alive, was forgotten, or has another epoch than `node`."""
+    if (new := after(found, DECLARE, age(found, node))) is None:
+        raise Changed(f"node {node.name} has changed")
+    return new
+
+
+def forget(found: Node) -> Node:
+    """Return the forgotten Node. Raises Changed if the node is not dead."""
+    if (new := after(found, FORGET)) is None:
+        raise Changed(f"node {found.name} is not dead any more")
+    return new
+
+
+# -- blocks: `block` is the record in the store, FREE if the store has no record ---------------------------------------
+
+def free(space: str, cidr: str, now: float = 0.0) -> Block:
+    """Return a block that no node has claimed. now: `since` of a claim."""
+    return Block(space, cidr, "", 0, FREE, now)
+
+
+def whose(block: Block, node: Node) -> str:
+    """Return the guard that says whose a block is for a Node."""
+    if block.node != node.name:
+        return OTHER if block.node else ANY
+    return OWN if block.epoch == node.epoch else FORMER if block.epoch < node.epoch else LATER
+
+
+def claim(block: Block, me: Node) -> Block:
+    """Return the block as the node's. Raises Taken."""
+    if (new := after(block, CLAIM, whose(block, me), me)) is None:
+        raise Taken(block)
+    return new
+
+
+def adopt(block: Block, me: Node) -> Block:
+    """Return the node's block of another epoch as its block of the present epoch. Raises Changed."""
+    if (new := after(block, ADOPT, whose(block, me), me)) is None:
+        raise Changed(f"block {block.cidr} is not of node {me.name} any more")
+    return new
+
+
+def share(block: Block) -> Block:
+    """Return the block as SHARED. Raises Taken."""
+    if (new := after(block, SHARE)) is None:
+        raise Taken(block)
+    return new
+
+
+def expire(block: Block, dead: Node) -> Block:
+    """Return the block after its node was declared dead: `block` itself if the block is not of an earlier epoch."""
+    return after(block, EXPIRE, whose(block, dead)) or block
+
+
+def give_back(block: Block, used: bool) -> Block:
+    """Return the block after its return: FREE, SHARED, or `block` itself if the block stays. used: whether addresses in
+    the block are claimed."""
+    return after(block, RETURN, USED if used else EMPTY) or block
+
+
+def check_hold(block: Block, me: Node, single: Single) -> None:
+    """Check that a node may claim an address in a block. Raises Changed if the block is FREE, Taken if the wanted state
+    of the address does not fit the block."""
+    if after(block, ASK if single.state == ASKED else HOLD, whose(block, me)) is None:
+        raise Changed(f"block {block.cidr} does not exist") if block.state == FREE else Taken(block)
