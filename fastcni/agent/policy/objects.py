@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 import reprlib
 from dataclasses import dataclass, field
+from functools import lru_cache
+from sys import intern
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from fastcni.spec import address as addresses
@@ -180,9 +182,10 @@ class Policy:
 @dataclass(frozen=True, slots=True)
 class Pod:
     """addresses: packed. ports: {(name, protocol): number}. node: the node of the pod, "" if unknown. uid: differs
-    between pods with the same name.
+    between pods with the same name. key: "namespace/name", made once, because pods are keys of many tables.
 
-    Pods on the host's network are outside of policies: they have no addresses of their own here.
+    Pods on the host's network are outside of policies: they have no addresses of their own here. Pods of one Deployment
+    share their labels and ports.
     """
 
     namespace: str
@@ -192,10 +195,10 @@ class Pod:
     node: str = ""
     ports: Mapping[tuple[str, int], int] = field(default_factory=dict)
     uid: str = field(default="", compare=False)
+    key: str = field(init=False, compare=False, repr=False)
 
-    @property
-    def key(self) -> str:
-        return f"{self.namespace}/{self.name}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,10 +311,16 @@ def read_pod(document: Any) -> Pod:
     """Read a Pod. Raises PolicyError."""
     it, metadata, name, namespace = open_document("Pod", document)
     spec, status = it.part("spec"), it.part("status")
-    return Pod(namespace, name, read_labels(metadata),
+    return Pod(intern(namespace), name, shared(tuple(read_labels(metadata).items())),
                read_addresses(status) if status and not is_outside(spec, status) else (),
-               spec.get("nodeName", str, "") if spec else "", read_named_ports(spec) if spec else {},
-               metadata.get("uid", str, ""))
+               intern(spec.get("nodeName", str, "")) if spec else "",
+               shared(tuple(read_named_ports(spec).items())) if spec else {}, metadata.get("uid", str, ""))
+
+
+@lru_cache(maxsize=1 << 12)
+def shared(items: tuple[tuple[Any, Any], ...]) -> Mapping[Any, Any]:
+    """Return a mapping of these items, the same one for the same items: a list of 100,000 pods has few label sets."""
+    return dict(items)
 
 
 def is_outside(spec: Reader | None, status: Reader | None) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from cluster_ipam.http_service import Service
 
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.sources.kubernetes import PODS, SELECTORS, Kubernetes
+from fastcni.agent.policy.sources.kubernetes import PODS, SELECTORS, Kubernetes, line_of
 from fastcni.clients import kubernetes, kubernetes_watch
 from fastcni.clients.away import Away
 from fastcni.clients.kubeconfig import Access
@@ -102,6 +102,25 @@ def test_the_agent_keeps_neither_the_answer_with_all_pods_nor_the_pods_other_key
             source._wakeup.close()
     assert len(source._events) == COUNT + 1
     assert peak < len(body) / 2, f"{peak:,} bytes for an answer of {len(body):,}"
+
+
+def test_a_pod_takes_the_agent_less_than_three_kilobytes():
+    """A pod took 3.8 kB: six copies of its key, and labels and ports of its own."""
+    source = Kubernetes(None, Compiler())
+    tracemalloc.start()
+    try:
+        for number in range(COUNT):
+            labels = {f"label-{i}": f"web{i}" for i in range(4)}
+            source.put(PODS, key := f"shop/web-{number}", line_of(PODS, {
+                "metadata": {"name": key[5:], "namespace": "shop", "labels": labels},
+                "spec": {"nodeName": f"node-{number // 20}", "containers": [
+                    {"ports": [{"name": f"port-{i}", "containerPort": i} for i in range(1, 4)]}]},
+                "status": {"podIP": f"10.0.{number >> 8}.{number & 255}"}}))
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        source._wakeup.close()
+    assert size / COUNT < 2900, f"{size / COUNT:.0f} bytes"
 
 
 def test_a_list_may_take_longer_than_a_request(monkeypatch):
