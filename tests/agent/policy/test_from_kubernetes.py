@@ -7,8 +7,10 @@ import threading
 import time
 
 import pytest
+import structlog
 
 from fastcni.agent.policy.compile import Compiler
+from fastcni.agent.policy.sources.kept import Kept
 from fastcni.agent.policy.sources.kubernetes import (
     CILIUM_POLICIES,
     CLUSTER_GROUP,
@@ -17,6 +19,7 @@ from fastcni.agent.policy.sources.kubernetes import (
     NODES,
     PODS,
     POLICIES,
+    RUNNING,
     Kubernetes,
     line_of,
 )
@@ -45,6 +48,7 @@ def cilium_policy(name, **rule):
             "spec": {"endpointSelector": {}, "ingress": [rule]}}
 
 
+NODE_NAME = "spec.nodeName%3D"
 KINDS = {CLUSTER_GROUP: "clusternetworkpolicies", "/apis/cilium.io/v2": "ciliumnetworkpolicies"}     # by group
 
 
@@ -57,7 +61,8 @@ class FakeApi:
                         CILIUM_POLICIES: [],
                         NODES: [{"metadata": {"name": "here", "resourceVersion": "1"},
                                  "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}]}
-        self.listed = []
+        self.listed, self.selectors, self.gate = [], [], threading.Event()
+        self.gate.set()                 # without it a list of the pods of all nodes waits
         self.events = {path: queue.Queue() for path in self.objects}
 
     def get(self, path):
@@ -70,9 +75,13 @@ class FakeApi:
         return self.objects[path], "1"
 
     def list_each(self, path, tell, stop, selector="", metadata=False):
+        self.selectors.append(selector)
+        if NODE_NAME not in selector:
+            self.gate.wait(20)
         documents, revision = self.list_with_revision(path)
         for document in documents:
-            tell(document)
+            if NODE_NAME not in selector or selector.endswith(document["spec"]["nodeName"]):
+                tell(document)
         return revision
 
     def watch(self, path, revision, stop, selector="", metadata=False):
@@ -108,6 +117,92 @@ def wait(it, condition):
         assert time.monotonic() < until
         select.select([it], [], [], 0.1)
         it.attend()
+
+
+def pod_of(node, name, address, **labels):
+    return {"metadata": {"name": name, "namespace": "shop", "resourceVersion": "1", "labels": labels},
+            "spec": {"nodeName": node}, "status": {"podIP": address}}
+
+
+@pytest.fixture
+def apart(monkeypatch, tmp_path):
+    """A function that starts a source on the node "here"; a pod is on that node, another one elsewhere."""
+    for name in ("RETRY_S", "ABSENT_S", "CONFIRM_S"):
+        monkeypatch.setattr(f"fastcni.agent.policy.sources.kubernetes.{name}", 0.05)
+    opened = []
+
+    def start(*policies):
+        it = Kubernetes(FakeApi(), Compiler("here"), Kept(str(tmp_path / "kept"), "kubernetes", structlog.get_logger()))
+        it.api.objects[PODS] = [pod_of("here", "a", "10.0.0.1", app="a"), pod_of("there", "b", "10.0.0.2", app="b")]
+        it.api.objects[POLICIES] += policies
+        opened.append(it)
+        it.start()
+        return it
+
+    yield start
+    for it in opened:
+        it.api.gate.set()
+        if not it._stop.is_set():
+            it.close()
+
+
+FROM_PODS = {"podSelector": {}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "b"}}}]}]}
+
+
+def test_pods_of_other_nodes_are_not_asked_for_until_a_policy_names_pods(apart):
+    """All pods of a cluster with 100,000 pods take 370 MB, those of a node 42 MB."""
+    it = apart()
+    wait(it, lambda: it.complete)
+    assert it.api.selectors == [f"{RUNNING}%2C{NODE_NAME}here"]
+    compiler = it.content.compiler
+    assert compiler.cluster.pods.keys() == {"shop/a"}
+    for spec in ({"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [
+            {"port": "http"}]}]}, {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}):
+        it.api.events[POLICIES].put(("MODIFIED", policy("p", spec)))
+        wait(it, lambda spec=spec: bool(compiler.cluster.policies["shop/p"].ingress) == ("ingress" in spec))
+    assert len(it.api.selectors) == 1
+    it.api.events[POLICIES].put(("ADDED", policy("from-pods", FROM_PODS)))
+    wait(it, lambda: "shop/from-pods" in compiler.cluster.policies)
+    assert it.api.selectors[1:] == [RUNNING]
+    assert compiler.cluster.pods.keys() == {"shop/a", "shop/b"}
+
+
+@pytest.mark.parametrize("spec", [
+    FROM_PODS, {"podSelector": {}, "egress": [{"to": [{"namespaceSelector": {}}]}]},
+    {"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"ports": [{"port": "http"}]}]}],
+    ids=["podSelector", "namespaceSelector", "a port's name anywhere"])
+def test_a_policy_that_names_pods_waits_for_all_pods_and_nothing_changes_before(apart, spec):
+    """Without the pods of other nodes, the policy would deny what it allows, or a cluster policy allow what it denies.
+    Later changes of policies keep their order, and changes of the node's pods do not wait for the list to end."""
+    it = apart()
+    compiler = it.content.compiler
+    wait(it, lambda: it.complete)
+    it.api.gate.clear()
+    it.api.events[POLICIES].put(("ADDED", policy("new", spec)))
+    it.api.events[POLICIES].put(("DELETED", policy("p")))
+    it.api.events[POLICIES].put(("ADDED", policy("p", {"podSelector": {}, "ingress": [{}]})))
+    it.api.events[NAMESPACES].put(("ADDED", {"metadata": {"name": "late", "resourceVersion": "2"}}))
+    wait(it, lambda: len(it.api.selectors) == 2 and "late" in compiler.cluster.namespaces)
+    assert sum(path == POLICIES for path, _, _ in it._waiting) == 3 and ADDRESS in compiler.state.elements["in4"]
+    assert compiler.cluster.policies.keys() == {"shop/p", "other/p"} and not compiler.cluster.policies["shop/p"].ingress
+    seen = []
+    put_policy = compiler.put_policy
+    compiler.put_policy = lambda record: (seen.append((record.key, len(compiler.cluster.pods))), put_policy(record))
+    it.api.gate.set()
+    wait(it, lambda: "shop/new" in compiler.cluster.policies and compiler.cluster.policies["shop/p"].ingress)
+    assert seen == [("shop/new", 2), ("shop/p", 2)]
+    assert not it._waiting
+
+
+def test_an_agent_that_has_kept_such_a_policy_begins_with_all_pods(apart):
+    it = apart(policy("from-pods", FROM_PODS))
+    wait(it, lambda: it.complete)
+    assert it.content.compiler.cluster.pods.keys() == {"shop/a", "shop/b"}
+    it.close()
+    it = apart(policy("from-pods", FROM_PODS))
+    assert it.former
+    wait(it, lambda: it.complete)
+    assert it.api.selectors == [RUNNING]
 
 
 def test_a_source_that_is_closed_leaves_no_descriptor():

@@ -8,7 +8,7 @@ import pytest
 from cluster_ipam.http_service import Service
 
 from fastcni.agent.policy.compile import Compiler
-from fastcni.agent.policy.sources.kubernetes import PODS, SELECTORS, Kubernetes, line_of
+from fastcni.agent.policy.sources.kubernetes import PODS, Kubernetes, line_of
 from fastcni.clients import kubernetes, kubernetes_watch
 from fastcni.clients.away import Away
 from fastcni.clients.kubeconfig import Access
@@ -194,19 +194,3 @@ def test_agents_that_list_all_pods_again_wait_for_a_random_time_that_grows_with_
     api = Lists()
     follow(api, PODS, PODS, lambda *_: None, lambda: api.stopped, lambda _: None, cached=True)
     assert waits == [1.0, 10.0]
-
-
-def test_pods_that_have_ended_are_not_asked_for():
-    asked = []
-
-    class Lists:
-        def list_each(self, path, tell, stop, selector, metadata):
-            asked.append(selector)
-            raise Away("enough")
-
-        list_with_revision = list_each
-
-    source = Kubernetes(Lists(), Compiler())
-    source._watch((PODS,), lambda: False)
-    source._wakeup.close()
-    assert asked == [SELECTORS[PODS]]

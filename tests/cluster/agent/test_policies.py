@@ -99,6 +99,21 @@ def test_a_pod_that_has_ended_has_no_address(server, source):
     until(source, lambda: not isolated(source) and "shop/web" not in source.content.compiler.said)
 
 
+def test_pods_of_other_nodes_are_read_when_a_policy_names_pods(server, source):
+    from_db = CLOSED | {"metadata": {"name": "from-db", "namespace": "shop"},
+                        "spec": {"podSelector": {}, "ingress": [{"from": [{"podSelector": {"matchLabels": LABELS}}]}]}}
+    server.do(lambda api: (api.put("pods", pod("web", LABELS, "10.0.0.1"), "shop"),
+                           api.put("pods", pod("far", LABELS, "10.0.0.9", "n2"), "shop"),
+                           api.put("networkpolicies", CLOSED, "shop")))
+    until(source, lambda: source.complete and isolated(source) == {"10.0.0.1"})
+    assert source.content.compiler.said.keys() == {"shop/web"}
+    server.do(lambda api: api.put("networkpolicies", from_db, "shop"))
+    until(source, lambda: "shop/from-db" in source.content.compiler.cluster.policies)
+    assert source.content.compiler.said.keys() == {"shop/web", "shop/far"}
+    server.do(lambda api: api.put("pods", pod("far-2", LABELS, "10.0.0.8", "n2"), "shop"))
+    until(source, lambda: "shop/far-2" in source.content.compiler.said)
+
+
 def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
     """One in the cluster, whatever number of nodes reports it, and none for what was reported before."""
     documents = list(yaml.safe_load_all((ROOT / "deploy" / "agent.yaml").read_text()))

@@ -1,7 +1,8 @@
 """Pods, namespaces and policies from the Kubernetes API. Threads list and watch; the agent's thread applies.
 
 Objects of ClusterNetworkPolicy, CiliumNetworkPolicy and EgressAddress are watched if the API server has their CRD, and
-nodes while a policy names nodes.
+nodes while a policy names nodes. Pods of other nodes are watched from the first policy on that names pods as peers. The
+agent applies such a policy when all pods are known. Until then the policies before it stay in force.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from fastcni.agent.egress import objects as egress
-from fastcni.agent.policy.cluster_policies import API_VERSION
+from fastcni.agent.egress.objects import EgressAddress
+from fastcni.agent.policy.cluster_policies import API_VERSION, ClusterPolicy
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.http import documents as http
+from fastcni.agent.policy.objects import DIRECTIONS, EGRESS, Group, Policy
 from fastcni.agent.policy.sources.content import Content
 from fastcni.agent.policy.sources.documents import (
     CILIUM_POLICY,
@@ -29,6 +32,7 @@ from fastcni.agent.policy.sources.documents import (
     POD,
     POLICY,
     encode,
+    read_entry,
     reduced,
 )
 from fastcni.clients.away import Away
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from fastcni.agent.policy.evaluate import Cluster
+    from fastcni.agent.policy.sources.content import Place
+    from fastcni.agent.policy.sources.documents import Entry
     from fastcni.agent.policy.sources.events import UnreadableEvents
     from fastcni.agent.policy.sources.kept import Kept
     from fastcni.clients.kubernetes import Api
@@ -55,12 +61,14 @@ CILIUM_POLICIES = f"/apis/{http.API_VERSION}/ciliumnetworkpolicies"
 EGRESS_ADDRESSES = f"/apis/{egress.API_VERSION}/egressaddresses"
 PATHS = {NAMESPACES: NAMESPACE, PODS: POD, POLICIES: POLICY, CLUSTER_POLICIES: CLUSTER_POLICY, NODES: NODE,
          CILIUM_POLICIES: CILIUM_POLICY, EGRESS_ADDRESSES: EGRESS_ADDRESS}
-ALWAYS, OF_CRDS = (NAMESPACES, PODS, POLICIES), (CLUSTER_POLICIES, CILIUM_POLICIES, EGRESS_ADDRESSES)
+ALWAYS, OF_CRDS = (NAMESPACES, POLICIES), (CLUSTER_POLICIES, CILIUM_POLICIES, EGRESS_ADDRESSES)
 # Pods and nodes are many, so their lists come from the API server's cache. Lists of policies and namespaces are read
 # from etcd: a restarted agent never goes back to previous policies.
 CACHED, METADATA = (PODS, NODES), (NAMESPACES,)
 # A pod that has ended has no address of its own. A cluster with many jobs has many such pods.
-SELECTORS = {PODS: "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"}
+RUNNING = "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
+ON_NODE = f"{RUNNING}%2Cspec.nodeName%3D"
+ALL_PODS = b"all"               # the third part of the Event at the end of a list with the pods of all nodes
 RETRY_S = 1.0                   # after the API server was unavailable; random by half
 ABSENT_S = 30.0                 # between two questions for a CRD
 CONFIRM_S = 5.0                 # between two questions for the CRD of objects that the agent has
@@ -87,6 +95,8 @@ class Kubernetes:
         self._away: dict[str, str] = {}         # by the first path of a watch
         self._complete = False
         self._nodes = threading.Event()         # set when nodes have to be watched
+        self._all_pods = threading.Event()      # set when the pods of all nodes have to be watched
+        self._lists_all_pods = False            # whether the last list of pods had no node
         self._fault: BaseException | None = None
         self._listed: set[str] = set()
         self._events: deque[Event] = deque()
@@ -95,7 +105,7 @@ class Kubernetes:
         self._wakeup = Wakeup()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(follow,), name="policies", daemon=True)
-                         for follow in (self._follow, self._follow_nodes,
+                         for follow in (self._follow, self._follow_pods, self._follow_nodes,
                                         *(partial(self._follow_crd, path) for path in OF_CRDS))]
         former = kept.read() if kept else None
         self.former = former is not None
@@ -104,10 +114,14 @@ class Kubernetes:
             if path in PATHS:
                 self._own[path].add(key)
                 self._replace(place, [("", line) for line in lines])
+        if not compiler.node or any(map(names_pods, self.content.places.values())):
+            self._all_pods.set()
+        self._has_all_pods = self._all_pods.is_set()    # whether policies may name pods of other nodes
+        self._waiting: list[Event] = []                 # of policies, until _has_all_pods
 
     @property
     def complete(self) -> bool:
-        self._complete = self._complete or (self._listed.issuperset((*ALWAYS, *OF_CRDS)) and (
+        self._complete = self._complete or (self._listed.issuperset((*ALWAYS, PODS, *OF_CRDS)) and (
             NODES in self._listed or not self.content.compiler.names_nodes))
         return self._complete
 
@@ -163,6 +177,12 @@ class Kubernetes:
     def _follow(self) -> None:
         self._watch(ALWAYS, self._stop.is_set)
 
+    def _follow_pods(self) -> None:
+        """Watch the pods of this node, or of all nodes. This ends when the agent's thread sets _all_pods."""
+        self._lists_all_pods = every = self._all_pods.is_set()
+        self._watch((PODS,), lambda: self._stop.is_set() or self._all_pods.is_set() != every,
+                    RUNNING if every else f"{ON_NODE}{self.content.compiler.node}")
+
     def _follow_crd(self, path: str) -> None:
         """Watch the objects of a kind if its CRD exists. Without the CRD there are no objects. If there were objects
         before, ask the API server twice for the CRD, because a starting API server does not know all CRDs."""
@@ -189,12 +209,12 @@ class Kubernetes:
         self._nodes.wait()
         self._watch((NODES,), lambda: self._stop.is_set() or not self._nodes.is_set())
 
-    def _watch(self, paths: tuple[str, ...], stop: Callable[[], bool]) -> None:
+    def _watch(self, paths: tuple[str, ...], stop: Callable[[], bool], selector: str = "") -> None:
         for path in paths:
             self._seen[path] = set()
         try:
             watch_all(self.api, paths, self._tell, stop, self._list_ended, cached=CACHED, metadata=METADATA,
-                      selectors=SELECTORS)
+                      selectors=dict.fromkeys(paths, selector))
         except Away as e:
             self._away[paths[0]] = str(e)
 
@@ -207,7 +227,8 @@ class Kubernetes:
         """Remove the objects that the list does not have: no event reports objects that were deleted while the API
         server was unavailable."""
         self._away.pop(path if path not in ALWAYS else ALWAYS[0], None)
-        self._add((path, frozenset(self._seen[path]), None))
+        every = path == PODS and self._lists_all_pods
+        self._add((path, frozenset(self._seen[path]), ALL_PODS if every else None))
 
     def _add(self, event: Event) -> None:
         self._events.append(event)
@@ -224,11 +245,17 @@ class Kubernetes:
             raise self._fault
         until = monotonic() + STEPS_S
         while self._events and monotonic() < until:
-            path, it, line = self._events.popleft()
-            if isinstance(it, frozenset):
+            path, it, line = event = self._events.popleft()
+            if self._has_to_wait(path, line):
+                self._waiting.append(event)
+            elif isinstance(it, frozenset):
                 for key in self._own[path] - it:
                     self.delete(path, key)
                 self._listed.add(path)
+                if line == ALL_PODS:
+                    self._has_all_pods = True
+                    self._events.extendleft(reversed(self._waiting))
+                    self._waiting.clear()
             elif line is None:
                 self.delete(path, it)
             else:
@@ -240,6 +267,15 @@ class Kubernetes:
         self.due = 0.0 if self._events else float("inf")
         if self.kept and self.complete:
             self.kept.follow(self.content)
+
+    def _has_to_wait(self, path: str, line: bytes | None) -> bool:
+        """Return whether a change of policies waits for the pods of all nodes. All later changes of policies wait, too,
+        so they keep their order."""
+        if path in (PODS, NAMESPACES, NODES):
+            return False
+        if not self._all_pods.is_set() and line and names_pods(read_entry(line)):
+            self._all_pods.set()
+        return self._all_pods.is_set() and not self._has_all_pods
 
     def put(self, path: str, key: str, line: bytes) -> None:
         """Apply one object. line: see line_of()."""
@@ -264,12 +300,20 @@ class Kubernetes:
 def read_cluster(api: Api) -> Cluster:
     """Return all objects of the API. Unreadable objects are treated as in Kubernetes. Raises Away."""
     source = Kubernetes(api, Compiler())
-    for path in (*ALWAYS, *filter(source.is_served, OF_CRDS), NODES):
+    for path in (*ALWAYS, PODS, *filter(source.is_served, OF_CRDS), NODES):
         if path == NODES and not source.content.compiler.names_nodes:
             continue
         for document in api.list_with_revision(path)[0]:
             source.put(path, name_of(document), line_of(path, document))
     return source.content.compiler.cluster
+
+
+def names_pods(of: Entry | Place) -> bool:
+    """Return whether policies need pods of other nodes: as peers, or for names of ports at any destination."""
+    return any(isinstance(record, EgressAddress) or (isinstance(record, Policy | ClusterPolicy) and any(
+        any(isinstance(peer, Group) for peer in rule.peers)
+        or (direction == EGRESS and any(port.name for port in rule.ports))
+        for direction in DIRECTIONS for rule in record.rules(direction) or ())) for record in of.records.values())
 
 
 def line_of(path: str, document: dict[str, Any]) -> bytes:
