@@ -15,10 +15,11 @@ from fastcni.clients.kubernetes import open_api
 ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join(map(str, (ROOT / "benchmarks", ROOT / "tests")))
 NODES, AGENT_NODE = "/api/v1/nodes", "agent"
-TOKEN = "token"
+TOKEN = "token"                 # of the administrator
 NET_CONF = json.dumps({"Network": str(NETWORK), "Backend": {"Type": "vxlan"}})
 FLAGS = ("--authorization-mode=RBAC", "--service-account-issuer=https://issuer",
-         "--service-cluster-ip-range=10.255.0.0/24", "--endpoint-reconciler-type=none", "--bind-address=127.0.0.1")
+         "--service-cluster-ip-range=10.255.0.0/24", "--endpoint-reconciler-type=none", "--bind-address=127.0.0.1",
+         f"--advertise-address={AGENT}")        # without it: the address of the default route, which there is not
 
 
 class Mock:
@@ -103,8 +104,10 @@ class ApiServer(Mock):
         self.etcd.__exit__(*error)
 
     def make_ready(self, kubeconfig):
-        subprocess.run([sys.executable, "-m", "cluster.kubernetes.apply_crds", kubeconfig], check=True,
-                       env={**os.environ, "PYTHONPATH": PATHS})
+        done = subprocess.run([sys.executable, "-m", "cluster.kubernetes.apply_crds", kubeconfig], check=False,
+                              env={**os.environ, "PYTHONPATH": PATHS})
+        if done.returncode:
+            raise SystemExit(f"the API server does not start: {self.process.tail()}")
 
 
 class Started(Process):

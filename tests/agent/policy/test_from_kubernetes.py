@@ -53,6 +53,7 @@ KINDS = {CLUSTER_GROUP: "clusternetworkpolicies", "/apis/cilium.io/v2": "ciliumn
 
 
 class FakeApi:
+    refusal = ""                    # of lists of the pods of all nodes
     served = False                  # whether the CRDs of cluster policies and of Cilium's are there
 
     def __init__(self):
@@ -78,6 +79,8 @@ class FakeApi:
         self.selectors.append(selector)
         if NODE_NAME not in selector:
             self.gate.wait(20)
+            if self.refusal:
+                raise Away(self.refusal)
         documents, revision = self.list_with_revision(path)
         for document in documents:
             if NODE_NAME not in selector or selector.endswith(document["spec"]["nodeName"]):
@@ -192,6 +195,19 @@ def test_a_policy_that_names_pods_waits_for_all_pods_and_nothing_changes_before(
     wait(it, lambda: "shop/new" in compiler.cluster.policies and compiler.cluster.policies["shop/p"].ingress)
     assert seen == [("shop/new", 2), ("shop/p", 2)]
     assert not it._waiting
+
+
+def test_a_policy_that_waits_because_pods_cannot_be_listed_is_told(apart):
+    it = apart()
+    wait(it, lambda: it.complete)
+    it.api.refusal = "status 403"
+    it.api.events[POLICIES].put(("ADDED", policy("from-pods", FROM_PODS)))
+    wait(it, lambda: it.errors)
+    assert it.errors == {PODS: ["policies are not in force until all pods are listed: status 403"]}
+    assert it.away == "status 403"
+    it.api.refusal = ""
+    wait(it, lambda: "shop/from-pods" in it.content.compiler.cluster.policies)
+    assert not it.errors and not it.away
 
 
 def test_an_agent_that_has_kept_such_a_policy_begins_with_all_pods(apart):

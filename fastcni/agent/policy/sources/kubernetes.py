@@ -136,7 +136,10 @@ class Kubernetes:
 
     @property
     def errors(self) -> dict[str, list[str]]:
-        return self.content.told()
+        found = self.content.told()
+        if self._waiting and (why := self._away.get(PODS)):
+            found[PODS] = [f"policies are not in force until all pods are listed: {why}"]
+        return found
 
     def start(self) -> None:
         for thread in self._threads:
@@ -216,7 +219,9 @@ class Kubernetes:
             watch_all(self.api, paths, self._tell, stop, self._list_ended, cached=CACHED, metadata=METADATA,
                       selectors=dict.fromkeys(paths, selector))
         except Away as e:
-            self._away[paths[0]] = str(e)
+            if not stop():
+                self._away[paths[0]] = str(e)
+                self._wakeup.wake()
 
     def _tell(self, path: str, document: dict[str, Any], gone: bool) -> None:
         key = name_of(document)
