@@ -67,6 +67,8 @@ class FakeApi:
         self.events = {path: queue.Queue() for path in self.objects}
 
     def get(self, path):
+        if path.startswith(NODES):
+            return {} if path == f"{NODES}/here" else None
         if path not in KINDS or not self.served:
             raise NoSuchKind("404")
         return {"resources": [{"name": KINDS[path]}, {"name": f"{KINDS[path]}/status"}]}
@@ -134,8 +136,8 @@ def apart(monkeypatch, tmp_path):
         monkeypatch.setattr(f"fastcni.agent.policy.sources.kubernetes.{name}", 0.05)
     opened = []
 
-    def start(*policies):
-        it = Kubernetes(FakeApi(), Compiler("here"), Kept(str(tmp_path / "kept"), "kubernetes", structlog.get_logger()))
+    def start(*policies, node="here"):
+        it = Kubernetes(FakeApi(), Compiler(node), Kept(str(tmp_path / "kept"), "kubernetes", structlog.get_logger()))
         it.api.objects[PODS] = [pod_of("here", "a", "10.0.0.1", app="a"), pod_of("there", "b", "10.0.0.2", app="b")]
         it.api.objects[POLICIES] += policies
         opened.append(it)
@@ -195,6 +197,14 @@ def test_a_policy_that_names_pods_waits_for_all_pods_and_nothing_changes_before(
     wait(it, lambda: "shop/new" in compiler.cluster.policies and compiler.cluster.policies["shop/p"].ingress)
     assert seen == [("shop/new", 2), ("shop/p", 2)]
     assert not it._waiting
+
+
+def test_an_agent_whose_name_is_that_of_no_node_asks_for_all_pods(apart):
+    """The default of --node-name is the host's name, and nodes may have other names."""
+    it = apart(policy("from-pods", FROM_PODS), node="here.example.com")
+    wait(it, lambda: it.complete)
+    assert set(it.api.selectors) == {RUNNING}
+    assert it.content.compiler.cluster.pods.keys() == {"shop/a", "shop/b"}
 
 
 def test_a_policy_that_waits_because_pods_cannot_be_listed_is_told(apart):

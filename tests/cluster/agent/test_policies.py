@@ -41,6 +41,7 @@ def pod(name, labels, address="", node="n1"):
 @pytest.fixture
 def server():
     with Running() as running:
+        running.do(lambda api: api.put("nodes", {"metadata": {"name": "n1"}}))
         yield running
 
 

@@ -182,9 +182,18 @@ class Kubernetes:
 
     def _follow_pods(self) -> None:
         """Watch the pods of this node, or of all nodes. This ends when the agent's thread sets _all_pods."""
-        self._lists_all_pods = every = self._all_pods.is_set()
-        self._watch((PODS,), lambda: self._stop.is_set() or self._all_pods.is_set() != every,
-                    RUNNING if every else f"{ON_NODE}{self.content.compiler.node}")
+        wanted, node = self._all_pods.is_set(), self.content.compiler.node
+        self._lists_all_pods = every = wanted or not self._is_node(node)
+        self._watch((PODS,), lambda: self._stop.is_set() or self._all_pods.is_set() != wanted,
+                    RUNNING if every else f"{ON_NODE}{node}")
+
+    def _is_node(self, name: str) -> bool:
+        """Return whether the API server has a Node of this name. The default of --node-name is the host's name. If the
+        Node has another name, the agent would find no pod of its node."""
+        try:
+            return self.api.get(f"{NODES}/{name}") is not None
+        except Away:                    # also without the right to read it
+            return False
 
     def _follow_crd(self, path: str) -> None:
         """Watch the objects of a kind if its CRD exists. Without the CRD there are no objects. If there were objects
