@@ -161,6 +161,20 @@ def test_a_simulation_writes_all_figures_and_how_each_grows(tmp_path):
 
 
 @needs_root
+def test_a_simulation_runs_on_the_kubernetes_api(tmp_path):
+    """Without pods and with one number of nodes, to take some 15 s."""
+    file = tmp_path / "figures.json"
+    running = simulate("--quick", "--nodes", "6", "--pods", "0", "--registry", "kubernetes", "--json", str(file))
+    _, errors = running.communicate(timeout=170)
+    assert running.returncode == 0, errors
+    document = json.loads(file.read_text())
+    (row,), (restart,) = document["rows"], document["restarts"]
+    assert row.keys() == FIGURES and all(value > 0 for value in row.values()), row
+    assert (document["registry"], restart["lists"], restart["writes"]) == ("kubernetes", 5, 0)
+    assert not left_of(running.pid)
+
+
+@needs_root
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_simulation_that_is_interrupted_leaves_nothing(number):
     running = simulate("--quick", "--nodes", "6")
