@@ -26,6 +26,7 @@ from simulate.measure import HOUR_S, QUICK, WHOLE, measure
 from simulate.world import REGISTRIES, Failed, World
 
 COUNTS = {True: [50, 200], False: [100, 1000, 5000]}            # with --quick, and without
+PROGRAMS = {"etcd": ("etcd",), "kubernetes": (), "api_server": ("etcd", "openssl")}         # besides ip
 CHANGES = "N nodes make the changes, and the registry sends each of them to N watches"
 RACK_JOINS = "for a rack of 40 the registry sends 80 changes to N watches, and all N records to each node that joins"
 # figure: (what it is, growth that is none, what makes it quadratic)
@@ -55,9 +56,9 @@ def main():
         parser.error("--nodes: from 2")
     if os.geteuid() != 0:
         sys.exit("simulate needs root, to make a network namespace")
-    for program in ("etcd", "ip"):
+    for program in ("ip", *PROGRAMS["api_server" if options.api_server else options.registry]):
         if not shutil.which(program):
-            sys.exit(f"simulate needs {program}: apt-get install etcd-server iproute2")
+            sys.exit(f"simulate needs {program}: apt-get install etcd-server iproute2 openssl")
     allow_descriptors(counts[-1] + 1000)        # a socket of each node's watch
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
