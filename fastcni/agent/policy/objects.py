@@ -184,8 +184,7 @@ class Pod:
     """addresses: packed. ports: {(name, protocol): number}. node: the node of the pod, "" if unknown. uid: differs
     between pods with the same name. key: "namespace/name", made once, because pods are keys of many tables.
 
-    Pods on the host's network are outside of policies: they have no addresses of their own here. Pods of one Deployment
-    share their labels and ports.
+    Pods on the host's network are outside of policies: they have no addresses of their own here.
     """
 
     namespace: str
@@ -317,10 +316,8 @@ def read_pod(document: Any) -> Pod:
                shared(tuple(read_named_ports(spec).items())) if spec else {}, metadata.get("uid", str, ""))
 
 
-@lru_cache(maxsize=1 << 12)
-def shared(items: tuple[tuple[Any, Any], ...]) -> Mapping[Any, Any]:
-    """Return a mapping of these items, the same one for the same items: a list of 100,000 pods has few label sets."""
-    return dict(items)
+# Returns the same mapping for the same items: 100,000 pods have few sets of labels and ports.
+shared: Callable[[tuple[tuple[Any, Any], ...]], Mapping[Any, Any]] = lru_cache(maxsize=1 << 12)(dict)
 
 
 def is_outside(spec: Reader | None, status: Reader | None) -> bool:
