@@ -316,8 +316,7 @@ def read_pod(document: Any) -> Pod:
                shared(tuple(read_named_ports(spec).items())) if spec else {}, metadata.get("uid", str, ""))
 
 
-# Returns the same mapping for the same items: 100,000 pods have few sets of labels and ports.
-shared: Callable[[tuple[tuple[Any, Any], ...]], Mapping[Any, Any]] = lru_cache(maxsize=1 << 12)(dict)
+shared: Callable[[tuple[tuple[Any, Any], ...]], Mapping[Any, Any]] = lru_cache(4096)(dict)  # one for equal items
 
 
 def is_outside(spec: Reader | None, status: Reader | None) -> bool:
