@@ -6,7 +6,7 @@ Source: Network Plumbing Working Group, Kubernetes Network Custom Resource Defin
 from __future__ import annotations
 
 from fastcni.kit.networks import device_info
-from fastcni.spec import address, json
+from fastcni.spec import json
 from fastcni.spec import result as results
 
 TYPE_CHECKING = False
@@ -41,6 +41,6 @@ def element(network: Network, result: dict[str, Any], first: bool) -> dict[str, 
     found["dns"] = shaped.get("dns") or {}
     if "CNIDeviceInfoFile" in network.capabilities and (info := device_info.read(network)):
         found["device-info"] = info
-    if network.gateways:
-        found["gateway"] = [address.ip_text(gateway) for gateway in network.gateways]
+    if gateways := [it["gw"] for it in shaped.get("routes", ()) if it["dst"].endswith("/0") and it.get("gw")]:
+        found["gateway"] = gateways
     return found

@@ -31,6 +31,18 @@ def test_the_api_names_a_pods_networks_and_gets_their_status(node, pod, cluster,
     assert (held(node, *"abc"), list(links(pod))) == ([0, 0, 0], ["lo"])
 
 
+def test_the_status_names_the_gateways_of_default_routes_as_that_of_multus(node, pod, cluster, conf):
+    """It named only gateways of `default-route`, not that of the first network."""
+    first = network(node, "a", isDefaultGateway=True)
+    for annotation, gateways in (("b", [["10.1.1.1"], None]),
+                                 ('[{"name": "b", "default-route": ["10.1.2.1"]}]', [None, ["10.1.2.1"]])):
+        cluster.create_pod(**{NETWORKS: annotation})
+        asked = conf(delegates=[first])
+        node.add(asked, pod, env=args())
+        assert [it.get("gateway") for it in cluster.status()] == gateways
+        node.delete(asked, pod, env=args())
+
+
 def test_a_pod_that_names_no_network_needs_no_api(node, pod, cluster, conf):
     cluster.go()
     reply = node.call("ADD", conf({}), pod, env=args())
