@@ -43,7 +43,7 @@ def test_networks_come_and_leave_and_the_others_keep_their_links(node, pod, conf
     assert changed(conf("b,c,d@bak0"), pod) is None
     assert names(pod) == ["lo", "eth0", "net1", "net2", "bak0"]
     assert [addresses(name, pod) for name in ("net2", "bak0")] == [["10.1.3.2/24"], ["10.1.4.2/24"]]
-    assert [it["Name"] for it in elements(node, pod)] == ["kube-system/a", "shop/b", "shop/c", "shop/d"]
+    assert [it["Name"] for it in elements(node, pod)] == ["a", "shop/b", "shop/c", "shop/d"]
     assert changed(conf("b, d@bak0"), pod) is None
     assert (names(pod), held(node, *"abcd")) == (["lo", "eth0", "net1", "bak0"], [1, 1, 0, 1])
     assert links(pod)["net1"]["ifindex"] == index
@@ -64,7 +64,7 @@ def test_a_network_without_an_interface_in_the_annotation_keeps_its_own(node, po
     node.add(conf("b,c"), pod, env=ARGS)
     assert changed(conf("c,d"), pod) is None
     assert [(it["Name"], it.get("ifnameRequest")) for it in elements(node, pod)] == [
-        ("kube-system/a", None), ("shop/c", "net2"), ("shop/d", "net1")]
+        ("a", None), ("shop/c", "net2"), ("shop/d", "net1")]
     assert changed(conf("d,c"), pod) is None
     assert (addresses("net2", pod), addresses("net1", pod)) == (["10.1.3.2/24"], ["10.1.4.2/24"])
 
@@ -116,7 +116,7 @@ def test_a_network_that_fails_is_rolled_back_and_can_be_tried_again(node, pod, c
     error = changed(conf("b,d,c"), pod)
     assert error["msg"].startswith('network "shop/d" (net2) failed (add): ')
     assert (names(pod), held(node, *"bcd")) == (["lo", "eth0", "net1"], [1, 0, 0])
-    assert [it["Name"] for it in elements(node, pod)] == ["kube-system/a", "shop/b"]
+    assert [it["Name"] for it in elements(node, pod)] == ["a", "shop/b"]
     define(node, network(node, "d"))
     assert changed(conf("b,d,c"), pod) is None
     assert names(pod) == ["lo", "eth0", "net1", "net2", "net3"]

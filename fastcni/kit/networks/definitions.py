@@ -41,9 +41,13 @@ class Definitions:
     def __init__(self, keys: Keys, objects: ApiObjects | None, version: str, warn: Callable[[str], object]) -> None:
         self.keys, self.objects, self.version, self.warn = keys, objects, version, warn
 
-    def by_name(self, namespace: str, name: str) -> Definition:
+    def by_name(self, namespace: str, name: str, *, selected: bool = True) -> Definition:
         """Return the network `namespace/name`. Raises CniError 7 if it does not exist, 11 if the API server does not
-        answer and there is no copy."""
+        answer and there is no copy.
+
+        selected: whether a pod names the network. As in Multus, the title of other networks is `namespace/name` only if
+        the Kubernetes API has them.
+        """
         title, stored = f"{namespace}/{name}", self._stored(namespace, name)
         if stored and stored.config.strip():
             return self._of_api(stored, name, title)
@@ -51,7 +55,7 @@ class Definitions:
         for folder in (f"{self.keys.conf_dir}/{namespace}", self.keys.conf_dir):
             for path, document in configurations(folder, broken):
                 if document.get("name") == name:
-                    found = define(document, name, self.version, path, title)
+                    found = define(document, name, self.version, path, title if selected or stored else "")
                     found.resource = stored.resource if stored else ""
                     return found
         api = "the Kubernetes API has none, and " if self.objects and not stored else ""
@@ -89,7 +93,7 @@ class Definitions:
         of a directory, whose first file counts. Raises CniError 7, and CniError 11 as by_name()."""
         if not name.startswith("/"):
             namespace, _, rest = name.rpartition("/")
-            return self.by_name(namespace or self.keys.namespace, rest)
+            return self.by_name(namespace or self.keys.namespace, rest, selected=False)
         broken: list[str] = []
         for place in (name, name.removeprefix(OF_DAEMON)):
             kind = kind_of(place)

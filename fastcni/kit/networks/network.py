@@ -23,7 +23,7 @@ OWN_ARG, FIRST_ONLY = "FASTCNI_NETWORKS", ("IP", "MAC", "GATEWAY")
 class Definition:
     """A network's configuration.
 
-    title     "mynet"; "namespace/name" for a network that a pod has selected
+    title     "mynet"; "namespace/name" for a network of the Kubernetes API, or one that a pod has selected
     document  the configuration of a plugin or a list of plugins, with name and cniVersion
     conf      the document as a configuration of the plugin chain
     stale     why the definition is a copy; "": it is no copy

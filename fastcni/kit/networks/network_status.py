@@ -30,7 +30,7 @@ def element(network: Network, result: dict[str, Any], first: bool) -> dict[str, 
     shaped = results.printed(results.to_version({"cniVersion": "1.1.0", **result}, "1.1.0"))
     inside = [it for it in shaped.get("interfaces", ()) if it.get("sandbox")]
     link = next((it for it in inside if it["name"] == network.ifname), inside[-1] if inside else {})
-    found: dict[str, Any] = {"name": network.definition.name if first else network.definition.title}
+    found: dict[str, Any] = {"name": network.definition.title}
     if link:
         found["interface"] = link["name"]
     if ips := [it["address"].partition("/")[0] for it in shaped.get("ips", ())]:

@@ -81,11 +81,11 @@ class State:
             return []
 
     def interfaces(self) -> list[str]:
-        """Return the interfaces that the list names, not that of the first network; [] if the list is lost or
-        damaged."""
+        """Return the interfaces of the list, except that of the first network; [] if the list is lost or damaged."""
         content = files.read(self.path, MAX_BYTES)
         try:
-            return [it.text("ifnameRequest") for it in elements(content) if it.has("ifnameRequest")] if content else []
+            return [section.text("ifnameRequest") or ifname_at(place, "")
+                    for place, section in enumerate(elements(content)) if place] if content else []
         except DAMAGED:
             return []
 

@@ -166,12 +166,15 @@ echo '{{"cniVersion": "1.1.0", "interfaces": [{{"name": "net1", "sandbox": "/x"}
 
 
 def test_clusternetwork_is_in_the_api_then_in_files(node, pod_netns, cluster, conf):
+    """As with Multus, the status has the name in the file, or that of the object in the API."""
     define(node, network(node, "c") | {"name": "x"})
-    for number in (3, 2):
+    for number, name in ((3, "x"), (2, "kube-system/x")):
         pod = pod_netns()
+        cluster.create_pod()
         conf_ = conf({}, clusterNetwork="x")
         del conf_["delegates"]
         assert node.add(conf_, pod, env=args())["ips"][0]["address"].startswith(f"10.1.{number}.")
+        assert ([it["name"] for it in cluster.status()], elements(node, pod)[0]["Name"]) == ([name], name)
         cluster.define(network(node, "b") | {"name": "x"}, "kube-system")
 
 
@@ -180,7 +183,7 @@ def test_the_first_network_by_annotation_is_in_the_api(node, pod, cluster, conf)
     cluster.create_pod()
     result = node.add(conf({FIRST: "c"}), pod, env=args())
     assert result["ips"][0]["address"] == "10.1.3.2/24"
-    assert [(it["name"], it["default"]) for it in cluster.status()] == [("c", True)]
+    assert [(it["name"], it["default"]) for it in cluster.status()] == [("kube-system/c", True)]
 
 
 @pytest.mark.parametrize("text, why", [("{", "NetworkAttachmentDefinition shop/b: "), ("[]", "expected an object"),
