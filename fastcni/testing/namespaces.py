@@ -6,7 +6,11 @@ The fixtures change nothing outside of these namespaces, and remove all of them 
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import functools
 import os
+import socket
+import struct
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,6 +19,8 @@ from types import TracebackType
 import pytest
 
 CLONE_NEWNET = 0x40000000       # linux/sched.h
+MS_BIND, MNT_DETACH = 4096, 2   # linux/mount.h, linux/fs.h
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1        # linux/sockios.h, linux/if.h
 FORWARDING = ("ipv4/ip_forward", "ipv6/conf/all/forwarding")
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -55,6 +61,47 @@ class Inside:
         os.close(self.home)
 
 
+def add_netns(name: str) -> None:
+    """Add a network namespace as `ip netns add` does, without a process, in a quarter of the time. Raises OSError."""
+    _prepare()
+    path = f"/run/netns/{name}"
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0))
+    try:
+        with Inside(None):
+            _call("unshare", CLONE_NEWNET)
+            _call("mount", b"/proc/thread-self/ns/net", path.encode(), b"none", MS_BIND, None)
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+def delete_netns(name: str) -> None:
+    """Delete a network namespace as `ip netns del` does, if there is one of that name. Raises OSError."""
+    path = f"/run/netns/{name}"
+    if os.path.exists(path):
+        libc.umount2(path.encode(), MNT_DETACH)         # if this fails, unlink() fails, too
+        os.unlink(path)
+
+
+def set_lo_up() -> None:
+    """Set lo up in the calling thread's namespace. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
+
+
+@functools.cache
+def _prepare() -> None:
+    """Make /run/netns a mount that other mount namespaces share: ip(8) does so when it adds a namespace."""
+    name = f"fcni-first-{uuid.uuid4().hex[:8]}"
+    ip("netns", "add", name)
+    ip("netns", "del", name)
+
+
+def _call(name: str, *args: object) -> None:
+    if getattr(libc, name)(*args):
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
 def enter(path: str) -> None:
     """Move the calling thread into the namespace at `path`. Raises OSError."""
     fd = os.open(path, os.O_RDONLY)
@@ -74,10 +121,10 @@ def host_netns() -> Iterator[str]:
     """Run the test's thread in a fresh namespace that stands for the host's. Yield its name, for ip(8)."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     name = f"fcni-host-{uuid.uuid4().hex[:8]}"
-    ip("netns", "add", name)
+    add_netns(name)
     try:
         enter(f"/run/netns/{name}")
-        ip("link", "set", "lo", "up")
+        set_lo_up()
         for forwarding in FORWARDING:           # a new namespace inherits these from the machine
             if os.path.exists(f"/proc/sys/net/{forwarding}"):
                 with open(f"/proc/sys/net/{forwarding}", "w", encoding="ascii") as file:
@@ -86,7 +133,7 @@ def host_netns() -> Iterator[str]:
     finally:
         _setns(home, "the test's own namespace")
         os.close(home)
-        ip("netns", "del", name)
+        delete_netns(name)
 
 
 @pytest.fixture
@@ -96,10 +143,10 @@ def pod_netns() -> Iterator[Callable[[], str]]:
 
     def make() -> str:
         name = f"fcni-pod-{uuid.uuid4().hex[:8]}"
-        ip("netns", "add", name)
+        add_netns(name)
         made.append(name)
         return name
 
     yield make
     for name in made:
-        ip("netns", "del", name, check=False)
+        delete_netns(name)

@@ -10,10 +10,11 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from real_kernel.node import Inside, Node, cid_of, eventually, run, set_sysctl
+from real_kernel.node import Inside, Node, cid_of, eventually, set_sysctl
 from server.client import Server
 
 from fastcni.launcher.install import install
+from fastcni.testing.namespaces import add_netns, delete_netns, set_lo_up
 
 SERVE = ("-c", "from fastcni.cli.serve import serve; serve()", "--socket")      # imports no other commands
 REMOVAL_S = 2.0         # until the kernel and deferred work have removed what was deleted
@@ -40,10 +41,10 @@ class World:
             self.folder = Path(tempfile.mkdtemp(prefix="fcni-faults-"))
             closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
             self.name = f"faults-host-{uuid.uuid4().hex[:8]}"
-            run("ip", "netns", "add", self.name)
-            closing.callback(run, "ip", "netns", "del", self.name)
+            add_netns(self.name)
+            closing.callback(delete_netns, self.name)
             closing.enter_context(Inside(self.name))
-            run("ip", "link", "set", "lo", "up")
+            set_lo_up()
             set_sysctl("net/ipv6/conf/default/accept_dad", "0")
             if not self.bin_dir:
                 self.bin_dir = self.folder / "bin"
@@ -59,12 +60,12 @@ class World:
 
     def _delete_pods(self):
         for pod in self.pods:
-            run("ip", "netns", "del", pod, check=False)
+            delete_netns(pod)
 
     def pod(self):
         """Make a pod's namespace without duplicate address detection. Return its name."""
         name = f"faults-pod-{uuid.uuid4().hex[:8]}"
-        run("ip", "netns", "add", name)
+        add_netns(name)
         self.pods.append(name)
         with Inside(name):
             set_sysctl("net/ipv6/conf/default/accept_dad", "0")

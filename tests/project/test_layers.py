@@ -51,7 +51,7 @@ SOCKETS = {                             # modules that import socket
     "agent/policy/sources/reader", "bench/echo", "bench/sides", "daemon/listening", "flows/requests",
     "daemon/systemd_notify", "dhcp/daemon", "node/server_process", "runtime/served", "selftest/icmp",
     "selftest/sockets", "server/control", "server/requests/acceptor", "server/requests/protocol",
-    "server/web/address", "why/echo", "why/probe",
+    "server/web/address", "testing/namespaces", "why/echo", "why/probe",
 }
 LONGEST = 450
 MOST = 30                               # modules directly in a directory
@@ -204,8 +204,8 @@ def opens_sockets(name):
         # spec/address.py has inet_pton and inet_ntop of _socket: text to bytes, nothing of the kernel's.
         # The server listens on a unix socket and sends to systemd's; so do its stand-in in bench and the agent. The
         # runtime asks the server. The self-test's pods send packets. The agent hands descriptors to the process that
-        # reads files, and listening sockets to the HTTP proxy, which tells of requests. None of them opens netlink
-        # sockets.
+        # reads files, and listening sockets to the HTTP proxy, which tells of requests. The test kit sets lo up by a
+        # socket. None of them opens netlink sockets.
         first = dotted.split(".")[0]
         if ((first == "socket" and name not in SOCKETS) or dotted.endswith("setns")
                 or (first == "_socket" and (name != "spec/address" or dotted not in (

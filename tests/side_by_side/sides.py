@@ -7,6 +7,8 @@ import subprocess
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
+from fastcni.testing.namespaces import add_netns, delete_netns, set_lo_up
+
 CLONE_NEWNET = 0x40000000
 LIMIT = 60                                      # seconds for one plugin; the slowest waits 5 s for DAD
 libc = ctypes.CDLL(None, use_errno=True)
@@ -49,7 +51,7 @@ def run(*command, stdin=None, check=True):
 def new_netns(role):
     """Add a network namespace whose lo is down, as a runtime does for a pod. Return its name."""
     name = f"fcni-{role}-{uuid.uuid4().hex[:8]}"
-    run("ip", "netns", "add", name)
+    add_netns(name)
     return name
 
 
@@ -85,7 +87,8 @@ class Side:
         os.makedirs(self.folder)
         try:
             self.host = self.netns("host")
-            self.on_host("ip", "link", "set", "lo", "up")
+            with Inside(self.host):
+                set_lo_up()
             # No test reads the host's duplicate address detection, and it would take two seconds a test.
             set_sysctl(self.host, "net/ipv6/conf/default/accept_dad", "0")
         except BaseException:
@@ -95,7 +98,7 @@ class Side:
 
     def __exit__(self, *_):
         for name in self.made:
-            run("ip", "netns", "del", name, check=False)
+            delete_netns(name)
 
     def netns(self, role):
         name = new_netns(role)

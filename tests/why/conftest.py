@@ -18,7 +18,7 @@ from fastcni.cli import entry_point
 from fastcni.runtime import CNI, RuntimeConf
 from fastcni.runtime.exec import InProcess
 from fastcni.selftest.sockets import Server
-from fastcni.testing.namespaces import Inside, ip, run
+from fastcni.testing.namespaces import Inside, add_netns, delete_netns, ip, run, set_lo_up
 from fastcni.testing.witnesses import eventually, set_sysctl
 
 HOST_PORT = 8080
@@ -45,8 +45,9 @@ class World:
         tag = uuid.uuid4().hex[:6]
         for letter in ["h", "x", *"".join(self.PODS.values())]:
             self.names[letter] = f"fcni-why-{letter}-{tag}"
-            ip("netns", "add", self.names[letter])
-            ip("link", "set", "lo", "up", netns=self.names[letter])
+            add_netns(self.names[letter])
+            with Inside(self.names[letter]):
+                set_lo_up()
         with Inside(self.names["h"]):
             self._uplink()
             self.cni = CNI(["/nowhere"], str(self.conf_dir), str(self.cache), InProcess())
@@ -65,7 +66,7 @@ class World:
         for server in self.servers.values():
             server.close()
         for name in self.names.values():
-            ip("netns", "del", name, check=False)
+            delete_netns(name)
 
     def _uplink(self):
         ip("link", "add", "up0", "type", "veth", "peer", "name", "eth0", "netns", self.names["x"])
