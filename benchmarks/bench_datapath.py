@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/bench_datapath.py               # as root; some two minutes
     .venv/bin/python benchmarks/bench_datapath.py --part add    # what the datapath adds to ADD and DEL of ptp
     .venv/bin/python benchmarks/bench_datapath.py --part policy # how soon a policy ends redirected connections
+    .venv/bin/python benchmarks/bench_datapath.py --part flowtable      # restricted pods of ptp, with --flowtable
 
 One thread sends and receives on one CPU, and its CPU time counts: the kernel handles each packet within the sender's
 call. The variants take turns, and each figure is a median. The node tracks connections, as every node with ipMasq or
@@ -217,6 +218,28 @@ def added(table, rounds, folder):
         table.add(f"{command} of ptp, with ebpf", f"{with_it:.3f} ms, {with_it - without:+.3f} ms")
 
 
+def by_flowtable(table, rounds):
+    """Add a row for each case: us of CPU between two pods of ptp under the same policies, with the agent's flowtable
+    and without, in turn."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    policy_packets.time = ThreadTime
+    pods, found = Pods(), {}
+    connections = Measured(pods, "ptp")
+    for number in range(rounds):
+        for offload in sorted((False, True), reverse=bool(number % 2)):
+            close = policy_packets.load(pods, "ptp", offload=offload)
+            for case in CASES:
+                connections.warm()
+                connections.warm()
+                found.setdefault((offload, case), []).append(connections.measure(case))
+            close()
+    policy_packets.remove()
+    for case in CASES:
+        without, with_it = (statistics.median(found[offload, case]) for offload in (False, True))
+        table.add(f"ptp under policies, {case}", f"{without:.2f} us, by the flowtable {with_it:.2f} us, "
+                  f"{with_it / without:.2f}x")
+
+
 def send_all(connections, last):
     """Send bytes over open connections in turn, for ever. last: a shared value, when a byte last arrived."""
     while True:
@@ -290,7 +313,7 @@ def ended_ms(engine, connections, redirect):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("packets", "add", "policy"), default="packets")
+    parser.add_argument("--part", choices=("packets", "add", "policy", "flowtable"), default="packets")
     parser.add_argument("--rounds", type=int, default=0, help="default: 15; 150 of the part add")
     parser.add_argument("--policies", type=int, action="append", metavar="N", help="default: 0, 1 and 500")
     parser.add_argument("--inside", action="store_true", help="do not make namespaces, but use those of the process")
@@ -304,6 +327,8 @@ def main():
     if options.part == "add":
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             added(table, options.rounds or 150, folder)
+    elif options.part == "flowtable":
+        by_flowtable(table, options.rounds or 15)
     elif options.part == "policy":
         ended(table, options.rounds or 15)
     else:

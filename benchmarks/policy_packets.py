@@ -174,14 +174,17 @@ class Connections:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
 
-def load(pods, kind):
-    """The tables of an agent with the pods of a kind of link."""
-    engine = Engine(AttachedCompiler())
+def load(pods, kind, *, offload=False):
+    """The tables of an agent with the pods of a kind of link. offload: see Engine."""
+    engine = Engine(AttachedCompiler(), offload=offload)
     engine.compiler.put_namespace("default", {})
     for each in pods.attachments(kind):
         engine.compiler.attach(each)
     engine.compiler.put_policy(read_policy(POLICY))
     engine.load()
+    engine.commit()
+    if engine.not_offloaded:
+        raise SystemExit(f"this kernel has no flowtable: {engine.not_offloaded}")
     return engine.close
 
 

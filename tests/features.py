@@ -25,6 +25,14 @@ from fastcni.kernel import nft, uapi, wire
 wire.exchange(wire.open_socket(uapi.NETLINK_NETFILTER), nft.stop(nft.add_table(
     nft.start(Batch()), nft.NFPROTO_INET, "probe", "", nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST)))
 """
+NFT_FLOWTABLE = """
+from fastcni._netlink import Batch
+from fastcni.kernel import nft, nft_flowtables, uapi, wire
+
+batch = nft.add_table(nft.start(Batch()), nft.NFPROTO_INET, "probe", "")
+nft_flowtables.add_flowtable(batch, nft.NFPROTO_INET, "probe", "f")
+wire.exchange(wire.open_socket(uapi.NETLINK_NETFILTER), nft.stop(batch))
+"""
 BPF_REDIRECT = """
 from fastcni.kernel import wire
 from fastcni.kernel.bpf import objects, redirect_programs
@@ -59,6 +67,7 @@ FEATURES = {
     "ipip": ("CONFIG_NET_IPIP", "link add probe type ipip local 192.0.2.1"),
     "ipvlan": ("CONFIG_IPVLAN", "link add probe link base type ipvlan mode l2"),
     "macvlan": ("CONFIG_MACVLAN", "link add probe link base type macvlan mode bridge"),
+    "nft-flowtable": ("CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NF_FLOW_TABLE_INET", NFT_FLOWTABLE),
     "nft-owned-tables": ("Linux 6.9 (NFT_TABLE_F_PERSIST)", NFT_OWNED_TABLE),
     "openvswitch": ("CONFIG_OPENVSWITCH", OVS_DATAPATH),
     "system-call-tracepoint": ("CONFIG_FTRACE_SYSCALLS, CONFIG_PERF_EVENTS", SYSTEM_CALLS),

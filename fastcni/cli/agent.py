@@ -80,6 +80,8 @@ if TYPE_CHECKING:
 @click.option("--dns-server", "dns_servers", multiple=True, metavar="ADDRESS",
               help="A resolver whose answers to pods open addresses in policies by domain names; may be repeated.  "
               "[default: the nameservers of /etc/resolv.conf]")
+@click.option("--flowtable", is_flag=True, help="Let established connections between pods of ptp on this node go by a "
+              "flowtable of nftables, past all rules, until a policy forbids them.")
 @click.option("--bgp", "bgp_file", default="", metavar="FILE",
               help="Announce this node's subnets by BGP through BIRD 2 or FRR; the file names the routers.")
 @click.option("--metrics", default="", callback=http_address, envvar="FASTCNI_AGENT_METRICS", show_envvar=True,
@@ -124,10 +126,12 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
                  annotation_prefix: str, nodes_file: str, node_name: str, iface: Sequence[str],
                  iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str,
                  conflist: str, folder: str, ip_masq: bool, policies: str, policies_kept: str,
-                 dns_servers: Sequence[str], bgp_file: str) -> Options:
+                 dns_servers: Sequence[str], flowtable: bool, bgp_file: str) -> Options:
     """Return the Agent's options from those of the command. Raises click.UsageError, CniError 7."""
     if [bool(endpoints), kubernetes is not None, bool(nodes_file)].count(True) != 1:
         raise click.UsageError("say where the nodes' records are: --etcd URL, --kubernetes or --nodes FILE")
+    if flowtable and not policies:
+        raise click.UsageError("--flowtable needs --policies")
     from fastcni.agent.bgp import read_settings
     from fastcni.agent.contract import ConfigurationError
     from fastcni.agent.run import Options
@@ -150,7 +154,7 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
     kind = "etcd" if endpoints else "static" if nodes_file else "kubernetes"
     return Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq, bgp,
                    policy_settings(policies, kubernetes or "", name, folder, policies_kept,
-                                   read_dns_servers(dns_servers)) if policies else None)
+                                   read_dns_servers(dns_servers), flowtable) if policies else None)
 
 
 NOT_BESIDE = ("metrics", "leave", *LOG_OPTIONS)          # options that the server has, too
@@ -220,9 +224,9 @@ class MetricsPage:
 
 
 def policy_settings(source: str, kubeconfig: str, name: str, folder: str, kept: str,
-                    dns_servers: tuple[str, ...] = ()) -> PolicySettings:
+                    dns_servers: tuple[str, ...] = (), flowtable: bool = False) -> PolicySettings:
     """Return the settings of --policies. name: the node's name. folder: the agent's directory, with the socket for the
-    plugin. kept, dns_servers: the values of --policies-kept and --dns-server."""
+    plugin. kept, dns_servers, flowtable: the values of --policies-kept, --dns-server and --flowtable."""
     from fastcni.agent.peer_list import FOLDER as DEFAULT
     from fastcni.agent.policy.attached import FOLDER
     from fastcni.agent.policy.service import Settings
@@ -233,8 +237,9 @@ def policy_settings(source: str, kubeconfig: str, name: str, folder: str, kept: 
         kept = "/var/lib/fastcni/agent/policies"
     if source == "kubernetes":
         return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state, socket=socket, kept=kept,
-                        dns_servers=dns_servers)
-    return Settings(os.path.abspath(source), state=state, socket=socket, kept=kept, dns_servers=dns_servers)
+                        dns_servers=dns_servers, flowtable=flowtable)
+    return Settings(os.path.abspath(source), state=state, socket=socket, kept=kept, dns_servers=dns_servers,
+                    flowtable=flowtable)
 
 
 def read_dns_servers(texts: Sequence[str]) -> tuple[str, ...]:

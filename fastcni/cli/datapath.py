@@ -25,7 +25,7 @@ PROTOCOLS = {6: "tcp", 17: "udp"}
 
 @click.group(cls=Group)
 def datapath() -> None:
-    """Show, update and remove the datapath ebpf of pods."""
+    """Show, update and remove the datapath ebpf of pods, and show the agent's flowtable."""
 
 
 @dataclass(slots=True)
@@ -46,16 +46,21 @@ class Pair:
 def status(cache_dirs: Sequence[str], as_json: bool) -> None:
     """Show the pods of the datapath, and the flows that it redirects now.
 
+    If the agent has a flowtable, the first line counts its connections.
+
     The counters are those of redirected packets of current flows, from the first end to the second and back. The output
     has first the sums for each two pods, then each flow.
     """
-    found = attempt(own.read)
+    found, flowtable = attempt(lambda sock: (own.read(sock), own.read_flowtable()))
     conf_dir = chosen_conf_dir()
     pods = Pods(known_cache_dirs(cache_dirs, conf_dir))
     pods.refresh()
     if as_json:
-        put_document(document(found, pods))
+        put_document({**document(found, pods), "flowtable": asdict(flowtable) if flowtable else None})
         return
+    if flowtable:
+        click.echo(f"flowtable of the agent: {plural(flowtable.connections, 'connection')} between pods at "
+                   f"{plural(flowtable.links, 'link')}")
     if not found:
         click.echo("no pod of this node has had the datapath ebpf")
         return

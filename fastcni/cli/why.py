@@ -108,6 +108,9 @@ def put_text(found: Report, source: str, destination: str) -> None:
     if found.reaches and (proxied.HOP, True) in found.hops:
         click.echo("    the HTTP proxy of the network policies takes the connection, and decides on each request:\n"
                    "    `fastcni flows --follow` shows them")
+    if found.reaches and found.flowtable:
+        click.echo("    the agent's flowtable takes the connection once it is established: its packets then skip the\n"
+                   "    node's hops until a policy forbids the connection")
     if found.datapath:
         for text in datapath_lines(found.datapath, reaches=found.reaches):
             click.echo(printable(f"    {text}"))

@@ -36,7 +36,7 @@ TCP_CONNTRACK_ESTABLISHED, IP_CT_TCP_FLAG_BE_LIBERAL = 3, 8
 IPPROTO_TCP, ESTABLISHED_S = 6, 5 * 24 * 3600           # net.netfilter.nf_conntrack_tcp_timeout_established
 ADDRESS_BYTES = {AF_INET: 4, AF_INET6: 16}
 IPS_SRC_NAT = 1 << 4
-IPS_SEEN_REPLY, IPS_ASSURED, IPS_CONFIRMED = 1 << 1, 1 << 2, 1 << 3
+IPS_SEEN_REPLY, IPS_ASSURED, IPS_CONFIRMED, IPS_OFFLOAD = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 # net/netfilter/nf_internals.h: CTA_FILTER_F_*
 BY_SOURCE, BY_PROTOCOL, BY_DESTINATION_PORT = 1 << 0, 1 << 3, 1 << 5
 
@@ -125,6 +125,14 @@ def list_flows(sock: Socket, ends: Collection[bytes] | None = None) -> list[Flow
     found = wire.dump(sock, IPCTNL_MSG_CT_GET, nfgenmsg(0), "list flows")
     return [read(payload) for _, payload in found if payload[0] in CTA_IP_SRC
             and (ends is None or any(end in ends for end in read_ends(payload)))]
+
+
+def count_offloaded(sock: Socket) -> int:
+    """Return the number of flows in flowtables of nftables. Linux before 5.10 sends the complete table."""
+    found = wire.dump(sock, IPCTNL_MSG_CT_GET, nfgenmsg(0), "list flows in flowtables",
+                      lambda batch: batch.be32(CTA_STATUS, IPS_OFFLOAD).be32(CTA_STATUS_MASK, IPS_OFFLOAD))
+    return sum(bool(int.from_bytes(attributes(payload, 4).get(CTA_STATUS, b""), "big") & IPS_OFFLOAD)
+               for _, payload in found)
 
 
 def read_ends(payload: bytes) -> tuple[bytes, bytes]:

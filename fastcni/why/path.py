@@ -29,7 +29,8 @@ class Path:
     source, target: its ends; target is where the packet goes after DNAT. asked: the address that the source sends to.
     port: of the target, asked_port: that the source sends to. protocol: "tcp" or "udp". node: a route socket of the
     node. flow: the node's conntrack entry, if there is one. before, after: counters of legacy iptables.
-    redirect: what the datapath ebpf does between the two pods; None if one end is no pod of it.
+    redirect: what the datapath ebpf does between the two pods; None if one end is no pod of it. flowtable: whether the
+    agent's flowtable has the links of both pods.
     """
 
     source: End
@@ -45,6 +46,7 @@ class Path:
     before: Counters = field(default_factory=dict)
     after: Counters = field(default_factory=dict)
     redirect: Redirect | None = None
+    flowtable: bool = False
 
     @property
     def progress(self) -> int:

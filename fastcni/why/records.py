@@ -41,11 +41,13 @@ class Redirect:
 @dataclass(frozen=True, slots=True)
 class Report:
     """hops: (name, ok) in the order of the path, up to the one where it ends. ends: None if the packet arrives.
-    datapath: None if one end is no pod of the datapath ebpf."""
+    datapath: None if one end is no pod of the datapath ebpf. flowtable: whether packets of the established connection
+    go by the agent's flowtable."""
 
     hops: tuple[tuple[str, bool], ...]
     ends: Fault | None
     datapath: Redirect | None = None
+    flowtable: bool = False
 
     @property
     def reaches(self) -> bool:
@@ -54,4 +56,4 @@ class Report:
     def as_document(self) -> dict[str, Any]:
         return {"reaches": self.reaches, "hops": [{"hop": name, "ok": ok} for name, ok in self.hops],
                 "ends": asdict(self.ends) if self.ends else None,
-                "datapath": asdict(self.datapath) if self.datapath else None}
+                "datapath": asdict(self.datapath) if self.datapath else None, "flowtable": self.flowtable}

@@ -1,4 +1,4 @@
-"""The datapath ebpf on the way between two pods: which packets of a connection skip the node's hops.
+"""The datapath ebpf and the agent's flowtable on the way between two pods: which packets skip the node's hops.
 
 The node sees the first packets of a connection, so the probe meets the rule that drops them. The datapath redirects the
 packets that follow. docs/datapath.md has the details.
@@ -7,8 +7,11 @@ packets that follow. docs/datapath.md has the details.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
+from fastcni.agent.policy import flowtable
+from fastcni.kernel import uapi, wire
 from fastcni.kernel.bpf import objects
 from fastcni.kit.datapath import filters, pins
 from fastcni.kit.datapath.maps import IPPROTO_TCP, POD_BYTES, RESTRICTED, Flow, mapped, u32
@@ -64,6 +67,16 @@ def read(path: Path, *, arrived: bool) -> Redirect | None:
         return None
     return Redirect(bool(own), reason(path, source, target) if arrived and not own else "", len(others),
                     total(flow.packets for flow in others), total(flow.bytes for flow in others))
+
+
+def in_flowtable(path: Path) -> bool:
+    """Return whether the agent's flowtable has the links of both ends. Raises
+    OSError."""
+    if not (path.source.kind == path.target.kind == POD and path.source.host and path.target.host):
+        return False
+    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+        links = flowtable.links_in_kernel(sock) or ()
+    return path.source.host.name in links and path.target.host.name in links
 
 
 def total(counts: Iterable[list[int]]) -> tuple[int, int]:

@@ -61,6 +61,7 @@ def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: st
             if not arrived(path):
                 attempt(path, opened)
         path.redirect = redirected.read(path, arrived=arrived(path))
+        path.flowtable = redirected.in_flowtable(path)
         fault = None if arrived(path) else find(path, inventory)
         if fault is None:
             fault = answers.conntrack_stale(path) or answers.mtu(path)
@@ -258,7 +259,7 @@ def report(path: Path, fault: Fault | None) -> Report:
     """Return the Report: all hops of the path, up to the one where it ends."""
     found = list(hops.names(path))
     if fault is None:
-        return Report(tuple((name, True) for name in found), None, path.redirect)
+        return Report(tuple((name, True) for name in found), None, path.redirect, path.flowtable)
     before = found[:found.index(fault.hop)] if fault.hop in found else found
-    return Report((*((name, True) for name in before), (fault.hop, False)), fault, path.redirect)
+    return Report((*((name, True) for name in before), (fault.hop, False)), fault, path.redirect, path.flowtable)
 

@@ -136,6 +136,8 @@ class Answers:
             shown["unrecorded"] = ports_left
         if unseen := self.engine.redirects.check(self.engine.rules.sock):
             shown["datapath"] = unseen
+        if why := self.engine.not_offloaded:
+            shown["flowtable"] = why
         if self.settings.egress and (unheld := self.settings.egress.unheld()):
             shown["unheld"] = unheld
         return {**self.not_ready(), **shown, "folder": self.settings.folder}

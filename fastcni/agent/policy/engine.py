@@ -17,10 +17,10 @@ from __future__ import annotations
 from errno import ENFILE
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy import cut, ports
+from fastcni.agent.policy import cut, flowtable, ports
 from fastcni.agent.policy.ports import LATER, VERSIONS
 from fastcni.agent.policy.ruleset import Ruleset
-from fastcni.agent.policy.state import IN, MAPS, VERDICT_MAPS
+from fastcni.agent.policy.state import IN, MAPS, VERDICT_MAPS, Change
 from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.datapath.restrict import Restricted
 
@@ -28,19 +28,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from fastcni.agent.policy.attached import AttachedCompiler, Attachment
-    from fastcni.agent.policy.state import Change
     from fastcni.kernel.conntrack import Flow
     from fastcni.kit.datapath.maps import Flow as Redirected
 
 
 class Engine:
     """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError, and
-    ConfigurationError if another agent has the table."""
+    ConfigurationError if another agent has the table. offload: whether established connections may go by a
+    flowtable."""
 
-    def __init__(self, compiler: AttachedCompiler) -> None:
+    def __init__(self, compiler: AttachedCompiler, *, offload: bool = False) -> None:
         self.compiler, self.rules, self.redirects = compiler, Ruleset(), Restricted()
+        self.flowtable = flowtable.Flowtable(self.rules) if offload else None
         try:
             self.rules.adopt()
+            if not offload:
+                flowtable.remove(self.rules.sock)
         except BaseException:
             self.rules.close()
             raise
@@ -68,6 +71,11 @@ class Engine:
         """Whether the compiler has all objects."""
         return self._begun
 
+    @property
+    def not_offloaded(self) -> str:
+        """Why no flowtable has established connections, "" if one has them or none is wanted."""
+        return self.flowtable.unavailable if self.flowtable else ""
+
     def load(self) -> None:
         """Write the complete table. First called when all objects were put; until then the previous agent's table is in
         force."""
@@ -79,6 +87,8 @@ class Engine:
         finally:
             self.rules.load(self.compiler.state)
         self._loaded, self._dropped, self.changed = True, {}, True
+        if self.flowtable:
+            self.flowtable.renew()      # another program may have removed the table; commit() makes it
         self.suspects = cut.isolated(self.compiler.state)
         self._cut_redirected()
 
@@ -93,6 +103,8 @@ class Engine:
             self.changed = True
             self.suspects |= cut.suspects(self.compiler.state, change)
             self._cut_redirected()
+        if self.flowtable and (change or self.flowtable.stale):
+            self.flowtable.follow(self.compiler.attachments.values(), change or Change())
 
     def begin_cut(self) -> None:
         """Begin to search for connections that changes since the last search forbid, unless a search runs already."""

@@ -352,8 +352,8 @@ def replace_table(requests: Requests, family: int, table: str, flags: int) -> No
     requests.add(nft.add_table, family, table, COMMENT, flags)
 
 
-def parts(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Lists of at most ELEMENTS items."""
+def parts(items: Iterable[Item], size: int = ELEMENTS) -> Iterator[list[Item]]:
+    """Lists of at most `size` items."""
     each = iter(items)
-    while some := list(islice(each, ELEMENTS)):
+    while some := list(islice(each, size)):
         yield some

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 TABLE = "fastcni-policy"
 BRIDGE_FAMILY = nft.NFPROTO_BRIDGE                              # of another table with the same name
 NAMES = "fastcni-names"         # see names/redirect.py
-TABLES = ((FAMILY, GUARD), (FAMILY, NAMES), (FAMILY, TABLE), (BRIDGE_FAMILY, TABLE))
+FLOWTABLE = "fastcni-flowtable"                                 # see flowtable.py
+TABLES = ((FAMILY, GUARD), (FAMILY, NAMES), (FAMILY, FLOWTABLE), (FAMILY, TABLE), (BRIDGE_FAMILY, TABLE))
 LOAD_TRANSACTIONS = 3
 SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # limits, as the kernel counts: 768 bytes and more for an ACK
 BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables",

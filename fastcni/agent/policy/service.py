@@ -29,6 +29,7 @@ from fastcni.agent.policy.requests import Requests
 from fastcni.agent.policy.ruleset import (
     BRIDGE_FAMILY,
     FAMILY,
+    FLOWTABLE,
     LOAD_TRANSACTIONS,
     TABLE,
     see_bridged_traffic,
@@ -68,7 +69,7 @@ class Settings:
     node: this node's name in the source. state: the directory of attachments. socket: the path of the socket for the
     plugin. kept: the file with the source's last content; "": policies.kept next to `state`. dns_servers: the resolvers
     that pods use for domain names in policies; (): the resolvers in /etc/resolv.conf. egress: the node's Egress, which
-    claims egress addresses."""
+    claims egress addresses. flowtable: whether established connections between pods go by a flowtable."""
 
     folder: str = ""
     api: Callable[[], Api] | None = None
@@ -78,6 +79,7 @@ class Settings:
     kept: str = ""
     dns_servers: tuple[str, ...] = ()
     egress: Egress | None = None
+    flowtable: bool = False
 
 
 class Policies:
@@ -98,6 +100,7 @@ class Policies:
         self.next_cut = 0.0                                 # not before this time, monotonic
         self.next_bridged = 0.0                             # when to read the sysctls of bridges, monotonic
         self.bypassed = ""                                  # why these cannot be read or written
+        self.not_offloaded = ""                             # why no flowtable has established connections
         if not see_bridged_traffic():
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
                                      "bridge passes them by: modprobe br_netfilter")
@@ -113,7 +116,7 @@ class Policies:
         with ExitStack() as opened:             # the caller tries again after an error
             self.tunnels = opened.enter_context(closing(tunnels.Watch()))
             self.ports = opened.enter_context(closing(ports.Finder()))
-            self.engine = opened.enter_context(closing(Engine(self.compiler)))
+            self.engine = opened.enter_context(closing(Engine(self.compiler, offload=settings.flowtable)))
             self._close_unrecorded()
             self.events = opened.enter_context(closing(wire.open_socket(uapi.NETLINK_NETFILTER,
                                                                         groups=(uapi.NFNLGRP_NFTABLES,))))
@@ -234,7 +237,15 @@ class Policies:
         if links := self.engine.redirects.take_count():
             self.log.error("datapath_unseen", links=links, why=self.engine.redirects.unseen, effect="these links are "
                            "out of the datapath", do="mount /sys/fs/bpf of the node into the agent's container")
+        self._tell_offload()
         self.due = monotonic() + RETRY_S if self.stale else float("inf")
+
+    def _tell_offload(self) -> None:
+        """Log once why no flowtable has the established connections."""
+        before, self.not_offloaded = self.not_offloaded, self.engine.not_offloaded
+        if self.not_offloaded and self.not_offloaded != before:
+            self.log.warning("flowtable_unavailable", why=self.not_offloaded, effect="established connections between "
+                             "pods pass through the host's stack")
 
     def _cut(self) -> None:
         self.engine.reopen()
@@ -296,7 +307,8 @@ class Policies:
     def _note(self, kind: int, payload: bytes) -> None:
         """Another program's change of the table."""
         if kind not in GENERATION and nft.read_family(payload) in (FAMILY, BRIDGE_FAMILY):
-            self.stale = self.stale or nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) == TABLE
+            table = nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b""))
+            self.stale = self.stale or table in (TABLE, FLOWTABLE)
 
     def _note_dropped(self) -> None:
         self.stale = True

@@ -46,6 +46,11 @@ def agent(node: Node) -> Iterator[Finding]:
                               "node out of the datapath; allowed connections may end then", "give the agent "
                               "CAP_SYS_ADMIN, and mount /sys/fs/bpf of the node into its container, as "
                               "deploy/agent.yaml does; then fastcni datapath load")
+            if refused := status.get("flowtable"):
+                yield Finding(WARNING, f"network policies: the kernel refuses the flowtable of --flowtable: {refused}",
+                              "established connections between pods pass through the host's stack",
+                              "the kernel needs CONFIG_NFT_FLOW_OFFLOAD and CONFIG_NF_FLOW_TABLE_INET; then start the "
+                              "agent again, or start it without --flowtable")
             for port in status.get("unrecorded", []):
                 yield Finding(ERROR, f"network policies: the agent has no record of the pod at {port}",
                               "the pod is closed in both directions",

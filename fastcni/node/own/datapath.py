@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fastcni._netlink import Batch
-from fastcni.kernel import tc, uapi, wire
+from fastcni.agent.policy import flowtable
+from fastcni.kernel import conntrack, tc, uapi, wire
 from fastcni.kernel.bpf import objects
 from fastcni.kernel.bpf.redirect_programs import DIGEST
 from fastcni.kernel.wire import Socket
@@ -24,6 +25,15 @@ class Pod(NamedTuple):
 
     link: int
     restricted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Flowtable:
+    """The flowtable of `fastcni agent --flowtable`. links: number of links of pods in it. connections: number of
+    connections that go by it."""
+
+    links: int
+    connections: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,13 @@ def read(sock: Socket) -> Status | None:
         entries = list(redirect.flows(opened))
     flows = sorted((flow for flow in entries if flow.ports[0]), key=lambda flow: -sum(flow.packets))
     return Status(dict(sorted(pods.items())), len(entries), flows)
+
+
+def read_flowtable() -> Flowtable | None:
+    """Return the state of the agent's flowtable, None if there is none. Raises OSError."""
+    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+        links = flowtable.links_in_kernel(sock)
+        return None if links is None else Flowtable(len(links), conntrack.count_offloaded(sock))
 
 
 def pinned(sock: Socket) -> list[str]:

@@ -1,0 +1,159 @@
+"""The flowtable for established connections between pods of this node whose links are routed (ptp).
+`nft list table inet fastcni-flowtable` prints
+
+    set links { type ifname; }
+    flowtable pods { hook ingress priority filter; devices = { "veth...", "veth..." }; counter; }
+    chain established {
+        type filter hook forward priority filter + 1000; policy accept;
+        oifname @links iifname @links ct state established flow add @pods
+    }
+
+The chain comes after all other rules of the hook, so the kernel adds only connections whose packet all rules accept.
+The kernel then forwards the connection's packets (TCP, UDP, GRE) past all rules, until the connection has no conntrack
+entry, a route changes, TCP ends, or 30 s pass without a packet. cut.py deletes the conntrack entries of forbidden
+connections: the next packet of these passes the rules again, which drop it.
+
+The rules accept packets of known connections without a further check, but one: `source` (port_rules.py) checks the
+source of each packet. So
+- a link with prefixes is left out: when policies begin to restrict the pod, these sources are closed;
+- the flowtable is made again, and forgets all connections, when the addresses of an existing link change, and when the
+  node gets a tunnel, whose packets pods may not send;
+- a link that has lost its pod leaves the flowtable before the link is deleted.
+
+Connections to other nodes and outside are left out: egress addresses, names and masquerade decide there.
+"""
+
+from __future__ import annotations
+
+from errno import ENOENT
+from typing import TYPE_CHECKING
+
+from fastcni._netlink import Batch
+from fastcni.agent.policy.ports import ROUTED
+from fastcni.agent.policy.rules import SET_ID, parts, replace_table
+from fastcni.agent.policy.ruleset import FAMILY, FLOWTABLE, Transaction
+from fastcni.kernel import nft, nft_elements, nft_flowtables, nft_rules, wire
+from fastcni.kernel.nft_elements import TYPE_IFNAME, ifname, read_ifname
+from fastcni.kernel.nft_rules import NFT_META_IIFNAME, NFT_META_OIFNAME, in_set, meta
+from fastcni.kernel.wire import NetlinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fastcni.agent.policy.attached import Attachment
+    from fastcni.agent.policy.ruleset import Ruleset
+    from fastcni.agent.policy.state import Change
+
+    Links = dict[str, tuple[object, ...]]       # by name; a link that may send from other addresses has another value
+
+LINKS, PODS, CHAIN = "links", "pods", "established"
+PRIORITY = nft.NF_IP_PRI_FILTER + 1000
+DEVICES = 100                   # in one message: the kernel's notification of more would not fit in its buffer
+TUNNELS = {ROUTED.tunnels, ROUTED.protocols}
+
+
+class Flowtable:
+    """Writes the table, by the socket of the Ruleset, to which the table belongs.
+
+    unavailable: why there is no flowtable until the next agent, "" if there is one. stale: follow() has something to
+    write although no policy and no pod changed.
+    """
+
+    def __init__(self, rules: Ruleset) -> None:
+        self._rules = rules
+        self._written: Links | None = None      # None: the table has to be made
+        self.unavailable = ""
+
+    @property
+    def stale(self) -> bool:
+        return self._written is None and not self.unavailable
+
+    def renew(self) -> None:
+        """Let follow() make the table again. Then the kernel forgets all connections in the flowtable."""
+        self._written = None
+
+    def follow(self, attachments: Iterable[Attachment], change: Change) -> None:
+        """Let the flowtable have the links of these pods. change: the last Change of the policies' table. An error of
+        the kernel leaves the connections to the rules; if a link has just been deleted, the next call makes the table
+        again. Raises NetlinkError if the kernel refuses to delete the table."""
+        wanted = links_of(attachments)
+        if TUNNELS & change.added.keys() or any(wanted.get(name, value) != value
+                                                for name, value in (self._written or {}).items()):
+            self.renew()
+        if self.unavailable:
+            return
+        try:
+            if self._written is None:
+                self._make()
+            self._exchange(wanted)
+        except NetlinkError as e:
+            if self._written is None or e.errno != ENOENT:
+                self.unavailable = str(e)
+            self._written = None
+            remove(self._rules.sock)
+
+    def _make(self) -> None:
+        requests = Transaction()
+        replace_table(requests, FAMILY, FLOWTABLE, self._rules.flags)
+        requests.add(nft_elements.add_set, FAMILY, FLOWTABLE, LINKS, (TYPE_IFNAME,), set_id=SET_ID)
+        requests.add(nft_flowtables.add_flowtable, FAMILY, FLOWTABLE, PODS)
+        requests.add(nft.add_base_chain, FAMILY, FLOWTABLE, CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
+                     priority=PRIORITY)
+        requests.add(nft_rules.add_rule, FAMILY, FLOWTABLE, CHAIN, meta(NFT_META_OIFNAME), in_set(LINKS, SET_ID),
+                     meta(NFT_META_IIFNAME), in_set(LINKS, SET_ID), *nft_rules.established(),
+                     nft_flowtables.flow_add(PODS))
+        requests.commit(self._rules.sock)
+        self._written = {}
+
+    def _exchange(self, wanted: Links) -> None:
+        """Add new links, and remove the others. A link without a device is left out: its pod is being deleted."""
+        assert self._written is not None
+        written, requests = self._written, Transaction()
+        new = {name: value for name, value in wanted.items() if name not in written and wire.index_of(name)}
+        gone = [name for name in written if name not in wanted]
+        if not new and not gone:
+            return
+        for names in parts(gone):
+            requests.add(nft_elements.del_elements, FAMILY, FLOWTABLE, LINKS, map(ifname, names))
+        for names in parts(new):
+            requests.add(nft_elements.add_elements, FAMILY, FLOWTABLE, LINKS, [(ifname(name), None) for name in names])
+        for names in parts(new, DEVICES):
+            requests.add(nft_flowtables.add_flowtable, FAMILY, FLOWTABLE, PODS, names)
+        requests.commit(self._rules.sock)
+        for name in gone:
+            del_device(self._rules.sock, name)
+            del written[name]
+        written.update(new)
+
+
+def links_of(attachments: Iterable[Attachment]) -> Links:
+    """Return the links of pods that are held at a routed link, and have no prefixes."""
+    return {it.port.name: (it.sequence, it.all_addresses) for it in attachments
+            if it.port and not it.port.bridged and it.addresses and all(pair.single for pair in it.port.pairs)}
+
+
+def del_device(sock: wire.Socket, name: str) -> None:
+    """Remove a link from the flowtable; the kernel has removed a link that no longer exists. Raises NetlinkError."""
+    batch = nft_flowtables.del_device(nft.start(Batch()), FAMILY, FLOWTABLE, PODS, name)
+    for e in wire.attempt(sock, nft.stop(batch))[1]:
+        if e.errno != ENOENT:
+            raise e
+
+
+def links_in_kernel(sock: wire.Socket) -> frozenset[str] | None:
+    """Return the links in the flowtable, None if the node has no flowtable of the agent. Raises OSError."""
+    try:
+        each = wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(FAMILY), f"list set {LINKS}",
+                         nft_elements.elements_of(FLOWTABLE, LINKS))
+    except NetlinkError as e:
+        if e.errno != ENOENT:
+            raise
+        return None
+    return frozenset(read_ifname(key) for _, payload in each for key, _ in nft_elements.read_elements(payload))
+
+
+def remove(sock: wire.Socket) -> None:
+    """Delete the table that an agent with a flowtable has left. Raises NetlinkError."""
+    for e in wire.attempt(sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, FLOWTABLE)))[1]:
+        if e.errno != ENOENT:
+            raise e
