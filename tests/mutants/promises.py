@@ -75,8 +75,8 @@ PROMISES = [
     Promise("server/test_stopped.py::test_a_continued_server_abandons_the_request_it_was_working_on",
             "server/requests/workers.py", "begin_request(conn.fd, REQUEST_S - queued)", "begin_request(-1, 1e9)"),
     Promise("server/test_replaying.py::test_a_replay_in_another_namespace_installs_nothing_there",
-            "runtime/restore.py", "return HERE if is_linked(pod, mode) and has_host_link(it, mode) else ELSEWHERE, why",
-            "return HERE, why"),
+            "runtime/restore.py", "if is_linked(pod, mode) and has_host_link(attachment, mode) else ELSEWHERE, why",
+            ", why"),
     Promise("server/test_restoring.py::test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing",
             "server/restoring/namespace_watch.py",
             "            for generation, mark in deletions.read(self.deletions):\n"

@@ -307,8 +307,8 @@ class Policies:
     def _note(self, kind: int, payload: bytes) -> None:
         """Another program's change of the table."""
         if kind not in GENERATION and nft.read_family(payload) in (FAMILY, BRIDGE_FAMILY):
-            table = nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b""))
-            self.stale = self.stale or table in (TABLE, FLOWTABLE)
+            self.stale = self.stale or nft.as_text(
+                attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) in (TABLE, FLOWTABLE)
 
     def _note_dropped(self) -> None:
         self.stale = True
