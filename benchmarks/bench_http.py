@@ -1,4 +1,5 @@
-"""What rules by HTTP requests cost: requests a second and latency through HAProxy, beside no rule and a rule by ports.
+"""What rules by HTTP requests cost: requests a second, latency and processor time of HAProxy, beside no rule and a rule
+by ports.
 
     .venv/bin/python benchmarks/bench_http.py            # as root; needs haproxy and wrk; a minute
     .venv/bin/python benchmarks/bench_http.py --rules 2 20 500          # by the number of rules; two minutes
@@ -167,18 +168,29 @@ class Node:
         return took[0]
 
     def load(self, connections, words, seconds):
-        """Requests a second, and the median latency in microseconds."""
+        """Requests a second, the median latency in microseconds, and processor time of the proxy in seconds for each
+        request."""
+        before = self.processor_s()
         with Inside(self.spaces[CLIENT]):
             done = subprocess.run(["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", *words,
                                    f"http://{SERVER}/a"], capture_output=True, text=True, check=True)
         assert "Non-2xx" not in done.stdout, done.stdout
         number, unit = re.search(r"50%\s+([\d.]+)(us|ms|s)", done.stdout).groups()
         rate = float(re.search(r"Requests/sec:\s+([\d.]+)", done.stdout).group(1))
-        return rate, float(number) * {"us": 1, "ms": 1000, "s": 1_000_000}[unit]
+        requests = int(re.search(r"(\d+) requests in", done.stdout).group(1))
+        return rate, float(number) * {"us": 1, "ms": 1000, "s": 1_000_000}[unit], (
+            self.processor_s() - before) / requests
+
+    def processor_s(self):
+        """The processor time that the proxy has used."""
+        if not self.proxy.process:
+            return 0.0
+        fields = Path(f"/proc/{self.proxy.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")       # utime, stime
 
 
 def measure(node, rounds, seconds):
-    """{(load, policy): [(rate, latency)]}"""
+    """{(load, policy): [the results of Node.load()]}"""
     found = {(load, name): [] for load in LOADS for name in POLICIES}
     for number in range(rounds):
         names = list(POLICIES)
@@ -192,9 +204,9 @@ def measure(node, rounds, seconds):
 def report(found):
     for load in LOADS:
         for name in POLICIES:
-            rates, latencies = zip(*found[load, name], strict=True)
-            print(f"{load:24}{name:12}{statistics.median(rates):10,.0f} requests/s "
-                  f"{statistics.median(latencies):8,.0f} us")
+            rate, latency, processor_s = map(statistics.median, zip(*found[load, name], strict=True))
+            print(f"{load:24}{name:12}{rate:10,.0f} requests/s {latency:8,.0f} us, of the proxy's processor time "
+                  f"{1_000_000 * processor_s:6.1f} us a request")
 
 
 def report_changes(node, number, rounds):

@@ -199,7 +199,8 @@ def test_a_pattern_may_have_each_printable_character(world):
 
     def ask(path, value, host=r"a.b;\ #"):
         return world.ask("a", "b", request(f"GET {path}", host, [f"X-A: {value}"]))
-    begin(world, asked)
+    proxy = begin(world, asked)
+    pid = proxy.process.pid
     for _ in range(2):
         assert ask("/;!$&)(+*,.:=@~a-?q", f"{value} {value}") == 200
         assert ask("/;b?q", f"{value} {value}") == ask("/;?q", f"{value} {value}.") == 403
@@ -207,14 +208,25 @@ def test_a_pattern_may_have_each_printable_character(world):
         world.agent.write(asked, later)
         assert eventually(lambda: ask("/;?q2", value) == 200)
         assert ask("/;?q2", f"{value};") == 403
+    assert proxy.process.pid == pid
 
 
 def test_a_rule_for_all_ipv6_addresses_allows_nothing_over_ipv4(world):
     """HAProxy also searches the entries of IPv6 for an IPv4 address that has no entry."""
-    begin(world, policy(selector={"app": "client"}, egress=[
-        http({"path": "/six"}, toCIDR=["::/0"]), http({"path": "/four"}, toCIDR=[f"{ADDRESSES['b'][0]}/32"])]))
-    assert [world.ask("a", "b", f"GET {path}", version) for version in (0, 1) for path in ("/four", "/six")] == [
-        200, 403, 403, 200]
+    begin(world, policy(selector={"app": "client"}, egress=[http({"path": "/six"}, toCIDR=["::/0"]),
+                                                            http({"path": "/any"})]))
+    assert [world.ask("a", "b", f"GET {path}", version) for version in (0, 1) for path in ("/any", "/six")] == [
+        200, 403, 200, 200]
+
+
+def test_a_rule_for_a_named_port_holds_for_the_port_that_the_pod_calls_so(world):
+    begin(world, {"kind": "Pod", "metadata": {"name": "b", "labels": {"app": "web"}},
+                  "spec": {"containers": [{"ports": [{"name": "web", "containerPort": 80}]}]},
+                  "status": {"podIP": ADDRESSES["b"][0], "podIPs": [{"ip": each} for each in ADDRESSES["b"]]}},
+          policy(ingress=[http({"path": "/in.*"}, port="web", fromEndpoints=CLIENTS)]),
+          policy("out", {"app": "client"}, egress=[http({"path": "/.*out"}, port="web")]))
+    for version in (0, 1):
+        assert [world.ask("a", "b", f"GET {path}", version) for path in ("/in-out", "/in", "/out")] == [200, 403, 403]
 
 
 def test_a_request_that_is_as_long_as_the_proxys_buffer_is_compared_to_its_end(world):

@@ -8,7 +8,7 @@ import pytest
 from agent.policy.http_pods import http, policy
 
 from fastcni.agent.policy.http import patterns
-from fastcni.agent.policy.http.configuration import MAX_NAMES, NAMED, NOTHING, PEERS, PODS, Configuration, by_element
+from fastcni.agent.policy.http.configuration import MAX_NAMES, PEERS, PODS, Configuration, by_element
 from fastcni.agent.policy.http.documents import Request, read_cilium_policy
 from fastcni.agent.policy.http.process import Process, copied
 from fastcni.agent.policy.objects import PolicyError
@@ -33,9 +33,10 @@ def test_a_joined_pattern_matches_if_each_part_matches_its_own_line():
             assert bool(whole.match(f"\r\n{method}\n{host}\n{path}\n")) == expected, (asked, method, host, path)
 
 
-def test_a_text_that_was_cut_does_not_match():
+def test_a_text_that_was_cut_or_has_more_lines_does_not_match():
     """HAProxy cuts a joined text that is longer than its buffer."""
     pattern, whole = patterns.of_request(Request(path="/a.*")), "\r\nGET\nhost\n/a/secret\n"
+    assert matches(patterns.of_host("a"), "a\n") and not matches(patterns.of_host("a"), "a\nb\n")
     assert [length for length in range(len(whole) + 1) if matches(f"(?m)\\A{pattern}", whole[:length])] == [len(whole)]
 
 
@@ -94,24 +95,24 @@ class Maps:
             assert (key in to) == (verb == "set")
             to[key] = words[1]
 
-    def allows(self, own, peer, port, asked):
-        ends = f"{self.found(PODS, own)}\n{self.found(PEERS, peer)}\n{self.maps[NAMED].get(f'{own}:{port}', NOTHING)}\n"
-        return any(matches(pattern, f"{ends}{port}\n\r\n{asked}\n") for pattern in self.maps["requests-ingress"])
+    def allows(self, own, peer, port, asked, direction="ingress"):
+        ends = f"{self.found(PODS, own)}\n{self.found(PEERS, peer)}\n{port}\n"
+        return any(matches(pattern, f"{ends}\r\n{asked}\n") for pattern in self.maps[f"requests-{direction}"])
 
     def found(self, name, address):
         containing = [key for key in self.maps[name] if ip_address(address) in ip_network(key)]
         return self.maps[name][max(containing, key=lambda key: ip_network(key).prefixlen)]
 
 
-def state(members, peers, named, chains):
+def state(members, peers, named, chains, direction="Ingress"):
     """members: {address: chains}. peers, named: {set: elements}. chains: {chain: [(peer, named, path)]}"""
     it = State()
     for name, lines in chains.items():
-        it.chains[HTTP_CHAINS + name] = Chain("Ingress", tuple(
+        it.chains[HTTP_CHAINS + name] = Chain(direction, tuple(
             Line(peer=peer, named=named, requests=(Request(path=path),)) for peer, named, path in lines))
     for number, (text, names) in enumerate(members.items()):
-        it.chains[f"all-{number}"] = Chain("Ingress", jumps=tuple(HTTP_CHAINS + name for name in names))
-        it.elements["in4"][ip_address(text).packed] = f"all-{number}"
+        it.chains[f"all-{number}"] = Chain(direction, jumps=tuple(HTTP_CHAINS + name for name in names))
+        it.elements["in4" if direction == "Ingress" else "out4"][ip_address(text).packed] = f"all-{number}"
     for name, texts in peers.items():
         networks = [ip_network(text) for text in texts]
         it.sets[name] = Set("block", 4, tuple((each[0].packed, each[-1].packed) for each in networks))
@@ -138,6 +139,16 @@ def changed(before, after, seen):
     process.wanted, process.maps, process._ask = before, copied(before.maps), it.ask
     process.put(after)
     assert it.maps == after.maps
+
+
+@pytest.mark.parametrize("direction, own, peer, opened", [
+    ("Ingress", "10.0.0.1", "10.1.0.1", True), ("Ingress", "10.0.0.2", "10.1.0.1", False),
+    ("Egress", "10.0.0.2", "10.0.0.1", True), ("Egress", "10.0.0.1", "10.0.0.2", False)])
+def test_a_named_port_is_of_the_pod_for_ingress_and_of_the_peer_for_egress(direction, own, peer, opened):
+    pods = {"10.0.0.1": ["x"], "10.0.0.2": ["x"]}
+    it = Maps(Configuration(state(pods, {}, {"n": ["10.0.0.1"]}, {"x": [("", "n", "/a")]}, direction)).maps, None)
+    found = [it.allows(own, peer, port, "GET\n\n/a", direction.lower()) for port in (80, 8080, 8)]
+    assert found == [opened, False, False]
 
 
 def test_a_change_allows_at_no_time_what_neither_the_former_nor_the_new_rules_allow():

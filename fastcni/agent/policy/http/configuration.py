@@ -4,17 +4,17 @@
     it.maps                                     # {file: {key: value}}; the running process changes them (process.py)
     text(listening)                             # of haproxy.cfg
 
-A value of the first three maps is a list of names, such as ":b4-1f:g4-2e:":
+A value of the first two maps is a list of names, such as ":b4-1f:g4-2e:". "n4-3d@80" is a set of nftables for a named
+port that contains the address with the port 80.
 
-    pods                address -> chains of rules that apply to the pod. The name is the hash of the chain's rules
-    peers               address or network -> the sets of nftables that contain the address
-    named               "10.0.0.1:80" -> the sets of nftables for named ports that contain it
+    pods                address -> chains of rules that apply to the pod, by the hash of their rules; its named ports
+    peers               address or network -> the sets of nftables that contain the address; its named ports
     requests-egress     regular expression -> the id of an allowed request; also requests-ingress
     headers-egress      the same for requests with conditions on headers
     hosts-egress        the same for the names in TLS handshakes
     listeners           0.0.0.0/0 and ::/0, while somebody wants to know of requests that are allowed
 
-For each request HAProxy joins the values of the first three maps, the port and the request, and searches the maps of
+For each request HAProxy joins the values of the first two maps, the port and the request, and searches the maps of
 regular expressions for the joined text (patterns.py). The first bytes of a connection tell TLS from HTTP. TLS passes if
 a request of a line asks for a host and for nothing else, and the name in the handshake is this host.
 """
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 
     Maps = Mapping[str, Mapping[str, str]]
 
-PODS, PEERS, NAMED, LISTENERS = "pods", "peers", "named", "listeners"
+PODS, PEERS, LISTENERS = "pods", "peers", "listeners"
 REQUESTS, HEADERS, HOSTS = "requests-", "headers-", "hosts-"    # begin the names of maps of regular expressions
 SIDES = {"egress": (EGRESS,), "ingress": (INGRESS,), "both": (EGRESS, INGRESS)}
 DIRECTIONS = {EGRESS: "egress", INGRESS: "ingress"}
+ENDS_OF = {EGRESS: ("src", "dst"), INGRESS: ("dst", "src")}     # the pod and its peer
 RULES = tuple(f"{kind}{direction}" for kind in (REQUESTS, HEADERS, HOSTS) for direction in DIRECTIONS.values())
 NOTHING = ":"                   # the list without names
 # HAProxy searches the other family's entries for an address of which its own family has no entry: ::ffff:0:0/96, 6to4
@@ -86,7 +87,7 @@ frontend {side}
     tcp-request connection reject if {{ sc0_conn_cur gt {most} }}
     tcp-request inspect-delay 5s
     acl tls req.ssl_hello_type 1
-    tcp-request content set-var(txn.port) dst_port
+    tcp-request content set-var(sess.port) dst_port
     tcp-request content set-var(sess.tls) req.ssl_sni if tls
 """
 BACKEND = r"""
@@ -96,8 +97,7 @@ backend {side}
     source 0.0.0.0 usesrc clientip
     http-request set-var(txn.path) pathq
     http-request set-var(txn.host) req.fhdr(host)
-    http-request set-var(txn.port) dst_port
-    http-request set-var(txn.request) method,concat("\n",txn.host,"\n"),concat(,txn.path,"\n")
+    http-request set-var(txn.method) method
     acl origin url -m beg /
     acl odd path -m reg -i '{odd}'
     acl upgrade req.fhdr(upgrade) -m found
@@ -111,22 +111,18 @@ backend {side}
     http-request {deny} "{form}\n" if why
     http-after-response set-header Connection close if {{ var(txn.why) -m found }}
 """
-# own, peer: "src" or "dst"
-ENDS = r"""    {rule} set-var(txn.peer) {peer},map_ip(peers){condition}
-    {rule} set-var(txn.named) dst,concat(:,txn.port),map_str(named,:){condition}
-    {rule} set-var(txn.ends) {own},map_ip(pods),concat("\n",txn.peer,"\n"),concat(,txn.named,"\n"){condition}
-    {rule} set-var(txn.ends) var(txn.ends),concat(,txn.port,"\n"){condition}
-"""
-BY_HOST = r"""    tcp-request content set-var(txn.asked) var(txn.ends),concat(,sess.tls,"\n") if tls
-    tcp-request content set-var(txn.{direction}) var(txn.asked),map_reg(hosts-{direction}) if tls
+# own, peer: "src" or "dst". before: what begins the lines of the request (patterns.py)
+ENDS = r'{own},map_ip(pods),concat("\n",txn.peer,"\n"),concat(,sess.port,"\n")'
+OF_REQUEST = ENDS + r'{before},concat(,txn.method,"\n"),concat(,txn.host,"\n"),concat(,txn.path,"\n")'
+BY_HOST = r"""    tcp-request content set-var(txn.peer) {peer},map_ip(peers) if tls
+    tcp-request content set-var(txn.{direction}) {ends},concat(,sess.tls,"\n"),map_reg(hosts-{direction}) if tls
     tcp-request content reject if tls !{{ var(txn.{direction}) -m found }}
 """
 BY_REQUEST = r"""    acl {direction} var(txn.{direction}) -m found
-    http-request set-var(txn.asked) var(txn.ends),concat("\r\n",txn.request)
-    http-request set-var(txn.{direction}) var(txn.asked),map_reg(requests-{direction})
+    http-request set-var(txn.peer) {peer},map_ip(peers)
+    http-request set-var(txn.{direction}) {without},map_reg(requests-{direction})
     http-request set-var(txn.headers) req.hdrs if !{direction}
-    http-request set-var(txn.asked) var(txn.ends),concat(,txn.headers),concat(,txn.request) if !{direction}
-    http-request set-var(txn.{direction}) var(txn.asked),map_reg(headers-{direction}) if !{direction}
+    http-request set-var(txn.{direction}) {with},map_reg(headers-{direction}) if !{direction}
     http-request set-var(txn.why) str({direction}) if !{direction}
     http-request {deny} "no HTTP rule of the network policies for {direction} allows this request\n" if !{direction}
 """
@@ -151,13 +147,18 @@ class Allowed:
     destination ports; (): any port."""
 
     id: str
+    direction: str
     line: Line
     request: Request
     spans: tuple[tuple[int, int], ...]
 
     def pattern(self, chain: str) -> str:
         """Return the regular expression for connections and requests. chain: the hash of the chain's rules."""
-        return patterns.ends(chain, self.line.peer, self.line.named, self.spans) + patterns.of_request(self.request)
+        return self.ends(chain) + patterns.of_request(self.request)
+
+    def ends(self, chain: str) -> str:
+        """Return the regular expression for connections."""
+        return patterns.ends(chain, self.line.peer, self.line.named, self.direction == INGRESS, self.spans)
 
 
 class Configuration:
@@ -179,22 +180,33 @@ class Configuration:
                     self._add_patterns(it, names[name], DIRECTIONS[chain.direction])
                 used = {each for line in chain.lines for each in (line.peer, line.named) if each}
                 sets |= {each: texts_of(state, each) for each in used - sets.keys()}
-        named = {name: texts for name, texts in sets.items() if state.sets[name].kind == "named"}
         self._pods, self._sets = pods, sets
-        self.maps[PODS] = by_element({names[name]: texts for name, texts in pods.items()})
-        self.maps[PEERS] = by_element({name: texts for name, texts in sets.items() if name not in named})
-        self.maps[NAMED] = by_element(named)
-        self.cut = {key for name in (PODS, PEERS, NAMED) for key in shorten(self.maps[name])}
+        named = self._named_ports()
+        own = set().union(*pods.values())
+        self.maps[PODS] = by_element({names[name]: texts for name, texts in pods.items()} | {
+            name: texts & own for name, texts in named[INGRESS].items()})
+        self.maps[PEERS] = by_element({name: texts for name, texts in sets.items()
+                                       if state.sets[name].kind != "named"} | named[EGRESS])
+        self.cut = {key for name in (PODS, PEERS) for key in shorten(self.maps[name])}
         for each in EVERYWHERE:
             self.maps[PODS].setdefault(each, NOTHING)
             self.maps[PEERS].setdefault(each, NOTHING)
+
+    def _named_ports(self) -> dict[str, dict[str, set[str]]]:
+        """Return {direction: {"set@port": addresses}} of the sets for named ports."""
+        found: dict[str, dict[str, set[str]]] = {EGRESS: {}, INGRESS: {}}
+        for direction, each in self._allowed.items():
+            for name in {it.line.named for _, it in each if it.line.named}:
+                for text in self._sets[name]:
+                    address, _, port = text.rpartition(":")
+                    found[direction].setdefault(f"{name}@{port}", set()).add(address)
+        return found
 
     def _add_patterns(self, it: Allowed, chain: str, direction: str) -> None:
         self.labels[it.id] = it.line.comment
         self.maps[f"{HEADERS if it.request.headers else REQUESTS}{direction}"][it.pattern(chain)] = it.id
         if it.request.by_host_only:
-            ends = patterns.ends(chain, it.line.peer, it.line.named, it.spans)
-            self.maps[f"{HOSTS}{direction}"][f"{ends}{patterns.of_host(it.request.host)}"] = it.id
+            self.maps[f"{HOSTS}{direction}"][f"{it.ends(chain)}{patterns.of_host(it.request.host)}"] = it.id
 
     def that_apply(self, source: str, destination: str, port: int, tls: bool) -> set[str]:
         """Return the ids of the requests that may be allowed on a connection."""
@@ -236,7 +248,8 @@ def frontend(side: str, descriptors: tuple[int, ...]) -> Iterator[str]:
     yield FRONTEND.format(side=side, log_format=LOG_FORMAT.format(side=side), most=MAX_CONNECTIONS)
     yield from (f"    bind fd@{descriptor}\n" for descriptor in descriptors)
     for direction in SIDES[side]:
-        yield ends("tcp-request content", direction, " if tls") + BY_HOST.format(direction=DIRECTIONS[direction])
+        own, peer = ENDS_OF[direction]
+        yield BY_HOST.format(direction=DIRECTIONS[direction], peer=peer, ends=ENDS.format(own=own))
     yield f"    tcp-request content switch-mode http if !tls\n    use_backend {TLS} if tls\n"
     yield f"    default_backend {side}\n"
 
@@ -244,13 +257,12 @@ def frontend(side: str, descriptors: tuple[int, ...]) -> Iterator[str]:
 def backend(side: str) -> Iterator[str]:
     yield BACKEND.format(side=side, odd=ODD_PATH, deny=DENY, form=FORM)
     for direction in SIDES[side]:
-        yield ends("http-request", direction) + BY_REQUEST.format(deny=DENY, direction=DIRECTIONS[direction])
+        own, peer = ENDS_OF[direction]
+        with_, without = (OF_REQUEST.format(own=own, before=before) for before in (
+            ",concat(,txn.headers)", r',concat("\r\n")'))
+        yield BY_REQUEST.format_map({"deny": DENY, "direction": DIRECTIONS[direction], "peer": peer, "with": with_,
+                                     "without": without})
     yield f"    http-request set-log-level silent if !{{ src,map_ip({LISTENERS}) -m found }}\n{SERVERS}"
-
-
-def ends(rule: str, direction: str, condition: str = "") -> str:
-    own, peer = ("src", "dst") if direction == EGRESS else ("dst", "src")
-    return ENDS.format(rule=rule, own=own, peer=peer, condition=condition)
 
 
 def allowed(state: State, name: str) -> Iterator[Allowed]:
@@ -258,7 +270,7 @@ def allowed(state: State, name: str) -> Iterator[Allowed]:
     for line in state.chains[name].lines:
         for request in line.requests:
             id = short_hash(name, replace(line, requests=(), comment=""), request)
-            yield Allowed(id, line, request, spans_of(state, line))
+            yield Allowed(id, state.chains[name].direction, line, request, spans_of(state, line))
 
 
 def by_element(sets: Mapping[str, Iterable[str]]) -> dict[str, str]:

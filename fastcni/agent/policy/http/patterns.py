@@ -11,7 +11,6 @@ lines of headers only (configuration.py):
 
     :chains of the pod:\n
     :sets that contain the peer:\n
-    :sets that contain the destination and its port:\n
     port\n
     name: value\r\n                             (the headers, for rules with conditions on headers)
     \r\n
@@ -85,10 +84,14 @@ def parts(value: Any) -> list[Any]:
     return [part for each in value for part in parts(each)] if isinstance(value, list | tuple) else []
 
 
-def ends(chain: str, peer: str, named: str, spans: Iterable[tuple[int, int]]) -> str:
-    """Return the regular expression for the ends of a connection, which begins the text. "" and (): any."""
-    lists = "".join(rf"[^\n]*:{each}:[^\n]*\n" if each else r"[^\n]*\n" for each in (chain, peer, named))
-    return rf"(?m)\A{lists}{ports(spans)}\n"
+def ends(chain: str, peer: str, named: str, named_own: bool, spans: Iterable[tuple[int, int]]) -> str:
+    """Return the regular expression for the ends of a connection, which begins the text. peer, named: "": any; spans:
+    (): any. named_own: the named port is the pod's own, not the peer's."""
+    lists = [rf"[^\n]*:{each}:[^\n]*\n" if each else r"[^\n]*\n" for each in (chain, peer)]
+    of_named = [r"[^\n]*\n", r"[^\n]*\n"]
+    of_named[not named_own] = rf"[^\n]*:{named}@(?P<port>[0-9]+):[^\n]*\n"
+    port = rf"(?={''.join(of_named)}(?P=port)\n)" if named else ""      # HAProxy compiles without numbered groups
+    return rf"(?m)\A{port}{''.join(lists)}{ports(spans)}\n"
 
 
 def ports(spans: Iterable[tuple[int, int]]) -> str:

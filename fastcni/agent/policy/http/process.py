@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.http import start_haproxy
-from fastcni.agent.policy.http.configuration import LISTENERS, NAMED, PEERS, PODS, RULES, STATS, TLS, WEBSOCKET
+from fastcni.agent.policy.http.configuration import LISTENERS, PEERS, PODS, RULES, STATS, TLS, WEBSOCKET
 from fastcni.agent.policy.http.patterns import word
 
 if TYPE_CHECKING:
@@ -103,8 +103,7 @@ class Process:
         allows what the former and the new peers have in common. So it never allows a request that neither the former
         nor the new policies allow."""
         had, before, maps = self.maps, self.wanted, wanted.maps
-        less, more = ([command for name in (PEERS, NAMED) for command in change(name, had[name], maps[name])]
-                      for change in (narrowed, widened))
+        less, more = (list(change(PEERS, had[PEERS], maps[PEERS])) for change in (narrowed, widened))
         self._change((*added(had, maps, (*RULES, LISTENERS)), *less))
         if had[PODS] != maps[PODS]:
             self._replace(PODS, maps[PODS])
