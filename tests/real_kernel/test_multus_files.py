@@ -200,15 +200,18 @@ def test_gc_keeps_the_networks_of_damaged_files_until_the_next_boot(node, pod_ne
     assert (held(node, *"ab"), list(links(living))) == ([1, 1], ["lo", "eth0", "net1"])
 
 
-def test_gc_keeps_the_networks_of_living_pods_whose_results_are_lost(node, pod, selecting):
-    conf = selecting("b")
-    node.add(conf, pod)
-    run("rm", "-r", f"{node.data_dir}/multus/results")
-    found = elements(node, pod)
+def test_gc_keeps_the_networks_of_living_pods_whose_results_are_lost(node, pod_netns, selecting):
+    conf, pods = selecting("b"), [pod_netns(), pod_netns()]
+    for pod in pods:                            # a result of the second pod makes GC ask network b
+        node.add(conf, pod)
+    for path in Path(node.data_dir, "multus", "results").glob(f"*-{cid_of(pods[0])}-*"):
+        path.unlink()
+    found = elements(node, pods[0])
     del found[1]["ifnameRequest"]               # Multus writes only interfaces that the annotation names
-    Path(node.data_dir, "multus", cid_of(pod)).write_text(json.dumps(found))
-    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(pod), "ifname": "eth0"}]})
-    assert held(node, *"ab") == [1, 1]
+    Path(node.data_dir, "multus", cid_of(pods[0])).write_text(json.dumps(found))
+    valid = [{"containerID": cid_of(pod), "ifname": "eth0"} for pod in pods]
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": valid})
+    assert held(node, *"ab") == [2, 2]
 
 
 def test_gc_deletes_addresses_that_no_container_has(node, pod, abc):
