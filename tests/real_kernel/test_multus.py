@@ -8,6 +8,9 @@ from real_kernel.networks import FIRST, NETWORKS, conf_dir, define, elements, he
 from real_kernel.node import addresses, cid_of, links, routes, run
 
 from fastcni.kit.networks.devices import Devices
+from fastcni.kit.networks.network import Definition, Network
+from fastcni.kit.networks.network_status import text_of
+from fastcni.spec.config import Section
 
 # -- the networks of the configuration ------------------------------------------------------------------
 
@@ -306,6 +309,18 @@ def test_each_network_of_a_resource_gets_a_device_in_sorted_order(tmp_path, monk
 
 
 # -- a network fails ---------------------------------------------------------------------------------------
+
+def test_the_status_has_each_interface_that_a_network_gives_to_the_pod():
+    """As with Multus, the default is the interface with a gateway. Only one of the two was in the status."""
+    a, b = (Network(Definition(name, {}, Section({"name": name})), "eth0") for name in "ab")
+    result = {"interfaces": [{"name": "veth1"}, {"name": "eth0", "sandbox": "/n"}, {"name": "eth1", "sandbox": "/n"}],
+              "ips": [{"address": "10.1.2.2/24", "interface": 1}, {"address": "10.1.3.2/24"},
+                      {"address": "10.1.4.2/24", "interface": 2, "gateway": "10.1.4.1"}]}
+    status = json.loads(text_of([(a, result), (b, result), (b, {})]))
+    assert [(it["name"], it["interface"], it["ips"], it.get("default")) for it in status] == [
+        ("a", "eth0", ["10.1.2.2"], None), ("a", "eth1", ["10.1.3.2", "10.1.4.2"], True),
+        ("b", "eth0", ["10.1.2.2"], None), ("b", "eth1", ["10.1.3.2", "10.1.4.2"], None)]
+
 
 def test_a_failing_network_removes_all_before_it(node, pod, abc):
     conf = multus(node, *abc[:2], {**abc[2], "type": "macvlan", "master": "lost0"})

@@ -11,36 +11,46 @@ from fastcni.spec import result as results
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     from fastcni.kit.networks.network import Network
 
 
 def text_of(added: Iterable[tuple[Network, dict[str, Any]]]) -> str:
-    """Return the annotation's text: a list, one object for each network. added: [(network, result)] in the pod's
+    """Return the annotation's text: a list, one object for each interface. added: [(network, result)] in the pod's
     order."""
-    found = [element(network, result, place == 0) for place, (network, result) in enumerate(added)]
+    found = [it for place, (network, result) in enumerate(added) for it in elements(network, result, place == 0)]
     return json.write([it for it in found if "default" in it or "interface" in it or "ips" in it]).decode()
 
 
-def element(network: Network, result: dict[str, Any], first: bool) -> dict[str, Any]:
-    """Return the object of a network. A network without an interface and addresses is omitted, unless it is the
-    first."""
+def elements(network: Network, result: dict[str, Any], first: bool) -> Iterator[dict[str, Any]]:
+    """Yield an object for each of the network's interfaces in the pod. A network without an interface and addresses is
+    omitted, unless it is the first.
+
+    If the first network has several interfaces, the default is the first interface whose address has a gateway. An
+    address without an interface is that of the last interface. Source: CreateNetworkStatuses() of the Network Plumbing
+    Working Group's network-attachment-definition-client.
+    """
     shaped = results.printed(results.to_version({"cniVersion": "1.1.0", **result}, "1.1.0"))
-    inside = [it for it in shaped.get("interfaces", ()) if it.get("sandbox")]
-    link = next((it for it in inside if it["name"] == network.ifname), inside[-1] if inside else {})
-    found: dict[str, Any] = {"name": network.definition.title}
-    if link:
-        found["interface"] = link["name"]
-    if ips := [it["address"].partition("/")[0] for it in shaped.get("ips", ())]:
-        found["ips"] = ips
-    found |= {key: link[key] for key in ("mac", "mtu") if link.get(key)}
-    if first:
-        found["default"] = True
-    found["dns"] = shaped.get("dns") or {}
-    if "CNIDeviceInfoFile" in network.capabilities and (info := device_info.read(network)):
-        found["device-info"] = info
-    if gateways := [it["gw"] for it in shaped.get("routes", ()) if it["dst"].endswith("/0") and it.get("gw")]:
-        found["gateway"] = gateways
-    return found
+    inside = {index: it for index, it in enumerate(shaped.get("interfaces", ())) if it.get("sandbox")} or {-1: {}}
+    last = [*inside][-1]
+    ips = [(it.get("interface", last) if len(inside) > 1 else last, it) for it in shaped.get("ips", ())]
+    default = next((index for index, it in ips if it.get("gateway") and index in inside), next(iter(inside)))
+    gateways = [it["gw"] for it in shaped.get("routes", ()) if it["dst"].endswith("/0") and it.get("gw")]
+    info = device_info.read(network) if "CNIDeviceInfoFile" in network.capabilities else None
+    for index, link in inside.items():
+        found: dict[str, Any] = {"name": network.definition.title}
+        if link:
+            found["interface"] = link["name"]
+        if mine := [it["address"].partition("/")[0] for place, it in ips if place == index]:
+            found["ips"] = mine
+        found |= {key: link[key] for key in ("mac", "mtu") if link.get(key)}
+        if first and index == default:
+            found["default"] = True
+        found["dns"] = shaped.get("dns") or {}
+        if info:
+            found["device-info"] = info
+        if gateways:
+            found["gateway"] = gateways
+        yield found
