@@ -80,7 +80,7 @@ def test_ports_of_a_lost_database_are_restored_and_carry_packets(node, switch, o
     assert_nothing_is_left(node, switch, kept, first)
 
 
-def test_doctor_finds_ports_and_bridges_that_the_database_has_lost(switch, ovs_conf, pod, tmp_path):
+def test_doctor_finds_what_the_database_has_lost_and_a_vswitchd_that_has_ended(switch, ovs_conf, pod, tmp_path):
     runtime = Runtime(tmp_path / "cni", ovs_conf("10.22.0.0/24"))
     name = host_of(runtime.add(pod))
 
@@ -89,6 +89,11 @@ def test_doctor_finds_ports_and_bridges_that_the_database_has_lost(switch, ovs_c
         return [(it.severity, it.what, it.do) for it in ovs.ports(node)], node.unseen
 
     assert found() == ([], [])
+    switch.stop("ovs-vswitchd")
+    assert found() == ([("error", f"ovs-vswitchd is not connected to OVSDB at {switch.address}",
+                         "systemctl restart openvswitch-switch")], [])
+    switch.start_vswitchd()
+    assert eventually(lambda: found() == ([], []))
     switch.vsctl("del-port", name)
     assert found() == ([("error", f"the bridge br0 of Open vSwitch has no port of 1 running pod ({cid_of(pod)}/eth0)",
                          "fastcni restore")], [])

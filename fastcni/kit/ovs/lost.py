@@ -22,20 +22,23 @@ TIMEOUT_S = 1.0                 # rules of the firewall that were lost at the sa
 
 
 class Names:
-    """The names of ports and bridges in a database, or the error for which they are unknown.
+    """The names of ports and bridges in a database, or the error for which they are unknown. trouble: why ovs-vswitchd
+    carries no packets, "" if it is connected to the database.
 
     One replay restores all pods of a node: it asks each database once, however many pods there are.
     """
 
-    __slots__ = ("ports", "bridges", "error")
+    __slots__ = ("ports", "bridges", "trouble", "error")
 
     def __init__(self, address: str) -> None:
         self.ports: set[str] = set()
         self.bridges: set[str] = set()
+        self.trouble = ""
         self.error: CniError | None = None
         try:
             with Database(address, TIMEOUT_S) as db:
                 found = db.transact(ports.select("Port", [], "name"), ports.select("Bridge", [], "name"))
+                self.trouble = ports.trouble(db, answers=False)
         except CniError as e:
             self.error = e
             return

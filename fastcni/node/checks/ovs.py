@@ -23,7 +23,7 @@ KIND = "ovs"
 
 
 def ports(node: Node) -> Iterator[Finding]:
-    """The database of Open vSwitch has the bridges and the ports of running pods."""
+    """The database of Open vSwitch has ovs-vswitchd, and the bridges and the ports of running pods."""
     by_address: dict[str, dict[str, list[NodeAttachment]]] = defaultdict(lambda: defaultdict(list))
     for it in node.inventory.attachments:
         if it.state == RUNNING and it.cached and KIND in it.plugins and host_of(it):
@@ -34,6 +34,9 @@ def ports(node: Node) -> Iterator[Finding]:
         if known.error:
             node.unseen.append(f"ports of Open vSwitch: {known.error}")
             continue
+        if known.trouble:
+            yield Finding(ERROR, known.trouble, "no new pod gets a port; a bridge of the userspace datapath carries no "
+                          "packet", "systemctl restart openvswitch-switch")
         lost = {bridge: found for bridge, pods in by_bridge.items() if (found := [
             it for it in pods if bridge not in known.bridges or host_of(it) not in known.ports])}
         if lost:
