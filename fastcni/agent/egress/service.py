@@ -50,7 +50,8 @@ class Egress:
         self.subjects: Subjects = {}
         # Pods that are no longer subjects, closed until their connections have ended; by the call of put()
         self._leaving: dict[bytes, object] = {}
-        self._lock = threading.Lock()                   # of the three above
+        self._adding: set[bytes] = set()                # new pods, closed until put() has them
+        self._lock = threading.Lock()                   # of the four above
         self.around: Surroundings | None = None
         self.holders: Mapping[bytes, str] = {}          # names of nodes
         self.held = 0                                   # addresses, by this node
@@ -73,20 +74,23 @@ class Egress:
         with self._lock:
             gone = dict.fromkeys(self.subjects.keys() - subjects.keys(), object()) if self.around else {}
             self._leaving = {pod: call for pod, call in (self._leaving | gone).items() if pod not in subjects}
+            self._adding = set()
             self._close(documents, subjects)
             self.documents, self.subjects = dict(documents), subjects
         self.changed()
 
     def _close(self, documents: Mapping[str, EgressAddress], subjects: Subjects) -> None:
-        """Close subjects and pods that were subjects, except for what `_lead` has written; with the lock."""
-        if documents or self._leaving:
-            self.table.put("subjects", dict.fromkeys((*subjects, *self._leaving)))
+        """Close subjects, pods that were subjects and new pods, except for what `_lead` has written; with the lock."""
+        if documents or self._leaving or self._adding:
+            self.table.put("subjects", dict.fromkeys((*subjects, *self._leaving, *self._adding)))
         else:
             self.table.remove()
 
     def protect(self, addresses: Collection[bytes]) -> None:
         """Within an ADD: close a new pod of a subject until its way is written. Raises OSError."""
-        self.table.add_subjects(addresses)
+        with self._lock:
+            self._adding.update(addresses)
+            self.table.add_subjects(addresses)
 
     def restore(self) -> None:
         """Write the table that another program has changed; end what pods have begun meanwhile. Raises OSError."""

@@ -214,13 +214,22 @@ def test_no_packet_leaves_with_the_pods_own_address_when_its_document_is_deleted
     assert eventually(lambda: "fastcni-egress" not in run("nft", "list", "tables"))
 
 
-def test_a_pod_that_is_a_subject_again_stays_closed_after_its_connections_have_ended(place, monkeypatch):
+def test_new_subjects_and_those_that_are_subjects_again_stay_closed_when_connections_have_ended(place, monkeypatch):
     place.thread.start()
     place.put(ADDRESS)
     assert eventually(lambda: place.source() == ADDRESS), place.log
     ending, goes_on = threading.Event(), threading.Event()
     end = flows.end
     monkeypatch.setattr(flows, "end", lambda *of: ending.set() or (goes_on.wait(10) and end(*of)))
+    place.it.put({}, {})
+    assert ending.wait(10)
+    place.it.protect([read_ip("10.244.1.6")])           # an ADD, before put() has the pod
+    goes_on.set()
+    assert eventually(lambda: POD not in run("nft", "list", "set", "inet", "fastcni-egress", "subjects4"))
+    assert "10.244.1.6" in run("nft", "list", "set", "inet", "fastcni-egress", "subjects4")
+    ending.clear()
+    goes_on.clear()
+    place.put(ADDRESS)
     place.it.put({}, {})
     assert ending.wait(10)
     place.put(ADDRESS)
