@@ -200,6 +200,26 @@ def test_gc_keeps_the_networks_of_damaged_files_until_the_next_boot(node, pod_ne
     assert (held(node, *"ab"), list(links(living))) == ([1, 1], ["lo", "eth0", "net1"])
 
 
+def test_a_file_that_cannot_be_read_keeps_gc_and_del_from_no_other_file(node, pod_netns, selecting):
+    """One directory among the results failed the GC of all containers, and DEL took the pod's list for damaged."""
+    conf, living, dead = selecting("b"), pod_netns(), pod_netns()
+    for pod in (living, dead):
+        node.add(conf, pod)
+    results = Path(node.data_dir, "multus", "results")
+    (results / "old-files-2026").mkdir()
+    run("ip", "netns", "del", dead)
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(living), "ifname": "eth0"}]})
+    assert held(node, *"ab") == [1, 1]
+    unreadable = next(results.glob(f"b-{cid_of(living)}-*"))
+    unreadable.unlink()
+    unreadable.mkdir()
+    assert str(unreadable) in node.refused("DEL", conf, living)["msg"]
+    assert (list(links(living)), held(node, *"ab")) == (["lo"], [0, 0])
+    unreadable.rmdir()
+    node.delete(conf, living)
+    assert kept(node) == []
+
+
 def test_gc_keeps_the_networks_of_living_pods_whose_results_are_lost(node, pod_netns, selecting):
     conf, pods = selecting("b"), [pod_netns(), pod_netns()]
     for pod in pods:                            # a result of the second pod makes GC ask network b

@@ -175,14 +175,13 @@ def gone_containers(cni_dir: str, kept: list[Network], damaged: list[Damaged], l
 
 
 def read_result(path: str, definition: Definition | None = None) -> Network | None:
-    """Return the network of a libcni cache file, with its result as prevResult. None if the file does not exist or is
-    damaged.
+    """Return the network of a libcni cache file, with its result as prevResult. None if the file does not exist, is
+    damaged or cannot be read.
 
-    definition: used in place of the file's definition. Raises CniError 5.
+    definition: used in place of the file's definition.
     """
-    content = files.read(path, MAX_BYTES)
     try:
-        document = json.read(content or b"null")
+        document = json.read(files.read(path, MAX_BYTES) or b"null")
         it = Section(document if isinstance(document, dict) else {}, path)
         if it.text("kind") != cached_result.KIND:
             return None
