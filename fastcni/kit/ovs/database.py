@@ -16,12 +16,13 @@ NO_VSWITCHD = "is ovs-vswitchd running? `systemctl status openvswitch-switch`"
 
 class Database:
     """A context manager, `with Database(address) as db:`. db is an Ovsdb; its errors become CniErrors, with the code
-    `away` if the database does not answer."""
+    `away` if the database does not answer within `seconds` (None: TIMEOUT_S)."""
 
     __slots__ = ("address", "away", "seconds", "db")
 
-    def __init__(self, address: str, seconds: float = TIMEOUT_S, away: int = errors.TRY_AGAIN_LATER) -> None:
-        self.address, self.seconds, self.away = address, seconds, away
+    def __init__(self, address: str, seconds: float | None = None, away: int = errors.TRY_AGAIN_LATER) -> None:
+        self.address, self.away = address, away
+        self.seconds = TIMEOUT_S if seconds is None else seconds
 
     def __enter__(self) -> Ovsdb:
         waiting.admit(waiting.OVSDB)

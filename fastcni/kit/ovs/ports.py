@@ -25,6 +25,7 @@ OWNER = "ovs-cni.network.kubevirt.io"           # ovs-cni's owner; each plugin d
 CONTAINER, NETWORK = "fastcni-container", "fastcni-network"
 USERSPACE = "netdev"            # datapath_type of a bridge whose packets ovs-vswitchd itself forwards
 COLUMNS = ["_uuid", "name", "external_ids"]
+ANSWER_TIMEOUT_S = 3.0          # for ovs-vswitchd to apply the database's configuration
 
 
 def select(table: str, where: list[list[Any]], *columns: str) -> Operation:
@@ -58,6 +59,7 @@ def trouble(db: Ovsdb, answers: bool) -> str:
     if not db.vswitchd_runs():
         return f"ovs-vswitchd is not connected to OVSDB at {db.address}"
     if answers:
+        db.stream.deadline = waiting.monotonic() + ANSWER_TIMEOUT_S
         try:
             db.await_vswitchd()
         except Away:
