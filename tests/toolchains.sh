@@ -25,6 +25,7 @@ for python in $(sh tests/pythons.sh ${PYTHONS:-python3.12 python3.13 python3.14}
         # shellcheck disable=SC2086
         .venv/bin/python -m pip install $quiet -e '.[test]'
         echo "$(.venv/bin/python -V):"
-        .venv/bin/python -m pytest -q -n 2 tests/leaves tests/spec tests/fake_kernel tests/launcher tests/project/test_launcher.py
+        PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -q -n 4 --dist worksteal \
+            tests/leaves tests/spec tests/fake_kernel tests/launcher tests/project/test_launcher.py
     )
 done
