@@ -3,13 +3,16 @@
 import itertools
 import re
 from ipaddress import ip_address, ip_network
+from types import SimpleNamespace
 
 import pytest
 from agent.policy.http_pods import http, policy
 
+from fastcni.agent.metrics import EVENTS
 from fastcni.agent.policy.http import patterns
 from fastcni.agent.policy.http.configuration import MAX_NAMES, PEERS, PODS, Configuration, by_element
 from fastcni.agent.policy.http.documents import Request, read_cilium_policy
+from fastcni.agent.policy.http.part import Proxy
 from fastcni.agent.policy.http.process import Process, copied
 from fastcni.agent.policy.objects import PolicyError
 from fastcni.agent.policy.state import HTTP_CHAINS, Chain, Line, Set, State
@@ -66,6 +69,14 @@ def test_an_address_in_more_sets_than_a_list_can_have_keeps_some_of_them_and_is_
     it = Configuration(state({"10.0.0.1": ["x"]}, {name: ["10.1.0.1"] for name, _, _ in lines}, {}, {"x": lines}))
     kept = ":".join(name for name, _, _ in lines[:MAX_NAMES])
     assert it.cut == {"10.1.0.1"} and it.maps[PEERS]["10.1.0.1"] == f":{kept}:"
+
+
+def test_the_log_names_such_an_address_once_until_it_is_in_fewer_sets():
+    proxy, seen = object.__new__(Proxy), []
+    proxy._cut, proxy.log = set(), SimpleNamespace(error=lambda event, address, **_: seen.append((event, address)))
+    for cut in ({"10.1.0.1"}, {"10.1.0.1", "10.1.0.2"}, {"10.1.0.2"}, {"10.1.0.1"}):
+        proxy._name_cut(SimpleNamespace(cut=cut))
+    assert seen == [("http_rules_cut", f"10.1.0.{each}") for each in (1, 2, 1)] and seen[0][0] in EVENTS
 
 
 class Maps:
