@@ -139,9 +139,8 @@ class Proxy:
         return monotonic() + BEGIN_S if behind else float("inf")
 
     def _open(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)          # a killed agent has left it
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in self.folder.iterdir():
-            path.unlink()
         try:
             self._access = AccessLog(self.folder)
             self._poll.register(self._access.fileno(), select.EPOLLIN)
