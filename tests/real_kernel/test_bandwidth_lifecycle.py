@@ -20,6 +20,18 @@ def conf(node, pod):
 
 # -- the pod's veth ---------------------------------------------------------------------------------------
 
+def test_check_of_an_isolating_firewall_in_front_of_bandwidth_succeeds(node, pod):
+    """CHECK took the ifb, which bandwidth appends to the result, for a port that the firewall had lost."""
+    behind_bridge(node, pod)
+    isolating = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "backend": "nftables",
+                 "ingressPolicy": "isolated"}
+    node.add(isolating, pod)
+    result = node.add(bandwidth(**INGRESS, **EGRESS), pod)
+    node.check(isolating, pod, result)
+    run("nft", "flush", "set", "bridge", "fastcni", "isolated")
+    assert "is not in force" in node.check_refused(isolating, pod, result)
+
+
 def test_bandwidth_is_chained_after_another_plugin(node, pod):
     for keys in ({}, INGRESS):          # with nothing to do the reference crashes
         error = node.refused("ADD", bandwidth(**keys), pod)

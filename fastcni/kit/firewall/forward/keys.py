@@ -51,9 +51,12 @@ class Conf:
 
     @property
     def ports(self) -> list[str]:
-        """The names of the interfaces on the host in prevResult, without the bridge."""
+        """The names of the pod's bridge ports: the interfaces on the host between the bridge and the pod's interface in
+        prevResult. Chained plugins, such as bandwidth, append interfaces, which CHECK sees and ADD may not have seen.
+        """
         interfaces = (self.previous or {}).get("interfaces", ())
-        return list(dict.fromkeys(it["name"] for it in interfaces[1:] if not it.get("sandbox")))
+        inside = next((place for place, it in enumerate(interfaces) if it.get("sandbox")), len(interfaces))
+        return list(dict.fromkeys(it["name"] for it in interfaces[1:inside]))
 
 
 # Reading the keys ---------------------------------------------------------------------------------
