@@ -97,6 +97,15 @@ def source_nat(path: Path) -> Fault | None:
     if path.target.kind != OUTSIDE or path.source.kind != POD or not path.sent_from or path.progress < LEFT:
         return None
     seen, own = path.seen_as, {ip for _, ip in own_addresses()}
+    for cidr in (str(it.get("address")) for it in path.source.result("ips")):
+        packed, length = addresses.read_cidr(cidr)
+        subnet = addresses.network(packed, length)
+        if len(packed) == len(path.asked) and subnet == addresses.network(path.target.packed, length):
+            ip, link = path.target.text, path.leaves_by()
+            return Fault("outside host", f"{ip} is in the subnet {addresses.ip_text(subnet)}/{length} of "
+                         f"{path.source.network}, and no pod of this node has it: the packet left this node by "
+                         f"{link.name if link else 'the default route'}, and no answer came",
+                         do=f"fastcni explain {ip}")
     if seen == path.sent_from:
         network = path.source.attachment.network if path.source.attachment else ""
         wants = any(it.get("ipMasq") for it in path.source.plugins())

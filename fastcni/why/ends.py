@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from fastcni.kernel import netns, wire
 from fastcni.kernel.rtnl import Address, Link
 from fastcni.kit.links import find
+from fastcni.kit.networks.network import RUNS_NETWORKS
 from fastcni.node.attachments.inspect import matching, similar_to
 from fastcni.node.attachments.listeners import own_addresses
 from fastcni.node.attachments.records import GONE, Inventory, NodeAttachment
@@ -193,7 +194,13 @@ def pods_named(inventory: Inventory, text: str) -> list[NodeAttachment]:
     if len(ids) > 1:
         raise CniError(errors.INVALID_ENVIRONMENT, f"{len(ids)} pods match {text}",
                        f"name one of the containers {', '.join(it[:SHORT_ID] for it in ids[:8])}")
-    return found
+    return sorted(found, key=passes_on)
+
+
+def passes_on(it: NodeAttachment) -> bool:
+    """Return whether an attachment is that of a plugin such as multus. The first network of multus is an attachment of
+    the same interface, whose configuration names the plugin that made the interface."""
+    return not set(RUNS_NETWORKS).isdisjoint(it.plugins)
 
 
 def source_pod(inventory: Inventory, text: str, destination: bytes) -> End:
@@ -227,7 +234,7 @@ def end_at(inventory: Inventory, packed: bytes, network: str = "") -> End:
     several networks have the address, the pod of `network` comes first."""
     ip = addresses.ip_text(packed)
     having = [it for it in inventory.attachments if ip in it.addresses and it.state != GONE and it.netns]
-    for it in sorted(having, key=lambda it: it.network != network):
+    for it in sorted(having, key=lambda it: (passes_on(it), it.network != network)):
         found = end_of(it, len(packed))
         return End(POD, packed, it, found.namespace)
     if any(own == ip for _, own in own_addresses()) or addresses.is_loopback(packed):

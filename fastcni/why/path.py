@@ -108,8 +108,9 @@ class Path:
         way = self.pod_way
         if way.errno or way.index != source.link.index or self.to_node:
             return None
-        lost = way.gateway and source.has_gateway and source.bridge_name()      # the bridge lacks its address
-        return None if lost else source.switch
+        switch = source.switch
+        lost = way.gateway and source.has_gateway and switch and switch.kind == BRIDGE      # the bridge's own address
+        return None if lost else switch
 
     @property
     def left(self) -> int:

@@ -29,6 +29,9 @@ NAT = ["nft delete table ip mine"]
          mends=False),
     Case("an outside host does not exist", "pod-a 192.0.2.77:80", [], "node neighbour", "192.0.2.77", mends=False),
     Case("a pod's address that no pod has", "pod-a 10.88.0.99:80", [], "neighbour", "10.88.0.99", mends=False),
+    Case("an address of the subnet of ptp that no pod has", "pod-c 10.89.0.99:80", [
+        "ip route add default via 192.0.2.2"], "outside host", "the subnet 10.89.0.0/24 of n-ptp", "by up0",
+         mends=False, undo=["ip route del default"]),
     Case("the masquerade is gone", OUT, ["nft flush ruleset"], "NAT", "the masquerade of ipMasq is missing",
          "fastcni restore", mends=False),
     Case("the source becomes a foreign address", OUT, ["nft 'add table ip mine; add chain ip mine c { type nat hook "

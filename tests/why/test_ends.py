@@ -25,3 +25,13 @@ def test_of_two_pods_with_one_address_the_one_of_the_source_s_network_is_the_tar
     for network in ("blue", "red"):
         found = ends.end_at(Inventory(pods), bytes((10, 9, 0, 2)), network)
         assert found.attachment and found.attachment.network == network
+
+
+def test_the_network_that_multus_runs_is_the_pod_s_attachment_and_not_multus_itself():
+    """The bridge, or the bridge of Open vSwitch, is in the configuration of that network."""
+    pods = tuple(NodeAttachment(network, "c0ffee", "eth0", RUNNING, "", netns="/run/netns/none",
+                                addresses=("10.9.0.2",), plugins=(plugin,)) for network, plugin in (
+        ("cluster", "multus"), ("inner", "ovs")))
+    found = ends.end_at(Inventory(pods), bytes((10, 9, 0, 2)), "cluster")
+    assert found.attachment and found.attachment.network == "inner"
+    assert [it.network for it in ends.pods_named(Inventory(pods), "c0ffee")] == ["inner", "cluster"]
