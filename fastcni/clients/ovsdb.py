@@ -184,6 +184,8 @@ def socket_address(address: str) -> str | tuple[str, int]:
         raise ValueError("a NUL in an address")
     if kind == "tcp":
         host, _, port = rest.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ValueError(f"expected tcp:IP:PORT, got {address}")
         return ip_text(read_ip(host.strip("[]"))), int(port)        # no host name, because a resolver has no time limit
     if kind in ("ssl", "ptcp", "punix", "pssl"):
         raise ValueError(f"{kind}: is not supported, but unix:PATH and tcp:IP:PORT")

@@ -167,6 +167,15 @@ def test_ipv6_gateways_of_different_subnets_share_a_bridge(node, pod_netns):
     assert sorted(addresses("br0")) == ["fd00:22::1/64", "fd00:33::1/64"]
 
 
+def test_an_mtu_that_is_too_small_for_ipv6_is_named(node, pod):
+    """The errors were `No such file or directory` and `Invalid argument`."""
+    for keys in ({"type": "bridge"}, {"type": "ptp"}):
+        error = node.refused("ADD", node.conf("10.22.0.0/24", "fd00:22::/64", mtu=1279, **keys), pod)
+        assert error["code"] == 7 and "is 1279, and IPv6 needs 1280 or more" in error["msg"], error
+        node.add(node.conf("10.22.0.0/24", mtu=1279, **keys), pod)
+        node.delete(node.conf("10.22.0.0/24", mtu=1279, **keys), pod)
+
+
 def test_mtu_is_that_of_a_new_bridge_and_of_both_ends(node, pod_netns):
     one, two = pod_netns(), pod_netns()
     port = port_of(node.add(node.conf(mtu=1400), one))

@@ -92,13 +92,16 @@ def test_a_trunk_is_one_sorted_set_and_no_vlan_is_a_trunk_of_all(node, switch, o
 
 @pytest.mark.parametrize("keys", [
     {"vlan": 4095}, {"vlan": -1}, {"trunk": [{"id": 4095}]}, {"trunk": [{"minID": 9, "maxID": 8}]},
-    {"trunk": [{"minID": 9}]}, {"bridge": ""}, {"ofport_request": 65280}, {"socket_file": "ssl:10.0.0.1:6640"},
+    {"trunk": [{"minID": 9}]}, {"trunk": [{}]}, {"bridge": ""}, {"ofport_request": 65280},
+    {"socket_file": "ssl:10.0.0.1:6640"}, {"socket_file": "tcp:6640"},
     {"socket_file": "tcp:localhost:6640"}, {"socket_file": "tcp:127.0.0.1"}, {"socket_file": "/run/a\0b"},
     {"vxlanID": 1 << 24}, {"vxlanID": 5, "vlan": 5}])
 def test_a_bad_key_is_code_7_before_anything_is_made(node, switch, ovs_conf, kept, pod, keys):
     switch.freeze("ovsdb-server")           # nothing asks it
     try:
-        assert node.refused("ADD", ovs_conf("10.22.0.0/24", **keys), pod)["code"] == 7
+        error = node.refused("ADD", ovs_conf("10.22.0.0/24", **keys), pod)
+        assert error["code"] == 7
+        assert keys.get("socket_file") != "tcp:6640" or error["msg"].endswith("expected tcp:IP:PORT, got tcp:6640")
     finally:
         switch.thaw("ovsdb-server")
     assert_nothing_is_left(node, switch, kept, pod)

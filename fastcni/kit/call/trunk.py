@@ -27,6 +27,8 @@ def read_trunk(item: Section, low: int = 1) -> set[int]:
         found.update(range(first, last + 1))
     if item.has("id"):
         found.add(item.integer("id"))
+    if not found:
+        raise invalid('an entry of a trunk has neither "id" nor "minID" and "maxID"')
     return found
 
 

@@ -152,7 +152,7 @@ def _read_range(section: Section) -> Range:
     """Read one range. The checks follow the reference's order, so that the same error is reported first."""
     subnet = section.cidr("subnet")
     if subnet is None:
-        raise ValueError("IP <nil> not v4 nor v6")
+        raise ValueError("IP <nil> not v4 nor v6: the subnet is missing")
     r = Range()
     r.subnet, r.prefix = subnet
     bits = len(r.subnet) * 8
@@ -171,8 +171,10 @@ def _read_range(section: Section) -> Range:
         if packed is None:
             continue
         inside = len(packed) == len(base) and base <= packed <= last
-        if not inside or (limit and len(limit) == len(packed) and packed > limit):
-            raise ValueError(f"{key} {address.ip_text(packed)} not in network {r.network()}")
+        beyond = limit is not None and len(limit) == len(packed) and packed > limit
+        if not inside or beyond:
+            raise ValueError(f"{key} {address.ip_text(packed)} not in network {r.network()}"
+                             + (f" up to RangeEnd {address.ip_text(limit)}" if inside and limit else ""))
     r.start = start or address.plus(base, 1)
     r.end = end or (address.plus(last, -1) if bits == 32 else last)
     if r.start > r.end:             # only one of the two is configured, and is beyond the other's default

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.pod import Pod
 
+IPV6_MIN_MTU = 1280             # bytes, linux/ipv6.h
 SCOPES = {uapi.RT_SCOPE_UNIVERSE: "universe", uapi.RT_SCOPE_LINK: "link", uapi.RT_SCOPE_HOST: "host"}
 
 
@@ -44,7 +45,7 @@ def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True,
             for name, value in sysctls:
                 sysctl.offer(f"net/ipv6/conf/{link.name}/{name}", value)
             if has_v6:
-                enable_ipv6(link.name)
+                enable_ipv6(pod, link.name)
     batch = Batch()
     nodad = dad is False and not ndisc_notify       # the kernel does not announce an address that skips detection
     if arp_notify:
@@ -111,7 +112,15 @@ def route_number(item: dict[str, Any], key: str) -> int:
     return number
 
 
-def enable_ipv6(ifname: str) -> None:
+def check_mtu(link: Link) -> None:
+    """Check that a link can have IPv6 addresses: the kernel only says that an argument is invalid, or that the link's
+    sysctls do not exist. Raises CniError 7."""
+    if 0 < link.mtu < IPV6_MIN_MTU:
+        raise CniError(errors.INVALID_CONFIG, f"the MTU of {link.name} is {link.mtu}, and IPv6 needs {IPV6_MIN_MTU} "
+                       "or more", 'give "mtu" a greater value, or give the network no IPv6 range')
+
+
+def enable_ipv6(pod: Pod, ifname: str) -> None:
     """Switch IPv6 on for `lo` and the link. keep_addr_on_down keeps its addresses when a chained plugin sets the link
     down and up. Raises CniError."""
     try:
@@ -119,6 +128,10 @@ def enable_ipv6(ifname: str) -> None:
             sysctl.ensure(f"net/ipv6/conf/{name}/disable_ipv6", "0")
         sysctl.ensure(f"net/ipv6/conf/{ifname}/keep_addr_on_down", "1")
     except OSError as e:
+        from fastcni.kit.links import find
+
+        if actual := find.link(pod.inside, ifname):
+            check_mtu(actual)
         raise CniError(errors.INTERNAL, f'failed to enable IPv6 for interface "{ifname}": {e}',
                        "is IPv6 enabled in the kernel?") from e
 

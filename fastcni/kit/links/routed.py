@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 def configure_host(pod: Pod, host: Link, result: dict[str, Any], *, dad: bool) -> None:
     """Give the host end the gateways' addresses, and a route to each address of the pod. Raises NetlinkError."""
+    if any(":" in ip["address"] for ip in result["ips"]):
+        configure.check_mtu(host)
     batch = Batch()
     for gateway in dict.fromkeys(addresses.read_ip(ip["gateway"]) for ip in result["ips"]):
         rtnl.new_address(batch, host.index, gateway, 8 * len(gateway), nodad=not dad,
