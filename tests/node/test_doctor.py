@@ -82,6 +82,25 @@ def test_a_module_that_the_kernel_lacks(node, tmp_path):
     assert checks_kernel.has_module(node(), "ifb") is None
 
 
+def test_a_kernel_without_vlan_filtering_of_bridges_is_found_if_a_network_has_vlans(node, folders, tmp_path):
+    (tmp_path / "boot").mkdir()
+    config = tmp_path / "boot" / "config-6.0"
+    bridge = Link(1, "br0", "bridge")
+
+    def found(filtering, text):
+        bridge.vlan_filtering = filtering
+        config.write_text(text)
+        return [texts(checks_kernel.modules(node(links=links))) for links in ((), (bridge,))]
+
+    lacks = "# CONFIG_BRIDGE_VLAN_FILTERING is not set\n"
+    assert found(None, lacks) == [[], []], "no network has VLANs"
+    folders.configure({**LIST, "plugins": [{**LIST["plugins"][0], "vlanTrunk": [{"id": 7}]}]})
+    (without, with_bridge) = found(None, lacks)
+    assert without == with_bridge == [(ERROR, "the kernel 6.0 has no VLAN filtering of bridges")]
+    assert found(False, "CONFIG_BRIDGE_VLAN_FILTERING=y\n") == [[], []]
+
+
+
 def test_services_on_the_same_bridge(node):
     saved = {"iptables-nft-save": ["*nat", ":KUBE-SERVICES - [0:0]", "COMMIT"]}
     one(checks_kernel.bridge_nf_call(node(saved=saved)), WARNING, "bridge-nf-call-iptables is missing", "modprobe")
@@ -370,6 +389,28 @@ def test_rules_of_one_address_family_that_are_lost_are_found(folders, host_netns
     assert "lacks IPv4 masquerade: c1; 1 running pod lacks IPv4 port mappings: c1" in found["lost-rules"]["what"]
     assert restore(folders.cni.cache).failed == ()
     assert "lost-rules" not in diagnosed(fastcni, "--bin-dir", bin_dir)[1]
+    folders.delete("c1", pod)
+
+
+@needs_root
+def test_guards_and_isolation_that_were_flushed_alone_are_found(folders, host_netns, pod_netns, fastcni, bin_dir):
+    """The masquerade was there, so the pod seemed to have all its rules. A flush of a table keeps its sets."""
+    bridge, _ = LIST["plugins"]
+    folders.configure({**LIST, "plugins": [{**bridge, "ipspoofchk": True}, {
+        "type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}]})
+    pod = pod_netns()
+    folders.add("c1", pod)
+    for command, part in {"delete table bridge fastcni": "lacks macspoofchk: c1; 1 running pod lacks ipspoofchk: c1; "
+                                                         "1 running pod lacks ingressPolicy isolated: c1",
+                          "flush set bridge fastcni guarded": "macspoofchk",
+                          "flush set bridge fastcni bound": "ipspoofchk",
+                          "flush set bridge fastcni isolated": "isolated",
+                          "flush chain bridge fastcni addresses": "bridge fastcni addresses",
+                          "flush table inet fastcni": "inet fastcni"}.items():
+        assert "lost-rules" not in diagnosed(fastcni, "--bin-dir", bin_dir)[1], command
+        run("nft", *command.split())
+        assert part in diagnosed(fastcni, "--bin-dir", bin_dir)[1]["lost-rules"]["what"]
+        assert restore(folders.cni.cache).failed == ()
     folders.delete("c1", pod)
 
 

@@ -16,10 +16,10 @@ from fastcni.node.checks import pods as checks_pods
 from fastcni.runtime import RuntimeConf
 from fastcni.runtime.pod_networks import LOOPBACK
 from fastcni.testing.namespaces import ip, needs_root, run
-from fastcni.testing.witnesses import eventually
+from fastcni.testing.witnesses import eventually, links
 
 pytestmark = needs_root
-DUAL = {**LIST, "plugins": [{"type": "bridge", "bridge": "br0", "isGateway": True, "ipMasq": True, "ipam": {
+DUAL = {**LIST, "plugins": [{"type": "bridge", "bridge": "br0", "isGateway": True, "ipMasq": True, "portIsolation": True, "ipam": {
     "type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
     "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}, LIST["plugins"][1]]}
 PTP = {**LIST, "plugins": [{"type": "ptp", "ipMasq": True, "ipam": DUAL["plugins"][0]["ipam"]}, LIST["plugins"][1]]}
@@ -72,6 +72,7 @@ FAULTS = {
     "the bridge was deleted": (lambda it: ip("link", "del", "br0"), "bridges", "the bridge br0 of 2 running pods does not exist"),
     "a port has left the bridge": (lambda it: ip("link", "set", it.host_links[0], "nomaster"), "host-links", "pod c0/eth0 is not on its"),
     "a host's link is down": (lambda it: ip("link", "set", it.host_links[1], "down"), "host-links", "pod c1/eth0 is down"),
+    "a port is not isolated any more": (lambda it: run("bridge", "link", "set", "dev", it.host_links[0], "isolated", "off"), "host-links", "pod c0/eth0 has isolated off"),
     "a pod has lost its route": (lambda it: ip("route", "del", "default", netns=it.names[0]), "pod-links", "pod c0/eth0 lacks"),
     "a pod has lost the route to its subnet": (lambda it: ip("-6", "route", "del", "fd00:88::/64", netns=it.names[1]), "pod-links", "pod c1/eth0 lacks"),
     "pods have lost an address": (lambda it: [ip("address", "flush", "dev", "eth0", "scope", "global", netns=name)
@@ -199,3 +200,31 @@ def test_a_pod_that_is_deleted_meanwhile_has_no_finding(pods, doctor, monkeypatc
 
     monkeypatch.setattr(checks_pods, "read", read)
     assert "pod-links" not in doctor()
+
+
+def test_a_pod_whose_namespace_s_path_another_pod_has_is_not_said_to_run_there(folders, host_netns, pod_netns, fastcni, bin_dir):
+    """The runtime lost pod c0 without DEL. Doctor advised to give the interface of c1 the address of c0."""
+    folders.configure(DUAL)
+    name = pod_netns()
+    link = next(it["name"] for it in folders.add("c0", name)["interfaces"] if it["name"].startswith("veth"))
+    ip("netns", "del", name)
+    assert eventually(lambda: link not in links())
+    ip("netns", "add", name)
+    folders.add("c1", name)
+    _, found = diagnosed(fastcni, "--bin-dir", bin_dir)
+    assert "pod-links" not in found
+    listed = fastcni("list", "--json").document["attachments"]
+    assert {it["containerID"]: it["state"] for it in listed} == {"c0": "unknown", "c1": "running"}
+    assert f"/run/netns/{name} is now the namespace of c1" in [it["why"] for it in listed]
+
+
+def test_a_master_that_is_down_is_found(folders, uplink, pod_netns, doctor):
+    folders.configure({**LIST, "plugins": [{"type": "macvlan", "master": uplink, "ipam": {
+        "type": "host-local", "subnet": "10.88.0.0/24"}}]})
+    folders.add("c0", pod_netns())
+    assert "host-links" not in doctor()
+    ip("link", "set", uplink, "down")
+    found = doctor()
+    assert found["host-links"]["what"] == "up0, the master of pod c0/eth0, is down"
+    run("sh", "-c", found["host-links"]["do"])
+    assert "host-links" not in doctor()

@@ -16,6 +16,7 @@ from fastcni.node.attachments.records import (
     CACHE,
     FILE,
     GONE,
+    LOOPBACK,
     NAMESPACE,
     ORPHANED,
     RUNNING,
@@ -96,17 +97,34 @@ class Group:
 def merge(facts: Facts) -> Inventory:
     """Return the inventory of the facts."""
     groups = group([it for it in facts.sightings if it.container_id])
-    interfaces = Interfaces(facts, groups)
+    interfaces, ended = Interfaces(facts, groups), replaced(facts)
     for each in groups:
-        each.sightings += interfaces.of(each, facts.cached.get(each.key))
+        if each.key not in ended:
+            each.sightings += interfaces.of(each, facts.cached.get(each.key))
     unowned = put_to_owners([it for it in facts.sightings if not it.container_id], groups)
     kinds = {link.name: link.kind for link in facts.links.values()}
     chains, masters = facts.chains_that_drop(), masters_of(facts)
     rules: list[refusals.IptablesForward | refusals.NftChain] = [
         *refusals.of_iptables(facts.saved, facts.members), *facts.chains]
-    found = [refused(dropped(attachment(each, facts, kinds), chains, masters), rules, masters, facts.refusals)
+    found = [refused(dropped(attachment(each, facts, kinds, ended), chains, masters), rules, masters, facts.refusals)
              for each in sorted(groups, key=lambda each: each.key)]
     return Inventory(tuple(found), tuple(unowned), tuple(dict.fromkeys(facts.unseen)))
+
+
+def replaced(facts: Facts) -> dict[Key, str]:
+    """Return {attachment: why its state is unknown} of pods whose namespace's path another pod now has: a later ADD
+    made an interface of the same name at this path, and the pod's own links on the host no longer exist. The namespace
+    at the path says nothing about the pod that had the path before."""
+    newest: dict[tuple[str, str], tuple[float, Key]] = {}
+    added = {(it.network, it.container_id, it.ifname): it for it in facts.sightings if it.kind == CACHE}
+    for key, cached in facts.cached.items():
+        at = cached.netns, key[2]
+        if cached.netns and key in added and key[2] != LOOPBACK:
+            newest[at] = max(newest.get(at, (0.0, key)), (added[key].since, key))
+    there = {link.name for link in facts.links.values() if link.kind == "veth"}
+    return {key: f"{cached.netns} is now the namespace of {found[1][1]}" for key, cached in facts.cached.items()
+            if (found := newest.get((cached.netns, key[2]))) and found[1][1] != key[1] and found[0] > added[key].since
+            and not there.intersection(added[key].links)}
 
 
 def group(sightings: Iterable[Sighting]) -> list[Group]:
@@ -204,14 +222,15 @@ class Interfaces:
                         links=(host.name,) if host and leads else (), alive=True)
 
 
-def attachment(each: Group, facts: Facts, kinds: Mapping[str, str]) -> NodeAttachment:
-    """Return the record of a group. kinds: {name: kind} of the host's links."""
+def attachment(each: Group, facts: Facts, kinds: Mapping[str, str], ended: Mapping[Key, str]) -> NodeAttachment:
+    """Return the record of a group. kinds: {name: kind} of the host's links. ended: see replaced()."""
     cached = facts.cached.get(each.key)
     order = (CACHE, NAMESPACE, ADDRESS_FILE, FILE)
     sightings = sorted(each.sightings, key=lambda it: order.index(it.kind) if it.kind in order else len(order))
     links = tuple(dict.fromkeys(name for it in sightings for name in it.links if kinds.get(name, "bridge") != "bridge"))
     # A veth pair is deleted with its pod; an ifb stays.
-    state, why = state_of(each, cached, [name for name in links if kinds[name] == "veth"], facts)
+    state, why = (UNKNOWN, ended[each.key]) if each.key in ended else state_of(
+        each, cached, [name for name in links if kinds[name] == "veth"], facts)
     authors = {it.author for it in sightings if it.author}
     namespaces = [it.place for it in sightings if it.kind == NAMESPACE]
     return NodeAttachment(

@@ -70,6 +70,22 @@ def modules(node: Node) -> Iterator[Finding]:
             if has_module(node, module) is False:
                 yield Finding(ERROR, f"the kernel {node.release} has no module {module}",
                               f"plugin {kind} of network {network} needs it", f"modprobe {module}")
+    with_vlans = [net.name for net in node.networks if any(
+        plugin.type == "bridge" and (plugin.values.get("vlan") or plugin.values.get("vlanTrunk"))
+        for plugin in flattened(net.plugins))]
+    if with_vlans and lacks_vlan_filtering(node):
+        yield Finding(ERROR, f"the kernel {node.release} has no VLAN filtering of bridges",
+                      f"the keys vlan and vlanTrunk of network {some(with_vlans)} need it: ADD fails",
+                      "boot a kernel that was built with CONFIG_BRIDGE_VLAN_FILTERING")
+
+
+def lacks_vlan_filtering(node: Node) -> bool:
+    """Return whether bridges have no VLAN filtering. The kernel reports the setting of each bridge, if it has the
+    feature; without a bridge, the kernel's configuration in /boot shows it."""
+    bridges = [link.vlan_filtering for link in node.links if link.kind == "bridge"]
+    if bridges:
+        return bridges[0] is None
+    return "# CONFIG_BRIDGE_VLAN_FILTERING is not set" in node.text(f"boot/config-{node.release}")
 
 
 def has_module(node: Node, name: str) -> bool | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from fastcni.kernel import uapi, wire
 from fastcni.kernel.rtnl import Link
@@ -11,10 +12,14 @@ from fastcni.kit.links import find, routing
 from fastcni.node.attachments import listeners
 from fastcni.node.attachments.address_dirs import sections
 from fastcni.node.attachments.records import RUNNING
+from fastcni.node.attachments.topology import ON_A_LINK
 from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
 from fastcni.node.checks.pods import PodLink, names_of
 from fastcni.spec import address
 
+# Flags of a bridge port: as Link has them, the key of the plugin bridge, what their loss does
+FLAGS = (("isolated", "portIsolation", "other pods of the bridge reach the pod"),
+         ("hairpin", "hairpinMode", "the pod does not reach itself by its host ports"))
 AGAIN = "delete the pod, so that its runtime makes it again"
 
 
@@ -38,7 +43,7 @@ def bridges(node: Node) -> Iterator[Finding]:
         there = addresses_of(bridge) if bridge else set()
         lost = [f"ip address add {cidr} dev {name}" for ip, cidr in gateways if ip not in there]
         if bridge is None:
-            ports = [f"ip link set {it.host.name} master {name}" for it in found if it.host]
+            ports = [command for it in found for command in join(it)]
             yield Finding(ERROR, f"the bridge {name} of {plural(len(found), 'running pod')} does not exist",
                           "its pods reach nothing", shell([f"ip link add {name} type bridge", f"ip link set {name} up",
                                                            *lost, *ports], len(lost) + len(ports) + 2))
@@ -74,16 +79,55 @@ def addresses_of(link: Link) -> set[str]:
 
 
 def host_links(node: Node) -> Iterator[Finding]:
-    """The host's end of each running pod's veth pair is up, and is a port of its bridge."""
+    """The host's link of each running pod is up: a port of its bridge with its flags, or the master of a macvlan."""
     indexes = {link.name: link.index for link in node.links}
     off = [it for it in node.pods if it.host and it.bridge in indexes and it.host.master != indexes[it.bridge]]
     down = [it for it in node.pods if it.host and not it.host.up]
     if off:
         yield Finding(ERROR, f"the host's link of {pods(off)} is not on its bridge", "no packet reaches the pod",
-                      shell(f"ip link set {it.host.name} master {it.bridge}" for it in off if it.host))
+                      shell(command for it in off for command in join(it)))
     if down:
         yield Finding(ERROR, f"the host's link of {pods(down)} is down", "no packet reaches the pod",
                       shell(f"ip link set {it.host.name} up" for it in down if it.host))
+    yield from masters(node)
+    yield from port_flags(node)
+
+
+def join(it: PodLink) -> Iterator[str]:
+    """Yield the commands that make the host's link a port of its bridge, with the flags that a new port lacks."""
+    if it.host:
+        yield f"ip link set {it.host.name} master {it.bridge}"
+        yield from (f"bridge link set dev {it.host.name} {flag} on" for flag, key, _ in FLAGS
+                    if keys_of(it).get(key) is True)
+
+
+def masters(node: Node) -> Iterator[Finding]:
+    """Yield a finding for each link of the host that is down and on which pods have a macvlan, an ipvlan or a VLAN."""
+    by_index = {link.index: link for link in node.links}
+    found: dict[str, list[PodLink]] = defaultdict(list)
+    for it in node.pods:
+        link = it.link
+        master = by_index.get(link.peer) if link and link.kind in ON_A_LINK and link.peer_elsewhere else None
+        if master and not master.up:
+            found[master.name].append(it)
+    for name, on_it in found.items():
+        yield Finding(ERROR, f"{name}, the master of {pods(on_it)}, is down", "no packet of the pod leaves this node",
+                      f"ip link set {name} up")
+
+
+def port_flags(node: Node) -> Iterator[Finding]:
+    """Yield a finding for each flag that the bridge ports of pods have lost."""
+    for flag, key, effect in FLAGS:
+        lost = [it for it in node.pods if it.host and it.host.master and keys_of(it).get(key) is True
+                and not getattr(it.host, flag)]
+        if lost:
+            yield Finding(ERROR, f"the bridge port of {pods(lost)} has {flag} off, and its network has {key}", effect,
+                          shell(f"bridge link set dev {it.host.name} {flag} on" for it in lost if it.host))
+
+
+def keys_of(it: PodLink) -> Mapping[str, Any]:
+    """Return the configuration of the plugin bridge at the pod's ADD."""
+    return next(sections(it.attachment.cached.config, "bridge"), {}) if it.attachment.cached else {}
 
 
 def pod_links(node: Node) -> Iterator[Finding]:

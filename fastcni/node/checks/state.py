@@ -6,8 +6,11 @@ import errno
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from contextlib import closing
 
 import fastcni
+from fastcni.kernel import nft, uapi, wire
+from fastcni.kit.firewall import backends
 from fastcni.node.attachments.address_dirs import sections
 from fastcni.node.attachments.adopt import gc_command
 from fastcni.node.attachments.caches import addresses_of, types_of
@@ -29,6 +32,10 @@ from fastcni.server import status
 NEARLY = 0.9
 IPV4, IPV6 = "IPv4", "IPv6"
 MASQUERADE_SETS, PORT_SETS = ("pods",), ("hostports", "hostip-hostports")      # without the family, 4 or 6
+# {key of the plugin bridge: the set that has an element of each guarded pod}; ipspoofchk implies macspoofchk
+GUARDS = {"macspoofchk": "guarded", "ipspoofchk": "bound"}
+ISOLATION = "ingressPolicy isolated"
+IPTABLES_ISOLATION = "CNI-ISOLATION-STAGE-1"
 DECLINES = "the server declines to tell its state"
 
 
@@ -151,7 +158,7 @@ def damaged_files(node: Node) -> Iterator[Finding]:
 
 
 def lost_rules(node: Node) -> Iterator[Finding]:
-    """Running pods have their masquerade and port mappings in each of their address families."""
+    """Running pods have masquerade and port mappings in each address family, spoof guards and isolation."""
     facts = node.seen.facts
     if not facts.firewall or any("tables-save" in text for text in facts.unseen):
         return
@@ -162,10 +169,44 @@ def lost_rules(node: Node) -> Iterator[Finding]:
                 ("port mappings", mapped(it), families_of(it, PORT_SETS, "portmap", "port mapping"))):
             if lost := wanted - there:
                 lacking[what if lost == wanted else f"{' and '.join(sorted(lost))} {what}"].append(it)
+        for what in unguarded(node, it):
+            lacking[what].append(it)
+    yield from flushed_chains(node)
     for what, found in lacking.items():
+        effect = "packets that it forbids pass" if what in (*GUARDS, ISOLATION) else "connections of these pods fail"
         yield Finding(ERROR, f"{plural(len(found), 'running pod')} lack{'s' if len(found) == 1 else ''} {what}: "
-                      f"{some(it.container_id[:12] for it in found)}", "another program has flushed the firewall: "
-                      "connections of these pods fail", "fastcni restore")
+                      f"{some(it.container_id[:12] for it in found)}",
+                      f"another program has flushed the firewall: {effect}", "fastcni restore")
+
+
+def unguarded(node: Node, it: NodeAttachment) -> Iterator[str]:
+    """Yield the keys of the guards and of the isolation that ADD gave a pod, and of which the firewall has no element.
+    """
+    assert it.cached
+    there = {(each.place.rpartition(" ")[2], each.kind) for each in it.sightings} | {
+        (each.text, each.kind) for each in it.sightings if each.kind == RULE}
+    for keys in sections(it.cached.config, "bridge"):
+        for key, name in GUARDS.items():
+            wanted = keys.get(key) is True or (key == "macspoofchk" and keys.get("ipspoofchk") is True)
+            if wanted and not there & {(name, ELEMENT), (key, RULE)}:
+                yield key
+    by_iptables = any(IPTABLES_ISOLATION in line for lines in node.seen.facts.saved.values() for line in lines)
+    isolated = any(keys.get("ingressPolicy") == "isolated" for keys in sections(it.cached.config, "firewall"))
+    if isolated and not by_iptables and ("isolated", ELEMENT) not in there:
+        yield ISOLATION
+
+
+def flushed_chains(node: Node) -> Iterator[Finding]:
+    """Yield a finding for tables whose sets have elements of running pods, and whose chains have lost rules: `nft flush
+    table` and `nft flush chain` keep the sets."""
+    places = {each.place for it in running(node) for each in it.sightings if each.kind == ELEMENT}
+    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+        found = [f"{nft.FAMILIES[store.family]} {store.table} {chain}" for store in backends.stores()
+                 if any(f"nftables {nft.FAMILIES[store.family]} {store.table} {name}" in places for name in store.sets)
+                 and not store.complete_on(sock) for chain in store.chains]
+    if found:
+        yield Finding(ERROR, f"nftables chains of running pods have lost rules, among {some(dict.fromkeys(found), 6)}",
+                      "another program has flushed them: the elements of the sets have no effect", "fastcni restore")
 
 
 def running(node: Node) -> Iterator[NodeAttachment]:
