@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from time import monotonic
-from types import MappingProxyType
 
 from fastcni.clients.kubernetes import Api, Expired
 from fastcni.kernel import waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
     from typing import Any
 
     Object = dict[str, Any]
@@ -25,7 +24,7 @@ PAUSE_S = 1.0                   # seconds between two watches, if the server end
 
 def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[], bool],
               listed: Callable[[str], object] = lambda plural: None, base: str = "", cached: Collection[str] = (),
-              metadata: Collection[str] = (), selectors: Mapping[str, str] = MappingProxyType({})) -> None:
+              metadata: Collection[str] = ()) -> None:
     """Call tell() for each existing object, then for each change, one call at a time. Ends when stop() returns true;
     raises the exception of a watch.
 
@@ -33,7 +32,7 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
     tell() gets only the name of an object that a later list no longer has, because keeping all pods of a cluster would
     take hundreds of megabytes. listed(): called with the plural after each list. cached: plurals whose lists may come
     from the API server's cache.
-    metadata: plurals whose objects have only their metadata. selectors: {plural: a query that selects objects}.
+    metadata: plurals whose objects have only their metadata.
     """
     import threading
 
@@ -55,8 +54,8 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
 
     def run(plural: str) -> None:
         try:
-            follow(api, plural, path_of(plural, base), tell_one, over, list_ended, selectors.get(plural, ""),
-                   plural in cached, plural in metadata)
+            follow(api, plural, path_of(plural, base), tell_one, over, list_ended, cached=plural in cached,
+                   metadata=plural in metadata)
         except BaseException as e:
             failed.append(e)
 

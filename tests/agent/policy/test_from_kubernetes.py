@@ -10,13 +10,17 @@ import pytest
 import structlog
 
 from fastcni.agent.policy.compile import Compiler
+from fastcni.agent.policy.objects import Pod
 from fastcni.agent.policy.sources.kept import Kept
 from fastcni.agent.policy.sources.kubernetes import (
     CILIUM_POLICIES,
     CLUSTER_GROUP,
     CLUSTER_POLICIES,
+    ELSEWHERE,
     NAMESPACES,
     NODES,
+    ON_NODE,
+    OTHER_PODS,
     PODS,
     POLICIES,
     RUNNING,
@@ -48,12 +52,11 @@ def cilium_policy(name, **rule):
             "spec": {"endpointSelector": {}, "ingress": [rule]}}
 
 
-NODE_NAME = "spec.nodeName%3D"
 KINDS = {CLUSTER_GROUP: "clusternetworkpolicies", "/apis/cilium.io/v2": "ciliumnetworkpolicies"}     # by group
 
 
 class FakeApi:
-    refusal = ""                    # of lists of the pods of all nodes
+    refusal = ""                    # of lists of the pods of other nodes
     served = False                  # whether the CRDs of cluster policies and of Cilium's are there
 
     def __init__(self):
@@ -63,8 +66,8 @@ class FakeApi:
                         NODES: [{"metadata": {"name": "here", "resourceVersion": "1"},
                                  "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}]}
         self.listed, self.selectors, self.gate = [], [], threading.Event()
-        self.gate.set()                 # without it a list of the pods of all nodes waits
-        self.events = {path: queue.Queue() for path in self.objects}
+        self.gate.set()                 # without it a list of the pods of other nodes waits
+        self.events = {path: queue.Queue() for path in (*self.objects, OTHER_PODS)}
 
     def get(self, path):
         if path.startswith(NODES):
@@ -78,18 +81,21 @@ class FakeApi:
         return self.objects[path], "1"
 
     def list_each(self, path, tell, stop, selector="", metadata=False):
-        self.selectors.append(selector)
-        if NODE_NAME not in selector:
+        if path == PODS:
+            self.selectors.append(selector)
+        if ELSEWHERE in selector:
             self.gate.wait(20)
             if self.refusal:
                 raise Away(self.refusal)
         documents, revision = self.list_with_revision(path)
         for document in documents:
-            if NODE_NAME not in selector or selector.endswith(document["spec"]["nodeName"]):
+            node = document.get("spec", {}).get("nodeName", "")
+            if (ON_NODE not in selector or selector == f"{ON_NODE}{node}") and selector != f"{ELSEWHERE}{node}":
                 tell(document)
         return revision
 
     def watch(self, path, revision, stop, selector="", metadata=False):
+        path = OTHER_PODS if ELSEWHERE in selector else path
         while not stop():
             try:
                 event = self.events[path].get(timeout=0.02)
@@ -136,10 +142,12 @@ def apart(monkeypatch, tmp_path):
         monkeypatch.setattr(f"fastcni.agent.policy.sources.kubernetes.{name}", 0.05)
     opened = []
 
-    def start(*policies, node="here"):
+    def start(*policies, node="here", closed=False):
         it = Kubernetes(FakeApi(), Compiler(node), Kept(str(tmp_path / "kept"), "kubernetes", structlog.get_logger()))
         it.api.objects[PODS] = [pod_of("here", "a", "10.0.0.1", app="a"), pod_of("there", "b", "10.0.0.2", app="b")]
         it.api.objects[POLICIES] += policies
+        if closed:
+            it.api.gate.clear()
         opened.append(it)
         it.start()
         return it
@@ -151,6 +159,7 @@ def apart(monkeypatch, tmp_path):
             it.close()
 
 
+POD_WITHOUT_LABELS = Pod("shop", "none", {})
 FROM_PODS = {"podSelector": {}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "b"}}}]}]}
 
 
@@ -158,7 +167,7 @@ def test_pods_of_other_nodes_are_not_asked_for_until_a_policy_names_pods(apart):
     """All pods of a cluster with 100,000 pods take 370 MB, those of a node 42 MB."""
     it = apart()
     wait(it, lambda: it.complete)
-    assert it.api.selectors == [f"{RUNNING}%2C{NODE_NAME}here"]
+    assert it.api.selectors == [f"{ON_NODE}here"]
     compiler = it.content.compiler
     assert compiler.cluster.pods.keys() == {"shop/a"}
     for spec in ({"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [
@@ -168,7 +177,7 @@ def test_pods_of_other_nodes_are_not_asked_for_until_a_policy_names_pods(apart):
     assert len(it.api.selectors) == 1
     it.api.events[POLICIES].put(("ADDED", policy("from-pods", FROM_PODS)))
     wait(it, lambda: "shop/from-pods" in compiler.cluster.policies)
-    assert it.api.selectors[1:] == [RUNNING]
+    assert it.api.selectors[1:] == [f"{ELSEWHERE}here"]
     assert compiler.cluster.pods.keys() == {"shop/a", "shop/b"}
 
 
@@ -187,15 +196,17 @@ def test_a_policy_that_names_pods_waits_for_all_pods_and_nothing_changes_before(
     it.api.events[POLICIES].put(("DELETED", policy("p")))
     it.api.events[POLICIES].put(("ADDED", policy("p", {"podSelector": {}, "ingress": [{}]})))
     it.api.events[NAMESPACES].put(("ADDED", {"metadata": {"name": "late", "resourceVersion": "2"}}))
-    wait(it, lambda: len(it.api.selectors) == 2 and "late" in compiler.cluster.namespaces)
-    assert sum(path == POLICIES for path, _, _ in it._waiting) == 3 and ADDRESS in compiler.state.elements["in4"]
+    it.api.events[PODS].put(("ADDED", pod_of("here", "late", "10.0.0.3", app="c")))
+    wait(it, lambda: len(it.api.selectors) == 2 and "late" in compiler.cluster.namespaces and (
+        "shop/late" in compiler.cluster.pods))
+    assert sum(path == POLICIES for path, *_ in it._waiting) == 3 and ADDRESS in compiler.state.elements["in4"]
     assert compiler.cluster.policies.keys() == {"shop/p", "other/p"} and not compiler.cluster.policies["shop/p"].ingress
     seen = []
     put_policy = compiler.put_policy
     compiler.put_policy = lambda record: (seen.append((record.key, len(compiler.cluster.pods))), put_policy(record))
     it.api.gate.set()
     wait(it, lambda: "shop/new" in compiler.cluster.policies and compiler.cluster.policies["shop/p"].ingress)
-    assert seen == [("shop/new", 2), ("shop/p", 2)]
+    assert seen == [("shop/new", 3), ("shop/p", 3)]
     assert not it._waiting
 
 
@@ -225,10 +236,56 @@ def test_an_agent_that_has_kept_such_a_policy_begins_with_all_pods(apart):
     wait(it, lambda: it.complete)
     assert it.content.compiler.cluster.pods.keys() == {"shop/a", "shop/b"}
     it.close()
-    it = apart(policy("from-pods", FROM_PODS))
-    assert it.former
+    it = apart(policy("from-pods", FROM_PODS), closed=True)
+    kept = it.content.compiler.cluster.pods.copy()
+    assert it.former and kept.keys() == {"shop/a", "shop/b"}
+    wait(it, lambda: len(it.api.selectors) == 2 and {PODS, POLICIES} <= it._listed)
+    assert it.content.compiler.cluster.pods == kept and not it.complete and not it._waiting
+    it.api.objects[PODS].pop()
+    it.api.gate.set()
     wait(it, lambda: it.complete)
-    assert it.api.selectors == [RUNNING]
+    assert it.content.compiler.cluster.pods.keys() == {"shop/a"}
+
+
+def test_pods_that_an_earlier_agent_has_kept_go_if_no_policy_names_pods(apart):
+    it = apart(policy("from-pods", FROM_PODS))
+    wait(it, lambda: it.complete)
+    it.api.events[POLICIES].put(("DELETED", policy("from-pods", FROM_PODS)))
+    wait(it, lambda: "shop/from-pods" not in it.content.compiler.cluster.policies)
+    it.close()
+    it = apart()
+    assert it.content.compiler.cluster.pods.keys() == {"shop/a", "shop/b"}
+    wait(it, lambda: it.complete)
+    assert it.content.compiler.cluster.pods.keys() == {"shop/a"} and it.api.selectors == [f"{ON_NODE}here"]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in order", "the event of the deletion is late"])
+def test_a_pod_of_a_stateful_set_that_moves_to_another_node_is_known_there(apart, late):
+    """The pods of this node and of other nodes are two watches, whose events have no common order."""
+    it = apart(policy("from-pods", FROM_PODS))
+    compiler = it.content.compiler
+    wait(it, lambda: it.complete)
+    for here, there in (PODS, OTHER_PODS), (OTHER_PODS, PODS):
+        nodes = ("here", "there")[::1 if here == PODS else -1]
+        version = max(it._versions.values()) + 10
+
+        def moved(node, label, at):
+            document = pod_of(node, "db-0", f"10.0.1.{at % 250}", app=label)
+            document["metadata"]["resourceVersion"] = str(at)
+            return document
+
+        it.api.events[here].put(("ADDED", moved(nodes[0], "old", version)))
+        wait(it, lambda: compiler.cluster.pods.get("shop/db-0", POD_WITHOUT_LABELS).labels == {"app": "old"})
+        end = [(here, ("MODIFIED", moved(nodes[0], "ends", version + 1))),
+               (here, ("DELETED", moved(nodes[0], "ends", version + 2)))]
+        begin = [(there, ("ADDED", moved(nodes[1], "new", version + 3)))]
+        for watch, event in begin + end if late else end + begin:
+            it.api.events[watch].put(event)
+            wait(it, lambda watch=watch: it.api.events[watch].empty() and not it.busy)
+        wait(it, lambda: compiler.cluster.pods.get("shop/db-0", POD_WITHOUT_LABELS).labels == {"app": "new"})
+        it.api.events[there].put(("DELETED", moved(nodes[1], "new", version + 4)))
+        wait(it, lambda: "shop/db-0" not in compiler.cluster.pods)
+    assert not it.errors
 
 
 def test_a_source_that_is_closed_leaves_no_descriptor():

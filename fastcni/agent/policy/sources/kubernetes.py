@@ -21,7 +21,7 @@ from fastcni.agent.egress.objects import EgressAddress
 from fastcni.agent.policy.cluster_policies import API_VERSION, ClusterPolicy
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.http import documents as http
-from fastcni.agent.policy.objects import DIRECTIONS, EGRESS, Group, Policy
+from fastcni.agent.policy.objects import DIRECTIONS, EGRESS, Group, Pod, Policy
 from fastcni.agent.policy.sources.content import Content
 from fastcni.agent.policy.sources.documents import (
     CILIUM_POLICY,
@@ -36,8 +36,8 @@ from fastcni.agent.policy.sources.documents import (
     reduced,
 )
 from fastcni.clients.away import Away
-from fastcni.clients.kubernetes import NoSuchKind
-from fastcni.clients.kubernetes_watch import key_of, watch_all
+from fastcni.clients.kubernetes import NoSuchKind, number_of
+from fastcni.clients.kubernetes_watch import follow, key_of, watch_all
 from fastcni.daemon.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -50,25 +50,25 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.sources.kept import Kept
     from fastcni.clients.kubernetes import Api
 
-    # (path, key and document of an object), without a document: deleted; or (path, keys of a list, None)
-    Event = tuple[str, str | frozenset[str], bytes | None]
+    # (path, key, document, version) of an object, without a document: deleted; or (path, keys of a list, None, 0)
+    Event = tuple[str, str | frozenset[str], bytes | None, int]
 
 PODS, NAMESPACES, NODES = "/api/v1/pods", "/api/v1/namespaces", "/api/v1/nodes"
+OTHER_PODS = "/api/v1/pods-of-other-nodes"      # stands for PODS in a watch of its own
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 CLUSTER_GROUP = f"/apis/{API_VERSION}"
 CLUSTER_POLICIES = f"{CLUSTER_GROUP}/clusternetworkpolicies"
 CILIUM_POLICIES = f"/apis/{http.API_VERSION}/ciliumnetworkpolicies"
 EGRESS_ADDRESSES = f"/apis/{egress.API_VERSION}/egressaddresses"
-PATHS = {NAMESPACES: NAMESPACE, PODS: POD, POLICIES: POLICY, CLUSTER_POLICIES: CLUSTER_POLICY, NODES: NODE,
-         CILIUM_POLICIES: CILIUM_POLICY, EGRESS_ADDRESSES: EGRESS_ADDRESS}
+PATHS = {NAMESPACES: NAMESPACE, PODS: POD, OTHER_PODS: POD, POLICIES: POLICY, CLUSTER_POLICIES: CLUSTER_POLICY,
+         NODES: NODE, CILIUM_POLICIES: CILIUM_POLICY, EGRESS_ADDRESSES: EGRESS_ADDRESS}
 ALWAYS, OF_CRDS = (NAMESPACES, POLICIES), (CLUSTER_POLICIES, CILIUM_POLICIES, EGRESS_ADDRESSES)
 # Pods and nodes are many, so their lists come from the API server's cache. Lists of policies and namespaces are read
 # from etcd: a restarted agent never goes back to previous policies.
-CACHED, METADATA = (PODS, NODES), (NAMESPACES,)
+CACHED, METADATA = (NODES,), (NAMESPACES,)
 # A pod that has ended has no address of its own. A cluster with many jobs has many such pods.
 RUNNING = "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
-ON_NODE = f"{RUNNING}%2Cspec.nodeName%3D"
-ALL_PODS = b"all"               # the third part of the Event at the end of a list with the pods of all nodes
+ON_NODE, ELSEWHERE = f"{RUNNING}%2Cspec.nodeName%3D", f"{RUNNING}%2Cspec.nodeName%21%3D"
 RETRY_S = 1.0                   # after the API server was unavailable; random by half
 ABSENT_S = 30.0                 # between two questions for a CRD
 CONFIRM_S = 5.0                 # between two questions for the CRD of objects that the agent has
@@ -95,25 +95,26 @@ class Kubernetes:
         self._away: dict[str, str] = {}         # by the first path of a watch
         self._complete = False
         self._nodes = threading.Event()         # set when nodes have to be watched
-        self._all_pods = threading.Event()      # set when the pods of all nodes have to be watched
-        self._lists_all_pods = False            # whether the last list of pods had no node
+        self._all_pods = threading.Event()      # set when the pods of other nodes have to be watched
+        self._in_one: bool | None = None        # whether one watch has the pods of all nodes; None: no list so far
         self._fault: BaseException | None = None
         self._listed: set[str] = set()
         self._events: deque[Event] = deque()
         self._seen: dict[str, set[str]] = {path: set() for path in PATHS}       # since the last start of the watches
         self._own: dict[str, set[str]] = {path: set() for path in PATHS}        # keys that were put
+        self._versions: dict[str, int] = {}     # resourceVersion of each pod
         self._wakeup = Wakeup()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(follow,), name="policies", daemon=True)
-                         for follow in (self._follow, self._follow_pods, self._follow_nodes,
+                         for follow in (self._follow, self._follow_pods, self._follow_other_pods, self._follow_nodes,
                                         *(partial(self._follow_crd, path) for path in OF_CRDS))]
         former = kept.read() if kept else None
         self.former = former is not None
         for place, lines in (former or {}).items():
             path, _, key = place.partition(" ")
             if path in PATHS:
-                self._own[path].add(key)
                 self._replace(place, [("", line) for line in lines])
+                self._own[self._path_of(path, place)].add(key)
         if not compiler.node or any(map(names_pods, self.content.places.values())):
             self._all_pods.set()
         self._has_all_pods = self._all_pods.is_set()    # whether policies may name pods of other nodes
@@ -122,7 +123,8 @@ class Kubernetes:
     @property
     def complete(self) -> bool:
         self._complete = self._complete or (self._listed.issuperset((*ALWAYS, PODS, *OF_CRDS)) and (
-            NODES in self._listed or not self.content.compiler.names_nodes))
+            NODES in self._listed or not self.content.compiler.names_nodes) and (
+            OTHER_PODS in self._listed or not self._all_pods.is_set()))
         return self._complete
 
     @property
@@ -137,7 +139,7 @@ class Kubernetes:
     @property
     def errors(self) -> dict[str, list[str]]:
         found = self.content.told()
-        if self._waiting and (why := self._away.get(PODS)):
+        if self._waiting and (why := self._away.get(OTHER_PODS) or self._away.get(PODS)):
             found[PODS] = [f"policies are not in force until all pods are listed: {why}"]
         return found
 
@@ -151,6 +153,7 @@ class Kubernetes:
         """End the threads. An answer that they wait for ends with the connection."""
         self._stop.set()
         self._nodes.set()
+        self._all_pods.set()
         if self.kept:
             self.kept.close()
         if self.events:
@@ -181,11 +184,29 @@ class Kubernetes:
         self._watch(ALWAYS, self._stop.is_set)
 
     def _follow_pods(self) -> None:
-        """Watch the pods of this node, or of all nodes. This ends when the agent's thread sets _all_pods."""
-        wanted, node = self._all_pods.is_set(), self.content.compiler.node
-        self._lists_all_pods = every = wanted or not self._is_node(node)
-        self._watch((PODS,), lambda: self._stop.is_set() or self._all_pods.is_set() != wanted,
-                    RUNNING if every else f"{ON_NODE}{node}")
+        """Watch the pods of this node."""
+        node, in_one = self.content.compiler.node, self._in_one
+        if in_one is None:
+            in_one = not node or not self._is_node(node)
+
+        def listed(path: str) -> None:
+            self._in_one = in_one
+            self._list_ended(path)
+
+        self._watch_pods(PODS, RUNNING if in_one else f"{ON_NODE}{node}", listed)
+
+    def _follow_other_pods(self) -> None:
+        """Watch the pods of other nodes, from the first policy on that needs them."""
+        self._all_pods.wait()
+        if self._in_one is False:
+            self._watch_pods(OTHER_PODS, f"{ELSEWHERE}{self.content.compiler.node}", self._list_ended)
+
+    def _watch_pods(self, path: str, selector: str, listed: Callable[[str], object]) -> None:
+        self._seen[path] = set()
+        try:
+            follow(self.api, path, PODS, self._tell, self._stop.is_set, listed, selector, cached=True)
+        except Away as e:
+            self._lost(path, e)
 
     def _is_node(self, name: str) -> bool:
         """Return whether the API server has a Node of this name. The default of --node-name is the host's name. If the
@@ -202,7 +223,7 @@ class Kubernetes:
             if self.is_served(path) or (self._own[path] and not self._stop.wait(CONFIRM_S) and self.is_served(path)):
                 self._watch((path,), self._stop.is_set)
             else:
-                self._add((path, frozenset(), None))
+                self._add((path, frozenset(), None, 0))
                 self._away.pop(path, None)
                 self._stop.wait(ABSENT_S)
         except Away as e:
@@ -221,28 +242,30 @@ class Kubernetes:
         self._nodes.wait()
         self._watch((NODES,), lambda: self._stop.is_set() or not self._nodes.is_set())
 
-    def _watch(self, paths: tuple[str, ...], stop: Callable[[], bool], selector: str = "") -> None:
+    def _watch(self, paths: tuple[str, ...], stop: Callable[[], bool]) -> None:
         for path in paths:
             self._seen[path] = set()
         try:
-            watch_all(self.api, paths, self._tell, stop, self._list_ended, cached=CACHED, metadata=METADATA,
-                      selectors=dict.fromkeys(paths, selector))
+            watch_all(self.api, paths, self._tell, stop, self._list_ended, cached=CACHED, metadata=METADATA)
         except Away as e:
-            if not stop():
-                self._away[paths[0]] = str(e)
-                self._wakeup.wake()
+            self._lost(paths[0], e)
+
+    def _lost(self, path: str, error: Away) -> None:
+        self._away[path] = str(error)
+        if not self._stop.is_set():
+            self._wakeup.wake()
 
     def _tell(self, path: str, document: dict[str, Any], gone: bool) -> None:
         key = name_of(document)
         (self._seen[path].discard if gone else self._seen[path].add)(key)
-        self._add((path, key, None if gone else line_of(path, document)))
+        version = number_of(document["metadata"].get("resourceVersion", ""))
+        self._add((path, key, None if gone else line_of(path, document), version))
 
     def _list_ended(self, path: str) -> None:
         """Remove the objects that the list does not have: no event reports objects that were deleted while the API
         server was unavailable."""
         self._away.pop(path if path not in ALWAYS else ALWAYS[0], None)
-        every = path == PODS and self._lists_all_pods
-        self._add((path, frozenset(self._seen[path]), ALL_PODS if every else None))
+        self._add((path, frozenset(self._seen[path]), None, 0))
 
     def _add(self, event: Event) -> None:
         self._events.append(event)
@@ -259,21 +282,16 @@ class Kubernetes:
             raise self._fault
         until = monotonic() + STEPS_S
         while self._events and monotonic() < until:
-            path, it, line = event = self._events.popleft()
+            path, it, line, version = event = self._events.popleft()
             if self._has_to_wait(path, line):
                 self._waiting.append(event)
             elif isinstance(it, frozenset):
-                for key in self._own[path] - it:
-                    self.delete(path, key)
-                self._listed.add(path)
-                if line == ALL_PODS:
-                    self._has_all_pods = True
-                    self._events.extendleft(reversed(self._waiting))
-                    self._waiting.clear()
+                self._end_list(path, it)
             elif line is None:
-                self.delete(path, it)
-            else:
-                self.put(path, it, line)
+                if it in self._own[path]:
+                    self.delete(path, it)
+            elif not self._is_outdated(path, it, version):
+                self.put(path, it, line, version)
         if self.content.compiler.names_nodes:
             self._nodes.set()
         elif not self._stop.is_set():
@@ -285,15 +303,37 @@ class Kubernetes:
     def _has_to_wait(self, path: str, line: bytes | None) -> bool:
         """Return whether a change of policies waits for the pods of all nodes. All later changes of policies wait, too,
         so they keep their order."""
-        if path in (PODS, NAMESPACES, NODES):
+        if path in (PODS, OTHER_PODS, NAMESPACES, NODES):
             return False
         if not self._all_pods.is_set() and line and names_pods(read_entry(line)):
             self._all_pods.set()
         return self._all_pods.is_set() and not self._has_all_pods
 
-    def put(self, path: str, key: str, line: bytes) -> None:
-        """Apply one object. line: see line_of()."""
+    def _end_list(self, path: str, keys: frozenset[str]) -> None:
+        for key in self._own[path] - keys:
+            self.delete(path, key)
+        self._listed.add(path)
+        if path == PODS and (self._in_one or not self._all_pods.is_set()):
+            for key in self._own[OTHER_PODS] - keys:            # kept by an earlier agent
+                self.delete(OTHER_PODS, key)
+        if path == OTHER_PODS or (path == PODS and self._in_one):
+            self._listed.add(OTHER_PODS)
+            self._has_all_pods = True
+            self._events.extendleft(reversed(self._waiting))
+            self._waiting.clear()
+
+    def _is_outdated(self, path: str, key: str, version: int) -> bool:
+        """Return whether the other watch of pods has a later pod of this name. The events of two watches have no common
+        order, and a pod of a StatefulSet may have been on another node before."""
+        other = {PODS: OTHER_PODS, OTHER_PODS: PODS}.get(path, path)
+        return other != path and key in self._own[other] and version < self._versions.get(key, 0)
+
+    def put(self, path: str, key: str, line: bytes, version: int = 0) -> None:
+        """Apply one object. line: see line_of(). version: its resourceVersion."""
         self._own[path].add(key)
+        if path in (PODS, OTHER_PODS):
+            self._own[OTHER_PODS if path == PODS else PODS].discard(key)
+            self._versions[key] = version
         place = place_of(path, key)
         told = self.errors.get(place, []) if self.events else []
         self._replace(place, [("", line)])
@@ -304,7 +344,15 @@ class Kubernetes:
 
     def delete(self, path: str, key: str) -> None:
         self._own[path].discard(key)
+        if path in (PODS, OTHER_PODS):
+            self._versions.pop(key, None)
         self._replace(place_of(path, key), [])
+
+    def _path_of(self, path: str, place: str) -> str:
+        """Return OTHER_PODS for a kept pod of another node."""
+        pods = [it for it in self.content.places[place].records.values() if isinstance(it, Pod)]
+        node = self.content.compiler.node
+        return OTHER_PODS if path == PODS and node and any(pod.node != node for pod in pods) else path
 
     def _replace(self, place: str, documents: Collection[tuple[str, bytes]]) -> None:
         for _ in self.content.replace(place, documents):
@@ -339,7 +387,7 @@ def line_of(path: str, document: dict[str, Any]) -> bytes:
 
 def place_of(path: str, key: str) -> str:
     """Return the place of an object in Content."""
-    return f"{path} {key}"
+    return f"{PODS if path == OTHER_PODS else path} {key}"
 
 
 def name_of(document: dict[str, Any]) -> str:
