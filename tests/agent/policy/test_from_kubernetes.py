@@ -218,6 +218,19 @@ def test_an_agent_whose_name_is_that_of_no_node_asks_for_all_pods(apart):
     assert it.content.compiler.cluster.pods.keys() == {"shop/a", "shop/b"}
 
 
+def gone(*_):
+    raise Away("gone")
+
+
+def test_an_agent_asks_for_its_node_only_also_after_the_api_server_was_unavailable(apart, monkeypatch):
+    it = apart()
+    wait(it, lambda: it.complete)
+    monkeypatch.setattr(FakeApi, "get", gone)
+    it.api.events[PODS].put(None)               # the watch ends
+    wait(it, lambda: len(it.api.selectors) > 1)
+    assert set(it.api.selectors) == {f"{ON_NODE}here"}
+
+
 def test_a_policy_that_waits_because_pods_cannot_be_listed_is_told(apart):
     it = apart()
     wait(it, lambda: it.complete)
