@@ -161,7 +161,7 @@ class Api:
                 raise
             self._seen[path] = ""               # etcd was restored from a backup
             raise Expired from None
-        self._seen[path] = revision
+        self._note_seen(path, revision, from_etcd=not since)
         self._note_revision(number_of(revision), started)
         return revision
 
@@ -212,6 +212,12 @@ class Api:
         """Return the resourceVersion that a list would have now; 0 if it is not a number. Raises Away."""
         return number_of(self._page(path, "limit=1", metadata=True)["metadata"]["resourceVersion"])
 
+    def _note_seen(self, path: str, revision: str, from_etcd: bool = False) -> None:
+        """Record what this Api has seen of a path. Two watches of one path, with different selectors, may be at
+        different revisions: the higher one counts, unless the revision is from_etcd."""
+        if from_etcd or number_of(revision) >= number_of(self._seen.get(path, "")):
+            self._seen[path] = revision
+
     def _note_revision(self, revision: int, started: float) -> None:
         """Record a revision. Requests of several threads may end in another order than they were answered. So a lower
         revision counts only if its request began after the higher one was known."""
@@ -239,7 +245,7 @@ class Api:
                         raise Expired
                     raise Away(f"kubernetes: watch of {path}: {document.get('message', document)}")
                 if path in self._seen:
-                    self._seen[path] = document["metadata"]["resourceVersion"]
+                    self._note_seen(path, document["metadata"]["resourceVersion"])
                 yield event["type"], document
 
     def close(self) -> None:

@@ -171,6 +171,25 @@ def test_an_object_of_a_list_that_expired_is_deleted_if_the_next_list_lacks_it()
     assert queries == ["limit=500&resourceVersion=0", "limit=500&continue=two", "limit=500"]        # then from etcd
 
 
+def test_a_list_is_not_older_than_what_another_watch_of_the_path_has_seen():
+    """The pods of this node and of other nodes are two watches of one path. A list from etcd may be older: it was
+    restored from a backup."""
+    lists = iter([(200, answer(version="100")), (200, answer(version="95")), (410, {"code": 410}),
+                  (200, answer(version="7")), (200, answer(version="8"))])
+    with Service(Pods(lambda: next(lists))) as service:
+        api = ask(service)
+        for _ in range(2):
+            api.list_each(PODS, list, lambda: False)
+        with pytest.raises(Expired):
+            api.list_each(PODS, list, lambda: False)
+        for _ in range(2):
+            api.list_each(PODS, list, lambda: False)
+        api.close()
+        queries = [path.partition("?")[2] for path, _, _ in service.asked]
+    assert queries == ["limit=500&resourceVersion=0", "resourceVersion=100", "resourceVersion=100", "limit=500",
+                       "resourceVersion=7"]
+
+
 def test_agents_that_list_all_pods_again_wait_for_a_random_time_that_grows_with_the_pods(monkeypatch):
     waits, ends = [], iter([Expired(), Expired(), None])
     monkeypatch.setattr(kubernetes_watch.waiting, "until", lambda stop, seconds, kind: waits.append(seconds))
