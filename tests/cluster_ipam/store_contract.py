@@ -170,6 +170,16 @@ class StoreContract(StatesContract):
         assert (block.node, block.epoch, block.state) == ("a", 2, ACTIVE)
         assert store.blocks() == [block] == store.claim(back, [("s", CIDR)])
 
+    @pytest.mark.parametrize("state", [ACTIVE, QUARANTINE])
+    def test_a_node_whose_record_was_deleted_adopts_its_blocks_of_any_epoch(self, store, a, put, state):
+        """The node has joined again, with epoch 1."""
+        for number, epoch in enumerate((1, 3)):
+            block = Block("s", f"10.0.{number}.64/26", "a", epoch, state, 1.0)
+            put(block)
+            mine = store.adopt(a, next(one for one in store.blocks("s") if one.cidr == block.cidr))
+            assert (mine.node, mine.epoch, mine.state) == ("a", 1, ACTIVE)
+            assert store.claim(a, [("s", block.cidr)]) == [mine]
+
     def test_a_node_cannot_adopt_what_is_not_its_own(self, store, a, b):
         (block,) = store.claim(a, [("s", CIDR)])
         with pytest.raises(Changed):

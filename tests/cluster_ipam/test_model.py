@@ -66,10 +66,8 @@ NEVER = {
     (ACTIVE, states.ADOPT, states.OWN),             # a store without transactions repeats its own call
     (ACTIVE, states.RETURN, states.USED),           # an address was claimed while the block was returned
     (ACTIVE, states.ADOPT, states.FORMER),          # declare_dead() was killed
-    (ACTIVE, states.ASK, states.FORMER),
     (DEAD, states.DECLARE, states.RAISED),
     (ACTIVE, states.ADOPT, states.LATER),           # somebody has deleted the node's record
-    (ACTIVE, states.ASK, states.LATER),
     (QUARANTINE, states.ADOPT, states.LATER),
     (QUARANTINE, states.ADOPT, states.OWN),
     (SHARED, states.SHARE, states.ANY),             # two nodes share a block at the same time

@@ -35,7 +35,7 @@ has grown more (older), or is below the caller's epoch (newer). Heartbeat stands
     |<------------------------------------ return: empty -------------------------------------|
     |                             |                             |                             | hold
     |                             | hold: own                   |                             |
-    |                             | ask: other, former, later   |                             |
+    |                             | ask: other                  |                             |
 
 Guards: whose the block is for the Node that acts. Own: the node's, of its epoch. Former, later: the node's, of a lower
 or a higher epoch. Other: another node's. When a block is returned, it is empty, or used: addresses in it are claimed.
@@ -79,48 +79,46 @@ EMPTY, USED = "empty", "used"
 
 ANY = ""                        # no guard: the state decides, or the block is no node's
 
-# Effects: what the store writes
-NOTHING, STATE = "nothing", "state"
-EPOCH = "epoch"                 # the state, and the next epoch. Then each block of a dead node expires
-NODE = "node"                   # the state, and the acting node with its epoch
-NO_NODE = "no node"             # the state, and no node. The block's use is removed
-REMOVED = "removed"             # no record: a node's blocks are returned before, a block's use is removed
+# Effects: what the event changes besides the state. A store writes a record only if a field has changed, and removes the
+# record if the state is UNKNOWN or FREE
+NOTHING = ""
+EPOCH = "epoch"                 # the node has its next epoch
+NODE = "node"                   # the block is the acting node's, of its epoch
+NO_NODE = "no node"             # the block is no node's, and has no use
 
 TRANSITIONS = {                 # {(state, event, guard): (state, effect)}
     (UNKNOWN, JOIN, ANY): (ALIVE, EPOCH),
-    (ALIVE, JOIN, ANY): (ALIVE, STATE),
-    (LOST, JOIN, ANY): (ALIVE, STATE),
-    (DEAD, JOIN, ANY): (ALIVE, STATE),
-    (ALIVE, HEARTBEAT, SAME): (ALIVE, STATE),
-    (LOST, HEARTBEAT, SAME): (ALIVE, STATE),
+    (ALIVE, JOIN, ANY): (ALIVE, NOTHING),
+    (LOST, JOIN, ANY): (ALIVE, NOTHING),
+    (DEAD, JOIN, ANY): (ALIVE, NOTHING),
+    (ALIVE, HEARTBEAT, SAME): (ALIVE, NOTHING),
+    (LOST, HEARTBEAT, SAME): (ALIVE, NOTHING),
     (ALIVE, SILENCE, ANY): (LOST, NOTHING),
     (LOST, DECLARE, SAME): (DEAD, EPOCH),
     (DEAD, DECLARE, SAME): (DEAD, NOTHING),
     (DEAD, DECLARE, RAISED): (DEAD, NOTHING),               # an earlier call has raised the epoch
-    (DEAD, FORGET, ANY): (UNKNOWN, REMOVED),
+    (DEAD, FORGET, ANY): (UNKNOWN, NOTHING),
     (UNKNOWN, FORGET, ANY): (UNKNOWN, NOTHING),
 
     (FREE, CLAIM, ANY): (ACTIVE, NODE),
     (ACTIVE, CLAIM, OWN): (ACTIVE, NOTHING),
     (ACTIVE, ADOPT, OWN): (ACTIVE, NOTHING),
     (ACTIVE, ADOPT, FORMER): (ACTIVE, NODE),
-    (ACTIVE, ADOPT, LATER): (ACTIVE, NODE),                  # the node's record was deleted, and the node joined again
+    (ACTIVE, ADOPT, LATER): (ACTIVE, NODE),                 # the node's record was deleted, and the node joined again
     (QUARANTINE, ADOPT, OWN): (ACTIVE, NODE),
     (QUARANTINE, ADOPT, FORMER): (ACTIVE, NODE),
     (QUARANTINE, ADOPT, LATER): (ACTIVE, NODE),
-    (ACTIVE, EXPIRE, FORMER): (QUARANTINE, STATE),
-    (ACTIVE, RETURN, EMPTY): (FREE, REMOVED),
+    (ACTIVE, EXPIRE, FORMER): (QUARANTINE, NOTHING),
+    (ACTIVE, RETURN, EMPTY): (FREE, NOTHING),
     (ACTIVE, RETURN, USED): (SHARED, NO_NODE),
-    (QUARANTINE, RETURN, EMPTY): (FREE, REMOVED),            # the node is forgotten
+    (QUARANTINE, RETURN, EMPTY): (FREE, NOTHING),           # the node is forgotten
     (QUARANTINE, RETURN, USED): (SHARED, NO_NODE),
-    (FREE, SHARE, ANY): (SHARED, STATE),
+    (FREE, SHARE, ANY): (SHARED, NOTHING),
     (SHARED, SHARE, ANY): (SHARED, NOTHING),
-    (SHARED, RETURN, EMPTY): (FREE, REMOVED),
+    (SHARED, RETURN, EMPTY): (FREE, NOTHING),
     (SHARED, HOLD, ANY): (SHARED, NOTHING),
     (ACTIVE, HOLD, OWN): (ACTIVE, NOTHING),
     (ACTIVE, ASK, OTHER): (ACTIVE, NOTHING),
-    (ACTIVE, ASK, FORMER): (ACTIVE, NOTHING),
-    (ACTIVE, ASK, LATER): (ACTIVE, NOTHING),
 }
 
 
@@ -130,8 +128,6 @@ def after(record: R, event: str, guard: str = ANY, node: Node | None = None) -> 
     state, effect = TRANSITIONS.get((record.state, event, guard), ("", ""))
     if not state:
         return None
-    if effect == NOTHING and state == record.state:
-        return record
     fields: dict[str, Any] = {"state": state}
     if effect == EPOCH:
         fields["epoch"] = record.epoch + 1
@@ -140,7 +136,7 @@ def after(record: R, event: str, guard: str = ANY, node: Node | None = None) -> 
     elif effect == NO_NODE:
         fields |= {"node": "", "epoch": 0}
     new: R = record.copy(**fields)
-    return new
+    return record if new == record else new
 
 
 # -- nodes: `found` is the record in the store, UNKNOWN if the store has no record ------------------------------------
