@@ -63,7 +63,6 @@ WALK = (
 )
 # What no request and no operator of the machine can cause. states_contract.py has all transitions, on each store.
 NEVER = {
-    (ACTIVE, states.ADOPT, states.OWN),             # a store without transactions repeats its own call
     (ACTIVE, states.RETURN, states.USED),           # an address was claimed while the block was returned
     (ACTIVE, states.ADOPT, states.FORMER),          # declare_dead() was killed
     (DEAD, states.DECLARE, states.RAISED),

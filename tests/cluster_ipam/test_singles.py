@@ -60,6 +60,17 @@ def test_a_requested_address_that_cannot_be_given_is_refused(a, args, text):
     assert text in a.refused("ADD", NET | {"gateway": "10.0.0.1"}, "c1", args=args).msg
 
 
+@pytest.mark.parametrize("ipam, more", [({"range": "10.0.0.0/30"}, {}), (NET, {"args": "IP=10.0.0.77"})])
+def test_a_node_that_was_forgotten_joins_again_for_an_address_without_a_block(a, ipam, more):
+    """The ADD named a full range, or a block that changes all the time."""
+    a.add(ipam, "c1", **more)
+    a.delete(ipam, "c1", **more)
+    with store_of(a).open() as doc:
+        doc.drop("nodes", "a")
+    assert len(a.add(ipam, "c2", **more)) == 1
+    assert [(node.name, node.epoch) for node in store_of(a).nodes()] == [("a", 1)]
+
+
 def test_an_address_of_no_range_goes_into_the_result(a):
     ips = a.call("ADD", NET, args="IP=192.168.7.5/24;GATEWAY=192.168.7.1")["ips"]
     assert ips[1] == {"address": "192.168.7.5/24", "gateway": "192.168.7.1"}

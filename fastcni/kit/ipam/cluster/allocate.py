@@ -35,6 +35,7 @@ class Attachment:
 
     keys, asked     see conf.py and requested.py
     container, ifname, netns, network, owner   of the attachment; owner is the content of its files
+    grid            the prefix length of blocks, by family; set before addresses are claimed
     taken           for each range the packed address, None: still missing
     fresh           the addresses among them that this ADD has taken: its rollback releases these
     handed          [(packed, owner before, its lines)]: of another sandbox of the pod; the rollback gives them back
@@ -42,14 +43,15 @@ class Attachment:
     claimed         the Singles that this ADD has claimed; kept: [(before, after)] of those that it took over
     """
 
-    __slots__ = ("asked", "claimed", "confirmed", "container", "fresh", "handed", "ifname", "kept", "keys", "netns",
-                 "network", "owner", "taken")
+    __slots__ = ("asked", "claimed", "confirmed", "container", "fresh", "grid", "handed", "ifname", "kept", "keys",
+                 "netns", "network", "owner", "taken")
     asked: Requested
 
     def __init__(self, req: Request, keys: Keys) -> None:
         self.keys, self.network = keys, req.name
         self.container, self.ifname, self.netns = req.container_id, req.ifname, req.netns
         self.owner = owner_of(req.container_id, req.ifname)
+        self.grid: dict[str, int] = {}
         self.taken: list[bytes | None] = []
         self.fresh: list[bytes] = []
         self.handed: list[tuple[bytes, bytes, bytes]] = []
@@ -67,6 +69,9 @@ class Attachment:
 
     def missing(self) -> list[int]:
         return [i for i, packed in enumerate(self.taken) if packed is None]
+
+    def missing_ranges(self) -> list[Range]:
+        return [self.keys.ranges[i] for i in self.missing()]
 
 
 def give(req: Request, it: Attachment) -> str:

@@ -17,8 +17,8 @@ from fastcni.clients.away import Away, Busy
 from fastcni.kernel import waiting
 from fastcni.kit.call.files import make_folders
 from fastcni.kit.call.names import digest
-from fastcni.kit.ipam.cluster import allocate, hold, singles
-from fastcni.kit.ipam.cluster.contract import ACTIVE, Changed, Fenced, Node, Taken
+from fastcni.kit.ipam.cluster import allocate, hold, singles, states
+from fastcni.kit.ipam.cluster.contract import Block, Changed, Fenced, Node, Taken
 from fastcni.kit.ipam.cluster.grid import cidr_text
 from fastcni.kit.ipam.cluster.node_state import FOLDER, STICKY, MadeSpace
 from fastcni.kit.ipam.cluster.stores import key_of, store_of, store_text
@@ -29,12 +29,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
-    from typing import Any
 
     from fastcni.kit.call.request import Request
     from fastcni.kit.ipam.cluster.allocate import Attachment
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.kit.ipam.cluster.contract import Block, Store
+    from fastcni.kit.ipam.cluster.contract import Store
     from fastcni.kit.ipam.cluster.grid import Range
     from fastcni.kit.ipam.cluster.node_state import Space, State
 
@@ -122,42 +121,39 @@ def _provide_or_rejoin(req: Request, it: Attachment, store: Store) -> None:
 
 def _provide(req: Request, it: Attachment, store: Store) -> None:
     state = ready(store, it.keys, req.warn, it.keys.ranges)
-    me = node_of(state)
-    if state.later:
-        singles.finish_later(store, it.keys, req.warn, it)
-    if it.sticky:
-        singles.give_sticky(req, it, store, me)
+    me, it.grid = node_of(state), state.grid
+    singles.begin(req, it, store, me, bool(state.later))
     claimed: list[Block] = []
     for _ in range(MAX_BLOCKS):
-        now = store.history() if claimed else None
-        with MadeSpace(it.keys, req.warn) as space:         # once for each claim: record the block, give its addresses
-            noted = note_in(space, claimed, now)
-            for i in it.missing() if noted else ():
-                allocate.give_one(space, it, i, STICKY if it.sticky else "")
-            state = space.state
-            if not it.missing():
-                if not it.sticky:
-                    end(space, it)
-                break
-        if not noted:
-            refuse(store, it.keys, claimed, req.warn)
+        known = give_claimed(req, it, store, claimed)
+        if not it.missing():
+            break
         check_hold(store, it.keys, req.warn)
-        for i in it.missing():
-            if it.asked.wanted[i] is not None:
-                singles.give_fixed(req, it, store, me, i)
-            elif it.keys.ranges[i].is_tiny(state.grid[it.keys.ranges[i].family]):
-                singles.give_single(req, it, store, me, i)
-        left = [it.keys.ranges[i] for i in it.missing()]
-        claimed, exhausted = claim_blocks(store, me, it.keys, left, state) if left else ([], None)
-        for i in it.missing():
-            if it.keys.ranges[i] is exhausted:          # addresses of shared blocks are left
-                singles.give_single(req, it, store, me, i)
+        singles.give(req, it, store, me)
+        claimed, exhausted = claim_blocks(store, me, it.keys, it.missing_ranges(), known)
+        if exhausted:
+            singles.give(req, it, store, me, exhausted)
     else:
         raise CniError(TRY_AGAIN_LATER, "other pods took the addresses of each block that was claimed")
     if it.sticky:
         singles.hold_sticky(req, it, store, me)
         with MadeSpace(it.keys, req.warn) as space:
             end(space, it)
+
+
+def give_claimed(req: Request, it: Attachment, store: Store, claimed: Sequence[Block]) -> State:
+    """Record claimed blocks, and give the missing addresses of own blocks, both under one lock. Return the State."""
+    now = store.history() if claimed else None
+    with MadeSpace(it.keys, req.warn) as space:
+        noted = note_in(space, claimed, now)
+        for i in it.missing() if noted else ():
+            allocate.give_one(space, it, i, STICKY if it.sticky else "")
+        if not it.missing() and not it.sticky:
+            end(space, it)
+        state = space.state
+    if not noted:
+        refuse(store, it.keys, claimed, req.warn)
+    return state
 
 
 def end(space: Space, it: Attachment) -> None:
@@ -309,9 +305,7 @@ def assert_block(store: Store, me: Node, space: str, cidr: str, block: Block | N
     try:
         if block is None:
             return store.claim(me, [(space, cidr)])[0]
-        if (block.state, block.epoch) == (ACTIVE, me.epoch):
-            return block
-        return store.adopt(me, block)
+        return block if states.adopt(block, me) is block else store.adopt(me, block)
     except (Taken, Changed):
         return None
 
@@ -344,6 +338,8 @@ def claim_blocks(store: Store, me: Node, keys: Keys, ranges: Sequence[Range],
     """Claim a block for each range, either all blocks or no block. Return (blocks, None), or ([], a range that has no
     free block). Raises CniError 11 and the exceptions of the store."""
     known: set[str] = set(state.blocks)
+    if not ranges:
+        return [], None
     for attempt in range(MAX_TRIES):
         wanted = []
         for one in ranges:
@@ -355,18 +351,12 @@ def claim_blocks(store: Store, me: Node, keys: Keys, ranges: Sequence[Range],
         try:
             return store.claim(me, wanted), None
         except Taken as e:
-            if e.by.node == me.name and (mine := adopted(store, me, e.by)):
+            mine = isinstance(e.by, Block) and assert_block(store, me, keys.space, e.by.cidr, e.by)
+            if mine:
                 return [mine], None
             known = {*state.blocks, *(block.cidr for block in store.blocks(keys.space))}
     raise CniError(TRY_AGAIN_LATER, f"other nodes took {MAX_TRIES} blocks of "
                    f"{', '.join(map(str, ranges))} before this one", "many nodes claim blocks now; try again")
-
-
-def adopted(store: Store, me: Node, block: Any) -> Block | None:
-    try:
-        return store.adopt(me, block)
-    except Changed:
-        return None
 
 
 def note_blocks(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> None:

@@ -22,6 +22,7 @@ from fastcni.kit.ipam.cluster.contract import (
     ASKED,
     HELD,
     KEPT,
+    QUARANTINE,
     REFUSED,
     SHARED,
     Block,
@@ -30,7 +31,7 @@ from fastcni.kit.ipam.cluster.contract import (
     Single,
     Taken,
 )
-from fastcni.kit.ipam.cluster.grid import block_of, cidr_text, read_block, to_packed
+from fastcni.kit.ipam.cluster.grid import block_of, cidr_text, family_of, read_block, to_packed
 from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, SINGLE, STICKY, MadeSpace, Space, kept_owner
 from fastcni.spec import address
 from fastcni.spec.errors import TRY_AGAIN_LATER, CniError
@@ -49,17 +50,47 @@ if TYPE_CHECKING:
 
 ANSWER_S = 2.0          # for another node's server to answer
 POLL_S = 0.05
+SHARE_TRIES = 3         # to claim an address in a block that no node has
 
 
-def single_of(it: Attachment, packed: bytes, state: str, prefix: int) -> Single:
-    return Single(space=it.keys.space, address=address.ip_text(packed), block=block_of(packed, prefix), state=state,
-                  container=it.container, ifname=it.ifname, pod=it.asked.pod, network=it.network, since=time.time(),
-                  sticky=it.sticky)
+def begin(req: Request, it: Attachment, store: Store, me: Node, later: bool) -> None:
+    """Do what precedes the claims of an ADD: end the Singles of State.later, and give a pod the addresses that are kept
+    for it. later: whether there are Singles to end."""
+    if later:
+        finish_later(store, it.keys, req.warn, it)
+    if it.sticky:
+        give_sticky(req, it, store, me)
 
 
-def grid_of(req: Request, it: Attachment, one: Range) -> int:
-    with MadeSpace(it.keys, req.warn) as space:
-        return space.state.grid[one.family]
+def give(req: Request, it: Attachment, store: Store, me: Node, exhausted: Range | None = None) -> None:
+    """Claim the missing addresses that need no block of this node: requested addresses, and addresses of tiny ranges
+    and of the range `exhausted`, which has no free block. Raises CniError 11."""
+    for i in it.missing():
+        one = it.keys.ranges[i]
+        if it.asked.wanted[i] is not None:
+            give_fixed(req, it, store, me, i)
+        elif one is exhausted or one.is_tiny(it.grid[one.family]):
+            give_single(req, it, store, me, i)
+
+
+def single_of(it: Attachment, packed: bytes, state: str = HELD) -> Single:
+    return Single(space=it.keys.space, address=address.ip_text(packed),
+                  block=block_of(packed, it.grid[family_of(len(packed) * 8)]), state=state, container=it.container,
+                  ifname=it.ifname, pod=it.asked.pod, network=it.network, since=time.time(), sticky=it.sticky)
+
+
+def claim(store: Store, me: Node, single: Single, share: bool = True) -> Single:
+    """Claim an address. share: if no node has the block, make it SHARED. Raises Taken by the Single or the node's Block
+    that has the address; Changed if the store has no such node, or no such block and share is False."""
+    for _ in range(SHARE_TRIES if share else 0):
+        try:
+            return store.claim_single(me, single)
+        except Changed:
+            try:
+                store.share(single.space, single.block)
+            except Taken:
+                continue                # a node has just claimed the block
+    return store.claim_single(me, single)
 
 
 def take(req: Request, it: Attachment, i: int, single: Single, store: Store) -> bool:
@@ -86,29 +117,16 @@ def take(req: Request, it: Attachment, i: int, single: Single, store: Store) -> 
 
 def give_fixed(req: Request, it: Attachment, store: Store, me: Node, i: int) -> None:
     """Claim the requested address of range `i`, which is in no block of this node. Raises CniError 11."""
-    packed, one = it.asked.wanted[i], it.keys.ranges[i]
+    packed = it.asked.wanted[i]
     assert packed is not None
-    single = single_of(it, packed, HELD, grid_of(req, it, one))
+    single = single_of(it, packed)
     intend(req, it, single.address)
-    for _ in range(3):
-        try:
-            got = store.claim_single(me, single)
-            break
-        except Changed:
-            try:
-                store.share(it.keys.space, single.block)
-            except Taken:
-                continue                # a node has just claimed the block
-        except Taken as e:
-            if isinstance(e.by, Single):
-                raise unavailable(single.address, single_text(e.by)) from None
-            if e.by.state != ACTIVE:
-                raise unavailable(single.address, f"its block {e.by.cidr} is in quarantine, node {e.by.node} is "
-                                  "dead") from None
-            got = ask(store, me, single, e.by)
-            break
-    else:
-        raise unavailable(single.address, f"its block {single.block} changes all the time")
+    try:
+        got = claim(store, me, single)
+    except Taken as e:
+        if isinstance(e.by, Single) or e.by.state != ACTIVE:
+            raise unavailable(single.address, single_text(e.by)) from None
+        got = ask(store, me, single, e.by)
     if not take(req, it, i, got, store):
         raise unavailable(single.address, "this node has an address file of another pod for it")
 
@@ -141,6 +159,8 @@ def unavailable(name: str, why: str, details: str = "delete that pod, or request
 
 def single_text(single: Any) -> str:
     """The holder of a Single: 'pod ns/p (container c1 eth0) on node "a" has it since 2026-01-01 12:00:00 UTC'."""
+    if isinstance(single, Block) and single.state == QUARANTINE:
+        return f"its block {single.cidr} is in quarantine, node {single.node} is dead"
     if isinstance(single, Block):
         return f'its block {single.cidr} is of node "{single.node}" ({single.state})'
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(single.since or 0))
@@ -158,8 +178,9 @@ def give_single(req: Request, it: Attachment, store: Store, me: Node, i: int) ->
     """Claim any address of range `i` that is in a shared block. For a tiny range its blocks are shared. Raises CniError
     11 if no such address is free."""
     one = it.keys.ranges[i]
-    prefix = grid_of(req, it, one)
-    if one.is_tiny(prefix):
+    prefix = it.grid[one.family]
+    tiny = one.is_tiny(prefix)
+    if tiny:
         first, last = one.blocks(prefix)
         cidrs = [cidr_text(one.bits, n << one.bits - prefix, prefix) for n in range(first, last + 1)]
     else:
@@ -171,31 +192,15 @@ def give_single(req: Request, it: Attachment, store: Store, me: Node, i: int) ->
             if (taken is not None and packed in taken) or is_held(req, it, packed):
                 continue
             intend(req, it, address.ip_text(packed))
-            got = claim_one(store, me, single_of(it, packed, HELD, prefix), one.is_tiny(prefix))
-            if isinstance(got, Block):
-                break                   # the block is a node's
-            if got is not None and take(req, it, i, got, store):
-                return
+            try:
+                if take(req, it, i, claim(store, me, single_of(it, packed), share=tiny), store):
+                    return
+            except Taken as e:
+                if isinstance(e.by, Block):
+                    break               # the block is a node's
             if taken is None:
                 taken = {address.read_ip(other.address) for other in store.singles(it.keys.space)}
     raise full.error(store, it.keys, one)
-
-
-def claim_one(store: Store, me: Node, single: Single, share: bool) -> Single | Block | None:
-    """The Single, or the Block of a node in which it is, or None if another has it."""
-    for _ in range(3):
-        try:
-            return store.claim_single(me, single)
-        except Changed:
-            if not share:
-                return None
-            try:
-                store.share(single.space, single.block)
-            except Taken as e:
-                return e.by
-        except Taken as e:
-            return e.by if isinstance(e.by, Block) else None
-    return None
 
 
 def in_turn(bits: int, spans: list[tuple[int, int]], seed: str) -> Iterator[bytes]:
@@ -236,7 +241,7 @@ def give_sticky(req: Request, it: Attachment, store: Store, me: Node) -> None:
             known.remove(single)
             intend(req, it, single.address, KEPT)
             if single.state == KEPT:
-                got = store.claim_single(me, single_of(it, packed, HELD, grid_of(req, it, one)))
+                got = store.claim_single(me, single_of(it, packed))
             else:
                 got = store.change_single(single, container=it.container, network=it.network, since=time.time(),
                                           sticky=True, epoch=me.epoch)
@@ -265,11 +270,11 @@ def take_sticky(req: Request, it: Attachment, i: int, packed: bytes, before: Sin
 def hold_sticky(req: Request, it: Attachment, store: Store, me: Node) -> None:
     """Claim Singles for the sticky addresses that came out of own blocks. Raises CniError 11 if one has a Single."""
     known = {single.address for single in it.claimed} | {after.address for _, after in it.kept}
-    for one, packed in zip(it.keys.ranges, it.taken, strict=True):
+    for packed in it.taken:
         if packed is None or address.ip_text(packed) in known:
             continue
         try:
-            it.claimed.append(store.claim_single(me, single_of(it, packed, HELD, grid_of(req, it, one))))
+            it.claimed.append(store.claim_single(me, single_of(it, packed)))
         except Taken as e:
             raise unavailable(address.ip_text(packed), single_text(e.by)) from None
 

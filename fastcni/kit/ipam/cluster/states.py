@@ -79,7 +79,7 @@ EMPTY, USED = "empty", "used"
 
 ANY = ""                        # no guard: the state decides, or the block is no node's
 
-# Effects: what the event changes besides the state. A store writes a record only if a field has changed, and removes the
+# Effects: what the event changes besides the state. A store writes a record only if a field has changed. It removes the
 # record if the state is UNKNOWN or FREE
 NOTHING = ""
 EPOCH = "epoch"                 # the node has its next epoch
