@@ -108,6 +108,8 @@ def read_ending(keys: Section) -> OvsConf:
     conf = OvsConf()
     conf.layer3 = bool(ipam.read_type(keys))
     conf.socket_file, conf.path = read_socket_file(keys.strict), keys.strict.text("configuration_path")
+    if "\0" in conf.path:
+        raise keys.strict.wrong("configuration_path", "a NUL in a path")
     conf.folder = keys.strict.text("dataDir") or cache.FOLDER
     return conf
 
