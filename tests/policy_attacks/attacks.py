@@ -36,6 +36,8 @@ ATTACKS = (
     Attack("forged source", "the address of the allowed peer, of the victim, of the node, of nobody, of a host outside",
            forged.forged_sources),
     Attack("forged MAC", "another pod's MAC as the source of a frame", forged.forged_macs),
+    Attack("misdirected frame", "packets to an allowed address in frames to the MAC of another pod, of all, of nobody",
+           forged.misdirected),
     Attack("stolen MAC", "a frame with another pod's MAC draws that pod's traffic", scenario=scenarios.stolen_mac),
     Attack("reversed flow", "a forged packet from the victim makes a connection, and its answer comes in, UDP and TCP",
            forged.reversed_flow),

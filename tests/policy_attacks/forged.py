@@ -65,6 +65,14 @@ def forged_macs(attacker, victim, peer):
             for address in (attacker.ip4, peer.ip4)}
 
 
+def misdirected(attacker, victim, peer):
+    """A packet to the peer, which a jailed pod's policies allow, in a frame to another MAC than the peer's."""
+    return {f"{title} to {name}": [make(attacker.mac, own, to, udp(), mac)]
+            for title, make, own, to in (("IPv4", ipv4, attacker.ip4, peer.ip4), ("IPv6", ipv6, attacker.ip6, peer.ip6))
+            for name, mac in (("the victim's MAC", victim.mac), ("all", frames.BROADCAST), ("a group's MAC", GROUP4),
+                              ("an unknown MAC", "02:00:00:00:00:99"))}
+
+
 def reversed_flow(attacker, victim, peer):
     """A forged packet from the victim makes a connection of the victim; then the attacker "answers"."""
     via = attacker.via(attacker) if attacker.bridged else attacker.gateway
@@ -138,26 +146,18 @@ def poisoning_in_tags(attacker, victim, peer):
 
 
 def source_routes(attacker, victim, peer):
-    """By the peer to the victim, and by the gateway: source routes of IPv4, routing headers of IPv6.
-
-    A jailed pod may send to the peer's address, also to another pod's MAC: docs/policy-port.md says so.
-    """
+    """By the peer to the victim, and by the gateway: source routes of IPv4, routing headers of IPv6."""
     via, (gateway4, gateway6) = attacker.via(victim), attacker.other(1)
-    allowed = peer.ip4 if attacker.name == "jailed" else ""
     found = {}
     for (kind, option), (name, hop4, _) in itertools.product(
             (("loose", 131), ("strict", 137)), (("the peer", peer.ip4, peer.ip6), ("the gateway", gateway4, gateway6))):
         for title, to, hop in (("", hop4, victim.ip4), (", at its end", victim.ip4, hop4)):
-            if to == allowed:
-                continue
             pointer = 8 if title else 4
             data = bytes((option, 7, pointer)) + frames.ip_bytes(hop) + bytes(1)
             found[f"{kind} by {name}{title}"] = [ipv4(attacker.mac, attacker.ip4, to, udp(), via, options=data)]
-    for number, (name, hop4, hop6) in itertools.product(
+    for number, (name, _, hop6) in itertools.product(
             (0, 2, 3, 4), (("the peer", peer.ip4, peer.ip6), ("the gateway", gateway4, gateway6))):
         for title, left, to, hop in (("", 1, hop6, victim.ip6), (", at its end", 0, victim.ip6, hop6)):
-            if to == hop6 and hop4 == allowed:
-                continue
             header = 43, bytes((2, number, left)) + bytes(4) + frames.ip_bytes(hop)
             found[f"routing header {number} by {name}{title}"] = [ipv6(
                 attacker.mac, attacker.ip6, to, udp(), via, headers=[header])]

@@ -192,7 +192,8 @@ class AttachedCompiler(Compiler):
         if it and it.port:
             shut, mute = (any(packed in self.state.elements[f"{direction}{VERSIONS[len(packed)]}"]
                               for packed in it.addresses) for direction in (IN, OUT))
-            wanted = set(ports.elements(self._without_prefixes(it), it.addresses, shut=shut, mute=mute))
+            wanted = set(ports.elements(self._without_prefixes(it), it.addresses, shut=shut, mute=mute,
+                                        index=self.link_of(it.port.name) if it.port.bridged else 0))
         old = self._written.pop(id, set())
         if wanted:
             self._written[id] = wanted

@@ -14,28 +14,39 @@ tunnels there is no such rule, because it costs each packet of UDP 3%:
 `links` has sets of its own. The UDP port is in the first fragment, and without the first fragment no host puts the
 other fragments together.
 
-For packets that a bridge forwards to a pod with restricted ingress, `nft list table bridge fastcni-policy` prints
+For packets that a bridge forwards to a pod, `nft list table bridge fastcni-policy` prints
 
     chain arriving {
         type filter hook forward priority filter; policy accept;
-        meta pkttype otherhost meta protocol ip accept      (and ip6: to one station, see the chain ingress below)
-        oifname != @shut accept
+        @nh,0,8 0x45 oif . @ll,96,16 . ip daddr @receivers4 accept          (@ll,96,16: the ethertype; and ip6)
+        oifname != @ports accept
         ip oifname . ether daddr . ip daddr @own4 accept                    (and ip6)
+        ip oifname . ip daddr @more4 accept                                 (and ip6)
         arp accept
         ip6 hoplimit 255 icmpv6 type 133-136 accept         (neighbours; with the lengths of RFC 4861)
         icmpv6 type mld-listener-query accept
         udp sport 67 udp dport 68 oifname @dhcp accept
         oifname . meta protocol @types accept
-        drop
+        oifname @shut drop
+        iifname @mute ip daddr 0.0.0.0-223.255.255.255 drop                 (and ip6 daddr 0::-feff:...)
     }
 
 Broadcast and multicast are no address of a pod, so no policy allows them. The rules of `inet fastcni-policy` decide by
-addresses what else passes. The kernel calls them for IPv4 and IPv6 only, and not for frames with two VLAN tags. There a
-new connection to the MAC of a restricted pod has to be for one of the pod's addresses:
+addresses, not by MACs. So `arriving` lets a pod receive only packets to its own addresses, also in known connections,
+if policies restrict its ingress or the sender's egress.
+
+The first rules of `arriving` and of `addresses` decide for nearly all packets. A link's index is compared in less time
+than its name, and an ethertype next to a MAC needs no rule of its own:
+
+    @nh,0,8 0x45 ip protocol != igmp iif . @ll,48,64 . ip saddr @senders4 accept            (MAC, ethertype; and ip6)
+
+These sets only add what passes: a port of a name without an index in them, as of a link that was made again, is held by
+the other rules.
+
+The kernel calls the rules of `inet fastcni-policy` for IPv4 and IPv6 only, and not for frames with two VLAN tags. There
+a new connection to the MAC of a restricted pod has to be for one of the pod's single addresses:
 
     ether daddr @shut-macs ether daddr . ip daddr != @stations4 drop
-
-So a packet of a known connection costs no lookup for this.
 
 ICMP errors are related to a connection, whoever sends them. In `inet fastcni-policy` these chains decide:
 
@@ -68,8 +79,11 @@ from fastcni.agent.policy.ports import (
     DHCP4,
     DHCP_PORTS,
     MACS,
+    MUTE,
     POD_MACS,
+    RECEIVERS,
     ROUTED,
+    SENDERS,
     SHUT_MACS,
     STATIONS,
     TYPES,
@@ -80,19 +94,24 @@ from fastcni.kernel.nft_rules import (
     DADDRS,
     ETHER_DADDR,
     ETHER_SADDR,
+    ETHER_SADDR_AND_TYPE,
+    ETHER_TYPE,
     ICMPV6_MGM_QUERY,
     IP6_HOP_LIMIT,
     IPPROTO_ICMPV6,
     NFPROTOS,
     NFT_CMP_NEQ,
+    NFT_META_IIF,
     NFT_META_IIFKIND,
     NFT_META_IIFNAME,
     NFT_META_L4PROTO,
+    NFT_META_OIF,
     NFT_META_OIFNAME,
-    NFT_META_PKTTYPE,
     NFT_META_PROTOCOL,
+    NFT_PAYLOAD_NETWORK_HEADER,
     NFT_REG32_00,
     NFT_REG_2,
+    SADDRS,
     accept,
     between,
     compare,
@@ -102,6 +121,7 @@ from fastcni.kernel.nft_rules import (
     icmpv6_type,
     jump,
     leave,
+    mask,
     meta,
     oifname_and,
     payload,
@@ -112,6 +132,8 @@ from fastcni.kit.firewall.port_sources import (
     BEHIND_MAC,
     ETH_P_ARP,
     FROM_CLIENT,
+    IP_PROTOCOL,
+    IPPROTO_IGMP,
     IPPROTO_UDP,
     NEIGHBOURS,
     TH_PORTS,
@@ -132,7 +154,11 @@ ON_LINK, ERRORS, ERRORS_IN, TUNNELS = "on-link", "errors", "errors-in", "tunnels
 IPPROTO_ICMP, IPPROTO_TCP = 1, 6
 BEHIND_A_MAC = NFT_REG32_00 + 2         # the register behind a MAC in register 1
 VETH = b"veth".ljust(IFNAMSIZ, b"\0")    # the kind of a link
-OTHER_HOST = b"\3"                      # PACKET_OTHERHOST: a frame for one station, which a bridge forwards
+FIRST_BYTE = NFT_PAYLOAD_NETWORK_HEADER, 0, 1
+BEGINS = {4: (payload(FIRST_BYTE), compare(b"\x45")),               # an IPv4 header without options. The next lookup
+          16: (payload(FIRST_BYTE), mask(b"\xf0"), compare(b"\x60"))}      # checks the ethertype
+PROTOCOLS = {4: ETH_P_IP, 16: ETH_P_IPV6}
+BEFORE_GROUPS = {4: b"\xdf" + b"\xff" * 3, 16: b"\xfe" + b"\xff" * 15}       # the last address before multicast
 LAST_HOP_LIMIT = b"\xff"                 # 255: the packet comes from the link
 ROUTER_SOLICIT, ROUTER_ADVERT, NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT, REDIRECT = (bytes((kind,)) for kind in (
     133, 134, 135, 136, 137))            # RFC 4861
@@ -170,6 +196,8 @@ SOURCES = {nft.NFPROTO_BRIDGE: (ADDRESSES, sets_of(BRIDGED, MACS, dhcp=DHCP_PORT
 
 def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
     """(family, chain, rule) of the chains above."""
+    for rule in from_senders():
+        yield nft.NFPROTO_BRIDGE, ADDRESSES, rule
     for family, (chain, sets) in SOURCES.items():
         for rule in port_sources.rules(sets):
             yield family, chain, rule
@@ -208,19 +236,35 @@ def tunnels(names: Names) -> Iterator[Rule]:
            *held)
 
 
+def from_senders() -> Iterator[Rule]:
+    """Yield the rules for packets whose port, MAC and source belong together. Others have to pass the rules of
+    port_sources.py."""
+    others = {4: (payload(IP_PROTOCOL), compare(bytes((IPPROTO_IGMP,)), NFT_CMP_NEQ)),
+              16: (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ))}
+    for length in VERSIONS:
+        yield (*BEGINS[length], *others[length], meta(NFT_META_IIF), payload(ETHER_SADDR_AND_TYPE, NFT_REG32_00 + 1),
+               payload(SADDRS[length], NFT_REG32_00 + 3), of_set(SENDERS[length]), accept())
+
+
 def arriving() -> Iterator[Rule]:
-    for protocol in (ETH_P_IP, ETH_P_IPV6):
-        yield meta(NFT_META_PKTTYPE), compare(OTHER_HOST), *ether_type(protocol), accept()
-    yield meta(NFT_META_OIFNAME), of_set(BRIDGED.shut, inverted=True), accept()
-    for length, protocol in ((4, ETH_P_IP), (16, ETH_P_IPV6)):
+    for length in VERSIONS:
+        yield (*BEGINS[length], meta(NFT_META_OIF), payload(ETHER_TYPE, NFT_REG32_00 + 1),
+               payload(DADDRS[length], NFT_REG32_00 + 2), of_set(RECEIVERS[length]), accept())
+    yield meta(NFT_META_OIFNAME), of_set(BRIDGED.ports, inverted=True), accept()
+    for length, protocol in PROTOCOLS.items():
         yield (*ether_type(protocol), *oifname_and(ETHER_DADDR), payload(DADDRS[length], BEHIND_MAC),
                of_set(BRIDGED.by_length(BRIDGED.own)[length]), accept())
+        yield (*ether_type(protocol), *oifname_and(DADDRS[length]), of_set(BRIDGED.by_length(BRIDGED.more)[length]),
+               accept())
     yield *ether_type(ETH_P_ARP), accept()
     yield *ether_type(ETH_P_IPV6), *to_neighbours()
     yield *ether_type(ETH_P_IPV6), *icmpv6_type(ICMPV6_MGM_QUERY), accept()
     yield (*ether_type(ETH_P_IP), *udp_ports(TO_CLIENT), meta(NFT_META_OIFNAME), of_set(DHCP_PORTS), accept())
     yield meta(NFT_META_OIFNAME), meta(NFT_META_PROTOCOL, NFT_REG_2), of_set(TYPES), accept()
-    yield (drop(),)
+    yield meta(NFT_META_OIFNAME), of_set(BRIDGED.shut), drop()
+    for length, protocol in PROTOCOLS.items():
+        yield (meta(NFT_META_IIFNAME), of_set(MUTE), *ether_type(protocol), payload(DADDRS[length]),
+               between(bytes(length), BEFORE_GROUPS[length]), drop())
 
 
 def to_neighbours() -> Rule:

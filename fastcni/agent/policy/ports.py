@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastcni._netlink import Batch
-from fastcni.kernel import rtnl, wire
+from fastcni.kernel import nft, rtnl, wire
 from fastcni.kernel.nft_elements import concat, ifname, service
-from fastcni.kernel.uapi import IFNAMSIZ
+from fastcni.kernel.uapi import ETH_P_IP, ETH_P_IPV6, IFNAMSIZ
 from fastcni.kit.links import find
 from fastcni.spec import address
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Element = tuple[str, bytes]                 # (set, key)
 
+ETHER_TYPES = {4: ETH_P_IP.to_bytes(2, "big"), 16: ETH_P_IPV6.to_bytes(2, "big")}      # by length of an address
 VERSIONS = {4: "4", 16: "6"}                    # in names, by length of an address
 
 
@@ -56,15 +57,20 @@ class Names(NamedTuple):
 BRIDGED = Names("ports", "own", "more", "routers", "shut", "tunnel-ports", "tunnel-protocols")      # of a bridge
 ROUTED = Names("links", "from", "more-from", "link-routers", "shut-links", "link-tunnel-ports", "link-tunnel-protocols")
 MACS, TYPES, DHCP_PORTS = "macs", "types", "dhcp"
+MUTE = "mute"                   # policies restrict the egress of the port's pod
+SENDERS, RECEIVERS = {4: "senders4", 16: "senders6"}, {4: "receivers4", 16: "receivers6"}
 ON_BRIDGES = {**BRIDGED.sets(), **dict.fromkeys(BRIDGED.by_length(BRIDGED.own).values(), "frame"), MACS: "mac",
-              TYPES: "type", DHCP_PORTS: "port"}        # in the table of bridges
+              TYPES: "type", DHCP_PORTS: "port", MUTE: "port", **dict.fromkeys(SENDERS.values(), "sender"),
+              **dict.fromkeys(RECEIVERS.values(), "receiver")}        # in the table of bridges
 STATIONS = {4: "stations4", 16: "stations6"}    # MAC . address of held pods of bridges
 POD_MACS, SHUT_MACS, DHCP4 = "pod-macs", "shut-macs", "dhcp4"       # of the same; of those with restricted ingress
 # {set: kind of its keys}. "port": the name of a link; "own": link . address; "frame": link . MAC . address; "box": both
-# ends of a range of "own"; "station": MAC . address; "service", "protocol": their numbers
+# ends of a range of "own"; "station": MAC . address; "service", "protocol": their numbers; "sender": index of a link .
+# MAC and ethertype . address; "receiver": index of a link . ethertype . address
 SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether",
         SHUT_MACS: "ether", DHCP4: "address"}
-LATER = {*STATIONS.values(), POD_MACS, SHUT_MACS, DHCP4}        # for these no ADD waits: the traffic is dropped still
+# For these no ADD waits: the traffic is dropped still.
+LATER = {*STATIONS.values(), *SENDERS.values(), *RECEIVERS.values(), POD_MACS, SHUT_MACS, DHCP4, MUTE}
 
 
 class Unclear(Exception):
@@ -106,10 +112,11 @@ class Port:
         return tuple(pair.packed for pair in self.pairs if pair.single)
 
 
-def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool) -> Iterator[Element]:
-    """Yield the elements of a port. shut, mute: policies restrict its pod's ingress, its egress. A port without
-    addresses is closed: another pod has them, or they are not known."""
-    key = ifname(port.name)
+def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool, index: int = 0) -> Iterator[Element]:
+    """Yield the elements of a port. shut, mute: policies restrict its pod's ingress, its egress. index: of its link, 0
+    if not known; the kernel then compares names, which takes longer. A port without addresses is closed: another pod
+    has them, or they are not known."""
+    key, link = ifname(port.name), index.to_bytes(4, nft.ORDER)
     names = BRIDGED if port.bridged else ROUTED
     yield names.ports, key
     if not addresses:
@@ -123,12 +130,18 @@ def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool
         for mac in macs if port.bridged else ():
             yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, mac, packed)
             yield STATIONS[len(packed)], concat(mac, packed)
+            if index:
+                yield SENDERS[len(packed)], concat(link, mac + ETHER_TYPES[len(packed)], packed)
+        if port.bridged and index:
+            yield RECEIVERS[len(packed)], concat(link, ETHER_TYPES[len(packed)], packed)
         if not port.bridged:
             yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, packed)
     if not mute:                    # a prefix has no policies of its own
         for pair in port.pairs:
             if not pair.single:
                 yield f"{names.more}{VERSIONS[len(pair.packed)]}", box(key, pair)
+    if mute and port.bridged:
+        yield MUTE, key
     if port.router:
         yield names.routers, key
     if shut:

@@ -27,6 +27,7 @@ from fastcni.kernel.nft_elements import (
     ADDRESS_TYPES,
     TYPE_ETHERADDR,
     TYPE_ETHERTYPE,
+    TYPE_IFINDEX,
     TYPE_IFNAME,
     TYPE_INET_PROTOCOL,
     TYPE_INET_SERVICE,
@@ -390,6 +391,7 @@ def add_set(requests: Requests, name: str, one: Set) -> None:
            "mac": (TYPE_IFNAME, TYPE_ETHERADDR), "frame": (TYPE_IFNAME, TYPE_ETHERADDR, address),
            "domain": (address, address), "told": (address, address), "ether": (TYPE_ETHERADDR,),
            "station": (TYPE_ETHERADDR, address), "type": (TYPE_IFNAME, TYPE_ETHERTYPE),
+           "sender": (TYPE_IFINDEX, TYPE_ETHERADDR, address), "receiver": (TYPE_IFINDEX, TYPE_ETHERTYPE, address),
            "service": (TYPE_INET_SERVICE,), "protocol": (TYPE_INET_PROTOCOL,)}[one.kind]
     requests.add(nft_elements.add_set, family_of(name), TABLE, name, key, set_id=rules.SET_ID,
                  verdicts=one.kind == "map", intervals=bool(one.ranges) or one.kind == "box",

@@ -11,7 +11,7 @@ from fastcni.agent.policy import port_rules
 from fastcni.agent.policy.http.redirect import BASE_CHAINS as TO_PROXY
 from fastcni.agent.policy.in_kernel import nft_read, nft_walk
 from fastcni.agent.policy.objects import EGRESS, INGRESS
-from fastcni.agent.policy.ports import BRIDGED, MACS, ROUTED
+from fastcni.agent.policy.ports import BRIDGED, ETHER_TYPES, MACS, ROUTED
 from fastcni.agent.policy.rules import EGRESS_CHAIN, INGRESS_CHAIN, TO_NODE_CHAIN
 from fastcni.agent.policy.ruleset import FAMILY, TABLE
 from fastcni.kernel import nft, nft_rules, uapi, wire
@@ -31,21 +31,22 @@ OF_PORTS = {(nft.NFPROTO_BRIDGE, port_rules.ADDRESSES): EGRESS, (FAMILY, port_ru
 HOOKS = tuple((FAMILY, hook) for hook in (nft.NF_INET_PRE_ROUTING, nft.NF_INET_LOCAL_IN, nft.NF_INET_FORWARD,
                                           nft.NF_INET_POST_ROUTING))
 FORWARDED = (nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING)     # packets to the node itself do not pass these hooks
-ETHER_TYPES = {4: 0x0800, 16: 0x86DD}           # by length of an address
 IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP = 6, 17, 132
 ETH_ALEN = 6
 SOURCE_PORT = 0                 # no connection has it, so it is in no set of known connections
 NEW, NO_MARK = (1 << 3).to_bytes(4, nft.ORDER), bytes(4)       # NF_CT_STATE_BIT(IP_CT_NEW)
 NFT_CT_MARK = 3
+NO_INDEXES = {nft_rules.NFT_META_IIF: bytes(4), nft_rules.NFT_META_OIF: bytes(4)}      # the rules by names decide
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of a connection's two ends as a table has them, b"" without one, and the MAC of the source's pod."""
+    """The ports of a connection's two ends as a table has them, b"" without one, and the MACs of these pods."""
 
     source: bytes = b""
     destination: bytes = b""
     mac: bytes = b""
+    to_mac: bytes = b""
 
     @classmethod
     def of(cls, table: Table, it: Connection) -> Ports:
@@ -53,9 +54,9 @@ class Ports:
         own = table.sets.get(names.by_length(names.own)[len(it.source)])
         source, destination = (next((key[:IFNAMSIZ] for key in own.elements if key.endswith(packed)), b"")
                                if own else b"" for packed in (it.source, it.destination))
-        macs = table.sets[MACS].elements if MACS in table.sets else ()
-        return cls(source, destination,
-                   next((key[IFNAMSIZ:][:ETH_ALEN] for key in macs if key[:IFNAMSIZ] == source), b""))
+        macs = {key[:IFNAMSIZ]: key[IFNAMSIZ:][:ETH_ALEN] for key in (table.sets[MACS].elements if MACS in table.sets
+                                                                      else ())}
+        return cls(source, destination, macs.get(source, b""), macs.get(destination, b""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +149,12 @@ def first_packet(it: Connection, ports: Ports = NO_PORTS) -> nft_walk.Packet:
     header, transport = network_header(it), transport_header(it)
     meta = {nft_rules.NFT_META_NFPROTO: bytes((nft_rules.NFPROTOS[length],)),
             nft_rules.NFT_META_L4PROTO: bytes((it.protocol,)),
-            nft_rules.NFT_META_PROTOCOL: ETHER_TYPES[length].to_bytes(2, "big"), nft_rules.NFT_META_MARK: NO_MARK,
-            nft_rules.NFT_META_IIFKIND: port_rules.VETH, nft_rules.NFT_META_PKTTYPE: port_rules.OTHER_HOST,
+            nft_rules.NFT_META_PROTOCOL: ETHER_TYPES[length], nft_rules.NFT_META_MARK: NO_MARK,
+            nft_rules.NFT_META_IIFKIND: port_rules.VETH, **NO_INDEXES,
             nft_rules.NFT_META_IIFNAME: ports.source.ljust(IFNAMSIZ, b"\0"),
             nft_rules.NFT_META_OIFNAME: ports.destination.ljust(IFNAMSIZ, b"\0")}
-    return nft_walk.Packet(meta, {nft_rules.NFT_PAYLOAD_LL_HEADER: bytes(ETH_ALEN) + ports.mac.ljust(ETH_ALEN, b"\0"),
+    macs = b"".join(mac.ljust(ETH_ALEN, b"\0") for mac in (ports.to_mac, ports.mac))
+    return nft_walk.Packet(meta, {nft_rules.NFT_PAYLOAD_LL_HEADER: macs + ETHER_TYPES[length],
                                   nft_rules.NFT_PAYLOAD_NETWORK_HEADER: header + transport,
                                   nft_rules.NFT_PAYLOAD_TRANSPORT_HEADER: transport},
                            {nft_rules.NFT_CT_STATE: NEW, nft_rules.NFT_CT_STATUS: bytes(4), NFT_CT_MARK: NO_MARK})
