@@ -85,8 +85,8 @@ class Verdict:
 
 
 def evaluate(cluster: Cluster, it: Connection, to_node: bool = False) -> Verdict:
-    """Decide on a connection. to_node: the destination is the pod's own node. Connections from the pod's own node are
-    always allowed, so callers do not ask about them."""
+    """Decide on a connection. to_node: the destination is the pod's own node, whose address no pod has. Connections
+    from the pod's own node are always allowed, so callers do not ask about them."""
     if it.source == it.destination:
         return Verdict(None, None)
     if to_node:
