@@ -38,7 +38,7 @@ GROUPS = {
         "selftest": ("fastcni.cli.selftest:selftest", "Test the network of this node with two pods of its own."),
         "flows": ("fastcni.cli.flows:flows", "Show which pods talk to whom, and what drops their packets."),
         "why": ("fastcni.cli.why:why", "Follow one connection, and say at which hop it ends."),
-        "datapath": ("fastcni.cli.datapath:datapath", "Show, update and remove the datapath ebpf of pods."),
+        "datapath": ("fastcni.cli.datapath:datapath", "Show, update and remove the datapath ebpf; show the flowtable."),
         "policy": ("fastcni.cli.policy:policy", "Show what network policies allow."),
         "trace": ("fastcni.cli.trace:trace", "Follow the server's requests, each with its phases."),
         "top": ("fastcni.cli.top:top", "Watch the server's requests of the last minute."),

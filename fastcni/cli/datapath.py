@@ -25,7 +25,7 @@ PROTOCOLS = {6: "tcp", 17: "udp"}
 
 @click.group(cls=Group)
 def datapath() -> None:
-    """Show, update and remove the datapath ebpf of pods, and show the agent's flowtable."""
+    """Show, update and remove the datapath ebpf; show the flowtable."""
 
 
 @dataclass(slots=True)
