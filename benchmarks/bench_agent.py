@@ -92,17 +92,17 @@ def record(number):
                 {4: {"VNI": 1, "VtepMAC": mac}})
 
 
-def backend(folder):
+def backend(directory):
     first = next(NETWORK.subnets(new_prefix=24))
     conf = NetworkConf({4: Family(NETWORK, 24, first, first)}, {"Type": "vxlan"})
-    return open_backend(conf, choose(Options(iface=["eth0"]), [4]), str(folder), publishes=True)
+    return open_backend(conf, choose(Options(iface=["eth0"]), [4]), str(directory), publishes=True)
 
 
-def peers(folder, count):
+def peers(directory, count):
     """Return (sends of the largest size, ms to write all, ms until a flush is repaired, MB of this process)."""
     log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
     with machines(1) as (_, name), Inside(name):
-        keeper, it = Keeper(log), backend(folder)
+        keeper, it = Keeper(log), backend(directory)
         me, others, sent, real = record(0), [record(number) for number in range(1, count + 1)], [], wire.send
         keeper.set(it.state(me, []))
         wire.send = lambda sock, data: (sent.append(len(data)), real(sock, data))
@@ -125,17 +125,17 @@ def peers(folder, count):
     return sum(size > 1000 for size in sent), written, repaired, memory
 
 
-def process(folder, count):
+def process(directory, count):
     """Return (s of processor time to start, s of it in IDLE_S without a change, s for one node's change, MB)."""
-    file, env = folder / "nodes.json", folder / "subnet.env"
+    file, env = directory / "nodes.json", directory / "subnet.env"
 
     def write(changed):
         nodes = [{"name": it.name, "subnets": [str(it.subnets[4])], "public": [str(it.public[4])]}
                  for it in map(record, range(count + 1))]
         nodes[7]["public"] = [f"192.0.2.{8 + changed}"]
-        (folder / "new").write_text(json.dumps({
+        (directory / "new").write_text(json.dumps({
             "network": {"Network": str(NETWORK), "Backend": {"Type": "vxlan"}}, "nodes": nodes}))
-        (folder / "new").rename(file)
+        (directory / "new").rename(file)
 
     with machines(1) as (_, name):
         write(0)
@@ -220,14 +220,14 @@ def echo(one, two, source, target, count=2000):
         server.wait(10)
 
 
-def packets(folder, rounds, seconds):
+def packets(directory, rounds, seconds):
     """Return (Gbit/s through the agent's link, through the hand-made one, us through the agent's, the hand-made)."""
     log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
     with machines(2) as (_, one, two):
         made = {}
         for number, name in ((1, one), (2, two)):
             with Inside(name):
-                it = backend(folder / name)
+                it = backend(directory / name)
                 subnet = ip_network(f"10.200.{number}.0/24")
                 made[number] = it, Node(name, {4: subnet}, {4: ip_address(f"192.0.2.{number}")}, "vxlan", it.data())
             ip("addr", "add", f"10.200.{number}.5/32", "dev", "lo", netns=name)
@@ -248,7 +248,7 @@ def packets(folder, rounds, seconds):
 
 
 @contextlib.contextmanager
-def network(folder, count):
+def network(directory, count):
     """Yield the names of `count` nodes, a Client of the etcd that they reach, its URL, and a list of processes that are
     ended, in which etcd is the first."""
     running = []
@@ -257,7 +257,7 @@ def network(folder, count):
         try:
             url = "http://192.0.2.254:2379"
             running.append(subprocess.Popen(
-                ["etcd", "--data-dir", f"{folder}/etcd", "--listen-client-urls", url,
+                ["etcd", "--data-dir", f"{directory}/etcd", "--listen-client-urls", url,
                  "--advertise-client-urls", url, "--listen-peer-urls", "http://127.0.0.1:2380"],
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
             put_conf = ["etcdctl", "--endpoints", url, "put", "/coreos.com/network/config", conf]
@@ -271,12 +271,12 @@ def network(folder, count):
                 each.wait(20)
 
 
-def join(folder, count):
+def join(directory, count):
     """Return ([s from the start of an agent to the first answered ping], nodes there already)."""
     took = []
-    with network(folder, count) as (names, _, url, running):
+    with network(directory, count) as (names, _, url, running):
         for number, name in enumerate(names, 1):
-            began, env = time.perf_counter(), Path(folder, name, "subnet.env")
+            began, env = time.perf_counter(), Path(directory, name, "subnet.env")
             running.append(start_agent(name, env, "--etcd", url))
             wait_for(env.exists)
             address = env.read_text().partition("FLANNEL_SUBNET=")[2].partition("/")[0]
@@ -289,14 +289,14 @@ def join(folder, count):
     return took, memory
 
 
-def recovery(folder):
+def recovery(directory):
     """Return {what is damaged in a node's own record: (ms until it is written again, ms from the start of a stopped
     agent until it is written again)}."""
     other = {"VNI": 1, "VtepMAC": "02:00:00:00:00:99"}
     damages = {"value": "[", "PublicIP": 5, "PublicIP of another": "192.0.2.99", "PublicIPv6": "nonsense",
                "BackendType": "host-gw", "BackendData": None, "VtepMAC": other}
-    found, env = {}, Path(folder, "subnet.env")
-    with network(folder, 1) as ((name,), client, url, running):
+    found, env = {}, Path(directory, "subnet.env")
+    with network(directory, 1) as ((name,), client, url, running):
         for what, value in damages.items():
             took = []
             for stopped in (False, True):
@@ -339,24 +339,24 @@ def main():
     options = parser.parse_args()
     parts = options.only.split(",") if options.only else PARTS
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        directory = Path(name)
         if "peers" in parts:
-            sends, written, repaired, memory = peers(folder, options.peers)
+            sends, written, repaired, memory = peers(directory, options.peers)
             print(f"{options.peers:,} nodes: {sends} send, {written:.0f} ms (wanted: 3, 200 ms); a flush of the "
                   f"neighbours repaired in {repaired:.0f} ms; {memory:.0f} MB")
         if "process" in parts:
-            start, idle, change, memory = process(folder, options.peers)
+            start, idle, change, memory = process(directory, options.peers)
             print(f"{options.peers:,} nodes in a file: processor time {start:.2f} s to start, {idle:.2f} s in "
                   f"{IDLE_S:.0f} s without a change, {change * 1e3:.0f} ms for a change of one node; {memory:.0f} MB")
         if "packets" in parts:
-            agent, hand, agent_us, hand_us = packets(folder, options.rounds, 2)
+            agent, hand, agent_us, hand_us = packets(directory, options.rounds, 2)
             print(f"TCP between pods: {agent:.2f} Gbit/s, by a hand-made vxlan {hand:.2f} Gbit/s: {agent / hand:.2f}x\n"
                   f"a datagram there and back: {agent_us:.1f} us, hand-made {hand_us:.1f}: {agent_us / hand_us:.2f}x")
         if "recovery" in parts:
-            for what, (running, stopped) in recovery(folder / "recovery").items():
+            for what, (running, stopped) in recovery(directory / "recovery").items():
                 print(f"damaged {what}: written again after {running:.0f} ms, after a start {stopped:.0f} ms")
         if "join" in parts:
-            took, memory = join(folder, options.nodes)
+            took, memory = join(directory, options.nodes)
             print(f"{options.nodes} nodes: from an agent's start to the first ping {statistics.median(took):.2f} s, "
                   f"the last one {took[-1]:.2f} s; the first agent has {memory:.0f} MB")
 

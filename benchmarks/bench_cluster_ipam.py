@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/bench_cluster_ipam.py --etcd http://10.0.0.1:2379
 
 Prints a table with the figure wanted beside each. Requests are counted by etcd itself (/metrics), not by the client.
-Nodes are simulated: each has its own name and folder. Kernel work is left out: no links, addresses only.
+Nodes are simulated: each has its own name and directory. Kernel work is left out: no links, addresses only.
 
 `make test` runs each part once, with small numbers and the store `local`, and asserts no time.
 """
@@ -43,13 +43,13 @@ def took_ms(function, *args):
 
 # -- an ADD with a block present ---------------------------------------------------------------------------------------
 
-def block_present(store, folder, held, rounds, cool_down=0):
+def block_present(store, directory, held, rounds, cool_down=0):
     """Return {"cluster" or "host-local": [ms of an ADD]} in a process that keeps the store, as the server does.
 
     An ADD follows a DEL at once, so with a cool-down every free address would be cooling down."""
     name = f"held-{held}-{cool_down}"
-    sides = {"cluster": Node(store, folder, name, network_name=name, cool_down=cool_down),
-             "host-local": host_local(folder / name)}
+    sides = {"cluster": Node(store, directory, name, network_name=name, cool_down=cool_down),
+             "host-local": host_local(directory / name)}
     for node in sides.values():
         for number in range(held + 1):
             node.call("ADD", number)
@@ -63,11 +63,11 @@ def block_present(store, folder, held, rounds, cool_down=0):
     return found
 
 
-def by_plugin_files(store, folder, held, rounds, socket_path=""):
+def by_plugin_files(store, directory, held, rounds, socket_path=""):
     """Return the same of plugin files: one-shot, or by the server behind the socket."""
     name = f"files-{held}-{bool(socket_path)}"
-    sides = {"cluster": Node(store, folder, name, network_name=name, cool_down=0),
-             "host-local": host_local(folder / name)}
+    sides = {"cluster": Node(store, directory, name, network_name=name, cool_down=0),
+             "host-local": host_local(directory / name)}
     found = {name: [] for name in sides}
     for node in sides.values():
         for number in range(held + 1):
@@ -76,9 +76,10 @@ def by_plugin_files(store, folder, held, rounds, socket_path=""):
     for number in range(held + 1, held + 1 + rounds):
         for name, node in sides.items():
             for command in ("ADD", "DEL"):
-                env = {**ENV, "CNI_COMMAND": command, "CNI_CONTAINERID": f"{number:064x}", "CNI_PATH": f"{folder}/bin",
+                env = {**ENV, "CNI_COMMAND": command, "CNI_CONTAINERID": f"{number:064x}",
+                       "CNI_PATH": f"{directory}/bin",
                        "FASTCNI_SOCKET": socket_path, "PATH": os.environ["PATH"]}
-                path = f"{folder}/bin/{node.type}"
+                path = f"{directory}/bin/{node.type}"
                 ms, _ = one(lambda path=path, env=env, node=node: Running(path, env, node.stdin, path))
                 if command == "ADD":
                     found[name].append(ms)
@@ -87,10 +88,10 @@ def by_plugin_files(store, folder, held, rounds, socket_path=""):
 
 # -- an ADD that claims a block ----------------------------------------------------------------------------------------
 
-def block_to_claim(etcd, folder, rounds):
+def block_to_claim(etcd, directory, rounds):
     """Return ([ms with a claim], [ms without], requests of a claim): blocks of 8 addresses, and no prefetch. etcd is
     asked for its count at the beginning and at the end: in between, that would slow down the next ADD."""
-    node = Node(etcd.conf, folder, "claims", network_name="claims", range="10.64.0.0/16", block_size=29)
+    node = Node(etcd.conf, directory, "claims", network_name="claims", range="10.64.0.0/16", block_size=29)
 
     def block(reply):
         return int(ipaddress.ip_interface(json.loads(reply)["ips"][0]["address"])) // 8
@@ -175,11 +176,12 @@ def many_adds(make, nodes, adds, ready=None):
     return seconds, [json.loads(reply)["ips"][0]["address"] for each in found for reply in each], cpu
 
 
-def first_blocks(store, folder, nodes, processes, space):
+def first_blocks(store, directory, nodes, processes, space):
     """Return (seconds, addresses, processor seconds): so many nodes make their first ADD at once, each in a thread of
     some processes."""
     def work(number, begin):
-        mine = [Node(store, folder, f"first-{number}-{each}", network_name=space) for each in range(nodes // processes)]
+        mine = [Node(store, directory, f"first-{number}-{each}", network_name=space)
+                for each in range(nodes // processes)]
         found, gate = [], threading.Barrier(len(mine) + 1)
 
         def add(node):
@@ -230,20 +232,20 @@ def compare(table, what, found, wanted="1.15x"):
               wanted, cluster <= 1.15 * other if wanted else None)
 
 
-def by_files(table, etcd, folder, rounds):
+def by_files(table, etcd, directory, rounds):
     """The rows of plugin files, one-shot and warm. They need root: the server listens below /run otherwise."""
     from fastcni.bench.sides import serve
     from fastcni.launcher.install import install
 
-    install(folder / "bin")
-    with serve(str(folder)) as server:
+    install(directory / "bin")
+    with serve(str(directory)) as server:
         for held in HELD[1:]:
-            compare(table, f"{held} held, one-shot", by_plugin_files(etcd.conf, folder, held, rounds))
-            compare(table, f"{held} held, warm", by_plugin_files(etcd.conf, folder, held, rounds * 4, server.sock))
+            compare(table, f"{held} held, one-shot", by_plugin_files(etcd.conf, directory, held, rounds))
+            compare(table, f"{held} held, warm", by_plugin_files(etcd.conf, directory, held, rounds * 4, server.sock))
 
 
-def claiming(table, etcd, folder, rounds):
-    with_claim, without, requests = block_to_claim(etcd, folder, rounds)
+def claiming(table, etcd, directory, rounds):
+    with_claim, without, requests = block_to_claim(etcd, directory, rounds)
     if not requests:                            # the store `local` counts none
         return
     more = statistics.median(with_claim) - statistics.median(without)
@@ -251,15 +253,15 @@ def claiming(table, etcd, folder, rounds):
     table.add("ADD, block to claim: added time", f"{more:.2f} ms", "2 ms", more <= 2)
 
 
-def at_once(table, etcd, folder, nodes, adds, run):
+def at_once(table, etcd, directory, nodes, adds, run):
     def node(number):
-        return Node(etcd.conf, folder / f"many-{run}", f"node-{number}", network_name=f"many-{run}")
+        return Node(etcd.conf, directory / f"many-{run}", f"node-{number}", network_name=f"many-{run}")
 
     before = []
     seconds, addresses, cpu = many_adds(node, nodes, adds,
                                         lambda: before.extend((etcd.requests().get("Txn", 0), etcd.cpu_s())))
     etcd_cpu, claims = etcd.cpu_s() - before[1], etcd.requests().get("Txn", 0) - before[0]
-    least, given, least_cpu = many_adds(lambda number: host_local(folder / f"many-{run}-{number}"), nodes, adds)
+    least, given, least_cpu = many_adds(lambda number: host_local(directory / f"many-{run}-{number}"), nodes, adds)
     twice = len(addresses) - len(set(addresses))
     table.add(f"{nodes} nodes, {adds:,} ADDs at once", f"{len(addresses) / seconds:,.0f} addresses/s", "20,000/s",
               len(addresses) / seconds >= 20_000)
@@ -274,9 +276,9 @@ def at_once(table, etcd, folder, nodes, adds, run):
     return addresses
 
 
-def firsts(table, etcd, folder, nodes, processes):
+def firsts(table, etcd, directory, nodes, processes):
     before, began = etcd.requests(), etcd.cpu_s()
-    seconds, addresses, cpu = first_blocks(etcd.conf, folder / "first", nodes, processes, "first")
+    seconds, addresses, cpu = first_blocks(etcd.conf, directory / "first", nodes, processes, "first")
     etcd_cpu, after = etcd.cpu_s() - began, etcd.requests()
     asked = {method: after[method] - before.get(method, 0) for method in after if after[method] > before.get(method, 0)}
     table.add(f"{nodes:,} nodes, first block at once", f"{seconds:.2f} s", "5 s", seconds <= 5)
@@ -291,10 +293,10 @@ def spelled(asked, nodes):
     return ", ".join(f"{method} {count / nodes:.2f}" for method, count in sorted(asked.items()))
 
 
-def usual(table, etcd, folder, pods):
+def usual(table, etcd, directory, pods):
     """The requests of ADD and DEL over a node's life, beside those of whereabouts."""
     before = sum(etcd.requests().values())
-    node = Node(etcd.conf, folder, "usual", network_name="usual")
+    node = Node(etcd.conf, directory, "usual", network_name="usual")
     for command in ("ADD", "DEL"):
         for number in range(pods):
             node.call(command, number)
@@ -310,36 +312,37 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--etcd", default="", help="the URL of an etcd; by default one is started")
     parser.add_argument("--folder", default="/dev/shm", help="for the nodes' state")
-    parser.add_argument("--etcd-folder", default=None, help="for etcd's data; by default the system's temporary folder")
+    parser.add_argument("--etcd-directory", default=None,
+                        help="for etcd's data; by default the system's temporary directory")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--only", default="", help=",".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="a few rounds of each")
     options = parser.parse_args()
     rounds, table = 20 if options.quick else options.rounds, Table()
-    with tempfile.TemporaryDirectory(dir=options.folder) as name, Etcd(options.etcd, options.etcd_folder) as etcd:
-        folder, parts = Path(name), options.only.split(",") if options.only else PARTS
+    with tempfile.TemporaryDirectory(dir=options.directory) as name, Etcd(options.etcd, options.etcd_directory) as etcd:
+        directory, parts = Path(name), options.only.split(",") if options.only else PARTS
         if "present" in parts:
             for held in HELD:
-                compare(table, f"{held} held, in process", block_present(etcd.conf, folder, held, rounds * 5))
+                compare(table, f"{held} held, in process", block_present(etcd.conf, directory, held, rounds * 5))
             compare(table, "48 held, the others cooling down, in process",
-                    block_present(etcd.conf, folder, 48, rounds * 5, cool_down=30), wanted="")
+                    block_present(etcd.conf, directory, 48, rounds * 5, cool_down=30), wanted="")
         if "files" in parts and os.geteuid() == 0:
-            by_files(table, etcd, folder, rounds // 2)
+            by_files(table, etcd, directory, rounds // 2)
         if "claim" in parts:
-            claiming(table, etcd, folder, rounds // 4)
+            claiming(table, etcd, directory, rounds // 4)
         if "many" in parts:
             for run in range(1 if options.quick else 3):
-                at_once(table, etcd, folder, 30, 3000, run)
+                at_once(table, etcd, directory, 30, 3000, run)
         if "first" in parts:
-            firsts(table, etcd, folder, 1000, 20)
+            firsts(table, etcd, directory, 1000, 20)
         if "usual" in parts:
-            usual(table, etcd, folder, 1000)
+            usual(table, etcd, directory, 1000)
         if "given" in parts:
-            ipam_at_scale.given(table, etcd, folder, 1000, 100, 20, together)
+            ipam_at_scale.given(table, etcd, directory, 1000, 100, 20, together)
         if "full" in parts:
-            ipam_at_scale.full(table, etcd.conf, folder, 200, 18)
+            ipam_at_scale.full(table, etcd.conf, directory, 200, 18)
         if "week" in parts:
-            ipam_at_scale.week(table, etcd.conf, folder, 50)
+            ipam_at_scale.week(table, etcd.conf, directory, 50)
     print(table)
 
 

@@ -190,14 +190,14 @@ def measure(table, rounds, counts):
                     table.add(f"{count} policies, {case}, {name}", f"{us:.2f} us, {us / bare:.2f}x")
 
 
-def added(table, rounds, folder):
+def added(table, rounds, directory):
     """Add rows: ms of ADD and DEL of ptp with and without the datapath, in turn, warm in one process. One pod of the
     datapath is there: without it the kernel switches the hooks of tc on and off in each round, for 0.1 ms."""
     pods, mode, found = [new_netns() for _ in range(2)], SharedMode(), {}
 
     def call(command, pod, ebpf):
         conf = {"cniVersion": "1.0.0", "name": f"net-{ebpf}", "type": "ptp", "datapath": ebpf,
-                "ipam": {"type": "host-local", "dataDir": folder, "subnet": "10.9.0.0/16"}}
+                "ipam": {"type": "host-local", "dataDir": directory, "subnet": "10.9.0.0/16"}}
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": f"pod{pod}", "CNI_NETNS": f"/proc/self/fd/{pod}",
                "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}
         data, began = json.dumps(conf).encode(), time.perf_counter()
@@ -325,8 +325,8 @@ def main():
     subprocess.run(["mount", "-t", "bpf", "bpf", pins.ROOT], check=True)
     table = Table()
     if options.part == "add":
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            added(table, options.rounds or 150, folder)
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+            added(table, options.rounds or 150, directory)
     elif options.part == "flowtable":
         by_flowtable(table, options.rounds or 15)
     elif options.part == "policy":

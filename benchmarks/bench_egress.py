@@ -50,8 +50,8 @@ LIMIT_S, LOOK_S = 20.0, 0.002
 class Cluster:
     """Three nodes, made in the calling thread's namespace."""
 
-    def __init__(self, opened, folder):
-        self.home, self.folder = namespace(opened, "host"), folder / "policies"
+    def __init__(self, opened, directory):
+        self.home, self.directory = namespace(opened, "host"), directory / "policies"
         opened.enter_context(Inside(self.home))
         ip("link", "set", "lo", "up")
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
@@ -61,19 +61,19 @@ class Cluster:
         client = Client(etcd.conf())
         client.txn([], [put_key("/net/config", CONF % "vxlan")])
         client.close()
-        self.folder.mkdir()
+        self.directory.mkdir()
         opened.enter_context(contextlib.closing(Outside()))
         self.nodes = []
         for number in (1, 2, 3):
-            node = Node(number, namespace(opened, f"n{number}"), etcd.endpoints, folder)
+            node = Node(number, namespace(opened, f"n{number}"), etcd.endpoints, directory)
             opened.callback(node.end, signal.SIGKILL)
-            node.more = ["--policies", str(self.folder)]
+            node.more = ["--policies", str(self.directory)]
             node.start()
             self.nodes.append(node)
         for node in self.nodes:
-            assert eventually((node.folder / "net.conflist").exists), node.log()
+            assert eventually((node.directory / "net.conflist").exists), node.log()
         self.pods = [Pod(node, namespace(opened, f"p{node.number}")) for node in self.nodes]
-        put(self.folder, "all.yaml", egress_address(addresses=[EGRESS[4]], namespaces=namespace_named("shop")),
+        put(self.directory, "all.yaml", egress_address(addresses=[EGRESS[4]], namespaces=namespace_named("shop")),
             *(pod.document(f"p{number}") for number, pod in enumerate(self.pods)))
         self.sockets = []
         for node in self.nodes:
@@ -129,7 +129,7 @@ def one_move(cluster, failure):
 def time_of_requests(cluster, rounds):
     """Return the milliseconds of the request `protect`, by namespace: pods of `late` have an egress address."""
     node = cluster.nodes[0]
-    put(cluster.folder, "late.yaml", egress_address("late", [EGRESS[4]], namespaces=namespace_named("late")))
+    put(cluster.directory, "late.yaml", egress_address("late", [EGRESS[4]], namespaces=namespace_named("late")))
     found = {"plain": [], "late": []}
     pod = {"id": ["net", "c1", "eth0"], "uid": "", "labels": {}, "addresses": ["10.244.99.9"]}
     for number in range(rounds + 1):
@@ -148,8 +148,8 @@ def main():
     options = parser.parse_args()
     found = {failure: [] for failure in FAILURES}
     with contextlib.ExitStack() as opened:
-        folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-        cluster = Cluster(opened, folder)
+        directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        cluster = Cluster(opened, directory)
         for _ in range(options.rounds):
             for failure in FAILURES:
                 found[failure].append(one_move(cluster, failure))

@@ -74,7 +74,7 @@ WAIT_S = 20
 class Node:
     """The namespace of this thread, with two pods and the agent's policies."""
 
-    def __init__(self, make_netns, folder):
+    def __init__(self, make_netns, directory):
         self.open = contextlib.ExitStack()
         see_bridged_traffic()
         sysctl.write("net/ipv4/ip_forward", "1")
@@ -87,17 +87,18 @@ class Node:
             run("ip", "-n", space, "link", "set", "eth0", "up")
             run("ip", "-n", space, "link", "set", "lo", "up")
             run("ip", "-n", space, "route", "add", "default", "via", f"10.76.{number}.1")
-        (folder / "server.cfg").write_text(SERVES)
-        self.folder = folder / "policies"
-        self.folder.mkdir()
+        (directory / "server.cfg").write_text(SERVES)
+        self.directory = directory / "policies"
+        self.directory.mkdir()
         self.write([])
         try:
             with Inside(self.spaces[SERVER]):
-                server = subprocess.Popen(["haproxy", "-db", "-f", str(folder / "server.cfg")],
+                server = subprocess.Popen(["haproxy", "-db", "-f", str(directory / "server.cfg")],
                                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             self.open.callback(server.wait)
             self.open.callback(server.terminate)
-            settings = Settings(str(self.folder), state=str(folder / "pods"), socket=str(folder / "policy.sock"))
+            settings = Settings(str(self.directory), state=str(directory / "pods"),
+                                socket=str(directory / "policy.sock"))
             self.policies = self.open.enter_context(contextlib.closing(Policies(settings, structlog.wrap_logger(
                 None, processors=[self._pass_over]))))
             self.ended = threading.Event()
@@ -123,8 +124,8 @@ class Node:
     def write(self, documents):
         pods = [{"kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "status": {"podIP": address}}
                 for address, name in PODS.items()]
-        (self.folder / "new").write_text(json.dumps({"kind": "List", "items": [*pods, *documents]}))
-        (self.folder / "new").rename(self.folder / "all.json")
+        (self.directory / "new").write_text(json.dumps({"kind": "List", "items": [*pods, *documents]}))
+        (self.directory / "new").rename(self.directory / "all.json")
 
     def documents(self, name):
         ingress = POLICIES[name]
@@ -247,15 +248,15 @@ def main():
         run("ip", "netns", "add", spaces[-1])
         return spaces[-1]
     try:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             if args.rules:
-                (Path(folder) / "other.lua").write_text(OTHER_PATHS)
+                (Path(directory) / "other.lua").write_text(OTHER_PATHS)
                 POLICIES.clear()
                 POLICIES.update({f"by HTTP {number}": by_http(number) for number in args.rules})
                 LOADS.clear()
                 LOADS.update({"16 clients, one path": (16, ()),
-                              "16 clients, all paths": (16, ("-s", str(Path(folder) / "other.lua")))})
-            node = Node(make, Path(folder))
+                              "16 clients, all paths": (16, ("-s", str(Path(directory) / "other.lua")))})
+            node = Node(make, Path(directory))
             try:
                 report(measure(node, args.rounds, args.seconds))
                 for number in args.rules:

@@ -102,7 +102,8 @@ def main():
     from runtimes.test_netavark import PACKAGES
     from runtimes.world import World
 
-    with (tempfile.TemporaryDirectory() as folder, World(folder, base("trixie", "trixie-podman", *PACKAGES)) as world):
+    with (tempfile.TemporaryDirectory() as directory,
+          World(directory, base("trixie", "trixie-podman", *PACKAGES)) as world):
         world.shell(f"fastcni install --netavark-dir {DRIVERS}")
         world.serve()
         print(world.run(sys.executable, __file__, "--inside", "--rounds", chosen.rounds), end="")

@@ -40,18 +40,18 @@ PAUSE_S = 0.3                   # before many pods; before one pod a tenth of it
 
 
 class Implementation:
-    """How to run the three networks of a pod. folder: of the plugin files. confs: what is called, in turn, or together.
-    socket: of the server, "" for none."""
+    """How to run the three networks of a pod. directory: of the plugin files. confs: what is called, in turn, or
+    together. socket: of the server, "" for none."""
 
-    def __init__(self, name, folder, confs, socket="", together=False):
-        self.name, self.folder, self.confs, self.socket, self.together = name, folder, confs, socket, together
+    def __init__(self, name, directory, confs, socket="", together=False):
+        self.name, self.directory, self.confs, self.socket, self.together = name, directory, confs, socket, together
 
     def start(self, command, conf, ifname, pod):
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": f"c-{pod}", "CNI_NETNS": f"/run/netns/{pod}",
-               "CNI_IFNAME": ifname, "CNI_PATH": self.folder, "PATH": os.environ["PATH"],
+               "CNI_IFNAME": ifname, "CNI_PATH": self.directory, "PATH": os.environ["PATH"],
                "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_INFRA_CONTAINER_ID=c",
                "FASTCNI_SOCKET": self.socket}
-        process = subprocess.Popen([conf.get("program") or f"{self.folder}/{conf['type']}"], env=env,
+        process = subprocess.Popen([conf.get("program") or f"{self.directory}/{conf['type']}"], env=env,
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         process.stdin.write(json.dumps({key: value for key, value in conf.items() if key != "program"}).encode())
         process.stdin.close()
@@ -70,27 +70,27 @@ class Implementation:
                 assert process.wait() == 0, (self.name, command, out)
 
 
-def networks(folder, subnet):
-    """Return three networks. folder: of host-local. subnet: the second byte of addresses."""
+def networks(directory, subnet):
+    """Return three networks. directory: of host-local. subnet: the second byte of addresses."""
     def network(number, **keys):
-        ipam = {"type": "host-local", "dataDir": str(folder), "subnet": f"10.{subnet}.{number}.0/24"}
+        ipam = {"type": "host-local", "dataDir": str(directory), "subnet": f"10.{subnet}.{number}.0/24"}
         return {"cniVersion": "1.0.0", "name": f"net-{subnet}-{number}", "ipam": ipam, **keys}
 
     return [network(1, type="bridge", bridge=f"br{subnet}-1"), network(2, **SECOND),
             network(3, type="bridge", bridge=f"br{subnet}-3")]
 
 
-def implementations(folder, own, socket, multus):
+def implementations(directory, own, socket, multus):
     """multus: the path of Multus' program, "" for none."""
     def conf(subnet, **keys):
-        return {"cniVersion": "1.0.0", "name": "multus", "type": "multus", "cniDir": f"{folder}/multus-{subnet}",
-                "delegates": networks(folder, subnet), **keys}
+        return {"cniVersion": "1.0.0", "name": "multus", "type": "multus", "cniDir": f"{directory}/multus-{subnet}",
+                "delegates": networks(directory, subnet), **keys}
 
     found = [Implementation("multus, warm", own, [conf(11)], socket),
-             Implementation("three calls, warm", own, networks(folder, 12), socket),
-             Implementation("three calls together, warm", own, networks(folder, 15), socket, together=True)]
+             Implementation("three calls, warm", own, networks(directory, 12), socket),
+             Implementation("three calls together, warm", own, networks(directory, 15), socket, together=True)]
     if os.path.exists(f"{GO}/macvlan"):
-        found.append(Implementation("three calls, Go plugins", GO, networks(folder, 13)))
+        found.append(Implementation("three calls, Go plugins", GO, networks(directory, 13)))
         if multus:
             found.append(Implementation("thin Multus, Go plugins", GO, [
                 conf(14, binDir=GO, logToStderr=False, program=multus)]))
@@ -98,12 +98,12 @@ def implementations(folder, own, socket, multus):
 
 
 @contextmanager
-def server(own, folder):
-    path = f"{folder}/fastcni.sock"
-    with open(f"{folder}/log", "w") as log:
+def server(own, directory):
+    path = f"{directory}/fastcni.sock"
+    with open(f"{directory}/log", "w") as log:
         process = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", path], stderr=log)
     try:
-        assert eventually(lambda: os.path.exists(path)), Path(folder, "log").read_text()
+        assert eventually(lambda: os.path.exists(path)), Path(directory, "log").read_text()
         yield path
     finally:
         process.send_signal(signal.SIGTERM)
@@ -116,16 +116,16 @@ def took_ms(one, command, pods):
     return (time.perf_counter() - started) * 1e3
 
 
-def measure(folder, pods, rounds, multus):
+def measure(directory, pods, rounds, multus):
     """Return {(implementation, "ADD" or "DEL", pods at once): milliseconds of each round}. The thread is in the host's
     namespace."""
     run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "ext0")
     for name in ("lo", "up0", "ext0"):
         run("ip", "link", "set", name, "up")
-    own = Path(folder, "bin")
+    own = Path(directory, "bin")
     install(own)
-    with server(own, folder) as socket:
-        sides = implementations(folder, str(own), socket, multus)
+    with server(own, directory) as socket:
+        sides = implementations(directory, str(own), socket, multus)
         found = {(one.name, command, count): [] for count in (1, len(pods)) for one in sides for command in COMMANDS}
         for at_once, times in ((pods[:1], rounds), (pods, max(1, rounds // 10))):
             for number in range(times + WARM_UP):
@@ -171,9 +171,10 @@ def main():
     parser.add_argument("--pods", type=int, default=30, help="pods that come and go at once")
     parser.add_argument("--multus", default="", help="the path of Multus' thin program")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="networks-", dir="/dev/shm") as folder, spaces(options.pods) as pods:
+    with tempfile.TemporaryDirectory(prefix="networks-", dir="/dev/shm") as directory, spaces(options.pods) as pods:
         print(f"load {os.getloadavg()[0]:.1f}")
-        print(*table(measure(folder, pods, options.rounds, options.multus)), f"load {os.getloadavg()[0]:.1f}", sep="\n")
+        print(*table(measure(directory, pods, options.rounds, options.multus)), f"load {os.getloadavg()[0]:.1f}",
+              sep="\n")
 
 
 def test_each_implementation_runs(tmp_path, monkeypatch):

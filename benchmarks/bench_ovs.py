@@ -97,8 +97,8 @@ def test_add_and_del(host_netns, pod_netns, tmp_path, monkeypatch, scaled, other
     with Switch("br0") as switch:
         warm = Warm(monkeypatch)
         sides = [warm, PluginFile("fastcni one-shot", tmp_path / "bin" / "ovs", str(tmp_path / "bin")), Vsctl(switch)]
-        if folder := os.environ.get("OVS_CNI"):
-            sides.append(PluginFile("ovs-cni", f"{folder}/ovs", f"{folder}:{PEER}"))
+        if directory := os.environ.get("OVS_CNI"):
+            sides.append(PluginFile("ovs-cni", f"{directory}/ovs", f"{directory}:{PEER}"))
         conf = {"cniVersion": "1.0.0", "name": "net", "type": "ovs", "bridge": "br0", "vlan": 100,
                 "socket_file": switch.address, "dataDir": str(tmp_path / "cache"),
                 "ipam": {"type": "host-local", "subnet": "10.22.0.0/16", "dataDir": str(tmp_path / "networks")}}

@@ -167,9 +167,9 @@ class Site:
 class Agent:
     """A process with the agent's policies and the objects of a Site."""
 
-    def __init__(self, site, folder):
-        self.socket = f"{folder}/policy.sock"
-        os.mkdir(f"{folder}/policies")
+    def __init__(self, site, directory):
+        self.socket = f"{directory}/policy.sock"
+        os.mkdir(f"{directory}/policies")
         self.stop_reading, stop = os.pipe()
         ready, tell_ready = os.pipe()
         self.pid = os.fork()
@@ -177,7 +177,7 @@ class Agent:
             status = 1
             try:
                 os.close(stop)
-                self._serve(site, folder, tell_ready)
+                self._serve(site, directory, tell_ready)
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -190,8 +190,8 @@ class Agent:
             raise SystemExit("the agent has not started")
         os.close(ready)
 
-    def _serve(self, site, folder, tell_ready):
-        it = Policies(Settings(f"{folder}/policies", state=f"{folder}/pods", socket=self.socket), Silent())
+    def _serve(self, site, directory, tell_ready):
+        it = Policies(Settings(f"{directory}/policies", state=f"{directory}/pods", socket=self.socket), Silent())
         it.compiler.node = NODE
         site.put_all(it.compiler)
         it.attend()
@@ -267,8 +267,8 @@ def measure(table, policies, pods, others, rounds, cluster_policies=0):
     table.add("    sets, elements, chains, rules", f"{len(state.sets)}, {sum(map(len, state.elements.values()))}, "
               f"{len(state.chains)}, {sum(len(one.lines) + len(one.jumps) for one in state.chains.values())}")
     site.close()                        # the table belongs to one agent at a time
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        agent = Agent(site, folder)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        agent = Agent(site, directory)
         try:
             asked = ask(site, agent, rounds)
         finally:

@@ -72,9 +72,9 @@ class Processes:
         return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 
 
-def write(folder, name, text):
-    (folder / "new").write_text(text)
-    (folder / "new").rename(folder / name)
+def write(directory, name, text):
+    (directory / "new").write_text(text)
+    (directory / "new").rename(directory / name)
 
 
 def document(app, name="new"):
@@ -98,23 +98,23 @@ def add_memory(table, processes):
 def measure(table, files, site, rounds):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as work:
         agent = Agent(site, work)
-        folder, processes = Path(work, "policies"), Processes(agent.pid)
+        directory, processes = Path(work, "policies"), Processes(agent.pid)
         try:
-            measure_agent(table, agent, folder, processes, files, rounds)
+            measure_agent(table, agent, directory, processes, files, rounds)
         finally:
             processes.close()
             agent.close()
 
 
-def measure_agent(table, agent, folder, processes, files, rounds):
+def measure_agent(table, agent, directory, processes, files, rounds):
     make_port()
     for number in range(files):
-        write(folder, f"pod-{number}.json", json.dumps({
+        write(directory, f"pod-{number}.json", json.dumps({
             "kind": "Pod", "metadata": {"name": f"file-{number}", "labels": {"app": "x"}},
             "status": {"podIP": f"10.8.{number >> 8}.{number & 255}"}}))
-    write(folder, "pod.json", json.dumps({"kind": "Pod", "metadata": {"name": "victim", "labels": {"app": "v"}},
+    write(directory, "pod.json", json.dumps({"kind": "Pod", "metadata": {"name": "victim", "labels": {"app": "v"}},
                                           "status": {"podIP": ADDRESS}}))
-    write(folder, "first.json", document("v", "first"))
+    write(directory, "first.json", document("v", "first"))
     while not policies.ask(agent.socket, {"do": "explain", "address": ADDRESS})["pods"]:
         time.sleep(0.01)
     await_policies(agent, ["default/first"])
@@ -123,25 +123,25 @@ def measure_agent(table, agent, folder, processes, files, rounds):
         adds, others, processes.peak = [], [], 0
         for number in range(rounds):
             if text:
-                write(folder, "hostile.yaml", f"# {number}\n{text}")
-            write(folder, "other.json", document("v"))
+                write(directory, "hostile.yaml", f"# {number}\n{text}")
+            write(directory, "other.json", document("v"))
             others.append(took_ms(await_policies, agent, ["default/first", "default/new"]))
             if text:
-                write(folder, "hostile.yaml", f"# {number} again\n{text}")
+                write(directory, "hostile.yaml", f"# {number} again\n{text}")
             adds.append(add_and_delete(pod(10_000 + number, number % 100), agent))
-            (folder / "other.json").unlink()
+            (directory / "other.json").unlink()
             await_policies(agent, ["default/first"])
             time.sleep(0.3 if text else 0)
         for name, found in ((f"{what}: an ADD", adds), ("    another file's policy", others)):
             high = max(found)
             table.add(name, f"{statistics.median(found):.1f} ms, {high:.1f} ms at most", "50 ms", high <= 50)
         add_memory(table, processes)
-    (folder / "hostile.yaml").unlink()
+    (directory / "hostile.yaml").unlink()
     time.sleep(0.5)
     before, began = processes.processor_ms(), []
     for number in range(rounds):
         app = "v" if number % 2 else "w"
-        write(folder, "pod.json", json.dumps({"kind": "Pod", "metadata": {"name": "victim", "labels": {"app": app}},
+        write(directory, "pod.json", json.dumps({"kind": "Pod", "metadata": {"name": "victim", "labels": {"app": app}},
                                               "status": {"podIP": ADDRESS}}))
         began.append(took_ms(await_policies, agent, ["default/first"] if number % 2 else []))
     table.add(f"one label in one of {files} files", f"{statistics.median(began):.1f} ms, {max(began):.1f} ms at most")

@@ -39,7 +39,7 @@ CASES = [pytest.param(backend, flush, pods, id=f"{backend}, {flush}, {pods} pods
     for flush in flushes for pods in sizes]
 
 
-def write_cache(folder, backend, pods):
+def write_cache(directory, backend, pods):
     """Write the result cache of a runtime with this many pods."""
     plugins = [{"type": "bridge", "bridge": "br0", "isGateway": True, "ipMasq": True, "ipMasqBackend": backend,
                 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]}},
@@ -49,7 +49,7 @@ def write_cache(folder, backend, pods):
     for number in range(2, pods + 2):
         ports = [{"hostPort": 10000 + number, "containerPort": 80, "protocol": "tcp"}]
         rt = RuntimeConf(f"pod{number}", PODS_NETNS, "eth0", capability_args={"portMappings": ports})
-        Cache(folder).write("net", network, rt, {
+        Cache(directory).write("net", network, rt, {
             "cniVersion": "1.0.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": PODS_NETNS}],
             "ips": [{"address": f"10.22.{number >> 8}.{number & 255}/16", "interface": 1},
                     {"address": f"fd00:22::{number:x}/64", "interface": 1}]})
@@ -59,13 +59,13 @@ class Node:
     """The server of this thread's namespace. Each round has a new one, because a server delays its second restore.
     Use it in `with node.server:`."""
 
-    def __init__(self, folder, backend, flush):
-        self.folder, self.flush, self.done = folder, flush.split(), DONE[backend]
-        self.sock, self.log, self.server = f"{folder}/sock", f"{folder}/log", ExitStack()
+    def __init__(self, directory, backend, flush):
+        self.directory, self.flush, self.done = directory, flush.split(), DONE[backend]
+        self.sock, self.log, self.server = f"{directory}/sock", f"{directory}/log", ExitStack()
         self.before = ruleset()
 
     def start_and_flush(self):
-        self.server.enter_context(Child(["-m", "fastcni", "serve", "--socket", self.sock, "--cache-dir", self.folder,
+        self.server.enter_context(Child(["-m", "fastcni", "serve", "--socket", self.sock, "--cache-dir", self.directory,
                                          "--log-level", "info"], self.sock, self.log))
         self.wait_for(READY)
         sock = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))

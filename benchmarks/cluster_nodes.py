@@ -1,4 +1,4 @@
-"""What the benchmark of cluster-wide addresses runs: an etcd, and simulated nodes with their own name and folder."""
+"""What the benchmark of cluster-wide addresses runs: an etcd, and simulated nodes with their own name and directory."""
 
 import contextlib
 import json
@@ -22,10 +22,11 @@ ENV = {"CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere/pod", "CNI_NETNS_OVERRIDE": 
 
 
 class Etcd:
-    """`with Etcd() as etcd:` runs one member on loopback, its data in a folder below `folder`. conf: for `store`."""
+    """`with Etcd() as etcd:` runs one member on loopback, its data in a directory below `directory`. conf: for
+    `store`."""
 
-    def __init__(self, url="", folder=None):
-        self.url, self.folder, self.home, self.process = url, folder, "", None
+    def __init__(self, url="", directory=None):
+        self.url, self.directory, self.home, self.process = url, directory, "", None
 
     def __enter__(self):
         if not self.url:
@@ -45,7 +46,7 @@ class Etcd:
             shutil.rmtree(self.home)
 
     def _start(self):
-        self.home = tempfile.mkdtemp(prefix="bench-etcd-", dir=self.folder)
+        self.home = tempfile.mkdtemp(prefix="bench-etcd-", dir=self.directory)
         client, peer = free_ports(2)
         self.url = f"http://127.0.0.1:{client}"
         with open(f"{self.home}/log", "wb") as log:
@@ -85,8 +86,8 @@ class Etcd:
 class Local:
     """The store `local` in the place of Etcd. It counts no requests, and takes no time of its own."""
 
-    def __init__(self, folder):
-        self.conf = {"type": "local", "path": str(folder / "store")}
+    def __init__(self, directory):
+        self.conf = {"type": "local", "path": str(directory / "store")}
 
     def requests(self):
         return {}
@@ -125,9 +126,9 @@ class KeptMode(Mode):
 class Node:
     """A simulated node with one network. call() makes a request in this process, and returns its answer."""
 
-    def __init__(self, store, folder, name, **keys):
+    def __init__(self, store, directory, name, **keys):
         self.mode = KeptMode()
-        ipam = {"type": "cluster", "store": store, "dataDir": f"{folder}/{name}", "node_name": name,
+        ipam = {"type": "cluster", "store": store, "dataDir": f"{directory}/{name}", "node_name": name,
                 "range": "10.0.0.0/12", **keys}
         self.conf = {"cniVersion": "1.1.0", "name": "net", "type": ipam["type"], "ipam": ipam}
         self.type, self.stdin = ipam["type"], json.dumps(self.conf).encode()
@@ -146,6 +147,6 @@ class Node:
         self.mode.close()
 
 
-def host_local(folder):
+def host_local(directory):
     """A Node that asks host-local."""
-    return Node({}, folder, "host-local", type="host-local", ranges=[[{"subnet": "10.0.0.0/12"}]])
+    return Node({}, directory, "host-local", type="host-local", ranges=[[{"subnet": "10.0.0.0/12"}]])

@@ -19,11 +19,11 @@ BLOCK = 64              # addresses
 DAYS, HOURS = 7, 24
 
 
-def given(table, etcd, folder, nodes, adds, processes, together):
+def given(table, etcd, directory, nodes, adds, processes, together):
     """Each process has its share of the nodes. All nodes claim their first block at the same time, and their second
     one when the first one is full."""
     def work(number, begin):
-        mine = [Node(etcd.conf, folder / "given", f"given-{number}-{each}", network_name="given")
+        mine = [Node(etcd.conf, directory / "given", f"given-{number}-{each}", network_name="given")
                 for each in range(nodes // processes)]
         known, claims, others, addresses = [set() for _ in mine], [], [], []
         begin()
@@ -53,10 +53,10 @@ def given(table, etcd, folder, nodes, adds, processes, together):
         table.add("    requests of an ADD", f"{asked / len(addresses):.3f}")
 
 
-def full(table, store, folder, nodes, prefix):
+def full(table, store, directory, nodes, prefix):
     """A range of 2^(32 - prefix) addresses."""
     pick = random.Random(1)
-    mine = [Node(store, folder / "full", f"full-{number}", network_name="full", range=f"10.0.0.0/{prefix}")
+    mine = [Node(store, directory / "full", f"full-{number}", network_name="full", range=f"10.0.0.0/{prefix}")
             for number in range(nodes)]
     count = 0
     try:
@@ -71,11 +71,12 @@ def full(table, store, folder, nodes, prefix):
               f"{count:,}, {count / size:.0%}")
 
 
-def week(table, store, folder, nodes, days=DAYS):
+def week(table, store, directory, nodes, days=DAYS):
     """The number of a node's pods is a random walk between 20 and 180. In each hour an eighth of the pods is replaced,
     and the node returns the blocks that are empty, as its server does."""
     pick = random.Random(2)
-    mine = [Node(store, folder / "week", f"week-{number}", network_name="week", cool_down=0) for number in range(nodes)]
+    mine = [Node(store, directory / "week", f"week-{number}", network_name="week", cool_down=0)
+            for number in range(nodes)]
     keys = [read_keys(Section(node.conf)) for node in mine]
     registry = stores.open_store(store)
     pods, wanted, made, used, blocks = [[] for _ in mine], [100] * nodes, 0, [], []

@@ -60,26 +60,26 @@ def pod(name, addresses, **labels):
 
 
 class ByFiles:
-    """A folder with a file for each object."""
+    """A directory with a file for each object."""
 
-    def __init__(self, folder):
-        self.folder = folder / "policies"
-        self.folder.mkdir()
-        self.settings = {"folder": str(self.folder)}
+    def __init__(self, directory):
+        self.directory = directory / "policies"
+        self.directory.mkdir()
+        self.settings = {"directory": str(self.directory)}
 
     def put(self, document):
         name = f"{document['kind']}-{document['metadata']['name']}.json"
-        (self.folder / "new").write_text(json.dumps(document))
-        (self.folder / "new").rename(self.folder / name)
+        (self.directory / "new").write_text(json.dumps(document))
+        (self.directory / "new").rename(self.directory / name)
 
 
 class ByApi:
     """The mock of the Kubernetes API."""
 
-    def __init__(self, folder, server):
+    def __init__(self, directory, server):
         from cluster.kubernetes.api_server import kubeconfig
 
-        self.server, path = server, folder / "kubeconfig"
+        self.server, path = server, directory / "kubeconfig"
         path.write_text(kubeconfig(server.url))
         self.settings = {"api": lambda: open_api(str(path)), "node": "here"}
 
@@ -174,14 +174,14 @@ def namespaces():
 
 
 @contextlib.contextmanager
-def source_of(kind, folder):
+def source_of(kind, directory):
     if kind == "files":
-        yield ByFiles(folder)
+        yield ByFiles(directory)
         return
     from cluster.kubernetes.api_server import Running
 
     with Running() as server:
-        yield ByApi(folder, server)
+        yield ByApi(directory, server)
 
 
 def enforced(kind, policies, pods, rounds, load=0):
@@ -190,12 +190,12 @@ def enforced(kind, policies, pods, rounds, load=0):
     ip("link", "set", "lo", "up")
     found = []
     with contextlib.ExitStack() as opened:
-        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        directory = Path(opened.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         node = Node(opened.enter_context(namespaces()))
         opened.callback(node.close)
-        source = opened.enter_context(source_of(kind, folder))
+        source = opened.enter_context(source_of(kind, directory))
         put_all(source, policies, pods)
-        settings = Settings(state=f"{folder}/pods", socket=f"{folder}/agent/policy.sock", **source.settings)
+        settings = Settings(state=f"{directory}/pods", socket=f"{directory}/agent/policy.sock", **source.settings)
         opened.enter_context(running(None, lambda: serve(settings)))
         for _ in range(load):
             opened.enter_context(running(None, spin))

@@ -90,16 +90,16 @@ cdef bytes packed_of(uint64_t hi, uint64_t lo):
     return PyBytes_FromStringAndSize(<const char*> halves, 16)
 
 
-def unlock(int fd, int folder=-1):
-    """Release the lock, then close its file and the folder.
+def unlock(int fd, int directory=-1):
+    """Release the lock, then close its file and the directory.
 
     Closing alone does not release the lock while a child that was just forked still has the descriptor.
     """
     with nogil:
         flock(fd, LOCK_UN)
         close(fd)
-        if folder >= 0:
-            close(folder)
+        if directory >= 0:
+            close(directory)
 
 
 # -- copies of closed files, for the next request of the same network ----------------------------------------
@@ -395,16 +395,16 @@ cdef class Index:
 
     cdef bint is_former(self, Found* found) noexcept:
         """Return whether this header was written for this directory, in another boot of this machine."""
-        return (self.fd >= 0 and self.is_whole(&found.head) and found.head.dir_ino == found.folder.st_ino
+        return (self.fd >= 0 and self.is_whole(&found.head) and found.head.dir_ino == found.directory.st_ino
                 and memcmp(found.head.boot, PyBytes_AS_STRING(self.boot), BOOT_ID_SIZE) != 0)
 
     cdef bint is_valid(self, Found* found) noexcept:
         """Return whether this header is undamaged and was written for the directory as it is now."""
         cdef Header* h = &found.head
         return (self.is_whole(h) and memcmp(h.boot, PyBytes_AS_STRING(self.boot), BOOT_ID_SIZE) == 0
-                and h.dir_dev == found.folder.st_dev and h.dir_ino == found.folder.st_ino
-                and h.mtime_sec == found.folder.st_mtim.tv_sec and h.mtime_nsec == found.folder.st_mtim.tv_nsec
-                and h.ctime_sec == found.folder.st_ctim.tv_sec and h.ctime_nsec == found.folder.st_ctim.tv_nsec)
+                and h.dir_dev == found.directory.st_dev and h.dir_ino == found.directory.st_ino
+                and h.mtime_sec == found.directory.st_mtim.tv_sec and h.mtime_nsec == found.directory.st_mtim.tv_nsec
+                and h.ctime_sec == found.directory.st_ctim.tv_sec and h.ctime_nsec == found.directory.st_ctim.tv_nsec)
 
     cdef bint load(self, Header* head) except -1:
         """Take the tables of this header from a kept copy or from the file. Return whether they match the header."""

@@ -35,7 +35,7 @@ cdef extern from *:
 cdef struct Found:                # an index file that was opened
     int fd                        # -1: it cannot be opened; `trouble` is the errno
     int trouble
-    struct_stat file, folder
+    struct_stat file, directory
     Header head                   # zeros: it cannot be read
 
 
@@ -50,7 +50,7 @@ cdef inline void open_index(int dirfd, Found* found) noexcept nogil:
         close(found.fd)
         found.fd = -1
     elif (pread(found.fd, &found.head, sizeof(Header), 0) != <Py_ssize_t> sizeof(Header)
-            or fstat(dirfd, &found.folder)):
+            or fstat(dirfd, &found.directory)):
         memset(&found.head, 0, sizeof(Header))
 
 

@@ -37,7 +37,7 @@ cdef enum:
 cdef struct Header:
     char magic[8]
     uint32_t layout
-    uint32_t plain                # 1: the folder is no space of cluster-wide addresses; 0: not known
+    uint32_t plain                # 1: the directory is no space of cluster-wide addresses; 0: not known
     uint64_t block_cap            # powers of two
     uint64_t owner_cap
     uint64_t blocks               # entries in use

@@ -42,8 +42,8 @@ cdef extern from *:
     int c_setns "setns"(int fd, int nstype)
     int c_getsockopt "getsockopt"(int fd, int level, int name, void* value, unsigned int* size) nogil
     int flock(int fd, int operation) nogil
-    int linkat(int old, const char* old_path, int folder, const char* path, int flags) nogil
-    int unlinkat(int folder, const char* path, int flags) nogil
+    int linkat(int old, const char* old_path, int directory, const char* path, int flags) nogil
+    int unlinkat(int directory, const char* path, int flags) nogil
     enum: STATX_BTIME, STATX_MTIME
     struct statx_timestamp:
         long long tv_sec
@@ -51,7 +51,7 @@ cdef extern from *:
     struct statx_times "statx":
         unsigned int stx_mask
         statx_timestamp stx_btime, stx_mtime
-    int statx(int folder, const char* path, int flags, unsigned int mask, statx_times* found)
+    int statx(int directory, const char* path, int flags, unsigned int mask, statx_times* found)
 
 cdef enum:
     FSOPEN_CLOEXEC = 1          # linux/mount.h
@@ -133,10 +133,10 @@ def namespace_of(int sock):
     return fd
 
 
-def open_file(str path not None, int flags, int mode=0, *, int folder=AT_FDCWD):
+def open_file(str path not None, int flags, int mode=0, *, int directory=AT_FDCWD):
     """Return a descriptor, closed on exec, of a path that needs no disk, for instance a namespace. For a file on a disk
     use open_regular(): a file system that hangs delays its own request only. Raises OSError."""
-    cdef int fd = openat(folder, PyBytes_AS_STRING(encoded(path)), flags | O_CLOEXEC, mode)
+    cdef int fd = openat(directory, PyBytes_AS_STRING(encoded(path)), flags | O_CLOEXEC, mode)
     if fd < 0:
         refuse(errno, path)
     return fd
@@ -170,10 +170,11 @@ def unlock(int fd):
 
 # -- small files, each in one go: the lock is released once, since a disk may take its time ----------------------
 
-cdef int open_checked(int folder, const char* name, int flags, int mode, struct_stat* st, int* failed) noexcept nogil:
+cdef int open_checked(int directory, const char* name, int flags, int mode, struct_stat* st,
+                      int* failed) noexcept nogil:
     """Return a descriptor, or -1 and the errno. With `st`, which is filled in: EISDIR for a directory, EOPNOTSUPP for a
     pipe, a socket and a device."""
-    cdef int fd = openat(folder, name, flags | O_CLOEXEC | (O_NONBLOCK if st != NULL else 0), mode)
+    cdef int fd = openat(directory, name, flags | O_CLOEXEC | (O_NONBLOCK if st != NULL else 0), mode)
     if fd < 0:
         failed[0] = errno
     elif st != NULL:
@@ -187,14 +188,14 @@ cdef int open_checked(int folder, const char* name, int flags, int mode, struct_
     return fd
 
 
-def open_regular(str path not None, int flags, int mode=0, *, int folder=AT_FDCWD):
-    """Return a descriptor of a regular file below the open `folder`, closed on exec. Raises OSError."""
+def open_regular(str path not None, int flags, int mode=0, *, int directory=AT_FDCWD):
+    """Return a descriptor of a regular file below the open `directory`, closed on exec. Raises OSError."""
     cdef bytes name = encoded(path)
     cdef const char* at = PyBytes_AS_STRING(name)
     cdef struct_stat st
     cdef int fd, failed = 0
     with nogil:
-        fd = open_checked(folder, at, flags, mode, &st, &failed)
+        fd = open_checked(directory, at, flags, mode, &st, &failed)
     refuse(failed, path)
     return fd
 
@@ -217,8 +218,8 @@ def mount_procfs():
     return mount
 
 
-def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD, *, bint regular=False):
-    """Return up to `most` bytes from the beginning of a file below the open `folder`; flags as for open(2). Raises
+def read_file(str path not None, int flags, Py_ssize_t most, int directory=AT_FDCWD, *, bint regular=False):
+    """Return up to `most` bytes from the beginning of a file below the open `directory`; flags as for open(2). Raises
     OSError.
 
     regular: refuse everything but a regular file (EOPNOTSUPP), and wait for no writer of a pipe.
@@ -230,7 +231,7 @@ def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD
     cdef int fd, failed = 0
     cdef ssize_t size = 0
     with nogil:
-        fd = open_checked(folder, at, flags, 0, &st if regular else NULL, &failed)
+        fd = open_checked(directory, at, flags, 0, &st if regular else NULL, &failed)
         if fd >= 0:
             size = unistd.read(fd, buffer, most)
             if size < 0:
@@ -240,27 +241,27 @@ def read_file(str path not None, int flags, Py_ssize_t most, int folder=AT_FDCWD
     return found[:size]
 
 
-cdef bint create_whole(int folder, const char* name, const char* data, Py_ssize_t size, int mode, bint sync,
+cdef bint create_whole(int directory, const char* name, const char* data, Py_ssize_t size, int mode, bint sync,
                        int* failed) noexcept nogil:
     """Create a file that appears with its content: a killed process leaves no empty file. `failed` is 0, or
     EEXIST. Return False, without a file, if the file system or the kernel's rights do not allow that: O_TMPFILE of
     open(2), AT_EMPTY_PATH of link(2)."""
-    cdef int fd = openat(folder, b".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode)
+    cdef int fd = openat(directory, b".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode)
     cdef bint made
     if fd < 0:
         return False
     made = unistd.write(fd, data, size) == size and not (sync and unistd.fsync(fd))
     failed[0] = 0
-    if made and linkat(fd, b"", folder, name, AT_EMPTY_PATH):
+    if made and linkat(fd, b"", directory, name, AT_EMPTY_PATH):
         failed[0] = errno
         made = failed[0] == EEXIST
     unistd.close(fd)
     return made
 
 
-def write_file(str path not None, bytes data not None, int flags, int folder=AT_FDCWD, *, int mode=0o600,
+def write_file(str path not None, bytes data not None, int flags, int directory=AT_FDCWD, *, int mode=0o600,
                bint cut=False, bint sync=False, bint regular=False):
-    """Replace the content of a file below the open `folder` by `data`, and wait until it is on disk.
+    """Replace the content of a file below the open `directory` by `data`, and wait until it is on disk.
 
     With O_EXCL the file appears with its content, if the file system can do that; else a file that could not be filled
     is removed. regular: as for read_file(). Raises OSError,
@@ -276,11 +277,11 @@ def write_file(str path not None, bytes data not None, int flags, int folder=AT_
     cdef bint whole = flags & O_EXCL and memchr(at, c'/', PyBytes_GET_SIZE(name)) == NULL
     check()
     with nogil:
-        if whole and create_whole(folder, at, buffer, size, mode, sync, &failed):
+        if whole and create_whole(directory, at, buffer, size, mode, sync, &failed):
             fd = -1
         else:
             failed = 0
-            fd = open_checked(folder, at, flags | O_WRONLY, mode, &st if regular else NULL, &failed)
+            fd = open_checked(directory, at, flags | O_WRONLY, mode, &st if regular else NULL, &failed)
         if fd >= 0:
             written = unistd.write(fd, buffer, size)
             if written != size:
@@ -291,7 +292,7 @@ def write_file(str path not None, bytes data not None, int flags, int folder=AT_
                 failed = errno
             unistd.close(fd)
             if failed and flags & O_EXCL:
-                unlinkat(folder, at, 0)
+                unlinkat(directory, at, 0)
     refuse(failed, path if fd < 0 else None)
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Copy the checkout's sources, without anything that was built, into a new folder.
-#   copy-tree.sh FOLDER
+# Copy the checkout's sources, without anything that was built, into a new directory.
+#   copy-tree.sh DIRECTORY
 set -eu
 cd "$(dirname "$0")/.."
 mkdir -p "$1"

@@ -41,7 +41,7 @@ from fastcni.kit.datapath import pins
 maps = {name: objects.create_hash(*sizes) for name, sizes in pins.MAPS.items()}
 for program in redirect_programs.PROGRAMS.values():
     objects.load(*program, maps)
-pins.folder(wire.open_socket())
+pins.directory(wire.open_socket())
 """
 OVS_DATAPATH = """
 from fastcni.kernel import genl, uapi, wire
@@ -53,8 +53,8 @@ import sys, tempfile
 sys.path.insert(0, "tests")
 from server.system_calls import Counter, tracepoint
 
-with tempfile.TemporaryDirectory() as folder:
-    Counter(tracepoint(folder)).close()
+with tempfile.TemporaryDirectory() as directory:
+    Counter(tracepoint(directory)).close()
 """
 # {feature: (the kernel's option, an ip(8) command, or lines of Python, that succeed with it)}
 FEATURES = {

@@ -25,8 +25,8 @@ class WarmInProcess(WarmMode):
         networks = NetworkSources(home, cluster.log)
         super().__init__(home, Facts(), GroupedDeletes(in_thread), in_thread, cluster, networks)
 
-    def find_plugin(self, name, folders, own):
-        return "" if own else super().find_plugin(name, folders, own)
+    def find_plugin(self, name, directories, own):
+        return "" if own else super().find_plugin(name, directories, own)
 
     def release(self):
         self.close()

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Write a source archive again: the same bytes for the same content. setuptools keeps the times, owners and modes of files.
-#   repack.sh ARCHIVE FOLDER
+#   repack.sh ARCHIVE DIRECTORY
 # SOURCE_DATE_EPOCH: the time of all files, in seconds since 1970 [the time of PKG-INFO in the archive].
 set -eu
 work=$(mktemp -d)

@@ -15,8 +15,8 @@ from fastcni.agent.registries import records
 from fastcni.agent.registries.etcd import KEEP_S, LEASE_S, PREFIX
 from fastcni.clients.etcd import MAX_OPERATIONS, below, encode, get, put, revision_is
 
-FOLDER = f"{PREFIX}/subnets/"
-FIRST, END = below(FOLDER)
+DIRECTORY = f"{PREFIX}/subnets/"
+FIRST, END = below(DIRECTORY)
 REVISION = re.compile(rb'"revision":"(\d+)"')
 HOST_HEADER = "etcd"
 
@@ -25,7 +25,7 @@ def record_of(number):
     """Return (key, value) of a node's record."""
     node = Node("", {4: subnet_of(number)}, {4: public_of(number)}, "vxlan",
                 {4: {"VNI": 1, "VtepMAC": mac_of(number)}})
-    return FOLDER + records.key_of(node.subnets), records.value_of(node)
+    return DIRECTORY + records.key_of(node.subnets), records.value_of(node)
 
 
 class EtcdNodes:

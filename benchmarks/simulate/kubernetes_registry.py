@@ -25,11 +25,11 @@ FLAGS = ("--authorization-mode=RBAC", "--service-account-issuer=https://issuer",
 class Mock:
     """The mock of the Kubernetes API, tests/cluster/kubernetes/api_server.py, as a process."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, directory):
+        self.directory = directory
 
     def __enter__(self):
-        self.process = Process([sys.executable, "-m", "simulate.kubernetes_mock"], self.folder / "mock.log",
+        self.process = Process([sys.executable, "-m", "simulate.kubernetes_mock"], self.directory / "mock.log",
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                env={**os.environ, "PYTHONPATH": PATHS})
         self.process.__enter__()
@@ -46,7 +46,7 @@ class Mock:
 
     def publish(self, url):
         """Write the files for the agent and the server, and the Node of the real agent."""
-        kubeconfig, net_conf = self.folder / "kubeconfig", self.folder / "net-conf.json"
+        kubeconfig, net_conf = self.directory / "kubeconfig", self.directory / "net-conf.json"
         kubeconfig.write_text(json.dumps({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
             "clusters": [{"name": "c", "cluster": {"server": url, "insecure-skip-tls-verify": True}}],
@@ -78,19 +78,19 @@ class Mock:
 class ApiServer(Mock):
     """A kube-apiserver, such as tests/cluster/kubernetes/real-api-server.sh builds one, and an etcd."""
 
-    def __init__(self, program, folder):
-        super().__init__(folder)
-        self.program, self.etcd = program, Etcd(folder=folder)
+    def __init__(self, program, directory):
+        super().__init__(directory)
+        self.program, self.etcd = program, Etcd(directory=directory)
 
     def __enter__(self):
-        key, tokens, (port,) = self.folder / "key.pem", self.folder / "tokens.csv", free_ports(1)
+        key, tokens, (port,) = self.directory / "key.pem", self.directory / "tokens.csv", free_ports(1)
         tokens.write_text(f'{TOKEN},admin,1,"system:masters"\n')
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, stderr=subprocess.DEVNULL)
         self.etcd.__enter__()
         self.process = Process(
             [self.program, *FLAGS, f"--secure-port={port}", f"--etcd-servers={self.etcd.url}",
-             f"--cert-dir={self.folder}/certs", f"--service-account-key-file={key}",
-             f"--service-account-signing-key-file={key}", f"--token-auth-file={tokens}"], self.folder / "api.log")
+             f"--cert-dir={self.directory}/certs", f"--service-account-key-file={key}",
+             f"--service-account-signing-key-file={key}", f"--token-auth-file={tokens}"], self.directory / "api.log")
         self.parts = [self.process, Started(self.etcd.process)]
         try:
             self.publish(f"https://127.0.0.1:{port}")

@@ -53,8 +53,8 @@ class World:
 
     def __enter__(self):
         with contextlib.ExitStack() as opened:
-            self.folder = Path(tempfile.mkdtemp(prefix=f"fastcni-simulate-{os.getpid()}-", dir="/dev/shm"))
-            opened.callback(shutil.rmtree, self.folder)
+            self.directory = Path(tempfile.mkdtemp(prefix=f"fastcni-simulate-{os.getpid()}-", dir="/dev/shm"))
+            opened.callback(shutil.rmtree, self.directory)
             opened.callback(remove_namespace, self.netns)
             ip("netns", "add", self.netns)
             opened.enter_context(Inside(self.netns))
@@ -62,11 +62,11 @@ class World:
             ip("link", "add", LINK, "up", "type", "veth", "peer", "name", "wire0")
             ip("link", "set", "wire0", "up")
             ip("addr", "add", f"{addresses.AGENT}/{addresses.UNDERLAY.prefixlen}", "dev", LINK)
-            self.registry = opened.enter_context(self.open_registry(self.folder))
+            self.registry = opened.enter_context(self.open_registry(self.directory))
             self.nodes = opened.enter_context(Nodes(self.registry))
             self.routes = opened.enter_context(Routes())
             if self.pods_per_s:
-                self.pods = opened.enter_context(Pods(self.registry.store, self.folder, self.pods_per_s))
+                self.pods = opened.enter_context(Pods(self.registry.store, self.directory, self.pods_per_s))
             self.opened = opened.pop_all()
         return self
 
@@ -75,10 +75,10 @@ class World:
 
     def start_agent(self):
         """Start the real agent. Return when it has joined and has a route to each simulated node. Raises Failed."""
-        env = self.folder / "subnet.env"
+        env = self.directory / "subnet.env"
         self.agent = self.opened.enter_context(Process(
             [sys.executable, "-m", "fastcni", "agent", *self.registry.agent_options, "--iface", LINK, "--subnet-file",
-             env, "--conflist", "", "--folder", self.folder / "agent"], self.folder / "agent.log"))
+             env, "--conflist", "", "--folder", self.directory / "agent"], self.directory / "agent.log"))
         self.routes.wait(lambda seen: env.exists() and len(seen) >= self.count - 1, START_S, self.agent)
 
 
@@ -98,7 +98,7 @@ class Nodes(Process):
 
     def __init__(self, registry):
         super().__init__([sys.executable, "-m", "simulate.nodes", *registry.nodes_options],
-                         registry.folder / "nodes.log", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                         registry.directory / "nodes.log", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                          env={**os.environ, "PYTHONPATH": str(BESIDE)})
 
     def call(self, do, **words):
@@ -163,17 +163,17 @@ class Routes:
 class Pods:
     """Pods that come and go on the real node: ADDs and DELs of cluster IPAM by plugin files, through a warm server."""
 
-    def __init__(self, store, folder, per_s):
-        self.folder, self.per_s, self.failure = folder / "server", per_s, ""
-        self.folder.mkdir()
-        ipam = {"type": "cluster", "store": store, "dataDir": f"{self.folder}/ipam", "node_name": "simulated",
+    def __init__(self, store, directory, per_s):
+        self.directory, self.per_s, self.failure = directory / "server", per_s, ""
+        self.directory.mkdir()
+        ipam = {"type": "cluster", "store": store, "dataDir": f"{self.directory}/ipam", "node_name": "simulated",
                 "range": "172.16.0.0/12", "network_name": "simulated"}
         self.stdin = json.dumps({"cniVersion": "1.1.0", "name": "simulated", "type": "cluster", "ipam": ipam}).encode()
         self.ended = threading.Event()
 
     def __enter__(self):
-        install(self.folder / "bin")
-        self.server = serve(str(self.folder)).__enter__()
+        install(self.directory / "bin")
+        self.server = serve(str(self.directory)).__enter__()
         self.thread = threading.Thread(target=self._churn, name="pods")
         self.thread.start()
         return self
@@ -193,9 +193,9 @@ class Pods:
                 self._call("DEL", number - HELD_PODS)
 
     def _call(self, command, number):
-        env = {**ENV, "CNI_COMMAND": command, "CNI_CONTAINERID": f"{number:064x}", "CNI_PATH": f"{self.folder}/bin",
+        env = {**ENV, "CNI_COMMAND": command, "CNI_CONTAINERID": f"{number:064x}", "CNI_PATH": f"{self.directory}/bin",
                "FASTCNI_SOCKET": self.server.sock, "PATH": os.environ["PATH"]}
-        done = subprocess.run([f"{self.folder}/bin/cluster"], input=self.stdin, env=env, capture_output=True,
+        done = subprocess.run([f"{self.directory}/bin/cluster"], input=self.stdin, env=env, capture_output=True,
                               check=False)
         if done.returncode:
             self.failure = f"{command} of pod {number}: {done.stdout.decode()[-500:]}"
@@ -204,8 +204,8 @@ class Pods:
 class EtcdRegistry(Etcd):
     """A real etcd of one member on loopback, its data in memory."""
 
-    def __init__(self, folder):
-        super().__init__(folder=folder)
+    def __init__(self, directory):
+        super().__init__(directory=directory)
 
     def __enter__(self):
         super().__enter__()

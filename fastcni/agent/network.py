@@ -26,12 +26,12 @@ class Network:
     """The node's part of the network. Create it in a thread that is in the node's namespace; the same thread calls all
     methods. Raises OSError.
 
-    me: this node's record. folder: the directory of the file peers.json. written: whether the kernel has the state for
-    `me` and the last list of nodes. figures: for metrics.py.
+    me: this node's record. directory: the directory of the file peers.json. written: whether the kernel has the state
+    for `me` and the last list of nodes. figures: for metrics.py.
     """
 
-    def __init__(self, conf: NetworkConf, backend: Backend, me: Node, log: Logger, folder: str) -> None:
-        self.conf, self.backend, self.me, self.log, self.folder = conf, backend, me, log, folder
+    def __init__(self, conf: NetworkConf, backend: Backend, me: Node, log: Logger, directory: str) -> None:
+        self.conf, self.backend, self.me, self.log, self.directory = conf, backend, me, log, directory
         self.written = False
         self.figures = dict.fromkeys(FIGURES, 0)
         self.others: Collection[Node] = ()                  # the nodes in the kernel's state
@@ -86,7 +86,7 @@ class Network:
         state = self.backend.state(self.me, others)
         self.keeper.set(state)
         self.written, self.others = True, others
-        peer_list.write(self.folder, others)
+        peer_list.write(self.directory, others)
         self._tell_skipped({**left_out, **state.skipped})
         self.figures = {"nodes": len(others), "skipped": len(self._skipped), "routes": len(state.routes)}
         self.log.info("nodes", count=len(others), routes=len(state.routes))

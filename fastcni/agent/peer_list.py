@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
     from fastcni.agent.contract import Node
 
-FOLDER = "/run/fastcni/agent"           # of the agent's files; a reboot empties it, and removes the agent's links
+DIRECTORY = "/run/fastcni/agent"           # of the agent's files; a reboot empties it, and removes the agent's links
 NAME = "peers.json"
 
 
-def write(folder: str, nodes: Iterable[Node]) -> None:
+def write(directory: str, nodes: Iterable[Node]) -> None:
     """Write the list, unless the file already has it. Raises OSError."""
-    path = Path(folder, NAME)
+    path = Path(directory, NAME)
     text = json.dumps([{"name": node.name, "addresses": [str(each) for each in node.public.values()],
                         "subnets": [str(each) for each in node.subnets.values()]} for node in nodes])
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         files.write(path, text)
 
 
-def read(folder: str) -> list[dict[str, Any]]:
+def read(directory: str) -> list[dict[str, Any]]:
     """Return the list; [] if no agent has written one. Raises OSError, ValueError."""
     try:
-        found = json.loads(Path(folder, NAME).read_text(encoding="utf-8"))
+        found = json.loads(Path(directory, NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
     return found if isinstance(found, list) else []
 
 
-def remove(folder: str) -> None:
+def remove(directory: str) -> None:
     """Remove the list, for a node that leaves the network. Raises OSError."""
-    Path(folder, NAME).unlink(missing_ok=True)
+    Path(directory, NAME).unlink(missing_ok=True)

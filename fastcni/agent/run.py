@@ -36,8 +36,8 @@ from fastcni.agent.egress.table import Table
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.masquerade import Masquerade
 from fastcni.agent.network import FIGURES, Network, text
-from fastcni.agent.peer_list import FOLDER
-from fastcni.agent.policy.http.part import FOLDER as PROXY_FOLDER
+from fastcni.agent.peer_list import DIRECTORY
+from fastcni.agent.policy.http.part import DIRECTORY as PROXY_DIRECTORY
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.ruleset import Ruleset
 from fastcni.agent.policy.service import Policies
@@ -73,7 +73,7 @@ class Options:
     underlay: UnderlayOptions = field(default_factory=UnderlayOptions)
     subnet_file: str = SUBNET_FILE
     conflist: str = CONFLIST
-    folder: str = FOLDER
+    directory: str = DIRECTORY
     masquerade: bool = True
     bgp: BgpSettings | None = None
     policies: PolicySettings | None = None
@@ -148,7 +148,7 @@ class Agent:
         conf, backend, me = joined
         self.log.info("joined", subnets=text(me.subnets), backend=backend.name, public=text(me.public),
                       mtu=backend.mtu())
-        self.network = network = Network(conf, backend, me, self.log, self.options.folder)
+        self.network = network = Network(conf, backend, me, self.log, self.options.directory)
         # Requests to the registry and to BGP's engine may take long, so they run in threads, and the kernel's
         # notifications need not wait.
         self._start(self.registry.watch, self._changed, self.stopped.is_set)
@@ -183,8 +183,8 @@ class Agent:
         for path in (self.options.subnet_file, self.options.conflist):
             if path and files.is_ours(path):
                 os.unlink(path)
-        peer_list.remove(self.options.folder)
-        remove_leftovers(self.options.folder)
+        peer_list.remove(self.options.directory)
+        remove_leftovers(self.options.directory)
         self.log.info("left", subnets=text(mine.subnets))
 
     # -- joining -------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Agent:
         """Return the configuration, the backend, and this node's record without subnets."""
         conf = self.registry.conf()
         underlay = choose(self.options.underlay, list(conf.families))
-        backend = open_backend(conf, underlay, self.options.folder, self.registry.publishes)
+        backend = open_backend(conf, underlay, self.options.directory, self.registry.publishes)
         former = files.read_former(self.options.subnet_file)
         return conf, backend, Node("", former, underlay.public, backend.name, backend.data())
 
@@ -353,12 +353,12 @@ def remove_policies() -> bool:
         return rules.remove()
 
 
-def remove_leftovers(folder: str) -> None:
-    """Remove the files that a killed agent leaves and a stopped agent removes. folder: the agent's directory. The
+def remove_leftovers(directory: str) -> None:
+    """Remove the files that a killed agent leaves and a stopped agent removes. directory: the agent's directory. The
     records of pods stay, because pods may run. Raises OSError."""
-    shutil.rmtree(os.path.join(folder, PROXY_FOLDER), ignore_errors=True)
+    shutil.rmtree(os.path.join(directory, PROXY_DIRECTORY), ignore_errors=True)
     with suppress(FileNotFoundError):
-        os.unlink(os.path.join(folder, os.path.basename(policies.SOCKET)))
+        os.unlink(os.path.join(directory, os.path.basename(policies.SOCKET)))
 
 
 def remove_egress() -> None:

@@ -97,12 +97,12 @@ def note_route(found: Tables, payload: bytes, own: Collection[int]) -> None:
         found.routes[route_key(payload, it)] = route_value(payload, it)
 
 
-def route_key(payload: bytes, it: Route) -> tuple[bytes, int]:
-    return it.dst or bytes(4 if payload[0] == uapi.AF_INET else 16), it.prefix
+def route_key(payload: bytes, route: Route) -> tuple[bytes, int]:
+    return route.dst or bytes(4 if payload[0] == uapi.AF_INET else 16), route.prefix
 
 
-def route_value(payload: bytes, it: Route) -> tuple[int, bytes, bytes, bool]:
-    return it.index, it.gateway, it.source, bool(rtnl.u32(payload[8:12]) & uapi.RTNH_F_ONLINK)
+def route_value(payload: bytes, route: Route) -> tuple[int, bytes, bytes, bool]:
+    return route.index, route.gateway, route.source, bool(rtnl.u32(payload[8:12]) & uapi.RTNH_F_ONLINK)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

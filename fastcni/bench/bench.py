@@ -24,12 +24,13 @@ LOG_SECONDS = 2
 class Bench:
     """The state that all parts share.
 
-    expected: {part: seconds}, an estimate. node, sides, floor: see node.py, sides.py, floor.py. folder: the directory
+    expected: {part: seconds}, an estimate. node, sides, floor: see node.py, sides.py,
+    floor.py. directory: the directory
     of fastcni's plugins. outside: a descriptor of the caller's namespace. set_up() sets these."""
 
     node: Node
     floor: Floor
-    folder: str
+    directory: str
     outside: int
 
     def __init__(self, options: Options, expected: dict[str, float]) -> None:
@@ -57,10 +58,10 @@ class Bench:
         for side in self.sides:
             if isinstance(side, Floor):
                 found += [] if case.single else [side]
-            elif os.path.exists(f"{side.folder}/{case.type}"):
+            elif os.path.exists(f"{side.directory}/{case.type}"):
                 found.append(side)
             else:
-                self.note(f"{case.name} is without {side.name}: there is no {case.type} in {side.folder}")
+                self.note(f"{case.name} is without {side.name}: there is no {case.type} in {side.directory}")
         return found
 
     def shuffled(self, sides: Sequence[Side]) -> list[Side]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.bench import estimate
 from fastcni.bench.density import processor_ticks
-from fastcni.bench.node import FOLDER, PREFIX
+from fastcni.bench.node import DIRECTORY, PREFIX
 from fastcni.bench.progress import duration
 from fastcni.daemon import listening
 from fastcni.runtime.cache import Cache
@@ -83,13 +83,13 @@ def touches(options: Options, data_dir: str) -> str:
     """Return a text on the objects that the benchmark makes on this node, and on the settings that it does not change,
     in lines that fit a terminal."""
     name = f"{PREFIX}{os.getpid()}-*"
-    folders = " and ".join(dict.fromkeys(f"{folder}/{name}" for folder in (tempfile.gettempdir(), data_dir)))
+    directories = " and ".join(dict.fromkeys(f"{directory}/{name}" for directory in (tempfile.gettempdir(), data_dir)))
     length = duration(sum(estimate.seconds(options).values()))
     return f"""\
 This takes {length}. It makes these, and removes them, also after Ctrl-C:
-  - namespaces {FOLDER}/{name}: a node and up to {estimate.pods(options):,} pods
+  - namespaces {DIRECTORY}/{name}: a node and up to {estimate.pods(options):,} pods
   - all links, addresses, routes and firewall rules: in these namespaces
-  - folders {folders}
+  - directories {directories}
   - processes: its own servers, and plugins, up to {estimate.at_once(options)} at once
 The node's own links, addresses, routes, firewall rules, pods and files stay as
 they are. What the node does notice:

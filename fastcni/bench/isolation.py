@@ -33,9 +33,10 @@ def environment() -> dict[str, str]:
     return kept | NO_BUS
 
 
-def check_data_dir(folder: str) -> None:
+def check_data_dir(directory: str) -> None:
     """Raise CniError for a --data-dir that the server would not see."""
-    for hidden in HIDDEN if folder else ():
-        if f"{os.path.realpath(folder)}/".startswith(f"{hidden}/"):
-            raise CniError(errors.INVALID_ENVIRONMENT, f"--data-dir {folder}: the server of the benchmark does not see "
-                           f"{hidden}", f"name a folder of the same disk outside of {hidden}")
+    for hidden in HIDDEN if directory else ():
+        if f"{os.path.realpath(directory)}/".startswith(f"{hidden}/"):
+            raise CniError(errors.INVALID_ENVIRONMENT,
+                           f"--data-dir {directory}: the server of the benchmark does not see "
+                           f"{hidden}", f"name a directory of the same disk outside of {hidden}")

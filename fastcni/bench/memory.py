@@ -19,13 +19,13 @@ AT_ONCE = 32
 def memory(bench: Bench) -> list[dict[str, Any]]:
     """Measure [{"when": text, "kB": resident, "threads": number, "fds": number}] of a fresh server."""
     plan, node = bench.plan, bench.node
-    folder = f"{node.folder}/memory"
-    os.mkdir(folder)
+    directory = f"{node.directory}/memory"
+    os.mkdir(directory)
     data: list[dict[str, Any]] = []
     case = next(case for case in CASES if case.name == "bridge")
     rounds = plan.pairs // AT_ONCE
-    with bench.steps("the server's memory", rounds + 2) as step, serve(folder) as server:
-        side = Plugins("warm", bench.folder, server.sock, server)
+    with bench.steps("the server's memory", rounds + 2) as step, serve(directory) as server:
+        side = Plugins("warm", bench.directory, server.sock, server)
         network = Network(node, "memory", case, subnet=40, bridge="br-memory")
 
         def sample(when: str) -> None:

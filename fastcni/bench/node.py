@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fastcni.bench.cases import Case
 
 PREFIX = "fcni-bench-"
-FOLDER = "/run/netns"
+DIRECTORY = "/run/netns"
 LOOPBACK = 1                    # lo's index in every network namespace
 
 
@@ -40,13 +40,13 @@ class Pod:
     @property
     def path(self) -> str:
         """Return the path of its namespace."""
-        return f"{FOLDER}/{self.name}"
+        return f"{DIRECTORY}/{self.name}"
 
 
 class Node:
     """A node: `with Node(data_dir) as node:` moves this thread into a fresh network namespace.
 
-    It makes two directories: `data`, below data_dir, for the files of networks, and `folder` for all other files. At
+    It makes two directories: `data`, below data_dir, for the files of networks, and `directory` for all other files. At
     the end, namespaces and directories are removed."""
 
     def __init__(self, data_dir: str) -> None:
@@ -56,14 +56,14 @@ class Node:
 
     def __enter__(self) -> Node:
         with ExitStack() as stack:
-            self.folder = tempfile.mkdtemp(prefix=self.prefix)
-            stack.callback(shutil.rmtree, self.folder)
+            self.directory = tempfile.mkdtemp(prefix=self.prefix)
+            stack.callback(shutil.rmtree, self.directory)
             self.data = tempfile.mkdtemp(prefix=self.prefix, dir=self.data_dir)
             stack.callback(shutil.rmtree, self.data)
             stack.callback(self._remove)
             name = f"{self.prefix}node"
             ip_batch([f"netns add {name}"])
-            fd = netns.open_path(f"{FOLDER}/{name}")
+            fd = netns.open_path(f"{DIRECTORY}/{name}")
             stack.callback(os.close, fd)
             stack.enter_context(netns.inside(fd))
             with closing(wire.open_socket()) as sock:
@@ -91,7 +91,7 @@ class Node:
         ip_batch([line for pod in self.made for line in (f"netns del {pod.name}", f"netns add {pod.name}")])
 
     def _remove(self) -> None:
-        names = os.listdir(FOLDER) if os.path.isdir(FOLDER) else []
+        names = os.listdir(DIRECTORY) if os.path.isdir(DIRECTORY) else []
         ip_batch([f"netns del {name}" for name in names if name.startswith(self.prefix)])
 
 
@@ -112,8 +112,8 @@ class Network:
         """subnet: the second byte of 10.x.0.0/16."""
         self.case, self.bridge, self.subnet = case, bridge, subnet
         data_dir = f"{node.data}/{name}"
-        self.folder = f"{data_dir}/{name}"
-        os.makedirs(self.folder)
+        self.directory = f"{data_dir}/{name}"
+        os.makedirs(self.directory)
         conf = {"cniVersion": "1.0.0", "name": name, "type": case.type, "bridge": bridge,
                 "ipam": {"type": "host-local", "subnet": f"10.{subnet}.0.0/16", "dataDir": data_dir,
                          "routes": [{"dst": "0.0.0.0/0"}]}}
@@ -175,7 +175,7 @@ class Network:
 
     def file(self, address: bytes) -> str:
         """Return the path of host-local's file for an address."""
-        return f"{self.folder}/{ip_text(address)}"
+        return f"{self.directory}/{ip_text(address)}"
 
     def hold(self, count: int) -> None:
         """Write files as the Go plugin does, by which other containers hold the first `count` addresses."""
@@ -186,7 +186,7 @@ class Network:
 
     def remove(self) -> None:
         """Remove the network's files and links."""
-        shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)     # after Ctrl-C a server may still write
+        shutil.rmtree(os.path.dirname(self.directory), ignore_errors=True)     # after Ctrl-C a server may still write
         with closing(wire.open_socket()) as sock:
             for name in self.links:
                 delete_by_name(sock, name)

@@ -16,8 +16,8 @@ def find(given: str, usual: Sequence[str] = DEFAULT_PLUGIN_DIRS) -> str:
     given: the directory of --peer, "" to search the usual directories. In a given directory any program is taken for a
     Go plugin, except fastcni's own plugins, with which fastcni would be compared with itself.
     """
-    for folder in [given] if given else usual:
-        for place in (folder, replaced.folder(folder)):
+    for directory in [given] if given else usual:
+        for place in (directory, replaced.directory(directory)):
             program = identify(f"{place}/bridge") if os.path.isdir(place) else None
             if program and (program.kind == GO or (given and program.kind != FASTCNI)):
                 return place
@@ -28,4 +28,4 @@ def missing(given: str, usual: Sequence[str] = DEFAULT_PLUGIN_DIRS) -> str:
     """Return the note for a node without Go plugins."""
     where = given or ", ".join(usual)
     return (f"no Go plugins in {where}, so fastcni is not compared with them. Debian, Ubuntu: apt-get install "
-            "containernetworking-plugins; --peer or PEER names another folder")
+            "containernetworking-plugins; --peer or PEER names another directory")

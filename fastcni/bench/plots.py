@@ -31,7 +31,7 @@ CALLS = ("ADD", "DEL")
 SHARES = (*range(0, 96, 5), 97, 98, 99, 100)            # percent: the points of a distribution's line
 
 
-def write(folder: str, data: dict[str, Any]) -> list[str]:
+def write(directory: str, data: dict[str, Any]) -> list[str]:
     """Write a plot for each part that has one. Return the names of the files."""
     written = []
     for part, draw in (("latency", latency), ("rate", rate), ("density", density)):
@@ -40,7 +40,8 @@ def write(folder: str, data: dict[str, Any]) -> list[str]:
                 figure = draw(data)
                 if figure:
                     figure.set_facecolor("white")           # readable on a dark page
-                    FigureCanvasSVG(figure).print_svg(f"{folder}/{part}.svg", metadata={"Date": None, "Creator": None})
+                    FigureCanvasSVG(figure).print_svg(f"{directory}/{part}.svg",
+                                                      metadata={"Date": None, "Creator": None})
                     written.append(f"{part}.svg")
     return written
 

@@ -143,25 +143,25 @@ def finish(options: Options, data: dict[str, Any], out: Console) -> None:
                   highlight=False)
 
 
-def replot(folder: str, html: str | None, out: Console) -> None:
+def replot(directory: str, html: str | None, out: Console) -> None:
     """Write tables and plots from the samples of an earlier run, or only the page if `html` names its file. Raise
     CniError."""
     try:
-        with open(f"{folder}/{SAMPLES}", "rb") as file:
+        with open(f"{directory}/{SAMPLES}", "rb") as file:
             data = json.load(file)
     except (OSError, ValueError) as e:
-        raise CniError(errors.IO_FAILURE, f"read the samples {folder}/{SAMPLES}: {e}") from e
+        raise CniError(errors.IO_FAILURE, f"read the samples {directory}/{SAMPLES}: {e}") from e
     if html:
         write_html(html, data, out)
     else:
-        draw(folder, data, out)
+        draw(directory, data, out)
 
 
-def check_folder(path: str) -> None:
+def check_directory(path: str) -> None:
     """Raise CniError if the directory of a file does not exist. Called before the run, so that no run is lost."""
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise CniError(errors.IO_FAILURE, f"write the page {path}: there is no folder {folder}")
+    directory = os.path.dirname(path) or "."
+    if not os.path.isdir(directory):
+        raise CniError(errors.IO_FAILURE, f"write the page {path}: there is no directory {directory}")
 
 
 def write_html(path: str, data: dict[str, Any], out: Console) -> None:
@@ -176,9 +176,9 @@ def write_html(path: str, data: dict[str, Any], out: Console) -> None:
     out.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
 
 
-def draw(folder: str, data: dict[str, Any], out: Console) -> None:
+def draw(directory: str, data: dict[str, Any], out: Console) -> None:
     """Write report.md and, with matplotlib, the plots."""
-    with open(f"{folder}/{PAGE}", "w", encoding="utf-8") as file:
+    with open(f"{directory}/{PAGE}", "w", encoding="utf-8") as file:
         file.write(page(data))
     written = [PAGE]
     try:
@@ -186,5 +186,5 @@ def draw(folder: str, data: dict[str, Any], out: Console) -> None:
     except ImportError:
         out.print(WITH_PLOTS, highlight=False, markup=False)
     else:
-        written += write(folder, data)
-    out.print(f"wrote {', '.join(written)} to {folder}", highlight=False, markup=False)
+        written += write(directory, data)
+    out.print(f"wrote {', '.join(written)} to {directory}", highlight=False, markup=False)

@@ -101,7 +101,7 @@ def check_machine(options: Options) -> None:
             raise CniError(errors.INTERNAL, f"fastcni bench needs {program}; Debian, Ubuntu: apt-get install {package}")
     isolation.check_data_dir(options.data_dir or "")
     if options.html:
-        report.check_folder(options.html)
+        report.check_directory(options.html)
 
 
 def set_up(bench: Bench, stack: ExitStack, data_dir: str) -> None:
@@ -110,24 +110,24 @@ def set_up(bench: Bench, stack: ExitStack, data_dir: str) -> None:
     bench.outside = netns.open_own()
     stack.callback(os.close, bench.outside)
     bench.node = node = stack.enter_context(Node(data_dir))
-    bench.folder = f"{node.folder}/bin"
+    bench.directory = f"{node.directory}/bin"
     try:
-        install(bench.folder)
+        install(bench.directory)
     except InstallError as e:
         raise CniError(errors.INTERNAL, str(e)) from e
     if "Go" in wanted:
         bench.sides.append(Plugins("Go", bench.options.peer))
     if "one-shot" in wanted:
-        bench.sides.append(Plugins("one-shot", bench.folder))
+        bench.sides.append(Plugins("one-shot", bench.directory))
     if "warm" in wanted:
-        server = stack.enter_context(serve(node.folder))
-        bench.sides.append(Plugins("warm", bench.folder, server.sock, server))
+        server = stack.enter_context(serve(node.directory))
+        bench.sides.append(Plugins("warm", bench.directory, server.sock, server))
     if "before" in wanted and bench.options.before:
-        server = stack.enter_context(another(bench.options.before, f"{node.folder}/before"))
-        bench.sides.append(Plugins("before", f"{node.folder}/before/bin", server.sock, server))
+        server = stack.enter_context(another(bench.options.before, f"{node.directory}/before"))
+        bench.sides.append(Plugins("before", f"{node.directory}/before/bin", server.sock, server))
     if "floor" in wanted or bench.options.wants("density"):        # the floor makes the existing pods
-        child = stack.enter_context(echo(node.folder))
-        launcher = Plugins("floor", bench.folder, child.sock, child)
+        child = stack.enter_context(echo(node.directory))
+        launcher = Plugins("floor", bench.directory, child.sock, child)
         check_launcher(bench, launcher)
         bench.floor = stack.enter_context(Floor(launcher))
         bench.sides += [bench.floor] * ("floor" in wanted)

@@ -27,12 +27,12 @@ SUBNETS = {"Go": 21, "one-shot": 22, "warm": 23, "floor": 24, "before": 25}
 
 
 class Plugins:
-    """An implementation whose calls are processes. folder: the directory of its plugin files. sock: the socket that the
-    plugin files use, "" without a server. server: the Child that listens at the socket, or None."""
+    """An implementation whose calls are processes. directory: the directory of its plugin files. sock: the socket that
+    the plugin files use, "" without a server. server: the Child that listens at the socket, or None."""
 
-    def __init__(self, name: str, folder: str, sock: str = "", server: Child | None = None) -> None:
-        self.name, self.folder, self.server = name, folder, server
-        self.env = {"CNI_IFNAME": "eth0", "CNI_PATH": folder, "PATH": os.environ.get("PATH", os.defpath),
+    def __init__(self, name: str, directory: str, sock: str = "", server: Child | None = None) -> None:
+        self.name, self.directory, self.server = name, directory, server
+        self.env = {"CNI_IFNAME": "eth0", "CNI_PATH": directory, "PATH": os.environ.get("PATH", os.defpath),
                     "FASTCNI_SOCKET": sock, **isolation.NO_BUS}
         self.sent = 0
 
@@ -51,7 +51,7 @@ class Plugins:
 
         def start() -> Running:
             self.sent += 1
-            return Running(f"{self.folder}/{kind}", env, stdin, f"{kind} {command} of {self.name}")
+            return Running(f"{self.directory}/{kind}", env, stdin, f"{kind} {command} of {self.name}")
 
         return start
 
@@ -64,7 +64,7 @@ class Plugins:
 
     def _chain(self, network: Network, pod: Pod) -> Sequence[dict[str, Any]]:
         """Return the keys of each call of a conflist, in the order of ADD."""
-        if network.case.fused and os.path.exists(f"{self.folder}/chain"):
+        if network.case.fused and os.path.exists(f"{self.directory}/chain"):
             return (network.fused(pod),)
         return network.case.chain
 
@@ -196,25 +196,26 @@ class Child:
             return sum(" event=request_done " in line for line in file)
 
 
-def serve(folder: str, python: str = sys.executable) -> Child:
-    """Return the warm server as a Child, with its socket in `folder`."""
-    sock = f"{folder}/fastcni.sock"
-    return Child(["-Im", "fastcni", "serve", "--socket", sock], sock, f"{folder}/server.log", python)
+def serve(directory: str, python: str = sys.executable) -> Child:
+    """Return the warm server as a Child, with its socket in `directory`."""
+    sock = f"{directory}/fastcni.sock"
+    return Child(["-Im", "fastcni", "serve", "--socket", sock], sock, f"{directory}/server.log", python)
 
 
-def another(python: str, folder: str) -> Child:
-    """Install the plugins of another Python's fastcni in `folder`/bin. Return its server as a Child. Raise CniError."""
-    command = [python, "-Im", "fastcni", "install", "--bin-dir", f"{folder}/bin"]
+def another(python: str, directory: str) -> Child:
+    """Install the plugins of another Python's fastcni in `directory`/bin. Return its server as a Child. Raise
+    CniError."""
+    command = [python, "-Im", "fastcni", "install", "--bin-dir", f"{directory}/bin"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as e:
         raise CniError(errors.INVALID_CONFIG, f"{python}: {e.strerror}") from e
     if done.returncode:
         raise CniError(errors.INVALID_CONFIG, f"{' '.join(command)}: {done.stderr.strip()[-500:]}")
-    return serve(folder, python)
+    return serve(directory, python)
 
 
-def echo(folder: str) -> Child:
+def echo(directory: str) -> Child:
     """Return echo.py as a Child."""
-    sock = f"{folder}/echo.sock"
-    return Child(["-m", "fastcni.bench.echo", sock], sock, f"{folder}/echo.log")
+    sock = f"{directory}/echo.sock"
+    return Child(["-m", "fastcni.bench.echo", sock], sock, f"{directory}/echo.log")

@@ -67,12 +67,12 @@ if TYPE_CHECKING:
               metavar="FILE", help="The file that the agent writes for the flannel plugin.")
 @click.option("--conflist", default="/etc/cni/net.d/10-flannel.conflist", show_default=True, metavar="FILE",
               help='The configuration of pods\' network, written if there is none; "" writes none.')
-@click.option("--folder", default="/run/fastcni/agent", show_default=True, metavar="DIR",
+@click.option("--folder", "directory", default="/run/fastcni/agent", show_default=True, metavar="DIR",
               help="The directory for MACs of this node's links, pods that policies protect, and the plugin's socket.")
 @click.option("--ip-masq/--no-ip-masq", default=True, show_default=True,
               help="Masquerade packets of pods that leave the network, by this node's address.")
 @click.option("--policies", default="", envvar="FASTCNI_AGENT_POLICIES", show_envvar=True, metavar="SOURCE",
-              help="Enforce network policies for pods. SOURCE is `kubernetes`, for its API, or a folder of files. "
+              help="Enforce network policies for pods. SOURCE is `kubernetes`, for its API, or a directory of files. "
               "The agent adds the plugin `policy` to the network's configuration.")
 @click.option("--policies-kept", default="", metavar="FILE",
               help="The file with the last policies of SOURCE, for a restart while SOURCE is unreadable.  [default: "
@@ -125,7 +125,7 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
                  etcd_username: str, etcd_password_file: str, kubernetes: str | None, net_conf: str,
                  annotation_prefix: str, nodes_file: str, node_name: str, iface: Sequence[str],
                  iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str,
-                 conflist: str, folder: str, ip_masq: bool, policies: str, policies_kept: str,
+                 conflist: str, directory: str, ip_masq: bool, policies: str, policies_kept: str,
                  dns_servers: Sequence[str], flowtable: bool, bgp_file: str) -> Options:
     """Return the Agent's options from those of the command. Raises click.UsageError, CniError 7."""
     if [bool(endpoints), kubernetes is not None, bool(nodes_file)].count(True) != 1:
@@ -152,8 +152,8 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
     underlay = Underlay(iface, iface_regex, iface_can_reach, read_public(public))
     kind = "etcd" if endpoints else "static" if nodes_file else "kubernetes"
-    return Options(kind, settings, underlay, subnet_file, conflist, folder, ip_masq, bgp,
-                   policy_settings(policies, kubernetes or "", name, folder, policies_kept,
+    return Options(kind, settings, underlay, subnet_file, conflist, directory, ip_masq, bgp,
+                   policy_settings(policies, kubernetes or "", name, directory, policies_kept,
                                    read_dns_servers(dns_servers), flowtable) if policies else None)
 
 
@@ -223,17 +223,17 @@ class MetricsPage:
             site.stop()
 
 
-def policy_settings(source: str, kubeconfig: str, name: str, folder: str, kept: str,
+def policy_settings(source: str, kubeconfig: str, name: str, directory: str, kept: str,
                     dns_servers: tuple[str, ...] = (), flowtable: bool = False) -> PolicySettings:
-    """Return the settings of --policies. name: the node's name. folder: the agent's directory, with the socket for the
-    plugin. kept, dns_servers, flowtable: the values of --policies-kept, --dns-server and --flowtable."""
-    from fastcni.agent.peer_list import FOLDER as DEFAULT
-    from fastcni.agent.policy.attached import FOLDER
+    """Return the settings of --policies. name: the node's name. directory: the agent's directory, with the socket for
+    the plugin. kept, dns_servers, flowtable: the values of --policies-kept, --dns-server and --flowtable."""
+    from fastcni.agent.peer_list import DIRECTORY as DEFAULT
+    from fastcni.agent.policy.attached import DIRECTORY
     from fastcni.agent.policy.service import Settings
     from fastcni.clients.kubernetes import open_api
 
-    state, socket = os.path.join(folder, FOLDER), os.path.join(folder, "policy.sock")
-    if not kept and folder == DEFAULT:          # a directory that a reboot empties
+    state, socket = os.path.join(directory, DIRECTORY), os.path.join(directory, "policy.sock")
+    if not kept and directory == DEFAULT:          # a directory that a reboot empties
         kept = "/var/lib/fastcni/agent/policies"
     if source == "kubernetes":
         return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state, socket=socket, kept=kept,

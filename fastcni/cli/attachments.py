@@ -97,7 +97,7 @@ def adopt(places: Places, as_json: bool, dry_run: bool) -> int:
             "attachments": [{**documents.attachment(it.attachment), "recognised": it.owned, "note": it.why or None}
                             for it in done.verdicts],
             "indexes": [{"folder": it.path, "addresses": it.addresses, "state": it.state, "error": it.error or None}
-                        for it in done.folders],
+                        for it in done.directories],
             "unowned": [documents.unowned(it) for it in done.inventory.unowned],
             "unseen": list(done.inventory.unseen)})
-    return 1 if any(it.state == FAILED for it in done.folders) else 0
+    return 1 if any(it.state == FAILED for it in done.directories) else 0

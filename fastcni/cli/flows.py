@@ -101,7 +101,7 @@ def warnings(collector: Collector, pod: str) -> Iterator[str]:
     collector.pods.refresh()
     known = collector.pods.by_address.values()
     if not known:
-        places = ", ".join(it.folder for it in collector.pods.results)
+        places = ", ".join(it.directory for it in collector.pods.results)
         yield (f"no pod is in {places}: allowed connections are not shown, and drops have no names; if the runtime "
                "caches results elsewhere, use --cache-dir")
     elif pod and not any(Chosen.fits(pod, it.name, it.container) for it in known):

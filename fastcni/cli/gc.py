@@ -46,10 +46,10 @@ def collected(settings: Settings, pairs: Sequence[tuple[str, str]], dry_run: boo
     cni, net = settings.cni, settings.net
     if net.disable_gc:
         return GcReport(skipped="disableGC is true", dry_run=dry_run)
-    remembered, folder = cni.attachments(), cni.cache.results()
+    remembered, directory = cni.attachments(), cni.cache.results()
     plan = collect.make_plan(remembered, net.name, pairs, everything)
     if not everything:
-        refuse_blind(net.name, plan, folder, collect.unread_files(folder, net.name, remembered))
+        refuse_blind(net.name, plan, directory, collect.unread_files(directory, net.name, remembered))
     if dry_run:
         return collect.rehearse(cni, net, plan)
     if everything and not yes:
@@ -57,7 +57,7 @@ def collected(settings: Settings, pairs: Sequence[tuple[str, str]], dry_run: boo
     return collect.run(cni, net, plan)
 
 
-def refuse_blind(network: str, plan: collect.Plan, folder: str, unread: Sequence[str]) -> None:
+def refuse_blind(network: str, plan: collect.Plan, directory: str, unread: Sequence[str]) -> None:
     """Raise CniError if the cache does not show which attachments exist."""
     if unread:
         raise CniError(errors.IO_FAILURE, f"nothing was released: {unread[0]} cannot be read",
@@ -65,7 +65,8 @@ def refuse_blind(network: str, plan: collect.Plan, folder: str, unread: Sequence
                        "or release everything with --all --yes")
     if not (plan.kept or plan.stale or plan.valid):
         raise CniError(errors.INVALID_ENVIRONMENT, f"nothing was released: no attachment of network {network} is "
-                       f"cached in {folder}", "the runtime may have another cache (--cache-dir), or none; name living "
+                       f"cached in {directory}",
+                       "the runtime may have another cache (--cache-dir), or none; name living "
                        "attachments with --valid, or release everything with --all --yes")
 
 

@@ -97,7 +97,7 @@ def lines(done: "Installed", written: Sequence[str], dry_run: bool) -> list[str]
         found += by_program(before)
     if done.kept:
         found.append(f"{'would keep' if dry_run else 'kept'} {plural(len(done.kept), 'replaced file')} in "
-                     f"{replaced.folder(done.bin_dir)}")
+                     f"{replaced.directory(done.bin_dir)}")
     if written:
         found += wrapped(f"{verb} units to {os.path.dirname(written[0])}: ", map(os.path.basename, written))
     if done.server:

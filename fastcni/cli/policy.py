@@ -41,8 +41,8 @@ policy.add_command(convert)
 @click.argument("source", metavar="FROM", shell_complete=completion.pod_names)
 @click.argument("destination", metavar="TO", shell_complete=completion.pod_names)
 @click.argument("port")
-@click.option("--folder", default="/etc/fastcni/policies", show_default=True, metavar="DIR",
-              help="Read pods, namespaces and policies from the JSON and YAML files of this folder.")
+@click.option("--folder", "directory", default="/etc/fastcni/policies", show_default=True, metavar="DIR",
+              help="Read pods, namespaces and policies from the JSON and YAML files of this directory.")
 @click.option("--kubernetes", default=None, is_flag=False, flag_value="", metavar="[KUBECONFIG]",
               help="Read them from the Kubernetes API. Without a kubeconfig, use this pod's service account.")
 @click.option("--agent-folder", default="/run/fastcni/agent", show_default=True, metavar="DIR",
@@ -51,7 +51,7 @@ policy.add_command(convert)
 @click.option("--node-name", default="", envvar="NODE_NAME", metavar="NAME",
               help="This node's name in the Kubernetes API [the host name].")
 @json_option
-def test(source: str, destination: str, port: str, folder: str, kubernetes: str | None, agent_folder: str,
+def test(source: str, destination: str, port: str, directory: str, kubernetes: str | None, agent_folder: str,
          node_name: str, as_json: bool) -> None:
     """Say whether a connection is allowed, and by which rule.
 
@@ -82,7 +82,7 @@ def test(source: str, destination: str, port: str, folder: str, kubernetes: str 
 
     until = time.monotonic() + SETTLED_S
     while True:
-        sources = read_sources(folder, kubernetes, agent_folder, node_name)
+        sources = read_sources(directory, kubernetes, agent_folder, node_name)
         found = answers(sources, source, destination, port)
         status = max((each.verdict for each in found), key=SEVERITY.index)
         if status != DIFFERS or time.monotonic() >= until:
@@ -116,7 +116,7 @@ def answers(sources: Sources, source: str, destination: str, port: str) -> list[
 
 # -- what is known -----------------------------------------------------------------------------------------------------
 
-def read_sources(folder: str, kubernetes: str | None, agent_folder: str, node_name: str) -> Sources:
+def read_sources(directory: str, kubernetes: str | None, agent_folder: str, node_name: str) -> Sources:
     """Read the kernel's tables, the policies, and the pods that the agent knows from ADDs. Raises CniError."""
     from fastcni.agent.policy import asked, attached, own_addresses
 
@@ -128,7 +128,7 @@ def read_sources(folder: str, kubernetes: str | None, agent_folder: str, node_na
                        'be root, or ask only what the policies say, by --agent-folder ""') from None
     it, unread = attached.AttachedCompiler(), ""
     try:
-        it.put_all(read_files(folder) if kubernetes is None else read_api(kubernetes))
+        it.put_all(read_files(directory) if kubernetes is None else read_api(kubernetes))
     except CniError as e:
         if tables is None:
             raise
@@ -146,13 +146,13 @@ def read_sources(folder: str, kubernetes: str | None, agent_folder: str, node_na
     return asked.Sources(it.cluster, unread, tables, local, () if tables is None else own_addresses.node_addresses())
 
 
-def read_files(folder: str) -> Cluster:
+def read_files(directory: str) -> Cluster:
     """Raises CniError."""
     from fastcni.agent.policy.objects import PolicyError
     from fastcni.agent.policy.sources.files import read_cluster
 
     try:
-        return read_cluster(folder)
+        return read_cluster(directory)
     except (PolicyError, OSError) as e:
         raise CniError(errors.INVALID_CONFIG, str(e)) from None
 

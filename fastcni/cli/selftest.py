@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from fastcni.agent.peer_list import FOLDER
+from fastcni.agent.peer_list import DIRECTORY
 from fastcni.cli.options import completion
 from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
 from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
@@ -42,7 +42,7 @@ INTRODUCTION = (
               help="The server's socket.")
 @click.option("--peer", default="", metavar="ADDRESS|NODE",
               help="Also test the way to another node: its address, or its name in the agent's list of nodes.")
-@click.option("--agent-folder", default=FOLDER, show_default=True, metavar="DIR",
+@click.option("--agent-folder", default=DIRECTORY, show_default=True, metavar="DIR",
               help="For --peer: the --folder of this node's agent.")
 @json_option
 def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cache_dir: str, socket: str,
@@ -91,7 +91,7 @@ def chosen(cni: CNI, names: Sequence[str]) -> list[NetworkList]:
     """Return the networks with these names, or all valid ones. Raises CniError."""
     if names:
         return [cni.load(name, warn) for name in names]
-    found = confs.networks(confs.read_folder(cni.conf_dir))
+    found = confs.networks(confs.read_directory(cni.conf_dir))
     if not found:
         raise CniError(errors.INVALID_CONFIG, f"no net configurations found in {cni.conf_dir}")
     return found

@@ -73,7 +73,7 @@ class Access:
             return self._read
 
 
-def in_cluster(folder: str = POD_FILES, environment: dict[bytes, bytes] | None = None) -> Access:
+def in_cluster(directory: str = POD_FILES, environment: dict[bytes, bytes] | None = None) -> Access:
     """Return the Access from within a pod. environment: has KUBERNETES_SERVICE_HOST and _PORT; by default the process's
     environment. Raises Away."""
     variables = posix.environ if environment is None else environment
@@ -82,8 +82,8 @@ def in_cluster(folder: str = POD_FILES, environment: dict[bytes, bytes] | None =
         raise Away("kubernetes: not in a pod (KUBERNETES_SERVICE_HOST is not set): name a `kubeconfig`")
     port = variables.get(b"KUBERNETES_SERVICE_PORT", b"443").decode()
     access = Access("this pod", f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
-    access.ca, access.token_file = f"{folder}/ca.crt", f"{folder}/token"
-    access.namespace = read_text(f"{folder}/namespace", "namespace").strip()
+    access.ca, access.token_file = f"{directory}/ca.crt", f"{directory}/token"
+    access.namespace = read_text(f"{directory}/namespace", "namespace").strip()
     return access
 
 

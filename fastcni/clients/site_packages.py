@@ -6,14 +6,14 @@ from __future__ import annotations
 import sys
 
 NEEDED = ("urllib3", "yaml", "h2")
-FOLDERS: tuple[str, ...] = ()           # where they were when the plugin file was made: launcher/modules.py adds it
+DIRECTORIES: tuple[str, ...] = ()           # where they were when the plugin file was made: launcher/modules.py adds it
 
 
 def make_importable() -> None:
-    """Append FOLDERS and the interpreter's site-packages directories to sys.path, as the site module would. Their .pth
-    files are not read."""
+    """Append DIRECTORIES and the interpreter's site-packages directories to sys.path, as the site module would. Their
+    .pth files are not read."""
     if "site" in sys.modules:
         return
     import site  # under -S site only defines functions; Debian's version includes dist-packages
 
-    sys.path += [folder for folder in (*FOLDERS, *site.getsitepackages()) if folder not in sys.path]
+    sys.path += [directory for directory in (*DIRECTORIES, *site.getsitepackages()) if directory not in sys.path]

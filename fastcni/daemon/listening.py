@@ -91,13 +91,13 @@ def make(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> Lis
     Raises ListenError, OSError.
     """
     path = os.path.abspath(path)
-    folder = os.path.dirname(path)
+    directory = os.path.dirname(path)
     try:
-        os.mkdir(folder, 0o700)
+        os.mkdir(directory, 0o700)
         if open_to_all:
-            os.chmod(folder, 0o711)     # mkdir's mode depends on the umask
+            os.chmod(directory, 0o711)     # mkdir's mode depends on the umask
     except FileExistsError:
-        check_folder(folder)
+        check_directory(directory)
     lock = take_lock(path)
     try:
         if os.path.lexists(path):
@@ -142,7 +142,7 @@ def take_lock(path: str) -> int:
             os.close(lock)
             raise
         os.close(lock)
-    raise ListenError(f"{name} is made again and again by another user; use a folder that only root can change")
+    raise ListenError(f"{name} is made again and again by another user; use a directory that only root can change")
 
 
 def forget_attempt() -> None:
@@ -196,9 +196,9 @@ def is_still_at(name: str, lock: int) -> bool:
         return False
 
 
-def check_folder(folder: str) -> None:
+def check_directory(directory: str) -> None:
     """Check that only root and the server's user can replace a socket in this directory. Raises ListenError."""
-    found = os.stat(folder)
+    found = os.stat(directory)
     others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
     if others_write or found.st_uid not in (0, os.geteuid()):
-        raise ListenError(f"{folder} can be changed by others; a socket in it could be replaced by theirs")
+        raise ListenError(f"{directory} can be changed by others; a socket in it could be replaced by theirs")

@@ -59,7 +59,7 @@ class Daemon:
         self._come_home()               # a new thread is in the namespace of the thread that started it
         self.engine.start()
         service = Service(self.engine, self.listening.sock)
-        self.log.info("dhcp_ready", socket=self.listening.path or "handed over", leases=self.files.folder)
+        self.log.info("dhcp_ready", socket=self.listening.path or "handed over", leases=self.files.directory)
         while not self.loop.ended:
             try:
                 self.loop.run()

@@ -43,10 +43,10 @@ class Saved:
 class LeaseFiles:
     """The directory of the leases, created if it is missing. Raises OSError."""
 
-    def __init__(self, folder: str = STATE_DIR, boot: str = "") -> None:
-        self.folder = folder
+    def __init__(self, directory: str = STATE_DIR, boot: str = "") -> None:
+        self.directory = directory
         self.boot = boot or sysctl.boot_id()
-        os.makedirs(folder, 0o700, exist_ok=True)
+        os.makedirs(directory, 0o700, exist_ok=True)
 
     def write(self, owner: Owner, lease: Lease, ends: float) -> None:
         """Write a lease. ends: when the lease expires, by the wall clock. Raises OSError."""
@@ -69,23 +69,23 @@ class LeaseFiles:
             return
 
     def read_all(self) -> Iterator[Saved | tuple[str, str]]:
-        """Do read_folder(), and rename damaged files. Raises OSError."""
-        for name in os.listdir(self.folder):
+        """Do read_directory(), and rename damaged files. Raises OSError."""
+        for name in os.listdir(self.directory):
             if name.endswith(".new"):   # of a daemon that was killed before the rename
-                os.unlink(f"{self.folder}/{name}")
-        for found in read_folder(self.folder):
+                os.unlink(f"{self.directory}/{name}")
+        for found in read_directory(self.directory):
             if isinstance(found, tuple):
                 os.rename(found[0], found[0].removesuffix(SUFFIX) + DAMAGED)
             yield found
 
     def _path(self, key: bytes) -> str:
-        return path_of(self.folder, key)
+        return path_of(self.directory, key)
 
 
-def read_folder(folder: str) -> Iterator[Saved | tuple[str, str]]:
+def read_directory(directory: str) -> Iterator[Saved | tuple[str, str]]:
     """Yield a Saved for each lease, and (path, why) for each damaged file. Changes nothing. Raises OSError."""
-    for name in sorted(os.listdir(folder)):
-        path = f"{folder}/{name}"
+    for name in sorted(os.listdir(directory)):
+        path = f"{directory}/{name}"
         if not name.endswith(SUFFIX):
             continue
         try:
@@ -96,7 +96,7 @@ def read_folder(folder: str) -> Iterator[Saved | tuple[str, str]]:
         except Damaged as e:
             yield path, str(e)
             continue
-        yield found if path_of(folder, found.owner.key) == path else (path, "its name is that of another lease")
+        yield found if path_of(directory, found.owner.key) == path else (path, "its name is that of another lease")
 
 
 def encode(owner: Owner, lease: Lease, boot: str, ends: float) -> bytes:

@@ -66,26 +66,26 @@ class Pods:
 class Results:
     """The files of one cache. seen: {name: (inode, time of the last change, addresses)}."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder, self.changed = folder, 0
+    def __init__(self, directory: str) -> None:
+        self.directory, self.changed = directory, 0
         self.seen: dict[str, tuple[int, int, tuple[bytes, ...]]] = {}
 
     def changes(self) -> tuple[list[tuple[bytes, Pod]], set[bytes]]:
         """Return the addresses of new or changed files with their pods, and the addresses of files that are gone."""
         now = time_ns()
         try:
-            changed = os.stat(self.folder).st_mtime_ns
+            changed = os.stat(self.directory).st_mtime_ns
         except OSError:
             changed = -1                    # no runtime has added a pod yet
         if changed == self.changed:
             return [], set()
         self.changed = changed if changed < now - SETTLED_NS else 0
-        present = {entry.name: entry.stat() for entry in os.scandir(self.folder)} if changed >= 0 else {}
+        present = {entry.name: entry.stat() for entry in os.scandir(self.directory)} if changed >= 0 else {}
         gone = {packed for name in self.seen.keys() - present.keys() for packed in self.seen.pop(name)[2]}
         new: list[tuple[bytes, Pod]] = []
         for name, stat in present.items():
             if self.seen.get(name, (0, 0, ()))[:2] != (stat.st_ino, stat.st_mtime_ns):
-                found = list(read(os.path.join(self.folder, name)))
+                found = list(read(os.path.join(self.directory, name)))
                 self.seen[name] = stat.st_ino, stat.st_mtime_ns, tuple(packed for packed, _ in found)
                 new += found
         return new, gone - {packed for packed, _ in new}

@@ -25,10 +25,10 @@ class Requests:
         self.paths: list[Path] = []
         self.socks: list[socket.socket] = []
         for agent in agents:
-            folder = Path(agent).parent / LISTENERS
+            directory = Path(agent).parent / LISTENERS
             with suppress(OSError):
-                folder.mkdir(mode=0o700, exist_ok=True)
-                self._open(folder / f"{os.getpid()}.sock")
+                directory.mkdir(mode=0o700, exist_ok=True)
+                self._open(directory / f"{os.getpid()}.sock")
 
     def _open(self, path: Path) -> None:
         path.unlink(missing_ok=True)

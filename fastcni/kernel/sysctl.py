@@ -66,21 +66,21 @@ def _look_up(call: Callable[..., Any], name: str, *args: object) -> Any:
         raise
 
 
-def open_folder(name: str) -> int:
+def open_directory(name: str) -> int:
     """Open a directory of sysctls for read_at() and write_at(). The descriptor leads to the calling thread's namespace,
     even if a thread in another namespace uses it. Raises OSError."""
     return posix.open(path(name), posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
 
 
-def read_at(folder: int, name: str) -> str:
+def read_at(directory: int, name: str) -> str:
     """Return the value of the sysctl `name`, with slashes between its parts, below an open directory. Raises
     OSError."""
-    return read_file(name, posix.O_RDONLY, 4096, folder).decode("utf-8", "replace").strip()
+    return read_file(name, posix.O_RDONLY, 4096, directory).decode("utf-8", "replace").strip()
 
 
-def write_at(folder: int, name: str, value: str) -> None:
+def write_at(directory: int, name: str, value: str) -> None:
     """Write the sysctl `name`, with slashes between its parts, below an open directory. Raises OSError."""
-    write_file(name, value.encode(), 0, folder)
+    write_file(name, value.encode(), 0, directory)
 
 
 def ensure(name: str, value: str) -> None:

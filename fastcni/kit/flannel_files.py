@@ -81,8 +81,8 @@ class Saved:
 
     __slots__ = ("path", "network")
 
-    def __init__(self, folder: str, container_id: str, network: str) -> None:
-        self.path, self.network = f"{folder}/{container_id}", network
+    def __init__(self, directory: str, container_id: str, network: str) -> None:
+        self.path, self.network = f"{directory}/{container_id}", network
 
     def read(self) -> dict[str, Any] | None:
         """Return the configuration; None if there is no file, if the file belongs to another network, or if a crash has
@@ -116,11 +116,11 @@ class Saved:
             files.remove(self.path)
 
 
-def gc(req: Request, folder: str) -> None:
+def gc(req: Request, directory: str) -> None:
     """Remove the files of this network's containers that have no valid attachment."""
     valid = {container_id for container_id, _ in req.valid_attachments}
-    for name in files.names(folder):
-        saved = Saved(folder, name, req.name)
+    for name in files.names(directory):
+        saved = Saved(directory, name, req.name)
         if is_name(name) and name not in valid and saved.read():
             saved.remove()
-            req.release(f"file {folder}/{name}", name)
+            req.release(f"file {directory}/{name}", name)

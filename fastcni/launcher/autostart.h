@@ -6,10 +6,10 @@
  * later. fastcni/server/detached.py is the rest of the start. See flock(2), namespaces(7), daemon(7).
  */
 
-#define FOLDER "/run/fastcni"
-#define SERVER FOLDER "/fastcni.sock"
-#define ATTEMPT FOLDER "/autostart"
-#define LOG FOLDER "/server.log"       /* what Python prints if it cannot start the server; else see --log-to */
+#define DIRECTORY "/run/fastcni"
+#define SERVER DIRECTORY "/fastcni.sock"
+#define ATTEMPT DIRECTORY "/autostart"
+#define LOG DIRECTORY "/server.log"       /* what Python prints if it cannot start the server; else see --log-to */
 enum { O_WRONLY = 1, O_CREAT = 0100, O_TRUNC = 01000, O_APPEND = 02000 };
 #if defined(__aarch64__)
 enum { O_NOFOLLOW = 0100000 };
@@ -48,7 +48,7 @@ static long begin_attempt(void)
     long last = 0;
 
     if (file < 0) {
-        system_call(SYS_mkdirat, AT_FDCWD, (long)FOLDER, 0700, 0);
+        system_call(SYS_mkdirat, AT_FDCWD, (long)DIRECTORY, 0700, 0);
         file = system_call(SYS_openat, AT_FDCWD, (long)ATTEMPT, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     }
     if (file <= 2 || system_call(SYS_flock, file, LOCK_EX | LOCK_NB, 0, 0)) {      /* 2: the caller closed a stream */

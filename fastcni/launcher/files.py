@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Callable, Iterable
 
 
-def replace(folder: str, names: Iterable[str], write: Callable[[str, str], None]) -> list[str]:
-    """Let write(name, path) make each file at a temporary path, then rename it to `name` in `folder`. Returns the
+def replace(directory: str, names: Iterable[str], write: Callable[[str, str], None]) -> list[str]:
+    """Let write(name, path) make each file at a temporary path, then rename it to `name` in `directory`. Returns the
     paths.
 
     At any time each name belongs to a complete file, the old or the new one. If a step before the renames fails, all
@@ -18,12 +18,12 @@ def replace(folder: str, names: Iterable[str], write: Callable[[str, str], None]
     token = secrets.token_hex(8)
     try:
         for name in names:
-            temporary = os.path.join(folder, f".fastcni-{token}-{name}")    # no CNI type and no unit has such a name
-            staged[os.path.join(folder, name)] = temporary
+            temporary = os.path.join(directory, f".fastcni-{token}-{name}")    # no CNI type and no unit has such a name
+            staged[os.path.join(directory, name)] = temporary
             write(name, temporary)
         for path, temporary in staged.items():
             os.rename(temporary, path)
-        sync(folder)
+        sync(directory)
         return list(staged)
     finally:
         for temporary in staged.values():

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from os import PathLike
 
 from fastcni import third_party
-from fastcni.kit.call.files import make_folders
+from fastcni.kit.call.files import make_directories
 from fastcni.launcher import files, interpreters, pack, replaced
 from fastcni.launcher.identify import Program, identify
 from fastcni.launcher.modules import PackError
@@ -100,22 +100,22 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
     try:
         if dry_run:
             return plan(bin_dir, interpreter, wanted, server, driver_dir)
-        make_folders(bin_dir, 0o755)
+        make_directories(bin_dir, 0o755)
         with replaced.locked(bin_dir):
             planned = plan(bin_dir, interpreter, wanted, server, driver_dir)
             write_files(planned, image)
         if driver_dir:
-            make_folders(driver_dir, 0o755)
+            make_directories(driver_dir, 0o755)
             files.replace(driver_dir, [NETAVARK], plugin_files(image))
         return planned
     except OSError as error:
         raise InstallError(f"install into {bin_dir}: {error}") from error
 
 
-def check_netavark(folder: str) -> None:
-    """Raise InstallError if podman's network driver NETAVARK in `folder` is another program."""
-    path = os.path.join(folder, NETAVARK)
-    program = identify(path) if folder else None
+def check_netavark(directory: str) -> None:
+    """Raise InstallError if podman's network driver NETAVARK in `directory` is another program."""
+    path = os.path.join(directory, NETAVARK)
+    program = identify(path) if directory else None
     if program and not program.is_own:
         raise InstallError(f"{path} is {program}, and not fastcni's; nothing was written")
 
@@ -125,7 +125,7 @@ def plan(bin_dir: str, interpreter: str, names: list[str], server: Sequence[str]
     found = {name: identify(os.path.join(bin_dir, name)) for name in names}
     for name in names:
         if os.path.isdir(os.path.join(bin_dir, name)) and not os.path.islink(os.path.join(bin_dir, name)):
-            raise InstallError(f"install into {bin_dir}: {name} is a folder; nothing was written")
+            raise InstallError(f"install into {bin_dir}: {name} is a directory; nothing was written")
     return Installed(bin_dir, interpreter, found,
                      [name for name, program in found.items() if program and not program.is_own], server, netavark_dir)
 
@@ -142,7 +142,7 @@ def write_files(planned: Installed, image: bytes) -> None:
         for name in planned.kept:
             if replaced.is_in_place(bin_dir, name):
                 replaced.forget(bin_dir, name)
-        replaced.remove_folder(bin_dir)
+        replaced.remove_directory(bin_dir)
         raise
 
 

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 
-FOLDERS = ("/usr/bin", "/usr/local/bin")
+DIRECTORIES = ("/usr/bin", "/usr/local/bin")
 LIST_BYTES = 1024           # bytes of the launcher's field
 CORE = "python_core.elf"    # see python_core.c
 
@@ -30,9 +30,9 @@ for path in rest:
     except OSError:
         pass
 try:
-    folder = posix.readlink("/proc/self/fd/%d" % f).rsplit("/", 1)[0]
+    directory = posix.readlink("/proc/self/fd/%d" % f).rsplit("/", 1)[0]
 except OSError:
-    folder = "DIR"
+    directory = "DIR"
 def quoted(text):
     return text.replace("\\\\", "\\\\\\\\").replace('"', '\\\\"')
 build = _imp.extension_suffixes()[0]
@@ -41,7 +41,7 @@ posix.write(1, ('''{{
     "code": 999,
     "msg": "the Python interpreter %s is Python %s, this file was installed for Python {version} ({build})",
     "details": "install fastcni for a Python of this node, then run `fastcni install --bin-dir %s`"
-}}''' % (quoted(sys.executable or ""), is_now, quoted(folder))).encode("utf-8", "replace"))
+}}''' % (quoted(sys.executable or ""), is_now, quoted(directory))).encode("utf-8", "replace"))
 posix._exit(1)
 """
 
@@ -63,14 +63,14 @@ def alternatives(interpreter: str) -> list[str]:
     The first is the interpreter of this process: a virtual environment's link follows an upgrade of its base
     interpreter.
     """
-    paths = [sys.executable, *(f"{folder}/python{version()}" for folder in FOLDERS)]
+    paths = [sys.executable, *(f"{directory}/python{version()}" for directory in DIRECTORIES)]
     return [path for path in dict.fromkeys(paths) if os.path.isabs(path or "") and path != interpreter]
 
 
-def core_of(interpreter: str, folder: str = os.path.dirname(os.path.abspath(__file__))) -> str:
+def core_of(interpreter: str, directory: str = os.path.dirname(os.path.abspath(__file__))) -> str:
     """Return the path of python_core.elf in a directory; "" if there is none, or if it is of another build than the
     interpreter, because the interpreter's library may not fit the built-in modules of another build."""
-    path = os.path.join(folder, CORE)
+    path = os.path.join(directory, CORE)
     if not os.access(path, os.X_OK):
         return ""
     return path if same_build(path, interpreter) else ""

@@ -343,7 +343,7 @@ static void no_interpreter(const char *path, long error, const char *missing)
         }
     put("; install that Python again, or install fastcni for another one and run `fastcni install --bin-dir ");
     if (name == path)
-        put("DIR");                     /* a path without a folder */
+        put("DIR");                     /* a path without a directory */
     else
         put_quoted(path, name - path - (name > path + 1));
     put("`");

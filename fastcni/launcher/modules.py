@@ -21,7 +21,7 @@ NOT_PACKED = ("kernel/devices/vxlan.py", "kernel/devices/wireguard.py", "kernel/
               "kit/datapath/restrict.py", "kit/firewall/contract.py", "kit/ipam/cluster/stores/whereabouts_pools.py",
               "kit/ipam/cluster/upkeep.py")
 # Modules of `dhcp daemon`, which imports the rest from the standard library; no plugin imports these modules
-DAEMON_FOLDER, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py")
+DAEMON_DIRECTORY, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py")
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/netavark.py",
           "launcher/one_shot.py")
 ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # what bootstrap.py calls
@@ -49,9 +49,9 @@ def own(more: dict[str, str]) -> dict[str, Module]:
     table."""
     found = ["fastcni/" + name for name in SINGLE]
     for row in ROWS:
-        for folder, _, names in os.walk(os.path.join(PACKAGE, row)):
-            folder = os.path.relpath(folder, os.path.dirname(PACKAGE))
-            found += (os.path.join(folder, name) for name in names if name.endswith(".py"))
+        for directory, _, names in os.walk(os.path.join(PACKAGE, row)):
+            directory = os.path.relpath(directory, os.path.dirname(PACKAGE))
+            found += (os.path.join(directory, name) for name in names if name.endswith(".py"))
     found = [path for path in found if path.removeprefix("fastcni/") not in NOT_PACKED]
     modules: dict[str, Module] = {}
     for path in sorted(found):
@@ -59,7 +59,7 @@ def own(more: dict[str, str]) -> dict[str, Module]:
         if path == "fastcni/plugins/__init__.py" and more:
             source += f"\nTABLE.update({dict(sorted(more.items()))!r})\n".encode()
         if path == "fastcni/clients/site_packages.py":
-            source += f"\nFOLDERS = {site_packages()!r}\n".encode()
+            source += f"\nDIRECTORIES = {site_packages()!r}\n".encode()
         add_module(modules, path, source)
     return modules
 
@@ -68,15 +68,15 @@ def site_packages() -> tuple[str, ...]:
     """Return the directories of the packages that fastcni imports only if a configuration needs them. If these are in a
     virtual environment, the interpreter of the plugin files, its base interpreter, does not find them by itself."""
     specs = [importlib.util.find_spec(name) for name in NEEDED]
-    folders = [os.path.dirname(os.path.dirname(spec.origin)) for spec in specs if spec and spec.origin]
-    return tuple(dict.fromkeys(folders))
+    directories = [os.path.dirname(os.path.dirname(spec.origin)) for spec in specs if spec and spec.origin]
+    return tuple(dict.fromkeys(directories))
 
 
 def daemon() -> dict[str, Module]:
     """Return {name: Module} of the dhcp plugin's daemon."""
-    names = [f"{DAEMON_FOLDER}/{name}" for name in os.listdir(os.path.join(PACKAGE, DAEMON_FOLDER))]
+    names = [f"{DAEMON_DIRECTORY}/{name}" for name in os.listdir(os.path.join(PACKAGE, DAEMON_DIRECTORY))]
     names = sorted([name for name in names if name.endswith(".py")] + list(DAEMON_SINGLE))
-    return in_folder(os.path.dirname(PACKAGE), [f"fastcni/{name}" for name in names])
+    return in_directory(os.path.dirname(PACKAGE), [f"fastcni/{name}" for name in names])
 
 
 def library() -> dict[str, Module]:
@@ -85,21 +85,21 @@ def library() -> dict[str, Module]:
     spec = importlib.util.find_spec(LIBRARY)
     if not (spec and spec.origin):
         return {}
-    folder = os.path.dirname(spec.origin)
-    names = sorted(name for name in os.listdir(folder) if name.endswith(".py"))
-    return in_folder(os.path.dirname(folder), [f"{LIBRARY}/{name}" for name in names])
+    directory = os.path.dirname(spec.origin)
+    names = sorted(name for name in os.listdir(directory) if name.endswith(".py"))
+    return in_directory(os.path.dirname(directory), [f"{LIBRARY}/{name}" for name in names])
 
 
 def codecs() -> dict[str, Module]:
     """Return {name: Module} of the modules by which Python finds a codec."""
-    return in_folder(os.path.dirname(os.__file__), CODECS)
+    return in_directory(os.path.dirname(os.__file__), CODECS)
 
 
-def in_folder(folder: str, paths: Iterable[str]) -> dict[str, Module]:
+def in_directory(directory: str, paths: Iterable[str]) -> dict[str, Module]:
     """Return {name: Module} of the sources at these paths, which are relative to the directory. Raises PackError."""
     modules: dict[str, Module] = {}
     for path in paths:
-        add_module(modules, path, read(os.path.join(folder, path)))
+        add_module(modules, path, read(os.path.join(directory, path)))
     return modules
 
 

@@ -2,7 +2,7 @@
  *
  * The file SOCKET.one-shot has one byte for each, its reason. Only a server with --metrics makes the file. Without one
  * this is a single open() that fails. An append needs no lock. The file is left alone if it is long, or may be another
- * user's: a hard link in a folder that all users can write to, for instance. See fstat(2).
+ * user's: a hard link in a directory that all users can write to, for instance. See fstat(2).
  */
 
 enum { NO_SERVER = 'n', BUSY = 'b', UNREAD = 'u', NOT_SERVED = 'd', TOO_LONG = 't', LOST = 'l', OTHER = 'o' };

@@ -15,22 +15,22 @@ import secrets
 import shutil
 from collections.abc import Iterator
 
-from fastcni.kit.call.files import make_folders
+from fastcni.kit.call.files import make_directories
 from fastcni.launcher import files
 
-FOLDER = ".fastcni-replaced"
+DIRECTORY = ".fastcni-replaced"
 TEMPORARY = re.compile(r"\.fastcni-[0-9a-f]{16}-.+")        # see files.replace()
 NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-def folder(bin_dir: str) -> str:
-    return os.path.join(bin_dir, FOLDER)
+def directory(bin_dir: str) -> str:
+    return os.path.join(bin_dir, DIRECTORY)
 
 
 def kept(bin_dir: str) -> list[str]:
     """Return the names of the kept files. Raises OSError."""
     try:
-        return sorted(name for name in os.listdir(folder(bin_dir)) if not TEMPORARY.fullmatch(name))
+        return sorted(name for name in os.listdir(directory(bin_dir)) if not TEMPORARY.fullmatch(name))
     except FileNotFoundError:
         return []
 
@@ -42,7 +42,7 @@ def locked(bin_dir: str) -> Iterator[None]:
     handle = os.open(bin_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        for where in (bin_dir, folder(bin_dir)):
+        for where in (bin_dir, directory(bin_dir)):
             for name in os.listdir(where) if os.path.isdir(where) else ():
                 if TEMPORARY.fullmatch(name):
                     os.unlink(os.path.join(where, name))
@@ -53,9 +53,9 @@ def locked(bin_dir: str) -> Iterator[None]:
 
 def keep(bin_dir: str, name: str) -> None:
     """Keep the file `name`, which also stays in its place. It replaces a file that was kept before. Raises OSError."""
-    make_folders(folder(bin_dir), 0o755)
-    path, place = os.path.join(bin_dir, name), os.path.join(folder(bin_dir), name)
-    temporary = os.path.join(folder(bin_dir), f".fastcni-{secrets.token_hex(8)}-{name}")
+    make_directories(directory(bin_dir), 0o755)
+    path, place = os.path.join(bin_dir, name), os.path.join(directory(bin_dir), name)
+    temporary = os.path.join(directory(bin_dir), f".fastcni-{secrets.token_hex(8)}-{name}")
     try:
         link_or_copy(path, temporary)
         os.rename(temporary, place)
@@ -82,7 +82,7 @@ def link_or_copy(path: str, new: str) -> None:
 
 def restore(bin_dir: str, name: str) -> None:
     """Put the kept file back in one step. Raises OSError."""
-    place = os.path.join(folder(bin_dir), name)
+    place = os.path.join(directory(bin_dir), name)
     os.rename(place, os.path.join(bin_dir, name))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(place)
@@ -91,7 +91,7 @@ def restore(bin_dir: str, name: str) -> None:
 def is_in_place(bin_dir: str, name: str) -> bool:
     """Return whether the kept file is still the installed file, because an install stopped after keeping it."""
     try:
-        one, other = (os.lstat(os.path.join(where, name)) for where in (bin_dir, folder(bin_dir)))
+        one, other = (os.lstat(os.path.join(where, name)) for where in (bin_dir, directory(bin_dir)))
     except FileNotFoundError:
         return False
     return os.path.samestat(one, other) or (
@@ -101,13 +101,13 @@ def is_in_place(bin_dir: str, name: str) -> bool:
 def forget(bin_dir: str, name: str) -> None:
     """Remove a kept file; a missing file is no error. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(folder(bin_dir), name))
+        os.unlink(os.path.join(directory(bin_dir), name))
 
 
-def remove_folder(bin_dir: str) -> bool:
+def remove_directory(bin_dir: str) -> bool:
     """Remove the directory if it is empty. Return whether it was removed."""
     try:
-        os.rmdir(folder(bin_dir))
+        os.rmdir(directory(bin_dir))
     except FileNotFoundError:
         return True
     except OSError as error:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fastcni.kit.call.files import make_folders
+from fastcni.kit.call.files import make_directories
 from fastcni.launcher import files, systemd_dhcp
 from fastcni.launcher.install import InstallError
 
@@ -194,7 +194,7 @@ def install_units(unit_dir: str | os.PathLike[str] = UNIT_DIR,
     if dry_run:
         return [os.path.join(unit_dir, name) for name in texts]
     try:
-        make_folders(unit_dir, 0o755)
+        make_directories(unit_dir, 0o755)
         return files.replace(unit_dir, texts, lambda name, path: files.write(path, texts[name].encode(), 0o644))
     except OSError as error:
         raise InstallError(f"write systemd units into {unit_dir}: {error}") from error

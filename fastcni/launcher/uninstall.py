@@ -54,7 +54,7 @@ def plan(bin_dir: str) -> Uninstalled:
     for name in kept:
         path = os.path.join(bin_dir, name)
         if is_own_file(path) or not os.path.lexists(path) or replaced.is_in_place(bin_dir, name):
-            planned.restored[name] = identify(os.path.join(replaced.folder(bin_dir), name))
+            planned.restored[name] = identify(os.path.join(replaced.directory(bin_dir), name))
         else:
             planned.left[name] = identify(path)
     planned.removed.extend(name for name in sorted(os.listdir(bin_dir))
@@ -70,5 +70,5 @@ def carry_out(planned: Uninstalled) -> None:
     # Only after the other programs are restored: a plugin of fastcni may need one of them.
     for name in planned.removed:
         os.unlink(os.path.join(bin_dir, name))
-    replaced.remove_folder(bin_dir)
+    replaced.remove_directory(bin_dir)
     files.sync(bin_dir)

@@ -25,7 +25,7 @@ class ConfFile:
     unreadable: bool = False
 
 
-def read_folder(conf_dir: str) -> list[ConfFile]:
+def read_directory(conf_dir: str) -> list[ConfFile]:
     """Return the files, sorted by name as in containerd and CRI-O. Raises ConfError if the directory cannot be
     listed."""
     return [read(path) for path in discover.list_files(conf_dir, (".conflist", ".conf", ".json"))]
@@ -58,9 +58,9 @@ def values_of(nets: Iterable[NetworkList]) -> list[Any]:
 
 
 def read_quietly(conf_dir: str, unseen: list[str]) -> list[ConfFile]:
-    """Do read_folder(). If the directory cannot be listed, add that to `unseen`, and return []."""
+    """Do read_directory(). If the directory cannot be listed, add that to `unseen`, and return []."""
     try:
-        found = read_folder(conf_dir)
+        found = read_directory(conf_dir)
         unseen += [f"network configuration {file.path}: {file.error}" for file in found if file.unreadable]
         return found
     except ConfError as e:

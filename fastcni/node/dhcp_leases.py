@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastcni.dhcp.lease_files import DAMAGED, STATE_DIR, Saved, path_of, read_folder
+from fastcni.dhcp.lease_files import DAMAGED, STATE_DIR, Saved, path_of, read_directory
 from fastcni.dhcp.links import presence_of, unix_time
 from fastcni.kernel import sysctl
 from fastcni.kernel.presence import GONE
@@ -15,7 +15,7 @@ from fastcni.kit.dhcp.rpc import SOCKET_PATH
 from fastcni.node.attachments.address_dirs import sections
 from fastcni.spec import address
 
-FOLDER = STATE_DIR
+DIRECTORY = STATE_DIR
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Leases:
     """The leases of a directory. damaged: paths of files that are not valid leases, or that the daemon has found
     damaged."""
 
-    folder: str
+    directory: str
     found: list[PodLease] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
@@ -49,22 +49,22 @@ class Leases:
         return [it for it in self.found if not it.running]
 
 
-def read(folder: str = "") -> Leases:
-    """Read a directory, FOLDER by default. A directory that does not exist has no leases. Raises OSError."""
-    folder = folder or FOLDER
-    leases = Leases(folder)
-    if not os.path.isdir(folder):
+def read(directory: str = "") -> Leases:
+    """Read a directory, DIRECTORY by default. A directory that does not exist has no leases. Raises OSError."""
+    directory = directory or DIRECTORY
+    leases = Leases(directory)
+    if not os.path.isdir(directory):
         return leases
     boot = sysctl.boot_id()
-    for saved in read_folder(folder):
+    for saved in read_directory(directory):
         if isinstance(saved, Saved):
             owner, lease = saved.owner, saved.lease
             running = saved.boot == boot and presence_of(owner, unix_time(lease.acked)) != GONE
-            leases.found.append(PodLease(path_of(folder, owner.key), owner.name, owner.network,
+            leases.found.append(PodLease(path_of(directory, owner.key), owner.name, owner.network,
                                          address.ip_text(lease.address), running, saved.ends))
         else:
             leases.damaged.append(saved[0])
-    leases.damaged += [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith(DAMAGED)]
+    leases.damaged += [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(DAMAGED)]
     return leases
 
 

@@ -18,16 +18,16 @@ DIRECTIONS = ("ingress", "egress")
 MAX_SHOWN = 5                   # addresses of a domain name
 
 
-def sockets(networks: Iterable[NetworkList], folder: str = "") -> list[str]:
-    """Return the agents' sockets of the networks' plugin `policy`. folder: the --folder of one more agent, or ""."""
+def sockets(networks: Iterable[NetworkList], directory: str = "") -> list[str]:
+    """Return the agents' sockets of the networks' plugin `policy`. directory: the --folder of one more agent, or ""."""
     found = {plugin.values.get("agentSocketPath") or policies.SOCKET for network in networks
              for plugin in flattened(network.plugins) if plugin.type == "policy"}
-    return sorted(found | ({os.path.join(folder, os.path.basename(policies.SOCKET))} if folder else set()))
+    return sorted(found | ({os.path.join(directory, os.path.basename(policies.SOCKET))} if directory else set()))
 
 
-def texts_on(networks: Iterable[NetworkList], ip: str, folder: str = "") -> Iterator[str]:
-    """Yield sentences about an address from each agent. folder: see sockets()."""
-    for path in sockets(networks, folder):
+def texts_on(networks: Iterable[NetworkList], ip: str, directory: str = "") -> Iterator[str]:
+    """Yield sentences about an address from each agent. directory: see sockets()."""
+    for path in sockets(networks, directory):
         try:
             for pod in policies.ask(path, {"do": "explain", "address": ip})["pods"]:
                 yield f"{ip} is of pod {pod['pod']}: {'; '.join(text(it, pod) for it in DIRECTIONS)}"

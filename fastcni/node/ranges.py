@@ -19,7 +19,7 @@ class NetworkRange:
     """A range, with the network and the directory of its address files."""
 
     network: str
-    folder: str
+    directory: str
     range: Range
 
     def held(self, ips: Iterable[str]) -> int:
@@ -41,6 +41,6 @@ def ranges_of(nets: Iterable[NetworkList]) -> Iterator[NetworkRange]:
                 keys = read_keys(Section({**plugin.values, "cniVersion": net.version, "name": net.name}))
             except CniError:
                 continue
-            folder = f"{keys.data_dir.rstrip('/')}/{net.name}"
+            directory = f"{keys.data_dir.rstrip('/')}/{net.name}"
             for range_set in keys.sets:
-                yield from (NetworkRange(net.name, folder, one) for one in range_set)
+                yield from (NetworkRange(net.name, directory, one) for one in range_set)

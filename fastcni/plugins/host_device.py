@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
 
 CAPABILITIES, ARGS = ("deviceID", "mac"), ("MAC",)
-FOLDER = "/run/cni/host-device"
+DIRECTORY = "/run/cni/host-device"
 
 
 class Conf(devices.Conf):
@@ -38,7 +38,7 @@ class Conf(devices.Conf):
 
 def read(req: Request) -> Conf:
     conf = Conf(req)
-    conf.data_dir = attribute_backup.read_folder(req.conf, FOLDER)
+    conf.data_dir = attribute_backup.read_directory(req.conf, DIRECTORY)
     if req.command in devices.ENDINGS:
         return conf
     conf.selector, conf.mac = Selector(req.conf), read_requested_mac(req, strict=False)
@@ -51,12 +51,12 @@ def read(req: Request) -> Conf:
 
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     pod = Pod(req)
-    folder = conf.selector.on_bus()
-    if is_dpdk(folder):
+    directory = conf.selector.on_bus()
+    if is_dpdk(directory):
         if conf.mac:
-            req.warn(f"the MAC of {folder} is not set: it has a driver of DPDK")
+            req.warn(f"the MAC of {directory} is not set: it has a driver of DPDK")
         return devices.complete(conf, devices.addresses(req, conf, undo), {"name": req.ifname, "sandbox": req.netns})
-    link, name = conf.selector.find(pod.host, folder)
+    link, name = conf.selector.find(pod.host, directory)
     # Get addresses first: if IPAM has no free address, the device stays unchanged.
     late = conf.layer3 and ipam.needs_link(req)
     result = {} if late else devices.addresses(req, conf, undo)

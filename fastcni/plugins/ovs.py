@@ -84,7 +84,7 @@ def delete_port(req: Request, conf: OvsConf) -> None:
     except CniError as e:
         if known is not None or e.code != errors.TRY_AGAIN_LATER:
             raise
-        req.warn(f"{e.msg}; there is no {cache.path(conf.folder, req.container_id, req.ifname)}, so no port either")
+        req.warn(f"{e.msg}; there is no {cache.path(conf.directory, req.container_id, req.ifname)}, so no port either")
     cache.remove(req, conf)
 
 

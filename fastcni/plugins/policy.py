@@ -171,7 +171,7 @@ def about(req: Request, conf: Conf, previous: dict[str, Any]) -> dict[str, Any]:
                  if chained.in_pod(previous, ip, req.ifname)]
     if not addresses:
         raise CniError(errors.INVALID_CONFIG, f"prevResult has no address of {req.ifname}")
-    if posix.access(ovs_cache.path(ovs_cache.FOLDER, req.container_id, req.ifname), posix.F_OK):
+    if posix.access(ovs_cache.path(ovs_cache.DIRECTORY, req.container_id, req.ifname), posix.F_OK):
         raise CniError(errors.INVALID_CONFIG, "the pod is a port of Open vSwitch: policies cannot hold for it",
                        "pods on one bridge reach each other without passing a hook of nftables")
     name = conf.args.get("K8S_POD_NAME") or req.container_id

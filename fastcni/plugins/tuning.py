@@ -40,7 +40,7 @@ class Conf:
 
 def read(req: Request) -> Conf:
     conf = Conf()
-    conf.data_dir = req.conf.once(attribute_backup.read_folder)
+    conf.data_dir = req.conf.once(attribute_backup.read_directory)
     if req.command not in ENDINGS:
         conf.sysctls, conf.wanted = pod_sysctls.read_keys(req), attributes.read_wanted(req)
     return conf

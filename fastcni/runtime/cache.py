@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastcni._system import open_regular
-from fastcni.kit.call.files import make_folders
+from fastcni.kit.call.files import make_directories
 from fastcni.runtime.records import Attachment, RuntimeConf
 from fastcni.spec import cached_result, errors, json, result
 from fastcni.spec.cached_result import KIND, MAX_BYTES
@@ -223,9 +223,9 @@ def write_file(path: str, data: bytes) -> None:
     The new file is created next to the directory, not in it, because other programs take every file in the directory
     for an attachment.
     """
-    folder = os.path.dirname(path)
-    make_folders(folder, 0o700, above=0o700)
-    fd, fresh = tempfile.mkstemp(prefix=".fastcni-", dir=os.path.dirname(folder))
+    directory = os.path.dirname(path)
+    make_directories(directory, 0o700, above=0o700)
+    fd, fresh = tempfile.mkstemp(prefix=".fastcni-", dir=os.path.dirname(directory))
     try:
         with open(fd, "wb") as file:
             file.write(data)

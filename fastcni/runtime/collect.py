@@ -49,17 +49,17 @@ def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pa
     return Plan(tuple(kept), tuple(stale), pairs)
 
 
-def unread_files(folder: str, network: str, remembered: Iterable[Attachment]) -> list[str]:
+def unread_files(directory: str, network: str, remembered: Iterable[Attachment]) -> list[str]:
     """Return the cache files that have the network's name and could not be read: damaged, or of an old libcni.
 
     Attachments of these files are unknown and may exist. Raises OSError if the directory cannot be listed.
     """
     known = {f"{it.network}-{it.container_id}-{it.ifname}" for it in remembered}
     try:
-        names = os.listdir(folder)
+        names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    return [os.path.join(folder, name) for name in sorted(names)
+    return [os.path.join(directory, name) for name in sorted(names)
             if name.startswith(f"{network}-") and name not in known]
 
 

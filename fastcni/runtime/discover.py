@@ -78,7 +78,7 @@ def load_list_if(path: str, name: str) -> NetworkList | None:
         net = parse_list(raw)
     except ConfError as e:
         raise blamed(path, raw, name, e) from None
-    return add_folder(path, net) if net.name == name else None
+    return add_directory(path, net) if net.name == name else None
 
 
 def load_single_if(path: str, name: str) -> NetworkList | None:
@@ -117,7 +117,7 @@ def blamed(path: str, raw: bytes, name: str, error: ConfError) -> ConfError:
 def load_list_file(path: str | os.PathLike[str]) -> NetworkList:
     """Load one `.conflist` file, with the plugins of its directory."""
     path = os.fspath(path)
-    return add_folder(path, parse_file(path, parse_list))
+    return add_directory(path, parse_file(path, parse_list))
 
 
 def load_single_file(path: str | os.PathLike[str]) -> NetworkList:
@@ -135,17 +135,17 @@ def parse_file(path: str, parse: Callable[[bytes], T]) -> T:
         raise ConfError(f"{path}: {e.msg}", e.code) from None
 
 
-def add_folder(path: str, net: NetworkList) -> NetworkList:
+def add_directory(path: str, net: NetworkList) -> NetworkList:
     """Return the network of a list file, with the plugins of its directory. Each plugin's `file` is set. Raises
     ConfError."""
     plugins = tuple(replace(plugin, file=path) for plugin in net.plugins)
-    net = with_folder(os.path.dirname(path), replace(net, plugins=plugins))
+    net = with_directory(os.path.dirname(path), replace(net, plugins=plugins))
     if not net.plugins:
         raise ConfError(f"{path}: no plugin configs found")
     return net
 
 
-def with_folder(conf_dir: str, net: NetworkList) -> NetworkList:
+def with_directory(conf_dir: str, net: NetworkList) -> NetworkList:
     """Append the plugins of `<conf_dir>/<network name>/*.conf`, unless the list excludes them. Raises ConfError.
 
     The name becomes a part of a path, so fastcni checks it; the Go library follows "..".
@@ -153,16 +153,16 @@ def with_folder(conf_dir: str, net: NetworkList) -> NetworkList:
     if net.only_inlined_plugins:
         return net
     check_network_name(net.name)
-    folder = os.path.join(conf_dir, net.name)
+    directory = os.path.join(conf_dir, net.name)
     try:
-        files = list_files(folder, (".conf",))
+        files = list_files(directory, (".conf",))
     except ConfError as e:
-        raise ConfError(f"failed to read plugin config files in {folder}: {e.msg}", e.code) from None
-    more = (load_folder_plugin(file, index) for index, file in enumerate(files, len(net.plugins)))
+        raise ConfError(f"failed to read plugin config files in {directory}: {e.msg}", e.code) from None
+    more = (load_directory_plugin(file, index) for index, file in enumerate(files, len(net.plugins)))
     return replace(net, plugins=(*net.plugins, *more))
 
 
-def load_folder_plugin(file: str, index: int) -> PluginConf:
+def load_directory_plugin(file: str, index: int) -> PluginConf:
     raw = read_conf(file)
     try:
         return replace(parse_plugin(raw), index=index, file=file)

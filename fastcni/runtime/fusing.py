@@ -72,7 +72,7 @@ def unfuse(path: str, *, force: bool = False, dry_run: bool = False) -> Fused:
     if not dry_run:
         try:
             os.rename(kept, path)
-            sync_folder(path)
+            sync_directory(path)
         except OSError as e:
             raise failure("rename", e, kept) from e
     return Fused(path, kept, net.name, types(net), raw)
@@ -132,8 +132,8 @@ def read_list(path: str, raw: bytes) -> NetworkList:
 def replace_list(done: Fused, raw: bytes) -> None:
     """Link the original to its second name, then replace it by the fused list. Raises OSError, and CniError if another
     program has changed the list in between."""
-    folder = os.path.dirname(done.path)
-    fd, fresh = tempfile.mkstemp(prefix=".fastcni-", dir=folder)
+    directory = os.path.dirname(done.path)
+    fd, fresh = tempfile.mkstemp(prefix=".fastcni-", dir=directory)
     try:
         with open(fd, "wb") as file:
             like = os.stat(done.path)
@@ -147,7 +147,7 @@ def replace_list(done: Fused, raw: bytes) -> None:
     except BaseException:
         os.unlink(fresh)
         raise
-    sync_folder(done.path)
+    sync_directory(done.path)
 
 
 def keep(done: Fused, raw: bytes, link: str) -> None:
@@ -163,7 +163,7 @@ def keep(done: Fused, raw: bytes, link: str) -> None:
             os.unlink(link)
 
 
-def sync_folder(path: str) -> None:
+def sync_directory(path: str) -> None:
     """Write the directory of a file to disk (fsync)."""
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:

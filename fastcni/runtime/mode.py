@@ -8,8 +8,8 @@ class InProcessMode(Mode):
 
     __slots__ = ()
 
-    def find_plugin(self, name: str, folders: list[str], own: bool) -> str:
-        return "" if own else super().find_plugin(name, folders, own)
+    def find_plugin(self, name: str, directories: list[str], own: bool) -> str:
+        return "" if own else super().find_plugin(name, directories, own)
 
 
 class SharedMode(InProcessMode):

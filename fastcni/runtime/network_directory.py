@@ -77,7 +77,7 @@ class NetworkDirectory:
                 broken.append(e)
         return Listing(self.path, tuple(networks), tuple(broken))
 
-    def folders(self) -> list[str]:
+    def directories(self) -> list[str]:
         """Return the directory and its subdirectories: each may have the plugins of a network."""
         try:
             with os.scandir(self.path) as entries:
@@ -88,8 +88,8 @@ class NetworkDirectory:
     def signature(self) -> Signature:
         """Return the path, inode, time of change and size of each configuration file, to detect changes."""
         found = []
-        for folder in self.folders():
-            for path in list_files(folder, EXTENSIONS):
+        for directory in self.directories():
+            for path in list_files(directory, EXTENSIONS):
                 try:
                     it = os.stat(path)
                 except OSError:

@@ -170,7 +170,7 @@ class PodNetworks:
         cached configuration, return the network that has its name now. Raises ConfError."""
         if not attachment.config:
             return self.directory.listing().named(attachment.network)
-        return discover.with_folder(self.cni.conf_dir, parse_list(attachment.config))
+        return discover.with_directory(self.cni.conf_dir, parse_list(attachment.config))
 
     # Steps ------------------------------------------------------------------------------------------
 

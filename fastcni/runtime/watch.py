@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from fastcni.runtime.folder_changes import FolderChanges
+from fastcni.runtime.directory_changes import DirectoryChanges
 from fastcni.runtime.network_directory import NetworkDirectory
 
 SETTLE_S = 0.05                 # seconds; several files are often written together
@@ -26,7 +26,7 @@ class Watch(Generic[T]):
     def __init__(self, directory: NetworkDirectory, look: Callable[[], T], changed: Callable[[T], None],
                  interval_s: float | None = None):
         self._directory, self._look, self._changed, self._interval_s = directory, look, changed, interval_s
-        self._changes = FolderChanges()
+        self._changes = DirectoryChanges()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._error: BaseException | None = None
         self._add_watches()             # before the first look(), so that no change is missed
@@ -84,8 +84,8 @@ class Watch(Generic[T]):
         above = [path]
         while (parent := os.path.dirname(above[-1])) != above[-1]:
             above.append(parent)
-        for folder in [*self._directory.folders(), *above[1:]]:
+        for directory in [*self._directory.directories(), *above[1:]]:
             try:
-                self._changes.add(folder)
+                self._changes.add(directory)
             except (FileNotFoundError, NotADirectoryError):
                 continue

@@ -26,13 +26,13 @@ class Peer:
     pods: dict[int, list[str]] = field(default_factory=dict)
 
 
-def find(text: str, folder: str) -> Peer:
-    """Return the node with this address or name. folder: the directory of the agent's files. Raises CniError for a name
-    that neither the agent's list nor the resolver knows."""
+def find(text: str, directory: str) -> Peer:
+    """Return the node with this address or name. directory: the directory of the agent's files. Raises CniError for a
+    name that neither the agent's list nor the resolver knows."""
     try:
-        known = peer_list.read(folder)
+        known = peer_list.read(directory)
     except (OSError, ValueError) as e:
-        raise CniError(errors.IO_FAILURE, f"read {folder}/{peer_list.NAME}: {e}") from None
+        raise CniError(errors.IO_FAILURE, f"read {directory}/{peer_list.NAME}: {e}") from None
     for entry in known:
         if text == entry["name"] or text in entry["addresses"]:
             return Peer(by_family(entry["addresses"]), inside(entry["subnets"]))
@@ -41,7 +41,7 @@ def find(text: str, folder: str) -> Peer:
     except OSError as e:
         names = ", ".join(str(entry["name"]) for entry in known) or "no node"
         raise CniError(errors.INVALID_ENVIRONMENT, f"no node {text} is known: {e.strerror}",
-                       f"the agent's list in {folder} has {names}") from None
+                       f"the agent's list in {directory} has {names}") from None
 
 
 def by_family(addresses: list[str]) -> dict[int, list[str]]:

@@ -23,7 +23,7 @@ PAUSE_S = 0.05
 ROLE = "selftest"               # a label; its value is the number of the pod
 
 
-def folder_of(net: NetworkList) -> str | None:
+def directory_of(net: NetworkList) -> str | None:
     """Return the directory of the agent that the network's plugin `policy` uses; "" if its policies are in the
     Kubernetes API. None if the network has no such plugin, or if its agent does not answer, which ADD then reports."""
     for plugin in flattened(net.plugins):
@@ -42,11 +42,11 @@ def without_policy(net: NetworkList) -> NetworkList:
 
 
 class Policy:
-    """A policy for the second pod's ingress. folder: the directory of the agent's files."""
+    """A policy for the second pod's ingress. directory: the directory of the agent's files."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, directory: str) -> None:
         self.namespace = f"{PREFIX}{os.getpid()}"
-        self.path = Path(folder, f"{self.namespace}.json")
+        self.path = Path(directory, f"{self.namespace}.json")
 
     def arguments(self, number: int) -> list[tuple[str, str]]:
         """Return CNI_ARGS that name a pod for the agent."""
@@ -88,9 +88,9 @@ def is_open(connects: Callable[[], object]) -> bool:
     return False
 
 
-def remove_leftovers(folder: str) -> None:
+def remove_leftovers(directory: str) -> None:
     """Remove the files of self-tests whose process has ended. Raises OSError."""
-    for path in Path(folder).glob(f"{PREFIX}*"):
+    for path in Path(directory).glob(f"{PREFIX}*"):
         pid = path.stem.removeprefix(PREFIX)
         if pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
             path.unlink(missing_ok=True)

@@ -51,9 +51,9 @@ class Network:
         self.gives_gateway = any(node.has_gateway(plugin) for plugin in plugins)
         self.masquerades = any(plugin.values.get("ipMasq") for plugin in plugins)
         self.host_port = 0
-        folder = policies.folder_of(net)
-        self.policy = policies.Policy(folder) if folder else None
-        if folder == "":
+        directory = policies.directory_of(net)
+        self.policy = policies.Policy(directory) if directory else None
+        if directory == "":
             self.net = policies.without_policy(net)
 
     def checks(self) -> Generator[Check, None, None]:
@@ -278,8 +278,8 @@ def run(cni: CNI, nets: list[NetworkList], modes: list[str],
         for net in nets:
             for left in leftovers(cni, net.name):
                 cni.delete(net, left)
-            if folder := policies.folder_of(net):
-                policies.remove_leftovers(folder)
+            if directory := policies.directory_of(net):
+                policies.remove_leftovers(directory)
             missing = node.missing_bridges(net)
             yield from node.checks(cni, net, modes[0])
             try:

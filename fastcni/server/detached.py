@@ -49,7 +49,7 @@ def mounts(cgroups: str, controllers: str) -> list[str]:
     """Return the directories where a hierarchy is usually mounted. controllers: as in /proc/PID/cgroup."""
     if not controllers:                 # cgroup v2, alone or together with v1
         found = [f"{cgroups}/unified", cgroups]
-        return [folder for folder in found if os.path.exists(f"{folder}/cgroup.controllers")][:1]
+        return [directory for directory in found if os.path.exists(f"{directory}/cgroup.controllers")][:1]
     return [f"{cgroups}/{controllers.removeprefix('name=')}"]
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 
-def remove_stale_ports(log: Logger, folder: str = cache.FOLDER, usual: str = ovsdb.DEFAULT_ADDRESS) -> None:
-    for address in sorted(({usual} if listens(usual) else set()) | cache.addresses(folder)):
+def remove_stale_ports(log: Logger, directory: str = cache.DIRECTORY, usual: str = ovsdb.DEFAULT_ADDRESS) -> None:
+    for address in sorted(({usual} if listens(usual) else set()) | cache.addresses(directory)):
         sock = wire.open_socket()
         try:
             with Database(address) as db:

@@ -40,8 +40,8 @@ class FakeRuntime:
     mode     the class of each request's mode; by default AtOnceMode
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.count, self.mode = folder, 0, AtOnceMode
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.count, self.mode = directory, 0, AtOnceMode
         self.fresh()
 
     def fresh(self, refuse: int = -1) -> None:
@@ -51,7 +51,7 @@ class FakeRuntime:
     @property
     def data(self) -> Path:
         """Return the directory of host-local's files, one for each Node."""
-        return self.folder / str(self.count)
+        return self.directory / str(self.count)
 
     def held(self) -> list[str]:
         """Return the addresses that host-local holds."""
@@ -145,7 +145,7 @@ def fake_runtime(tmp_path: Path, fake_sockets: None, third_party_plugins: None,
     monkeypatch.setattr(sysctl, "exists", lambda name: True)
     monkeypatch.setattr(tun, "create_tap", lambda name, **_: ask(state.node.create_tap, name))
     monkeypatch.setattr(tun, "open_device", lambda: os.open("/dev/null", os.O_RDONLY))
-    monkeypatch.setattr(sysctl, "open_folder", lambda name: os.open("/dev/null", os.O_RDONLY))
+    monkeypatch.setattr(sysctl, "open_directory", lambda name: os.open("/dev/null", os.O_RDONLY))
     monkeypatch.setattr(sysctl, "read_at", lambda fd, name: state.node.sysctls.get(
         (state.node.here, f"net/ipv6/conf/{name}"), "1" if name.endswith("/accept_ra") else "0"))
     monkeypatch.setattr(sysctl, "write_at", lambda fd, name, value: write(f"net/ipv6/conf/{name}", value))

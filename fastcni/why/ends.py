@@ -197,10 +197,10 @@ def pods_named(inventory: Inventory, text: str) -> list[NodeAttachment]:
     return sorted(found, key=passes_on)
 
 
-def passes_on(it: NodeAttachment) -> bool:
+def passes_on(attachment: NodeAttachment) -> bool:
     """Return whether an attachment is that of a plugin such as multus. The first network of multus is an attachment of
     the same interface, whose configuration names the plugin that made the interface."""
-    return not set(RUNS_NETWORKS).isdisjoint(it.plugins)
+    return not set(RUNS_NETWORKS).isdisjoint(attachment.plugins)
 
 
 def source_pod(inventory: Inventory, text: str, destination: bytes) -> End:
@@ -218,15 +218,15 @@ def source_pod(inventory: Inventory, text: str, destination: bytes) -> End:
     return first
 
 
-def end_of(it: NodeAttachment, length: int) -> End:
+def end_of(attachment: NodeAttachment, length: int) -> End:
     """Return the End of a pod's attachment. length: bytes of the address. namespace is -1 if the namespace no longer
     exists."""
-    own = [addresses.read_ip(ip) for ip in it.addresses if (":" in ip) == (length == 16)]
+    own = [addresses.read_ip(ip) for ip in attachment.addresses if (":" in ip) == (length == 16)]
     try:
-        namespace = netns.open_path(it.netns) if it.netns else -1
+        namespace = netns.open_path(attachment.netns) if attachment.netns else -1
     except OSError:
         namespace = -1
-    return End(POD, own[0] if own else b"", it, namespace)
+    return End(POD, own[0] if own else b"", attachment, namespace)
 
 
 def end_at(inventory: Inventory, packed: bytes, network: str = "") -> End:

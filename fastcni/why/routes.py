@@ -37,17 +37,17 @@ def best_route(sock: wire.Socket, packed: bytes) -> Route | None:
     return max(fitting, key=lambda it: it.prefix, default=None)
 
 
-def route_text(sock: wire.Socket, it: Route) -> str:
+def route_text(sock: wire.Socket, route: Route) -> str:
     """Return a route as `ip route` prints it, for `ip route del`."""
-    words = [SPECIAL[it.kind]] if it.kind in SPECIAL else []
-    words.append(f"{addresses.ip_text(it.dst)}/{it.prefix}" if it.prefix else "default")
-    if it.gateway:
-        words += ["via", addresses.ip_text(it.gateway)]
-    link = find.link(sock, index=it.index) if it.index and it.kind not in SPECIAL else None
+    words = [SPECIAL[route.kind]] if route.kind in SPECIAL else []
+    words.append(f"{addresses.ip_text(route.dst)}/{route.prefix}" if route.prefix else "default")
+    if route.gateway:
+        words += ["via", addresses.ip_text(route.gateway)]
+    link = find.link(sock, index=route.index) if route.index and route.kind not in SPECIAL else None
     if link:
         words += ["dev", link.name]
-    if it.table not in (uapi.RT_TABLE_MAIN, 0):
-        words += ["table", str(it.table)]
+    if route.table not in (uapi.RT_TABLE_MAIN, 0):
+        words += ["table", str(route.table)]
     return " ".join(words)
 
 

@@ -164,15 +164,15 @@ class Spy:
         return next((it for it in reversed(self.seen) if it.event.drops and it.arp), None)
 
 
-def stage(it: Seen) -> int:
+def stage(seen: Seen) -> int:
     """Return the progress that a message of the spy's own tables shows."""
-    if it.arp:
+    if seen.arp:
         return START
-    if it.where != ON_NODE:
-        return POD_STAGES.get((it.where, it.reply, it.event.chain), START)
-    known = {nft.NFPROTO_INET: INET_STAGES, nft.NFPROTO_BRIDGE: BRIDGE_STAGES}.get(it.event.family)
-    found = known.get(it.event.chain, START) if known else (ARRIVED if it.hook == "ingress" else START)
-    return found + BACK if it.reply and found else found
+    if seen.where != ON_NODE:
+        return POD_STAGES.get((seen.where, seen.reply, seen.event.chain), START)
+    known = {nft.NFPROTO_INET: INET_STAGES, nft.NFPROTO_BRIDGE: BRIDGE_STAGES}.get(seen.event.family)
+    found = known.get(seen.event.chain, START) if known else (ARRIVED if seen.hook == "ingress" else START)
+    return found + BACK if seen.reply and found else found
 
 
 def in_namespace(namespace: int, function: Callable[[], Answer]) -> Answer:

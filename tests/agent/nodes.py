@@ -58,12 +58,12 @@ class Machine:
         ip("addr", "add", f"2001:db8::{number:x}/64", "dev", "eth0", "nodad", netns=netns)
         ip("link", "set", "eth0", "up", netns=netns)
 
-    def open(self, network, folder):
+    def open(self, network, directory):
         """The backend, in this namespace."""
         self.families = tuple(network.families)
         with Inside(self.netns):
             underlay = choose(Options(iface=["eth0"]), self.families)
-            self.backend = open_backend(network, underlay, str(folder / self.netns), publishes=True)
+            self.backend = open_backend(network, underlay, str(directory / self.netns), publishes=True)
         self.record = record(self.number, self.backend.name, self.backend.data(), self.families)
         return self.record
 

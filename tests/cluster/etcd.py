@@ -1,6 +1,6 @@
 """Real etcd for tests: one member or several, TLS, users. Data in memory, loopback, free ports.
 
-    with Etcd(folder, members=3) as etcd:
+    with Etcd(directory, members=3) as etcd:
         etcd.endpoints                          # ["http://127.0.0.1:40001", ...]
         etcd.conf(prefix="/t1")                 # "store" of an IPAM configuration
         etcd.members[0].kill()                  # also pause(), resume(), end(), start()
@@ -31,8 +31,8 @@ USER, PASSWORD = "fastcni", "for tests only"
 class Member:
     """One etcd process. endpoint: for clients, with another scheme if TLS is used."""
 
-    def __init__(self, number, folder, scheme, host):
-        self.name, self.folder, self.popen = f"m{number}", folder / f"m{number}", None
+    def __init__(self, number, directory, scheme, host):
+        self.name, self.directory, self.popen = f"m{number}", directory / f"m{number}", None
         self.client, self.peer, self.metrics = free_ports(3)
         self.endpoint = f"{scheme}://{host}:{self.client}"
         self.peer_url = f"http://127.0.0.1:{self.peer}"
@@ -41,13 +41,13 @@ class Member:
     def start(self, initial, options=()):
         """Start the process. initial: the value of --initial-cluster."""
         self.options = (initial, options)
-        words = ["etcd", "--name", self.name, "--data-dir", self.folder / "data", "--initial-cluster", initial,
+        words = ["etcd", "--name", self.name, "--data-dir", self.directory / "data", "--initial-cluster", initial,
                  "--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint,
                  "--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url,
                  "--listen-metrics-urls", self.metrics_url, "--logger", "zap", "--log-outputs", "stderr",
                  "--snapshot-count", "1000", *options]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "log", "ab") as log:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with open(self.directory / "log", "ab") as log:
             self.popen = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def restart(self):
@@ -57,7 +57,7 @@ class Member:
     def healthy(self):
         """Whether it answers and knows a leader. Raises RuntimeError with its log if it has ended."""
         if self.popen.poll() is not None:
-            raise RuntimeError(f"etcd has ended: {(self.folder / 'log').read_text()[-3000:]}")
+            raise RuntimeError(f"etcd has ended: {(self.directory / 'log').read_text()[-3000:]}")
         try:
             with urllib.request.urlopen(self.metrics_url + "/health", timeout=2) as answer:
                 return json.loads(answer.read())["health"] == "true"
@@ -83,18 +83,18 @@ class Member:
 
 
 class Etcd:
-    """A cluster of etcd. tls: with client certificates, in `folder` as ca.pem, client.pem, client-key.pem. user: with
-    authentication. options: etcd's own. host: the address for clients."""
+    """A cluster of etcd. tls: with client certificates, in `directory` as ca.pem, client.pem, client-key.pem. user:
+    with authentication. options: etcd's own. host: the address for clients."""
 
     def __init__(self, members=1, *, tls=False, user=False, options=(), host="127.0.0.1"):
         self.members, self.host = [], host
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="fastcni-etcd-", dir=memory))
+        self.directory = Path(tempfile.mkdtemp(prefix="fastcni-etcd-", dir=memory))
         self.tls, self.user, self.options, self.count = tls, user, list(options), members
         if tls:
-            make_certificates(self.folder)
-            self.options += ["--client-cert-auth", "--trusted-ca-file", self.folder / "ca.pem", "--cert-file",
-                             self.folder / "server.pem", "--key-file", self.folder / "server-key.pem"]
+            make_certificates(self.directory)
+            self.options += ["--client-cert-auth", "--trusted-ca-file", self.directory / "ca.pem", "--cert-file",
+                             self.directory / "server.pem", "--key-file", self.directory / "server-key.pem"]
 
     def __enter__(self):
         try:
@@ -108,7 +108,7 @@ class Etcd:
 
     def __exit__(self, *_):
         self.end()
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.directory)
 
     @property
     def endpoints(self):
@@ -118,8 +118,8 @@ class Etcd:
         """The `store` of an IPAM configuration."""
         conf = {"type": "etcd", "endpoints": self.endpoints} | keys
         if self.tls:
-            conf |= {"ca": f"{self.folder}/ca.pem", "cert": f"{self.folder}/client.pem",
-                     "key": f"{self.folder}/client-key.pem"} | keys
+            conf |= {"ca": f"{self.directory}/ca.pem", "cert": f"{self.directory}/client.pem",
+                     "key": f"{self.directory}/client-key.pem"} | keys
         if self.user:
             conf |= {"username": USER, "password": PASSWORD} | keys
         return conf
@@ -128,8 +128,8 @@ class Etcd:
         """Start all members, and wait until they are healthy. If another process has taken a port: with other ports."""
         for attempt in range(3):
             scheme = "https" if self.tls else "http"
-            folder = self.folder / f"{attempt}"
-            self.members = [Member(number, folder, scheme, self.host) for number in range(self.count)]
+            directory = self.directory / f"{attempt}"
+            self.members = [Member(number, directory, scheme, self.host) for number in range(self.count)]
             try:
                 self._start()
                 return
@@ -147,7 +147,7 @@ class Etcd:
     def await_health(self):
         """Wait until every member is healthy."""
         for member in self.members:
-            assert eventually(member.healthy, START_S), (member.folder / "log").read_text()[-3000:]
+            assert eventually(member.healthy, START_S), (member.directory / "log").read_text()[-3000:]
 
     def end(self):
         for member in self.members:
@@ -165,7 +165,7 @@ class Etcd:
 
     def backup(self):
         """The file of a snapshot that `etcdctl snapshot save` takes of the running member."""
-        saved = self.folder / f"snapshot-{next(NUMBERS)}"
+        saved = self.directory / f"snapshot-{next(NUMBERS)}"
         etcdctl("snapshot", "save", saved, "--endpoints", self.endpoints[0])
         return saved
 
@@ -176,8 +176,8 @@ class Etcd:
         """
         (member,) = self.members
         self.end()
-        shutil.rmtree(member.folder / "data")
-        etcdctl("snapshot", "restore", saved, "--data-dir", member.folder / "data", "--name", member.name,
+        shutil.rmtree(member.directory / "data")
+        etcdctl("snapshot", "restore", saved, "--data-dir", member.directory / "data", "--name", member.name,
                 "--initial-cluster", f"{member.name}={member.peer_url}", "--initial-advertise-peer-urls",
                 member.peer_url, "--initial-cluster-token", token)
         self.restart()
@@ -195,13 +195,13 @@ class Etcd:
         context = None
         if self.tls:
             context = self.trusting()
-            context.load_cert_chain(self.folder / "client.pem", self.folder / "client-key.pem")
+            context.load_cert_chain(self.directory / "client.pem", self.directory / "client-key.pem")
         with urllib.request.urlopen(asked, timeout=START_S, context=context) as answer:
             return json.loads(answer.read())
 
     def trusting(self):
         """An SSLContext that trusts the authority, whose certificate has few extensions."""
-        context = ssl.create_default_context(cafile=self.folder / "ca.pem")
+        context = ssl.create_default_context(cafile=self.directory / "ca.pem")
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return context
 
@@ -263,17 +263,17 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
-def make_certificates(folder):
+def make_certificates(directory):
     """An authority, and certificates of the server (127.0.0.1), a client, and a client with a common name."""
     def openssl(*words):
-        done = subprocess.run(["openssl", *words], cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(["openssl", *words], cwd=directory, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     openssl("req", "-x509", *key, "-keyout", "ca-key.pem", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2")
     # The server's own gateway is a client, too, with the server's certificate; its common name would be a user.
     for name, subject in (("server", "/O=etcd"), ("client", "/O=nodes"), ("named", f"/CN={USER}")):
-        (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+        (directory / "extensions").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
         openssl("req", "-new", *key, "-keyout", f"{name}-key.pem", "-out", f"{name}.csr", "-subj", subject)
         openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca-key.pem", "-CAcreateserial",
                 "-days", "2", "-out", f"{name}.pem", "-extfile", "extensions")

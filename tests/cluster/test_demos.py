@@ -22,12 +22,12 @@ LIMIT_S = 300                   # on a busy machine; alone the longest takes som
 
 
 class Demo:
-    """A running script. It makes its files in `folder`, and namespaces of names that have its process id."""
+    """A running script. It makes its files in `directory`, and namespaces of names that have its process id."""
 
-    def __init__(self, folder, script, *words, **env):
-        self.folder, self.output = folder, folder / "output"
-        (folder / "tmp").mkdir()
-        env = {**os.environ, "FASTCNI": str(FASTCNI), "TMPDIR": str(folder / "tmp"), **env}
+    def __init__(self, directory, script, *words, **env):
+        self.directory, self.output = directory, directory / "output"
+        (directory / "tmp").mkdir()
+        env = {**os.environ, "FASTCNI": str(FASTCNI), "TMPDIR": str(directory / "tmp"), **env}
         with open(self.output, "wb") as output:
             # If these tests run in the background of a shell, SIGINT is ignored, and a script could not trap it
             self.popen = subprocess.Popen([ENV, "--default-signal=INT", "sh", EXAMPLES / script, *words], env=env,
@@ -61,7 +61,7 @@ class Demo:
         """Namespaces, files and processes of the script that still exist."""
         pid = self.popen.pid
         names = [name for name in os.listdir("/run/netns") if re.search(rf"{pid}\b", name)]
-        files = [str(path) for path in (self.folder / "tmp").iterdir()]
+        files = [str(path) for path in (self.directory / "tmp").iterdir()]
         return names + files + processes(pid)
 
 
@@ -81,18 +81,18 @@ def processes(session):
 
 @pytest.fixture
 def demo():
-    """A function that starts a script, in a folder with a short name: it makes unix sockets there."""
-    folder, started = Path(tempfile.mkdtemp(prefix="demo-")), []
+    """A function that starts a script, in a directory with a short name: it makes unix sockets there."""
+    directory, started = Path(tempfile.mkdtemp(prefix="demo-")), []
 
     def start(*words, **env):
-        started.append(Demo(folder, *words, **env))
+        started.append(Demo(directory, *words, **env))
         return started[-1]
     try:
         yield start
         for one in started:
             one.end()
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
 
 
 @needs_root

@@ -284,7 +284,7 @@ def test_a_new_etcd_at_the_same_place_does_not_know_the_node(etcd_alone, opened)
     me = store.join("a", "boot")
     newest = store.history()
     etcd_alone.end()
-    subprocess.run(["rm", "-r", etcd_alone.members[0].folder / "data"], check=True)
+    subprocess.run(["rm", "-r", etcd_alone.members[0].directory / "data"], check=True)
     etcd_alone.restart()
     with pytest.raises(Changed, match="node a with epoch 1 is not in the store"):
         store.claim(me, [("s", "10.0.0.0/26")])
@@ -319,7 +319,7 @@ def test_a_watch_reads_anew_what_was_compacted(etcd, opened, etcd_member):
 
 @pytest.mark.parametrize("name", ["client", "named"])
 def test_tls_with_a_client_certificate(etcd_tls, opened, name):
-    pem = f"{etcd_tls.folder}/{name}"
+    pem = f"{etcd_tls.directory}/{name}"
     store = opened(etcd_tls.conf(prefix=f"/fastcni/{name}", cert=f"{pem}.pem", key=f"{pem}-key.pem"))
     me = store.join("a", "boot")
     assert [one.cidr for one in store.claim(me, [("s", "10.0.0.0/26")])] == ["10.0.0.0/26"]
@@ -339,7 +339,7 @@ def test_bad_certificates_are_named(etcd_tls, opened, change, message):
     for key, value in change.items():
         conf[key] = conf["endpoints"][0].replace("127.0.0.1", value) if key == "endpoints" else value
         if value == "ca.pem":
-            conf[key] = f"{etcd_tls.folder}/ca.pem"
+            conf[key] = f"{etcd_tls.directory}/ca.pem"
         if key == "endpoints":
             conf[key] = [conf[key]]
     with pytest.raises(Away, match=message):
@@ -409,7 +409,7 @@ import sys
 sys.path.append({root!r})
 from fastcni.clients import site_packages
 from fastcni.kit.ipam.cluster.stores import open_store
-site_packages.FOLDERS = {folders!r}         # as in a plugin file
+site_packages.DIRECTORIES = {directories!r}         # as in a plugin file
 assert "urllib3" not in sys.modules and "site" not in sys.modules
 store = open_store({settings!r})
 print([block.cidr for block in store.claim(store.join("a", "boot"), [("s", "10.0.0.0/26")])])
@@ -419,7 +419,7 @@ print([block.cidr for block in store.claim(store.join("a", "boot"), [("s", "10.0
 def test_a_python_without_site_packages_finds_urllib3(etcd):
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     done = subprocess.run([sys.executable, "-I", "-S", "-c", ONE_SHOT.format(
-        root=root, settings=etcd, folders=modules.site_packages())],
+        root=root, settings=etcd, directories=modules.site_packages())],
                           capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("['10.0.0.0/26']\n", "")
 

@@ -38,8 +38,8 @@ def test_a_client_without_a_token_is_refused(etcd_user):
 
 def test_nothing_of_a_server_is_left(etcd_member):
     with Etcd() as etcd:
-        pid, folder = etcd.members[0].popen.pid, etcd.folder
+        pid, directory = etcd.members[0].popen.pid, etcd.directory
         etcd.members[0].pause()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIG_DFL)
-    assert not folder.exists() and etcd_member.members[0].healthy()
+    assert not directory.exists() and etcd_member.members[0].healthy()

@@ -1,6 +1,7 @@
 """The failure table of docs/ipam-operation.md, row by row, on a real etcd. test_kills.py has the kills.
 
-Nodes are simulated (tests/cluster_ipam/simulation.py): each has a folder, a boot id and a clock. So a reboot, a jump of
+Nodes are simulated (tests/cluster_ipam/simulation.py): each has a directory, a boot id and a clock. So a reboot,
+a jump of
 the clock and the cool-down take no time. What etcd decides, as the life of a lease, takes its real time.
 """
 
@@ -21,9 +22,9 @@ NODE_TTL_S = 2                  # the least that etcd grants
 class Lab:
     """Three nodes and an etcd. add() returns the address, refused() the error document."""
 
-    def __init__(self, folder, store):
+    def __init__(self, directory, store):
         self.store = open_store(store)
-        self.cluster = Cluster(folder, ("n1", "n2", "n3"), lambda: open_store(store))
+        self.cluster = Cluster(directory, ("n1", "n2", "n3"), lambda: open_store(store))
         self.nodes = self.cluster.nodes
 
     def conf(self, **ipam):
@@ -79,8 +80,8 @@ def lab(etcd, tmp_path):
     yield from labs(etcd | {"node_ttl": NODE_TTL_S}, tmp_path)
 
 
-def labs(store, folder):
-    lab = Lab(folder, store)
+def labs(store, directory):
+    lab = Lab(directory, store)
     with simulated_modules(lambda: lab.cluster):
         yield lab
     for node in lab.nodes:

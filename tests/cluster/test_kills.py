@@ -37,7 +37,7 @@ class Round:
     def conf(self, node):
         return {"cniVersion": "1.1.0", "name": "net", "type": "cluster", "ipam": {
             "type": "cluster", "store": self.world.store, "network_name": self.space, "range": "10.0.0.0/27",
-            "block_size": 30, "node_name": node, "dataDir": str(self.world.folder / node)}}
+            "block_size": 30, "node_name": node, "dataDir": str(self.world.directory / node)}}
 
     def environment(self, command, container):
         return {"CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere/pod",
@@ -63,14 +63,14 @@ class Round:
     def held(self):
         """The addresses that have an owner on a node. A kill before the owner is written leaves an empty file, which
         GC releases."""
-        return [path.name for path in Path(self.world.folder).glob(f"n?/{self.space}/[0-9]*") if path.read_bytes()]
+        return [path.name for path in Path(self.world.directory).glob(f"n?/{self.space}/[0-9]*") if path.read_bytes()]
 
 
 class World:
-    def __init__(self, folder, store):
-        self.folder, self.store, self.bin_dir = folder, store, folder / "bin"
+    def __init__(self, directory, store):
+        self.directory, self.store, self.bin_dir = directory, store, directory / "bin"
         install(self.bin_dir)
-        self.injector = Injector(compiled(folder), folder)
+        self.injector = Injector(compiled(directory), directory)
 
     def steps(self, command):
         """The numbers of calls before which to kill, of a request that is not killed."""

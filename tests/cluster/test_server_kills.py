@@ -78,13 +78,13 @@ def changes_block(data, operation):
 class Pods:
     """The pods of two nodes. live: {container: address}, of those that have one."""
 
-    def __init__(self, folder, stores):
-        self.folder, self.stores, self.live = folder, stores, {}
+    def __init__(self, directory, stores):
+        self.directory, self.stores, self.live = directory, stores, {}
 
     def conf(self, node):
         return {"cniVersion": "1.1.0", "name": "net", "type": "cluster", "ipam": {
             "type": "cluster", "store": self.stores[node], "range": "10.0.0.0/26", "block_size": 30, "cool_down": 0,
-            "node_name": node, "dataDir": str(self.folder / node)}}
+            "node_name": node, "dataDir": str(self.directory / node)}}
 
     def keys(self, node):
         return conf.read_keys(Section(self.conf(node)))
@@ -128,7 +128,7 @@ class Pods:
             return set(space.state.blocks) if space else set()
 
     def held(self):
-        return [path.name for path in self.folder.glob("?/default/[0-9]*")]
+        return [path.name for path in self.directory.glob("?/default/[0-9]*")]
 
 
 @pytest.mark.parametrize("moment", [UNSENT, UNANSWERED, ANSWERED])

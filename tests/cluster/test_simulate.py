@@ -107,8 +107,8 @@ def test_a_simulated_node_asks_etcd_what_an_agent_asks(etcd_alone, monkeypatch):
     monkeypatch.setattr(etcd_registry.subnets, "choose_one", lambda family, former, taken: subnet_of(NUMBER))
     wanted = requests_of_agent(
         lambda wait: etcd_registry.Etcd({"endpoints": etcd_alone.endpoints}, structlog.get_logger(), wait),
-        records.read(key.removeprefix(etcd_nodes.FOLDER), value), monkeypatch)
-    for key in etcd_alone.keys(etcd_nodes.FOLDER):
+        records.read(key.removeprefix(etcd_nodes.DIRECTORY), value), monkeypatch)
+    for key in etcd_alone.keys(etcd_nodes.DIRECTORY):
         with_conf.txn([], [etcd_registry.etcd_client.delete(key)])
     with_conf.close()
     host, _, port = etcd_alone.endpoints[0].removeprefix("http://").partition(":")
@@ -138,7 +138,7 @@ def simulate(*words):
 
 
 def left_of(pid):
-    """Namespaces and folders of a simulation."""
+    """Namespaces and directories of a simulation."""
     return [*Path("/run/netns").glob(f"simulate-{pid}"), *Path("/dev/shm").glob(f"fastcni-simulate-{pid}-*")]
 
 
@@ -193,7 +193,7 @@ def test_a_simulation_that_is_interrupted_leaves_nothing(number):
 
 
 def agents_beside(pid):
-    """Processes that name the simulation's folder."""
+    """Processes that name the simulation's directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -210,7 +210,7 @@ def test_an_etcd_that_is_interrupted_while_it_starts_is_ended(tmp_path, monkeypa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Etcd, "_wait", interrupt)
-    etcd = Etcd(folder=tmp_path)
+    etcd = Etcd(directory=tmp_path)
     with pytest.raises(KeyboardInterrupt), etcd:
         pass
     try:

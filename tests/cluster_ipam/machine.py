@@ -60,9 +60,9 @@ class ClusterMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         ClusterMachine.current = self
-        self.folder = Path(tempfile.mkdtemp(prefix="cluster-", dir="/dev/shm"))
+        self.directory = Path(tempfile.mkdtemp(prefix="cluster-", dir="/dev/shm"))
         self.memory = Memory(lambda: self.cluster.now)
-        self.cluster = Cluster(self.folder, NODES, self.open_store)
+        self.cluster = Cluster(self.directory, NODES, self.open_store)
         self.nodes, self.numbers = self.cluster.nodes, itertools.count(1)
         self.pods, self.owners = {}, {}         # by container; the live owner of each (space, address)
         store = self.open_store()
@@ -100,12 +100,12 @@ class ClusterMachine(RuleBasedStateMachine):
     def teardown(self):
         for node in self.nodes:
             self.kill(node)
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.directory)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def configuration(self, network, **more):
-        ipam = {"type": "cluster", "store": {"type": "local", "path": str(self.folder / "store")}, "block_size": 30,
+        ipam = {"type": "cluster", "store": {"type": "local", "path": str(self.directory / "store")}, "block_size": 30,
                 "block_size6": 126, **IPAM[network]}
         return {"cniVersion": "1.1.0", "name": network, "type": "cluster", "ipam": ipam, **more}
 

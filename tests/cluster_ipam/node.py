@@ -1,4 +1,4 @@
-"""A node of a cluster: its own state folder and name, on a store that it shares with others."""
+"""A node of a cluster: its own state directory and name, on a store that it shares with others."""
 
 import os
 

@@ -18,7 +18,7 @@ class LocalMachine(ClusterMachine):
     """On the file of the store `local`. Its changes of files are calls of the process, which may crash at each."""
 
     def open_store(self):
-        return LocalStore({"path": str(self.folder / "store")})
+        return LocalStore({"path": str(self.directory / "store")})
 
 
 class SimulatedEtcd(EtcdStore):

@@ -1,4 +1,5 @@
-"""A cluster in one process: nodes with a folder, a boot and a clock each, one store, and requests that can be stopped.
+"""A cluster in one process: nodes with a directory, a boot and a clock each, one store, and requests that can be
+stopped.
 
 A `Process` runs one request of the plugin in a thread. Only one thread runs at any time: the simulation waits until the
 process ends, or pauses at a call of the store. A fault makes a chosen call fail, or is the end of the process. As after
@@ -144,15 +145,15 @@ class SimulatedMode(Mode):
     def cluster_store(self, key, open_store):
         return super().cluster_store(key, lambda: FaultyStore(here.process, self.cluster.open_store()))
 
-    def find_plugin(self, name, folders, own):
+    def find_plugin(self, name, directories, own):
         return ""
 
 
 class SimulatedNode:
     """A node. up: it has power. reachable: it has a way to the store. skew: of its wall clock, in seconds."""
 
-    def __init__(self, cluster, name, folder):
-        self.cluster, self.name, self.folder = cluster, name, folder
+    def __init__(self, cluster, name, directory):
+        self.cluster, self.name, self.directory = cluster, name, directory
         self.up, self.reachable, self.skew, self.process = True, True, 0.0, None
         self.boot()
 
@@ -173,7 +174,7 @@ class SimulatedNode:
 
     def conf(self, conf):
         """Return a configuration as this node has it."""
-        return {**conf, "ipam": {**conf["ipam"], "dataDir": str(self.folder), "node_name": self.name}}
+        return {**conf, "ipam": {**conf["ipam"], "dataDir": str(self.directory), "node_name": self.name}}
 
     def run(self, work, fault=None):
         """Run work(store) as a process of this node. Return the Process."""
@@ -183,11 +184,11 @@ class SimulatedNode:
 class Cluster:
     """Nodes and a store. open_store(): a connection to it. now: seconds, of all nodes' clocks since START_S."""
 
-    def __init__(self, folder, names, open_store):
+    def __init__(self, directory, names, open_store):
         self.now, self.numbers, self.running = START_S, itertools.count(1), None
         self.began = time.time() + AHEAD_S
         self.open_store = open_store
-        self.nodes = [SimulatedNode(self, name, folder / name) for name in names]
+        self.nodes = [SimulatedNode(self, name, directory / name) for name in names]
 
     # -- the clock, in the place of the module `time` ------------------------------------------------------------------
 

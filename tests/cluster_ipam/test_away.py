@@ -327,7 +327,7 @@ def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkey
 
 
 @pytest.mark.parametrize("how", ["server's start", "adopt", "host-local"])
-def test_a_space_in_a_folder_of_host_local_keeps_its_index(a, monkeypatch, how):
+def test_a_space_in_a_directory_of_host_local_keeps_its_index(a, monkeypatch, how):
     """The server's start opened spaces below /var/lib/cni/networks as networks of host-local. After a reboot it signed
     an index whose owners were the whole files: DEL released nothing."""
     given = [a.add(NET, f"c{i}")[0] for i in range(3)]
@@ -341,7 +341,7 @@ def test_a_space_in_a_folder_of_host_local_keeps_its_index(a, monkeypatch, how):
         net = {"cniVersion": "1.0.0", "name": "net", "plugins": [a.conf(NET)]}
         (a.root / "net.d/net.conflist").write_text(json.dumps(net))
         found = adopt(Places(str(a.root / "net.d"), (str(a.root / "cni"),)))
-        assert [it.path for it in found.folders if str(a.root) in it.path] == []
+        assert [it.path for it in found.directories if str(a.root) in it.path] == []
     else:
         with Store(str(a.root), "default", print) as store:
             store.read_all()

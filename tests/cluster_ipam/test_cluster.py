@@ -1,4 +1,5 @@
-"""Addresses of a cluster, by the plugin on the local store: several nodes, each with its own folder, in one process."""
+"""Addresses of a cluster, by the plugin on the local store: several nodes, each with its own directory, in one
+process."""
 
 import threading
 
@@ -127,7 +128,7 @@ def test_del_releases_in_each_range_and_is_fine_again(a):
     a.delete({"range": "nonsense"}, "c1")
 
 
-def test_del_needs_neither_folder_nor_store(a):
+def test_del_needs_neither_directory_nor_store(a):
     a.mode.watched.away = True
     a.delete(NET, "c1")
     assert calls(a) == [] and not (a.root / "default").exists()
@@ -328,7 +329,7 @@ def test_many_requests_at_once_give_each_address_once(a, b):
     assert len(held) == len(set(held)) == 8 * 14
 
 
-def test_a_folder_of_another_node_is_refused(a):
+def test_a_directory_of_another_node_is_refused(a):
     a.add(NET, "c1")
     a.name = "renamed"
     e = a.refused("ADD", NET, "c2")

@@ -199,17 +199,17 @@ def test_a_flat_file_that_changes_counts(a, flat):
     assert str(conf.keys_for(req).ranges[0]) == "10.55.0.0/24"
 
 
-def test_configuration_path_is_first_and_may_be_a_folder_with_nodename(a, flat, tmp_path):
+def test_configuration_path_is_first_and_may_be_a_directory_with_nodename(a, flat, tmp_path):
     flat({"range": "10.5.0.0/24"})
-    folder = tmp_path / "own"
-    folder.mkdir()
-    (folder / "nodename").write_text("worker-7\n")
-    ipam = {"configuration_path": str(folder), "node_name": ""}
+    directory = tmp_path / "own"
+    directory.mkdir()
+    (directory / "nodename").write_text("worker-7\n")
+    ipam = {"configuration_path": str(directory), "node_name": ""}
     assert keys_of(a, ipam).node == "worker-7"
     assert str(keys_of(a, ipam).ranges[0]) == "10.5.0.0/24"
-    (folder / "whereabouts.conf").write_text('{"range": "10.7.0.0/24"}')
+    (directory / "whereabouts.conf").write_text('{"range": "10.7.0.0/24"}')
     assert str(keys_of(a, ipam).ranges[0]) == "10.7.0.0/24"
-    ipam["configuration_path"] = str(folder / "whereabouts.conf")
+    ipam["configuration_path"] = str(directory / "whereabouts.conf")
     assert (keys_of(a, ipam).node, str(keys_of(a, ipam).ranges[0])) == ("worker-7", "10.7.0.0/24")
 
 

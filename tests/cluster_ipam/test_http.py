@@ -267,4 +267,4 @@ def test_a_plugin_file_notes_where_the_packages_are(monkeypatch):
     name = "fastcni.clients.site_packages"
     namespace = {"__name__": name}
     exec(modules.own({})[name].code, namespace)
-    assert os.path.dirname(os.path.dirname(urllib3.__file__)) in namespace["FOLDERS"]
+    assert os.path.dirname(os.path.dirname(urllib3.__file__)) in namespace["DIRECTORIES"]

@@ -1,4 +1,4 @@
-"""The local store keeps the contract, and what it says when its folder is bad."""
+"""The local store keeps the contract, and what it says when its directory is bad."""
 
 import json
 
@@ -37,7 +37,7 @@ class TestLocalStore(StoreContract):
         return put
 
 
-def test_a_folder_that_cannot_be_made_is_a_store_that_is_away(tmp_path):
+def test_a_directory_that_cannot_be_made_is_a_store_that_is_away(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Away, match="file/store: Not a directory"):
         LocalStore({"path": str(tmp_path / "file/store")}).nodes()

@@ -45,8 +45,8 @@ def leases(daemon):
 
 def own_files(daemon):
     """The paths of a daemon's open descriptors."""
-    folder = f"/proc/{daemon.process.pid}/fd"
-    return [f"{folder}/{name}" for name in os.listdir(folder)]
+    directory = f"/proc/{daemon.process.pid}/fd"
+    return [f"{directory}/{name}" for name in os.listdir(directory)]
 
 
 def reboot(daemon, address=None):

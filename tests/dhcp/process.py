@@ -15,20 +15,20 @@ RUN = "import sys; from fastcni.dhcp.daemon import main; sys.exit(main(sys.argv[
 
 
 class Daemon:
-    """`with Daemon(folder) as daemon:` a process that listens when the block begins.
+    """`with Daemon(directory) as daemon:` a process that listens when the block begins.
 
-    folder: of its socket, leases and log. command: what runs it; by default this Python.
+    directory: of its socket, leases and log. command: what runs it; by default this Python.
     """
 
-    def __init__(self, folder, *flags, command=(sys.executable, "-c", RUN), socket="dhcp.sock", own=True):
-        self.folder, self.path = str(folder), f"{folder}/{socket}"
+    def __init__(self, directory, *flags, command=(sys.executable, "-c", RUN), socket="dhcp.sock", own=True):
+        self.directory, self.path = str(directory), f"{directory}/{socket}"
         self.command = [*command, "-socketpath", self.path, *flags]
         self.command += ["-statedir", self.leases] if own else []
         self.process, self.own, self.starts = None, own, 0
 
     @property
     def leases(self):
-        return f"{self.folder}/leases"
+        return f"{self.directory}/leases"
 
     def __enter__(self):
         self.start()
@@ -38,7 +38,7 @@ class Daemon:
         self.stop()
 
     def start(self):
-        with open(f"{self.folder}/log", "ab") as log:
+        with open(f"{self.directory}/log", "ab") as log:
             self.process = subprocess.Popen(self.command, stderr=log, stdin=subprocess.DEVNULL)
         assert eventually(lambda: self.process.poll() is not None or self.answers())
         assert self.process.poll() is None, self.log()
@@ -60,7 +60,7 @@ class Daemon:
         return self.process.wait(LIMIT_S)
 
     def log(self):
-        with open(f"{self.folder}/log", encoding="utf-8") as log:
+        with open(f"{self.directory}/log", encoding="utf-8") as log:
             return log.read()
 
     def wait_for(self, event, count=1):

@@ -25,15 +25,15 @@ class Leased:
 
 
 class StubEngine:
-    """folder(): where it keeps a file for the address that it gives."""
+    """directory(): where it keeps a file for the address that it gives."""
 
     leave = Engine.leave
 
-    def __init__(self, loop, folder):
-        self.loop, self.folder, self.root, self.log, self.clients = loop, folder, "", Log(), {}
+    def __init__(self, loop, directory):
+        self.loop, self.directory, self.root, self.log, self.clients = loop, directory, "", Log(), {}
 
     def _file(self):
-        return Path(self.folder()) / "dhcp" / "10.22.0.9"
+        return Path(self.directory()) / "dhcp" / "10.22.0.9"
 
     def allocate(self, owner, waiter):
         self.clients[owner.key] = Leased(owner)
@@ -51,17 +51,17 @@ class StubEngine:
 
 
 class StubDaemon:
-    """`with StubDaemon(folder) as daemon:` its socket is daemon.path."""
+    """`with StubDaemon(directory) as daemon:` its socket is daemon.path."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, directory):
+        self.directory = directory
 
     def __enter__(self):
         self.place = tempfile.TemporaryDirectory(prefix="fcni-dhcp-")
         self.path = f"{self.place.name}/dhcp.sock"      # a short path: that of a unix socket has 107 bytes at most
         self.listening = listening.make(self.path, open_to_all=False, kind=listening.socket.SOCK_STREAM)
         self.loop = Loop(Log())
-        self.service = Service(StubEngine(self.loop, self.folder), self.listening.sock)
+        self.service = Service(StubEngine(self.loop, self.directory), self.listening.sock)
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()
         return self

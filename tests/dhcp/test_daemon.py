@@ -234,7 +234,7 @@ def test_the_plugin_tells_the_references_daemon_from_none(go_daemon):
 
 def test_a_second_daemon_at_the_socket_is_refused(daemon, go_daemon):
     for path in (daemon.path, go_daemon.path):
-        done = subprocess.run([*daemon.command[:3], "-socketpath", path, "-statedir", f"{daemon.folder}/x"],
+        done = subprocess.run([*daemon.command[:3], "-socketpath", path, "-statedir", f"{daemon.directory}/x"],
                               capture_output=True, text=True, timeout=60)
         assert done.returncode == 1 and f"listens on {path}" in done.stderr
 

@@ -18,8 +18,8 @@ CONF = {"cniVersion": "1.1.0", "name": "net", "type": "dhcp", "cni.dev/valid-att
 class Ending:
     """Listens and ends after `lives` connections, each of which it closes after it has received something."""
 
-    def __init__(self, folder, lives):
-        self.path, self.lives = f"{folder}/dhcp.sock", lives
+    def __init__(self, directory, lives):
+        self.path, self.lives = f"{directory}/dhcp.sock", lives
         self.listening = socket.socket(socket.AF_UNIX)
         self.listening.bind(self.path)
         self.listening.listen()

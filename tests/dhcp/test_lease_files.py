@@ -39,9 +39,9 @@ def test_what_is_written_is_read_again(files):
 
 def test_only_root_may_read_leases(files):
     files.write(OWNER, LEASE, 99.5)
-    (name,) = os.listdir(files.folder)
-    assert os.stat(files.folder).st_mode & 0o777 == 0o700
-    assert os.stat(f"{files.folder}/{name}").st_mode & 0o777 == 0o600
+    (name,) = os.listdir(files.directory)
+    assert os.stat(files.directory).st_mode & 0o777 == 0o700
+    assert os.stat(f"{files.directory}/{name}").st_mode & 0o777 == 0o600
 
 
 @given(st.integers(0, 10000), st.integers(1, 255))
@@ -69,17 +69,17 @@ def test_a_valid_file_of_another_shape_is_damaged():
 
 def test_a_damaged_file_is_put_aside_and_reported_once(files):
     files.write(OWNER, LEASE, 99.5)
-    (name,) = os.listdir(files.folder)
-    os.truncate(f"{files.folder}/{name}", 30)
+    (name,) = os.listdir(files.directory)
+    os.truncate(f"{files.directory}/{name}", 30)
     (found,) = files.read_all()
     assert found[0].endswith(name)
-    assert list(files.read_all()) == [] and len(os.listdir(files.folder)) == 1
+    assert list(files.read_all()) == [] and len(os.listdir(files.directory)) == 1
 
 
 def test_a_file_under_the_name_of_another_lease_is_damaged(files):
     files.write(OWNER, LEASE, 99.5)
-    (name,) = os.listdir(files.folder)
-    os.rename(f"{files.folder}/{name}", f"{files.folder}/{'0' * 32}.lease")
+    (name,) = os.listdir(files.directory)
+    os.rename(f"{files.directory}/{name}", f"{files.directory}/{'0' * 32}.lease")
     ((_, why),) = files.read_all()
     assert why == "its name is that of another lease"
 
@@ -91,4 +91,4 @@ def test_a_daemon_killed_while_it_writes_leaves_the_former_lease(files, monkeypa
         files.write(OWNER, LEASE, 200.0)
     monkeypatch.undo()
     (saved,) = files.read_all()
-    assert saved.ends == 99.5 and len(os.listdir(files.folder)) == 1
+    assert saved.ends == 99.5 and len(os.listdir(files.directory)) == 1

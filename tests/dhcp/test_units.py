@@ -26,7 +26,7 @@ needs_setpriv = pytest.mark.skipif(not shutil.which("setpriv"), reason="needs se
 
 @pytest.fixture
 def units(tmp_path):
-    """{name: path} of the units for plugins in tmp_path/bin, a folder with an odd name."""
+    """{name: path} of the units for plugins in tmp_path/bin, a directory with an odd name."""
     bin_dir = tmp_path / "bin of 100%"
     bin_dir.mkdir()
     (bin_dir / "dhcp").write_text("#!/bin/sh\n")

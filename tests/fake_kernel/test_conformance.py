@@ -82,7 +82,7 @@ def daemon(case, fake_runtime, monkeypatch):
             yield ovsdb
         return
     if case == "policy":
-        with StubAgent(str(fake_runtime.folder / "policy.sock"), lambda: fake_runtime.data) as agent:
+        with StubAgent(str(fake_runtime.directory / "policy.sock"), lambda: fake_runtime.data) as agent:
             yield agent
         return
     if case != "dhcp":
@@ -118,11 +118,11 @@ class TestOwnPlugins(Conformance):
                         nested["ipam"]["dataDir"] = str(self.runtime.data)
         if self.plugin in ("cluster", "whereabouts"):
             self.conf = {"ipam": {"type": self.plugin, "range": "10.22.0.0/16", "dataDir": str(self.runtime.data),
-                                  "store": {"type": "local", "path": str(self.runtime.folder / "store")}}}
+                                  "store": {"type": "local", "path": str(self.runtime.directory / "store")}}}
         if self.plugin == "flannel":
             self.conf["ipam"] = {"dataDir": str(self.runtime.data)}
-            self.conf["subnetFile"] = str(self.runtime.folder / "subnet.env")
-            (self.runtime.folder / "subnet.env").write_text(SUBNET)
+            self.conf["subnetFile"] = str(self.runtime.directory / "subnet.env")
+            (self.runtime.directory / "subnet.env").write_text(SUBNET)
 
     @pytest.fixture(autouse=True)
     def _table(self, case, fake_runtime, daemon):

@@ -61,8 +61,8 @@ def test_add_and_del_of_a_bridge_pod(calls):
 def test_accept_ra_of_a_bridge_is_written_once(calls, monkeypatch):
     """Each ADD wrote it, inside of a look-up whose answer is kept."""
     written, write_at = [], sysctl.write_at
-    monkeypatch.setattr(sysctl, "write_at", lambda folder, name, value: written.append((name, value))
-                        or write_at(folder, name, value))
+    monkeypatch.setattr(sysctl, "write_at", lambda directory, name, value: written.append((name, value))
+                        or write_at(directory, name, value))
     conf = calls.conf("bridge")
     calls.pods["/run/netns/first"] = "first"
     calls.node.links["first"] = {}

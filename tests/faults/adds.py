@@ -37,8 +37,8 @@ class Killer:
     def __init__(self, world, row, server, number):
         self.world, self.row, self.server, self.rng = world, row, server, row.rng(number)
         self.number, self.round, self.killed = number, 0, 0
-        data = {"dataDir": str(world.folder / "addresses")}
-        store = {"type": "local", "path": str(world.folder / "store")}
+        data = {"dataDir": str(world.directory / "addresses")}
+        store = {"type": "local", "path": str(world.directory / "store")}
         self.confs = [self.conf("host-local", ranges=[[{"subnet": "10.40.0.0/16"}]], **data),
                       self.conf("cluster", range="10.41.0.0/16", node_name="a", store=store, **data)]
 
@@ -78,24 +78,24 @@ class Killer:
 
     def check(self, conf, cid):
         """Report what is held for a container, or by a file of nobody, when the server has had time to roll back."""
-        folder, deadline = self.folder(conf), time.monotonic() + ROLLED_BACK_S
-        while (left := self.held(folder, cid)) and time.monotonic() < deadline:
+        directory, deadline = self.directory(conf), time.monotonic() + ROLLED_BACK_S
+        while (left := self.held(directory, cid)) and time.monotonic() < deadline:
             time.sleep(0.01)
         for name, content in left:
-            self.row.left(f"{folder}/{name}: {content!r}, after the DEL of {cid}")
-            os.unlink(f"{folder}/{name}")
+            self.row.left(f"{directory}/{name}: {content!r}, after the DEL of {cid}")
+            os.unlink(f"{directory}/{name}")
 
-    def folder(self, conf):
+    def directory(self, conf):
         space = conf["name"] if conf["type"] == "host-local" else "default"
-        return f"{self.world.folder}/addresses/{space}"
+        return f"{self.world.directory}/addresses/{space}"
 
-    def held(self, folder, cid):
+    def held(self, directory, cid):
         """[(name, content)] of address files of the container, and of those that name nobody."""
         found = []
-        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        for name in os.listdir(directory) if os.path.isdir(directory) else ():
             if name.startswith("10."):
                 try:
-                    with open(f"{folder}/{name}", "rb") as file:
+                    with open(f"{directory}/{name}", "rb") as file:
                         content = file.read()
                 except FileNotFoundError:
                     continue

@@ -154,14 +154,14 @@ class Case:
 
 def multus(node, subnets, delegates):
     """The keys of the multus plugin with places, and with addresses for each network's first plugin."""
-    folder = Path(f"{node.data_dir}-definitions")
-    folder.mkdir(exist_ok=True)
+    directory = Path(f"{node.data_dir}-definitions")
+    directory.mkdir(exist_ok=True)
     third = {"cniVersion": "1.1.0", "name": "third", "type": "ptp", "ipam": node.host_local("10.24.0.0/24", routes=[
         {"dst": "0.0.0.0/0"}])}
-    (folder / "third.conf").write_text(json.dumps(third))
+    (directory / "third.conf").write_text(json.dumps(third))
     first, second = delegates
     plugin, tuning = second["plugins"]
-    return {"cniDir": f"{node.data_dir}/kept", "confDir": str(folder), "delegates": [
+    return {"cniDir": f"{node.data_dir}/kept", "confDir": str(directory), "delegates": [
         {**first, "ipam": node.host_local(*subnets)},
         {**second, "plugins": [{**plugin, "ipam": node.host_local("10.23.0.0/24")},
                                {**tuning, "dataDir": f"{node.data_dir}/tuning"}]}]}

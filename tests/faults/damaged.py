@@ -52,8 +52,8 @@ class Records:
     def __init__(self, world, row):
         self.world, self.row, self.rng, self.damages = world, row, row.rng("records"), 0
         self.server, self.live = world.server(), {}         # {container: (conf, address)}
-        self.data = world.folder / "addresses"
-        store = {"type": "local", "path": str(world.folder / "store")}
+        self.data = world.directory / "addresses"
+        store = {"type": "local", "path": str(world.directory / "store")}
         self.confs = [self.conf("host-local", ranges=[[{"subnet": "10.40.0.0/27"}]]),
                       self.conf("cluster", range="10.41.0.0/27", block_size=30, node_name="a", store=store)]
 
@@ -133,12 +133,12 @@ class Core:
         if not self.installed:
             row.note("python_core.elf is not built for this interpreter")
             return
-        folder = world.folder / "core"
-        folder.mkdir()
-        self.elf = Path(shutil.copy2(self.installed, folder))
-        self.plugin = write_executable(folder / "host-local", pack.pack(INTERPRETER, core=str(self.elf)))
+        directory = world.directory / "core"
+        directory.mkdir()
+        self.elf = Path(shutil.copy2(self.installed, directory))
+        self.plugin = write_executable(directory / "host-local", pack.pack(INTERPRETER, core=str(self.elf)))
         self.conf = {"cniVersion": "1.0.0", "name": "net-core", "type": "host-local", "ipam": {
-            "type": "host-local", "dataDir": str(folder), "ranges": [[{"subnet": "10.42.0.0/24"}]]}}
+            "type": "host-local", "dataDir": str(directory), "ranges": [[{"subnet": "10.42.0.0/24"}]]}}
 
     def one_round(self, number):
         """Add a pod with a damaged file, then delete it with a mended one: nothing stays."""

@@ -2,7 +2,7 @@
 damaged.
 
 Each daemon continues the leases on disk: pods that stay keep their address. A DEL succeeds also without a daemon. At
-the end the server has no lease, the folder no file of a lease, and no link an address."""
+the end the server has no lease, the directory no file of a lease, and no link an address."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ class Pod:
 
 def campaign(row, _options):
     with (World() as world, Network() as network, Server(network, seconds=LEASE_S) as server,
-          Daemon(world.folder, *FLAGS) as daemon):
+          Daemon(world.directory, *FLAGS) as daemon):
         pods(row, world, network, server, daemon)
 
 

@@ -58,10 +58,10 @@ class Places:
         self.world, self.row, self.pods, self.blind, self.rng = world, row, pods, blind, row.rng()
         self.has_times = has_times
         self.conf = world.node.conf("10.22.0.0/24", isGateway=True)
-        self.folder, self.cache = world.folder / "conf", Cache(world.folder / "cache")
-        self.folder.mkdir()
+        self.directory, self.cache = world.directory / "conf", Cache(world.directory / "cache")
+        self.directory.mkdir()
         self.network = {"cniVersion": self.conf["cniVersion"], "name": self.conf["name"], "plugins": [self.conf]}
-        (self.folder / "a.conflist").write_text(json.dumps(self.network))
+        (self.directory / "a.conflist").write_text(json.dumps(self.network))
         self.living, self.collected = {}, 0             # {pod: its address}
         self.server = world.server()
 
@@ -120,8 +120,8 @@ class Places:
         self.row.attempt()
         self.collected += 1
         words = [*self.other_time(), *self.rng.choice((self.blind.words(), []))]
-        done = subprocess.run([*words, sys.executable, "-m", "fastcni", "gc", NETWORK, "--conf-dir", self.folder,
-                               "--bin-dir", self.world.bin_dir, "--cache-dir", self.world.folder / "cache"],
+        done = subprocess.run([*words, sys.executable, "-m", "fastcni", "gc", NETWORK, "--conf-dir", self.directory,
+                               "--bin-dir", self.world.bin_dir, "--cache-dir", self.world.directory / "cache"],
                               capture_output=True, text=True, timeout=ANSWER, env={**os.environ, "FASTCNI_SOCKET": ""})
         if done.returncode not in (0, 1) or "Traceback" in done.stderr:
             self.row.failed(f"fastcni gc {' '.join(words)}: status {done.returncode} {done.stderr[-500:]}")

@@ -78,7 +78,7 @@ class Chain:
         result = json.read(self.call("ADD", self.bridge, pod).stdout)
         self.call("ADD", {**self.firewall, "prevResult": result}, pod)
         network = {"cniVersion": "1.0.0", "name": self.bridge["name"], "plugins": [self.bridge, self.firewall]}
-        Cache(self.world.folder / "cache").write(
+        Cache(self.world.directory / "cache").write(
             network["name"], json.write(network), RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0"), result)
 
     def delete(self, pod):
@@ -92,7 +92,7 @@ def campaign(row, _options):
         row.note("nothing done: iptables is not installed")
         return
     with World() as world, contextlib.ExitStack() as opened:
-        server = world.server("--cache-dir", str(world.folder / "cache"))
+        server = world.server("--cache-dir", str(world.directory / "cache"))
         chain, staying = Chain(world, row, server), [world.pod() for _ in range(STAYING)]
         coming = [world.pod() for _ in range(COMING)]
         opened.enter_context(listen(add_external(world.pod, has_default_route=True), PORT))

@@ -1,7 +1,7 @@
 """Run a command while one of its system calls fails, or is killed: the driver of inject.c, which gcc compiles once.
 
-    calls = Injector(folder).run(["/opt/cni/bin/bridge"], env, stdin).calls      # a counting run
-    Injector(folder).run([...], env, stdin, at=17, variant=0)                    # call 17 fails by its first errno
+    calls = Injector(directory).run(["/opt/cni/bin/bridge"], env, stdin).calls      # a counting run
+    Injector(directory).run([...], env, stdin, at=17, variant=0)                    # call 17 fails by its first errno
 
 The table CALLS has the calls that may fail, with the errnos that the kernel may really answer to each.
 """
@@ -73,10 +73,10 @@ def hit(control):
 
 
 class Injector:
-    """The injector that compiled() returned, with its control file in `folder`."""
+    """The injector that compiled() returned, with its control file in `directory`."""
 
-    def __init__(self, program, folder):
-        self.program, self.file = program, Path(folder) / "control"
+    def __init__(self, program, directory):
+        self.program, self.file = program, Path(directory) / "control"
         self.file.write_bytes(bytes(ctypes.sizeof(Control)))
         with open(self.file, "r+b") as file:
             self.map = mmap.mmap(file.fileno(), 0)
@@ -118,12 +118,12 @@ class Injector:
         return Run(status, stdout, stderr, self.control)
 
 
-def compiled(folder):
-    """Compile the injector in `folder`. Return its path."""
+def compiled(directory):
+    """Compile the injector in `directory`. Return its path."""
     lines = (f"{{SYS_{name}, {{{', '.join(ERRNOS[name])}}}}}," for name in CALLS)
-    Path(folder, "calls.h").write_text("\n".join(lines))
-    program = f"{folder}/inject"
-    subprocess.run(["gcc", "-O1", "-Wall", "-Werror", f"-I{folder}", "-o", program,
+    Path(directory, "calls.h").write_text("\n".join(lines))
+    program = f"{directory}/inject"
+    subprocess.run(["gcc", "-O1", "-Wall", "-Werror", f"-I{directory}", "-o", program,
                     Path(__file__).with_name("inject.c")], check=True)
     return program
 

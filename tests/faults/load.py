@@ -118,10 +118,10 @@ def plugin_processes(world, seconds):
 
 def _plugin_processes(world):
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if os.fsencode(world.bin_dir) in (folder / "environ").read_bytes():
-                command = (folder / "cmdline").read_bytes()
-                if command and b"serve" not in command and int(folder.name) != os.getpid():
-                    found.append(f"{folder.name} {command[:80]!r}")
+            if os.fsencode(world.bin_dir) in (directory / "environ").read_bytes():
+                command = (directory / "cmdline").read_bytes()
+                if command and b"serve" not in command and int(directory.name) != os.getpid():
+                    found.append(f"{directory.name} {command[:80]!r}")
     return found

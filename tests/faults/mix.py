@@ -98,10 +98,10 @@ def call(hammer, command, conf, cid, netns="/run/netns/none"):
     """Make a request by a random implementation. Return the process and the implementation."""
     by = hammer.rng.choice(["warm", "one-shot", "Go"])
     hammer.row.attempt()
-    folder = PEER if by == "Go" else hammer.world.bin_dir
+    directory = PEER if by == "Go" else hammer.world.bin_dir
     env = hammer.world.environment(command, socket=hammer.server.path if by == "warm" else "",
-                                   CNI_CONTAINERID=cid, CNI_NETNS=netns, CNI_PATH=str(folder))
-    return subprocess.run([f"{folder}/{conf['type']}"], input=json.dumps(conf), env=env, capture_output=True,
+                                   CNI_CONTAINERID=cid, CNI_NETNS=netns, CNI_PATH=str(directory))
+    return subprocess.run([f"{directory}/{conf['type']}"], input=json.dumps(conf), env=env, capture_output=True,
                           text=True, timeout=ANSWER), by
 
 
@@ -113,7 +113,7 @@ def campaign(row, _options):
         server, addresses, rng = world.server(), Addresses(row), row.rng()
         pods, foreign, count = [world.pod() for _ in range(PODS)], [], 0
         base = world.node.left(*pods)
-        folder = os.path.join(world.node.data_dir, "net-a")
+        directory = os.path.join(world.node.data_dir, "net-a")
         hammers = [Hammer(world, row, server, addresses, number) for number in range(HAMMERS)]
         bridges = [Bridges(world, row, server, pod, number) for number, pod in enumerate(pods)]
 
@@ -125,21 +125,21 @@ def campaign(row, _options):
             if foreign and rng.random() < 0.5:
                 address = foreign.pop()
                 addresses.take(address)
-                os.unlink(os.path.join(folder, address))
+                os.unlink(os.path.join(directory, address))
             elif rng.random() < 0.5:
                 address = f"10.99.0.{rng.randrange(2, 60)}"
-                if create(os.path.join(folder, address)):
+                if create(os.path.join(directory, address)):
                     addresses.give(address, "another program")
                     foreign.append(address)
             else:
                 with addresses.lock:
                     removable = [each for each, owner in addresses.owners.items() if owner != "another program"]
                 if removable:
-                    remove(addresses, folder, rng.choice(removable))
+                    remove(addresses, directory, rng.choice(removable))
 
         together([each.loop for each in (*hammers, *bridges)], row, by_hand)
         for address in foreign:
-            os.unlink(os.path.join(folder, address))
+            os.unlink(os.path.join(directory, address))
         clean_up(world, row, {**pod_conf(world.node, name="net-b"), "ipMasq": False}, pods, base, server.path)
         row.note(f"{count} changes by hand")
 
@@ -152,17 +152,17 @@ def create(path):
             file.write("another program\r\neth0")
             file.flush()
             os.link(file.name, path)
-    except (FileExistsError, FileNotFoundError):        # held; no ADD has made the folder yet
+    except (FileExistsError, FileNotFoundError):        # held; no ADD has made the directory yet
         return False
     return True
 
 
-def remove(addresses, folder, address):
+def remove(addresses, directory, address):
     """Remove an address file under the network's lock, so that no other attachment gets the address meanwhile."""
     owner = addresses.take(address)
-    path = os.path.join(folder, address)
+    path = os.path.join(directory, address)
     try:
-        with open(os.path.join(folder, "lock")) as lock, open(path) as file:
+        with open(os.path.join(directory, "lock")) as lock, open(path) as file:
             fcntl.flock(lock, fcntl.LOCK_EX)
             holds = file.read()
         if owner and holds.startswith(owner + "\r"):    # else another attachment has it now

@@ -1,4 +1,4 @@
-"""The child of sanitized.py: `python -m faults.mutations SECONDS SEED FOLDER`; prints how many inputs were read."""
+"""The child of sanitized.py: `python -m faults.mutations SECONDS SEED DIRECTORY`; prints how many inputs were read."""
 
 import marshal
 import os
@@ -87,13 +87,13 @@ def read_index(rng, directory, good):
     index.close()
 
 
-def main(seconds, seed, folder):
+def main(seconds, seed, work):
     assert "/sanitized/" in _netlink.__file__, f"{_netlink.__file__} is not the sanitized build"
     rng, count, until = random.Random(seed), 0, time.monotonic() + float(seconds)
-    with open(f"{folder}/datagrams", "rb") as file:
+    with open(f"{work}/datagrams", "rb") as file:
         datagrams = marshal.load(file)
-    os.makedirs(f"{folder}/index", exist_ok=True)
-    directory = Directory(f"{folder}/index")
+    os.makedirs(f"{work}/index", exist_ok=True)
+    directory = Directory(f"{work}/index")
     directory.open(BOOT).close()
     directory.filled(300)
     with open(os.path.join(directory.path, FILE), "rb") as file:

@@ -71,7 +71,7 @@ def campaign(row, _options):
 
 
 def one_pass(row, rng, etcd, prefix, counts):
-    lab = Lab(etcd.folder / prefix[1:], etcd.conf(prefix=prefix, node_ttl=NODE_TTL_S))
+    lab = Lab(etcd.directory / prefix[1:], etcd.conf(prefix=prefix, node_ttl=NODE_TTL_S))
     owners, token = Owners(row, lab), prefix[1:]
     with simulated_modules(lambda: lab.cluster):
         for node in lab.nodes:

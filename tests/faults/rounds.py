@@ -56,12 +56,12 @@ def document_of(request, command):
 
 
 class Tools:
-    """What all cases share: the installed plugins and the injector, in `folder`."""
+    """What all cases share: the installed plugins and the injector, in `directory`."""
 
-    def __init__(self, folder):
-        self.bin_dir = Path(folder, "bin")
+    def __init__(self, directory):
+        self.bin_dir = Path(directory, "bin")
         install(self.bin_dir)
-        self.injector = compiled(folder)
+        self.injector = compiled(directory)
 
 
 class Steps:
@@ -70,7 +70,7 @@ class Steps:
     def __init__(self, world, injector, name, mode, failed):
         self.world, self.mode, self.failed, self.node = world, mode, failed, world.node
         self.case, self.pod = Case(name, world.node, world.closing), world.pod()
-        self.injector, self.server, self.open = Injector(injector, world.folder), None, None
+        self.injector, self.server, self.open = Injector(injector, world.directory), None, None
         self.history, self.dirty = [], False            # earlier faults on this node
         self.case.prepare(self.pod)
         if self.case.chained:
@@ -189,14 +189,14 @@ class Steps:
 
     def _remove_torn_files(self):
         """Remove the address file that a kill left empty. Its address is free, and the next ADD would take the file."""
-        for path in (self.world.folder / "networks").glob("*/*[.:]*"):
+        for path in (self.world.directory / "networks").glob("*/*[.:]*"):
             if path.is_file() and not path.stat().st_size and path.name.strip("0123456789abcdef.:") == "":
                 path.unlink()
 
     def _of_processes(self):
-        folder = self.world.folder / "networks"
-        locked = held_locks(folder)             # the upkeep of cluster-wide addresses locks a space for a moment
-        free = not locked or eventually(lambda: not held_locks(folder), 2)
+        directory = self.world.directory / "networks"
+        locked = held_locks(directory)             # the upkeep of cluster-wide addresses locks a space for a moment
+        free = not locked or eventually(lambda: not held_locks(directory), 2)
         wrong = [] if free else [f"still locked: {path}" for path in locked]
         if self.mode == "server" and self.server and self.server.process.poll() is None:
             pid = self.injector.control.pid

@@ -26,33 +26,33 @@ SLICE = 20.0                    # seconds for one child
 
 def campaign(row, _options):
     with World() as world:
-        package = build(world.folder / "sanitized")
-        (world.folder / "datagrams").write_bytes(marshal.dumps(captured(world)))
+        package = build(world.directory / "sanitized")
+        (world.directory / "datagrams").write_bytes(marshal.dumps(captured(world)))
         row.until = max(row.until, time.monotonic() + 5)        # what is built is also run
         number = 0
         while row.running:
             number += 1
             seconds = min(SLICE, row.until - time.monotonic())
             done = subprocess.run([sys.executable, "-m", "faults.mutations", str(seconds), f"{row.seed}-{number}",
-                                   str(world.folder)], cwd=package, env=environment(package), capture_output=True,
-                                  text=True)          # in the package's folder, which -m puts in front of all others
+                                   str(world.directory)], cwd=package, env=environment(package), capture_output=True,
+                                  text=True)          # in the package's directory, which -m puts in front of all others
             row.attempt(int(done.stdout or 0))
             if done.returncode:
                 row.failed(f"seed {row.seed}-{number}: status {done.returncode}: {done.stderr[-3000:]}")
         row.note("ASan and UBSan")
 
 
-def build(folder):
-    """A copy of the package in `folder` with sanitized leaves."""
+def build(directory):
+    """A copy of the package in `directory` with sanitized leaves."""
     source = Path(fastcni.__file__).parent
-    shutil.copytree(source, folder / "fastcni", ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"))
+    shutil.copytree(source, directory / "fastcni", ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"))
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     building = [subprocess.Popen(["gcc", *FLAGS, f"-I{sysconfig.get_paths()['include']}", "-o",
-                                  folder / "fastcni" / f"{leaf}{suffix}", source / f"{leaf}.c"]) for leaf in LEAVES]
+                                  directory / "fastcni" / f"{leaf}{suffix}", source / f"{leaf}.c"]) for leaf in LEAVES]
     statuses = [process.wait() for process in building]
     if any(statuses):
         raise RuntimeError("gcc could not build the leaves; `make setup` writes their .c files")
-    return folder
+    return directory
 
 
 def environment(package):

@@ -24,9 +24,9 @@ def campaign(row, options):
     if not cases:
         row.failed(f"this node can run no case with {options.only!r} in its name")
         return
-    with tempfile.TemporaryDirectory(prefix="fcni-faults-tools-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fcni-faults-tools-") as directory:
         started = time.monotonic()
-        tools = Tools(folder)
+        tools = Tools(directory)
         row.until += time.monotonic() - started         # the time is for the faults
         if options.seconds:
             row.rng().shuffle(cases)

@@ -91,7 +91,7 @@ def campaign(row, _options):
 
 
 def conditions(row, world):
-    disk = Disk(str(world.folder / "disk"))
+    disk = Disk(str(world.directory / "disk"))
     world.node.data_dir = f"{disk.path}/networks"
     pod, other, conf = world.pod(), world.pod(), pod_conf(world.node)
     server, base = world.server(), world.node.left(pod, other)

@@ -31,15 +31,15 @@ class Request:
 class World:
     """`with World() as world:` moves this thread to a fresh node. It is removed at the end, also after Ctrl-C.
 
-    bin_dir: a folder with installed plugins; without it they are installed for this node."""
+    bin_dir: a directory with installed plugins; without it they are installed for this node."""
 
     def __init__(self, bin_dir=None):
         self.closing, self.bin_dir = contextlib.ExitStack(), bin_dir
 
     def __enter__(self):
         with contextlib.ExitStack() as closing:
-            self.folder = Path(tempfile.mkdtemp(prefix="fcni-faults-"))
-            closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self.directory = Path(tempfile.mkdtemp(prefix="fcni-faults-"))
+            closing.callback(shutil.rmtree, self.directory, ignore_errors=True)
             self.name = f"faults-host-{uuid.uuid4().hex[:8]}"
             add_netns(self.name)
             closing.callback(delete_netns, self.name)
@@ -47,9 +47,9 @@ class World:
             set_lo_up()
             set_sysctl("net/ipv6/conf/default/accept_dad", "0")
             if not self.bin_dir:
-                self.bin_dir = self.folder / "bin"
+                self.bin_dir = self.directory / "bin"
                 install(self.bin_dir)
-            self.node = Node(self.folder, self.name)
+            self.node = Node(self.directory, self.name)
             self.pods = []
             closing.callback(self._delete_pods)
             self.closing = closing.pop_all()
@@ -73,7 +73,7 @@ class World:
 
     def server(self, *options, before=()):
         """Start a server of this node. It is killed at the end."""
-        server = Server(self.folder, "--log-level", "error", *options, before=before, program=SERVE)
+        server = Server(self.directory, "--log-level", "error", *options, before=before, program=SERVE)
         return self.closing.enter_context(server)
 
     def environment(self, command, pod="", socket="", **more):
@@ -120,10 +120,10 @@ def places(what, value):
     return [("", value.items() if isinstance(value, dict) else value)]
 
 
-def held_locks(folder):
-    """Return the lock files below `folder` that a process still holds."""
+def held_locks(directory):
+    """Return the lock files below `directory` that a process still holds."""
     held = []
-    for path in Path(folder).rglob("*lock"):
+    for path in Path(directory).rglob("*lock"):
         with open(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -149,12 +149,13 @@ def node(host_netns, tmp_path, bin_dir):
 @contextlib.contextmanager
 def agent(node):
     """An agent with POLICIES."""
-    folder, nodes = node.directory / "policies", node.directory / "nodes.json"
-    folder.mkdir()
-    (folder / "policies.yaml").write_text(POLICIES)
+    directory, nodes = node.directory / "policies", node.directory / "nodes.json"
+    directory.mkdir()
+    (directory / "policies.yaml").write_text(POLICIES)
     nodes.write_text("""{"Network": "10.72.0.0/16", "Backend": {"Type": "host-gw"}, "nodes": []}""")
     process = subprocess.Popen(
-        [sys.executable, "-m", "fastcni", "agent", "--nodes", nodes, "--policies", folder, "--folder", node.directory,
+        [sys.executable, "-m", "fastcni", "agent", "--nodes", nodes, "--policies", directory, "--folder",
+         node.directory,
          "--conflist", "", "--subnet-file", node.directory / "subnet.env"], stderr=subprocess.PIPE)
     try:
         assert any(b"policies_ready" in line for line in process.stderr)

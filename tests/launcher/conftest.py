@@ -11,15 +11,15 @@ from fastcni.launcher import pack
 
 
 @pytest.fixture(scope="session")
-def folder():
-    """A folder with a short path: tmp_path may be too long for a socket address."""
+def directory():
+    """A directory with a short path: tmp_path may be too long for a socket address."""
     path = tempfile.mkdtemp(prefix="fcni-")
     yield Path(path)
     shutil.rmtree(path)
 
 
 @pytest.fixture(scope="session")
-def bridge(folder):
+def bridge(directory):
     """A plugin file with the script in the place of Python."""
-    script = write_executable(folder / "python", INSTEAD_OF_PYTHON.encode())
-    return write_executable(folder / "bridge", pack.pack(str(script)))
+    script = write_executable(directory / "python", INSTEAD_OF_PYTHON.encode())
+    return write_executable(directory / "bridge", pack.pack(str(script)))

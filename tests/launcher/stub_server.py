@@ -84,12 +84,12 @@ class Server:
 
 
 @contextmanager
-def serving(folder, answer):
+def serving(directory, answer):
     """Run a Server. answer: the message that it sends, or a function of (connection, request).
 
     A function marked `@unread` gets only the connection, and nothing is read before it.
     """
-    server = Server(str(folder / "server"))
+    server = Server(str(directory / "server"))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(server.path)
     listener.listen(8)
@@ -143,9 +143,9 @@ def started(*args, **more):
             running.kill()
 
 
-def asked(bridge, folder, stdin=b"{}", args=None, **env):
+def asked(bridge, directory, stdin=b"{}", args=None, **env):
     """Run a plugin with these variables. Return its one request."""
-    with serving(folder, reply(0, b"warm")) as server:
+    with serving(directory, reply(0, b"warm")) as server:
         assert run(*(args or [bridge]), env=variables(server, **env), stdin=stdin) == (0, b"warm", b"")
     (request,) = server.requests
     return request
@@ -174,9 +174,10 @@ def answered_unread(conn):
     conn.send(reply(DECLINED))
 
 
-def strace_command(folder, *more):
-    """Return the command that traces a plugin into folder/trace. more: for strace -e. Skip the test without strace."""
-    args = ["strace", "-o", str(folder / "trace")]
+def strace_command(directory, *more):
+    """Return the command that traces a plugin into directory/trace. more: for strace -e. Skip the test without
+    strace."""
+    args = ["strace", "-o", str(directory / "trace")]
     if not shutil.which("strace"):
         pytest.skip("no strace")
     probe = subprocess.run([*args, "-e", "inject=read:error=EINTR:when=999", "true"], capture_output=True, check=False)

@@ -21,9 +21,9 @@ PAGE = 4096
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
     """(a directory, its plugin file, its python_core.elf)."""
-    folder = tmp_path_factory.mktemp("damaged")
-    copy = Path(shutil.copy2(CORE, folder))
-    return folder, write_executable(folder / "host-local", pack.pack(INTERPRETER, core=str(copy))), copy
+    directory = tmp_path_factory.mktemp("damaged")
+    copy = Path(shutil.copy2(CORE, directory))
+    return directory, write_executable(directory / "host-local", pack.pack(INTERPRETER, core=str(copy))), copy
 
 
 @pytest.fixture

@@ -28,18 +28,18 @@ COMMANDS = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"]
 
 
 @pytest.fixture(scope="module")
-def bridge(folder):
+def bridge(directory):
     """A plugin file with short deadlines."""
-    quick = folder / "quick"
+    quick = directory / "quick"
     quick.mkdir(exist_ok=True)          # a worker may come to this module twice
     script = write_executable(quick / "python", INSTEAD_OF_PYTHON.encode())
     return write_executable(quick / "bridge", pack.pack(str(script), (UNREAD, ANSWER, QUICK)))
 
 
 @pytest.fixture
-def stopped(folder):
+def stopped(directory):
     """The path of a listening socket whose server accepts nothing, and the socket."""
-    path = folder / "stopped"
+    path = directory / "stopped"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen(8)
@@ -68,7 +68,7 @@ def test_a_server_that_accepts_no_connection_is_skipped(bridge, stopped, command
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_server_that_accepts_the_connection_and_reads_nothing_is_skipped(bridge, folder, command):
+def test_a_server_that_accepts_the_connection_and_reads_nothing_is_skipped(bridge, directory, command):
     seen = []
 
     @unread
@@ -76,13 +76,13 @@ def test_a_server_that_accepts_the_connection_and_reads_nothing_is_skipped(bridg
         time.sleep(2 * UNREAD)
         seen.append((receive(conn).strings[1], has_left(conn)))
 
-    with serving(folder, answer) as server:
+    with serving(directory, answer) as server:
         assert run(bridge, env=variables(server, command)) == run(bridge, env=variables("", command))
     assert seen == [(f"CNI_COMMAND={command}", True)]
 
 
-def test_an_add_that_was_read_and_not_answered_in_time_fails_with_code_11(bridge, folder):
-    with serving(folder, lambda conn, _: conn.recv(1)) as server:
+def test_an_add_that_was_read_and_not_answered_in_time_fails_with_code_11(bridge, directory):
+    with serving(directory, lambda conn, _: conn.recv(1)) as server:
         status, stdout, _ = run(bridge, env=variables(server))
     error = json.loads(stdout)
     assert (status, error["code"]) == (1, 11) and "DEL" in error["details"]
@@ -90,24 +90,24 @@ def test_an_add_that_was_read_and_not_answered_in_time_fails_with_code_11(bridge
 
 
 @pytest.mark.parametrize("command", COMMANDS[1:])
-def test_another_command_that_was_read_and_not_answered_in_time_is_repeated_one_shot(bridge, folder, command):
-    with serving(folder, lambda conn, _: conn.recv(1)) as server:
+def test_another_command_that_was_read_and_not_answered_in_time_is_repeated_one_shot(bridge, directory, command):
+    with serving(directory, lambda conn, _: conn.recv(1)) as server:
         assert run(bridge, env=variables(server, command)) == run(bridge, env=variables("", command))
     assert len(server.requests) == 1
 
 
-def test_an_answer_after_the_first_deadline_is_printed(bridge, folder):
+def test_an_answer_after_the_first_deadline_is_printed(bridge, directory):
     def answer(conn, _):
         time.sleep(3 * UNREAD)
         conn.send(reply(0, b"warm"))
 
-    with serving(folder, answer) as server:
+    with serving(directory, answer) as server:
         assert run(bridge, env=variables(server)) == (0, b"warm", b"")
 
 
-def test_a_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge, folder):
+def test_a_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge, directory):
     """The server continues and reads the request between the launcher's check and its shutdown of the connection."""
-    args = strace_command(folder, "inject=shutdown:delay_enter=2000000")
+    args = strace_command(directory, "inject=shutdown:delay_enter=2000000")
 
     @unread
     def answer(conn):
@@ -115,7 +115,7 @@ def test_a_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge
         assert receive(conn)
         conn.recv(1)
 
-    with serving(folder, answer) as server:
+    with serving(directory, answer) as server:
         status, stdout, _ = run(*args, bridge, env=variables(server))
     assert (status, json.loads(stdout)["code"]) == (1, 11)
 

@@ -22,28 +22,28 @@ def limit(what, soft):
     return lambda: resource.setrlimit(what, (soft, resource.getrlimit(what)[1]))
 
 
-def test_a_limit_of_file_sizes_does_not_stop_a_long_request(folder):
+def test_a_limit_of_file_sizes_does_not_stop_a_long_request(directory):
     """What does not fit a message to the server goes to a memory file. The request ended with signal 25 (SIGXFSZ).
     Python gets the limit unchanged: 1,024 bytes are two blocks of ulimit."""
-    python = write_executable(folder / "shows-limit", SHOWS_LIMIT)
-    plugin = write_executable(folder / "limited", pack.pack(str(python)))
-    with serving(folder, reply(0, b"warm")) as server:
+    python = write_executable(directory / "shows-limit", SHOWS_LIMIT)
+    plugin = write_executable(directory / "limited", pack.pack(str(python)))
+    with serving(directory, reply(0, b"warm")) as server:
         answer = run(plugin, env=variables(server), stdin=LONG, preexec_fn=limit(resource.RLIMIT_FSIZE, 1024))
     assert answer == (0, LONG + b"2\n", b"")
 
 
 @needs_root
-def test_a_limit_that_the_caller_may_not_raise_is_an_error(folder):
+def test_a_limit_that_the_caller_may_not_raise_is_an_error(directory):
     def prepare():
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
 
-    folder.chmod(0o755)
-    python = write_executable(folder / "shows-limit", SHOWS_LIMIT)
-    plugin = write_executable(folder / "limited", pack.pack(str(python)))
-    with serving(folder, reply(0, b"warm")) as server:
+    directory.chmod(0o755)
+    python = write_executable(directory / "shows-limit", SHOWS_LIMIT)
+    plugin = write_executable(directory / "limited", pack.pack(str(python)))
+    with serving(directory, reply(0, b"warm")) as server:
         os.chmod(server.path, 0o777)
         status, stdout, stderr = run(plugin, env=variables(server), stdin=LONG, preexec_fn=prepare)
     assert (status, stderr, json.loads(stdout)["code"]) == (1, b"", 5)

@@ -14,32 +14,32 @@ CAUSES = {"declined": (reply(DECLINED), b"{}", b"d"), "closed unread": (closed_u
 
 
 @pytest.fixture
-def count(folder):
+def count(directory):
     """The file of the socket that serving() uses."""
-    path = folder / f"server{SUFFIX}"
+    path = directory / f"server{SUFFIX}"
     path.touch()
     yield path
     path.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_a_request_that_goes_one_shot_leaves_its_reason(bridge, folder, count, cause):
+def test_a_request_that_goes_one_shot_leaves_its_reason(bridge, directory, count, cause):
     answer, stdin, letter = CAUSES[cause]
-    with serving(folder, answer) as server:
+    with serving(directory, answer) as server:
         run(bridge, env=variables(server, "DEL"), stdin=stdin)
     assert count.read_bytes() == letter
 
 
-def test_requests_without_a_server_are_counted_and_those_that_ask_for_none_are_not(bridge, folder, count):
-    for path in (folder / "server", folder / "server", ""):
+def test_requests_without_a_server_are_counted_and_those_that_ask_for_none_are_not(bridge, directory, count):
+    for path in (directory / "server", directory / "server", ""):
         run(bridge, env=variables(str(path)))
-    run(bridge, env=variables(str(folder / "server"), FASTCNI_WIRE="1"))
+    run(bridge, env=variables(str(directory / "server"), FASTCNI_WIRE="1"))
     assert count.read_bytes() == b"nn"
 
 
-def test_no_file_is_made(bridge, folder):
-    run(bridge, env=variables(str(folder / "server")))
-    assert not (folder / f"server{SUFFIX}").exists()
+def test_no_file_is_made(bridge, directory):
+    run(bridge, env=variables(str(directory / "server")))
+    assert not (directory / f"server{SUFFIX}").exists()
 
 
 @pytest.mark.parametrize("path", ["/nowhere/socket", "/" + "x" * 107, "/" + "x" * 108, "x" * 5000, "server"])
@@ -47,41 +47,41 @@ def test_a_path_without_a_file_changes_nothing(bridge, path):
     assert run(bridge, env=variables(path)) == run(bridge, env=variables(""))
 
 
-def test_a_file_that_may_not_be_the_servers_is_left_alone(bridge, folder, count):
-    """In a folder like /tmp another user could link the name to a file of root."""
-    other = folder / "other"
+def test_a_file_that_may_not_be_the_servers_is_left_alone(bridge, directory, count):
+    """In a directory like /tmp another user could link the name to a file of root."""
+    other = directory / "other"
     other.write_bytes(b"precious")
     count.unlink()
     for link in (os.link, os.symlink):
         link(other, count)
-        run(bridge, env=variables(str(folder / "server")))
+        run(bridge, env=variables(str(directory / "server")))
         assert other.read_bytes() == b"precious"
         count.unlink()
     other.unlink()
     os.mkfifo(count)
-    run(bridge, env=variables(str(folder / "server")))
+    run(bridge, env=variables(str(directory / "server")))
     count.unlink()
     count.mkdir()
-    run(bridge, env=variables(str(folder / "server")))
+    run(bridge, env=variables(str(directory / "server")))
     count.rmdir()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives a file to another user")
-def test_another_users_file_is_left_alone(bridge, folder, count):
+def test_another_users_file_is_left_alone(bridge, directory, count):
     os.chown(count, 65534, 65534)
-    run(bridge, env=variables(str(folder / "server")))
+    run(bridge, env=variables(str(directory / "server")))
     assert count.read_bytes() == b""
 
 
-def test_the_file_has_a_limit(bridge, folder, count):
+def test_the_file_has_a_limit(bridge, directory, count):
     for size, expected in ((FULL_BYTES - 1, FULL_BYTES), (FULL_BYTES, FULL_BYTES)):
         os.truncate(count, size)
-        run(bridge, env=variables(str(folder / "server")))
+        run(bridge, env=variables(str(directory / "server")))
         assert count.stat().st_size == expected
 
 
-def test_the_server_counts_by_reason_and_empties_a_long_file(folder):
-    counts = OneShotCount(str(folder / "server"))
+def test_the_server_counts_by_reason_and_empties_a_long_file(directory):
+    counts = OneShotCount(str(directory / "server"))
     path = Path(counts.path)
     with open(path, "ab") as file:
         file.write(b"nnd?")
@@ -99,17 +99,17 @@ def test_the_server_counts_by_reason_and_empties_a_long_file(folder):
     path.write_bytes(b"b")
     assert counts.read()["busy"] == 1
     counts.close()
-    again = OneShotCount(str(folder / "server"))        # the next server
+    again = OneShotCount(str(directory / "server"))        # the next server
     assert again.read()["busy"] == 1
     again.close()
     path.unlink()
 
 
-def test_the_server_refuses_a_file_of_two_names(folder):
-    other, path = folder / "other", folder / f"server{SUFFIX}"
+def test_the_server_refuses_a_file_of_two_names(directory):
+    other, path = directory / "other", directory / f"server{SUFFIX}"
     other.touch()
     os.link(other, path)
     with pytest.raises(PermissionError, match="another user's"):
-        OneShotCount(str(folder / "server"))
+        OneShotCount(str(directory / "server"))
     path.unlink()
     other.unlink()

@@ -80,9 +80,9 @@ def test_it_has_all_leaves():
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("core")
-    install(folder)
-    return folder
+    directory = tmp_path_factory.mktemp("core")
+    install(directory)
+    return directory
 
 
 @needs_core

@@ -21,8 +21,8 @@ ERROR = b'{\n    "code": 7,\n    "msg": "a \\"bad\\" key"\n}'
 
 
 @pytest.fixture(scope="module")
-def host_local(folder):
-    return write_executable(folder / "host-local", pack.pack(checked_interpreter(base_interpreter())))
+def host_local(directory):
+    return write_executable(directory / "host-local", pack.pack(checked_interpreter(base_interpreter())))
 
 
 @pytest.fixture
@@ -76,12 +76,12 @@ def make_link(path):
     path.with_suffix(".victim").write_text("")
 
 
-def make_read_only_folder(path):
+def make_read_only_directory(path):
     path.mkdir()
 
 
-@pytest.mark.parametrize("make", [make_fifo, make_link, make_read_only_folder])
-def test_a_fifo_link_or_folder_is_neither_written_nor_waited_for(call, tmp_path, make):
+@pytest.mark.parametrize("make", [make_fifo, make_link, make_read_only_directory])
+def test_a_fifo_link_or_directory_is_neither_written_nor_waited_for(call, tmp_path, make):
     make(tmp_path / "log")
     assert call(tmp_path / "log", CNI_COMMAND="DEL") == (0, b"")
     if make is make_link:
@@ -96,9 +96,9 @@ def test_an_unusable_log_changes_no_answer(call, log):
 
 
 @pytest.fixture
-def daemon(folder, monkeypatch):
+def daemon(directory, monkeypatch):
     """A socket in the place of those of both log daemons."""
-    path = str(folder / "log-daemon")
+    path = str(directory / "log-daemon")
     monkeypatch.setattr(request_log, "JOURNAL", path)
     monkeypatch.setattr(request_log, "SYSLOG", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:

@@ -24,7 +24,7 @@ from launcher.stub_server import (
 from fastcni.testing.witnesses import eventually
 
 
-def test_the_server_sees_that_a_caller_was_killed(bridge, folder):
+def test_the_server_sees_that_a_caller_was_killed(bridge, directory):
     there, seen = threading.Event(), []
 
     def answer(conn, _):
@@ -32,13 +32,14 @@ def test_the_server_sees_that_a_caller_was_killed(bridge, folder):
         conn.settimeout(30)
         seen.append(conn.recv(1))
 
-    with serving(folder, answer) as server, started(bridge, env=variables(server), stdin=subprocess.DEVNULL) as running:
+    with serving(directory, answer) as server, started(bridge, env=variables(server),
+                                                       stdin=subprocess.DEVNULL) as running:
         assert there.wait(30)
         running.kill()
     assert seen == [b""]
 
 
-def test_a_caller_that_was_stopped_for_a_while_gets_its_answer(bridge, folder):
+def test_a_caller_that_was_stopped_for_a_while_gets_its_answer(bridge, directory):
     """The test stops it while it waits for stdin, and again while it waits for the answer."""
     there, go = threading.Event(), threading.Event()
 
@@ -55,7 +56,7 @@ def test_a_caller_that_was_stopped_for_a_while_gets_its_answer(bridge, folder):
 
     here, writer = os.pipe()
     os.set_blocking(here, False)
-    with serving(folder, answer) as server, started(bridge, env=variables(server), stdin=here) as running:
+    with serving(directory, answer) as server, started(bridge, env=variables(server), stdin=here) as running:
         os.close(here)
         stop_and_go_on()
         os.write(writer, b"{}")
@@ -68,25 +69,25 @@ def test_a_caller_that_was_stopped_for_a_while_gets_its_answer(bridge, folder):
 
 
 @pytest.fixture
-def strace(folder):
-    return strace_command(folder)
+def strace(directory):
+    return strace_command(directory)
 
 
-def test_a_warm_request_is_eleven_system_calls(bridge, folder, strace):
-    asked(bridge, folder, args=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts")
-    calls = [line.split("(")[0] for line in (folder / "trace").read_text().splitlines() if "(" in line]
+def test_a_warm_request_is_eleven_system_calls(bridge, directory, strace):
+    asked(bridge, directory, args=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts")
+    calls = [line.split("(")[0] for line in (directory / "trace").read_text().splitlines() if "(" in line]
     assert " ".join(calls) == "execve socket connect openat read read sendmsg ppoll recvmsg write exit_group"
 
 
-def test_an_interrupted_call_is_repeated(bridge, folder, strace):
+def test_an_interrupted_call_is_repeated(bridge, directory, strace):
     calls = ("connect", "openat", "read", "sendmsg", "ppoll", "recvmsg", "write")
     for call in calls:
         strace += ["-e", f"inject={call}:error=EINTR:when=1"]
-    assert asked(bridge, folder, args=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts", stdin=FULL).stdin == FULL
-    assert (folder / "trace").read_text().count("(INJECTED)") == len(calls)
+    assert asked(bridge, directory, args=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts", stdin=FULL).stdin == FULL
+    assert (directory / "trace").read_text().count("(INJECTED)") == len(calls)
 
 
-def test_a_kernel_without_the_seal_gets_a_request_without_it(bridge, folder, strace):
+def test_a_kernel_without_the_seal_gets_a_request_without_it(bridge, directory, strace):
     """MFD_NOEXEC_SEAL came with Linux 6.3."""
     strace += ["-e", "inject=memfd_create:error=EINVAL:when=1"]
     assert run(*strace, bridge, env=variables(""), stdin=LONG)[1].endswith(LONG)
@@ -94,30 +95,30 @@ def test_a_kernel_without_the_seal_gets_a_request_without_it(bridge, folder, str
 
 @pytest.mark.parametrize("fault", ["socket:error=EAFNOSUPPORT", "connect:error=EACCES", "connect:error=EAGAIN",
                                    "sendmsg:error=EAGAIN", "sendmsg:error=EMSGSIZE", "sendmsg:error=EPIPE"])
-def test_a_failure_before_the_request_is_sent_goes_one_shot(bridge, folder, strace, fault):
+def test_a_failure_before_the_request_is_sent_goes_one_shot(bridge, directory, strace, fault):
     alone = run(bridge, env=variables(""), stdin=FULL)
     strace += ["-e", f"inject={fault}"]
-    with serving(folder, reply(0, b"warm")) as server:
+    with serving(directory, reply(0, b"warm")) as server:
         assert run(*strace, bridge, env=variables(server), stdin=FULL) == alone
     assert not server.requests
-    assert "(INJECTED)" in (folder / "trace").read_text()
+    assert "(INJECTED)" in (directory / "trace").read_text()
 
 
-def test_an_answer_is_received_again_after_a_lack_of_memory(bridge, folder, strace):
+def test_an_answer_is_received_again_after_a_lack_of_memory(bridge, directory, strace):
     """An ADD that had succeeded was reported as failed, and its links and addresses stayed until the DEL."""
     strace += ["-e", "inject=recvmsg:error=ENOMEM:when=1", "-e", "inject=ppoll:error=EINTR:when=2"]
-    with serving(folder, reply(0, b"warm")) as server:
+    with serving(directory, reply(0, b"warm")) as server:
         assert run(*strace, bridge, env=variables(server)) == (0, b"warm", b"")
-    assert (folder / "trace").read_text().count("(INJECTED)") == 2
+    assert (directory / "trace").read_text().count("(INJECTED)") == 2
 
 
-def test_an_answer_that_cannot_be_received_is_lost(bridge, folder, strace):
+def test_an_answer_that_cannot_be_received_is_lost(bridge, directory, strace):
     """The caller may leave before the server has written the answer."""
     def answer(conn, _):
         with suppress(BrokenPipeError):
             conn.send(reply(0, b"warm"))
 
     strace += ["-e", "inject=recvmsg:error=ENOMEM"]
-    with serving(folder, answer) as server:
+    with serving(directory, answer) as server:
         status, stdout, _ = run(*strace, bridge, env=variables(server))
     assert (status, json.loads(stdout)["code"]) == (1, 11)

@@ -26,5 +26,5 @@ def make_device(path):
         pytest.skip("needs CAP_MKNOD: makes a device")
 
 
-KINDS = {"pipe": os.mkfifo, "folder": os.mkdir, "socket": make_socket, "device": make_device,
+KINDS = {"pipe": os.mkfifo, "directory": os.mkdir, "socket": make_socket, "device": make_device,
          "link": lambda path: os.symlink("/etc/hostname", path)}

@@ -89,14 +89,14 @@ def test_a_refused_receive_names_the_reason():
 
 
 def test_a_small_file_is_written_cut_and_read(tmp_path):
-    folder = os.open(tmp_path, os.O_RDONLY)
-    _system.write_file("file", b"long content", os.O_CREAT, folder)
-    _system.write_file("file", b"short", 0, folder)
-    assert _system.read_file("file", os.O_RDONLY, 100, folder) == b"shortcontent"
-    _system.write_file("file", b"short", 0, folder, cut=True)
-    assert _system.read_file("file", os.O_RDONLY, 3, folder) == b"sho"
+    directory = os.open(tmp_path, os.O_RDONLY)
+    _system.write_file("file", b"long content", os.O_CREAT, directory)
+    _system.write_file("file", b"short", 0, directory)
+    assert _system.read_file("file", os.O_RDONLY, 100, directory) == b"shortcontent"
+    _system.write_file("file", b"short", 0, directory, cut=True)
+    assert _system.read_file("file", os.O_RDONLY, 3, directory) == b"sho"
     assert (tmp_path / "file").read_bytes() == b"short"
-    os.close(folder)
+    os.close(directory)
 
 
 @pytest.mark.parametrize("name, kind", [("none", FileNotFoundError), ("a\0b", ValueError)])
@@ -113,7 +113,7 @@ def test_no_descriptor_stays_open(tmp_path, pair, collector_off):
     before = os.listdir("/proc/self/fd")
     _system.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL)
     for refused in (lambda: _system.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL),
-                    lambda: _system.read_file(str(tmp_path), os.O_RDONLY, 10),         # a folder can be opened
+                    lambda: _system.read_file(str(tmp_path), os.O_RDONLY, 10),         # a directory can be opened
                     lambda: _system.write_file("/dev/full", b"text", 0)):
         with pytest.raises(OSError):
             refused()

@@ -65,9 +65,9 @@ def reply(kind, signature, body, serial=2, endianness=Endianness.little):
 
 
 @contextlib.contextmanager
-def bus_that_sends(folder, answer, *, slowly=False):
+def bus_that_sends(directory, answer, *, slowly=False):
     """Serve one client at the yielded path: send `answer` and shut down; with b"" send nothing."""
-    path = str(folder / "bus")
+    path = str(directory / "bus")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()

@@ -122,8 +122,8 @@ def test_a_second_add_on_a_full_disk_keeps_the_backup_of_the_first(tmp_path):
     assert len(undone) == 2
 
 
-def test_whatever_the_umask_nobody_else_may_write_to_the_folders(tmp_path, umask):
-    """With umask 0 the folders above were made 0777."""
+def test_whatever_the_umask_nobody_else_may_write_to_the_directories(tmp_path, umask):
+    """With umask 0 the directories above were made 0777."""
     umask(0)
     files.write(str(tmp_path / "var" / "lib" / "flannel" / "pod"), b"{}")
     Backup(Request, str(tmp_path / "run" / "cni" / "tuning")).write({"mtu": 1400})
@@ -136,19 +136,19 @@ def test_whatever_the_umask_nobody_else_may_write_to_the_folders(tmp_path, umask
 
 
 @pytest.mark.parametrize("path", ["a/b/c", "a/b/c/", "a//b/c", "./a/b/c"])
-def test_folders_are_made_however_their_path_is_written(tmp_path, monkeypatch, path):
+def test_directories_are_made_however_their_path_is_written(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        files.make_folders(path, 0o700)
+        files.make_directories(path, 0o700)
     assert (tmp_path / "a" / "b" / "c").is_dir()
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
-        files.make_folders("file/below", 0o700)
+        files.make_directories("file/below", 0o700)
 
 
-def test_a_file_system_without_folders_is_an_error():
+def test_a_file_system_without_directories_is_an_error():
     with pytest.raises(FileNotFoundError):
-        files.make_folders("/proc/nowhere/at/all", 0o700)
+        files.make_directories("/proc/nowhere/at/all", 0o700)
 
 
 def test_a_process_that_is_killed_while_it_writes_a_new_file_leaves_none(tmp_path):
@@ -163,11 +163,11 @@ def test_a_process_that_is_killed_while_it_writes_a_new_file_leaves_none(tmp_pat
 
 
 def test_a_new_file_appears_with_its_content_or_not_at_all(tmp_path):
-    folder = os.open(tmp_path, os.O_RDONLY)
+    directory = os.open(tmp_path, os.O_RDONLY)
     try:
-        write_file("10.0.0.2", b"c1", CREATE, folder)
+        write_file("10.0.0.2", b"c1", CREATE, directory)
         with pytest.raises(FileExistsError):
-            write_file("10.0.0.2", b"c2", CREATE, folder)
+            write_file("10.0.0.2", b"c2", CREATE, directory)
         assert (tmp_path / "10.0.0.2").read_bytes() == b"c1" and (tmp_path / "10.0.0.2").stat().st_nlink == 1
     finally:
-        os.close(folder)
+        os.close(directory)

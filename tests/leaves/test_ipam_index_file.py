@@ -132,7 +132,7 @@ def test_a_process_killed_while_it_signs_leaves_an_index_that_is_not_used(direct
 
 
 def test_that_a_directory_is_plain_is_known_until_the_directory_changes(directory):
-    """So host-local need not look for the folder of a space of cluster-wide addresses at each request."""
+    """So host-local need not look for the directory of a space of cluster-wide addresses at each request."""
     index = directory.open()
     assert not index.plain
     index.plain = True

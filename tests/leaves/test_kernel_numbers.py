@@ -49,7 +49,7 @@ def headers(tmp_path_factory):
     compiler = shutil.which("gcc") or shutil.which("cc")
     if not compiler:
         pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("headers")
+    directory = tmp_path_factory.mktemp("headers")
     includes = []
     for name in INCLUDES:
         found = subprocess.run([compiler, "-E", "-"], input=f"#include <{name}>\n", capture_output=True, text=True)
@@ -61,11 +61,12 @@ def headers(tmp_path_factory):
         for _ in range(3):              # a compiler that stops after some errors has not named them all
             rows = "".join(f'printf("%s %lld\\n", "{name}", (long long)({c}));\n' for name, c in wanted.items())
             source = "".join(["#include <stdio.h>\n", *includes, "int main(void) {\n", rows, "return 0; }\n"])
-            (folder / "numbers.c").write_text(source)
-            done = subprocess.run([compiler, "-w", "-fmax-errors=0", "-o", folder / "numbers", folder / "numbers.c"],
+            (directory / "numbers.c").write_text(source)
+            done = subprocess.run([compiler, "-w", "-fmax-errors=0", "-o", directory / "numbers",
+                                   directory / "numbers.c"],
                                   capture_output=True, text=True, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"})
             if not done.returncode:
-                lines = subprocess.run([folder / "numbers"], capture_output=True, text=True, check=True).stdout
+                lines = subprocess.run([directory / "numbers"], capture_output=True, text=True, check=True).stdout
                 return {name: int(number) for name, number in map(str.split, lines.splitlines())}
             unknown = set(re.findall(r"'(\w+)' undeclared", done.stderr))
             assert unknown, done.stderr[-2000:]

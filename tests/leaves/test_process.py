@@ -152,9 +152,9 @@ def test_many_threads_may_run_programs_at_once():
 STARTS_ANOTHER = "echo $$ > {0}/pids; sleep 1000 & echo $! >> {0}/pids; wait"
 
 
-def pids(folder, count=2):
+def pids(directory, count=2):
     """Wait for the pids that STARTS_ANOTHER writes, and return them."""
-    file = folder / "pids"
+    file = directory / "pids"
     assert eventually(lambda: file.exists() and len(file.read_text().split()) == count)
     return [int(word) for word in file.read_text().split()]
 

@@ -41,7 +41,7 @@ class Place:
     def addresses(self):
         return sorted(name for name in os.listdir(self.path) if name[0] in "0123456789abcdef:")
 
-    def put(self, name, content=b"", folder=None):
+    def put(self, name, content=b"", directory=None):
         (self.path / name).write_bytes(content)
 
 

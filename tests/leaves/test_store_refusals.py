@@ -295,17 +295,17 @@ def test_a_file_system_that_hangs_holds_up_its_own_request_only(node, command, c
     assert done.returncode == 0 and done.stdout == "another thread goes on\n", done.stderr
 
 
-# -- folders ------------------------------------------------------------------------------------------------------
+# -- directories ------------------------------------------------------------------------------------------------------
 
-def test_whatever_the_umask_nobody_else_may_write_to_the_folders(tmp_path):
-    """With umask 0 the folders above a network's were made 0777."""
+def test_whatever_the_umask_nobody_else_may_write_to_the_directories(tmp_path):
+    """With umask 0 the directories above a network's were made 0777."""
     before = os.umask(0)
     try:
         node = Node(tmp_path / "lib" / "cni" / "networks")
         node.add(SMALL)
     finally:
         os.umask(before)
-    for folder in (node.path, *node.path.parents):
-        if folder == tmp_path:
+    for directory in (node.path, *node.path.parents):
+        if directory == tmp_path:
             break
-        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o755, folder
+        assert stat.S_IMODE(os.stat(directory).st_mode) == 0o755, directory

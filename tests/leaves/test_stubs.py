@@ -8,8 +8,8 @@ import pytest
 
 import fastcni
 
-FOLDER = Path(fastcni.__file__).parent
-LEAVES = sorted(path.stem for path in FOLDER.glob("*.pyx"))
+DIRECTORY = Path(fastcni.__file__).parent
+LEAVES = sorted(path.stem for path in DIRECTORY.glob("*.pyx"))
 
 
 def public(names):
@@ -18,7 +18,7 @@ def public(names):
 
 def stub_of(leaf):
     """({name: its node}, {class: names of its members}) of a stub."""
-    body = ast.parse((FOLDER / f"{leaf}.pyi").read_text()).body
+    body = ast.parse((DIRECTORY / f"{leaf}.pyi").read_text()).body
     names = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     names |= {node.target.id: node for node in body if isinstance(node, ast.AnnAssign)}
     members = {name: {getattr(each, "name", None) or each.target.id for each in node.body
@@ -44,7 +44,7 @@ def parameters(text):
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_functions_of_a_stub_take_what_those_of_the_leaf_take(leaf):
-    source, (names, _) = (FOLDER / f"{leaf}.pyx").read_text(), stub_of(leaf)
+    source, (names, _) = (DIRECTORY / f"{leaf}.pyx").read_text(), stub_of(leaf)
     for name, node in names.items():
         if isinstance(node, ast.FunctionDef):
             signature = source.partition(f"\ndef {name}(")[2].partition("):\n")[0]

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of fastcni.node: a node that is a folder, and one that is a network namespace."""
+"""Fixtures of the tests of fastcni.node: a node that is a directory, and one that is a network namespace."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,8 @@ LIST = {"cniVersion": "1.0.0", "name": "net1", "plugins": [
     {"type": "portmap", "capabilities": {"portMappings": True}}]}
 
 
-class Folders:
-    """The folders of a node: configurations, result caches and address files. Nothing in them is of the machine."""
+class Directories:
+    """The directories of a node: configurations, result caches and address files. Nothing in them is of the machine."""
 
     def __init__(self, where: Path):
         where.mkdir(exist_ok=True)
@@ -31,7 +31,7 @@ class Folders:
         return Places(str(self.conf), (str(self.cache),), (str(self.data),))
 
     def configure(self, document=LIST, name="10-net1.conflist"):
-        """Write a configuration file, with these folders' dataDir; return its document."""
+        """Write a configuration file, with these directories' dataDir; return its document."""
         document = json.loads(json.dumps(document))
         for plugin in document.get("plugins", [document]):
             if plugin.get("ipam", {}).get("type") == "host-local":
@@ -53,9 +53,9 @@ class Folders:
         (results / f"{network}-{container}-{ifname}").write_text(json.dumps(document))
 
 
-class Host(Folders):
-    """A host in a fresh namespace, on which this process is the runtime, of fastcni's plugins or of those in a folder.
-    """
+class Host(Directories):
+    """A host in a fresh namespace, on which this process is the runtime, of fastcni's plugins or of those in a
+    directory. """
 
     def __init__(self, where, plugin_dir=""):
         super().__init__(where)
@@ -75,24 +75,24 @@ class Host(Folders):
 
 
 @pytest.fixture(autouse=True)
-def no_folders_of_this_machine(tmp_path, monkeypatch):
-    """The default folders of plugins are empty."""
+def no_directories_of_this_machine(tmp_path, monkeypatch):
+    """The default directories of plugins are empty."""
     monkeypatch.setattr(address_dirs, "DATA_DIR", str(tmp_path / "default"))
     monkeypatch.setattr(address_dirs, "CLUSTER_DIR", str(tmp_path / "default-cluster"))
-    monkeypatch.setattr(dhcp_leases, "FOLDER", str(tmp_path / "default-dhcp"))
+    monkeypatch.setattr(dhcp_leases, "DIRECTORY", str(tmp_path / "default-dhcp"))
     monkeypatch.setattr(pod_files, "DEFAULTS", {kind: str(tmp_path / f"no-{kind}") for kind in pod_files.DEFAULTS})
 
 
 @pytest.fixture
-def folders(tmp_path):
+def directories(tmp_path):
     return Host(tmp_path)
 
 
 @pytest.fixture
-def host(folders, host_netns):
+def host(directories, host_netns):
     """A Host with the network net1, on fastcni's plugins."""
-    folders.configure()
-    return folders
+    directories.configure()
+    return directories
 
 
 class Answer:
@@ -105,15 +105,15 @@ class Answer:
 
 
 @pytest.fixture
-def fastcni(folders, monkeypatch, capfd):
-    """Run one command on the node of `folders`: as text for 80 columns, or with --json."""
-    monkeypatch.setenv("NETCONFPATH", str(folders.conf))
+def fastcni(directories, monkeypatch, capfd):
+    """Run one command on the node of `directories`: as text for 80 columns, or with --json."""
+    monkeypatch.setenv("NETCONFPATH", str(directories.conf))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
 
     def call(*words):
         capfd.readouterr()
-        status = entry_point.run([*map(str, words), "--cache-dir", str(folders.cache)])
+        status = entry_point.run([*map(str, words), "--cache-dir", str(directories.cache)])
         return Answer(status, *capfd.readouterr())
     return call
 
@@ -137,7 +137,7 @@ def one(findings, severity, *parts):
 
 @pytest.fixture(scope="session")
 def bin_dir(tmp_path_factory):
-    """A folder with some of fastcni's plugin files."""
+    """A directory with some of fastcni's plugin files."""
     from fastcni.launcher.install import install
 
     where = tmp_path_factory.mktemp("bin")

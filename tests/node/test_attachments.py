@@ -64,12 +64,12 @@ def only(inventory):
 
 # Readers
 
-def test_a_cache_file_tells_addresses_ports_and_plugins(folders):
+def test_a_cache_file_tells_addresses_ports_and_plugins(directories):
     mappings = [{"hostPort": 8080, "containerPort": 80, "protocol": "TCP"}, {"hostPort": 0}, "wrong"]
-    folders.cached("c1", netns="/run/netns/p", result=RESULT, capabilityArgs={"portMappings": mappings},
+    directories.cached("c1", netns="/run/netns/p", result=RESULT, capabilityArgs={"portMappings": mappings},
                    config=b64encode(json.dumps(LIST).encode()).decode())
     unseen = []
-    ((sighting, cached),) = caches.read_folder(str(folders.cache / "results"), unseen)
+    ((sighting, cached),) = caches.read_directory(str(directories.cache / "results"), unseen)
     assert (sighting.network, sighting.container_id, sighting.ifname) == ("net1", "c1", "eth0")
     assert sighting.addresses == ("10.88.0.2",) and sighting.since > 0
     assert sighting.ports == (HostPort(8080, "tcp", "", "10.88.0.2", 80),)
@@ -77,26 +77,26 @@ def test_a_cache_file_tells_addresses_ports_and_plugins(folders):
     assert cached.netns == "/run/netns/p" and unseen == []
 
 
-def test_a_cache_file_of_an_old_libcni_is_read(folders):
+def test_a_cache_file_of_an_old_libcni_is_read(directories):
     """libcni before 0.8 wrote the result alone; the file's name has the attachment."""
-    results = folders.cache / "results"
+    results = directories.cache / "results"
     results.mkdir(parents=True)
     (results / "net1-c0-eth0").write_text(json.dumps({"cniVersion": "0.2.0", "ip4": {"ip": "10.88.0.9/24"}}))
     (results / "net1-c1-eth0").write_text("{")
     (results / "other").write_text('{"kind": "somethingElse"}')
     unseen = []
-    ((sighting, _),) = caches.read_folder(str(results), unseen)
+    ((sighting, _),) = caches.read_directory(str(results), unseen)
     assert (sighting.network, sighting.container_id, sighting.addresses) == ("net1", "c0", ("10.88.0.9",))
     assert len(unseen) == 1 and "net1-c1-eth0" in unseen[0]
 
 
-def test_address_files_name_their_attachments(folders):
-    folders.hold("10.88.0.2", "c1\r\neth0")
-    folders.hold("10.88.0.3", "oldid")
-    folders.hold("10.88.0.4", "")
-    folders.hold("10.88.0.5", "keep for the printer")
-    folders.hold("last_reserved_ip.0", "10.88.0.5")
-    found = list(address_dirs.read_folder(str(folders.data), "net1", [], address_dirs.read_owner))
+def test_address_files_name_their_attachments(directories):
+    directories.hold("10.88.0.2", "c1\r\neth0")
+    directories.hold("10.88.0.3", "oldid")
+    directories.hold("10.88.0.4", "")
+    directories.hold("10.88.0.5", "keep for the printer")
+    directories.hold("last_reserved_ip.0", "10.88.0.5")
+    found = list(address_dirs.read_directory(str(directories.data), "net1", [], address_dirs.read_owner))
     sightings = [it for it in found if isinstance(it, Sighting)]
     assert [(it.text, it.container_id, it.ifname) for it in sightings] == [
         ("10.88.0.2", "c1", "eth0"), ("10.88.0.3", "oldid", "")]
@@ -104,11 +104,11 @@ def test_address_files_name_their_attachments(folders):
     assert notes == {"10.88.0.4": "it is empty or torn", "10.88.0.5": "it names no attachment"}
 
 
-def test_address_files_of_a_space_name_network_and_attachment(folders):
+def test_address_files_of_a_space_name_network_and_attachment(directories):
     """The network is a line of the file; an address that is held for another node's pod is no attachment."""
-    folders.hold("10.9.0.2", "c1\r\neth0\r\nnet1\r\nns/web-0\r\nsingle", "default")
-    folders.hold("10.9.0.3", "fastcni:single ns/db-0\r\neth0", "default")
-    found = list(address_dirs.read_folder(str(folders.data), "default", [], address_dirs.read_space_owner))
+    directories.hold("10.9.0.2", "c1\r\neth0\r\nnet1\r\nns/web-0\r\nsingle", "default")
+    directories.hold("10.9.0.3", "fastcni:single ns/db-0\r\neth0", "default")
+    found = list(address_dirs.read_directory(str(directories.data), "default", [], address_dirs.read_space_owner))
     assert [(it.network, it.container_id, it.ifname, it.addresses) for it in found] == [
         ("net1", "c1", "eth0", ("10.9.0.2",))]
     conf = {"ipam": {"type": "whereabouts", "dataDir": "/run/y"}}
@@ -162,11 +162,11 @@ def test_rules_of_iptables_are_read():
     assert [str(port) for port in ports] == ["192.0.2.1:8080/tcp -> 10.88.0.2:80"]
 
 
-def test_configuration_files_are_listed_in_the_runtimes_order(folders):
-    folders.configure()
-    folders.configure({"cniVersion": "1.0.0", "name": "one", "type": "loopback"}, "05-one.conf")
-    (folders.conf / "01-broken.conflist").write_text("{")
-    found = confs.read_folder(str(folders.conf))
+def test_configuration_files_are_listed_in_the_runtimes_order(directories):
+    directories.configure()
+    directories.configure({"cniVersion": "1.0.0", "name": "one", "type": "loopback"}, "05-one.conf")
+    (directories.conf / "01-broken.conflist").write_text("{")
+    found = confs.read_directory(str(directories.conf))
     assert [os.path.basename(it.path) for it in found] == ["01-broken.conflist", "05-one.conf", "10-net1.conflist"]
     assert found[0].net is None and found[0].error
     assert [net.name for net in confs.networks(found)] == ["one", "net1"]
@@ -233,14 +233,14 @@ def test_a_cache_file_of_the_former_boot_without_namespace_is_gone():
     assert only(merge(of_now)).state == "gone"
 
 
-def test_folders_alone_show_attachments(folders):
+def test_directories_alone_show_attachments(directories):
     """Without root, too: what cannot be seen is said."""
-    folders.configure()
-    folders.hold("10.88.0.2", "c1\r\neth0")
-    folders.data.mkdir(exist_ok=True)
-    folders.cached("c1", netns=str(folders.data / "nothing"), result=RESULT)
-    namespace_files.end(folders.data / "nothing")
-    it = only(collect(folders.places))
+    directories.configure()
+    directories.hold("10.88.0.2", "c1\r\neth0")
+    directories.data.mkdir(exist_ok=True)
+    directories.cached("c1", netns=str(directories.data / "nothing"), result=RESULT)
+    namespace_files.end(directories.data / "nothing")
+    it = only(collect(directories.places))
     assert (it.state, it.plugins) == ("gone", ("bridge", "host-local", "portmap"))
     assert [sighting.kind for sighting in it.sightings] == [CACHE, ADDRESS_FILE]
 
@@ -327,21 +327,21 @@ def test_the_inventory_of_a_large_node_needs_a_look_at_each_thing_only():
     assert {len(it.sightings) for it in inventory.attachments} == {5} and len(compared) < 20_000
 
 
-def test_a_user_without_rights_sees_what_it_may_and_is_told_the_rest(folders, monkeypatch):
-    folders.configure()
-    folders.cached("c1", netns="/proc/self/ns/net", result=RESULT)
+def test_a_user_without_rights_sees_what_it_may_and_is_told_the_rest(directories, monkeypatch):
+    directories.configure()
+    directories.cached("c1", netns="/proc/self/ns/net", result=RESULT)
 
     def refuse(*_):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(tables, "tables", refuse)
     monkeypatch.setattr(namespaces, "read", refuse)
-    inventory = collect(folders.places)
+    inventory = collect(directories.places)
     assert only(inventory).state == "running"
     assert any(text.startswith("nftables: ") for text in inventory.unseen)
 
 
-def test_files_of_tuning_and_flannel_belong_to_their_attachments(folders, tmp_path):
+def test_files_of_tuning_and_flannel_belong_to_their_attachments(directories, tmp_path):
     tuning, flannel = tmp_path / "tuning", tmp_path / "flannel"
     (tuning / ".fastcni/net1").mkdir(parents=True)
     flannel.mkdir()
@@ -349,10 +349,10 @@ def test_files_of_tuning_and_flannel_belong_to_their_attachments(folders, tmp_pa
         path.write_text("{}")
     (tuning / ".fastcni/net1/c1_eth0.json").symlink_to(tuning / "c1_eth0.json")
     conf = {"plugins": [{"type": "tuning", "dataDir": str(tuning)}, {"type": "flannel", "dataDir": str(flannel)}]}
-    places = pod_files.folders([conf])
+    places = pod_files.directories([conf])
     assert ("host-device", pod_files.DEFAULTS["host-device"]) in places and ("tuning", str(tuning)) in places
-    found = [it for kind, folder in (("tuning", str(tuning)), ("flannel", str(flannel)))
-             for it in pod_files.read_folder(kind, folder, [])]
+    found = [it for kind, directory in (("tuning", str(tuning)), ("flannel", str(flannel)))
+             for it in pod_files.read_directory(kind, directory, [])]
     assert [(it.network, it.container_id, it.ifname) for it in found] == [
         ("net1", "c1", "eth0"), ("", "c2", "eth0"), ("", "c1", "")]
     first, second = merge(facts(*found, all_namespaces=True)).attachments

@@ -17,13 +17,14 @@ def read(path):
 
 
 @pytest.fixture
-def bundle(folders, fastcni, tmp_path):
+def bundle(directories, fastcni, tmp_path):
     """(answer, contents) of a node with secrets in its files."""
     secret = {"type": "other", "kubernetes": {"kubeconfig": "/root/SECRET"}, "apiToken": "SECRET", "list": [
         {"password": "SECRET"}], "endpoint": "https://me:SECRET@etcd:2379", "mtu": 1400}
-    folders.configure({**LIST, "plugins": [*LIST["plugins"], secret]})
-    (folders.conf / "05-broken.conf").write_text('{"token": "SECRET"')
-    folders.cached("c1", netns="/proc/self/ns/net", cniArgs=[["K8S_TOKEN", "SECRET"]], result={"cniVersion": "1.0.0"})
+    directories.configure({**LIST, "plugins": [*LIST["plugins"], secret]})
+    (directories.conf / "05-broken.conf").write_text('{"token": "SECRET"')
+    directories.cached("c1", netns="/proc/self/ns/net", cniArgs=[["K8S_TOKEN", "SECRET"]],
+                       result={"cniVersion": "1.0.0"})
     answer = fastcni("doctor", "--socket", "", "--bundle", tmp_path / "b.tar.gz")
     return answer, read(tmp_path / "b.tar.gz")
 
@@ -48,7 +49,7 @@ def test_the_bundle_has_what_a_report_needs_and_the_list_is_printed(bundle):
     assert json.loads(contents["doctor.json"])["facts"]["fastcni"]
 
 
-def test_an_existing_file_is_not_replaced(folders, fastcni, tmp_path):
+def test_an_existing_file_is_not_replaced(directories, fastcni, tmp_path):
     (tmp_path / "mine").write_text("mine")
     answer = fastcni("doctor", "--socket", "", "--bundle", tmp_path / "mine")
     assert answer.status == 1

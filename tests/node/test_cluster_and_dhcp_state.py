@@ -41,18 +41,18 @@ def leased(monkeypatch):
     monkeypatch.setattr(presence, "sees_processes", lambda proc="/proc": True)
 
     def write(container, running=True, boot="", seconds=HOUR_S):
-        files = LeaseFiles(dhcp_leases.FOLDER, boot or sysctl.boot_id())
+        files = LeaseFiles(dhcp_leases.DIRECTORY, boot or sysctl.boot_id())
         namespace = "/proc/self/ns/net" if running else "/proc/4194305/ns/net"
         owner = Owner(container.encode(), container, "net", "eth0", namespace, os.stat("/proc/self/ns/net").st_ino,
                       {}, b"", 0)
         files.write(owner, Lease(bytes((10, 0, 0, 7)), 24, bytes(4), b"", {}, b"", boottime()), time.time() + seconds)
-        return dhcp_leases.path_of(files.folder, owner.key)
+        return dhcp_leases.path_of(files.directory, owner.key)
     return write
 
 
 @pytest.fixture
-def node(folders):
-    return lambda: node_of(folders.places, (), "")
+def node(directories):
+    return lambda: node_of(directories.places, (), "")
 
 
 def dhcp(sock):
@@ -69,8 +69,8 @@ def test_a_node_without_dhcp_has_no_finding(node, sock):
     assert [*checks_dhcp.leases(node())] == []
 
 
-def test_a_network_that_needs_a_daemon_and_has_none(node, folders, sock, leased):
-    folders.configure(dhcp(sock))
+def test_a_network_that_needs_a_daemon_and_has_none(node, directories, sock, leased):
+    directories.configure(dhcp(sock))
     leased("c1")
     leased("c2", running=False)
     first, second = checks_dhcp.leases(node())
@@ -87,8 +87,9 @@ def test_leases_of_running_pods_without_a_daemon_are_a_warning(node, sock, lease
         (WARNING, "1 dhcp lease of pods that are gone: 10.0.0.7 of c2 eth0")]
 
 
-def test_a_lease_that_ended_although_a_daemon_runs_is_an_error_and_a_damaged_file_is_named(node, folders, sock, leased):
-    folders.configure(dhcp(sock))
+def test_a_lease_that_ended_although_a_daemon_runs_is_an_error_and_a_damaged_file_is_named(node, directories, sock,
+                                                                                           leased):
+    directories.configure(dhcp(sock))
     leased("c1")
     leased("c2", seconds=-1.0)
     leased("c3", running=False)                             # the daemon is about to release it
@@ -135,13 +136,13 @@ STORE = {"type": "etcd", "endpoints": ["http://127.0.0.1:9"], "password": "secre
 
 @pytest.fixture
 def blocks():
-    """Two blocks of this node in the space `shared`; the folder of that."""
-    folder = f"{address_dirs.CLUSTER_DIR}/shared"
-    os.makedirs(f"{folder}/.cluster")
-    with open(f"{folder}/.cluster/blocks.json", "w") as file:
+    """Two blocks of this node in the space `shared`; the directory of that."""
+    directory = f"{address_dirs.CLUSTER_DIR}/shared"
+    os.makedirs(f"{directory}/.cluster")
+    with open(f"{directory}/.cluster/blocks.json", "w") as file:
         json.dump({"node": "node-1", "store": json.dumps(STORE),
                    "blocks": [["10.0.0.0/26", 1, 1.0, 0], ["10.0.0.64/26", 1, 1.0, 64]]}, file)
-    return folder
+    return directory
 
 
 def test_blocks_of_a_space_that_no_network_uses_are_reported(node, blocks):
@@ -151,15 +152,15 @@ def test_blocks_of_a_space_that_no_network_uses_are_reported(node, blocks):
     assert "fastcni ipam forget-node node-1" in it.do and f"rm -r {blocks}" in it.do
 
 
-def test_blocks_of_a_space_in_use_are_not_reported(node, folders, blocks):
-    folders.configure({**LIST, "plugins": [{"type": "bridge", "ipam": {
+def test_blocks_of_a_space_in_use_are_not_reported(node, directories, blocks):
+    directories.configure({**LIST, "plugins": [{"type": "bridge", "ipam": {
         "type": "cluster", "range": "10.0.0.0/16", "network_name": "shared", "node_name": "node-1",
         "dataDir": os.path.dirname(blocks), "store": {"type": "local", "path": f"{blocks}/../store"}}}]})
     assert [*checks_cluster.cluster_addresses(node())] == []
 
 
 def test_blocks_of_a_space_whose_pods_are_here_are_not_reported(node, blocks):
-    """With Multus no file configures the network, and doctor told the operator to remove the folder of its pods."""
+    """With Multus no file configures the network, and doctor told the operator to remove the directory of its pods."""
     with open(f"{blocks}/10.0.0.7", "w", newline="") as file:
         file.write("c1\r\neth0\r\nnet\r\nns/web-0")
     assert [*checks_cluster.cluster_addresses(node())] == []
@@ -173,7 +174,7 @@ def test_a_damaged_file_of_blocks_is_noted(node, blocks):
     assert blocks in " ".join(seen.unseen)
 
 
-def test_uninstall_says_why_the_folder_with_blocks_stays(folders, blocks):
-    (text,) = uninstall.kept_blocks(folders.places)
+def test_uninstall_says_why_the_directory_with_blocks_stays(directories, blocks):
+    (text,) = uninstall.kept_blocks(directories.places)
     assert text.startswith(f"{blocks}, because node node-1 has 2 blocks of etcd http://127.0.0.1:9.")
     assert "secret" not in text and "fastcni ipam forget-node node-1" in text

@@ -19,16 +19,16 @@ LONG_ID = "8f" * 32
 
 
 @pytest.fixture
-def three(folders):
+def three(directories):
     """A running pod, one whose namespace is gone, and an address file."""
-    folders.configure()
-    folders.cached("web1", netns="/proc/self/ns/net", result={"cniVersion": "1.0.0", "ips": [
+    directories.configure()
+    directories.cached("web1", netns="/proc/self/ns/net", result={"cniVersion": "1.0.0", "ips": [
         {"address": "10.88.0.2/24"}, {"address": "fd00:88:1111:2222:3333:4444:5555:6666/64"}]})
-    folders.data.mkdir()                    # a directory that is younger than the ADD would prove nothing
-    folders.cached(LONG_ID, netns=str(folders.data / "gone"), network="a-network-with-a-rather-long-name")
-    namespace_files.end(folders.data / "gone")
-    folders.hold("10.88.0.9", "lost\r\neth0")
-    return folders
+    directories.data.mkdir()                    # a directory that is younger than the ADD would prove nothing
+    directories.cached(LONG_ID, netns=str(directories.data / "gone"), network="a-network-with-a-rather-long-name")
+    namespace_files.end(directories.data / "gone")
+    directories.hold("10.88.0.9", "lost\r\neth0")
+    return directories
 
 
 def test_list_fits_80_columns_and_counts(three, fastcni):
@@ -79,7 +79,7 @@ def test_list_is_filtered_and_is_json(three, fastcni):
     assert fastcni("list", "--state", "gone").out.count("1 attachment chosen: 1 gone") == 1
 
 
-def test_list_of_an_empty_node(folders, fastcni):
+def test_list_of_an_empty_node(directories, fastcni):
     assert "no attachments" in fastcni("list").out
 
 
@@ -124,7 +124,7 @@ def test_adopt_builds_indexes(three, fastcni):
         assert len(store.index) == 1
 
 
-def test_adopt_names_a_folder_that_cannot_be_indexed(three, fastcni):
+def test_adopt_names_a_directory_that_cannot_be_indexed(three, fastcni):
     (three.data / "net1/lock").mkdir()
     answer = fastcni("adopt", "--json")
     assert answer.status == 1 and answer.document["indexes"][0]["state"] == "failed"

@@ -19,25 +19,25 @@ CASES = [
     ("fastcni add q", ""), ("fastcni inspect q", "")]
 
 
-def completed(line, folders, conf_dir=""):
+def completed(line, directories, conf_dir=""):
     env = {**os.environ, "_FASTCNI_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")),
-           "NETCONFPATH": conf_dir or str(folders.conf)}
+           "NETCONFPATH": conf_dir or str(directories.conf)}
     code = ("import sys, fastcni.runtime.cache as it; it.DEFAULT_DIR = sys.argv.pop(); "
             "from fastcni.cli import main; main()")
-    done = subprocess.run([sys.executable, "-c", code, str(folders.cache)], env=env, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", code, str(directories.cache)], env=env, capture_output=True, text=True,
                           timeout=60)
     assert done.stderr == ""
     return " ".join(text.partition(",")[2] for text in done.stdout.splitlines())
 
 
 @pytest.mark.parametrize("line, found", CASES)
-def test_a_name_is_completed(folders, line, found):
-    folders.configure()
-    folders.cached("8e4f2a", cniArgs=[["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web"]])
-    assert completed(line, folders) == found
+def test_a_name_is_completed(directories, line, found):
+    directories.configure()
+    directories.cached("8e4f2a", cniArgs=[["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web"]])
+    assert completed(line, directories) == found
 
 
-def test_what_cannot_be_read_completes_to_nothing(folders):
-    (folders.conf / "10-broken.conflist").write_text("{")
-    assert completed("fastcni add ", folders) == ""
-    assert completed("fastcni add ", folders, str(folders.conf / "10-broken.conflist")) == ""
+def test_what_cannot_be_read_completes_to_nothing(directories):
+    (directories.conf / "10-broken.conflist").write_text("{")
+    assert completed("fastcni add ", directories) == ""
+    assert completed("fastcni add ", directories, str(directories.conf / "10-broken.conflist")) == ""

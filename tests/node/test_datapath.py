@@ -23,11 +23,11 @@ PTP = {**LIST, "plugins": [{"type": "ptp", "datapath": "ebpf", "ipam": LIST["plu
 
 @pytest.fixture
 def pods(host, pod_netns, bpffs):  # noqa: F811
-    """Two pods of the datapath with addresses .2 and .3; the folder of the pins."""
+    """Two pods of the datapath with addresses .2 and .3; the directory of the pins."""
     host.configure(PTP)
     for number in range(2):
         host.add(f"pod{number}", pod_netns())
-    return lambda: wire_call(pins.folder)
+    return lambda: wire_call(pins.directory)
 
 
 def wire_call(do, *more):

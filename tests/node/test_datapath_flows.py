@@ -43,10 +43,10 @@ def test_status_sums_the_flows_of_each_two_pods_by_their_names(spaces, fastcni):
         assert "  pod0 and pod1: 2 flows, 7 and 7 packets" in fastcni("datapath", "status").out
 
 
-def test_status_shows_the_address_of_a_pod_that_no_cache_names(spaces, fastcni, folders):
+def test_status_shows_the_address_of_a_pod_that_no_cache_names(spaces, fastcni, directories):
     with Udp(*spaces, "10.88.0.3") as udp:
         udp.there_and_back(2)
-        for file in (folders.cache / "results").glob("*pod1*"):
+        for file in (directories.cache / "results").glob("*pod1*"):
             file.unlink()
         assert fastcni("datapath", "status", "--json").document["pairs"][0]["pods"] == ["10.88.0.3", "pod0"]
         assert "  10.88.0.3 and pod0: 1 flow, 1 and 1 packets" in fastcni("datapath", "status").out

@@ -31,10 +31,10 @@ class Link:
 
 
 @pytest.fixture
-def node(folders, tmp_path):
+def node(directories, tmp_path):
     """node(sysctls, ...): a Node without a kernel, with running pods of net1; the files of the kernel are in tmp_path.
     """
-    folders.configure()
+    directories.configure()
 
     def make(sysctls=HEALTHY, *, pods=("c1",), links=(), saved=None, plugin_dirs=(), at="", **more):
         facts = Facts(state_of=lambda path, since: (ALIVE, "it exists"), firewall=True, all_namespaces=True,
@@ -44,8 +44,8 @@ def node(folders, tmp_path):
             facts.sightings.append(Sighting(CACHE, f"f{number}", "", "net1", name, ifname, links=("veth00000001",),
                                             addresses=(f"10.88.0.{number + 2}", f"fd00::{number + 2}")))
             facts.cached["net1", name, ifname] = Cached(f"f{number}", "/run/netns/p", LIST)
-        places = folders.places
-        seen = Seen(facts, confs.read_folder(places.conf_dir))
+        places = directories.places
+        seen = Seen(facts, confs.read_directory(places.conf_dir))
         return Node(places, seen, merge(facts), tuple(plugin_dirs), at, sysctl=lambda name: sysctls.get(name, ""),
                     root=str(tmp_path), release="6.0", **more)
     return make
@@ -82,7 +82,7 @@ def test_a_module_that_the_kernel_lacks(node, tmp_path):
     assert checks_kernel.has_module(node(), "ifb") is None
 
 
-def test_a_kernel_without_vlan_filtering_of_bridges_is_found_if_a_network_has_vlans(node, folders, tmp_path):
+def test_a_kernel_without_vlan_filtering_of_bridges_is_found_if_a_network_has_vlans(node, directories, tmp_path):
     (tmp_path / "boot").mkdir()
     config = tmp_path / "boot" / "config-6.0"
     bridge = Link(1, "br0", "bridge")
@@ -94,7 +94,7 @@ def test_a_kernel_without_vlan_filtering_of_bridges_is_found_if_a_network_has_vl
 
     lacks = "# CONFIG_BRIDGE_VLAN_FILTERING is not set\n"
     assert found(None, lacks) == [[], []], "no network has VLANs"
-    folders.configure({**LIST, "plugins": [{**LIST["plugins"][0], "vlanTrunk": [{"id": 7}]}]})
+    directories.configure({**LIST, "plugins": [{**LIST["plugins"][0], "vlanTrunk": [{"id": 7}]}]})
     (without, with_bridge) = found(None, lacks)
     assert without == with_bridge == [(ERROR, "the kernel 6.0 has no VLAN filtering of bridges")]
     assert found(False, "CONFIG_BRIDGE_VLAN_FILTERING=y\n") == [[], []]
@@ -110,16 +110,16 @@ def test_services_on_the_same_bridge(node):
 
 
 @pytest.mark.parametrize("name", ["call-iptables", "call-ip6tables", "filter-vlan-tagged"])
-def test_network_policies_that_a_bridge_bypasses(node, folders, name):
+def test_network_policies_that_a_bridge_bypasses(node, directories, name):
     """`sysctl --system` switched the filter off, and doctor found nothing."""
     on = {f"net.bridge.bridge-nf-{each}": "1" for each in ("call-iptables", "call-ip6tables", "filter-vlan-tagged")}
     name = f"net.bridge.bridge-nf-{name}"
-    folders.configure({**LIST, "plugins": [*LIST["plugins"], {"type": "policy"}]})
+    directories.configure({**LIST, "plugins": [*LIST["plugins"], {"type": "policy"}]})
     found = one(checks_kernel.bridge_nf_call(node(on | {name: "0"})), ERROR, f"{name} is 0", "net1", "policies")
     assert found.do == f"modprobe br_netfilter && sysctl -w {name}=1"
     one(checks_kernel.bridge_nf_call(node(on | {name: ""})), ERROR, f"{name} is missing")
     assert not [*checks_kernel.bridge_nf_call(node(on))]
-    folders.configure({**LIST, "plugins": [{"type": "ptp"}, {"type": "policy"}]})
+    directories.configure({**LIST, "plugins": [{"type": "ptp"}, {"type": "policy"}]})
     assert not [*checks_kernel.bridge_nf_call(node({}))]
 
 
@@ -162,9 +162,9 @@ def test_rules_that_accept_the_pod_by_address_or_link_let_it_through(node, rule,
     assert bool(found) is drops
 
 
-def test_a_pod_with_plugin_firewall_is_an_error_whose_command_mends_it(node, folders, monkeypatch):
+def test_a_pod_with_plugin_firewall_is_an_error_whose_command_mends_it(node, directories, monkeypatch):
     monkeypatch.setitem(LIST, "plugins", with_firewall()["plugins"])
-    folders.configure(with_firewall())
+    directories.configure(with_firewall())
     it = one(checks_kernel.forward_policy(node(saved=saved_rules(program="ip6tables-legacy-save"))), ERROR,
              "chain FORWARD of ip6tables-legacy drops what pod c1/eth0")
     assert it.do == "fastcni restore"
@@ -226,21 +226,21 @@ def test_a_kernel_without_the_family_inet(node, host_netns, monkeypatch):
     assert run("nft", "list", "ruleset") == ""
 
 
-def test_no_configuration(node, folders):
-    (folders.conf / "10-net1.conflist").unlink()
+def test_no_configuration(node, directories):
+    (directories.conf / "10-net1.conflist").unlink()
     one(checks_conf.conf_files(node()), ERROR, "has no network configuration")
 
 
-def test_a_broken_file_and_a_second_one_of_a_name(node, folders):
-    (folders.conf / "05.conflist").write_text("{")
-    folders.configure(name="20.conflist")
+def test_a_broken_file_and_a_second_one_of_a_name(node, directories):
+    (directories.conf / "05.conflist").write_text("{")
+    directories.configure(name="20.conflist")
     one(checks_conf.conf_files(node()), ERROR, "05.conflist is broken")
     one(checks_conf.one_file_a_name(node()), WARNING, "20.conflist has network net1, as")
 
 
-def test_a_misspelt_key(node, folders, tmp_path):
+def test_a_misspelt_key(node, directories, tmp_path):
     plugin = {"type": "bridge", "isGatway": True, "ipam": {"type": "host-local", "subnet": "10.88.0.0/24"}}
-    folders.configure({**LIST, "plugins": [plugin]})
+    directories.configure({**LIST, "plugins": [plugin]})
     found = [it for it in checks_conf.keys(node(plugin_dirs=[str(tmp_path)])) if "isGatway" in it.what]
     assert one(found, WARNING, "10-net1.conflist").do == 'did you mean "isGateway"?'
     missing = [it for it in checks_conf.keys(node(plugin_dirs=[str(tmp_path)])) if it.severity == ERROR]
@@ -371,15 +371,16 @@ def test_faults_of_a_real_node_are_found(host, pod_netns, fastcni, bin_dir):
 
 @needs_root
 @pytest.mark.parametrize("backend", ["nftables", "iptables"])
-def test_rules_of_one_address_family_that_are_lost_are_found(folders, host_netns, pod_netns, fastcni, bin_dir, backend):
+def test_rules_of_one_address_family_that_are_lost_are_found(directories, host_netns, pod_netns, fastcni, bin_dir,
+                                                             backend):
     """A flush of IPv4's rules alone had no finding, because those of IPv6 were there."""
     bridge, portmap = LIST["plugins"]
     ipam = {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
             "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
-    folders.configure({**LIST, "plugins": [{**bridge, "ipMasqBackend": backend, "ipam": ipam},
+    directories.configure({**LIST, "plugins": [{**bridge, "ipMasqBackend": backend, "ipam": ipam},
                                            {**portmap, "backend": backend}]})
     pod = pod_netns()
-    folders.add("c1", pod, ports=[(8080, 80)])
+    directories.add("c1", pod, ports=[(8080, 80)])
     assert "lost-rules" not in diagnosed(fastcni, "--bin-dir", bin_dir)[1]
     for command in {"nftables": ["nft flush map inet fastcni pods4", "nft flush map inet fastcni hostports4"],
                     "iptables": ["iptables -t nat -F", "iptables -t nat -X"]}[backend]:
@@ -387,19 +388,19 @@ def test_rules_of_one_address_family_that_are_lost_are_found(folders, host_netns
     status, found = diagnosed(fastcni, "--bin-dir", bin_dir)
     assert status == 2
     assert "lacks IPv4 masquerade: c1; 1 running pod lacks IPv4 port mappings: c1" in found["lost-rules"]["what"]
-    assert restore(folders.cni.cache).failed == ()
+    assert restore(directories.cni.cache).failed == ()
     assert "lost-rules" not in diagnosed(fastcni, "--bin-dir", bin_dir)[1]
-    folders.delete("c1", pod)
+    directories.delete("c1", pod)
 
 
 @needs_root
-def test_guards_and_isolation_that_were_flushed_alone_are_found(folders, host_netns, pod_netns, fastcni, bin_dir):
+def test_guards_and_isolation_that_were_flushed_alone_are_found(directories, host_netns, pod_netns, fastcni, bin_dir):
     """The masquerade was there, so the pod seemed to have all its rules. A flush of a table keeps its sets."""
     bridge, _ = LIST["plugins"]
-    folders.configure({**LIST, "plugins": [{**bridge, "ipspoofchk": True}, {
+    directories.configure({**LIST, "plugins": [{**bridge, "ipspoofchk": True}, {
         "type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}]})
     pod = pod_netns()
-    folders.add("c1", pod)
+    directories.add("c1", pod)
     for command, part in {"delete table bridge fastcni": "lacks macspoofchk: c1; 1 running pod lacks ipspoofchk: c1; "
                                                          "1 running pod lacks ingressPolicy isolated: c1",
                           "flush set bridge fastcni guarded": "macspoofchk",
@@ -410,15 +411,15 @@ def test_guards_and_isolation_that_were_flushed_alone_are_found(folders, host_ne
         assert "lost-rules" not in diagnosed(fastcni, "--bin-dir", bin_dir)[1], command
         run("nft", *command.split())
         assert part in diagnosed(fastcni, "--bin-dir", bin_dir)[1]["lost-rules"]["what"]
-        assert restore(folders.cni.cache).failed == ()
-    folders.delete("c1", pod)
+        assert restore(directories.cni.cache).failed == ()
+    directories.delete("c1", pod)
 
 
-def test_a_range_that_is_full(folders, fastcni):
-    folders.configure({"cniVersion": "1.0.0", "name": "small", "plugins": [
+def test_a_range_that_is_full(directories, fastcni):
+    directories.configure({"cniVersion": "1.0.0", "name": "small", "plugins": [
         {"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.9.0.0/29"}}]})
     for number in range(2, 7):
-        folders.hold(f"10.9.0.{number}", f"c{number}\r\neth0", "small")
+        directories.hold(f"10.9.0.{number}", f"c{number}\r\neth0", "small")
     _, found = diagnosed(fastcni)
     assert "range 10.9.0.1-10.9.0.6 of network small is full: 5 of 5" in found["ranges"]["what"]
     assert found["ranges"]["severity"] == ERROR
@@ -434,9 +435,9 @@ def test_a_check_that_fails_does_not_end_the_others(node, monkeypatch):
     assert any("check netlink" in text for text in found.unseen) and "forwarding" in {it.check for it in found.findings}
 
 
-def test_text_fits_80_columns(folders, fastcni):
-    folders.configure()
-    folders.hold("10.88.0.2", "")
+def test_text_fits_80_columns(directories, fastcni):
+    directories.configure()
+    directories.hold("10.88.0.2", "")
     answer = fastcni("doctor", "--socket", "")
     assert answer.status
     assert "why: " in answer.out

@@ -51,21 +51,21 @@ def findings(fastcni, check):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_networks_that_share_what_only_one_may_have(folders, fastcni, pair):
+def test_networks_that_share_what_only_one_may_have(directories, fastcni, pair):
     *plugins, part = PAIRS[pair]
     for name, plugin in zip("xy", plugins, strict=True):
-        folders.configure({**LIST, "name": name, "plugins": [plugin]}, f"{name}.conflist")
+        directories.configure({**LIST, "name": name, "plugins": [plugin]}, f"{name}.conflist")
     found = findings(fastcni, "shared-networks")
     assert [part in it["what"] for it in found] == [True] * bool(part)
     for it in found:
-        assert it["what"].startswith("networks x and y ") and str(folders.conf / "y.conflist") in it["do"]
+        assert it["what"].startswith("networks x and y ") and str(directories.conf / "y.conflist") in it["do"]
 
 
-def test_networks_of_one_space_with_two_stores(folders, fastcni, tmp_path):
+def test_networks_of_one_space_with_two_stores(directories, fastcni, tmp_path):
     for name, path, space in (("x", "a", "pods"), ("y", "b", "pods"), ("z", "b", "other")):
         ipam = {"type": "cluster", "subnet": "10.1.0.0/16", "network_name": space, "dataDir": str(tmp_path / "state"),
                 "store": {"type": "local", "path": str(tmp_path / path)}}
-        folders.configure({**LIST, "name": name, "plugins": [{"type": "ptp", "ipam": ipam}]}, f"{name}.conflist")
+        directories.configure({**LIST, "name": name, "plugins": [{"type": "ptp", "ipam": ipam}]}, f"{name}.conflist")
     (found,) = findings(fastcni, "cluster-stores")
     assert found["severity"] == "error" and "the address space pods have 2 stores: x: " in found["what"]
     assert "y: " in found["what"] and "z: " not in found["what"]
@@ -73,13 +73,13 @@ def test_networks_of_one_space_with_two_stores(folders, fastcni, tmp_path):
 
 @needs_root
 @pytest.mark.parametrize("kinds, expected", [(("bridge", "bridge"), 1), (("bridge", "ptp"), 1)])
-def test_pods_with_one_address_by_their_configurations(folders, host_netns, pod_netns, fastcni, kinds, expected):
+def test_pods_with_one_address_by_their_configurations(directories, host_netns, pod_netns, fastcni, kinds, expected):
     for number, each in enumerate(kinds):
         plugin = {"type": each, "isGateway": True, "ipam": {"type": "static", "addresses": [
             {"address": "10.88.0.5/24", "gateway": "10.88.0.1"}]}}
         plugin |= {"bridge": f"br{number}"} if each == "bridge" else {}
-        folders.configure({**LIST, "name": f"net{number}", "plugins": [plugin]}, f"{number}.conflist")
-        folders.add(f"c{number}", pod_netns(), f"net{number}")
+        directories.configure({**LIST, "name": f"net{number}", "plugins": [plugin]}, f"{number}.conflist")
+        directories.add(f"c{number}", pod_netns(), f"net{number}")
     found = findings(fastcni, "duplicate-addresses")
     assert len(found) == expected and "2 running pods have the address 10.88.0.5: c0/eth0, c1/eth0" in found[0]["what"]
     assert "delete all but one" in found[0]["do"]

@@ -48,9 +48,9 @@ def uplink(host_netns):
 
 
 @pytest.fixture
-def pods(folders, uplink, pod_netns):
-    folders.configure(DUAL)
-    return Pods(folders, pod_netns)
+def pods(directories, uplink, pod_netns):
+    directories.configure(DUAL)
+    return Pods(directories, pod_netns)
 
 
 @pytest.fixture
@@ -101,10 +101,10 @@ def test_a_fault_of_the_path_is_one_finding_whose_command_mends_it(pods, doctor,
     assert doctor() == {}
 
 
-def test_the_loopback_interfaces_of_pods_are_no_duplicates(folders, pods, doctor):
+def test_the_loopback_interfaces_of_pods_are_no_duplicates(directories, pods, doctor):
     """containerd and `fastcni pod up` attach lo: the doctor said that all pods of a node have the address 127.0.0.1."""
     for number, name in enumerate(pods.names):
-        folders.cni.add(LOOPBACK, RuntimeConf(f"c{number}", f"/run/netns/{name}", "lo"))
+        directories.cni.add(LOOPBACK, RuntimeConf(f"c{number}", f"/run/netns/{name}", "lo"))
     assert doctor() == {}
 
 
@@ -114,14 +114,14 @@ def test_a_pod_whose_interface_was_deleted_has_to_be_made_again(pods, doctor):
     assert "the interface of pod c0/eth0 does not exist" in found["what"] and "delete the pod" in found["do"]
 
 
-def test_pods_of_ptp_have_no_finding_and_their_lost_routes_are_found(folders, uplink, pod_netns, fastcni, tmp_path):
+def test_pods_of_ptp_have_no_finding_and_their_lost_routes_are_found(directories, uplink, pod_netns, fastcni, tmp_path):
     install(tmp_path / "bin", names=["ptp", "host-local", "portmap"])
 
     def doctor():
         return diagnosed(fastcni, "--bin-dir", tmp_path / "bin")[1]
 
-    folders.configure(PTP)
-    pods = Pods(folders, pod_netns)
+    directories.configure(PTP)
+    pods = Pods(directories, pod_netns)
     assert doctor() == {}
     ip("route", "del", "default", netns=pods.names[0])
     ip("link", "set", pods.host_links[1], "down")
@@ -132,10 +132,10 @@ def test_pods_of_ptp_have_no_finding_and_their_lost_routes_are_found(folders, up
     assert "pod-links" not in doctor()
 
 
-def test_many_pods_with_one_fault_are_one_finding_and_its_command_says_that_there_are_more(folders, uplink, pod_netns, doctor):
-    folders.configure()
+def test_many_pods_with_one_fault_are_one_finding_and_its_command_says_that_there_are_more(directories, uplink, pod_netns, doctor):
+    directories.configure()
     for number in range(9):
-        folders.add(f"c{number}", pod_netns())
+        directories.add(f"c{number}", pod_netns())
     for link in json.loads(run("ip", "-j", "link", "show", "master", "br0")):
         ip("link", "set", link["ifname"], "nomaster")
     rounds = 0
@@ -147,16 +147,16 @@ def test_many_pods_with_one_fault_are_one_finding_and_its_command_says_that_ther
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
-def test_a_host_port_that_a_process_also_has_is_a_warning_with_its_name(folders, uplink, pod_netns, doctor, protocol):
-    folders.configure(DUAL)
+def test_a_host_port_that_a_process_also_has_is_a_warning_with_its_name(directories, uplink, pod_netns, doctor, protocol):
+    directories.configure(DUAL)
     code = ("import socket, sys, time; s = socket.socket(socket.AF_INET, socket.SOCK_STREAM if sys.argv[1] == 'tcp' else "
             "socket.SOCK_DGRAM); s.bind(('0.0.0.0', 8080)); sys.argv[1] == 'tcp' and s.listen(); print(flush=True); time.sleep(99)")
     with subprocess.Popen([sys.executable, "-c", code, protocol], stdout=subprocess.PIPE) as process:
         try:
             process.stdout.readline()
-            rt = folders.rt("c1", pod_netns())
+            rt = directories.rt("c1", pod_netns())
             ports = [{"hostPort": 8080, "containerPort": 80, "protocol": protocol}]
-            folders.cni.add(folders.cni.load("net1"), type(rt)(rt.container_id, rt.netns, "eth0", (), {"portMappings": ports}))
+            directories.cni.add(directories.cni.load("net1"), type(rt)(rt.container_id, rt.netns, "eth0", (), {"portMappings": ports}))
             found = doctor()
             name = f"process {process.pid} ({Path(f'/proc/{process.pid}/comm').read_text().strip()})"
             assert set(found) == {"host-ports"} and found["host-ports"]["severity"] == "warning"
@@ -168,19 +168,19 @@ def test_a_host_port_that_a_process_also_has_is_a_warning_with_its_name(folders,
             process.kill()
 
 
-def test_a_process_on_another_address_than_the_mapping_has_no_finding(folders, uplink, pod_netns, doctor):
-    folders.configure(DUAL)
+def test_a_process_on_another_address_than_the_mapping_has_no_finding(directories, uplink, pod_netns, doctor):
+    directories.configure(DUAL)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port, rt = server.getsockname()[1], folders.rt("c1", pod_netns())
+        port, rt = server.getsockname()[1], directories.rt("c1", pod_netns())
         ports = [{"hostPort": port, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]
-        folders.cni.add(folders.cni.load("net1"), type(rt)(rt.container_id, rt.netns, "eth0", (), {"portMappings": ports}))
+        directories.cni.add(directories.cni.load("net1"), type(rt)(rt.container_id, rt.netns, "eth0", (), {"portMappings": ports}))
         assert doctor() == {}
 
 
-def test_an_mtu_that_the_plugin_tuning_has_set_is_no_finding(folders, uplink, pod_netns, fastcni, tmp_path):
+def test_an_mtu_that_the_plugin_tuning_has_set_is_no_finding(directories, uplink, pod_netns, fastcni, tmp_path):
     install(tmp_path / "bin", names=["bridge", "host-local", "tuning"])
-    folders.configure({**LIST, "plugins": [DUAL["plugins"][0], {"type": "tuning", "mtu": 1400, "dataDir": str(tmp_path)}]})
-    folders.add("c1", pod_netns())
+    directories.configure({**LIST, "plugins": [DUAL["plugins"][0], {"type": "tuning", "mtu": 1400, "dataDir": str(tmp_path)}]})
+    directories.add("c1", pod_netns())
     assert diagnosed(fastcni, "--bin-dir", tmp_path / "bin") == (0, {})
 
 
@@ -202,15 +202,15 @@ def test_a_pod_that_is_deleted_meanwhile_has_no_finding(pods, doctor, monkeypatc
     assert "pod-links" not in doctor()
 
 
-def test_a_pod_whose_namespace_s_path_another_pod_has_is_not_said_to_run_there(folders, host_netns, pod_netns, fastcni, bin_dir):
+def test_a_pod_whose_namespace_s_path_another_pod_has_is_not_said_to_run_there(directories, host_netns, pod_netns, fastcni, bin_dir):
     """The runtime lost pod c0 without DEL. Doctor advised to give the interface of c1 the address of c0."""
-    folders.configure(DUAL)
+    directories.configure(DUAL)
     name = pod_netns()
-    link = next(it["name"] for it in folders.add("c0", name)["interfaces"] if it["name"].startswith("veth"))
+    link = next(it["name"] for it in directories.add("c0", name)["interfaces"] if it["name"].startswith("veth"))
     ip("netns", "del", name)
     assert eventually(lambda: link not in links())
     ip("netns", "add", name)
-    folders.add("c1", name)
+    directories.add("c1", name)
     _, found = diagnosed(fastcni, "--bin-dir", bin_dir)
     assert "pod-links" not in found
     listed = fastcni("list", "--json").document["attachments"]
@@ -218,10 +218,10 @@ def test_a_pod_whose_namespace_s_path_another_pod_has_is_not_said_to_run_there(f
     assert f"/run/netns/{name} is now the namespace of c1" in [it["why"] for it in listed]
 
 
-def test_a_master_that_is_down_is_found(folders, uplink, pod_netns, doctor):
-    folders.configure({**LIST, "plugins": [{"type": "macvlan", "master": uplink, "ipam": {
+def test_a_master_that_is_down_is_found(directories, uplink, pod_netns, doctor):
+    directories.configure({**LIST, "plugins": [{"type": "macvlan", "master": uplink, "ipam": {
         "type": "host-local", "subnet": "10.88.0.0/24"}}]})
-    folders.add("c0", pod_netns())
+    directories.add("c0", pod_netns())
     assert "host-links" not in doctor()
     ip("link", "set", uplink, "down")
     found = doctor()

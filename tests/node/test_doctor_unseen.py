@@ -39,9 +39,9 @@ def as_nobody(*open_paths):
 
 
 @needs_root
-def test_one_chmod_is_one_finding_whose_command_mends_it(folders, host_netns, fastcni, own_bin_dir):
+def test_one_chmod_is_one_finding_whose_command_mends_it(directories, host_netns, fastcni, own_bin_dir):
     """The plugins are links to one file, and each name had an error of its own."""
-    folders.configure()
+    directories.configure()
     (own_bin_dir / "bridge").chmod(0o644)
     status, found = diagnosed(fastcni, "--bin-dir", own_bin_dir)
     assert (status, list(found)) == (2, ["plugin-files"])
@@ -52,48 +52,49 @@ def test_one_chmod_is_one_finding_whose_command_mends_it(folders, host_netns, fa
 
 
 @needs_root
-def test_a_missing_plugin_of_many_networks_is_one_finding(folders, host_netns, fastcni, own_bin_dir):
+def test_a_missing_plugin_of_many_networks_is_one_finding(directories, host_netns, fastcni, own_bin_dir):
     (own_bin_dir / "portmap").unlink()
     for number in range(5):
         document = {**LIST, "name": f"net{number}", "plugins": [{"type": "loopback"}, LIST["plugins"][1]]}
-        folders.configure(document, f"1{number}-net.conflist")
+        directories.configure(document, f"1{number}-net.conflist")
     answer = fastcni("doctor", "--json", "--socket", "", "--bin-dir", own_bin_dir)
     missing = [it for it in answer.document["findings"] if 'failed to find plugin "portmap"' in it["what"]]
     assert len(missing) == 1 and " and 2 more: failed to find" in missing[0]["what"]
 
 
-def test_damaged_address_files_are_one_finding(folders, fastcni):
-    folders.configure()
+def test_damaged_address_files_are_one_finding(directories, fastcni):
+    directories.configure()
     for number in range(2, 25):
-        folders.hold(f"10.88.0.{number}", "")
+        directories.hold(f"10.88.0.{number}", "")
     answer = fastcni("doctor", "--json", "--socket", "")
     (found,) = [it for it in answer.document["findings"] if it["check"] == "address-files"]
     assert found["do"].count("/10.88.0.") == 23
 
 
 CLOSED = {
-    "the configurations": lambda folders, plugins: folders.conf.chmod(0o700),
-    "a configuration": lambda folders, plugins: (folders.conf / "10-net1.conflist").chmod(0o600),
-    "the plugins": lambda folders, plugins: plugins.chmod(0o700),
-    "a plugin": lambda folders, plugins: (plugins / "bridge").chmod(0o700),
-    "the way to the plugins": lambda folders, plugins: plugins.chmod(0o744),
-    "the result cache": lambda folders, plugins: (folders.cache / "results").chmod(0o700),
-    "the address files": lambda folders, plugins: (folders.data / "net1").chmod(0o700),
+    "the configurations": lambda directories, plugins: directories.conf.chmod(0o700),
+    "a configuration": lambda directories, plugins: (directories.conf / "10-net1.conflist").chmod(0o600),
+    "the plugins": lambda directories, plugins: plugins.chmod(0o700),
+    "a plugin": lambda directories, plugins: (plugins / "bridge").chmod(0o700),
+    "the way to the plugins": lambda directories, plugins: plugins.chmod(0o744),
+    "the result cache": lambda directories, plugins: (directories.cache / "results").chmod(0o700),
+    "the address files": lambda directories, plugins: (directories.data / "net1").chmod(0o700),
 }
 
 
 @needs_root
 @pytest.mark.parametrize("what", CLOSED)
-def test_what_an_ordinary_user_cannot_read_is_no_finding(folders, host_netns, fastcni, own_bin_dir, tmp_path, what):
+def test_what_an_ordinary_user_cannot_read_is_no_finding(directories, host_netns, fastcni, own_bin_dir, tmp_path, what):
     """python_core.elf was said to be of another build, because the user could not run the interpreter."""
-    folders.configure({**LIST, "plugins": [*LIST["plugins"], POLICY | {"agentSocketPath": str(tmp_path / "socket")}]})
-    folders.cached("c1", netns="/run/netns/none", config={})
-    folders.hold("10.88.0.2", "c1\r\neth0")
+    directories.configure({**LIST,
+                           "plugins": [*LIST["plugins"], POLICY | {"agentSocketPath": str(tmp_path / "socket")}]})
+    directories.cached("c1", netns="/run/netns/none", config={})
+    directories.hold("10.88.0.2", "c1\r\neth0")
     os.symlink(tmp_path / "closed/socket", tmp_path / "socket")
     (tmp_path / "closed").mkdir(mode=0o700)
     fastcni("doctor", "--socket", "", "--bin-dir", own_bin_dir)         # imports what the user may not read
-    CLOSED[what](folders, own_bin_dir)
-    with as_nobody(folders.conf, own_bin_dir):
+    CLOSED[what](directories, own_bin_dir)
+    with as_nobody(directories.conf, own_bin_dir):
         answer = fastcni("doctor", "--json", "--socket", "", "--bin-dir", own_bin_dir)
     allowed = {"bridge-nf-call"}    # every user reads these sysctls
     assert [it["what"] for it in answer.document["findings"] if it["check"] not in allowed] == []
@@ -103,10 +104,10 @@ def test_what_an_ordinary_user_cannot_read_is_no_finding(folders, host_netns, fa
     assert "network policies: the agent" in unseen or "configuration" in what
 
 
-def test_the_status_says_that_findings_may_be_missing(folders, fastcni):
+def test_the_status_says_that_findings_may_be_missing(directories, fastcni):
     """doctor ended with status 0 if it could not see the node's faults."""
-    folders.configure()
-    (folders.cache / "results").mkdir(parents=True)
-    (folders.cache / "results/net1-c1-eth0").write_text('{"kind": "cniCacheV1", "containerId": 1')
+    directories.configure()
+    (directories.cache / "results").mkdir(parents=True)
+    (directories.cache / "results/net1-c1-eth0").write_text('{"kind": "cniCacheV1", "containerId": 1')
     answer = fastcni("doctor", "--json", "--socket", "")
     assert answer.status == 3 and "net1-c1-eth0" in " ".join(answer.document["unseen"])

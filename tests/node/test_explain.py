@@ -16,15 +16,15 @@ from fastcni.testing.namespaces import needs_root, run
 
 
 @pytest.fixture
-def node(folders):
-    folders.configure()
-    folders.cached("web1", netns="/proc/self/ns/net", result={
+def node(directories):
+    directories.configure()
+    directories.cached("web1", netns="/proc/self/ns/net", result={
         "cniVersion": "1.0.0", "interfaces": [{"name": "veth00c0ffee"}], "ips": [{"address": "10.88.0.2/24"}]},
         capabilityArgs={"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]})
-    folders.hold("10.88.0.2", "web1\r\neth0")
-    folders.hold("10.88.0.3", "web2\r\neth0")
-    folders.hold("10.88.0.4", "for the printer")
-    return folders
+    directories.hold("10.88.0.2", "web1\r\neth0")
+    directories.hold("10.88.0.3", "web2\r\neth0")
+    directories.hold("10.88.0.4", "for the printer")
+    return directories
 
 
 @pytest.mark.parametrize("asked, kind, text, owners", [
@@ -56,24 +56,24 @@ def test_everything_has_its_owner(node, fastcni, asked, kind, text, owners):
 
 @pytest.fixture
 def agent(tmp_path):
-    """The folder of an agent that answers each request with one pod."""
+    """The directory of an agent that answers each request with one pod."""
     class Answer(socketserver.StreamRequestHandler):
         def handle(self):
             asked = json.loads(self.rfile.readline())
             pod = {"pod": f"{asked['do']} {asked.get('address')}", "ingress": ["shop/db"], "egress": []}
             self.wfile.write(json.dumps({"pods": [pod], "unreadable": ["shop/db: a key"]}).encode() + b"\n")
 
-    folder = tmp_path / "agent"
-    folder.mkdir()
-    with socketserver.ThreadingUnixStreamServer(str(folder / "policy.sock"), Answer) as server:
+    directory = tmp_path / "agent"
+    directory.mkdir()
+    with socketserver.ThreadingUnixStreamServer(str(directory / "policy.sock"), Answer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        yield folder
+        yield directory
         server.shutdown()
         thread.join()
 
 
-def test_an_agent_that_no_network_names_is_asked_by_its_folder(node, fastcni, agent):
+def test_an_agent_that_no_network_names_is_asked_by_its_directory(node, fastcni, agent):
     """Policies of an agent with another --folder were shown only if a network of --conf-dir named its socket."""
     for asked in ("10.88.0.2", "web1"):
         assert "shop/db" not in fastcni("explain", asked).out

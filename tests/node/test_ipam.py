@@ -20,15 +20,15 @@ LONG_ID = "8f" * 32
 class Cluster:
     """A local store, with this node, another one, and what they have given."""
 
-    def __init__(self, folders):
-        self.folders, self.path = folders, folders.conf.parent / "store"
+    def __init__(self, directories):
+        self.directories, self.path = directories, directories.conf.parent / "store"
         self.settings = {"type": "local", "path": str(self.path)}
         self.store = open_store(self.settings)
 
     def configure(self, name="net1", file="10-net1.conflist", **ipam):
-        self.folders.configure({"cniVersion": "1.0.0", "name": name, "plugins": [{"type": "bridge", "ipam": {
+        self.directories.configure({"cniVersion": "1.0.0", "name": name, "plugins": [{"type": "bridge", "ipam": {
             "type": "cluster", "range": "10.9.0.0/16", "node_name": HERE, "store": self.settings,
-            "dataDir": str(self.folders.conf.parent / "cluster"), **ipam}}]}, file)
+            "dataDir": str(self.directories.conf.parent / "cluster"), **ipam}}]}, file)
 
     def use(self, node, cidr, *holders, space="default", age=60):
         """Claim a block for a node, which reports (address, pod, container)."""
@@ -57,8 +57,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(folders):
-    made = Cluster(folders)
+def cluster(directories):
+    made = Cluster(directories)
     made.configure()
     return made
 
@@ -166,8 +166,8 @@ def test_show_of_what_no_block_has(two, fastcni):
 
 
 def test_show_of_an_address_of_host_local(two, fastcni):
-    two.folders.hold("10.88.0.9", "c5\r\neth0")
-    answer = fastcni("ipam", "show", "10.88.0.9", "--data-dir", two.folders.data)
+    two.directories.hold("10.88.0.9", "c5\r\neth0")
+    answer = fastcni("ipam", "show", "10.88.0.9", "--data-dir", two.directories.data)
     assert answer.status == 0 and "container c5" in words(answer)
 
 
@@ -260,7 +260,7 @@ def test_a_single_of_this_node_is_released_if_its_pod_is_gone(two, fastcni):
     two.single(HERE, "10.9.1.6", container="gone")
     assert fastcni("ipam", "release", "10.9.1.6").status == 0
     two.single(HERE, "10.9.1.7", container="runs")
-    two.folders.cached("runs", netns="/proc/self/ns/net")
+    two.directories.cached("runs", netns="/proc/self/ns/net")
     answer = fastcni("ipam", "release", "10.9.1.7")
     assert answer.status == 1 and "which runs" in answer.err and "--force" in answer.err
     assert [it.address for it in two.store.singles()] == ["10.9.1.5", "10.9.1.7"]
@@ -290,7 +290,7 @@ class Files:
     """This node's own files of the space: with `give`, an address is held as by an ADD."""
 
     def __init__(self, cluster):
-        (net,) = site.networks_of(confs.networks(confs.read_folder(str(cluster.folders.conf))))
+        (net,) = site.networks_of(confs.networks(confs.read_directory(str(cluster.directories.conf))))
         self.keys = net.keys
 
     def give(self, ip, container, pod="ns/web-0"):
@@ -326,7 +326,7 @@ def test_an_address_of_an_own_block_is_released_if_its_pod_is_gone(two, files, f
 def test_an_address_of_an_own_block_is_not_released_if_its_pod_runs(two, files, fastcni):
     """The store has no report on it yet: the node's own file names the owner."""
     files.give("10.9.0.20", "runs")
-    two.folders.cached("runs", netns="/proc/self/ns/net")
+    two.directories.cached("runs", netns="/proc/self/ns/net")
     answer = fastcni("ipam", "release", "10.9.0.20")
     assert answer.status == 1 and "container runs" in words(answer) and "which runs" in words(answer)
     assert fastcni("ipam", "release", "10.9.0.20", "--force").status == 0
@@ -396,8 +396,8 @@ def test_doctor_finds_a_range_that_is_nearly_full(cluster, fastcni, held, found)
 
 # The store ----------------------------------------------------------------------------------------
 
-def test_without_a_cluster_network_the_error_says_what_is_missing(folders, fastcni):
-    folders.configure()
+def test_without_a_cluster_network_the_error_says_what_is_missing(directories, fastcni):
+    directories.configure()
     answer = fastcni("ipam", "nodes")
     assert answer.status == 1 and "no IPAM type cluster or whereabouts" in answer.err and "--conf-dir" in answer.err
 

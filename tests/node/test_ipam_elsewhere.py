@@ -11,18 +11,18 @@ from fastcni.node.attachments import address_dirs
 
 
 @pytest.fixture
-def cluster(folders):
+def cluster(directories):
     """A store with a block of this node, which no configuration names."""
-    cluster = Cluster(folders)
+    cluster = Cluster(directories)
     cluster.use(HERE, "10.9.0.0/26", ("10.9.0.2", "ns/web-0", "c1"))
     return cluster
 
 
 def join(cluster, space="default", **store):
     """Write what an ADD notes of a space that this node has joined."""
-    folder = f"{address_dirs.CLUSTER_DIR}/{space}/.cluster"
-    os.makedirs(folder)
-    with open(f"{folder}/blocks.json", "w") as file:
+    directory = f"{address_dirs.CLUSTER_DIR}/{space}/.cluster"
+    os.makedirs(directory)
+    with open(f"{directory}/blocks.json", "w") as file:
         json.dump({"node": HERE, "epoch": 1, "store": json.dumps({**cluster.settings, **store})}, file)
 
 

@@ -77,9 +77,9 @@ def test_defaults_on_the_page():
 
 
 @pytest.fixture
-def page_cluster(folders):
+def page_cluster(directories):
     """This node with a pod that is gone, and a dead node-b."""
-    cluster = Cluster(folders)
+    cluster = Cluster(directories)
     cluster.configure("shared", range="10.20.0.0/16")
     cluster.use(HERE, "10.20.0.64/26", ("10.20.0.65", "ns/web-0", "c1"))
     cluster.use("node-b", "10.20.0.128/26", ("10.20.0.129", "ns/web-1", "c2"))

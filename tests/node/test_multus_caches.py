@@ -17,22 +17,24 @@ from fastcni.spec.cached_result import to_base64
 
 
 @pytest.fixture
-def multus(folders, tmp_path, monkeypatch):
-    """A node of which multus has added a running pod to net2. The folders are as the commands find them by default."""
-    conf = folders.configure({"cniVersion": "1.1.0", "name": "pods", "plugins": [
+def multus(directories, tmp_path, monkeypatch):
+    """A node of which multus has added a running pod to net2. The directories are as the commands find them by
+    default."""
+    conf = directories.configure({"cniVersion": "1.1.0", "name": "pods", "plugins": [
         {"type": "multus", "cniDir": str(tmp_path / "multus"), "delegates": [{
             "cniVersion": "1.1.0", "name": "net2", "type": "bridge", "bridge": "br2", "ipam": {
-                "type": "host-local", "subnet": "10.89.0.0/24", "dataDir": str(folders.data)}}]}]}, "10-pods.conflist")
+                "type": "host-local", "subnet": "10.89.0.0/24", "dataDir": str(directories.data)}}]}]},
+                "10-pods.conflist")
     for where, network, ifname in (("cni", conf["name"], "eth0"), ("multus", "net2", "net1")):
-        folders.cache = tmp_path / where
-        folders.cached("web1", network, ifname, netns="/proc/self/ns/net",
+        directories.cache = tmp_path / where
+        directories.cached("web1", network, ifname, netns="/proc/self/ns/net",
                        cniArgs=[["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", "web"]],
                        result={"cniVersion": "1.0.0", "ips": [{"address": "10.89.0.2/24"}]})
-    folders.hold("10.89.0.2", "web1\r\nnet1", "net2")
+    directories.hold("10.89.0.2", "web1\r\nnet1", "net2")
     monkeypatch.setattr(cache_dirs, "DEFAULT_DIR", str(tmp_path / "cni"))
     monkeypatch.setattr(cache_dirs, "CNI_DIR", str(tmp_path / "none"))
-    monkeypatch.setenv("NETCONFPATH", str(folders.conf))
-    return folders
+    monkeypatch.setenv("NETCONFPATH", str(directories.conf))
+    return directories
 
 
 def by_default(capfd, *words):
@@ -73,8 +75,8 @@ def test_flows_and_counts_know_them(multus):
     found = Pods(known_cache_dirs((), str(multus.conf)))
     found.refresh()
     assert [pod.network for pod in found.by_address.values()] == ["net2"]
-    folders = [f"{where}/results" for where in known_cache_dirs((), str(multus.conf))]
-    assert count(str(multus.conf), *folders).attachments == {"pods": 1, "net2": 1}
+    directories = [f"{where}/results" for where in known_cache_dirs((), str(multus.conf))]
+    assert count(str(multus.conf), *directories).attachments == {"pods": 1, "net2": 1}
 
 
 def test_a_directory_that_is_given_is_the_only_one(multus, tmp_path):

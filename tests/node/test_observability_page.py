@@ -57,17 +57,17 @@ class World:
     """A node whose server has answered the requests of three pods: `web` runs, the port of `db` was taken, and the
     network of `slow` has an IPAM plugin of its own."""
 
-    def __init__(self, folders, server, pod_netns):
-        self.folders, self.server = folders, server
+    def __init__(self, directories, server, pod_netns):
+        self.directories, self.server = directories, server
         pod = pod_netns()
         conf = {"cniVersion": "1.0.0", "name": "mynet", **json.loads(json.dumps(BRIDGE))}
-        conf["ipam"]["dataDir"] = str(folders.data)
+        conf["ipam"]["dataDir"] = str(directories.data)
         portmap = {"cniVersion": "1.0.0", "name": "mynet", "type": "portmap", **PORTS}
-        folders.configure({"cniVersion": "1.0.0", "name": "mynet", "plugins": [
+        directories.configure({"cniVersion": "1.0.0", "name": "mynet", "plugins": [
             {**BRIDGE}, {"type": "portmap", "capabilities": {"portMappings": True}}]}, "10-mynet.conflist")
         result = server.ok("ADD", conf, pod, cid=WEB)
         server.ok("ADD", {**portmap, "prevResult": result}, pod, cid=WEB)
-        folders.cached(WEB, "mynet", netns=f"/run/netns/{pod}", result=result)
+        directories.cached(WEB, "mynet", netns=f"/run/netns/{pod}", result=result)
         other = pod_netns()
         result = server.ok("ADD", conf, other, cid=DB)
         server.refused("ADD", {**portmap, "prevResult": result}, other, cid=DB)
@@ -77,19 +77,19 @@ class World:
 
 
 @pytest.fixture
-def world(folders, host_netns, pod_netns, tmp_path, monkeypatch):
+def world(directories, host_netns, pod_netns, tmp_path, monkeypatch):
     install(tmp_path / "bin", names=["bridge", "host-local", "portmap"])
     own = tmp_path / "bin" / "own-ipam"
     own.write_text(OWN_IPAM)
     own.chmod(0o755)
-    with Server(tmp_path, "--cache-dir", str(folders.cache)) as server:
+    with Server(tmp_path, "--cache-dir", str(directories.cache)) as server:
         server.cni_path = str(tmp_path / "bin")
         monkeypatch.setenv("FASTCNI_SOCKET", str(server.path))
-        monkeypatch.setenv("NETCONFPATH", str(folders.conf))
+        monkeypatch.setenv("NETCONFPATH", str(directories.conf))
         monkeypatch.setenv("CNI_PATH", server.cni_path)
         monkeypatch.setenv("COLUMNS", "80")
         monkeypatch.setenv("TERM", "dumb")
-        yield World(folders, server, pod_netns)
+        yield World(directories, server, pod_netns)
 
 
 def test_each_question_has_a_command():
@@ -103,13 +103,13 @@ def test_every_command_prints_what_the_page_shows(world, capfd, monkeypatch):
         for command, expected in shown(title).items():
             words = shlex.split(command.partition(" #")[0])[1:]
             if words[0] in ("explain", "list", "top"):
-                words += ["--cache-dir", str(world.folders.cache)]
-            # explain would break the long path of this test's folder in two
+                words += ["--cache-dir", str(world.directories.cache)]
+            # explain would break the long path of this test's directory in two
             monkeypatch.setenv("COLUMNS", "250" if words[0] == "explain" else "80")
             capfd.readouterr()
             status = entry_point.run(words)
             out, err = capfd.readouterr()
             assert status == 0, (command, out, err)
-            out = out.replace(str(world.folders.data), "/var/lib/cni/networks")
-            out = out.replace(str(world.folders.cache), "/var/lib/cni")
+            out = out.replace(str(world.directories.data), "/var/lib/cni/networks")
+            out = out.replace(str(world.directories.cache), "/var/lib/cni")
             assert plain(out) == plain(expected), f"{command}\n{out}"

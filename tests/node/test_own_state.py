@@ -87,11 +87,11 @@ def test_backups_of_pods_stay_and_what_nobody_needs_goes(tmp_path, monkeypatch):
     (tmp_path / "networks" / "net" / ".fastcni.index").touch()
     (tmp_path / "networks" / "net" / "10.1.0.2").touch()
     known = (NodeAttachment("net", "alive", "eth0", RUNNING, ""), NodeAttachment("net", "dead", "eth0", GONE, ""))
-    folders = [str(tuning), str(devices)]
-    free, needed = own_files.find(OwnState([], [str(tmp_path / "networks"), "/nowhere"], known, ()), folders)
+    directories = [str(tuning), str(devices)]
+    free, needed = own_files.find(OwnState([], [str(tmp_path / "networks"), "/nowhere"], known, ()), directories)
     # The Go plugin's DEL needs tuning's files, and knows no marks of them.
     assert needed == [f"{devices}/alive_eth0.json"]
-    assert own_files.remove(free, folders) == free
+    assert own_files.remove(free, directories) == free
     left = sorted(os.path.relpath(os.path.join(where, name), tmp_path)
                   for where, _, names in os.walk(tmp_path) for name in names)
     assert left == ["host-device/.fastcni/net/alive_eth0.json", "host-device/alive_eth0.json", "networks/net/10.1.0.2",

@@ -11,16 +11,16 @@ from fastcni.server.metrics.pools import Pool
 
 @pytest.fixture
 def confs(tmp_path):
-    """confs(name, *ranges): write a network of host-local. Return the folder of its address files."""
+    """confs(name, *ranges): write a network of host-local. Return the directory of its address files."""
     (tmp_path / "net.d").mkdir()
 
     def write(name, *ranges):
         ipam = {"type": "host-local", "dataDir": str(tmp_path / "data"), "ranges": [[one] for one in ranges]}
         conf = {"cniVersion": "1.0.0", "name": name, "plugins": [{"type": "bridge", "ipam": ipam}]}
         (tmp_path / "net.d" / f"{name}.conflist").write_text(json.dumps(conf))
-        folder = tmp_path / "data" / name
-        folder.mkdir(parents=True)
-        return folder
+        directory = tmp_path / "data" / name
+        directory.mkdir(parents=True)
+        return directory
     return write
 
 
@@ -34,19 +34,19 @@ def of(found, network):
 
 
 def test_addresses_are_counted_by_range(tmp_path, confs):
-    folder = confs("net-a", {"subnet": "10.1.0.0/29"}, {"subnet": "fd00::/120", "rangeStart": "fd00::10",
+    directory = confs("net-a", {"subnet": "10.1.0.0/29"}, {"subnet": "fd00::/120", "rangeStart": "fd00::10",
                                                         "rangeEnd": "fd00::1f"})
     for name in ("10.1.0.2", "10.1.0.3", "fd00::11", "192.0.2.1", "last_reserved_ip.0", "lock", ".fastcni.index"):
-        (folder / name).touch()
+        (directory / name).touch()
     assert of(counted(tmp_path), "net-a") == [
         Pool("host-local", "net-a", "10.1.0.1-10.1.0.6", 2, 3), Pool("host-local", "net-a", "fd00::10-fd00::1f", 1, 15),
         Pool("host-local", "net-a", "none", 1)]
 
 
 def test_the_gateway_is_neither_held_nor_free(tmp_path, confs):
-    folder = confs("net-a", {"subnet": "10.1.0.0/30"})
+    directory = confs("net-a", {"subnet": "10.1.0.0/30"})
     for name in ("10.1.0.1", "10.1.0.2"):
-        (folder / name).touch()
+        (directory / name).touch()
     assert of(counted(tmp_path), "net-a") == [Pool("host-local", "net-a", "10.1.0.1-10.1.0.2", 1, 0)]
 
 
@@ -60,10 +60,10 @@ def test_a_network_without_pods_and_one_without_a_configuration_are_counted(tmp_
     assert of(found, "gone") == [Pool("host-local", "gone", "none", 1)]
 
 
-def test_folders_that_cannot_be_read_count_as_empty(tmp_path, confs):
-    folder = confs("net-a", {"subnet": "10.1.0.0/29"})
-    folder.rmdir()
-    folder.write_text("no folder")
+def test_directories_that_cannot_be_read_count_as_empty(tmp_path, confs):
+    directory = confs("net-a", {"subnet": "10.1.0.0/29"})
+    directory.rmdir()
+    directory.write_text("no directory")
     (tmp_path / "net.d/broken.conflist").write_text("{")
     found = count(str(tmp_path / "net.d"), str(tmp_path / "nowhere"))
     assert [(it.held, it.free) for it in of(found, "net-a")] == [(0, 5)]
@@ -81,8 +81,8 @@ def test_attachments_are_counted_by_the_longest_known_network(tmp_path, confs):
 
 
 def test_many_addresses_are_counted(tmp_path, confs):
-    folder = confs("net-a", {"subnet": "10.1.0.0/16"})
-    where = os.open(folder, os.O_RDONLY)
+    directory = confs("net-a", {"subnet": "10.1.0.0/16"})
+    where = os.open(directory, os.O_RDONLY)
     for n in range(2000):
         os.close(os.open(f"10.1.{2 + n // 250}.{n % 250}", os.O_CREAT, dir_fd=where))
     os.close(where)

@@ -175,12 +175,12 @@ def test_host_ports_that_multus_passes_on_are_not_tested(node):
 
 
 @contextlib.contextmanager
-def agent(folder, directory):
-    """An agent with policies of a folder; its socket is directory/policy.sock."""
+def agent(policies, directory):
+    """An agent with policies; its socket is directory/policy.sock."""
     nodes = directory / "nodes.json"
     nodes.write_text("""{"Network": "10.62.0.0/16", "Backend": {"Type": "host-gw"}, "nodes": []}""")
     process = subprocess.Popen(
-        [sys.executable, "-m", "fastcni", "agent", "--nodes", nodes, "--policies", folder, "--folder", directory,
+        [sys.executable, "-m", "fastcni", "agent", "--nodes", nodes, "--policies", policies, "--folder", directory,
          "--conflist", "", "--subnet-file", directory / "subnet.env"], stderr=subprocess.PIPE)
     try:
         for line in process.stderr:
@@ -245,17 +245,17 @@ def test_a_link_that_is_too_narrow_fails_the_mtu_check(node):
 
 
 def test_a_policy_closes_and_opens_a_pod_where_an_agent_runs(node, tmp_path):
-    folder, socket = tmp_path / "policies", tmp_path / "policy.sock"
-    folder.mkdir()
-    left = policies.Policy(str(folder))
-    left.path = folder / "fastcni-selftest-4194305.json"        # of a killed test: no process has this ID
+    directory, socket = tmp_path / "policies", tmp_path / "policy.sock"
+    directory.mkdir()
+    left = policies.Policy(str(directory))
+    left.path = directory / "fastcni-selftest-4194305.json"        # of a killed test: no process has this ID
     left.write(opens=True)
     node.configure({"type": "policy", "agentSocketPath": str(socket)})
-    with agent(folder, tmp_path):
+    with agent(directory, tmp_path):
         status, checks = node.selftest()
     assert [check for check in checks if not check["ok"]] == [] and status == 0
     assert {"policy-closed", "policy-open"} <= {check["name"] for check in checks}
-    assert list(folder.iterdir()) == []
+    assert list(directory.iterdir()) == []
 
 
 def test_a_policy_that_does_not_hold_is_a_failed_check(tmp_path, monkeypatch):

@@ -39,12 +39,12 @@ class Pair(Node):
         self.configure(ranges=[[{"subnet": "10.244.1.0/24"}]], mtu=1450 if backend == "vxlan" else 1500)
 
     def start(self, name, netns):
-        folder = self.directory / name
+        directory = self.directory / name
         command = [sys.executable, "-m", "fastcni", "agent", "--nodes", self.nodes, "--node-name", name,
-                   "--conflist", "", "--iface", "up0", "--subnet-file", folder / "subnet.env", "--folder", folder]
+                   "--conflist", "", "--iface", "up0", "--subnet-file", directory / "subnet.env", "--folder", directory]
         inside = ["ip", "netns", "exec", netns] if netns else []
         self.agents.append(subprocess.Popen([*inside, *map(str, command)], stderr=subprocess.DEVNULL))
-        assert eventually((folder / "subnet.env").exists)
+        assert eventually((directory / "subnet.env").exists)
 
     def end(self):
         for agent in self.agents:
@@ -106,13 +106,13 @@ def test_packets_that_are_too_long_for_the_way_fail_their_checks(pair):
 def test_a_peer_is_found_by_name_address_and_resolver(tmp_path):
     (tmp_path / peer_list.NAME).write_text(json.dumps([
         {"name": "two", "addresses": ["192.0.2.2", "2001:db8::2"], "subnets": ["10.244.2.0/24", "fd00:2::/64"]}]))
-    folder = str(tmp_path)
-    two = find("two", folder)
-    assert two.node == {4: ["192.0.2.2"], 6: ["2001:db8::2"]} and two == find("2001:db8::2", folder)
+    directory = str(tmp_path)
+    two = find("two", directory)
+    assert two.node == {4: ["192.0.2.2"], 6: ["2001:db8::2"]} and two == find("2001:db8::2", directory)
     assert two.pods == {4: ["10.244.2.0", "10.244.2.1"], 6: ["fd00:2::", "fd00:2::1"]}
-    assert find("192.0.2.9", folder).node == {4: ["192.0.2.9"]} and find("192.0.2.9", folder).pods == {}
+    assert find("192.0.2.9", directory).node == {4: ["192.0.2.9"]} and find("192.0.2.9", directory).pods == {}
     with pytest.raises(CniError, match=r"no node nowhere\.invalid is known.*the agent's list in .* has two"):
-        find("nowhere.invalid", folder)
+        find("nowhere.invalid", directory)
 
 
 def test_a_damaged_list_of_the_agent_is_an_error_that_names_it(tmp_path):
@@ -126,13 +126,13 @@ def test_a_node_that_leaves_the_network_removes_its_list(host_netns, tmp_path):
     ip("link", "add", "up0", "type", "bridge")
     ip("address", "add", "192.0.2.1/24", "dev", "up0")
     ip("link", "set", "up0", "up")
-    nodes, folder = tmp_path / "nodes.json", tmp_path / "one"
+    nodes, directory = tmp_path / "nodes.json", tmp_path / "one"
     nodes.write_text(json.dumps({"network": {"Network": "10.244.0.0/16", "Backend": {"Type": "host-gw"}}, "nodes": [
         {"name": "one", "subnets": ["10.244.1.0/24"], "public": ["192.0.2.1"]}]}))
-    folder.mkdir()
-    (folder / peer_list.NAME).write_text("[]")
+    directory.mkdir()
+    (directory / peer_list.NAME).write_text("[]")
     command = [sys.executable, "-m", "fastcni", "agent", "--leave", "--nodes", nodes, "--node-name", "one",
-               "--iface", "up0", "--conflist", "", "--subnet-file", folder / "subnet.env", "--folder", folder]
+               "--iface", "up0", "--conflist", "", "--subnet-file", directory / "subnet.env", "--folder", directory]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert not (folder / peer_list.NAME).exists()
+    assert not (directory / peer_list.NAME).exists()

@@ -47,24 +47,24 @@ def test_the_configuration_at_add_counts_more_than_the_present_one():
     assert parent_of(it, LINKS, BY_NAME, {"net": {"type": "bridge"}}) == Parent("eth1", "macvlan")
 
 
-def test_a_pod_whose_namespace_is_gone_is_drawn(folders, tmp_path):
-    document = folders.configure()
+def test_a_pod_whose_namespace_is_gone_is_drawn(directories, tmp_path):
+    document = directories.configure()
     (tmp_path / "netns").mkdir()
-    folders.cached("c1", netns=f"{tmp_path}/netns/c1", result={
+    directories.cached("c1", netns=f"{tmp_path}/netns/c1", result={
         "cniVersion": "1.0.0", "ips": [{"address": "10.88.0.2/24"}]})
     namespace_files.end(f"{tmp_path}/netns/c1")
-    found = topology.document(folders.places)
+    found = topology.document(directories.places)
     (it,) = found["attachments"]
     assert (it["parent"], it["state"], it["addresses"]) == (document["plugins"][0]["bridge"], "gone", ["10.88.0.2"])
     assert "seen" not in it and found["node"] == os.uname().nodename
     assert found["parents"] == [{"name": "br0", "kind": "bridge", "up": None, "mtu": None, "addresses": []}]
 
 
-def test_what_is_too_much_is_counted(folders, monkeypatch):
+def test_what_is_too_much_is_counted(directories, monkeypatch):
     monkeypatch.setattr(topology, "MAX_ATTACHMENTS", 2)
     for at in range(5):
-        folders.cached(f"c{at}")
-    found = topology.document(folders.places)
+        directories.cached(f"c{at}")
+    found = topology.document(directories.places)
     assert len(found["attachments"]) == 2 and found["omitted"] == 3
 
 

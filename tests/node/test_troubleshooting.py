@@ -47,9 +47,9 @@ def test_the_page_lists_every_check():
 
 
 @needs_root
-def test_every_command_of_the_pages_works(folders, host_netns, pod_netns, fastcni, bin_dir, tmp_path, monkeypatch):
+def test_every_command_of_the_pages_works(directories, host_netns, pod_netns, fastcni, bin_dir, tmp_path, monkeypatch):
     """On a node with a running pod, one that is gone, and flushed rules."""
-    host = folders
+    host = directories
     host.configure(CONF, "10-mynet.conflist")
     first, second = pod_netns(), pod_netns()
     link = host.add(CID, first, "mynet", ports=[(8080, 80)])["interfaces"][1]["name"]

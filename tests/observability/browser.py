@@ -12,12 +12,12 @@ TIMEOUT_S = 40
 
 
 class Browser:
-    """`with Browser(folder) as browser:` starts it with a profile in `folder`.
+    """`with Browser(directory) as browser:` starts it with a profile in `directory`.
 
     events: [(method, params)] of all that the page has reported: requests, console messages, exceptions."""
 
-    def __init__(self, folder):
-        self.folder, self.number, self.events, self.rest = folder, 0, [], b""
+    def __init__(self, directory):
+        self.directory, self.number, self.events, self.rest = directory, 0, [], b""
         self.session = {}
 
     def __enter__(self):
@@ -27,7 +27,7 @@ class Browser:
         line = shlex.join(["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                            "--no-first-run",
                            "--disable-component-update", "--disable-background-networking",
-                           "--remote-debugging-pipe", f"--user-data-dir={self.folder}", "about:blank"])
+                           "--remote-debugging-pipe", f"--user-data-dir={self.directory}", "about:blank"])
         self.process = subprocess.Popen(["bash", "-c", f"exec {line} 3<&{commands} 4>&{answers}"],
                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0,
                                         pass_fds=(commands, answers))

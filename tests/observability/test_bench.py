@@ -65,23 +65,23 @@ def test_the_page_is_dark_where_the_system_is(browser, page):
 
 
 @pytest.fixture
-def folder():
-    """A folder with a short path: there are sockets in it."""
+def directory():
+    """A directory with a short path: there are sockets in it."""
     with tempfile.TemporaryDirectory() as it:
         yield Path(it)
 
 
 @needs_root
-def test_ctrl_c_in_a_terminal_leaves_nothing(tmp_path, folder):
+def test_ctrl_c_in_a_terminal_leaves_nothing(tmp_path, directory):
     line = [sys.executable, "-m", "fastcni", "bench", "--quick", "--force", "--only", "ptp", "--part", "idle", "--html",
-            str(folder / "page.html")]
+            str(directory / "page.html")]
     with Tmux(tmp_path) as tmux:
-        tmux.run(f"TMPDIR={folder} {shlex.join(line)}")
+        tmux.run(f"TMPDIR={directory} {shlex.join(line)}")
         tmux.sees("This takes about", "1/1 after a pause: ptp", "left")
-        (mine,) = {path.name.rpartition("-")[0] for path in folder.glob(f"{PREFIX}*")}       # with its process id
+        (mine,) = {path.name.rpartition("-")[0] for path in directory.glob(f"{PREFIX}*")}       # with its process id
         tmux.keys("C-c")
         tmux.sees("aborted", "ready$")
-    assert list(folder.iterdir()) == []
+    assert list(directory.iterdir()) == []
     assert not [name for place in ("/run/netns", "/dev/shm") for name in os.listdir(place) if name.startswith(mine)]
     assert not [command for command in commands() if f"{mine}-" in command]
 

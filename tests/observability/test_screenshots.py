@@ -37,14 +37,14 @@ PORTS = {1: [{"hostPort": 5432, "containerPort": 5432, "protocol": "tcp"}],
 
 
 @pytest.fixture
-def folder(tmp_path):
+def directory(tmp_path):
     """Where the pictures go."""
     return Path(os.environ.get("SCREENSHOTS") or tmp_path)
 
 
 @pytest.fixture
 def node(host_netns, pod_netns, tmp_path):
-    """A server with pods of two networks; the address folder of "db" is nearly full."""
+    """A server with pods of two networks; the address directory of "db" is nearly full."""
     (tmp_path / "net.d").mkdir()
     confs = {}
     for name, subnet in NETWORKS.items():
@@ -74,7 +74,7 @@ def node(host_netns, pod_netns, tmp_path):
         yield server
 
 
-def test_a_picture_of_top(node, tmp_path, folder):
+def test_a_picture_of_top(node, tmp_path, directory):
     source = Source(str(node.path), str(tmp_path / "net.d"), str(tmp_path / "results"))
     source.poll()
     console = Console(record=True, width=80, height=24, file=io.StringIO(), force_terminal=True)
@@ -85,10 +85,10 @@ def test_a_picture_of_top(node, tmp_path, folder):
     assert any(container in text for container in IDS)
     picture = console.export_svg(title="fastcni top", code_format=SVG)
     assert "url(http" not in picture
-    (folder / "top.svg").write_text(picture, encoding="utf-8")
+    (directory / "top.svg").write_text(picture, encoding="utf-8")
 
 
-def test_a_picture_of_the_status_page(node, tmp_path, folder):
+def test_a_picture_of_the_status_page(node, tmp_path, directory):
     """Its documents are made here, and not by the server, which reads configurations from /etc only."""
     source = Source(str(node.path), str(tmp_path / "net.d"), str(tmp_path / "results"))
 
@@ -113,14 +113,14 @@ def test_a_picture_of_the_status_page(node, tmp_path, folder):
     site.stop()
     assert label.startswith(IDS[6]) and log.events == []
     assert picture.startswith(b"\x89PNG") and len(picture) < 300_000
-    (folder / "status.png").write_bytes(picture)
+    (directory / "status.png").write_bytes(picture)
 
 
-def test_a_picture_of_the_page_of_bench(tmp_path, folder):
+def test_a_picture_of_the_page_of_bench(tmp_path, directory):
     page = tmp_path / "bench.html"
     page.write_text(web_page(json.loads(SAMPLES.read_bytes())), encoding="utf-8")
     with Browser(tmp_path / "profile") as browser:
         browser.open(page, 1120)
         picture = browser.picture(height=760)
     assert picture.startswith(b"\x89PNG") and len(picture) < 300_000
-    (folder / "bench.png").write_bytes(picture)
+    (directory / "bench.png").write_bytes(picture)

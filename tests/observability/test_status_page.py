@@ -26,7 +26,7 @@ CUT_OFF = """[...document.querySelectorAll("svg g > text")].filter(it => it.text
 
 @pytest.fixture
 def host(tmp_path, host_netns):
-    """The runtime's folders, with a network of a bridge and one of ptp."""
+    """The runtime's directories, with a network of a bridge and one of ptp."""
     it = Host(tmp_path / "node")
     it.configure()
     it.configure({"cniVersion": "1.0.0", "name": "storage", "plugins": [

@@ -19,8 +19,8 @@ TIMEOUT_S = 40
 class Tmux:
     """A tmux server of its own, with a shell in a window of 80x24."""
 
-    def __init__(self, folder):
-        self.socket, self.folder = str(folder / "tmux"), folder
+    def __init__(self, directory):
+        self.socket, self.directory = str(directory / "tmux"), directory
 
     def __call__(self, *words):
         return subprocess.run(["tmux", "-S", self.socket, "-f", "/dev/null", *words], capture_output=True, text=True,
@@ -135,13 +135,13 @@ def test_a_resized_terminal_is_filled(server, line, tmux):
 
 @pytest.mark.parametrize("end", ["C-c", "TERM", "HUP"])
 def test_a_signal_leaves_the_terminal_as_it_was(server, line, tmux, end):
-    tmux.run(f"{line} & echo $! > {tmux.folder}/pid; fg")
+    tmux.run(f"{line} & echo $! > {tmux.directory}/pid; fg")
     tmux.sees("q quit")
     assert tmux("display", "-p", "#{alternate_on} #{cursor_flag}") == "1 0\n"
     if end == "C-c":
         tmux.keys("C-c")
     else:
-        pid = (tmux.folder / "pid").read_text().strip()
+        pid = (tmux.directory / "pid").read_text().strip()
         subprocess.run(["kill", f"-{end}", pid], check=True)
     tmux.assert_restored()
 

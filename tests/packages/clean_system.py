@@ -1,4 +1,4 @@
-"""Clean systems to install into: a folder that debootstrap made, and above it an overlay for each test."""
+"""Clean systems to install into: a directory that debootstrap made, and above it an overlay for each test."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BASES = ROOT / ".packages"              # debootstrap takes a minute or two; `make clean` removes the folder
+BASES = ROOT / ".packages"              # debootstrap takes a minute or two; `make clean` removes the directory
 MIRROR = "http://deb.debian.org/debian"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 # The mounts end with the namespace, so no program has to unmount them. Propagation is off before the first one.
@@ -22,8 +22,8 @@ PIP_SETTINGS = ("PIP_CERT", "PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT")
 
 
 def base(suite, name="", *packages):
-    """Return the folder `name` (by default the suite's) of a minimal system with `packages`. It is made by debootstrap,
-    once, and never changed."""
+    """Return the directory `name` (by default the suite's) of a minimal system with `packages`. It is made by
+    debootstrap, once, and never changed."""
     there = BASES / (name or suite)
     if not there.exists():
         new = there.with_suffix(".new")

@@ -29,32 +29,34 @@ OTHER_USER = 1001                       # who owns the files in an archive of th
 class Node:
     """A node with the image, and what a kubelet makes of the manifest there."""
 
-    def __init__(self, world, folder):
+    def __init__(self, world, directory):
         self.world = world
         found = {it["kind"]: it for it in yaml.safe_load_all((ROOT / "deploy/daemonset.yaml").read_text())}
         (self.uninstall,) = yaml.safe_load((ROOT / "deploy/uninstall.yaml").read_text())["spec"]["template"]["spec"][
             "initContainers"]
         self.pod = found["DaemonSet"]["spec"]["template"]["spec"]
         self.volumes = {it["name"]: it for it in self.pod["volumes"]}
-        self.settings = folder / "settings"
+        self.settings = directory / "settings"
         self.settings.mkdir()
         for name, text in found["ConfigMap"]["data"].items():
             (self.settings / name).write_text(text)
         for path, text in {**FILES, "/etc/containers/containers.conf": CONTAINERS, "/etc/containers/storage.conf":
-                           STORAGE.replace("vfs", "overlay").replace("/var/lib/containers", str(folder))}.items():
+                           STORAGE.replace("vfs", "overlay").replace("/var/lib/containers", str(directory))}.items():
             world.path(path).write_text(text)
 
-    def build(self, folder):
+    def build(self, directory):
         """Build the image by the commands of the Containerfile. Only this has the machine's network."""
-        call("sh", ROOT / "tests/copy-tree.sh", folder / "tree")
+        call("sh", ROOT / "tests/copy-tree.sh", directory / "tree")
         for path in ("/etc/resolv.conf", CERTIFICATES):
-            shutil.copy(os.path.realpath(path), folder / Path(path).name)
+            shutil.copy(os.path.realpath(path), directory / Path(path).name)
         inside = ["nsenter", "-t", self.world.pid, "-m", "-p", "--wd=/", "--"]
         call("sh", "-ec", 'tar -C "$1" -cf - . | { shift; "$@"; }', "import", base("bookworm"), *inside,
              "podman", "import", "-q", "-", DEBIAN)
         call(*inside, "podman", "build", "--layers=false", "--isolation", "chroot", "--network", "host", "--pull=never",
-             "-v", f"{folder}/ca-certificates.crt:{CERTIFICATES}:ro", "-v", f"{folder}/resolv.conf:/etc/resolv.conf:ro",
-             "-f", folder / "tree/deploy/Containerfile", "-t", self.pod["containers"][0]["image"], folder / "tree",
+             "-v", f"{directory}/ca-certificates.crt:{CERTIFICATES}:ro", "-v",
+             f"{directory}/resolv.conf:/etc/resolv.conf:ro",
+             "-f", directory / "tree/deploy/Containerfile", "-t", self.pod["containers"][0]["image"],
+             directory / "tree",
              timeout=BUILD_S)
 
     def options(self, container):
@@ -112,15 +114,15 @@ class Node:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("deploy")
+    directory = tmp_path_factory.mktemp("deploy")
     try:
-        with World(folder) as world:
-            node = Node(world, folder)
-            node.build(folder)
+        with World(directory) as world:
+            node = Node(world, directory)
+            node.build(directory)
             yield node
     finally:                            # gigabytes; the mounts below it have ended with the node
-        assert str(folder) not in Path("/proc/self/mountinfo").read_text()
-        shutil.rmtree(folder / "storage", ignore_errors=True)
+        assert str(directory) not in Path("/proc/self/mountinfo").read_text()
+        shutil.rmtree(directory / "storage", ignore_errors=True)
 
 
 def test_the_daemonset_on_a_node(node):

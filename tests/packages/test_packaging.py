@@ -37,10 +37,10 @@ def call(*command, cwd=None, env=None):
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory):
     """A separate Python that has only the requirements of [build-system]."""
-    folder = tmp_path_factory.mktemp("builder")
+    directory = tmp_path_factory.mktemp("builder")
     requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    call(sys.executable, "-m", "venv", folder)
-    python = folder / "bin" / "python"
+    call(sys.executable, "-m", "venv", directory)
+    python = directory / "bin" / "python"
     args = [python, "-m", "pip", "install", "-q", *requires]
     done = subprocess.run(args, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -51,27 +51,27 @@ def builder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sdist(builder, tmp_path_factory):
     """The source archive, made from a copy without anything that was built."""
-    folder = tmp_path_factory.mktemp("sdist")
+    directory = tmp_path_factory.mktemp("sdist")
     clean = shutil.ignore_patterns("*.so", "*.elf", "_*.c", "__pycache__")
-    shutil.copytree(ROOT / "fastcni", folder / "fastcni", ignore=clean)
+    shutil.copytree(ROOT / "fastcni", directory / "fastcni", ignore=clean)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         if (ROOT / name).exists():
-            shutil.copy(ROOT / name, folder)
-    call(builder, "setup.py", "-q", "sdist", cwd=folder)
-    (archive,) = (folder / "dist").iterdir()
+            shutil.copy(ROOT / name, directory)
+    call(builder, "setup.py", "-q", "sdist", cwd=directory)
+    (archive,) = (directory / "dist").iterdir()
     return archive
 
 
 @pytest.fixture(scope="module")
 def wheel(builder, sdist, tmp_path_factory):
     """The wheel, built from the unpacked source archive with a distribution's flags."""
-    folder = tmp_path_factory.mktemp("wheel")
+    directory = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder)
-    (tree,) = folder.iterdir()
-    args = ("wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder / "out", tree)
+        archive.extractall(directory)
+    (tree,) = directory.iterdir()
+    args = ("wheel", "-q", "--no-deps", "--no-build-isolation", "-w", directory / "out", tree)
     call(builder, "-m", "pip", *args, env=HARDENED)
-    (path,) = (folder / "out").iterdir()
+    (path,) = (directory / "out").iterdir()
     return path
 
 

@@ -83,11 +83,11 @@ esac
 def systemctl(tmp_path, monkeypatch):
     """systemctl(loaded, status): put a stand-in first in PATH. Return a function that reads its log."""
     def make(loaded="fastcni*", status=0):
-        folder = tmp_path / "path"
-        folder.mkdir()
+        directory = tmp_path / "path"
+        directory.mkdir()
         text = SYSTEMCTL.format(log=tmp_path / "log", units=tmp_path / "units", loaded=loaded, status=status)
-        write_executable(folder / "systemctl", text.encode())
-        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        write_executable(directory / "systemctl", text.encode())
+        monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
         return lambda: [line for line in (tmp_path / "log").read_text().splitlines() if not line.startswith("show")]
     return make
 
@@ -101,7 +101,7 @@ def test_units_are_stopped_before_they_are_removed(units, systemctl):
 
 
 def test_units_that_systemd_has_from_elsewhere_are_not_stopped(units, systemctl):
-    """For instance those of a package, while these are in a folder that systemd does not read."""
+    """For instance those of a package, while these are in a directory that systemd does not read."""
     log = systemctl(loaded="nothing")
     assert systemd.remove_units(units) == []
     assert log() == [] and not any(os.path.exists(unit) for unit in units)

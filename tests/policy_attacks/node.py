@@ -44,12 +44,12 @@ class Node:
 
     def __enter__(self):
         with contextlib.ExitStack() as closing:
-            self.folder = Path(tempfile.mkdtemp(prefix="fcni-policies-"))
-            closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self.directory = Path(tempfile.mkdtemp(prefix="fcni-policies-"))
+            closing.callback(shutil.rmtree, self.directory, ignore_errors=True)
             self.name, self.outside = (self._namespace(closing, kind) for kind in ("host", "outside"))
-            self.files = self.folder / "policies"
+            self.files = self.directory / "policies"
             self.files.mkdir()
-            self.socket = self.folder / "state" / "policy.sock"
+            self.socket = self.directory / "state" / "policy.sock"
             closing.enter_context(Inside(self.name))
             self._wire()
             if self.source == "api":
@@ -73,7 +73,7 @@ class Node:
         self.closing.close()
 
     def _write(self, name, text):
-        (self.folder / name).write_text(text)
+        (self.directory / name).write_text(text)
 
     def _namespace(self, closing, kind):
         name = f"policies-{kind}-{uuid.uuid4().hex[:8]}"
@@ -106,12 +106,12 @@ class Node:
     # -- the agent -----------------------------------------------------------------------------------------------------
 
     def start_agent(self):
-        registry = (["--kubernetes", f"{self.folder}/kubeconfig", "--net-conf", f"{self.folder}/net-conf.json"]
-                    if self.api else ["--nodes", f"{self.folder}/nodes.json"])
+        registry = (["--kubernetes", f"{self.directory}/kubeconfig", "--net-conf", f"{self.directory}/net-conf.json"]
+                    if self.api else ["--nodes", f"{self.directory}/nodes.json"])
         words = [sys.executable, "-m", "fastcni", "agent", *registry, "--node-name", NAME, "--iface", "up0",
-                 "--subnet-file", f"{self.folder}/subnet.env", "--conflist", "", "--no-ip-masq",
-                 "--folder", f"{self.folder}/state", "--policies", "kubernetes" if self.api else str(self.files)]
-        with open(self.folder / "log", "a") as log:
+                 "--subnet-file", f"{self.directory}/subnet.env", "--conflist", "", "--no-ip-masq",
+                 "--folder", f"{self.directory}/state", "--policies", "kubernetes" if self.api else str(self.files)]
+        with open(self.directory / "log", "a") as log:
             self.agent = subprocess.Popen(words, stdout=log, stderr=log)
         self.await_agent()
 
@@ -138,7 +138,7 @@ class Node:
             self.agent = None
 
     def log(self):
-        return (self.folder / "log").read_text() if (self.folder / "log").exists() else ""
+        return (self.directory / "log").read_text() if (self.directory / "log").exists() else ""
 
     # -- what the cluster says -----------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Node:
         common = {"cniVersion": "1.1.0", "name": network}
         first = {"bridge": {"bridge": f"br-{len(network)}", "isGateway": True, "isDefaultGateway": True}, "ptp": {
             "ipMasq": False}}[kind]
-        ipam = {"type": "host-local", "dataDir": f"{self.folder}/networks",
+        ipam = {"type": "host-local", "dataDir": f"{self.directory}/networks",
                 "ranges": [[{"subnet": each}] for each in SUBNETS[network]],
                 "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
         more = [{**common, "type": each} for each in NETWORKS[network]]
@@ -220,7 +220,7 @@ class Node:
 
     def begin_addresses_again(self):
         """Let the next pod of a network get its lowest free address, as if it were the first one."""
-        for path in (self.folder / "networks").glob("*/last_reserved_ip.*"):
+        for path in (self.directory / "networks").glob("*/last_reserved_ip.*"):
             path.unlink()
 
     def delete_pod(self, key, *, forget=True):

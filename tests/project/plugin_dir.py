@@ -9,28 +9,28 @@ from fastcni.launcher import replaced
 from fastcni.launcher.identify import is_own_file
 
 FOREIGN = {"bridge": b"#!/bin/sh\necho bridge\n", "host-local": b"#!/bin/sh\necho host-local\n", "portmap": b"data"}
-KEPT = replaced.FOLDER
+KEPT = replaced.DIRECTORY
 
 
-def fill(folder):
+def fill(directory):
     """Make the directory with FOREIGN, and with a plugin that fastcni does not have; return it."""
-    folder.mkdir()
+    directory.mkdir()
     for name, data in FOREIGN.items():
-        write_executable(folder / name, data)
-    (folder / "portmap").chmod(0o2750)
-    os.utime(folder / "bridge", ns=(1_000_000_001, 1_234_567_891))
-    write_executable(folder / "dhcp", b"#!/bin/sh\n")
-    return folder
+        write_executable(directory / name, data)
+    (directory / "portmap").chmod(0o2750)
+    os.utime(directory / "bridge", ns=(1_000_000_001, 1_234_567_891))
+    write_executable(directory / "dhcp", b"#!/bin/sh\n")
+    return directory
 
 
-def state(folder):
+def state(directory):
     """{name: what it is} of all but the kept files: the bytes, mode and times of others' files."""
     found = {}
-    for name in sorted(os.listdir(folder)):
-        path, status = str(folder / name), os.lstat(folder / name)
+    for name in sorted(os.listdir(directory)):
+        path, status = str(directory / name), os.lstat(directory / name)
         if stat.S_ISLNK(status.st_mode):
             found[name] = os.readlink(path)
         elif name != KEPT:
-            found[name] = (folder / name).read_bytes(), status.st_mode, status.st_mtime_ns
+            found[name] = (directory / name).read_bytes(), status.st_mode, status.st_mtime_ns
             found[name] = "fastcni" if is_own_file(path) else found[name]
     return found

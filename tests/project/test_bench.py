@@ -262,8 +262,8 @@ def nothing_is_left():
     before = children.read_text().split()       # servers of other tests
     yield
     mine = f"{PREFIX}{os.getpid()}-"
-    folders = filter(os.path.isdir, {"/run/netns", "/dev/shm", "/tmp", tempfile.gettempdir()})
-    assert [name for path in folders for name in os.listdir(path) if name.startswith(mine)] == []
+    directories = filter(os.path.isdir, {"/run/netns", "/dev/shm", "/tmp", tempfile.gettempdir()})
+    assert [name for path in directories for name in os.listdir(path) if name.startswith(mine)] == []
     assert not {*children.read_text().split()} - {*before}
     assert os.stat("/proc/thread-self/ns/net").st_ino == home
 

@@ -201,7 +201,7 @@ def test_an_estimate_follows_the_options():
 
 @pytest.fixture
 def quiet(tmp_path):
-    """(socket, folder) of a node without a server, whose last pod came an hour ago."""
+    """(socket, directory) of a node without a server, whose last pod came an hour ago."""
     hour_ago = time.time() - 3600
     (tmp_path / "results").mkdir()
     os.utime(tmp_path / "results", (hour_ago, hour_ago))
@@ -267,7 +267,7 @@ def test_servers_of_the_benchmark_do_not_see_the_nodes_state(monkeypatch):
 
 
 @needs_root
-def test_hidden_folders_are_empty_for_a_server_only(tmp_path, monkeypatch):
+def test_hidden_directories_are_empty_for_a_server_only(tmp_path, monkeypatch):
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden/10-net.conflist").touch()
     monkeypatch.setattr(isolation, "HIDDEN", (str(tmp_path / "nowhere"), str(tmp_path / "hidden")))
@@ -280,8 +280,8 @@ def test_hidden_folders_are_empty_for_a_server_only(tmp_path, monkeypatch):
 # ---- the Go plugins ----
 
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
-    """(plugins, replaced): two folders, whose programs are Go plugins if their first line is "go"."""
+def directories(tmp_path, monkeypatch):
+    """(plugins, replaced): two directories, whose programs are Go plugins if their first line is "go"."""
     replaced = tmp_path / ".fastcni-replaced"
     replaced.mkdir()
 
@@ -292,14 +292,14 @@ def folders(tmp_path, monkeypatch):
     return tmp_path, replaced
 
 
-def test_the_go_plugins_of_the_runtime_are_found(folders):
-    plugins, _ = folders
+def test_the_go_plugins_of_the_runtime_are_found(directories):
+    plugins, _ = directories
     (plugins / "bridge").write_text(GO)
     assert peer.find("", ["/nowhere", str(plugins)]) == peer.find(str(plugins)) == str(plugins)
 
 
-def test_the_go_plugins_that_fastcni_replaced_are_found(folders):
-    plugins, replaced = folders
+def test_the_go_plugins_that_fastcni_replaced_are_found(directories):
+    plugins, replaced = directories
     (plugins / "bridge").write_text(FASTCNI)
     assert peer.find("", [str(plugins)]) == peer.find(str(plugins)) == ""
     (replaced / "bridge").write_text(GO)

@@ -19,9 +19,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("man")
-    subprocess.run([sys.executable, ROOT / "packaging/man.py", folder], check=True, timeout=60)
-    return folder
+    directory = tmp_path_factory.mktemp("man")
+    subprocess.run([sys.executable, ROOT / "packaging/man.py", directory], check=True, timeout=60)
+    return directory
 
 
 def test_every_requirement_has_a_lower_bound():

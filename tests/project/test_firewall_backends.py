@@ -8,7 +8,7 @@ import pytest
 from fastcni.kit.firewall import backends, contract
 from fastcni.kit.firewall.elements import Store
 
-FOLDER = Path(backends.__file__).parent
+DIRECTORY = Path(backends.__file__).parent
 BACKENDS = [(subject, backend) for subject, modules in backends.TABLE.items() for backend in modules]
 ELSEWHERE = {"contract"}         # for type checkers
 
@@ -39,7 +39,7 @@ def test_type_checkers_compare_every_backend_with_its_contract():
 
 def test_every_module_that_is_named_for_a_subject_and_a_backend_is_in_the_table():
     names = {f"{subject}.{backend}" for subject in backends.TABLE for backend in ("nftables", "iptables", "firewalld")}
-    present = {f"{path.parent.name}.{path.stem}" for path in FOLDER.rglob("*.py")} & names
+    present = {f"{path.parent.name}.{path.stem}" for path in DIRECTORY.rglob("*.py")} & names
     assert present
     assert present <= {module for modules in backends.TABLE.values() for module in modules.values()}
 

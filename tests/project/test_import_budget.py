@@ -73,9 +73,9 @@ def test_the_public_contract_imports_nothing_expensive_and_has_its_names():
 
 @pytest.fixture(scope="module")
 def bin_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bin")
-    install(folder)
-    return folder
+    directory = tmp_path_factory.mktemp("bin")
+    install(directory)
+    return directory
 
 
 def modules_of_a_run(bin_dir, plugin, conf, **env):

@@ -38,7 +38,7 @@ def test_mode_does_not_depend_on_the_umask(tmp_path):
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o755
 
 
-def test_no_other_user_may_write_to_the_folders_whatever_the_umask(tmp_path):
+def test_no_other_user_may_write_to_the_directories_whatever_the_umask(tmp_path):
     """With umask 0 the CNI bin dir was made 0777: any user could put a program there that root runs."""
     before = os.umask(0)
     try:

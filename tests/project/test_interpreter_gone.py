@@ -85,11 +85,11 @@ def test_error_without_an_interpreter_names_each_path_and_the_command(tmp_path, 
         f"or install fastcni for another one and run `fastcni install --bin-dir {tmp_path}`")
 
 
-@pytest.mark.parametrize("command, folder", [("bridge", "DIR"), ("./bridge", "."), ("/bridge", "")])
-def test_error_names_the_folder_of_the_call(tmp_path, packed, command, folder):
+@pytest.mark.parametrize("command, directory", [("bridge", "DIR"), ("./bridge", "."), ("/bridge", "")])
+def test_error_names_the_directory_of_the_call(tmp_path, packed, command, directory):
     plugin = write_executable(tmp_path / "bridge", packed("/nowhere/python"))
     details = run(command, executable=plugin)[1]["details"]
-    assert details.endswith(f"`fastcni install --bin-dir {folder or '/'}`")
+    assert details.endswith(f"`fastcni install --bin-dir {directory or '/'}`")
 
 
 def test_paths_of_any_length_fit_the_error():
@@ -100,11 +100,11 @@ def test_paths_of_any_length_fit_the_error():
 
 
 def test_error_with_the_longest_paths_is_valid_json(tmp_path, packed):
-    folder = tmp_path
-    while len(str(folder)) < 1000:
-        folder = folder / ('"' * 200)
-    folder.mkdir(parents=True)
-    plugin = write_executable(folder / "bridge", packed("/" + '"' * 500, "/" + '"' * 519))
+    directory = tmp_path
+    while len(str(directory)) < 1000:
+        directory = directory / ('"' * 200)
+    directory.mkdir(parents=True)
+    plugin = write_executable(directory / "bridge", packed("/" + '"' * 500, "/" + '"' * 519))
     answer = run(plugin)[1]
     assert answer["code"] == 999
     assert answer["details"].endswith('"`')

@@ -59,8 +59,9 @@ def test_the_vm_collects_the_files_of_what_the_host_could_not_run(tmp_path):
     assert chosen() == sorted({"tests/a/test_b.py", *(f"tests/{name}" for name in features.BASE)})
 
 
-def count(folder):
-    done = subprocess.run([sys.executable, COUNT, "host.json", "vm.json"], cwd=folder, capture_output=True, text=True)
+def count(directory):
+    done = subprocess.run([sys.executable, COUNT, "host.json", "vm.json"], cwd=directory, capture_output=True,
+                          text=True)
     return done.returncode, done.stdout.splitlines()
 
 

@@ -33,9 +33,9 @@ def bin_dir(request, tmp_path_factory):
     core = interpreters.core_of(INTERPRETER) if request.param == "python_core" else ""
     if request.param == "python_core" and not core:
         pytest.skip("python_core.elf is not there, or of another build")
-    folder = tmp_path_factory.mktemp("bin")
-    install_plugins(folder, core=core)
-    return folder
+    directory = tmp_path_factory.mktemp("bin")
+    install_plugins(directory, core=core)
+    return directory
 
 
 # ---- the program ----
@@ -292,11 +292,11 @@ def test_an_add_whose_result_cannot_be_written_is_rolled_back(bin_dir, tmp_path,
 
 def test_a_directory_as_stdin_is_an_error_in_json(bin_dir):
     """Python ended before it ran a line of fastcni, with nothing on stdout."""
-    folder = os.open("/tmp", os.O_RDONLY)
+    directory = os.open("/tmp", os.O_RDONLY)
     try:
-        done = subprocess.run([bin_dir / "bridge"], env=ADD, stdin=folder, capture_output=True, check=False)
+        done = subprocess.run([bin_dir / "bridge"], env=ADD, stdin=directory, capture_output=True, check=False)
     finally:
-        os.close(folder)
+        os.close(directory)
     error = json.loads(done.stdout)
     assert (done.returncode, error["code"]) == (1, 5)
     assert error["msg"] == "error reading from stdin: Is a directory (errno 21)"

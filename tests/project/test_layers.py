@@ -32,7 +32,7 @@ ROWS = [
     {"cli"},                                # an entry point in front of others
     {"__main__"},
 ]
-# The same for the folders of kit/.
+# The same for the directories of kit/.
 KIT_ROWS = [
     {"call"},
     {"ipam", "sysctls"},
@@ -41,7 +41,7 @@ KIT_ROWS = [
     {"bridge", "networks", "ovs"},
     {"podman"},
 ]
-KIT_ROW_OF = {folder: number for number, folders in enumerate(KIT_ROWS) for folder in folders}
+KIT_ROW_OF = {directory: number for number, directories in enumerate(KIT_ROWS) for directory in directories}
 ROW_OF = {package: number for number, packages in enumerate(ROWS) for package in packages}
 ENTRY_POINTS = {package for packages in ROWS[7:] for package in packages}
 ONE_SHOT = {"spec", "kernel", "clients", "kit", "plugin", "plugins", "handle"}
@@ -127,7 +127,7 @@ def test_a_module_imports_only_from_below_or_its_own_package():
     assert faults(MODULES, imports_above) == {}
 
 
-def test_a_folder_of_kit_imports_only_folders_below_its_own():
+def test_a_directory_of_kit_imports_only_directories_below_its_own():
     """Annotations count, too."""
     assert {path.parent.name for path in (ROOT / "kit").glob("*/__init__.py")} == set(KIT_ROW_OF)
     for name, path in PATHS.items():
@@ -255,8 +255,8 @@ def test_a_module_opens_with_a_docstring():
 
 
 def test_no_file_is_too_long():
-    code = [path for folder in ("fastcni", "tests", "benchmarks", "examples")
-            for path in (ROOT.parent / folder).rglob("*.*")
+    code = [path for directory in ("fastcni", "tests", "benchmarks", "examples")
+            for path in (ROOT.parent / directory).rglob("*.*")
             if path.suffix in (".py", ".pyx", ".pyi", ".pxd", ".h", ".sh") or path.match("launcher/*.c")]
     assert len(code) > len(SOURCES)
     lines = {path.relative_to(ROOT.parent).as_posix(): len(path.read_text().splitlines()) for path in code}

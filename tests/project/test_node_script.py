@@ -13,7 +13,7 @@ USAGE = "usage: fastcni-node install|serve|agent|uninstall [option]... | configu
 @pytest.fixture
 def node(tmp_path):
     """A function that runs the script, and returns (its exit status, the words of each fastcni command, stderr). The
-    image's and the node's folders are below tmp_path."""
+    image's and the node's directories are below tmp_path."""
     (tmp_path / "image/3.11.7-abc/bin").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     for name, text in (("fastcni", f'printf "%s\\n" fastcni "$@" "" >> {tmp_path}/words'), ("mount", "")):

@@ -40,10 +40,10 @@ NOISY = "import threading\nprint('importing')\n" + PLUGIN.replace("return {", ""
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """The Python of an environment with the example, and with plugins whose ADD raises, or that cannot be imported."""
-    folder = tmp_path_factory.mktemp("third-party")
-    python = make_environment(folder / "env")
-    install_example(python, folder / "plugin-hello")
-    (packages,) = (folder / "env").glob("lib/python*/site-packages")
+    directory = tmp_path_factory.mktemp("third-party")
+    python = make_environment(directory / "env")
+    install_example(python, directory / "plugin-hello")
+    (packages,) = (directory / "env").glob("lib/python*/site-packages")
     modules = {f"acme_{kind}.py": PLUGIN.replace("return {", f"{statement}\n    return {{")
                for kind, statement in BOOM.items()}
     modules |= {"acme_unimportable.py": "import a_module_that_is_nowhere", "acme_noisy.py": NOISY}
@@ -54,25 +54,25 @@ def python(tmp_path_factory):
 @pytest.fixture(scope="module")
 def bin_dir(python, tmp_path_factory):
     """The files of hello, host-local, and the plugins whose ADD raises."""
-    folder = tmp_path_factory.mktemp("bin")
+    directory = tmp_path_factory.mktemp("bin")
     args = [word for kind in ("hello", "host-local", "noisy", *BOOM) for word in ("--plugin", kind)]
-    call(python, "-m", "fastcni", "install", "--bin-dir", folder, *args)
-    os.link(folder / "hello", folder / "unimportable")      # a launcher goes by its name
-    return folder
+    call(python, "-m", "fastcni", "install", "--bin-dir", directory, *args)
+    os.link(directory / "hello", directory / "unimportable")      # a launcher goes by its name
+    return directory
 
 
 @pytest.fixture(scope="module")
 def server(python, tmp_path_factory):
     """(socket, path of the log) of a server in that environment."""
-    folder = tmp_path_factory.mktemp("s")
-    log = folder / "log"
+    directory = tmp_path_factory.mktemp("s")
+    log = directory / "log"
     with open(log, "wb") as file, subprocess.Popen(
-            [python, "-m", "fastcni", "serve", "--socket", folder / "s", "--workers", "2", "--log-format", "json"],
-            stderr=file, env=ENV | {"FASTCNI_SOCKET": str(folder / "s")}) as running:
+            [python, "-m", "fastcni", "serve", "--socket", directory / "s", "--workers", "2", "--log-format", "json"],
+            stderr=file, env=ENV | {"FASTCNI_SOCKET": str(directory / "s")}) as running:
         deadline = time.monotonic() + 60
         while b"server_ready" not in log.read_bytes() and time.monotonic() < deadline:
             time.sleep(0.05)
-        yield str(folder / "s"), log
+        yield str(directory / "s"), log
         running.send_signal(signal.SIGTERM)
         assert running.wait(60) == 0, log.read_text()
 
@@ -191,11 +191,11 @@ REFUSED = {
 }
 
 
-def install_in(folder, bin_dir, *args):
-    """Return (exit status, output) of `fastcni install` where `folder` has distributions."""
+def install_in(directory, bin_dir, *args):
+    """Return (exit status, output) of `fastcni install` where `directory` has distributions."""
     code = "import sys\nfrom fastcni.cli.entry_point import run\nsys.exit(run(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", code, "install", "--bin-dir", bin_dir, *args], capture_output=True,
-                          text=True, env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}, timeout=120)
+                          text=True, env=os.environ | {"PYTHONPATH": f"{directory}{os.pathsep}{ROOT}"}, timeout=120)
     return done.returncode, done.stderr
 
 

@@ -36,32 +36,32 @@ def call(*command, cwd=None, env=None):
     return done.stdout
 
 
-def add_distribution(folder, name, plugins, modules):
-    """Put an installed distribution into `folder`: {CNI type: entry point}, {path: source}."""
-    info = folder / f"{name}-1.0.dist-info"
+def add_distribution(directory, name, plugins, modules):
+    """Put an installed distribution into `directory`: {CNI type: entry point}, {path: source}."""
+    info = directory / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     for path, source in modules.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(textwrap.dedent(source))
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_text(textwrap.dedent(source))
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (info / "RECORD").write_text("".join(f"{path},,\n" for path in modules))
     (info / "entry_points.txt").write_text("[fastcni.plugins]\n" + "".join(
         f"{kind} = {module}\n" for kind, module in plugins.items()))
 
 
-def make_environment(folder):
+def make_environment(directory):
     """A fresh virtual environment that finds fastcni and its dependencies where this Python has them: its Python."""
-    call(sys.executable, "-m", "venv", "--without-pip", folder)
-    (packages,) = folder.glob("lib/python*/site-packages")
+    call(sys.executable, "-m", "venv", "--without-pip", directory)
+    (packages,) = directory.glob("lib/python*/site-packages")
     (packages / "fastcni-of-this-checkout.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
-    return folder / "bin" / "python"
+    return directory / "bin" / "python"
 
 
-def install_example(python, folder):
+def install_example(python, directory):
     """Build the example from a copy, with the setuptools that is here, and install it."""
-    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", ".*"))
+    shutil.copytree(EXAMPLE, directory, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", ".*"))
     call(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index", "--no-build-isolation",
-         "--no-deps", folder)
+         "--no-deps", directory)
 
 
 def request(path, command, conf=None, **env):

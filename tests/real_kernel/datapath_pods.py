@@ -23,14 +23,14 @@ WAIT_S = 10
 @pytest.fixture
 def bpffs(tmp_path, monkeypatch):
     """A bpffs of this test in the place of /sys/fs/bpf."""
-    folder = tmp_path / "bpf"
-    folder.mkdir()
-    run("mount", "-t", "bpf", "bpf", folder)
-    monkeypatch.setattr(pins, "ROOT", str(folder))
+    directory = tmp_path / "bpf"
+    directory.mkdir()
+    run("mount", "-t", "bpf", "bpf", directory)
+    monkeypatch.setattr(pins, "ROOT", str(directory))
     try:
-        yield folder
+        yield directory
     finally:
-        run("umount", "-l", folder)
+        run("umount", "-l", directory)
 
 
 def forwarded():

@@ -1,6 +1,6 @@
 """A firewalld for tests: in the test's network namespace, with a private message bus and private files.
 
-    with Firewalld(folder) as firewalld:
+    with Firewalld(directory) as firewalld:
         firewalld.env           # the environment that names that bus
 """
 
@@ -45,8 +45,8 @@ ALONE = "mount -t tmpfs none /run && mount -t tmpfs none /var/log && exec firewa
 class Bus:
     """A message bus: `path` of its socket."""
 
-    def __init__(self, folder):
-        self.path, self.conf = folder / "bus", folder / "bus.conf"
+    def __init__(self, directory):
+        self.path, self.conf = directory / "bus", directory / "bus.conf"
         self.env = {"DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={self.path}"}
 
     def __enter__(self):
@@ -79,14 +79,14 @@ class Firewalld:
     is `drop`. backend: "nftables" or "iptables", which firewalld uses. prepare: commands of a shell before it starts,
     in its own mount namespace."""
 
-    def __init__(self, folder, backend="nftables", prepare=""):
+    def __init__(self, directory, backend="nftables", prepare=""):
         self.prepare = prepare
-        self.bus, self.folder, self.log = Bus(folder), folder / "firewalld", folder / "firewalld.log"
+        self.bus, self.directory, self.log = Bus(directory), directory / "firewalld", directory / "firewalld.log"
         self.backend, self.env, self.process = backend, self.bus.env, None
 
     def __enter__(self):
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "firewalld.conf").write_text(f"DefaultZone=drop\nFirewallBackend={self.backend}\n"
+        self.directory.mkdir(exist_ok=True)
+        (self.directory / "firewalld.conf").write_text(f"DefaultZone=drop\nFirewallBackend={self.backend}\n"
                                                    "CleanupModulesOnExit=no\n")
         self.bus.__enter__()
         try:
@@ -105,7 +105,7 @@ class Firewalld:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 ["unshare", "--mount", "--propagation", "slave", "sh", "-c", self.prepare + ALONE, "firewalld",
-                 "--nofork", "--nopid", "--log-target", "console", "--system-config", self.folder],
+                 "--nofork", "--nopid", "--log-target", "console", "--system-config", self.directory],
                 env={**os.environ, **self.env}, stdout=log, stderr=log)
         assert eventually(self.is_ready, 60), self.log.read_text()
 

@@ -30,10 +30,10 @@ def conf_dir(node):
 
 def define(node, *confs, namespace=""):
     """Write definitions to files."""
-    folder = conf_dir(node) / namespace
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = conf_dir(node) / namespace
+    directory.mkdir(parents=True, exist_ok=True)
     for conf in confs:
-        (folder / f"{conf['name']}.{'conf' if 'type' in conf else 'conflist'}").write_text(json.dumps(conf))
+        (directory / f"{conf['name']}.{'conf' if 'type' in conf else 'conflist'}").write_text(json.dumps(conf))
 
 
 def elements(node, pod):

@@ -124,9 +124,9 @@ def arrives_by(pod, source, family=4, device=""):
 class Node(RealRuntime):
     """A runtime on one host: it calls plugins, and lists the state that they leave on the node."""
 
-    def __init__(self, folder, name):
+    def __init__(self, directory, name):
         super().__init__()
-        self.data_dir, self.name = str(folder / "networks"), name
+        self.data_dir, self.name = str(directory / "networks"), name
         self.ports = list                   # a function that lists the ports of the switch, if the node has one
 
     def behind(self, conf, *pods, **more):

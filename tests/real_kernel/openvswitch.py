@@ -31,10 +31,10 @@ class Switch:
 
     def __init__(self, *names, datapath="netdev"):
         self.names, self.datapath = names, datapath
-        self.folder = tempfile.mkdtemp(prefix="fcni-ovs-")      # short: a socket's path has 107 bytes at most
-        self.socket, self.database = f"{self.folder}/db.sock", f"{self.folder}/conf.db"
+        self.directory = tempfile.mkdtemp(prefix="fcni-ovs-")      # short: a socket's path has 107 bytes at most
+        self.socket, self.database = f"{self.directory}/db.sock", f"{self.directory}/conf.db"
         self.address = f"unix:{self.socket}"
-        self.env = {**os.environ, "PATH": PATH, "OVS_RUNDIR": self.folder, "OVS_DBDIR": self.folder}
+        self.env = {**os.environ, "PATH": PATH, "OVS_RUNDIR": self.directory, "OVS_DBDIR": self.directory}
         self.processes = {}
 
     def __enter__(self):
@@ -53,11 +53,12 @@ class Switch:
     def __exit__(self, *_):
         for name in ("ovs-vswitchd", "ovsdb-server"):
             self.stop(name)
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.directory)
 
     def start(self, name, *args):
-        with open(f"{self.folder}/{name}.log", "ab") as log:
-            self.processes[name] = subprocess.Popen([name, *args, f"--unixctl={self.folder}/{name}.ctl"], env=self.env,
+        with open(f"{self.directory}/{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen([name, *args, f"--unixctl={self.directory}/{name}.ctl"],
+                                                    env=self.env,
                                                     stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def start_ovsdb(self, *remotes):
@@ -83,7 +84,7 @@ class Switch:
         self.processes[name].send_signal(signal.SIGCONT)
 
     def log(self, name):
-        with open(f"{self.folder}/{name}.log", encoding="utf-8", errors="replace") as file:
+        with open(f"{self.directory}/{name}.log", encoding="utf-8", errors="replace") as file:
             return file.read()
 
     def run(self, *command):

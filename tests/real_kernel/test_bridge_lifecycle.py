@@ -139,7 +139,7 @@ def remove_state(node, pod, result, gone):
     elif gone == "files":
         for name in node.held():
             os.unlink(f"{node.data_dir}/net-a/{name}")
-    elif gone == "folder":
+    elif gone == "directory":
         run("rm", "-r", node.data_dir)
     elif gone == "ruleset":
         run("nft", "flush", "ruleset")
@@ -152,7 +152,7 @@ def remove_state(node, pod, result, gone):
     return pod
 
 
-GONE = ["nothing", "netns", "link", "bridge", "files", "folder", "ruleset", "netns turned file", "netns unnamed"]
+GONE = ["nothing", "netns", "link", "bridge", "files", "directory", "ruleset", "netns turned file", "netns unnamed"]
 
 
 @pytest.mark.parametrize("gone", GONE)

@@ -20,9 +20,9 @@ echo "$CNI_COMMAND" >> "$0.calls"
 
 @pytest.fixture(scope="module")
 def bin_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bin")
-    install(folder)
-    return folder
+    directory = tmp_path_factory.mktemp("bin")
+    install(directory)
+    return directory
 
 
 class Runtime:

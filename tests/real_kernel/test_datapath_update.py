@@ -43,7 +43,7 @@ def test_programs_are_replaced_while_flows_run(datapath_pods, bpffs):
     """An earlier version's programs have other pins; those are removed."""
     with Tcp(*datapath_pods, "10.22.0.3") as tcp, contextlib.closing(wire.open_socket()) as sock:
         tcp.there_and_back()
-        where = pins.folder(sock)
+        where = pins.directory(sock)
         for name in filters.PARENTS:
             os.rename(f"{where}/{name}-{DIGEST}", f"{where}/{name}-former")
         before = program_ids()
@@ -114,7 +114,7 @@ def test_churn_and_new_programs_lose_no_packet_of_a_flow_and_leave_nothing(datap
             if number % (CHURNED // 3) == 0:
                 with contextlib.closing(wire.open_socket()) as sock:
                     for name in filters.PARENTS:
-                        os.rename(f"{pins.folder(sock)}/{name}-{DIGEST}", f"{pins.folder(sock)}/{name}-former")
+                        os.rename(f"{pins.directory(sock)}/{name}-{DIGEST}", f"{pins.directory(sock)}/{name}-former")
                     assert own.load(sock, pytest.fail) == 3
             node.delete(datapath_conf, pod)
 

@@ -210,7 +210,7 @@ def test_mac_that_the_kernel_refuses_is_an_error_and_the_device_stays(node, pod,
     assert node.left(pod) == before
 
 
-def test_folder_that_cannot_be_written_is_an_error_and_the_device_stays(node, pod, conf):
+def test_directory_that_cannot_be_written_is_an_error_and_the_device_stays(node, pod, conf):
     run("ip", "addr", "flush", "dev", "up0")
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "dataDir": "/proc/nowhere", "runtimeConfig": {"mac": MAC}}, pod)

@@ -32,15 +32,15 @@ class Machine:
     def __init__(self, root):
         self.root = root
 
-    def add(self, folder, *names, driver="", mac=None):
+    def add(self, directory, *names, driver="", mac=None):
         """A device with links of those names; their MACs are the kernel's unless `mac` is given."""
-        (self.root / folder).mkdir(parents=True, exist_ok=True)
+        (self.root / directory).mkdir(parents=True, exist_ok=True)
         for name in names:
-            net = self.root / folder / "net" / name
+            net = self.root / directory / "net" / name
             net.mkdir(parents=True)
             (net / "address").write_text(f"{mac or links()[name]['address']}\n")
         if driver:
-            (self.root / folder / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
+            (self.root / directory / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
 
     def pci(self, *names, device=PCI, driver="ice", **more):
         self.add(f"bus/pci/devices/{device}", *names, driver=driver, **more)
@@ -79,14 +79,14 @@ def test_device_whose_pod_ended_without_del_is_found_under_the_pods_name(node, p
     assert set(links()) == {"lo", "up0"}
 
 
-@pytest.mark.parametrize("folder, keys", [
+@pytest.mark.parametrize("directory, keys", [
     (PATH, {"kernelpath": f"/sys/{PATH}"}), (PATH, {"kernelpath": f"/sys/{PATH}/"}),
     (f"bus/pci/devices/{PCI}", {"pciBusID": PCI}), (f"bus/pci/devices/{PCI}/virtio2", {"pciBusID": PCI}),
     (f"bus/pci/devices/{PCI}", {"runtimeConfig": {"deviceID": PCI}}),
     (f"bus/auxiliary/devices/{SF}", {"runtimeConfig": {"deviceID": SF}})])
-def test_address_on_a_bus_names_the_device(node, pod, conf, machine, folder, keys):
+def test_address_on_a_bus_names_the_device(node, pod, conf, machine, directory, keys):
     machine.pci()
-    machine.add(folder, "up0")
+    machine.add(directory, "up0")
     conf = naming(conf, **keys)
     result = node.add(conf, pod)
     assert links(pod)["eth0"]["ifalias"] == "up0"
@@ -266,8 +266,8 @@ def test_status_succeeds_while_a_pod_has_the_device(node, pod, conf, machine):
 
 
 def test_status_reports_a_missing_device(node, conf, machine):
-    for keys, folder in (({"pciBusID": PCI}, f"bus/pci/devices/{PCI}"),
+    for keys, directory in (({"pciBusID": PCI}, f"bus/pci/devices/{PCI}"),
                          ({"kernelpath": "/sys/devices/a"}, "devices/a")):
         assert node.refused("STATUS", naming(conf, **keys)) == {
-            "code": 50, "msg": f"failed to find host device: /sys/{folder} does not exist"}
+            "code": 50, "msg": f"failed to find host device: /sys/{directory} does not exist"}
     node.ok("STATUS", naming(conf))                     # the runtime names a device with each pod

@@ -20,9 +20,9 @@ DOORS = {"process": [], "zipapp": [os.path.realpath(sys._base_executable), "-I",
 
 @pytest.fixture(scope="module")
 def bin_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bin")
-    install(folder)
-    return folder
+    directory = tmp_path_factory.mktemp("bin")
+    install(directory)
+    return directory
 
 
 @pytest.fixture(params=DOORS)

@@ -41,14 +41,14 @@ def test_del_leaves_nothing_and_can_be_repeated(node, pod, abc):
 def test_a_cluster_network_is_a_name_a_directory_or_a_file(node, pod_netns, abc):
     define(node, abc[0])
     define(node, {**abc[1], "name": "a"}, namespace="kube-system")
-    folder = conf_dir(node)
-    for name, bridge in (("a", "10.1.2."), (str(folder), "10.1.1."), (f"{folder}/a.conf", "10.1.1.")):
+    directory = conf_dir(node)
+    for name, bridge in (("a", "10.1.2."), (str(directory), "10.1.1."), (f"{directory}/a.conf", "10.1.1.")):
         pod = pod_netns()
         result = node.add(multus(node, clusterNetwork=name), pod)
         assert result["ips"][0]["address"].startswith(bridge), name
     error = node.refused("ADD", multus(node, clusterNetwork="lost"), pod_netns())
     assert (error["code"], error["msg"]) == (7, 'no network "kube-system/lost"')
-    assert str(folder) in error["details"]
+    assert str(directory) in error["details"]
 
 
 def test_a_path_as_the_daemon_of_multus_sees_it_is_found_on_the_host(node, pod, abc):
@@ -242,7 +242,7 @@ def test_the_runtimes_capabilities_are_for_the_first_network(node, pod, abc):
 
 @pytest.fixture
 def recorder(tmp_path):
-    """Install the plugin acme of another project, and return its folder. asked(): its configuration of an ADD."""
+    """Install the plugin acme of another project, and return its directory. asked(): its configuration of an ADD."""
     (tmp_path / "acme").write_text(f'#!/bin/sh\ncat > {tmp_path}/$CNI_IFNAME\necho \'{{"cniVersion": "1.1.0"}}\'\n')
     (tmp_path / "acme").chmod(0o755)
     return tmp_path

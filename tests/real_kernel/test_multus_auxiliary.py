@@ -13,13 +13,13 @@ from real_kernel.node import cid_of, links, sysctl
 def chain(node):
     """chain(*confs): the files of the chain "aux". conf(**keys): a configuration with it."""
     define(node, network(node, "a"), network(node, "b"))
-    folder = conf_dir(node) / "aux"
-    folder.mkdir()
+    directory = conf_dir(node) / "aux"
+    directory.mkdir()
 
     def write(*confs):
         for number, conf in enumerate(confs):
             text = conf if isinstance(conf, str) else json.dumps(conf)
-            (folder / f"{number}.conf").write_text(text)
+            (directory / f"{number}.conf").write_text(text)
     return write
 
 

@@ -65,7 +65,7 @@ class Podman:
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """The directory of the records."""
-    monkeypatch.setattr(record, "FOLDER", str(tmp_path / "cni" / "results"))
+    monkeypatch.setattr(record, "DIRECTORY", str(tmp_path / "cni" / "results"))
     return tmp_path / "cni" / "results"
 
 
@@ -259,9 +259,9 @@ def test_the_record_is_what_libcni_writes(podman, pod, results):
 class Installed:
     """The installed file and servers, in a mount namespace whose /var/lib/cni is empty. Mounts of pods come into it."""
 
-    def __init__(self, folder):
-        self.folder = folder
-        install_plugins(folder / "bin", names=["loopback"], netavark_dir=folder / "netavark")
+    def __init__(self, directory):
+        self.directory = directory
+        install_plugins(directory / "bin", names=["loopback"], netavark_dir=directory / "netavark")
         self.holder = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "slave", "sh", "-ec",
              "mkdir -p /var/lib/cni; mount -t tmpfs none /var/lib/cni; echo ready; exec cat"],
@@ -271,7 +271,7 @@ class Installed:
 
     def __call__(self, *words, stdin=b"", server="", **env):
         """Run the file; return (exit status, document, stderr)."""
-        done = subprocess.run([*self.before, self.folder / "netavark" / "fastcni", *words], input=stdin,
+        done = subprocess.run([*self.before, self.directory / "netavark" / "fastcni", *words], input=stdin,
                               capture_output=True, timeout=60, check=False,
                               env={"PATH": os.environ["PATH"], "FASTCNI_SOCKET": str(server), **env})
         return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr.decode()

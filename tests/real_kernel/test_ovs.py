@@ -267,7 +267,7 @@ def test_the_first_ovs_conf_gives_what_the_network_lacks(node, switch, ovs_conf,
 
 
 def test_ovsdb_is_reached_by_tcp(node, switch, ovs_conf, pod):
-    control = f"{switch.folder}/ovsdb-server.ctl"
+    control = f"{switch.directory}/ovsdb-server.ctl"
     switch.run("ovs-appctl", "-t", control, "ovsdb-server/add-remote", "ptcp:6640:127.0.0.1")
     conf = ovs_conf(socket_file="tcp:127.0.0.1:6640")
     node.add(conf, pod)

@@ -85,7 +85,7 @@ def test_del_of_a_pod_of_ovs_cni_that_fastcni_cannot_delete_says_so(node, switch
 
 def test_a_policy_for_a_port_of_the_switch_is_refused(node, switch, ovs_conf, pod, tmp_path, monkeypatch):
     """Pods on one bridge reach each other past nftables: a policy would not hold."""
-    monkeypatch.setattr("fastcni.kit.ovs.cache.FOLDER", str(tmp_path / "cache"))
+    monkeypatch.setattr("fastcni.kit.ovs.cache.DIRECTORY", str(tmp_path / "cache"))
     result = node.add(ovs_conf("10.22.0.0/24", dataDir=None), pod)
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "policy", "agentSocketPath": "/nowhere/policy.sock"}
     error = node.refused("ADD", {**conf, "prevResult": result}, pod)

@@ -20,8 +20,8 @@ pytestmark = needs_ovs
 class Runtime:
     """A runtime with a cache of results. conf: of one plugin."""
 
-    def __init__(self, folder, conf):
-        self.cni, keys = CNI([], cache_dir=folder, runner=InProcess()), dict(conf)
+    def __init__(self, directory, conf):
+        self.cni, keys = CNI([], cache_dir=directory, runner=InProcess()), dict(conf)
         head = {key: keys.pop(key) for key in ("cniVersion", "name")}
         self.net = parse_list(json.dumps({**head, "plugins": [keys]}).encode())
 

@@ -13,16 +13,16 @@ from fastcni.runtime import CNI, CniError, InProcess, Pod, PodNetwork, PodNetwor
 @pytest.fixture
 def net_d(node, tmp_path):
     """A configuration directory with the networks `one`, the default, and `two`."""
-    folder = tmp_path / "net.d"
-    folder.mkdir()
+    directory = tmp_path / "net.d"
+    directory.mkdir()
     for number, name in enumerate(("one", "two"), 1):
         bridge = {"type": "bridge", "bridge": f"br{number}", "isGateway": True,
                   "ipam": {"type": "host-local", "dataDir": str(tmp_path / "networks"),
                            "ranges": [[{"subnet": f"10.{number}.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}
         portmap = {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}}
-        (folder / f"{number}0-{name}.conflist").write_text(json.dumps(
+        (directory / f"{number}0-{name}.conflist").write_text(json.dumps(
             {"cniVersion": "1.0.0", "name": name, "plugins": [bridge, portmap] if number == 1 else [bridge]}))
-    return folder
+    return directory
 
 
 def veths():

@@ -227,11 +227,11 @@ def test_long_comment_is_cut_to_the_limit_of_iptables(chain, node):
 class Counted:
     """An iptables first in PATH that records every run."""
 
-    def __init__(self, folder):
-        self.log, self.env = folder / "log", {"PATH": f"{folder}:{os.environ['PATH']}"}
+    def __init__(self, directory):
+        self.log, self.env = directory / "log", {"PATH": f"{directory}:{os.environ['PATH']}"}
         for family in ("iptables", "ip6tables"):
             for kind in ("save", "restore"):
-                program = folder / f"{family}-{kind}"
+                program = directory / f"{family}-{kind}"
                 program.write_text(f"#!/bin/sh\necho {program.name} >> {self.log}\n"
                                    f'exec {shutil.which(program.name)} "$@"\n')
                 program.chmod(0o755)

@@ -18,9 +18,9 @@ AFTER = 'mount --bind "$1" {boot_id} && shift && exec "$@"'
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bin")
-    install(folder, names=["host-local"])
-    return folder / "host-local"
+    directory = tmp_path_factory.mktemp("bin")
+    install(directory, names=["host-local"])
+    return directory / "host-local"
 
 
 def in_new_boot(tmp_path):

@@ -66,12 +66,12 @@ def test_a_table_that_does_not_exist_is_none_and_is_not_made(length, address):
 
 def test_the_program_of_a_kind_is_the_plain_one_unless_that_is_of_the_other_kind(tmp_path):
     """Debian's iptables is a link of a link; a wrapper script may be of either kind."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    req = Request(Mode(), env={"PATH": str(folder)})
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    req = Request(Mode(), env={"PATH": str(directory)})
 
     def program(name, to=None):
-        path = folder / name
+        path = directory / name
         path.unlink(missing_ok=True)
         if to:
             path.symlink_to(to)
@@ -87,7 +87,7 @@ def test_the_program_of_a_kind_is_the_plain_one_unless_that_is_of_the_other_kind
         program(name)
     program("iptables-nft-restore", "xtables-nft-multi")
     program("iptables-restore", tmp_path / "alternative")
-    (tmp_path / "alternative").symlink_to(folder / "iptables-nft-restore")
+    (tmp_path / "alternative").symlink_to(directory / "iptables-nft-restore")
     assert kinds() == ["iptables", ""]
     program("iptables-legacy-restore", "xtables-legacy-multi")
     assert kinds() == ["iptables", "iptables-legacy"]

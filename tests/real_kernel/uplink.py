@@ -14,9 +14,9 @@ def add_uplink(node, pod_netns):
     return name
 
 
-def conf_of(node, folder):
-    """Return a configuration for up0. `folder` is dataDir, with the file that DEL needs."""
-    return node.conf(*DUAL, type="host-device", bridge=None, device="up0", dataDir=str(folder))
+def conf_of(node, directory):
+    """Return a configuration for up0. `directory` is dataDir, with the file that DEL needs."""
+    return node.conf(*DUAL, type="host-device", bridge=None, device="up0", dataDir=str(directory))
 
 
 def naming(conf, **keys):

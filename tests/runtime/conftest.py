@@ -1,4 +1,4 @@
-"""A folder for tests of the runtime library: plugins that record their calls and give configured answers."""
+"""A directory for tests of the runtime library: plugins that record their calls and give configured answers."""
 
 import json
 from pathlib import Path
@@ -41,8 +41,8 @@ class Stage:
     def __init__(self, where: Path):
         self.where = where
         self.bin, self.net_d, self.cache = where / "bin", where / "net.d", where / "var" / "cni"
-        for folder in (self.bin, self.net_d, where / "calls", where / "answers"):
-            folder.mkdir()
+        for directory in (self.bin, self.net_d, where / "calls", where / "answers"):
+            directory.mkdir()
 
     def plugin(self, *names):
         for name in names:

@@ -122,7 +122,7 @@ def test_attachments_skip_files_that_are_not_results(cache, tmp_path):
     put(cache, b'{"cniVersion":"1.0.0"}', "net-ctr-eth2")
     put(cache, GO.replace(b'"ifName":"eth0"', b'"ifName":""'), "net-ctr-eth3")
     put(cache, GO, "net-other-eth0")
-    (tmp_path / "results" / "net-ctr-folder").mkdir()
+    (tmp_path / "results" / "net-ctr-directory").mkdir()
     assert [it.ifname for it in cache.attachments("ctr")] == ["eth0"]
     assert cache.attachments("other") == []
     assert len(cache.attachments()) == 2
@@ -201,7 +201,7 @@ def test_cached_values_through_the_public_object(cache):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in not_files.KINDS if kind != "link"])
-def test_a_pipe_or_folder_among_the_results_is_skipped(cache, kind):
+def test_a_pipe_or_directory_among_the_results_is_skipped(cache, kind):
     """open() waited for a pipe: restore, replay and gc hung."""
     put(cache, GO)
     not_files.KINDS[kind](os.path.join(cache.directory, "results", "net-other-eth0"))
@@ -209,18 +209,18 @@ def test_a_pipe_or_folder_among_the_results_is_skipped(cache, kind):
     assert cache.read("net", RuntimeConf("other", "", "eth0")) is None
 
 
-def test_a_folder_that_cannot_be_made_is_an_error():
-    """Where the kernel says that the folder above is missing, although it is there, as below /proc, it was made for
+def test_a_directory_that_cannot_be_made_is_an_error():
+    """Where the kernel says that the directory above is missing, although it is there, as below /proc, it was made for
     ever."""
     with pytest.raises(FileNotFoundError):
         Cache("/proc/fastcni").write("net", b"{}", RT, None)
 
 
-def test_folders_of_the_cache_are_private(tmp_path):
+def test_directories_of_the_cache_are_private(tmp_path):
     before = os.umask(0)
     try:
         Cache(tmp_path / "above" / "cni").write("net", b"{}", RT, None)
     finally:
         os.umask(before)
-    for folder in ("above", "above/cni", "above/cni/results"):
-        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
+    for directory in ("above", "above/cni", "above/cni/results"):
+        assert (tmp_path / directory).stat().st_mode & 0o777 == 0o700

@@ -120,13 +120,13 @@ def test_null_and_unknown_keys_of_a_plugin_are_ignored():
 
 # Files ------------------------------------------------------------------------------------------
 
-def test_a_list_without_plugins_and_folder_is_refused(stage):                     # C14
+def test_a_list_without_plugins_and_directory_is_refused(stage):                     # C14
     stage.conf("net.conflist", {"name": "net"})
     with pytest.raises(ConfError, match=r"/net\.conflist: no plugin configs found$"):
         load_network(stage.net_d, "net")
 
 
-def folder_stage(stage, **extra):
+def directory_stage(stage, **extra):
     stage.conf("net.conflist", {"name": "net", "plugins": [{"type": "inl"}], **extra})
     for name, kind in (("20-b.conf", "20-b"), ("10-a.conf", "10-a"), (".conf", ".conf"),
                        ("05.conflist", "no"), ("05.json", "no")):
@@ -135,21 +135,21 @@ def folder_stage(stage, **extra):
     return load_network(stage.net_d, "net")
 
 
-def test_plugins_of_the_folder_come_after_the_inlined_ones_sorted(stage):         # C15
-    net = folder_stage(stage)
+def test_plugins_of_the_directory_come_after_the_inlined_ones_sorted(stage):         # C15
+    net = directory_stage(stage)
     assert [plugin.type for plugin in net.plugins] == ["inl", ".conf", "10-a", "20-b"]
     assert net.plugins[1].raw == (stage.net_d / "net" / ".conf").read_bytes()
     assert net.raw == (stage.net_d / "net.conflist").read_bytes()
 
 
-def test_load_only_inlined_plugins_ignores_the_folder(stage):                     # C16
-    assert [plugin.type for plugin in folder_stage(stage, loadOnlyInlinedPlugins=True).plugins] == ["inl"]
+def test_load_only_inlined_plugins_ignores_the_directory(stage):                     # C16
+    assert [plugin.type for plugin in directory_stage(stage, loadOnlyInlinedPlugins=True).plugins] == ["inl"]
 
 
-def test_a_bad_plugin_in_the_folder_fails_the_load(stage):                        # C17
+def test_a_bad_plugin_in_the_directory_fails_the_load(stage):                        # C17
     stage.conf("net/x.conf", {"mtu": 1})
     with pytest.raises(ConfError, match=r"/net/x\.conf: error parsing configuration: missing 'type'$"):
-        folder_stage(stage)
+        directory_stage(stage)
 
 
 def test_a_missing_directory_is_the_same_as_an_empty_one(stage):                           # C18
@@ -217,7 +217,7 @@ def test_a_fifo_among_the_files_is_skipped_and_not_waited_for(stage):
 
 
 def test_a_plugin_knows_its_place_and_its_file(stage):
-    net = folder_stage(stage)
+    net = directory_stage(stage)
     assert [plugin.index for plugin in net.plugins] == [0, 1, 2, 3]
     assert [plugin.file for plugin in net.plugins] == [
         f"{stage.net_d}/{name}" for name in ("net.conflist", "net/.conf", "net/10-a.conf", "net/20-b.conf")]
@@ -273,7 +273,7 @@ def test_a_file_in_the_place_of_the_directory_is_an_error(stage):
 
 
 @pytest.mark.parametrize("name", ["", "..", "../net.d", "a/b"])
-def test_an_invalid_name_never_becomes_a_folder(stage, name):
+def test_an_invalid_name_never_becomes_a_directory(stage, name):
     # Deviation: the Go library follows it.
     stage.conf("a.conf", {"type": "from outside"})
     path = stage.conf("1.conflist", {"name": name, "plugins": ONE})

@@ -26,8 +26,8 @@ CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """A folder with the example's list, and one with the plugins that fastcni has."""
+def directory(tmp_path):
+    """A directory with the example's list, and one with the plugins that fastcni has."""
     (tmp_path / "net.d").mkdir()
     (tmp_path / "bin").mkdir()
     for kind in ("bridge", "host-local", "portmap", "bandwidth", "chain"):
@@ -37,8 +37,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def conflist(folder):
-    return folder / "net.d" / "30-kubernetes.conflist"
+def conflist(directory):
+    return directory / "net.d" / "30-kubernetes.conflist"
 
 
 def fuse(path, **keys):
@@ -75,10 +75,10 @@ def test_runtimes_do_not_load_the_original(conflist):
     assert discover.list_files(str(conflist.parent), (".conflist", ".conf", ".json")) == [str(conflist)]
 
 
-def test_a_link_is_followed_and_stays(conflist, folder):
-    link = folder / "net.d" / "link.conflist"
+def test_a_link_is_followed_and_stays(conflist, directory):
+    link = directory / "net.d" / "link.conflist"
     link.symlink_to(conflist)
-    assert fusing.fuse(str(link), [str(folder / "bin")]).path == str(conflist)
+    assert fusing.fuse(str(link), [str(directory / "bin")]).path == str(conflist)
     assert link.is_symlink()
     fusing.unfuse(str(link))
     assert conflist.read_bytes() == EXAMPLE.read_bytes()
@@ -139,8 +139,8 @@ def test_unfuse_refuses_a_list_that_was_edited(conflist):
      'fastcni does not know its cniVersion "9.9.9"'),
     ("a.conflist", {"plugins": [{"type": "bridge"}, {"typ": "portmap"}]}, "failed to parse plugin config 1"),
 ])
-def test_what_cannot_be_fused_is_refused_with_the_reason(folder, name, content, why):
-    path = folder / "net.d" / name
+def test_what_cannot_be_fused_is_refused_with_the_reason(directory, name, content, why):
+    path = directory / "net.d" / name
     path.write_text(json.dumps({"cniVersion": "1.0.0", "name": "net", **content}))
     before = path.read_bytes(), os.listdir(path.parent)
     with pytest.raises(CniError, match=re.escape(why)):
@@ -148,8 +148,8 @@ def test_what_cannot_be_fused_is_refused_with_the_reason(folder, name, content, 
     assert (path.read_bytes(), os.listdir(path.parent)) == before
 
 
-def test_a_program_named_chain_that_is_not_fastcnis_is_refused(folder, conflist):
-    (folder / "bin" / "chain").write_bytes(b"#!/bin/sh\n")
+def test_a_program_named_chain_that_is_not_fastcnis_is_refused(directory, conflist):
+    (directory / "bin" / "chain").write_bytes(b"#!/bin/sh\n")
     with pytest.raises(CniError, match="is not fastcni's"):
         fuse(conflist)
 
@@ -161,12 +161,12 @@ def test_unfuse_without_an_original_is_refused(conflist):
         fusing.unfuse(f"{conflist}.unfused")
 
 
-def test_the_commands_of_the_page_run(folder, conflist, capfd):
+def test_the_commands_of_the_page_run(directory, conflist, capfd):
     commands = re.findall(r"^    (fastcni .*)$", CODE.sub("", PAGE.read_text(encoding="utf-8")), re.MULTILINE)
     assert [shlex.split(line)[1] for line in commands] == ["fuse", "fuse", "unfuse"]
     for line in commands:
-        words = shlex.split(line.replace("/etc/cni/net.d", str(folder / "net.d")))[1:]
-        words += ["--bin-dir", str(folder / "bin")] * (words[0] == "fuse")
+        words = shlex.split(line.replace("/etc/cni/net.d", str(directory / "net.d")))[1:]
+        words += ["--bin-dir", str(directory / "bin")] * (words[0] == "fuse")
         assert entry_point.run([*words, "--json"]) == 0
         document = json.loads(capfd.readouterr().out)
         assert document["plugins"] == ["bridge", "portmap", "bandwidth"]
@@ -195,7 +195,7 @@ def test_the_inventory_sees_the_plugins_inside_a_chain(conflist):
     fuse(conflist)
     net, config = load_list_file(conflist), json.loads(conflist.read_bytes())
     assert types_of(config) == ("chain", "bridge", "host-local", "portmap", "bandwidth")
-    assert [it.folder for it in ranges_of([net])] == [it.folder for it in ranges_of([before])] != []
+    assert [it.directory for it in ranges_of([net])] == [it.directory for it in ranges_of([before])] != []
     cached = Cached("/x", config=config, result={"ips": [{"address": "10.22.0.2/24"}]})
     pod = NodeAttachment("k8s-pod-network", "c1", "eth0", RUNNING, "", cached=cached)
     assert masqueraded(pod) == {IPV4}

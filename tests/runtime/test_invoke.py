@@ -119,14 +119,14 @@ def test_stderr_of_a_plugin_that_succeeds_is_forwarded(stage):                  
 
 def test_the_error_of_find_gives_the_reason(stage):                                      # L32
     stage.plugin("a")
-    (stage.bin / "folder").mkdir()
+    (stage.bin / "directory").mkdir()
     for name, dirs, message in (
         ("", ["/x"], "no plugin name provided"),
         ("../x", ["/x"], "invalid plugin name: ../x"),
         ("a", [], "no paths provided"),
         ("b", ["/d1", "/d2"], 'failed to find plugin "b" in path [/d1 /d2]'),
         ("..", ["/d1"], 'failed to find plugin ".." in path [/d1]'),
-        ("folder", [str(stage.bin)], f'failed to find plugin "folder" in path [{stage.bin}]'),
+        ("directory", [str(stage.bin)], f'failed to find plugin "directory" in path [{stage.bin}]'),
     ):
         with pytest.raises(CniError) as caught:
             search.find(name, dirs)

@@ -99,7 +99,7 @@ def test_an_attachment_without_a_recorded_namespace_is_a_failure(cache, calls):
 
 def test_a_restore_that_does_not_see_the_nodes_namespaces_fails(cache, calls, tmp_path):
     """In a container without the node's /run/netns every pod counted as gone, with exit status 0."""
-    remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-folder/pod")
+    remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-directory/pod")
     remember(cache, "c2", BRIDGE, netns="/etc/passwd")
     done = restoring.restore(cache)
     assert done.gone == 0
@@ -192,7 +192,7 @@ def test_a_cached_result_that_cannot_be_read_is_a_failure_with_its_path(cache, c
 
 def test_an_attachment_from_before_the_last_boot_is_gone(cache, calls, tmp_path):
     """/run is empty then: restore does not ask whether this is the node's mount namespace."""
-    remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-folder/pod")
+    remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-directory/pod")
     os.utime(tmp_path / "cni/results/net-c1-eth0", (1, 1))
     assert restoring.restore(cache) == restoring.Restored(0, 0, 1, ())
 

@@ -34,7 +34,7 @@ def mode(request):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, mode):
-    """A node with its own folders. At its end, both modes are known to have been used as the parameter says."""
+    """A node with its own directories. At its end, both modes are known to have been used as the parameter says."""
     with World(tmp_path_factory.mktemp("node")) as world:
         yield world
         done = world.requests()

@@ -26,7 +26,7 @@ class Containerd:
 
     def __enter__(self):
         self.world.path("/etc/containerd/config.toml").write_text(CONFIG)
-        archive = self.world.folder / "image.tar"
+        archive = self.world.directory / "image.tar"
         image.write_archive(archive)
         self.start()
         for namespace in ("default", "k8s.io"):

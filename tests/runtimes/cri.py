@@ -8,8 +8,8 @@ import grpc
 from runtimes import image
 
 messages, services = grpc.protos_and_services("runtimes/cri.proto")
-# containerd, killed while it makes a snapshot, may leave the snapshot's folder. The next pod's snapshot has the same
-# number: it fails and removes the folder. kubelet tries again, too.
+# containerd, killed while it makes a snapshot, may leave the snapshot's directory. The next pod's snapshot has the same
+# number: it fails and removes the directory. kubelet tries again, too.
 LEFT_SNAPSHOT = re.compile(r"failed to rename: .*/snapshots/\d+: file exists")
 LIMIT_S = 120           # for one call, on a busy machine
 

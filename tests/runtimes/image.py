@@ -32,12 +32,12 @@ def write_archive(path):
 
 
 def _layer():
-    """The bytes of a layer: busybox, a hard link for each of its commands, and the folders that runtimes mount."""
+    """The bytes of a layer: busybox, a hard link for each of its commands, and the directories that runtimes mount."""
     commands = subprocess.run([BUSYBOX, "--list"], capture_output=True, text=True, check=True).stdout.split()
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as layer:
-        for folder in ("bin", "dev", "etc", "proc", "sys", "tmp", "run", "var", "root"):
-            _add(layer, folder, kind=tarfile.DIRTYPE)
+        for directory in ("bin", "dev", "etc", "proc", "sys", "tmp", "run", "var", "root"):
+            _add(layer, directory, kind=tarfile.DIRTYPE)
         with open(BUSYBOX, "rb") as file:
             _add(layer, "bin/busybox", file.read())
         for command in commands:

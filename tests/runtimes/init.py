@@ -1,9 +1,10 @@
-"""PID 1 of a test node: gives the node its own folders, then reaps processes until its standard input ends.
+"""PID 1 of a test node: gives the node its own directories, then reaps processes until its standard input ends.
 
-    unshare --net --mount --pid --fork --mount-proc --kill-child python init.py [BASE UPPER FOLDER...]
+    unshare --net --mount --pid --fork --mount-proc --kill-child python init.py [BASE UPPER DIRECTORY...]
 
-With BASE, the node's root is that system, and UPPER gets what is written there; FOLDERs are the machine's.
-It prints "ready" when the folders are there. When it ends, the kernel ends every process of the node and removes its
+With BASE, the node's root is that system, and UPPER gets what is written there; DIRECTORYs are the machine's.
+It prints "ready" when the directories are there. When it ends,
+the kernel ends every process of the node and removes its
 mounts, so that nothing of a runtime stays on the machine.
 """
 
@@ -14,7 +15,7 @@ import signal
 import sys
 
 MS_BIND, MS_REC, MNT_DETACH = 0x1000, 0x4000, 2      # sys/mount.h
-# The folders in which containerd, podman, runc, conmon and fastcni write by default. POSIX locks of podman are in
+# The directories in which containerd, podman, runc, conmon and fastcni write by default. POSIX locks of podman are in
 # /dev/shm.
 OWN = ("/run", "/dev/shm", "/etc/cni", "/etc/containerd", "/etc/containers", "/opt/cni", "/opt/fastcni",
        "/var/lib/cni", "/var/lib/containerd", "/var/lib/containers")
@@ -28,7 +29,7 @@ def mount(source, target, kind="", flags=0, data=""):
 
 
 def make_own(path):
-    """Mount an empty file system at `path`. If there is no such folder, mount it at the nearest one above, with the
+    """Mount an empty file system at `path`. If there is no such directory, mount it at the nearest one above, with the
     present entries of that one in it: nothing is created on the machine."""
     at = path
     while not os.path.isdir(at):
@@ -59,16 +60,17 @@ def unmount_below(paths):
             libc.umount2(os.fsencode(path), MNT_DETACH)
 
 
-def enter_system(base, upper, folders):
+def enter_system(base, upper, directories):
     """Change the root to an overlay above the system `base`."""
     root = f"{upper}/root"
     for name in ("upper", "work", "root"):
         os.mkdir(f"{upper}/{name}")
     mount("overlay", root, "overlay", data=f"lowerdir={base},upperdir={upper}/upper,workdir={upper}/work")
     mount("none", f"{root}/proc", "proc")
-    for folder in ("/dev", "/sys", *folders):
-        os.makedirs(root + folder, exist_ok=True) if os.path.isdir(folder) else open(root + folder, "a").close()
-        mount(folder, root + folder, flags=MS_BIND | MS_REC)
+    for directory in ("/dev", "/sys", *directories):
+        os.makedirs(root + directory, exist_ok=True) if os.path.isdir(directory) else open(root + directory,
+                                                                                           "a").close()
+        mount(directory, root + directory, flags=MS_BIND | MS_REC)
     os.chroot(root)
 
 
@@ -103,7 +105,7 @@ if __name__ == "__main__":
     os.chdir("/")
     own_sysfs()
     unmount_below(OWN)
-    for folder in OWN:
-        make_own(folder)
+    for directory in OWN:
+        make_own(directory)
     print("ready", flush=True)
     reap()

@@ -38,7 +38,7 @@ class Podman:
             world.path(path).write_text(text)
         if cni:
             world.shell(page.commands("podman")[0])
-        archive = world.folder / "image.tar"
+        archive = world.directory / "image.tar"
         image.write_archive(archive)
         self("load", "-q", "-i", archive)
 

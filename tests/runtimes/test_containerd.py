@@ -27,7 +27,7 @@ def test_fifty_containers_eight_at_once(world, containerd):
     The containers write their addresses to files: containerd may lose the output of a container, since 1.3.2
     (containerd/containerd#5741, once in some hundred containers). Once in 3,300 it did so here.
     """
-    answers = world.folder / "answers"
+    answers = world.directory / "answers"
     answers.mkdir(exist_ok=True)
 
     def run(number):

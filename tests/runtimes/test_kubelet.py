@@ -30,19 +30,19 @@ def running(world):
 
 
 def test_a_kubelet_runs_a_pod_and_its_end_leaves_nothing(world, containerd):
-    folder = world.folder / "kubelet"
-    (folder / "pods").mkdir(parents=True)
-    (folder / "config").write_text(json.dumps(CONFIG | {"staticPodPath": str(folder / "pods")}))
-    kubelet = world.start(PROGRAM, "--config", folder / "config", "--root-dir", folder / "root", "--cert-dir",
-                          folder / "certs", "--container-runtime=remote", "--container-runtime-endpoint", SOCKET,
+    directory = world.directory / "kubelet"
+    (directory / "pods").mkdir(parents=True)
+    (directory / "config").write_text(json.dumps(CONFIG | {"staticPodPath": str(directory / "pods")}))
+    kubelet = world.start(PROGRAM, "--config", directory / "config", "--root-dir", directory / "root", "--cert-dir",
+                          directory / "certs", "--container-runtime=remote", "--container-runtime-endpoint", SOCKET,
                           "--hostname-override=n1", log="kubelet.log")
     try:
         with nothing_left(world):
-            (folder / "pods/web.json").write_text(json.dumps(POD))
+            (directory / "pods/web.json").write_text(json.dumps(POD))
             # The container and that of the sandbox
             assert eventually(lambda: running(world) == 2, START_S), kubelet.log.read_text()[-3000:]
             assert len([name for name in world.left()["links"] if name.startswith("veth")]) == 1
-            (folder / "pods/web.json").unlink()
+            (directory / "pods/web.json").unlink()
             assert eventually(lambda: running(world) == 0, END_S), kubelet.log.read_text()[-3000:]
     finally:
         kubelet.end()

@@ -1,14 +1,15 @@
-"""A node for runtimes: network, mount and pid namespaces with separate folders, and the search for residue.
+"""A node for runtimes: network, mount and pid namespaces with separate directories, and the search for residue.
 
     with World() as world:
         world.run("ctr", "version")             # a program on the node
         world.start("containerd")               # a daemon there
-        world.path("/run/netns")                # the node's folder, for this process
+        world.path("/run/netns")                # the node's directory, for this process
         world.left()                            # what pods could have left
 
-With World(folder, system) the node's root is that system, unchanged, and programs are of the system.
+With World(directory, system) the node's root is that system, unchanged, and programs are of the system.
 
-Nothing of the machine is changed: see init.py for the folders. A second namespace, "outside", is linked to the node:
+Nothing of the machine is changed: see init.py for the directories. A second namespace, "outside",
+is linked to the node:
 OUTSIDE is its address, and the node's is ADDRESS.
 """
 
@@ -69,8 +70,8 @@ class Daemon:
 
 
 class World:
-    def __init__(self, folder, system=None):
-        self.folder, self.system = Path(folder), system
+    def __init__(self, directory, system=None):
+        self.directory, self.system = Path(directory), system
         self.env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
                     "FASTCNI_LOG": LOG, "CONTAINERD_SNAPSHOTTER": "native"}
         for name in ("FASTCNI_SOCKET", "CNI_PATH", "NETCONFPATH"):
@@ -79,8 +80,8 @@ class World:
 
     def __enter__(self):
         self.cgroups_before = runtime_cgroups()
-        (self.folder / "system").mkdir()
-        own = [self.system, self.folder / "system", ROOT, self.folder, *of_python()] if self.system else []
+        (self.directory / "system").mkdir()
+        own = [self.system, self.directory / "system", ROOT, self.directory, *of_python()] if self.system else []
         self.init = subprocess.Popen([*UNSHARE, sys.executable, Path(__file__).with_name("init.py"), *own],
                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
@@ -101,9 +102,9 @@ class World:
     def _without_cgroups(self):
         """Remove the containers' cgroups; return whether there is none any more."""
         for top in self.cgroups():
-            for folder, _, _ in os.walk(top, topdown=False):
+            for directory, _, _ in os.walk(top, topdown=False):
                 with contextlib.suppress(OSError):      # its processes are ending
-                    os.rmdir(folder)
+                    os.rmdir(directory)
         return not self.cgroups()
 
     def cgroups(self):
@@ -127,12 +128,12 @@ class World:
                               env={**self.env, **env}, check=False)
 
     def shell(self, script, **env):
-        """Run commands of a page or a test by sh, up to the first that fails, in the tree's folder."""
+        """Run commands of a page or a test by sh, up to the first that fails, in the tree's directory."""
         return self.run("sh", "-e", "-c", f"cd {ROOT}\n{script}", **env)
 
     def start(self, *words, log="", **env):
         """Start a daemon on the node."""
-        return Daemon(self, words, self.folder / (log or f"{words[0]}.log"), env)
+        return Daemon(self, words, self.directory / (log or f"{words[0]}.log"), env)
 
     def path(self, name):
         """Return the path of a file of the node, for this process."""
@@ -176,9 +177,9 @@ class World:
         found["mounts"] = sorted(path for path in mounts if path.startswith(MOUNTS))
         return found
 
-    def _files(self, folder):
+    def _files(self, directory):
         """Address files, result caches and others; not the files that belong to no pod."""
-        top = self.path(folder)
+        top = self.path(directory)
         return sorted(f"{path.relative_to(top)}" for path in top.rglob("*")
                       if path.is_file() and not path.name.startswith((*COMMON_FILES, "cni.lock")))
 
@@ -195,7 +196,7 @@ class World:
 
 
 def of_python():
-    """Return the folders and files of this Python that another system needs."""
+    """Return the directories and files of this Python that another system needs."""
     if sys.base_prefix != "/usr":
         return [sys.base_prefix]
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"

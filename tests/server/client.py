@@ -66,12 +66,12 @@ class Pending:
 
 
 class Server:
-    """`with Server(folder, "--workers", "1") as server:` runs `fastcni serve` in this thread's network namespace."""
+    """`with Server(directory, "--workers", "1") as server:` runs `fastcni serve` in this thread's network namespace."""
 
-    def __init__(self, folder, *options, env=None, before=(), program=("-m", "fastcni", "serve", "--socket")):
+    def __init__(self, directory, *options, env=None, before=(), program=("-m", "fastcni", "serve", "--socket")):
         """before: arguments of a program that executes the server. program: arguments before the path."""
         self.program = program
-        self.path, self.log = Path(folder) / "run" / "fastcni.sock", Path(folder) / "log"
+        self.path, self.log = Path(directory) / "run" / "fastcni.sock", Path(directory) / "log"
         self.options, self.env, self.before, self.cni_path = options, env or {}, before, "/nowhere"
 
     def __enter__(self):

@@ -53,14 +53,15 @@ class WithServer(InProcessMode):
 class ClusterNode:
     """A node of a cluster, whose server's thread runs until stop().
 
-    store: is shared by the nodes with the same folder. states: {path of a namespace: ALIVE or GONE}. times: of Times.
+    store: is shared by the nodes with the same directory. states: {path of a namespace: ALIVE
+                                                                    or GONE}. times: of Times.
     """
 
-    def __init__(self, folder, name, *, configured=(), states=None, ipam=None, **times):
-        self.folder, self.name, self.log = folder, name, NodeLog()
+    def __init__(self, directory, name, *, configured=(), states=None, ipam=None, **times):
+        self.directory, self.name, self.log = directory, name, NodeLog()
         self.states = {} if states is None else states
-        self.ipam = {"type": "cluster", "range": RANGE, "node_name": name, "dataDir": str(folder / name),
-                     "store": {"type": "local", "path": str(folder / "store")}, **(ipam or {})}
+        self.ipam = {"type": "cluster", "range": RANGE, "node_name": name, "dataDir": str(directory / name),
+                     "store": {"type": "local", "path": str(directory / "store")}, **(ipam or {})}
         self.conf = {"cniVersion": "1.1.0", "name": "net", "type": "cluster", "ipam": self.ipam}
         self.keys = read_keys(Section(self.conf))
         self.home = netns.open_own()
@@ -112,9 +113,9 @@ class ClusterNode:
     @property
     def held(self):
         """The addresses that have a file, with the first line."""
-        folder = self.folder / self.name / "default"
+        directory = self.directory / self.name / "default"
         found = {}
-        for path in folder.iterdir() if folder.exists() else ():
+        for path in directory.iterdir() if directory.exists() else ():
             with contextlib.suppress(FileNotFoundError):        # it is released just now
                 if path.name[0].isdigit():
                     found[path.name] = path.read_bytes().decode().split("\r\n")[0]

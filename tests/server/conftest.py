@@ -27,10 +27,10 @@ def root():
 
 @pytest.fixture(scope="session")
 def plugins(tmp_path_factory):
-    """The folder of fastcni's plugin files."""
-    folder = tmp_path_factory.mktemp("plugins")
-    install(folder)
-    return str(folder)
+    """The directory of fastcni's plugin files."""
+    directory = tmp_path_factory.mktemp("plugins")
+    install(directory)
+    return str(directory)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def local(node, tmp_path, monkeypatch, plugins):
 
 @pytest.fixture
 def start(root, tmp_path, plugins, host_netns):
-    """start(*options): run a server whose CNI_PATH is the plugins' folder. It is killed at the end."""
+    """start(*options): run a server whose CNI_PATH is the plugins' directory. It is killed at the end."""
     running = []
 
     def make(*options, **more):
@@ -137,7 +137,7 @@ def cluster_node(tmp_path):
 SLOW = """#!/bin/sh
 cat > /dev/null
 [ "$CNI_COMMAND" = ADD ] || exit 0
-echo started >> {folder}/slow.log
+echo started >> {directory}/slow.log
 sleep {seconds}
 echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.22.0.9/24", "gateway": "10.22.0.1"}}]}}'
 """
@@ -146,18 +146,18 @@ echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.22.0.9/24", "gateway": "
 class Slow:
     """slow(seconds): install an IPAM plugin whose ADD takes that long. Return (network keys, variables)."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, directory):
+        self.directory = directory
 
     def __call__(self, seconds):
-        path = self.folder / "slow-ipam"
-        path.write_text(SLOW.format(folder=self.folder, seconds=seconds))
+        path = self.directory / "slow-ipam"
+        path.write_text(SLOW.format(directory=self.directory, seconds=seconds))
         path.chmod(0o755)
-        return {"ipam": {"type": "slow-ipam"}}, {"CNI_PATH": str(self.folder)}
+        return {"ipam": {"type": "slow-ipam"}}, {"CNI_PATH": str(self.directory)}
 
     def started(self, count=1, seconds=30):
         """Return whether it was started `count` times within `seconds`."""
-        log = self.folder / "slow.log"
+        log = self.directory / "slow.log"
         return eventually(lambda: log.exists() and len(log.read_text().split()) >= count, seconds)
 
 

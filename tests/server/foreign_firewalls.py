@@ -1,7 +1,7 @@
 """Other programs that begin to filter what a node forwards: ufw, dockerd, firewalld, rules of kube-proxy or by hand.
 
 Each runs in the test's network namespace and in a mount namespace of its own: nothing of the machine changes. `with
-program(folder, kind) as again:` has made it filter; again() makes it write its rules once more, as a reload does.
+program(directory, kind) as again:` has made it filter; again() makes it write its rules once more, as a reload does.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def needs(*programs):
 
 
 @contextlib.contextmanager
-def policy(folder, kind="nft"):
+def policy(directory, kind="nft"):
     """The policy DROP, by hand."""
     def again():
         for program in PROGRAMS[kind]:
@@ -53,7 +53,7 @@ def policy(folder, kind="nft"):
 
 
 @contextlib.contextmanager
-def kube_proxy(folder, kind="nft"):
+def kube_proxy(directory, kind="nft"):
     """The rules of kube-proxy in table filter, on a node whose policy is DROP."""
     def again():
         for program in PROGRAMS[kind]:
@@ -64,9 +64,9 @@ def kube_proxy(folder, kind="nft"):
 
 
 @contextlib.contextmanager
-def ufw(folder, kind="nft"):
+def ufw(directory, kind="nft"):
     """`ufw enable`, with Debian's rules: forwarded packets are dropped, but for echo requests."""
-    own = Path(folder) / "ufw"
+    own = Path(directory) / "ufw"
     shutil.copytree("/etc/ufw", own)
     prepare = f"mount --bind {own} /etc/ufw && mount -t tmpfs none /run && {LEGACY if kind == 'legacy' else ''}"
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{prepare}exec ufw "$@"', "sh"]
@@ -76,19 +76,19 @@ def ufw(folder, kind="nft"):
 
 
 @contextlib.contextmanager
-def docker(folder, kind="nft"):
+def docker(directory, kind="nft"):
     """A dockerd that switches on forwarding by itself, and then drops forwarded packets by policy."""
     set_sysctl("net/ipv4/ip_forward", "0")
     own = [where for where in ("/run", "/var/lib/docker", "/var/lib/containerd", "/etc/docker") if os.path.isdir(where)]
     prepare = "".join(f"mount -t tmpfs none {where} && " for where in own) + (LEGACY if kind == "legacy" else "")
     iptables = PROGRAMS[kind][0]
-    with open(Path(folder) / "dockerd.log", "wb") as log:
+    with open(Path(directory) / "dockerd.log", "wb") as log:
         process = subprocess.Popen(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", "sh",
              "-c", f"{prepare}exec dockerd --storage-driver vfs --group root"], stdout=log, stderr=log)
     try:
         assert eventually(lambda: "-P FORWARD DROP" in run(iptables, "-S", "FORWARD") or process.poll(), 60)
-        assert process.poll() is None, (Path(folder) / "dockerd.log").read_text()[-2000:]
+        assert process.poll() is None, (Path(directory) / "dockerd.log").read_text()[-2000:]
         yield lambda: None
     finally:
         process.kill()                  # and with it each process of its pid namespace
@@ -96,19 +96,19 @@ def docker(folder, kind="nft"):
 
 
 @contextlib.contextmanager
-def firewalld(folder, kind="nft", backend="iptables", reload="--reload"):
+def firewalld(directory, kind="nft", backend="iptables", reload="--reload"):
     """firewalld, whose default zone drops."""
-    with Firewalld(Path(folder), backend, LEGACY if kind == "legacy" else "") as daemon:
+    with Firewalld(Path(directory), backend, LEGACY if kind == "legacy" else "") as daemon:
         yield lambda: daemon.client(reload)
 
 
-def firewalld_complete(folder, kind="nft"):
+def firewalld_complete(directory, kind="nft"):
     """A complete reload takes all rules away first, and ends known connections."""
-    return firewalld(folder, kind, reload="--complete-reload")
+    return firewalld(directory, kind, reload="--complete-reload")
 
 
-def firewalld_nftables(folder, kind="nft"):
-    return firewalld(folder, kind, "nftables")
+def firewalld_nftables(directory, kind="nft"):
+    return firewalld(directory, kind, "nftables")
 
 
 FIREWALLD = ("firewalld", "dbus-daemon")

@@ -27,9 +27,9 @@ class Local(Server):
     """The parts of service.Server, without signals and the process's settings. Its workers are threads of this
     process, at first in this thread's network namespace."""
 
-    def __init__(self, folder, monkeypatch, *, workers=4, busy=3, queue_timeout_s=60.0, level="info", fmt="logfmt",
+    def __init__(self, directory, monkeypatch, *, workers=4, busy=3, queue_timeout_s=60.0, level="info", fmt="logfmt",
                  log=None):
-        super().__init__(folder)
+        super().__init__(directory)
         self.log = log or self.log
         self.monkeypatch, self.crashed = monkeypatch, []
         monkeypatch.setattr(threading, "excepthook", lambda args: self.crashed.append(args.exc_value))

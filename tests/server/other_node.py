@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastcni.testing.witnesses import eventually
 
-FOLDER = "/run/fastcni"
+DIRECTORY = "/run/fastcni"
 MOUNTS = ("mount --make-rprivate / && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /sys/fs/cgroup && echo ready "
           "&& exec sleep 600")
 ANSWER = "one-shot answer"
@@ -65,14 +65,14 @@ class OtherNode:
 
     def server(self):
         """Wait until the node's server listens. Return its pid."""
-        assert eventually(lambda: self.path(f"{FOLDER}/fastcni.sock").exists()), self.log()
+        assert eventually(lambda: self.path(f"{DIRECTORY}/fastcni.sock").exists()), self.log()
         (pid,) = self.processes("--detached")
         return pid
 
     def log(self):
-        path = self.path(f"{FOLDER}/server.log")
+        path = self.path(f"{DIRECTORY}/server.log")
         return path.read_text() if path.exists() else ""
 
     def set_last_attempt(self, seconds_ago):
         now = int(time.clock_gettime(time.CLOCK_BOOTTIME))
-        self.path(f"{FOLDER}/autostart").write_bytes(struct.pack("q", now - seconds_ago))
+        self.path(f"{DIRECTORY}/autostart").write_bytes(struct.pack("q", now - seconds_ago))

@@ -12,15 +12,15 @@ PERF_TYPE_TRACEPOINT, PERF_FLAG_FD_CLOEXEC, ATTR_BYTES = 2, 8, 64
 ID = "events/raw_syscalls/sys_enter/id"
 
 
-def tracepoint(folder):
-    """Return the number of the tracepoint of each system call. folder: an empty one, where tracefs is mounted while its
-    file is read."""
-    subprocess.run(["mount", "-t", "tracefs", "tracefs", folder], check=True)
+def tracepoint(directory):
+    """Return the number of the tracepoint of each system call. directory: an empty one, where tracefs is mounted while
+    its file is read."""
+    subprocess.run(["mount", "-t", "tracefs", "tracefs", directory], check=True)
     try:
-        with open(f"{folder}/{ID}", encoding="ascii") as file:
+        with open(f"{directory}/{ID}", encoding="ascii") as file:
             return int(file.read())
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", directory], check=True)
 
 
 class Counter:

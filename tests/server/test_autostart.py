@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from launcher.stub_server import write_executable
 from project.plugin_file import INTERPRETER
-from server.other_node import ANSWER, FOLDER, INSTEAD_OF_PYTHON, OtherNode
+from server.other_node import ANSWER, DIRECTORY, INSTEAD_OF_PYTHON, OtherNode
 
 from fastcni.cli.commands import cli
 from fastcni.cli.install import lines
@@ -78,7 +78,7 @@ def test_server_keeps_nothing_of_the_request(node, make):
         assert held.communicate("", timeout=60)[0].strip() == ANSWER
     pid = node.server()
     proc = Path(f"/proc/{pid}")
-    assert [os.readlink(proc / "fd" / fd) for fd in "012"] == ["/dev/null", "/dev/null", f"{FOLDER}/server.log"]
+    assert [os.readlink(proc / "fd" / fd) for fd in "012"] == ["/dev/null", "/dev/null", f"{DIRECTORY}/server.log"]
     assert "/dev/null" not in [os.readlink(fd) for fd in (proc / "fd").iterdir() if int(fd.name) > 2]
     assert (os.readlink(proc / "cwd"), os.getsid(pid), os.getpgid(pid)) == ("/", pid, pid)
     assert {line.partition("=")[0] for line in (proc / "environ").read_text().strip("\0").split("\0")} == {"PATH"}
@@ -109,7 +109,7 @@ def test_server_that_fails_to_start_is_tried_again_a_minute_later(node, counting
 
 def test_attempt_of_another_boot_does_not_count(node, counting):
     plugin, starts = counting
-    node.path(FOLDER).mkdir()
+    node.path(DIRECTORY).mkdir()
     node.set_last_attempt(-1000)
     node.call(plugin)
     assert eventually(starts) == 1
@@ -124,48 +124,48 @@ def test_server_that_cannot_be_executed_is_named_in_the_log(node, make):
 def test_request_in_another_namespace_starts_none(node, counting, option):
     plugin, starts = counting
     assert node.call("unshare", "--map-root-user" if option == "--user" else "--fork", option, plugin) == ANSWER
-    attempt = node.path(f"{FOLDER}/autostart")
+    attempt = node.path(f"{DIRECTORY}/autostart")
     assert not attempt.exists() or attempt.stat().st_size == 0
     assert not starts()
 
 
 def test_request_of_another_user_starts_none(node, counting, tmp_path):
-    below_tmp = [folder for folder in tmp_path.parents if folder.name.startswith(("pytest-", "popen-"))]
-    for folder in (tmp_path, *below_tmp):
-        folder.chmod(folder.stat().st_mode | 0o055)
+    below_tmp = [directory for directory in tmp_path.parents if directory.name.startswith(("pytest-", "popen-"))]
+    for directory in (tmp_path, *below_tmp):
+        directory.chmod(directory.stat().st_mode | 0o055)
     assert node.call("setpriv", "--reuid=12345", "--clear-groups", counting[0]) == ANSWER
-    assert not node.path(FOLDER).exists()
+    assert not node.path(DIRECTORY).exists()
 
 
-@pytest.mark.parametrize("path", [f"{FOLDER}/fastcni.sock", ""], ids=["another socket", "no socket"])
+@pytest.mark.parametrize("path", [f"{DIRECTORY}/fastcni.sock", ""], ids=["another socket", "no socket"])
 def test_a_request_that_names_its_socket_starts_none(node, counting, path):
     assert node.call(counting[0], env={"FASTCNI_SOCKET": path}) == ANSWER
-    assert not node.path(FOLDER).exists()
+    assert not node.path(DIRECTORY).exists()
 
 
 def test_version_starts_none(node, counting):
     assert "supportedVersions" in node.call(counting[0], env={"CNI_COMMAND": "VERSION"})
-    assert not node.path(FOLDER).exists()
+    assert not node.path(DIRECTORY).exists()
 
 
 def test_plugin_installed_without_the_option_starts_none(node, make):
     assert node.call(make()) == ANSWER
-    assert not node.path(FOLDER).exists()
+    assert not node.path(DIRECTORY).exists()
 
 
 def test_busy_server_is_not_taken_for_none(node, counting):
     """Its backlog is full: connect(2) fails with EAGAIN."""
-    node.path(FOLDER).mkdir()
+    node.path(DIRECTORY).mkdir()
     plugin, starts = counting
     listener = ("import os, socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
-                f"s.bind('{FOLDER}/fastcni.sock'); s.listen(0); "
+                f"s.bind('{DIRECTORY}/fastcni.sock'); s.listen(0); "
                 "c = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
-                f"c.connect('{FOLDER}/fastcni.sock'); print('full', flush=True); sys.stdin.read()")
+                f"c.connect('{DIRECTORY}/fastcni.sock'); print('full', flush=True); sys.stdin.read()")
     busy = node.start(sys.executable, "-c", listener)
     assert busy.stdout.readline() == "full\n"
     assert node.call(plugin) == ANSWER
     busy.communicate()
-    assert not node.path(f"{FOLDER}/autostart").exists()
+    assert not node.path(f"{DIRECTORY}/autostart").exists()
     assert node.call(plugin) == ANSWER          # the socket's file is still there: ECONNREFUSED
     assert eventually(starts) == 1
 

@@ -415,7 +415,7 @@ def test_a_dead_node_is_declared_by_the_servers_of_others(cluster_node, edit):
     a = cluster_node(nodes_s=0.02, grace_s=0.1)
     a.add("c1")
     ready(a)
-    LocalStore({"path": str(a.folder / "store")}).join("b", "boot")
+    LocalStore({"path": str(a.directory / "store")}).join("b", "boot")
     with edit() as data:
         data["nodes"]["b"]["seen"] -= 1000
     assert eventually(lambda: [one.state for one in a.store.nodes() if one.name == "b"] == [DEAD])

@@ -12,23 +12,23 @@ from fastcni.testing.namespaces import needs_root
 from fastcni.testing.witnesses import eventually
 
 
-def conf(folder, **ipam):
+def conf(directory, **ipam):
     return {"cniVersion": "1.1.0", "name": "net", "type": "cluster",
-            "ipam": {"type": "cluster", "range": RANGE, "node_name": "a", "dataDir": str(folder / "data"),
-                     "store": {"type": "local", "path": str(folder / "store")}, **ipam}}
+            "ipam": {"type": "cluster", "range": RANGE, "node_name": "a", "dataDir": str(directory / "data"),
+                     "store": {"type": "local", "path": str(directory / "store")}, **ipam}}
 
 
-def holders(folder):
-    store = open_store({"type": "local", "path": str(folder / "store")})
+def holders(directory):
+    store = open_store({"type": "local", "path": str(directory / "store")})
     return {one["container"] for use in store.uses() for one in use.holders}
 
 
-def cache(folder, net, cid):
+def cache(directory, net, cid):
     """Write the result cache of an attachment, as a runtime does."""
-    results = folder / "cache" / "results"
+    results = directory / "cache" / "results"
     results.mkdir(parents=True, exist_ok=True)
     document = {"kind": "cniCacheV1", "containerId": cid, "ifName": "eth0", "networkName": "net",
-                "netns": str(folder / "netns" / cid),
+                "netns": str(directory / "netns" / cid),
                 "config": b64encode(json.dumps({**net, "plugins": [net]}).encode()).decode()}
     (results / f"net-{cid}-eth0").write_text(json.dumps(document))
 

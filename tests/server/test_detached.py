@@ -36,27 +36,27 @@ def test_server_has_the_usual_settings_of_a_process(tmp_path):
 
 @pytest.fixture
 def group():
-    """A cgroup of one hierarchy: (its folder, the hierarchy's, the end of its root's line in /proc/PID/cgroup)."""
+    """A cgroup of one hierarchy: (its directory, the hierarchy's, the end of its root's line in /proc/PID/cgroup)."""
     for hierarchy, line in (("/sys/fs/cgroup/pids", "pids:/"), ("/sys/fs/cgroup", "::/")):
-        folder = f"{hierarchy}/fastcni-test-{os.getpid()}"
+        directory = f"{hierarchy}/fastcni-test-{os.getpid()}"
         if os.path.exists(f"{hierarchy}/cgroup.procs") and os.access(hierarchy, os.W_OK):
             try:
-                os.mkdir(folder)
+                os.mkdir(directory)
             except OSError:
                 continue
-            yield folder, hierarchy, line
-            os.rmdir(folder)
+            yield directory, hierarchy, line
+            os.rmdir(directory)
             return
     pytest.skip("no cgroup hierarchy can be changed here")
 
 
 def test_server_moves_to_the_root_cgroup(group, tmp_path):
     """Only the test's hierarchy is where detach() looks."""
-    folder, hierarchy, line = group
+    directory, hierarchy, line = group
     (tmp_path / ("pids" if line.startswith("pids") else "unified")).symlink_to(hierarchy)
 
     def enter():
-        with open(f"{folder}/cgroup.procs", "w") as file:
+        with open(f"{directory}/cgroup.procs", "w") as file:
             file.write("0")
 
     groups = leave(tmp_path, preexec_fn=enter)[1].split()
@@ -64,11 +64,11 @@ def test_server_moves_to_the_root_cgroup(group, tmp_path):
     assert any(entry.endswith(line) for entry in groups)
 
 
-def hierarchy(folder, name):
-    (folder / name).mkdir()
-    (folder / name / "cgroup.controllers").touch()
-    (folder / name / "cgroup.procs").touch()
-    return folder / name
+def hierarchy(directory, name):
+    (directory / name).mkdir()
+    (directory / name / "cgroup.controllers").touch()
+    (directory / name / "cgroup.procs").touch()
+    return directory / name
 
 
 def test_server_moves_to_its_own_cgroup_where_the_root_takes_none(tmp_path):

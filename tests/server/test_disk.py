@@ -10,18 +10,18 @@ import pytest
 @pytest.fixture
 def small(tmp_path, root):
     """A file system of 256 KB, for the address files."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True,
+    directory = tmp_path / "small"
+    directory.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(directory)], capture_output=True,
                           text=True)
     if done.returncode:
         pytest.skip(f"no mount here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    yield directory
+    subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
-def fill(folder):
-    with open(folder / "filler", "wb", buffering=0) as filler:
+def fill(directory):
+    with open(directory / "filler", "wb", buffering=0) as filler:
         try:
             while filler.write(bytes(4096)):
                 continue
@@ -29,8 +29,8 @@ def fill(folder):
             assert e.errno == ENOSPC
 
 
-def with_addresses_in(folder, conf):
-    return {**conf, "ipam": {**conf["ipam"], "dataDir": str(folder)}}
+def with_addresses_in(directory, conf):
+    return {**conf, "ipam": {**conf["ipam"], "dataDir": str(directory)}}
 
 
 def test_a_sparse_index_on_a_full_disk_ends_no_server(start, node, pod, small):

@@ -60,14 +60,14 @@ def test_other_users_cannot_reach_the_socket_whatever_the_umask(make, umask, tmp
 
 @pytest.mark.parametrize("mask", [0, 0o077])
 def test_other_users_reach_the_socket_if_some_are_allowed(make, umask, tmp_path, mask):
-    """The umask of a service is often 077: the folder was closed to those that --allow-uid names."""
+    """The umask of a service is often 077: the directory was closed to those that --allow-uid names."""
     umask(mask)
     make(tmp_path / "run" / "s", open_to_all=True)
     assert (mode(tmp_path / "run"), mode(tmp_path / "run" / "s")) == (0o711, 0o666)
 
 
 @pytest.mark.parametrize("open_to", [0o777, 0o770])
-def test_a_folder_that_others_can_change_is_refused(make, tmp_path, open_to):
+def test_a_directory_that_others_can_change_is_refused(make, tmp_path, open_to):
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(open_to)
     with pytest.raises(ListenError, match="can be changed by others"):
@@ -75,7 +75,7 @@ def test_a_folder_that_others_can_change_is_refused(make, tmp_path, open_to):
     assert os.listdir(tmp_path / "run") == []
 
 
-def test_a_sticky_folder_is_accepted(make, tmp_path):
+def test_a_sticky_directory_is_accepted(make, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o1777)
     make(tmp_path / "run" / "s")
@@ -93,15 +93,15 @@ def lock_by_another_user(path):
 
 @pytest.fixture
 def sticky():
-    """A folder in which every user may create files, as /tmp."""
+    """A directory in which every user may create files, as /tmp."""
     if os.geteuid() != 0:
         pytest.skip("needs root: files of another user")
-    with tempfile.TemporaryDirectory(prefix="fastcni-") as folder:
-        os.chmod(folder, 0o1777)
-        yield Path(folder)
+    with tempfile.TemporaryDirectory(prefix="fastcni-") as directory:
+        os.chmod(directory, 0o1777)
+        yield Path(directory)
 
 
-def test_another_users_lock_in_a_sticky_folder_prevents_no_start(make, sticky):
+def test_another_users_lock_in_a_sticky_directory_prevents_no_start(make, sticky):
     """The server took that lock for another server."""
     process = lock_by_another_user(sticky / "s.lock")
     try:
@@ -115,8 +115,8 @@ def test_another_users_lock_in_a_sticky_folder_prevents_no_start(make, sticky):
 
 
 @pytest.mark.parametrize("name", ["s", "s.lock"])
-@pytest.mark.parametrize("kind", ["file", "pipe", "link", "hard link", "full folder"])
-def test_no_file_of_another_user_in_a_sticky_folder_prevents_the_start(make, sticky, kind, name):
+@pytest.mark.parametrize("kind", ["file", "pipe", "link", "hard link", "full directory"])
+def test_no_file_of_another_user_in_a_sticky_directory_prevents_the_start(make, sticky, kind, name):
     path = sticky / name
     if kind == "file":
         path.touch()
@@ -151,8 +151,8 @@ def test_a_lock_that_is_replaced_while_it_is_taken_is_taken_again(make, tmp_path
     assert replaced and os.fstat(made.lock).st_ino == (tmp_path / "s.lock").stat().st_ino
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives a folder to another user")
-def test_a_folder_of_another_user_is_refused(make, tmp_path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives a directory to another user")
+def test_a_directory_of_another_user_is_refused(make, tmp_path):
     (tmp_path / "run").mkdir()
     os.chown(tmp_path / "run", 12345, 0)
     with pytest.raises(ListenError, match="can be changed by others"):
@@ -190,11 +190,11 @@ def test_a_stopping_server_frees_its_path_at_once_and_no_earlier(make, tmp_path)
     assert connects(path)
 
 
-@pytest.mark.parametrize(("path", "text"), [("missing/folder/s", "No such file or directory"),
-                                             ("x" * 120, "too long"), ("folder", "directory")])
+@pytest.mark.parametrize(("path", "text"), [("missing/directory/s", "No such file or directory"),
+                                             ("x" * 120, "too long"), ("directory", "directory")])
 def test_a_path_that_is_not_possible_is_an_error(tmp_path, monkeypatch, path, text):
     monkeypatch.delenv("LISTEN_PID", raising=False)
-    (tmp_path / "run" / "folder").mkdir(parents=True)
+    (tmp_path / "run" / "directory").mkdir(parents=True)
     with pytest.raises(ListenError, match=f"listen on .*: .*{text}"):
         listening.listen(str(tmp_path / "run" / path), False)
 

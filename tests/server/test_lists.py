@@ -28,9 +28,9 @@ def net_of(*plugins, **keys):
 
 @pytest.fixture(scope="module")
 def bin_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bin")
-    install(folder)
-    return str(folder)
+    directory = tmp_path_factory.mktemp("bin")
+    install(directory)
+    return str(directory)
 
 
 class Stub:
@@ -188,7 +188,7 @@ def test_without_a_server_nothing_is_sent(environ):
 @needs_root
 def test_the_server_gives_the_same_results_errors_and_caches_as_the_plugins_apart(host_netns, pod_netns, tmp_path,
                                                                                    bin_dir):
-    """Also where it sees another folder of plugins: the runtime has found these."""
+    """Also where it sees another directory of plugins: the runtime has found these."""
     ipam = {"type": "host-local", "subnet": "10.9.0.0/24", "dataDir": str(tmp_path)}
     bridge = {"type": "bridge", "bridge": "br9", "isGateway": True, "ipam": ipam}
     mapped = {"type": "portmap", "capabilities": {"portMappings": True}}

@@ -191,8 +191,8 @@ def test_a_port_that_is_taken_is_named():
 
 
 def test_a_path_that_cannot_be_made_is_named(tmp_path):
-    with pytest.raises(ListenError, match=f"{tmp_path}/no/folder/m: No such file"):
-        address.listen(str(tmp_path / "no/folder/m"))
+    with pytest.raises(ListenError, match=f"{tmp_path}/no/directory/m: No such file"):
+        address.listen(str(tmp_path / "no/directory/m"))
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from fastcni.testing.witnesses import eventually
 ACME = """#!/bin/sh
 cat > /dev/null
 if [ "$CNI_COMMAND" = ADD ]; then
-    echo $$ > {folder}/new
-    mv {folder}/new {folder}/started
+    echo $$ > {directory}/new
+    mv {directory}/new {directory}/started
     tries=0
-    while [ ! -e {folder}/goes-on ] && [ $tries -lt 600 ]; do sleep 0.1; tries=$((tries + 1)); done
+    while [ ! -e {directory}/goes-on ] && [ $tries -lt 600 ]; do sleep 0.1; tries=$((tries + 1)); done
 fi
 echo '{{"cniVersion": "1.1.0"}}'
 """
@@ -27,8 +27,8 @@ echo '{{"cniVersion": "1.1.0"}}'
 
 @pytest.fixture
 def acme(tmp_path):
-    """The folder of a plugin of another project, whose ADD lasts until the test ends."""
-    (tmp_path / "acme").write_text(ACME.format(folder=tmp_path))
+    """The directory of a plugin of another project, whose ADD lasts until the test ends."""
+    (tmp_path / "acme").write_text(ACME.format(directory=tmp_path))
     (tmp_path / "acme").chmod(0o755)
     yield tmp_path
     (tmp_path / "goes-on").touch()
@@ -78,13 +78,13 @@ def test_a_server_that_is_killed_between_two_networks_leaves_nothing_to_the_del(
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
-    """The folder of plugin files that wait for a stopped server for a short time."""
-    folder = tmp_path_factory.mktemp("hasty")
+    """The directory of plugin files that wait for a stopped server for a short time."""
+    directory = tmp_path_factory.mktemp("hasty")
     image = pack.pack(checked_interpreter(base_interpreter()), (0.5, 5.0, 3.0))
     for name in ("multus", "bridge", "host-local"):
-        (folder / name).write_bytes(image)
-        (folder / name).chmod(0o755)
-    return folder
+        (directory / name).write_bytes(image)
+        (directory / name).chmod(0o755)
+    return directory
 
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])

@@ -21,7 +21,7 @@ def reads(monkeypatch):
 
 @pytest.fixture
 def find(tmp_path, plugins, reads):
-    """find(): what WarmMode.find_plugin() finds for host-local in a folder that has fastcni's file."""
+    """find(): what WarmMode.find_plugin() finds for host-local in a directory that has fastcni's file."""
     shutil.copy(f"{plugins}/host-local", tmp_path)
     home = netns.open_own()
     mode = modes.WarmMode(home, None, None, None, None, None)
@@ -52,4 +52,4 @@ def test_a_plugin_file_that_another_program_replaces_is_not_taken_for_fastcnis(f
     written.rename(path)
     assert find() == str(path)
     path.unlink()
-    assert find() == ""         # the next folder has fastcni's
+    assert find() == ""         # the next directory has fastcni's

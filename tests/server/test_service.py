@@ -316,10 +316,10 @@ except OSError as e:
 
 @pytest.fixture
 def reachable(node):
-    """A folder that other users can enter. pytest closes the parent of tmp_path to them."""
-    with tempfile.TemporaryDirectory(prefix="fcni-") as folder:
-        os.chmod(folder, 0o711)
-        yield folder
+    """A directory that other users can enter. pytest closes the parent of tmp_path to them."""
+    with tempfile.TemporaryDirectory(prefix="fcni-") as directory:
+        os.chmod(directory, 0o711)
+        yield directory
 
 
 def test_a_user_without_permission_is_not_served(reachable):

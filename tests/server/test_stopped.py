@@ -26,11 +26,11 @@ from fastcni.testing.witnesses import eventually
 
 UNREAD, ANSWER, QUICK = 1.5, 5.0, 3.0           # seconds: the deadline of the plugin files of these tests
 SLOW_LOCAL = """#!/bin/sh
-if [ "$CNI_COMMAND" = {command} ] && rm {folder}/slow 2> /dev/null; then
-    echo started > {folder}/slow.log
+if [ "$CNI_COMMAND" = {command} ] && rm {directory}/slow 2> /dev/null; then
+    echo started > {directory}/slow.log
     sleep 1.5
 fi
-FASTCNI_SOCKET= exec {folder}/host-local
+FASTCNI_SOCKET= exec {directory}/host-local
 """
 SERVE = """import sys; from fastcni.server.service import Options, serve
 sys.exit(serve(sys.argv[1], Options(tidy_s=0.1)))"""
@@ -38,20 +38,20 @@ sys.exit(serve(sys.argv[1], Options(tidy_s=0.1)))"""
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
-    """The folder of plugin files with short deadlines."""
-    folder = tmp_path_factory.mktemp("hasty")
+    """The directory of plugin files with short deadlines."""
+    directory = tmp_path_factory.mktemp("hasty")
     image = pack.pack(checked_interpreter(base_interpreter()), (UNREAD, ANSWER, QUICK))
     for name in ("bridge", "host-local", "portmap"):
-        (folder / name).write_bytes(image)
-        (folder / name).chmod(0o755)
-    return folder
+        (directory / name).write_bytes(image)
+        (directory / name).chmod(0o755)
+    return directory
 
 
-def plugin(folder, server, command, conf, pod, **more):
+def plugin(directory, server, command, conf, pod, **more):
     """Start a plugin file. It calls the server, and goes one-shot if needed."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c-1", "CNI_IFNAME": "eth0", "CNI_NETNS": f"/run/netns/{pod}",
-           "CNI_PATH": str(folder), "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"], **more}
-    running = subprocess.Popen([folder / conf["type"]], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+           "CNI_PATH": str(directory), "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"], **more}
+    running = subprocess.Popen([directory / conf["type"]], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     running.stdin.write(json.dumps(conf).encode())
     running.stdin.close()
     return running
@@ -83,7 +83,7 @@ def test_a_continued_server_abandons_the_request_it_was_working_on(node, pod, st
     """The server continued the request, found its caller gone, and rolled back address and firewall state of the pod's
     successor, which had been added one-shot meanwhile."""
     server = start()
-    (hasty / "slow-local").write_text(SLOW_LOCAL.format(command=command, folder=hasty))
+    (hasty / "slow-local").write_text(SLOW_LOCAL.format(command=command, directory=hasty))
     (hasty / "slow-local").chmod(0o755)
     conf = node.conf(isGateway=True, ipMasq=True)
     conf["ipam"]["type"] = "slow-local"

@@ -39,8 +39,8 @@ def pods(server, node, pod):
 class Following:
     """`fastcni trace` in a process of its own."""
 
-    def __init__(self, server, folder, *words):
-        self.out, self.err = folder / "trace.out", folder / "trace.err"
+    def __init__(self, server, directory, *words):
+        self.out, self.err = directory / "trace.out", directory / "trace.err"
         with open(self.out, "w") as out, open(self.err, "w") as err:
             self.process = subprocess.Popen([sys.executable, "-m", "fastcni", "trace", "--socket", str(server.path),
                                              *words], stdout=out, stderr=err)

@@ -1,4 +1,4 @@
-"""The systemd units: their text, their folder, and a server under their restrictions."""
+"""The systemd units: their text, their directory, and a server under their restrictions."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ODD = ["with space", "percent%h", "dollar$HOME", "${HOME}", ";", "#x", "ü"]
 
 @pytest.fixture
 def units(tmp_path):
-    """The folder of both units."""
+    """The directory of both units."""
     systemd.install_units(tmp_path / "units")
     return tmp_path / "units"
 
@@ -66,9 +66,9 @@ def test_systemd_ends_a_stopped_server_before_its_callers_give_up():
 @pytest.mark.parametrize("odd", ODD)
 def test_systemd_finds_a_program_under_an_odd_path(tmp_path, odd):
     """`verify` looks for the program: it has to read the path back as it was."""
-    folder = tmp_path / odd
-    folder.mkdir()
-    program = folder / "python"
+    directory = tmp_path / odd
+    directory.mkdir()
+    program = directory / "python"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     systemd.install_units(tmp_path / "units", [program, "-m", "fastcni"])
@@ -134,16 +134,16 @@ def test_socket_and_server_have_the_same_path():
     assert values("Backlog", systemd.SOCKET) == [str(listening.BACKLOG)]
 
 
-# ---- their folder ----
+# ---- their directory ----
 
 
 def test_units_are_replaced_at_once_and_are_readable(tmp_path):
-    folder = tmp_path / "units"
-    paths = systemd.install_units(folder, ["/bin/true"])
+    directory = tmp_path / "units"
+    paths = systemd.install_units(directory, ["/bin/true"])
     with open(paths[1]) as old:             # a process that has the old file open reads it to its end
-        assert systemd.install_units(folder, ["/bin/false"]) == paths
+        assert systemd.install_units(directory, ["/bin/false"]) == paths
         assert "ExecStart=/bin/true" in old.read() and "ExecStart=/bin/false" in Path(paths[1]).read_text()
-    assert sorted(os.listdir(folder)) == ["fastcni.service", "fastcni.socket"]
+    assert sorted(os.listdir(directory)) == ["fastcni.service", "fastcni.socket"]
     assert [os.stat(path).st_mode & 0o777 for path in paths] == [0o644, 0o644]
 
 
@@ -202,7 +202,7 @@ def test_a_unit_dir_without_systemd_is_refused(tmp_path):
     assert not (tmp_path / "units").exists()
 
 
-def test_a_unit_folder_that_cannot_be_made_is_an_error(tmp_path):
+def test_a_unit_directory_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     unit_dir = tmp_path / "file" / "x"
     status, output = fastcni("install", "--bin-dir", tmp_path / "bin", "--systemd", "--unit-dir", unit_dir)

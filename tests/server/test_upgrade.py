@@ -43,16 +43,16 @@ class Notifications:
 
 
 class Unit:
-    """`with Unit(folder) as unit:` acts as systemd: a listening socket, and at most one server at a time."""
+    """`with Unit(directory) as unit:` acts as systemd: a listening socket, and at most one server at a time."""
 
-    def __init__(self, folder):
-        self.folder, self.path, self.process = folder, str(folder / "handed.sock"), None
+    def __init__(self, directory):
+        self.directory, self.path, self.process = directory, str(directory / "handed.sock"), None
 
     def __enter__(self):
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(self.path)
         self.listener.listen(128)
-        self.notifications = Notifications(self.folder / "notify")
+        self.notifications = Notifications(self.directory / "notify")
         return self
 
     def __exit__(self, *_):
@@ -64,7 +64,7 @@ class Unit:
 
     def begin(self):
         env = {**os.environ, "LISTEN_FDS": "1", "NOTIFY_SOCKET": self.notifications.path}
-        with open(self.folder / "log", "ab") as log:
+        with open(self.directory / "log", "ab") as log:
             self.process = subprocess.Popen(["sh", "-c", HAND_OVER, sys.executable, "-I", "-m", "fastcni", "serve"],
                                             stdin=self.listener, stderr=log, env=env)
 
@@ -78,7 +78,7 @@ class Unit:
         assert self.process.wait(LIMIT) == 0, self.log()
 
     def log(self):
-        return (self.folder / "log").read_text()
+        return (self.directory / "log").read_text()
 
 
 class Callers:
@@ -220,7 +220,7 @@ def test_kills_under_load_fail_adds_with_code_11_and_no_del(node, plugin, pods, 
     assert_nothing_is_left(node, pods)
 
 
-def test_a_server_whose_socket_folder_was_removed_ends_with_status_0(start, tmp_path):
+def test_a_server_whose_socket_directory_was_removed_ends_with_status_0(start, tmp_path):
     """The server ended with a traceback, and without its last answers."""
     server = start()
     shutil.rmtree(tmp_path / "run")

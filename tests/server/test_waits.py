@@ -16,8 +16,8 @@ from fastcni.testing.witnesses import eventually
 
 HUNG = """#!/bin/sh
 cat > /dev/null
-[ -e {folder}/works ] && exec echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.22.0.9/24"}}]}}'
-echo "$CNI_COMMAND $$" >> {folder}/hung.log
+[ -e {directory}/works ] && exec echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.22.0.9/24"}}]}}'
+echo "$CNI_COMMAND $$" >> {directory}/hung.log
 exec sleep 1000
 """
 
@@ -25,15 +25,15 @@ exec sleep 1000
 class Hung:
     """keys and env of a network whose IPAM plugin is not fastcni's and does not end; its processes."""
 
-    def __init__(self, folder):
-        self.folder, self.log = folder, folder / "hung.log"
-        self.keys, self.env = {"ipam": {"type": "hung-ipam"}}, {"CNI_PATH": str(folder)}
-        path = folder / "hung-ipam"
-        path.write_text(HUNG.format(folder=folder))
+    def __init__(self, directory):
+        self.directory, self.log = directory, directory / "hung.log"
+        self.keys, self.env = {"ipam": {"type": "hung-ipam"}}, {"CNI_PATH": str(directory)}
+        path = directory / "hung-ipam"
+        path.write_text(HUNG.format(directory=directory))
         path.chmod(0o755)
 
     def works(self):
-        (self.folder / "works").touch()
+        (self.directory / "works").touch()
 
     @property
     def pids(self):

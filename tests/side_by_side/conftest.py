@@ -27,30 +27,30 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def launchers(tmp_path_factory):
-    """The folder of fastcni's plugin files."""
-    folder = tmp_path_factory.mktemp("bin")
-    install(folder)
-    return str(folder)
+    """The directory of fastcni's plugin files."""
+    directory = tmp_path_factory.mktemp("bin")
+    install(directory)
+    return str(directory)
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     """The path of a running server's socket."""
-    folder = tmp_path_factory.mktemp("server")
-    path = folder / "run" / "fastcni.sock"
-    with open(folder / "log", "wb") as log:
+    directory = tmp_path_factory.mktemp("server")
+    path = directory / "run" / "fastcni.sock"
+    with open(directory / "log", "wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", path], stderr=log,
                                    env={**os.environ, "LISTEN_FDS": ""})
     try:
         deadline = time.monotonic() + 60
         while not path.exists():
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, (folder / "log").read_text()
+            assert process.poll() is None, (directory / "log").read_text()
+            assert time.monotonic() < deadline, (directory / "log").read_text()
             time.sleep(0.01)
         yield str(path)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-        log = (folder / "log").read_text()
+        log = (directory / "log").read_text()
         assert "command=" in log, log
         assert "level=error" not in log, log       # it was asked, and had no fault
     finally:

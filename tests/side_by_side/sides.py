@@ -79,12 +79,12 @@ class Answer:
 class Side:
     """`with Side(...) as side:` adds a host namespace; at the end the namespace, its pods and processes are removed."""
 
-    def __init__(self, name, bin_dir, folder, socket=""):
-        self.name, self.bin_dir, self.folder, self.socket = name, bin_dir, str(folder), socket
+    def __init__(self, name, bin_dir, directory, socket=""):
+        self.name, self.bin_dir, self.directory, self.socket = name, bin_dir, str(directory), socket
         self.made = []
 
     def __enter__(self):
-        os.makedirs(self.folder)
+        os.makedirs(self.directory)
         try:
             self.host = self.netns("host")
             with Inside(self.host):
@@ -117,8 +117,8 @@ class Side:
             return run(*command, **more)
 
     def own(self, conf):
-        """Return the configuration with this side's folder in place of @here."""
-        return json.loads(json.dumps(conf).replace("@here", self.folder))
+        """Return the configuration with this side's directory in place of @here."""
+        return json.loads(json.dumps(conf).replace("@here", self.directory))
 
     def environment(self, command, netns="", *, cid="pod-1", ifname="eth0", args="", **more):
         """Return the variables of one call, without those that are None."""
@@ -155,9 +155,9 @@ class Side:
 
     def held(self, network, data_dir=None):
         """Return {address: content} of a host-local directory, and its last_reserved_ip files."""
-        folder = f"{data_dir or self.folder}/{network}"
-        names = os.listdir(folder) if os.path.isdir(folder) else []
-        return {name: open(f"{folder}/{name}", newline="").read() for name in names
+        directory = f"{data_dir or self.directory}/{network}"
+        names = os.listdir(directory) if os.path.isdir(directory) else []
+        return {name: open(f"{directory}/{name}", newline="").read() for name in names
                 if name not in ("lock", ".fastcni.index")}
 
 

@@ -104,9 +104,9 @@ def sysctl(name):
 def sysctls(link):
     """Yield (name below /proc/sys, value) of each IPv4 and IPv6 sysctl of a link."""
     for family in ("ipv4", "ipv6"):
-        folder = f"net/{family}/conf/{link}"
-        for name in os.listdir(f"/proc/sys/{folder}") if os.path.isdir(f"/proc/sys/{folder}") else ():
-            yield f"{folder}/{name}", sysctl(f"{folder}/{name}")
+        directory = f"net/{family}/conf/{link}"
+        for name in os.listdir(f"/proc/sys/{directory}") if os.path.isdir(f"/proc/sys/{directory}") else ():
+            yield f"{directory}/{name}", sysctl(f"{directory}/{name}")
 
 
 class Roles:

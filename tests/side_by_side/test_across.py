@@ -32,16 +32,16 @@ class Handover:
 
     def __init__(self, first, second):
         self.first, self.second = first, second
-        self.host, self.folder = first.host, first.folder
+        self.host, self.directory = first.host, first.directory
 
     def by_second(self, command, conf, pod, **more):
         """A call by the second side's plugins on the first side's host."""
-        home, folder = self.second.host, self.second.folder
-        self.second.host, self.second.folder = self.host, self.folder
+        home, directory = self.second.host, self.second.directory
+        self.second.host, self.second.directory = self.host, self.directory
         try:
             return self.second.call(command, conf, pod, **more)
         finally:
-            self.second.host, self.second.folder = home, folder
+            self.second.host, self.second.directory = home, directory
 
 
 @pytest.fixture(params=["what Go added, by fastcni", "what fastcni added, by Go"])
@@ -119,7 +119,7 @@ def test_each_side_restores_the_link_from_the_file_of_the_other(handover, keys):
     conf, first = tuning(**keys), handover.first
     pod = first.pod(quick_dad=True)
     conf["prevResult"] = first.add(BEHIND, pod)
-    before, file = link_of(pod), f"{first.folder}/tuning/pod-1_eth0.json"
+    before, file = link_of(pod), f"{first.directory}/tuning/pod-1_eth0.json"
     first.add(conf, pod)
     assert link_of(pod) != before
     answer = handover.by_second("DEL", conf, pod)
@@ -134,7 +134,7 @@ def test_both_write_the_same_file_that_no_other_user_can_read(sides):
         pod = side.pod(quick_dad=True)
         previous = side.add(bridge(isGateway=True, args={"cni": {"mac": "02:00:00:00:00:01"}}), pod)
         side.add({**conf, "prevResult": previous}, pod)
-        with open(f"{side.folder}/tuning/pod-1_eth0.json", "rb") as file:
+        with open(f"{side.directory}/tuning/pod-1_eth0.json", "rb") as file:
             files.append((file.read(), os.fstat(file.fileno()).st_mode))
     assert files[0] == files[1]
 

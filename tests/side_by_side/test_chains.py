@@ -41,7 +41,7 @@ class Chain:
         self.side, self.version = side, cni_version
         _, self.subnet, self.reached, capabilities = CHAINS[name]
         self.net = parse_list(self.text(name).encode())
-        self.cni = CNI([side.bin_dir], cache_dir=f"{side.folder}/cache")
+        self.cni = CNI([side.bin_dir], cache_dir=f"{side.directory}/cache")
         self.external = add_external(side)
         self.attached = {cid: RuntimeConf(cid, side.pod(quick_dad=True), "eth0", capability_args={
             **capabilities, "portMappings": [{"hostPort": 8080 + i, "containerPort": 80, "protocol": "tcp"}]})
@@ -51,9 +51,9 @@ class Chain:
         conf = json.loads((EXAMPLES / f"{name}.conflist").read_text())
         for plugin in conf["plugins"]:
             if "ipam" in plugin:
-                plugin["ipam"]["dataDir"] = self.side.folder
+                plugin["ipam"]["dataDir"] = self.side.directory
             if plugin["type"] == "tuning":
-                plugin["dataDir"] = f"{self.side.folder}/tuning"
+                plugin["dataDir"] = f"{self.side.directory}/tuning"
         return json.dumps({**conf, "cniVersion": self.version})
 
     def do(self, command, *args):
@@ -145,6 +145,6 @@ def test_a_fused_list_gives_the_same_bytes_and_each_deletes_the_others_pods(name
             for _ in range(2):
                 chain.do("delete", rt)
             assert eventually(lambda: not chain.left()), chain.left()
-            for file in (Path(fastcni.folder) / apart.name).glob("last_reserved_ip.*"):
+            for file in (Path(fastcni.directory) / apart.name).glob("last_reserved_ip.*"):
                 file.unlink()           # so that both get the first address
         assert seen[0] == seen[1], chain.version

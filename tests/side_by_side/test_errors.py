@@ -64,7 +64,7 @@ class Try:
         """Return (code, msg, details) with placeholders for this side's names."""
         document = answer.document
         assert set(document) <= {"code", "msg", "details"}, str(answer)
-        names = {self.side.folder: "<folder>", self.side.bin_dir: "<plugins>", self.pod: "<pod>",
+        names = {self.side.directory: "<directory>", self.side.bin_dir: "<plugins>", self.pod: "<pod>",
                  ' "1.1.0"': "", " 1.1.0]": "]"}           # a version that the peer does not know
         pattern = re.compile("|".join(map(re.escape, names)))
         return document["code"], *(re.sub("veth[0-9a-f]{8}", "<host end>", pattern.sub(lambda m: names[m[0]], text))

@@ -34,7 +34,7 @@ def delegates(sides):
     go.bin_dir, go.socket, environment = fastcni.bin_dir, fastcni.socket, go.environment
     go.environment = lambda *args, **more: {**environment(*args, **more), "CNI_PATH": shared.PEER}
     for side in sides:
-        with open(f"{side.folder}/subnet.env", "w") as file:
+        with open(f"{side.directory}/subnet.env", "w") as file:
             file.writelines(f"{name}={value}\n" for name, value in SUBNET.items())
     return sides
 
@@ -58,7 +58,7 @@ def test_a_node_changes_its_bridge_under_running_pods(first, delegates):
     one, other = delegates[first], delegates[1 - first]
     pod, conf = one.pod(), flannel()
     conf["prevResult"] = one.add(conf, pod)
-    other.host, other.folder = one.host, one.folder
+    other.host, other.directory = one.host, one.directory
     for command in ("CHECK", "DEL", "DEL") if other is delegates[0] else ("DEL", "DEL"):
         assert other.ok(command, conf, pod) is None
     assert "eth0" not in one.on_host("ip", "-n", os.path.basename(pod), "link")
@@ -66,10 +66,10 @@ def test_a_node_changes_its_bridge_under_running_pods(first, delegates):
 
 
 def kept(run):
-    """Return the configurations that delegates received, without folders."""
-    folder = f"{run.side.folder}/flannel"
+    """Return the configurations that delegates received, without directories."""
+    directory = f"{run.side.directory}/flannel"
     found = []
-    for name in sorted(os.listdir(folder)):
-        with open(f"{folder}/{name}") as file:
-            found.append(json.loads(file.read().replace(run.side.folder, "@here")))
+    for name in sorted(os.listdir(directory)):
+        with open(f"{directory}/{name}") as file:
+            found.append(json.loads(file.read().replace(run.side.directory, "@here")))
     return found

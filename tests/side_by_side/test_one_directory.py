@@ -10,9 +10,9 @@ from side_by_side.stories import V4, V6
 WRITERS, ADDS = 4, 12                           # of each side
 
 
-def conf(folder, *subnets, version="1.0.0", **keys):
+def conf(directory, *subnets, version="1.0.0", **keys):
     return {"cniVersion": version, "name": "net-a", "type": "host-local", **keys, "ipam": {
-        "type": "host-local", "dataDir": folder, "ranges": [[{"subnet": subnet}] for subnet in subnets]}}
+        "type": "host-local", "dataDir": directory, "ranges": [[{"subnet": subnet}] for subnet in subnets]}}
 
 
 def test_many_processes_of_both_sides_give_no_address_twice(sides, tmp_path):
@@ -93,7 +93,7 @@ def test_both_give_the_same_addresses_in_the_same_order(title, version, three_si
                "ipam": {"type": "host-local", "dataDir": "@here", **ipam}}
 
     def story(side):
-        with open(os.path.join(side.folder, "resolv.conf"), "w") as file:
+        with open(os.path.join(side.directory, "resolv.conf"), "w") as file:
             file.write(RESOLV_CONF)
         added = [side.call("ADD", network, "/run/netns/none", cid=f"pod-{i}") for i in range(5)]
         deleted = side.call("DEL", network, cid="pod-1").status

@@ -90,18 +90,18 @@ POLICY = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
 
 
 def test_a_network_policy_that_denies_is_named(why, world, tmp_path):
-    folder = tmp_path / "policies"
-    folder.mkdir()
+    directory = tmp_path / "policies"
+    directory.mkdir()
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web-b", "namespace": "shop"},
            "status": {"podIP": world.words["ip_b"], "podIPs": [{"ip": world.words["ip_b"]}]}}
-    (folder / "pod.json").write_text(json.dumps(pod))
-    (folder / "policy.json").write_text(json.dumps(POLICY))
+    (directory / "pod.json").write_text(json.dumps(pod))
+    (directory / "policy.json").write_text(json.dumps(POLICY))
     nodes = tmp_path / "nodes.json"
     nodes.write_text("""{"Network": "10.62.0.0/16", "Backend": {"Type": "host-gw"}, "nodes": []}""")
     world.faulty = True
     with Inside(world.names["h"]):
         agent = subprocess.Popen(
-            [sys.executable, "-m", "fastcni", "agent", "--nodes", nodes, "--policies", folder, "--folder", tmp_path,
+            [sys.executable, "-m", "fastcni", "agent", "--nodes", nodes, "--policies", directory, "--folder", tmp_path,
              "--conflist", "", "--subnet-file", tmp_path / "subnet.env"], stderr=subprocess.PIPE)
     try:
         assert any(b"policies_ready" in line for line in agent.stderr)
@@ -109,8 +109,8 @@ def test_a_network_policy_that_denies_is_named(why, world, tmp_path):
         assert found["hop"] == "policy" and found["owner"].startswith("fastcni (table inet fastcni-policy"), found
         assert found["do"] == world.say("fastcni policy test {ip_a} {ip_b} {port_b}/tcp")
         opened = {**POLICY, "spec": {**POLICY["spec"], "ingress": [{}]}}
-        (folder / "new").write_text(json.dumps(opened))
-        (folder / "new").rename(folder / "policy.json")
+        (directory / "new").write_text(json.dumps(opened))
+        (directory / "new").rename(directory / "policy.json")
         assert eventually(lambda: why("pod-a", "{ip_b}:{port_b}").status == 0)
     finally:
         agent.terminate()

@@ -20,10 +20,10 @@ TABLE: dict[str, Callable[[NetworkConf, Underlay, str, bool], Backend]] = {
 }
 
 
-def open_backend(conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> Backend:
-    """Return the backend that the configuration names. folder: the directory of MACs and keys, which must outlive the
-    agent. publishes: see Registry. Raises ConfigurationError, OSError."""
+def open_backend(conf: NetworkConf, underlay: Underlay, directory: str, publishes: bool) -> Backend:
+    """Return the backend that the configuration names. directory: the directory of MACs and keys, which must outlive
+    the agent. publishes: see Registry. Raises ConfigurationError, OSError."""
     kind = conf.backend.get("Type", "")
     if kind not in TABLE:
         raise ConfigurationError(f'Backend.Type "{kind}": fastcni has {", ".join(TABLE)}')
-    return TABLE[kind](conf, underlay, folder, publishes)
+    return TABLE[kind](conf, underlay, directory, publishes)

@@ -21,7 +21,7 @@ class HostGw:
 
     name = "host-gw"
 
-    def __init__(self, conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> None:
+    def __init__(self, conf: NetworkConf, underlay: Underlay, directory: str, publishes: bool) -> None:
         self.keys, self.underlay = read_keys(conf.backend, KEYS), underlay
         self.families = chosen_families(conf, underlay)
         for family in self.families:

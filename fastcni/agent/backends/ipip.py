@@ -31,7 +31,7 @@ class Ipip:
 
     name = "ipip"
 
-    def __init__(self, conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> None:
+    def __init__(self, conf: NetworkConf, underlay: Underlay, directory: str, publishes: bool) -> None:
         self.keys, self.underlay = read_keys(conf.backend, KEYS), underlay
         if chosen_families(conf, underlay) != [4]:
             raise ConfigurationError("Backend ipip is for IPv4 alone, and the network has IPv6; vxlan has both")

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 
 
-def kept_mac(folder: str, name: str) -> str:
+def kept_mac(directory: str, name: str) -> str:
     """Return the MAC of the link `name`: the kept MAC, otherwise that of the existing link, which flanneld may have
     made, otherwise a random MAC. Keep the MAC from now on. Raises OSError."""
-    path = Path(folder, f"{name}.mac")
+    path = Path(directory, f"{name}.mac")
     try:
         text = path.read_text(encoding="ascii").strip()
     except (FileNotFoundError, ValueError):

@@ -36,7 +36,7 @@ class Vxlan:
 
     name = "vxlan"
 
-    def __init__(self, conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> None:
+    def __init__(self, conf: NetworkConf, underlay: Underlay, directory: str, publishes: bool) -> None:
         keys = read_keys(conf.backend, KEYS)
         if not 0 <= keys["VNI"] <= MAX_VNI:
             raise ConfigurationError(f'Backend.VNI {keys["VNI"]}: 0 to {MAX_VNI}')
@@ -44,7 +44,7 @@ class Vxlan:
             raise ConfigurationError(f'Backend.Port {keys["Port"]}: 0 to 65535')
         self.families = chosen_families(conf, underlay)
         self.keys, self.underlay, self.publishes = keys, underlay, publishes
-        self.macs = {family: kept_mac(folder, self._link(family)) if publishes else
+        self.macs = {family: kept_mac(directory, self._link(family)) if publishes else
                      derived_mac(underlay.public[family], keys["VNI"]) for family in self.families}
 
     def _link(self, family: int) -> str:

@@ -39,7 +39,7 @@ class Wireguard:
 
     name = "wireguard"
 
-    def __init__(self, conf: NetworkConf, underlay: Underlay, folder: str, publishes: bool) -> None:
+    def __init__(self, conf: NetworkConf, underlay: Underlay, directory: str, publishes: bool) -> None:
         self.keys, self.underlay, self.conf = read_keys(conf.backend, KEYS), underlay, conf
         if not publishes:
             raise ConfigurationError("Backend wireguard needs a registry in which nodes publish their keys")
@@ -55,7 +55,7 @@ class Wireguard:
         for family in self.tunnels:
             if family not in underlay.addresses:
                 raise ConfigurationError(f'link "{underlay.name}" has no IPv{family} address')
-        self.private = wireguard_key.kept(folder)
+        self.private = wireguard_key.kept(directory)
         self.public = b64encode(wireguard_key.public(self.private)).decode()
 
     def data(self) -> Mapping[int, Mapping[str, Any]]:

@@ -19,9 +19,9 @@ FILE = "wgkey"
 PROBE = "flannel-wg-key"        # a temporary link
 
 
-def kept(folder: str) -> bytes:
+def kept(directory: str) -> bytes:
     """Return the kept private key, or make and keep a new one. Raises OSError."""
-    path = Path(folder, FILE)
+    path = Path(directory, FILE)
     try:
         key = b64decode(path.read_text(encoding="ascii").strip(), validate=True)
     except (FileNotFoundError, ValueError):

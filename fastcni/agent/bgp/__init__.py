@@ -55,12 +55,12 @@ LOOK_S = 1.0                    # seconds between two reads of the spaces' block
 RETRY_S = 5.0                   # seconds between tries while the engine is unavailable
 
 
-def blocks_of(folders: Sequence[str]) -> list[Prefix]:
+def blocks_of(directories: Sequence[str]) -> list[Prefix]:
     """Return the blocks of this node in address spaces. A missing directory has no blocks. Raises ValueError."""
     found = []
-    for folder in folders:
+    for directory in directories:
         with contextlib.suppress(FileNotFoundError):
-            document = json.loads(Path(folder, BLOCKS).read_text(encoding="utf-8"))
+            document = json.loads(Path(directory, BLOCKS).read_text(encoding="utf-8"))
             found += [ip_network(cidr) for cidr in State(document).blocks]
     return found
 

@@ -76,7 +76,7 @@ class Answers:
         said: Pod | None = self.compiler.said.get(request["pod"])
         if said and request["uid"] in ("", said.uid or request["uid"]):
             return said.labels
-        return request["labels"] if self.settings.folder else None
+        return request["labels"] if self.settings.directory else None
 
     def _check(self, request: Asked, _: float) -> Answer:
         it = self.compiler.attachments.get(tuple(request["id"]))
@@ -124,7 +124,7 @@ class Answers:
         return {"egress_address": found} if found else {}
 
     def _report(self, _: Asked, __: float) -> Answer:
-        """Whether pods can be added, what `fastcni doctor` shows, and the folder of files for `fastcni selftest`."""
+        """Whether pods can be added, what `fastcni doctor` shows, and the directory of files for `fastcni selftest`."""
         unreadable = [text for texts in self.source.errors.values() for text in texts]
         shown: dict[str, Any] = {}
         if unreadable:
@@ -140,4 +140,4 @@ class Answers:
             shown["flowtable"] = why
         if self.settings.egress and (unheld := self.settings.egress.unheld()):
             shown["unheld"] = unheld
-        return {**self.not_ready(), **shown, "folder": self.settings.folder}
+        return {**self.not_ready(), **shown, "folder": self.settings.directory}

@@ -88,30 +88,31 @@ class Answer:
         return any(each.kernel for each in self.directions.values())
 
 
-def answer(sources: Sources, it: Connection) -> Answer:
+def answer(sources: Sources, connection: Connection) -> Answer:
     """Decide on a connection that is not from the pod's own node, whose connections are always allowed. Raises
     OSError."""
-    to_node = it.destination in sources.own and sources.local(it.source)
-    said = evaluate(sources.cluster, it, to_node)
+    to_node = connection.destination in sources.own and sources.local(connection.source)
+    said = evaluate(sources.cluster, connection, to_node)
     policies = {EGRESS: said.egress, INGRESS: said.ingress}
-    ends = {EGRESS: it.source, INGRESS: it.destination}
+    ends = {EGRESS: connection.source, INGRESS: connection.destination}
     decided = {name: bool(sources.unread) or sources.local(packed) for name, packed in ends.items()}
     kernel = {}
     if sources.tables is not None and any(decided.values()):
-        kernel = decisions.decide(sources.tables, it, "" if to_node else bypass.why(sources.tables, it), to_node)
+        kernel = decisions.decide(sources.tables, connection, ""
+                                  if to_node else bypass.why(sources.tables, connection), to_node)
     directions = {name: Direction(not sources.unread, policies[name], kernel.get(name) if decided[name] else None)
                   for name in ends}
-    return Answer(it, directions, {name: one for name, one in kernel.items() if name not in ends})
+    return Answer(connection, directions, {name: one for name, one in kernel.items() if name not in ends})
 
 
-def read_tables(folder: str) -> list[Table] | None:
+def read_tables(directory: str) -> list[Table] | None:
     """Return the kernel's tables; None if no agent with policies has run on this machine since it was started.
 
-    folder: the agent's directory; "" without an agent. Raises OSError.
+    directory: the agent's directory; "" without an agent. Raises OSError.
     """
-    ran = bool(folder) and exists(os.path.join(folder, attached.FOLDER))
+    ran = bool(directory) and exists(os.path.join(directory, attached.DIRECTORY))
     try:
-        tables = decisions.read() if folder else []
+        tables = decisions.read() if directory else []
     except OSError:
         if ran:
             raise
@@ -128,13 +129,13 @@ def resolved(domains: Mapping[str, Domain], tables: Iterable[Table]) -> dict[str
     return found
 
 
-def read_attachments(folder: str) -> list[Attachment]:
-    """Return the pods that ADDs told the agent of, in the order of their ADDs. folder: the agent's directory; ""
+def read_attachments(directory: str) -> list[Attachment]:
+    """Return the pods that ADDs told the agent of, in the order of their ADDs. directory: the agent's directory; ""
     without an agent. Raises OSError."""
-    if not folder:
+    if not directory:
         return []
     try:
-        return attached.read_files(os.path.join(folder, attached.FOLDER))[0]
+        return attached.read_files(os.path.join(directory, attached.DIRECTORY))[0]
     except FileNotFoundError:           # no agent with policies has run here
         return []
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Id = tuple[str, str, str]           # network, container ID, name of the link
 
-FOLDER = "pods"                     # in that of the agent
+DIRECTORY = "pods"                     # in that of the agent
 DAMAGED = ".damaged"                # ends the name of a file that was put aside
 MAX_BYTES = 1 << 20                 # of a file
 NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP)     # read_file()'s errors
@@ -99,10 +99,10 @@ class AttachedCompiler(Compiler):
         self.settle()
         return super().take()
 
-    def expect(self, it: Attachment) -> None:
+    def expect(self, attachment: Attachment) -> None:
         """Record an ADD at the next settle(). Until then `attachments` and `state` do not have the attachment."""
-        self.sequence = max(self.sequence, it.sequence)
-        self._expected.append(it)
+        self.sequence = max(self.sequence, attachment.sequence)
+        self._expected.append(attachment)
 
     def settle(self) -> None:
         """Record the ADDs of expect()."""
@@ -110,49 +110,49 @@ class AttachedCompiler(Compiler):
         for it in expected:
             self.replaced += self.attach(it)
 
-    def restricted(self, it: Attachment) -> list[str]:
+    def restricted(self, attachment: Attachment) -> list[str]:
         """Return the directions in which policies restrict the pod of an attachment: "in", "out"; and "node" if
         policies restrict packets from the pod to its own node."""
-        namespace, _, name = it.pod.partition("/")
-        pod = Pod(namespace, name, it.labels)
+        namespace, _, name = attachment.pod.partition("/")
+        pod = Pod(namespace, name, attachment.labels)
         return [PREFIXES[direction] for direction in self.directions_of(pod)] + [TO_NODE] * self.reaches_nodes(pod)
 
-    def knows(self, it: Attachment) -> bool:
+    def knows(self, attachment: Attachment) -> bool:
         """Return whether the attachment, or a restricted pod with one of its addresses, was recorded before."""
         elements = self.state.elements
-        return (it.id in self.attachments or any(it.id == each.id for each in self._expected)
-                or any(packed in elements[name] for name in MAPS for packed in it.addresses))
+        return (attachment.id in self.attachments or any(attachment.id == each.id for each in self._expected)
+                or any(packed in elements[name] for name in MAPS for packed in attachment.addresses))
 
-    def attach(self, it: Attachment) -> list[Attachment]:
+    def attach(self, attachment: Attachment) -> list[Attachment]:
         """Record an ADD. Return the attachments that the ADD replaces: earlier attachments with one of its addresses or
         its port.
 
         An earlier attachment whose own port still exists stays, without addresses: the port is closed until its link
         is deleted.
         """
-        network = it.id[0]
-        self.sequence = max(self.sequence, it.sequence)
-        self._deleted.pop(it.pod, None)
-        there = {self._at[network, packed] for packed in it.addresses if (network, packed) in self._at}
-        if it.port and it.port.name in self._on:
-            there.add(self._on[it.port.name])
-        gone = [found for id in there if (found := self.detach(id)) and found.id != it.id]
-        self.detach(it.id)
+        network = attachment.id[0]
+        self.sequence = max(self.sequence, attachment.sequence)
+        self._deleted.pop(attachment.pod, None)
+        there = {self._at[network, packed] for packed in attachment.addresses if (network, packed) in self._at}
+        if attachment.port and attachment.port.name in self._on:
+            there.add(self._on[attachment.port.name])
+        gone = [found for id in there if (found := self.detach(id)) and found.id != attachment.id]
+        self.detach(attachment.id)
         for each in gone:
             link = each.leaving or (each.port and self.link_of(each.port.name))
-            if each.port and link and not (it.port and it.port.name == each.port.name):
+            if each.port and link and not (attachment.port and attachment.port.name == each.port.name):
                 self._record(replace(each, addresses=(), leaving=link))
-        self._record(it)
+        self._record(attachment)
         return gone
 
-    def _record(self, it: Attachment) -> None:
-        self.attachments[it.id] = it
-        self._of.setdefault(it.pod, set()).add(it.id)
-        self._at.update({(it.id[0], packed): it.id for packed in it.addresses})
-        self._put_both(it.pod)
-        if it.port:
-            self._on[it.port.name] = it.id
-            self._put_port(it.id)
+    def _record(self, attachment: Attachment) -> None:
+        self.attachments[attachment.id] = attachment
+        self._of.setdefault(attachment.pod, set()).add(attachment.id)
+        self._at.update({(attachment.id[0], packed): attachment.id for packed in attachment.addresses})
+        self._put_both(attachment.pod)
+        if attachment.port:
+            self._on[attachment.port.name] = attachment.id
+            self._put_port(attachment.id)
 
     def detach(self, id: Id) -> Attachment | None:
         """Record a DEL. Return the attachment that it ends."""
@@ -199,14 +199,14 @@ class AttachedCompiler(Compiler):
             self._written[id] = wanted
         self._exchange(old, wanted)
 
-    def _without_prefixes(self, it: Attachment) -> Port:
+    def _without_prefixes(self, attachment: Attachment) -> Port:
         """Return the port of an attachment without prefixes of the families in which the pod has an egress address: no
         packets from a prefix leave from that address."""
-        assert it.port
-        if it.pod not in self.cluster.pods or all(pair.single for pair in it.port.pairs):
-            return it.port
-        chosen = self.egress.selects(self.cluster.pods[it.pod])
-        return replace(it.port, pairs=tuple(pair for pair in it.port.pairs if pair.single or not any(
+        assert attachment.port
+        if attachment.pod not in self.cluster.pods or all(pair.single for pair in attachment.port.pairs):
+            return attachment.port
+        chosen = self.egress.selects(self.cluster.pods[attachment.pod])
+        return replace(attachment.port, pairs=tuple(pair for pair in attachment.port.pairs if pair.single or not any(
             each.closed or each.of_family(pair.packed) for each in chosen)))
 
     def egress_changed(self) -> None:
@@ -237,46 +237,47 @@ class AttachedCompiler(Compiler):
                         self._put_port(id)
 
 
-def order(it: Attachment) -> tuple[int, Id]:
+def order(attachment: Attachment) -> tuple[int, Id]:
     """Key to sort by: later ADDs come last."""
-    return it.sequence, it.id
+    return attachment.sequence, attachment.id
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
-def keep(folder: str, it: Attachment) -> None:
+def keep(directory: str, attachment: Attachment) -> None:
     """Write the attachment's file, before the ADD answers. A new file replaces an earlier file in one step. Raises
     OSError."""
-    document = {"id": it.id, "pod": it.pod, "labels": dict(it.labels),
-                "addresses": [address.ip_text(packed) for packed in it.addresses], "sequence": it.sequence,
-                **({"port": ports.written(it.port)} if it.port else {}),
-                **({"leaving": it.leaving} if it.leaving else {})}
+    document = {"id": attachment.id, "pod": attachment.pod, "labels": dict(attachment.labels),
+                "addresses": [address.ip_text(packed) for packed in attachment.addresses],
+                "sequence": attachment.sequence,
+                **({"port": ports.written(attachment.port)} if attachment.port else {}),
+                **({"leaving": attachment.leaving} if attachment.leaving else {})}
     text = json.dumps(document)
     text = f'{text[:-1]}, "digest": "{digest(text)}"}}\n'
-    write_file(new := f"{folder}/new", text.encode(), os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
-    os.rename(new, f"{folder}/{it.file}")
+    write_file(new := f"{directory}/new", text.encode(), os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+    os.rename(new, f"{directory}/{attachment.file}")
 
 
 def digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def forget(folder: str, it: Attachment) -> None:
+def forget(directory: str, attachment: Attachment) -> None:
     """Remove its file. Raises OSError."""
-    Path(folder, it.file).unlink(missing_ok=True)
+    Path(directory, attachment.file).unlink(missing_ok=True)
 
 
-def read_all(folder: str) -> list[Attachment]:
+def read_all(directory: str) -> list[Attachment]:
     """Return the stored attachments, in the order of their ADDs. Rename a damaged file. If a damaged file still names
     an address, an attachment closes this address until `fastcni restore` sends the pod's ADD again. Raises OSError."""
-    os.makedirs(folder, 0o700, exist_ok=True)
-    found, broken = read_files(folder)
-    forget_damaged(folder, {each.id for each in found}.__contains__)
+    os.makedirs(directory, 0o700, exist_ok=True)
+    found, broken = read_files(directory)
+    forget_damaged(directory, {each.id for each in found}.__contains__)
     for path in broken:
         aside = path.with_name(path.name + DAMAGED)
         remove(aside)
         path.replace(aside)
-    return [*filter(None, map(salvaged, damaged(folder))), *found]
+    return [*filter(None, map(salvaged, damaged(directory))), *found]
 
 
 def salvaged(path: Path) -> Attachment | None:
@@ -327,14 +328,14 @@ def id_of(damaged: Path) -> Id:
     return tuple(damaged.name.removesuffix(f".json{DAMAGED}").split("@", 2))            # type: ignore[return-value]
 
 
-def damaged(folder: str) -> list[Path]:
+def damaged(directory: str) -> list[Path]:
     """Files that were put aside and that no ADD has replaced. Raises OSError."""
-    return [path for path in sorted(Path(folder).glob(f"*{DAMAGED}")) if not path.with_suffix("").exists()]
+    return [path for path in sorted(Path(directory).glob(f"*{DAMAGED}")) if not path.with_suffix("").exists()]
 
 
-def forget_damaged(folder: str, gone: Callable[[Id], bool]) -> None:
+def forget_damaged(directory: str, gone: Callable[[Id], bool]) -> None:
     """Remove the damaged files of attachments that no longer exist, by `gone`. Raises OSError."""
-    for path in Path(folder).glob(f"*{DAMAGED}"):
+    for path in Path(directory).glob(f"*{DAMAGED}"):
         if gone(id_of(path)):
             remove(path)
 
@@ -347,12 +348,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def read_files(folder: str) -> tuple[list[Attachment], list[Path]]:
-    """(attachments in the order of their ADDs, damaged files) of a folder. Raises OSError."""
+def read_files(directory: str) -> tuple[list[Attachment], list[Path]]:
+    """(attachments in the order of their ADDs, damaged files) of a directory. Raises OSError."""
     found, broken = [], []
-    for name in os.listdir(folder):
+    for name in os.listdir(directory):
         if name.endswith(".json"):
-            path = Path(folder, name)
+            path = Path(directory, name)
             try:
                 data = read_file(str(path), os.O_RDONLY | os.O_NOFOLLOW, MAX_BYTES, regular=True)
                 document = json.loads(data.decode())

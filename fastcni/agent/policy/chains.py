@@ -121,9 +121,9 @@ class Compiled:
                     self.named[named := named_set(name, protocol, each)] = name, protocol
                     yield {"protocol": protocol, "named": named, "length": each}
 
-    def _constant(self, prefix: str, it: Set) -> str:
-        name = f"{prefix}-{short_hash(*(end.hex() for one in it.ranges for end in one))}"
-        self.sets[name] = it
+    def _constant(self, prefix: str, nft_set: Set) -> str:
+        name = f"{prefix}-{short_hash(*(end.hex() for one in nft_set.ranges for end in one))}"
+        self.sets[name] = nft_set
         return name
 
 

@@ -152,41 +152,41 @@ def read_subject(spec: Reader) -> Group:
     return read_group(it)
 
 
-def read_group(it: Reader) -> Group:
+def read_group(reader: Reader) -> Group:
     """Read `namespaces` or `pods`."""
-    if namespaces := it.part("namespaces"):
+    if namespaces := reader.part("namespaces"):
         return Group(read_selector(namespaces), EVERYTHING)
-    pods = it.part("pods") or it.wrong("is missing", "pods")
+    pods = reader.part("pods") or reader.wrong("is missing", "pods")
     pods.only("namespaceSelector", "podSelector")
     selectors = [pods.part(key) or pods.wrong("is missing", key) for key in ("namespaceSelector", "podSelector")]
     return Group(*map(read_selector, selectors))
 
 
-def limited(it: Reader, key: str, read: Any, least: int = 0) -> tuple[Any, ...]:
+def limited(reader: Reader, key: str, read: Any, least: int = 0) -> tuple[Any, ...]:
     """Reader.each(), of at most MAX_ITEMS."""
-    count = len(it.get(key, list, []))
+    count = len(reader.get(key, list, []))
     if not least <= count <= MAX_ITEMS:
-        it.wrong(f"expected {least} to {MAX_ITEMS} items, got {count}", key)
-    return it.each(key, read)
+        reader.wrong(f"expected {least} to {MAX_ITEMS} items, got {count}", key)
+    return reader.each(key, read)
 
 
-def read_rule(it: Reader, direction: str, tier: str) -> OrderedRule:
+def read_rule(reader: Reader, direction: str, tier: str) -> OrderedRule:
     """Read a rule. If a peer is of an unknown kind, an Accept matches nothing, and a Deny or Pass denies everything, as
     the API demands."""
     key = "from" if direction == INGRESS else "to"
-    it.only("name", "action", key, "protocols")
-    name, action = it.get("name", str, ""), it.get("action", str, "")
+    reader.only("name", "action", key, "protocols")
+    name, action = reader.get("name", str, ""), reader.get("action", str, "")
     if len(name) > MAX_RULE_NAME:
-        it.wrong(f"has more than {MAX_RULE_NAME} characters", "name")
+        reader.wrong(f"has more than {MAX_RULE_NAME} characters", "name")
     if action not in ACTIONS:
-        it.wrong(f"expected Accept, Deny or Pass, got {reprlib.repr(action)}", "action")
+        reader.wrong(f"expected Accept, Deny or Pass, got {reprlib.repr(action)}", "action")
     named = (DOMAIN_NAMES,) if (direction, tier, action) == (EGRESS, ADMIN, ACCEPT) else ()
-    peers = limited(it, key, lambda one: read_peer(one, (*PEERS[direction], *named)), 1)
-    protocols = limited(it, "protocols", read_protocol, int(it.value.get("protocols") is not None))
+    peers = limited(reader, key, lambda one: read_peer(one, (*PEERS[direction], *named)), 1)
+    protocols = limited(reader, "protocols", read_protocol, int(reader.value.get("protocols") is not None))
     ports = [port for found in protocols for port in found]
     unknown = [peer for peer in peers if isinstance(peer, str)]
     if not unknown and any(port.name for port in ports) and not all(isinstance(peer[0], Group) for peer in peers):
-        it.wrong("destinationNamedPort goes with namespaces and pods only", "protocols")
+        reader.wrong("destinationNamedPort goes with namespaces and pods only", "protocols")
     if unknown and action == ACCEPT:
         return OrderedRule(action=action, name=name, void=True, note=f"{unknown[0]}; the rule allows nothing")
     if unknown:
@@ -194,70 +194,70 @@ def read_rule(it: Reader, direction: str, tier: str) -> OrderedRule:
     return OrderedRule(tuple(peer for found in peers for peer in found), tuple(ports), action, name)
 
 
-def read_peer(it: Reader, known: tuple[str, ...]) -> tuple[Peer, ...] | str:
+def read_peer(reader: Reader, known: tuple[str, ...]) -> tuple[Peer, ...] | str:
     """Read a peer. Return a text for a peer of an unknown kind."""
-    if foreign := [str(key) for key in it.value if key not in known]:
-        return f"{it.path}: peers by {reprlib.repr(foreign[0])} are not known here"
-    if not it.value:
-        return f"{it.path}: the peer has no kind that is known here"
-    if len(it.value) != 1:
-        it.wrong(f"expected one of {', '.join(known)}")
-    if nodes := it.part("nodes"):
+    if foreign := [str(key) for key in reader.value if key not in known]:
+        return f"{reader.path}: peers by {reprlib.repr(foreign[0])} are not known here"
+    if not reader.value:
+        return f"{reader.path}: the peer has no kind that is known here"
+    if len(reader.value) != 1:
+        reader.wrong(f"expected one of {', '.join(known)}")
+    if nodes := reader.part("nodes"):
         return (Nodes(read_selector(nodes)),)
-    if DOMAIN_NAMES in it.value:
-        return read_domain_names(it)
-    return read_networks(it) if "networks" in it.value else (read_group(it),)
+    if DOMAIN_NAMES in reader.value:
+        return read_domain_names(reader)
+    return read_networks(reader) if "networks" in reader.value else (read_group(reader),)
 
 
-def read_domain_names(it: Reader) -> tuple[Domain, ...]:
+def read_domain_names(reader: Reader) -> tuple[Domain, ...]:
     """Read a peer's `domainNames`."""
-    texts = it.get(DOMAIN_NAMES, list, [])
+    texts = reader.get(DOMAIN_NAMES, list, [])
     if not 1 <= len(texts) <= MAX_ITEMS:
-        it.wrong(f"expected 1 to {MAX_ITEMS} items, got {len(texts)}", DOMAIN_NAMES)
+        reader.wrong(f"expected 1 to {MAX_ITEMS} items, got {len(texts)}", DOMAIN_NAMES)
     for text in texts:
         if not isinstance(text, str) or len(text.rstrip(".")) > MAX_DOMAIN_NAME or not DOMAIN_NAME.fullmatch(text):
-            it.wrong(f"{reprlib.repr(text)} is no domain name: expected a.b or *.a.b", DOMAIN_NAMES)
+            reader.wrong(f"{reprlib.repr(text)} is no domain name: expected a.b or *.a.b", DOMAIN_NAMES)
     return tuple(dict.fromkeys(Domain(text.lower().rstrip(".")) for text in texts))
 
 
-def read_networks(it: Reader) -> tuple[Block, ...]:
+def read_networks(reader: Reader) -> tuple[Block, ...]:
     """Read a peer's `networks`."""
-    texts = it.get("networks", list, [])
+    texts = reader.get("networks", list, [])
     if not 1 <= len(texts) <= MAX_ITEMS:
-        it.wrong(f"expected 1 to {MAX_ITEMS} items, got {len(texts)}", "networks")
-    return tuple(Block(read_network(it, "networks", text)) for text in texts)
+        reader.wrong(f"expected 1 to {MAX_ITEMS} items, got {len(texts)}", "networks")
+    return tuple(Block(read_network(reader, "networks", text)) for text in texts)
 
 
-def read_protocol(it: Reader) -> tuple[Port, ...]:
+def read_protocol(reader: Reader) -> tuple[Port, ...]:
     """Read an item of `protocols`. A named port applies to each protocol for which the pod uses the name."""
-    it.only(*map(str.lower, PROTOCOLS), "destinationNamedPort")
-    if len(it.value) != 1:
-        it.wrong("expected one of tcp, udp, sctp, destinationNamedPort")
-    if name := it.get("destinationNamedPort", str, ""):
+    reader.only(*map(str.lower, PROTOCOLS), "destinationNamedPort")
+    if len(reader.value) != 1:
+        reader.wrong("expected one of tcp, udp, sctp, destinationNamedPort")
+    if name := reader.get("destinationNamedPort", str, ""):
         if not PORT_NAME.fullmatch(name):
-            it.wrong(f"{reprlib.repr(name)} is no name of a port", "destinationNamedPort")
+            reader.wrong(f"{reprlib.repr(name)} is no name of a port", "destinationNamedPort")
         return tuple(Port(protocol, name=name) for protocol in PROTOCOLS.values())
     for key, protocol in PROTOCOLS.items():
-        if one := it.part(key.lower()):
+        if one := reader.part(key.lower()):
             one.only("destinationPort")
             port = one.part("destinationPort") or one.wrong("is missing", "destinationPort")
             return (Port(protocol, *read_range(port)),)
-    return it.wrong("is missing", next(iter(it.value)))
+    return reader.wrong("is missing", next(iter(reader.value)))
 
 
-def read_range(it: Reader) -> tuple[int, int]:
+def read_range(reader: Reader) -> tuple[int, int]:
     """Read a `destinationPort`: (first, last)."""
-    it.only("number", "range")
-    if len(it.value) != 1:
-        it.wrong("expected number or range")
-    if span := it.part("range"):
+    reader.only("number", "range")
+    if len(reader.value) != 1:
+        reader.wrong("expected number or range")
+    if span := reader.part("range"):
         span.only("start", "end")
         first, last = (read_number(span, key) for key in ("start", "end"))
         return (first, last) if first < last else span.wrong(f"{first} is not less than {last}", "start")
-    number = read_number(it, "number")
+    number = read_number(reader, "number")
     return number, number
 
 
-def read_number(it: Reader, key: str) -> int:
-    number = it.get(key, int, 0)
-    return number if 1 <= number <= MAX_PORT else it.wrong(f"expected 1 to {MAX_PORT}", key)
+def read_number(reader: Reader, key: str) -> int:
+    number = reader.get(key, int, 0)
+    return number if 1 <= number <= MAX_PORT else reader.wrong(f"expected 1 to {MAX_PORT}", key)

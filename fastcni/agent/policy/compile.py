@@ -362,10 +362,10 @@ class Compiler:
             self._groups.release(policy.pods)
         return found
 
-    def _use(self, it: Compiled) -> None:
-        for name, constant in it.sets.items():
+    def _use(self, compiled: Compiled) -> None:
+        for name, constant in compiled.sets.items():
             self._add_set(name, constant)
-        for name, group in it.groups.items():
+        for name, group in compiled.groups.items():
             length = 4 if name.startswith("g4") else 16
             members = self._groups.use(group)
             if self._add_set(name, Set("group", length)):
@@ -373,13 +373,13 @@ class Compiler:
                     for packed in self.cluster.pods[key].addresses:
                         if len(packed) == length:
                             self._hold((name, packed))
-        for name, selector in it.nodes.items():
+        for name, selector in compiled.nodes.items():
             self._nodes[name] = selector
             if self._add_set(name, Set("group", 4 if name.startswith("k4") else 16)):
                 for node in self.cluster.nodes.values():
                     for element in set(elements_of_node(name, selector, node)):
                         self._hold(element)
-        for name, port in it.named.items():
+        for name, port in compiled.named.items():
             length = 4 if name.startswith("n4") else 16
             if self._add_set(name, Set("named", length)):
                 for pod in self.cluster.pods.values():
@@ -387,19 +387,19 @@ class Compiler:
                         for packed in pod.addresses:
                             if len(packed) == length:
                                 self._hold((name, concat(packed, service(number))))
-        for name, domain in it.domains.items():
+        for name, domain in compiled.domains.items():
             self.domains[name] = domain
             self._add_set(name, Set("domain", 4 if name.startswith("d4") else 16))
-        if not it.cluster_policy:
-            self._journal.put_chain(it.name, it.chain)
-        if it.http_name:
-            self._journal.put_chain(it.http_name, it.http)
+        if not compiled.cluster_policy:
+            self._journal.put_chain(compiled.name, compiled.chain)
+        if compiled.http_name:
+            self._journal.put_chain(compiled.http_name, compiled.http)
 
-    def _add_set(self, name: str, it: Set) -> bool:
+    def _add_set(self, name: str, nft_set: Set) -> bool:
         """Note one more use of a set. Return whether it is new."""
         self._used[name] += 1
         if self._used[name] == 1:
-            self._journal.put_set(name, it)
+            self._journal.put_set(name, nft_set)
             self._held[name] = Counter()
         return self._used[name] == 1
 

@@ -194,13 +194,13 @@ class Decider:
         return len(flow.source) != len(end) or self.decide(
             Connection(flow.source, end, flow.protocol, port), flow.source_port, bool(flow.mark & PROXIED))
 
-    def decide(self, it: Connection, source_port: int, proxied: bool = False) -> bool:
+    def decide(self, connection: Connection, source_port: int, proxied: bool = False) -> bool:
         """source_port: it counts in requests for DHCP leases and in their answers. proxied: see interpret.py."""
-        if it.source in self.own:
+        if connection.source in self.own:
             return True
-        if it.destination in self.own:
-            return interpret.allows_to_node(self._state, it, source_port)
-        key = it, source_port if source_port in interpret.LEASE_PORTS else 0, proxied
+        if connection.destination in self.own:
+            return interpret.allows_to_node(self._state, connection, source_port)
+        key = connection, source_port if source_port in interpret.LEASE_PORTS else 0, proxied
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = interpret.allows(self._state, *key)

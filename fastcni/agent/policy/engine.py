@@ -156,7 +156,7 @@ class Engine:
                 self.rules.let_answers(found)
         self.changed, self._added = False, set()
 
-    def protect(self, it: Attachment) -> None:
+    def protect(self, attachment: Attachment) -> None:
         """Within an ADD, before the pod's first process starts: where policies restrict the pod, drop its traffic. The
         caller calls commit() right after the answer, which writes the pod's own rules.
 
@@ -165,26 +165,27 @@ class Engine:
         cut ends connections of an earlier pod with the same addresses.
         """
         self.changed = True
-        self._added.update(it.addresses)
+        self._added.update(attachment.addresses)
         for protect in self.protecting:
-            protect(it)
-        if self.compiler.restricted(it):
-            link = it.port.name if it.port else ""
-            if not (it.port and it.port.bridged):           # a port of a bridge is in no datapath
-                self.redirects.add(self.rules.sock, it.addresses, link)
-        closed = self._loaded and not self.compiler.knows(it) and self._close(it)
-        self.compiler.expect(it)
+            protect(attachment)
+        if self.compiler.restricted(attachment):
+            link = attachment.port.name if attachment.port else ""
+            if not (attachment.port and attachment.port.bridged):           # a port of a bridge is in no datapath
+                self.redirects.add(self.rules.sock, attachment.addresses, link)
+        closed = self._loaded and not self.compiler.knows(attachment) and self._close(attachment)
+        self.compiler.expect(attachment)
         if not closed:
             self.commit()
 
-    def _close(self, it: Attachment) -> bool:
+    def _close(self, attachment: Attachment) -> bool:
         """Drop the pod's traffic, and hold its port. Return False if the kernel refuses that: it has one of the
         addresses, or another program has changed the table."""
-        restricted = self.compiler.restricted(it)
-        elements = [(f"{direction}{VERSIONS[len(packed)]}", packed) for packed in it.addresses
+        restricted = self.compiler.restricted(attachment)
+        elements = [(f"{direction}{VERSIONS[len(packed)]}", packed) for packed in attachment.addresses
                     for direction in restricted]
-        if it.port:
-            elements += [element for element in ports.elements(it.port, it.addresses, shut=IN in restricted, mute=True)
+        if attachment.port:
+            elements += [element for element in ports.elements(attachment.port, attachment.addresses,
+                                                               shut=IN in restricted, mute=True)
                          if element[0] not in LATER]
         try:
             self.rules.drop(elements)

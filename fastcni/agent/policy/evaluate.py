@@ -84,36 +84,36 @@ class Verdict:
         return all(reason is None or reason.allowed for reason in (self.egress, self.ingress))
 
 
-def evaluate(cluster: Cluster, it: Connection, to_node: bool = False) -> Verdict:
+def evaluate(cluster: Cluster, connection: Connection, to_node: bool = False) -> Verdict:
     """Decide on a connection. to_node: the destination is the pod's own node, whose address no pod has. Connections
     from the pod's own node are always allowed, so callers do not ask about them."""
-    if it.source == it.destination:
+    if connection.source == connection.destination:
         return Verdict(None, None)
     if to_node:
-        return Verdict(one_direction(cluster, it, EGRESS, True), None)
-    return Verdict(one_direction(cluster, it, EGRESS), one_direction(cluster, it, INGRESS))
+        return Verdict(one_direction(cluster, connection, EGRESS, True), None)
+    return Verdict(one_direction(cluster, connection, EGRESS), one_direction(cluster, connection, INGRESS))
 
 
-def one_direction(cluster: Cluster, it: Connection, direction: str, to_node: bool = False) -> Reason | None:
+def one_direction(cluster: Cluster, connection: Connection, direction: str, to_node: bool = False) -> Reason | None:
     """Ask tier Admin, then the NetworkPolicies, then tier Baseline."""
-    pods = cluster.pods_at(it.source if direction == EGRESS else it.destination)
+    pods = cluster.pods_at(connection.source if direction == EGRESS else connection.destination)
     if not pods:
         return None
     admin, baseline = (in_tier(cluster, pods, direction, tier) for tier in TIERS)
-    if decided := by_tier(cluster, admin, it, direction):
+    if decided := by_tier(cluster, admin, connection, direction):
         return decided
     if isolating := selecting(cluster, pods, direction):
-        return Reason(True, own=True) if to_node else by_policies(cluster, isolating, it, direction)
-    return by_tier(cluster, baseline, it, direction) or Reason(
+        return Reason(True, own=True) if to_node else by_policies(cluster, isolating, connection, direction)
+    return by_tier(cluster, baseline, connection, direction) or Reason(
         True, isolating=tuple(policy.key for policy in (*admin, *baseline)), own=to_node)
 
 
-def by_policies(cluster: Cluster, isolating: Iterable[Policy], it: Connection, direction: str) -> Reason:
+def by_policies(cluster: Cluster, isolating: Iterable[Policy], connection: Connection, direction: str) -> Reason:
     """Return the decision of the NetworkPolicies of a pod."""
     by_request = ""
     for policy in isolating:
         for number, rule in enumerate(policy.rules(direction) or ()):
-            if allows(cluster, rule, it, direction):
+            if allows(cluster, rule, connection, direction):
                 if not isinstance(rule, HttpRule):
                     return Reason(True, rule_name(policy, direction, number))
                 by_request = by_request or rule_name(policy, direction, number)
@@ -122,11 +122,12 @@ def by_policies(cluster: Cluster, isolating: Iterable[Policy], it: Connection, d
     return Reason(False, isolating=tuple(policy.key for policy in isolating))
 
 
-def by_tier(cluster: Cluster, policies: Iterable[ClusterPolicy], it: Connection, direction: str) -> Reason | None:
+def by_tier(cluster: Cluster, policies: Iterable[ClusterPolicy], connection: Connection,
+            direction: str) -> Reason | None:
     """Return the decision of the cluster policies of a tier, None if no rule matches."""
     for policy in policies:
         for number, rule in enumerate(policy.rules(direction) or ()):
-            if not rule.void and allows(cluster, rule, it, direction):
+            if not rule.void and allows(cluster, rule, connection, direction):
                 return None if rule.action == PASS else Reason(rule.action == ACCEPT,
                                                                rule_name(policy, direction, number))
     return None
@@ -157,16 +158,16 @@ def rule_name(policy: Policy | ClusterPolicy, direction: str, number: int) -> st
     return f"{text} ({''.join(each if each.isprintable() and each != QUOTE else '?' for each in rule.name)})"
 
 
-def allows(cluster: Cluster, rule: Rule, it: Connection, direction: str) -> bool:
-    peer = it.destination if direction == EGRESS else it.source
-    return (not rule.peers or any(is_resolved(cluster, one, it) if isinstance(one, Domain) else
+def allows(cluster: Cluster, rule: Rule, connection: Connection, direction: str) -> bool:
+    peer = connection.destination if direction == EGRESS else connection.source
+    return (not rule.peers or any(is_resolved(cluster, one, connection) if isinstance(one, Domain) else
                                   is_peer(cluster, one, peer) for one in rule.peers)) and (
-        not rule.ports or any(is_port(one, it, cluster.pods_at(it.destination)) for one in rule.ports))
+        not rule.ports or any(is_port(one, connection, cluster.pods_at(connection.destination)) for one in rule.ports))
 
 
-def is_resolved(cluster: Cluster, peer: Domain, it: Connection) -> bool:
+def is_resolved(cluster: Cluster, peer: Domain, connection: Connection) -> bool:
     """Return whether the source has received an answer with the destination as an address of the names."""
-    return (it.source, it.destination) in cluster.resolved.get(peer.name, ())
+    return (connection.source, connection.destination) in cluster.resolved.get(peer.name, ())
 
 
 def is_peer(cluster: Cluster, peer: Group | Block | Nodes, packed: bytes) -> bool:
@@ -177,11 +178,11 @@ def is_peer(cluster: Cluster, peer: Group | Block | Nodes, packed: bytes) -> boo
     return any(peer.matches(pod, cluster.namespaces) for pod in cluster.pods_at(packed))
 
 
-def is_port(port: Port, it: Connection, destinations: Iterable[Pod]) -> bool:
+def is_port(port: Port, connection: Connection, destinations: Iterable[Pod]) -> bool:
     """Return whether the connection's port is a port of a rule. A named port has the number that the destination pod
     gives it."""
-    if it.protocol != port.protocol:
+    if connection.protocol != port.protocol:
         return False
     if port.name:
-        return any(pod.ports.get((port.name, port.protocol)) == it.port for pod in destinations)
-    return port.first <= it.port <= port.last
+        return any(pod.ports.get((port.name, port.protocol)) == connection.port for pod in destinations)
+    return port.first <= connection.port <= port.last

@@ -29,65 +29,68 @@ if TYPE_CHECKING:
 LEASE_PORTS = CLIENT, SERVER = 68, 67           # of DHCP
 
 
-def allows(state: State, it: Connection, source_port: int = 0, proxied: bool = False) -> bool:
+def allows(state: State, connection: Connection, source_port: int = 0, proxied: bool = False) -> bool:
     """Whether the first packet of a connection is accepted. source_port: 0 if it is not known. proxied: on its way to
     or from the HTTP proxy, which also keeps connections that it has when another rule allows each request."""
-    version = VERSIONS[len(it.source)]
-    if any(bytes(map(and_, packed, LINK_LOCAL_MASK)) in state.elements[LINK] for packed in (it.source, it.destination)):
+    version = VERSIONS[len(connection.source)]
+    if any(bytes(map(and_, packed, LINK_LOCAL_MASK)) in state.elements[LINK]
+           for packed in (connection.source, connection.destination)):
         return False
-    if concat(it.source, it.destination) in state.elements[f"self{version}"]:
+    if concat(connection.source, connection.destination) in state.elements[f"self{version}"]:
         return True
-    verdicts = (ACCEPT if asks_for_lease(state, it, source_port) else
-                verdict(state, state.elements[f"{OUT}{version}"].get(it.source), it.destination, it),
-                ACCEPT if gives_lease(state, it, source_port) else
-                verdict(state, state.elements[f"{IN}{version}"].get(it.destination), it.source, it))
+    verdicts = (ACCEPT if asks_for_lease(state, connection, source_port) else
+                verdict(state, state.elements[f"{OUT}{version}"].get(connection.source), connection.destination,
+                        connection),
+                ACCEPT if gives_lease(state, connection, source_port) else
+                verdict(state, state.elements[f"{IN}{version}"].get(connection.destination), connection.source,
+                        connection))
     return all(each in (ACCEPT, PROXY) for each in verdicts) and (PROXY in verdicts) <= proxied
 
 
-def asks_for_lease(state: State, it: Connection, source_port: int) -> bool:
+def asks_for_lease(state: State, connection: Connection, source_port: int) -> bool:
     """udp sport 68 udp dport 67 ip saddr @dhcp4"""
-    return (it.protocol, source_port, it.port) == (PROTOCOLS["UDP"], CLIENT, SERVER) and (
-        it.source in state.elements[DHCP4])
+    return (connection.protocol, source_port, connection.port) == (PROTOCOLS["UDP"], CLIENT, SERVER) and (
+        connection.source in state.elements[DHCP4])
 
 
-def gives_lease(state: State, it: Connection, source_port: int) -> bool:
+def gives_lease(state: State, connection: Connection, source_port: int) -> bool:
     """udp sport 67 udp dport 68 ip daddr @dhcp4"""
-    return (it.protocol, source_port, it.port) == (PROTOCOLS["UDP"], SERVER, CLIENT) and (
-        it.destination in state.elements[DHCP4])
+    return (connection.protocol, source_port, connection.port) == (PROTOCOLS["UDP"], SERVER, CLIENT) and (
+        connection.destination in state.elements[DHCP4])
 
 
-def allows_to_node(state: State, it: Connection, source_port: int = 0) -> bool:
+def allows_to_node(state: State, connection: Connection, source_port: int = 0) -> bool:
     """Whether the first packet from a pod to its own node is accepted."""
-    chains = state.elements.get(f"{TO_NODE}{VERSIONS[len(it.source)]}", {})
-    return asks_for_lease(state, it, source_port) or (
-        verdict(state, chains.get(it.source), it.destination, it) == ACCEPT)
+    chains = state.elements.get(f"{TO_NODE}{VERSIONS[len(connection.source)]}", {})
+    return asks_for_lease(state, connection, source_port) or (
+        verdict(state, chains.get(connection.source), connection.destination, connection) == ACCEPT)
 
 
-def verdict(state: State, chain: str | None, peer: bytes, it: Connection) -> str:
+def verdict(state: State, chain: str | None, peer: bytes, connection: Connection) -> str:
     """Return the decision of the chains that a chain jumps to; without a chain ACCEPT."""
     if chain is None:
         return ACCEPT
     for jump in state.chains[chain].jumps:
-        found = next((line.verdict for line in state.chains[jump].lines if fits(state, line, peer, it)), RETURN)
+        found = next((line.verdict for line in state.chains[jump].lines if fits(state, line, peer, connection)), RETURN)
         if found != RETURN:
             return found
     return DROP if state.chains[chain].closed else ACCEPT
 
 
-def fits(state: State, line: Line, peer: bytes, it: Connection) -> bool:
-    if line.length and line.length != len(it.source):
+def fits(state: State, line: Line, peer: bytes, connection: Connection) -> bool:
+    if line.length and line.length != len(connection.source):
         return False
     if line.peer and not contains(state, line.peer, peer):
         return False
-    if line.domain and peer not in state.resolved.get(line.domain, {}).get(it.source, ()):
+    if line.domain and peer not in state.resolved.get(line.domain, {}).get(connection.source, ()):
         return False
-    if line.protocol and line.protocol != it.protocol:
+    if line.protocol and line.protocol != connection.protocol:
         return False
-    if line.first and not line.first <= it.port <= line.last:
+    if line.first and not line.first <= connection.port <= line.last:
         return False
-    if line.ports and not contains(state, line.ports, service(it.port)):
+    if line.ports and not contains(state, line.ports, service(connection.port)):
         return False
-    return not line.named or contains(state, line.named, concat(it.destination, service(it.port)))
+    return not line.named or contains(state, line.named, concat(connection.destination, service(connection.port)))
 
 
 def contains(state: State, name: str, key: bytes) -> bool:

@@ -17,7 +17,7 @@ LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # between two checks whether the
 
 
 class Leaving:
-    """state: the folder of attachments. due: when to call forget_gone() again, in monotonic seconds."""
+    """state: the directory of attachments. due: when to call forget_gone() again, in monotonic seconds."""
 
     def __init__(self, compiler: AttachedCompiler, state: str) -> None:
         self.compiler, self.state = compiler, state
@@ -63,11 +63,11 @@ class Leaving:
     def _look_soon(self) -> None:
         self.wait, self.due = LINK_WAIT_S, min(self.due, monotonic() + LINK_WAIT_S)
 
-    def _end(self, it: Attachment) -> None:
-        self.compiler.detach(it.id)
-        attached.forget(self.state, it)
+    def _end(self, attachment: Attachment) -> None:
+        self.compiler.detach(attachment.id)
+        attached.forget(self.state, attachment)
 
 
-def link_of(it: Attachment) -> int:
+def link_of(attachment: Attachment) -> int:
     """Return the index of the port's link; 0 if the link does not exist, or the port is unknown."""
-    return wire.index_of(it.port.name) if it.port else 0
+    return wire.index_of(attachment.port.name) if attachment.port else 0

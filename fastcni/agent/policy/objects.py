@@ -291,12 +291,12 @@ def is_namespace(text: object) -> TypeGuard[str]:
     return is_name(text) and len(text) <= MAX_NAMESPACE and "." not in text
 
 
-def read_labels(it: Reader, key: str = "labels") -> dict[str, str]:
+def read_labels(reader: Reader, key: str = "labels") -> dict[str, str]:
     """Read labels. Raises PolicyError."""
-    found = it.texts(key)
+    found = reader.texts(key)
     for name, value in found.items():
         if not LABEL_KEY.fullmatch(name) or not LABEL_VALUE.fullmatch(value):
-            it.wrong(f"{reprlib.repr(name)}: {reprlib.repr(value)} is no label", key)
+            reader.wrong(f"{reprlib.repr(name)}: {reprlib.repr(value)} is no label", key)
     return found
 
 
@@ -365,86 +365,86 @@ def read_policy(document: Any) -> Policy:
                   egress if EGRESS in kinds or (not kinds and egress) else None)
 
 
-def read_selector(it: Reader | None) -> Selector:
+def read_selector(reader: Reader | None) -> Selector:
     """Read a LabelSelector. A missing or empty selector matches everything."""
-    if it is None:
+    if reader is None:
         return EVERYTHING
-    it.only("matchLabels", "matchExpressions")
-    found = [Requirement(key, IN, frozenset([value])) for key, value in read_labels(it, "matchLabels").items()]
-    found += it.each("matchExpressions", read_requirement)
+    reader.only("matchLabels", "matchExpressions")
+    found = [Requirement(key, IN, frozenset([value])) for key, value in read_labels(reader, "matchLabels").items()]
+    found += reader.each("matchExpressions", read_requirement)
     return Selector(tuple(sorted(dict.fromkeys(found), key=lambda one: (one.key, one.operator, sorted(one.values)))))
 
 
-def read_requirement(it: Reader) -> Requirement:
-    it.only("key", "operator", "values")
-    key, operator, values = it.get("key", str, ""), it.get("operator", str, ""), it.get("values", list, [])
+def read_requirement(reader: Reader) -> Requirement:
+    reader.only("key", "operator", "values")
+    key, operator, values = reader.get("key", str, ""), reader.get("operator", str, ""), reader.get("values", list, [])
     if not LABEL_KEY.fullmatch(key):
-        it.wrong(f"{reprlib.repr(key)} is no key of a label" if key else "is missing", "key")
+        reader.wrong(f"{reprlib.repr(key)} is no key of a label" if key else "is missing", "key")
     if operator not in (IN, NOT_IN, EXISTS, DOES_NOT_EXIST):
-        it.wrong(f"expected In, NotIn, Exists or DoesNotExist, got {reprlib.repr(operator)}", "operator")
+        reader.wrong(f"expected In, NotIn, Exists or DoesNotExist, got {reprlib.repr(operator)}", "operator")
     if bool(values) != (operator in (IN, NOT_IN)) or not all(
             isinstance(value, str) and LABEL_VALUE.fullmatch(value) for value in values):
-        it.wrong(f"{operator} with values {reprlib.repr(values)}", "values")
+        reader.wrong(f"{operator} with values {reprlib.repr(values)}", "values")
     return Requirement(key, operator, frozenset(values))
 
 
-def read_rule(it: Reader, peers: str, namespace: str) -> Rule:
-    it.only(peers, "ports")
-    return Rule(it.each(peers, lambda one: read_peer(one, namespace)), it.each("ports", read_port))
+def read_rule(reader: Reader, peers: str, namespace: str) -> Rule:
+    reader.only(peers, "ports")
+    return Rule(reader.each(peers, lambda one: read_peer(one, namespace)), reader.each("ports", read_port))
 
 
-def read_peer(it: Reader, namespace: str) -> Group | Block:
-    it.only("ipBlock", "namespaceSelector", "podSelector")
-    block, namespaces, pods = it.part("ipBlock"), it.part("namespaceSelector"), it.part("podSelector")
+def read_peer(reader: Reader, namespace: str) -> Group | Block:
+    reader.only("ipBlock", "namespaceSelector", "podSelector")
+    block, namespaces, pods = reader.part("ipBlock"), reader.part("namespaceSelector"), reader.part("podSelector")
     if block and (namespaces or pods):
-        it.wrong("ipBlock stands alone, without selectors")
+        reader.wrong("ipBlock stands alone, without selectors")
     if block:
         return read_block(block)
     if not (namespaces or pods):
-        it.wrong("expected ipBlock, namespaceSelector or podSelector")
+        reader.wrong("expected ipBlock, namespaceSelector or podSelector")
     return Group(read_selector(namespaces) if namespaces else namespace, read_selector(pods))
 
 
-def read_block(it: Reader) -> Block:
-    it.only("cidr", "except")
-    network = read_network(it, "cidr", it.get("cidr", str, ""))
-    excepted = tuple(read_network(it, "except", text) for text in it.get("except", list, []))
+def read_block(reader: Reader) -> Block:
+    reader.only("cidr", "except")
+    network = read_network(reader, "cidr", reader.get("cidr", str, ""))
+    excepted = tuple(read_network(reader, "except", text) for text in reader.get("except", list, []))
     for one in excepted:
         if one[1] < network[1] or not within(one[0], *network):
-            it.wrong(f"{addresses.cidr_text(*one)} is not within {addresses.cidr_text(*network)}", "except")
+            reader.wrong(f"{addresses.cidr_text(*one)} is not within {addresses.cidr_text(*network)}", "except")
     return Block(network, excepted)
 
 
-def read_network(it: Reader, key: str, text: Any) -> tuple[bytes, int]:
+def read_network(reader: Reader, key: str, text: Any) -> tuple[bytes, int]:
     if not isinstance(text, str):
-        it.wrong(f"expected text, got {reprlib.repr(text)}", key)
+        reader.wrong(f"expected text, got {reprlib.repr(text)}", key)
     try:
         packed, prefix = addresses.read_cidr(text)
     except ValueError as e:
-        it.wrong(str(e), key)
+        reader.wrong(str(e), key)
     if ":" in text and len(packed) == 4 and int(text.rpartition("/")[2]) < MAPPED_PREFIX:
-        it.wrong(f"{text} is wider than the IPv4 addresses in IPv6", key)      # it would be all of IPv4
+        reader.wrong(f"{text} is wider than the IPv4 addresses in IPv6", key)      # it would be all of IPv4
     return addresses.network(packed, prefix), prefix
 
 
-def read_port(it: Reader) -> Port:
-    it.only("protocol", "port", "endPort")
-    protocol, port, last = read_protocol(it), it.value.get("port"), it.value.get("endPort")
+def read_port(reader: Reader) -> Port:
+    reader.only("protocol", "port", "endPort")
+    protocol, port, last = read_protocol(reader), reader.value.get("port"), reader.value.get("endPort")
     if port is None:
-        return Port(protocol) if last is None else it.wrong("expected 1 to 65535", "port")
+        return Port(protocol) if last is None else reader.wrong("expected 1 to 65535", "port")
     if isinstance(port, str):
         if last is not None:
-            it.wrong("needs a port by number", "endPort")
+            reader.wrong("needs a port by number", "endPort")
         if not PORT_NAME.fullmatch(port):
-            it.wrong(f"{reprlib.repr(port)} is no name of a port", "port")
+            reader.wrong(f"{reprlib.repr(port)} is no name of a port", "port")
         return Port(protocol, name=port)
-    first = it.get("port", int, 0)
-    for key, number in (("port", first), ("endPort", it.get("endPort", int, first))):
+    first = reader.get("port", int, 0)
+    for key, number in (("port", first), ("endPort", reader.get("endPort", int, first))):
         if not max(first, 1) <= number <= MAX_PORT:
-            it.wrong(f"{number} is not between {max(first, 1)} and {MAX_PORT}", key)
+            reader.wrong(f"{number} is not between {max(first, 1)} and {MAX_PORT}", key)
     return Port(protocol, first, number)
 
 
-def read_protocol(it: Reader) -> int:
-    text = it.get("protocol", str, "TCP")
-    return PROTOCOLS.get(text) or it.wrong(f"expected TCP, UDP or SCTP, got {reprlib.repr(text)}", "protocol")
+def read_protocol(reader: Reader) -> int:
+    text = reader.get("protocol", str, "TCP")
+    return PROTOCOLS.get(text) or reader.wrong(f"expected TCP, UDP or SCTP, got {reprlib.repr(text)}", "protocol")

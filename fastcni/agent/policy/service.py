@@ -1,6 +1,6 @@
 """Network policies on this node: keep the kernel's tables equal to the policies of a source and the pods of ADDs.
 
-    source      pods, namespaces and policies: the Kubernetes API, or a folder of files
+    source      pods, namespaces and policies: the Kubernetes API, or a directory of files
     requests    the plugin `policy`: a pod is protected before its ADD answers
     kernel      rules that another program changes are written again
 
@@ -65,13 +65,13 @@ GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
 @dataclass(frozen=True)
 class Settings:
-    """folder: the directory of files with pods and policies; "": pods and policies come from the Kubernetes API, `api`.
-    node: this node's name in the source. state: the directory of attachments. socket: the path of the socket for the
-    plugin. kept: the file with the source's last content; "": policies.kept next to `state`. dns_servers: the resolvers
-    that pods use for domain names in policies; (): the resolvers in /etc/resolv.conf. egress: the node's Egress, which
-    claims egress addresses. flowtable: whether established connections between pods go by a flowtable."""
+    """directory: the directory of files with pods and policies; "": pods and policies come from the Kubernetes API,
+    `api`. node: this node's name in the source. state: the directory of attachments. socket: the path of the socket for
+    the plugin. kept: the file with the source's last content; "": policies.kept next to `state`. dns_servers: the
+    resolvers that pods use for domain names in policies; (): the resolvers in /etc/resolv.conf. egress: the node's
+    Egress, which claims egress addresses. flowtable: whether established connections between pods go by a flowtable."""
 
-    folder: str = ""
+    directory: str = ""
     api: Callable[[], Api] | None = None
     node: str = ""
     state: str = "/run/fastcni/agent/pods"
@@ -105,7 +105,7 @@ class Policies:
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
                                      "bridge passes them by: modprobe br_netfilter")
         # Files name no nodes that matter: to protect a pod of another node here, too, does no harm.
-        self.compiler = AttachedCompiler("" if settings.folder else settings.node, wire.index_of)
+        self.compiler = AttachedCompiler("" if settings.directory else settings.node, wire.index_of)
         for each in attached.read_all(settings.state):
             if each.pod.startswith(salvage.NAMESPACE):
                 self.compiler.put_policy(salvage.CLOSED)
@@ -159,9 +159,9 @@ class Policies:
     def _open_source(self) -> Source:
         settings, compiler = self.settings, self.compiler
         kept = Kept(settings.kept or os.path.join(os.path.dirname(settings.state), "policies.kept"),
-                    settings.folder or "kubernetes", self.log, f"{settings.state}.outdated")
-        if settings.folder:
-            return Files(settings.folder, compiler, kept)
+                    settings.directory or "kubernetes", self.log, f"{settings.state}.outdated")
+        if settings.directory:
+            return Files(settings.directory, compiler, kept)
         assert settings.api
         api = settings.api()
         found = Kubernetes(api, compiler, kept, UnreadableEvents(api, settings.node, self.log))

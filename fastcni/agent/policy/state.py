@@ -140,14 +140,14 @@ def difference(old: State, new: State) -> Change:
     return it
 
 
-def note_elements(it: Change, name: str, old: Mapping[bytes, str | None], new: Mapping[bytes, str | None]) -> None:
+def note_elements(change: Change, name: str, old: Mapping[bytes, str | None], new: Mapping[bytes, str | None]) -> None:
     """Note what makes the elements `new` of `old`; a value None is as no element."""
     added = {key: value for key, value in new.items() if value is not None and old.get(key) != value}
     removed = [key for key, value in old.items() if value is not None and new.get(key) != value]
     if added:
-        it.added[name] = added
+        change.added[name] = added
     if removed:
-        it.removed[name] = removed
+        change.removed[name] = removed
 
 
 class Journal:
@@ -159,21 +159,21 @@ class Journal:
         self._chains: dict[str, Chain | None] = {}
         self._elements: dict[str, dict[bytes, str | None]] = {}
 
-    def put_set(self, name: str, it: Set | None) -> None:
+    def put_set(self, name: str, nft_set: Set | None) -> None:
         """Add a set, or delete it with its elements."""
         self._sets.setdefault(name, self.state.sets.get(name))
-        if it:
-            self.state.sets[name] = it
+        if nft_set:
+            self.state.sets[name] = nft_set
             self.state.elements[name] = {}
         else:
             for key in self.state.elements[name].copy():
                 self.put(name, key, None)
             del self.state.sets[name], self.state.elements[name]
 
-    def put_chain(self, name: str, it: Chain | None) -> None:
+    def put_chain(self, name: str, chain: Chain | None) -> None:
         self._chains.setdefault(name, self.state.chains.get(name))
-        if it:
-            self.state.chains[name] = it
+        if chain:
+            self.state.chains[name] = chain
         else:
             self.state.chains.pop(name, None)
 

@@ -54,7 +54,7 @@ class Etcd:
     def __init__(self, settings: dict[str, Any], log: Logger, wait: Callable[[float], object]) -> None:
         self.client, self.log, self.wait = Client(settings), log, wait
         self.prefix = settings.get("prefix", PREFIX).rstrip("/")
-        self.folder = f"{self.prefix}/subnets/"
+        self.directory = f"{self.prefix}/subnets/"
         self.unreadable: set[str] = set()       # keys of unreadable records that were logged
         self.listed: View | None = None         # from the last list, until watch() takes it
         self.watched = False
@@ -85,7 +85,7 @@ class Etcd:
                 if self._write(joined, None, None) and self._is_alone(joined):
                     return joined
                 continue
-            joined = Node(own.key.removeprefix(self.folder), taken[own.key], me.public, me.backend, me.data)
+            joined = Node(own.key.removeprefix(self.directory), taken[own.key], me.public, me.backend, me.data)
             damaged = not self._names_node(own)
             if self._write(joined, own, own.lease or (None if damaged else 0)):
                 if damaged:
@@ -95,16 +95,16 @@ class Etcd:
 
     def _list(self) -> list[Pair]:
         """Return all records. The first watch continues from the last list, so that a start lists only once."""
-        pairs, revision = self.client.read_range(*etcd_client.below(self.folder))
+        pairs, revision = self.client.read_range(*etcd_client.below(self.directory))
         if not self.watched:
-            self.listed = View(self.folder, pairs, revision)
+            self.listed = View(self.directory, pairs, revision)
         return pairs
 
     def _find_own(self, conf: NetworkConf, me: Node, pairs: Collection[Pair],
                   taken: Mapping[str, Mapping[int, Prefix]]) -> Pair | None:
         """Return the record that names this node; otherwise the record of its previous subnets if that names no
         node."""
-        former = self.folder + records.key_of(me.subnets) if me.subnets else ""
+        former = self.directory + records.key_of(me.subnets) if me.subnets else ""
         candidates = []
         for pair in pairs:
             common = len(identities(self._parse(pair)) & identities(me))
@@ -121,7 +121,7 @@ class Etcd:
         lease: the record's lease; 0: none, for a reservation; None: make a new lease. A missing record is no
         reservation.
         """
-        key, value = self.folder + me.name, records.value_of(me)
+        key, value = self.directory + me.name, records.value_of(me)
         if (lease and not self.client.renew(lease, key)) or not (lease or seen):
             lease = None
         if lease is None:
@@ -140,7 +140,7 @@ class Etcd:
         """Return whether no other record overlaps. If records have both families, keys with one common subnet still
         differ, so two nodes may each have written one. Both nodes check this, and the later one yields."""
         pairs = self._list()
-        taken, key = self._read_subnets(pairs), self.folder + me.name
+        taken, key = self._read_subnets(pairs), self.directory + me.name
         mine = next((pair for pair in pairs if pair.key == key), None)
         if mine is None:
             return False
@@ -152,7 +152,7 @@ class Etcd:
 
     def keep(self, me: Node) -> float:
         for _ in range(TRIES):
-            (pair,) = self.client.read(self.folder + me.name)
+            (pair,) = self.client.read(self.directory + me.name)
             if pair is not None and self._is_of_another(pair, me):
                 raise SubnetLost(f"another node has {me.name}: {pair.value[:MAX_SHOWN]}")
             # A record that has lost its lease is a reservation: an operator has kept the value.
@@ -182,7 +182,7 @@ class Etcd:
         self.log.warning("record_restored", key=damaged.key, found=damaged.value[:MAX_SHOWN])
 
     def leave(self, me: Node) -> None:
-        (pair,) = self.client.read(self.folder + me.name)
+        (pair,) = self.client.read(self.directory + me.name)
         if pair is not None and not self._is_of_another(pair, me):
             self._delete(pair)
 
@@ -206,7 +206,7 @@ class Etcd:
             opened = monotonic()
             try:
                 if view is None:
-                    view = View(self.folder, *self.client.read_range(*etcd_client.below(self.folder)))
+                    view = View(self.directory, *self.client.read_range(*etcd_client.below(self.directory)))
                     show(view)
                 if not self._follow(view, show, stop):
                     view = None
@@ -230,7 +230,7 @@ class Etcd:
             self.wait(random.uniform(0.0, min(LIST_S_OF_A_RECORD * len(view) ** 2, MAX_SPREAD_S)))
             return False
         view.watched = True
-        with self.client.watch(*etcd_client.below(self.folder), view.revision + 1, leave, IDLE_S) as stream:
+        with self.client.watch(*etcd_client.below(self.directory), view.revision + 1, leave, IDLE_S) as stream:
             endpoint = stream.endpoint
             for document in stream:
                 result = document.get("result", {})
@@ -250,7 +250,7 @@ class Etcd:
     def _parse(self, pair: Pair) -> Node | None:
         """Return the Node of a record; None if the record cannot be read."""
         try:
-            return records.read(pair.key.removeprefix(self.folder), pair.value)
+            return records.read(pair.key.removeprefix(self.directory), pair.value)
         except ValueError:
             return None
 
@@ -263,7 +263,7 @@ class Etcd:
         found: dict[str, Mapping[int, Prefix]] = {}
         for pair in pairs:
             with suppress(ValueError):
-                found[pair.key] = records.read_subnets(pair.key.removeprefix(self.folder))
+                found[pair.key] = records.read_subnets(pair.key.removeprefix(self.directory))
         return found
 
 

@@ -261,9 +261,9 @@ def print_adoption(done: Adoption, console: Console | None = None) -> None:
             it = verdict.attachment
             head = "note          " if verdict.owned else "cannot own    "
             put(console, f"{head}{ids[it.container_id]} {it.ifname or '?'} ({it.network or '?'}): {verdict.why}")
-    for folder in done.folders:
-        state = f"index {folder.state}" if folder.state != WOULD_BUILD else "would index"
-        style = "red" if folder.state == FAILED else ""
-        put_row(console, f"{state:<13}", f"{folder.path}: {folder.addresses} addresses"
-                f"{f': {folder.error}' if folder.error else ''}", style)
+    for directory in done.directories:
+        state = f"index {directory.state}" if directory.state != WOULD_BUILD else "would index"
+        style = "red" if directory.state == FAILED else ""
+        put_row(console, f"{state:<13}", f"{directory.path}: {directory.addresses} addresses"
+                f"{f': {directory.error}' if directory.error else ''}", style)
     print_rest(done.inventory, console)

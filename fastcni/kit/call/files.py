@@ -34,13 +34,13 @@ def write(path: str, content: bytes, details: str = "") -> None:
         try:
             write_file(path, content, WRITE, regular=True)
         except FileNotFoundError:
-            make_folders(path.rpartition("/")[0], 0o700)
+            make_directories(path.rpartition("/")[0], 0o700)
             write_file(path, content, WRITE, regular=True)
     except OSError as e:
         raise file_error("write", path, e, details) from None
 
 
-def make_folders(path: str, mode: int, above: int = 0o755) -> None:
+def make_directories(path: str, mode: int, above: int = 0o755) -> None:
     """Make a directory with `mode` if it is missing, and its missing parents with mode `above`. Raises OSError."""
     try:
         try:
@@ -49,7 +49,7 @@ def make_folders(path: str, mode: int, above: int = 0o755) -> None:
             parent = path.rstrip("/").rpartition("/")[0]
             if not parent:
                 raise
-            make_folders(parent, above, above)
+            make_directories(parent, above, above)
             posix.mkdir(path, mode)
     except FileExistsError:
         return
@@ -66,14 +66,14 @@ def remove(path: str, details: str = "") -> None:
         raise file_error("remove", path, e, details) from None
 
 
-def names(folder: str, details: str = "") -> list[str]:
+def names(directory: str, details: str = "") -> list[str]:
     """Return the names in a directory; [] if the directory does not exist."""
     try:
-        return posix.listdir(folder)
+        return posix.listdir(directory)
     except FileNotFoundError:
         return []
     except OSError as e:
-        raise file_error("list", folder, e, details) from None
+        raise file_error("list", directory, e, details) from None
 
 
 def file_error(verb: str, path: str, error: OSError, details: str = "") -> CniError:

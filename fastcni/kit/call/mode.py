@@ -88,12 +88,12 @@ class Mode:
         """Return whether `fd`, a descriptor of open_netns(), is the namespace that the request comes from."""
         return netns.is_own(fd, self.home)
 
-    def find_plugin(self, name: str, folders: list[str], own: bool) -> str:
+    def find_plugin(self, name: str, directories: list[str], own: bool) -> str:
         """Return the path of a delegate. "" for a plugin of fastcni (`own`) that is called as a function without a
-        search of `folders`. Raises CniError."""
+        search of `directories`. Raises CniError."""
         from fastcni.kit.call import search
 
-        return search.find(name, folders)
+        return search.find(name, directories)
 
     def defer(self, fn: Callable[..., object], *args: object) -> None:
         """Run `fn` in a thread of its own, so that the answer does not wait for `fn`."""
@@ -122,7 +122,7 @@ class Mode:
     def offer_ipv6(self, ifname: str, name: str, value: str) -> bool:
         """Write net/ipv6/conf/<ifname>/<name>, if this kernel has that sysctl. Return whether the kernel has it."""
         try:
-            sysctl.write_at(self._ipv6_folder(), f"{ifname}/{name}", value)
+            sysctl.write_at(self._ipv6_directory(), f"{ifname}/{name}", value)
         except OSError:
             return False            # no IPv6 in this kernel, or /proc/sys mounted read-only
         return True
@@ -130,7 +130,7 @@ class Mode:
     def read_ipv6(self, ifname: str, name: str) -> str:
         """Return net/ipv6/conf/<ifname>/<name> as text, "" if this kernel does not have that sysctl."""
         try:
-            return sysctl.read_at(self._ipv6_folder(), f"{ifname}/{name}")
+            return sysctl.read_at(self._ipv6_directory(), f"{ifname}/{name}")
         except OSError:
             return ""
 
@@ -229,11 +229,11 @@ class Mode:
         """Change a table by commands like "-A CHAIN ...". run() carries them out."""
         return run()
 
-    def _ipv6_folder(self) -> int:
+    def _ipv6_directory(self) -> int:
         """Return a descriptor of /proc/sys/net/ipv6/conf, which stays open. The kernel keeps the net/ipv6 of all
         namespaces in one hash chain, the oldest last: with 900 pods, opening the node's directory takes 1.2 ms."""
         if self.ipv6 is None:
-            self.ipv6 = sysctl.open_folder(IPV6)
+            self.ipv6 = sysctl.open_directory(IPV6)
         return self.ipv6
 
     def _socket(self, protocol: int) -> Socket:

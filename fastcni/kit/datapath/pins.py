@@ -50,7 +50,7 @@ class Pins:
         objects.close(self.pods, self.flows, *self.programs.values())
 
 
-def folder(sock: Socket) -> str:
+def directory(sock: Socket) -> str:
     """Return the path of the pins of a socket's network namespace. Raises OSError: ENOPROTOOPT before Linux 5.14."""
     return f"{ROOT}/fastcni-{int.from_bytes(sock.getsockopt(SOL_SOCKET, SO_NETNS_COOKIE, 8), objects.ORDER)}"
 
@@ -59,7 +59,7 @@ def open_maps(sock: Socket) -> Pins | None:
     """Return the maps of a socket's network namespace, None if no pod of that namespace has used the datapath. Raises
     OSError."""
     try:
-        found = opened(folder(sock), [f"{name}-{LAYOUT}" for name in MAPS])
+        found = opened(directory(sock), [f"{name}-{LAYOUT}" for name in MAPS])
     except OSError as e:
         if e.errno in (ENOENT, ENOPROTOOPT):
             return None
@@ -70,7 +70,7 @@ def open_maps(sock: Socket) -> Pins | None:
 def exist(sock: Socket) -> bool:
     """Return whether a pod of a socket's network namespace has used the datapath."""
     try:
-        return posix.access(folder(sock), posix.F_OK)
+        return posix.access(directory(sock), posix.F_OK)
     except OSError:                     # Linux before 5.14
         return False
 
@@ -91,13 +91,13 @@ def open_or_load(sock: Socket, warn: Callable[[str], object]) -> Pins:
         raise Unavailable("fastcni was built without clang")
     names = [*(f"{name}-{LAYOUT}" for name in MAPS), *program_pins()]
     try:
-        where = folder(sock)
+        where = directory(sock)
         try:
             found = opened(where, names)
         except OSError as e:
             if e.errno not in (ENOENT, EPERM):
                 raise
-            make_folder(where, warn)
+            make_directory(where, warn)
             created = load(where, names)
             found = opened(where, names)
             if created:
@@ -126,7 +126,7 @@ def opened(where: str, names: list[str]) -> list[int]:
     return found
 
 
-def make_folder(where: str, warn: Callable[[str], object]) -> None:
+def make_directory(where: str, warn: Callable[[str], object]) -> None:
     """Make the directory of the pins, and mount bpffs if it is not mounted. Raises OSError."""
     from fastcni.kernel import process
 

@@ -232,8 +232,8 @@ def behind(option: str, rule: str) -> str:
 
 def find(req: Request, program: str) -> str:
     """Return the path of a program, "" if it is not installed."""
-    for folder in (req.env.get("PATH") or USUAL_PATH).split(":"):
-        path = f"{folder}/{program}"
+    for directory in (req.env.get("PATH") or USUAL_PATH).split(":"):
+        path = f"{directory}/{program}"
         if posix.access(path, posix.X_OK):
             return path
     return ""

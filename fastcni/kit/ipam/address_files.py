@@ -124,9 +124,9 @@ class AddressFiles:
             if not create:
                 return False
             try:
-                from fastcni.kit.call.files import make_folders
+                from fastcni.kit.call.files import make_directories
 
-                make_folders(self.path, 0o755)
+                make_directories(self.path, 0o755)
                 self.fd = posix.open(self.path, flags)
             except OSError as e:
                 raise self.error("create", "", e) from None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOCK = posix.O_RDONLY | WRITE
-SPACE_FOLDER = ".cluster"           # the directory of a cluster-wide address space, see cluster/node_state.py
+SPACE_DIRECTORY = ".cluster"           # the directory of a cluster-wide address space, see cluster/node_state.py
 MAX_LISTED = 10                     # addresses that a warning names
 known_boot_id = b""                 # the boot id, read once per process
 
@@ -68,7 +68,7 @@ class Store:
             if not self.files.open(self.create):
                 return None
             try:
-                self.lock = open_regular("lock", LOCK, 0o750, folder=self.files.fd)
+                self.lock = open_regular("lock", LOCK, 0o750, directory=self.files.fd)
                 self._take_lock()
             except OSError as e:
                 raise self.files.error("lock", "lock", e) from None
@@ -106,7 +106,7 @@ class Store:
         """Return whether this is a cluster-wide address space. Its files have more lines than an owner; requests for
         that space release addresses of another boot and write the index."""
         if not self.index.plain:
-            self.index.plain = not posix.access(SPACE_FOLDER, posix.F_OK, dir_fd=self.files.fd)
+            self.index.plain = not posix.access(SPACE_DIRECTORY, posix.F_OK, dir_fd=self.files.fd)
         return not self.index.plain
 
     def _take_lock(self) -> None:

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.links.attributes import Values
 
-FOLDER = "/run/cni/tuning"
+DIRECTORY = "/run/cni/tuning"
 MAX_BYTES = 1 << 16             # bytes of a backup file
-BAD_FOLDER = "dataDir has to be a folder that can be written"
+BAD_DIRECTORY = "dataDir has to be a directory that can be written"
 
 
-def read_folder(keys: Section, default: str = FOLDER) -> str:
+def read_directory(keys: Section, default: str = DIRECTORY) -> str:
     """Return the key dataDir. Raises CniError 7."""
-    folder = keys.text("dataDir") or default
-    if "\0" in folder:
+    directory = keys.text("dataDir") or default
+    if "\0" in directory:
         raise keys.wrong("dataDir", "a path has no NUL byte")
-    return folder
+    return directory
 
 
 class Backup:
@@ -42,9 +42,9 @@ class Backup:
 
     __slots__ = ("mark", "name", "path")
 
-    def __init__(self, req: Request, folder: str) -> None:
+    def __init__(self, req: Request, directory: str) -> None:
         self.name = f"{req.container_id}_{req.ifname}.json"
-        self.path, self.mark = f"{folder}/{self.name}", f"{marks(folder, req.name)}/{self.name}"
+        self.path, self.mark = f"{directory}/{self.name}", f"{marks(directory, req.name)}/{self.name}"
 
     def read(self) -> Values:
         """Return {attribute: value}; {} if there is no file or a crash has cut the file."""
@@ -74,7 +74,7 @@ class Backup:
         values = {key: values[key] for key in attributes.TABLE if key in values}
         check_request()
         self.set_mark()
-        files.write(self.path, json.write(values, 1), BAD_FOLDER)
+        files.write(self.path, json.write(values, 1), BAD_DIRECTORY)
 
     def set_mark(self) -> None:
         """Create the symbolic link."""
@@ -83,31 +83,31 @@ class Backup:
             try:
                 posix.symlink(target, self.mark)
             except FileNotFoundError:
-                files.make_folders(self.mark.rpartition("/")[0], 0o755)
+                files.make_directories(self.mark.rpartition("/")[0], 0o755)
                 posix.symlink(target, self.mark)
         except FileExistsError:
             return
         except OSError as e:
-            raise files.file_error("write", self.path, e, BAD_FOLDER) from None
+            raise files.file_error("write", self.path, e, BAD_DIRECTORY) from None
 
     def remove(self) -> None:
         """Remove the file and its symbolic link; success if they do not exist."""
         for path in (self.path, self.mark):
-            files.remove(path, BAD_FOLDER)
+            files.remove(path, BAD_DIRECTORY)
 
 
-def gc(req: Request, folder: str) -> None:
+def gc(req: Request, directory: str) -> None:
     """Remove the files of this network's attachments that are not valid. Files of other networks and of the reference
     plugin stay."""
-    own = marks(folder, req.name)
+    own = marks(directory, req.name)
     valid = {f"{container_id}_{ifname}.json" for container_id, ifname in req.valid_attachments}
-    for name in files.names(own, BAD_FOLDER):
+    for name in files.names(own, BAD_DIRECTORY):
         if name not in valid:
-            for path in (f"{folder}/{name}", f"{own}/{name}"):
-                files.remove(path, BAD_FOLDER)
-            req.release(f"file {folder}/{name}")
+            for path in (f"{directory}/{name}", f"{own}/{name}"):
+                files.remove(path, BAD_DIRECTORY)
+            req.release(f"file {directory}/{name}")
 
 
-def marks(folder: str, network: str) -> str:
+def marks(directory: str, network: str) -> str:
     """The directory of a network's symbolic links."""
-    return f"{folder}/.fastcni/{network}"
+    return f"{directory}/.fastcni/{network}"

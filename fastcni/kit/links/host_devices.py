@@ -50,15 +50,15 @@ class Selector:
         if not self.device_id:
             return f"bus/pci/devices/{self.pci}" if self.pci else ""
         for bus in BUSES:
-            folder = f"bus/{bus}/devices/{self.device_id}"
-            if sysfs.exists(folder):
-                return folder
+            directory = f"bus/{bus}/devices/{self.device_id}"
+            if sysfs.exists(directory):
+                return directory
         raise CniError(errors.INVALID_CONFIG, f"runtime config DeviceID {self.device_id} not found or unsupported",
                        f"{SYS}bus has it neither as {' nor as '.join(BUSES)} device")
 
-    def find(self, host: Socket, folder: str) -> tuple[Link, str]:
-        """Return (the link on the host, the name that the link gets when it moves back to the host). folder: the result
-        of on_bus().
+    def find(self, host: Socket, directory: str) -> tuple[Link, str]:
+        """Return (the link on the host, the name that the link gets when it moves back to the host). directory: the
+        result of on_bus().
 
         Raises CniError 11 if the link is not on the host now.
         """
@@ -73,10 +73,10 @@ class Selector:
         elif self.kernelpath:
             link = first_of(host, f"{self.kernelpath.removeprefix(SYS)}/net")
             why = f'failed to find network devices at "{self.kernelpath}/net"'
-        elif folder:
+        elif directory:
             # A link of virtio belongs to the virtio device, which belongs to the PCI device.
-            virtio = [f"{folder}/{each}/net" for each in sysfs.names(folder) if each.startswith("virtio")]
-            link, (_, bus, _, device) = first_of(host, f"{folder}/net", *virtio), folder.split("/")
+            virtio = [f"{directory}/{each}/net" for each in sysfs.names(directory) if each.startswith("virtio")]
+            link, (_, bus, _, device) = first_of(host, f"{directory}/net", *virtio), directory.split("/")
             why = f"no net directory under {bus} device {device}"
         if link is None:
             raise CniError(errors.TRY_AGAIN_LATER, f"{NOT_FOUND}: {why}",
@@ -85,9 +85,9 @@ class Selector:
 
     def status(self) -> None:
         """For STATUS: raise CniError 50 if the machine does not have the device. The device's link may be in a pod."""
-        folder = self.kernelpath.removeprefix(SYS) or self.on_bus()
-        if folder and not sysfs.exists(folder):
-            raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"{NOT_FOUND}: {SYS}{folder} does not exist")
+        directory = self.kernelpath.removeprefix(SYS) or self.on_bus()
+        if directory and not sysfs.exists(directory):
+            raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"{NOT_FOUND}: {SYS}{directory} does not exist")
 
 
 def read_name(keys: Section, key: str) -> str:
@@ -122,27 +122,27 @@ def first(sock: Socket, field: str, value: object) -> Link | None:
     return next((link for link in find.all_links(sock) if getattr(link, field) == value), None)
 
 
-def first_of(sock: Socket, *folders: str) -> Link | None:
+def first_of(sock: Socket, *directories: str) -> Link | None:
     """Return the first link that the `net` directories below /sys list, or None.
 
     /sys may show another namespace than the socket's, see kernel/devices/sysfs.py. So the MAC is compared, too: another
     link with the same name has another MAC.
     """
-    for folder in folders:
-        for name in sysfs.names(folder):
+    for directory in directories:
+        for name in sysfs.names(directory):
             link = find.link(sock, name)
-            if link and link.mac == sysfs.read(f"{folder}/{name}/address"):
+            if link and link.mac == sysfs.read(f"{directory}/{name}/address"):
                 return link
     return None
 
 
-def is_dpdk(folder: str) -> bool:
-    """Return whether the device in `folder`, a result of on_bus(), has a driver of DPDK. Raises CniError 999 for a PCI
-    device without a driver."""
-    if not folder.startswith("bus/pci/"):
+def is_dpdk(directory: str) -> bool:
+    """Return whether the device in `directory`, a result of on_bus(), has a driver of DPDK. Raises CniError 999 for a
+    PCI device without a driver."""
+    if not directory.startswith("bus/pci/"):
         return False
     try:
-        return sysfs.target(f"{folder}/driver") in DPDK_DRIVERS
+        return sysfs.target(f"{directory}/driver") in DPDK_DRIVERS
     except OSError as e:
-        raise CniError(errors.INTERNAL, f"error with host device: lstat {SYS}{folder}/driver: "
+        raise CniError(errors.INTERNAL, f"error with host device: lstat {SYS}{directory}/driver: "
                        f"{(e.strerror or '').lower()}") from None

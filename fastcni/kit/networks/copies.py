@@ -36,10 +36,10 @@ class Copies:
     API server answers."""
 
     def __init__(self, cni_dir: str) -> None:
-        self.folder = f"{cni_dir}/definitions"
+        self.directory = f"{cni_dir}/definitions"
 
     def path(self, namespace: str, name: str) -> str:
-        return f"{self.folder}/{namespace}/{name}"
+        return f"{self.directory}/{namespace}/{name}"
 
     def keep(self, namespace: str, name: str, found: Stored | None) -> Stored | None:
         """Write the copy of a definition, or remove it for None. Return `found`."""
@@ -52,9 +52,9 @@ class Copies:
                 return found
             content = json.write({"config": found.config, "resource": found.resource})
             if files.read(path, MAX_BYTES) != content:
-                new = f"{self.folder}/{NEW}{posix.getpid()}-{get_ident()}"
+                new = f"{self.directory}/{NEW}{posix.getpid()}-{get_ident()}"
                 files.write(new, content)
-                files.make_folders(f"{self.folder}/{namespace}", 0o700)
+                files.make_directories(f"{self.directory}/{namespace}", 0o700)
                 posix.rename(new, path)
         except (CniError, OSError):     # for instance a full disk
             return found
@@ -72,12 +72,12 @@ class Copies:
     def remove_incomplete(self) -> None:
         """Remove the incomplete files of killed processes. If another process is just writing a copy, that copy is lost
         until its next write."""
-        for name in files.names(self.folder):
+        for name in files.names(self.directory):
             if name.startswith(NEW):
-                files.remove(f"{self.folder}/{name}")
+                files.remove(f"{self.directory}/{name}")
 
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield (namespace, name) of each copy."""
-        for namespace in files.names(self.folder):
+        for namespace in files.names(self.directory):
             if is_label(namespace):
-                yield from ((namespace, name) for name in files.names(f"{self.folder}/{namespace}"))
+                yield from ((namespace, name) for name in files.names(f"{self.directory}/{namespace}"))

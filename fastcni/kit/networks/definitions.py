@@ -52,8 +52,8 @@ class Definitions:
         if stored and stored.config.strip():
             return self._of_api(stored, name, title)
         broken: list[str] = []
-        for folder in (f"{self.keys.conf_dir}/{namespace}", self.keys.conf_dir):
-            for path, document in configurations(folder, broken):
+        for directory in (f"{self.keys.conf_dir}/{namespace}", self.keys.conf_dir):
+            for path, document in configurations(directory, broken):
                 if document.get("name") == name:
                     found = define(document, name, self.version, path, title if selected or stored else "")
                     found.resource = stored.resource if stored else ""
@@ -114,15 +114,15 @@ class Definitions:
             return None
         broken: list[str] = []
         place = self.keys.cluster_network.rpartition("/")[0]
-        folders = [f"{place}/{name}", f"{place.removeprefix(OF_DAEMON)}/{name}"]
-        folder = next((it for it in folders if kind_of(it) == S_IFDIR), folders[0])
-        plugins = [document for file in sorted(files.names(folder)) if file.endswith(".conf")
-                   for _, document in read(f"{folder}/{file}", broken)]
+        directories = [f"{place}/{name}", f"{place.removeprefix(OF_DAEMON)}/{name}"]
+        directory = next((it for it in directories if kind_of(it) == S_IFDIR), directories[0])
+        plugins = [document for file in sorted(files.names(directory)) if file.endswith(".conf")
+                   for _, document in read(f"{directory}/{file}", broken)]
         if broken:                      # Multus would ignore the whole chain
             raise CniError(errors.INVALID_CONFIG, f"auxiliaryCNIChainName: {broken[0]}")
         # No CHECK: CHECK of tuning needs the link CNI_IFNAME, which this network does not have
         document = {"cniVersion": self.version, "name": name, "disableCheck": True, "plugins": plugins}
-        return define(document, name, self.version, folder) if plugins else None
+        return define(document, name, self.version, directory) if plugins else None
 
 
 def kind_of(path: str) -> int | None:
@@ -132,12 +132,12 @@ def kind_of(path: str) -> int | None:
         return None
 
 
-def configurations(folder: str, broken: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def configurations(directory: str, broken: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (path, document) of each file in a directory, in the order of names. broken: gets a text for each
     unreadable file."""
-    for name in sorted(files.names(folder)):
+    for name in sorted(files.names(directory)):
         if name.endswith(ENDINGS):
-            yield from read(f"{folder}/{name}", broken)
+            yield from read(f"{directory}/{name}", broken)
 
 
 def read(path: str, broken: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:

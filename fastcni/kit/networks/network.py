@@ -109,10 +109,10 @@ class Network:
 
     def request(self, req: Request, bin_dir: str, default_bin_dir: str) -> Request:
         """Return the request for the plugins of this network. bin_dir, default_bin_dir: Keys.bin_dir and BIN_DIR."""
-        folders = [bin_dir, req.path] if bin_dir else [req.path, default_bin_dir]
+        directories = [bin_dir, req.path] if bin_dir else [req.path, default_bin_dir]
         args = self.cni_args if self.cni_args is not None else own_args(req.args, self.ifname == req.ifname)
         return req.for_network("chain", self.conf, self.definition.name, self.ifname, args,
-                               ":".join(filter(None, folders)))
+                               ":".join(filter(None, directories)))
 
 
 def ifname_at(place: int, first: str) -> str:

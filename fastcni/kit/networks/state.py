@@ -135,10 +135,10 @@ def kept_results(cni_dir: str, containers: Iterable[str], part: str = "-") -> tu
 
     containers: containers that may have damaged files, besides those that have a list or another result.
     """
-    folder = f"{cni_dir}/{RESULTS}"
-    found = {name: read_result(f"{folder}/{name}") for name in sorted(files.names(folder)) if part in name}
+    directory = f"{cni_dir}/{RESULTS}"
+    found = {name: read_result(f"{directory}/{name}") for name in sorted(files.names(directory)) if part in name}
     networks = [network for network in found.values() if network is not None]
-    unread = [name for name, network in found.items() if network is None and exists(f"{folder}/{name}")]
+    unread = [name for name, network in found.items() if network is None and exists(f"{directory}/{name}")]
     known = {*containers, *(it.container_id for it in networks), *files.names(cni_dir)} if unread else ()
     longest = sorted(known, key=len, reverse=True)          # a container's id may be a part of another container's id
     damaged = []
@@ -146,7 +146,7 @@ def kept_results(cni_dir: str, containers: Iterable[str], part: str = "-") -> tu
         owner = next((it for it in longest if f"-{it}-" in name), "")
         if owner:
             network_name, _, ifname = name.partition(f"-{owner}-")
-            damaged.append(Damaged(f"{folder}/{name}", network_name, owner, ifname))
+            damaged.append(Damaged(f"{directory}/{name}", network_name, owner, ifname))
     return networks, damaged
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ovs.ovs_conf import OvsConf
 
-FOLDER = "/var/lib/cni/ovs-cni/cache"
+DIRECTORY = "/var/lib/cni/ovs-cni/cache"
 ATTACHMENT = "fastcni"          # the member that ovs-cni does not have: {"containerID", "ifname"}
 
 
-def path(folder: str, container_id: str, ifname: str) -> str:
-    return f"{folder}/{container_id}-{ifname}"
+def path(directory: str, container_id: str, ifname: str) -> str:
+    return f"{directory}/{container_id}-{ifname}"
 
 
 def write(req: Request, conf: OvsConf, bridge: str) -> None:
@@ -33,12 +33,12 @@ def write(req: Request, conf: OvsConf, bridge: str) -> None:
     net_conf |= {"bridge": bridge, "socket_file": conf.socket_file}
     content = {"Netconf": net_conf, "OrigIfName": "", "UserspaceMode": False, "VdpaType": "",
                ATTACHMENT: {"containerID": req.container_id, "ifname": req.ifname}}
-    files.write(path(conf.folder, req.container_id, req.ifname), json.write(content))
+    files.write(path(conf.directory, req.container_id, req.ifname), json.write(content))
 
 
 def read(req: Request, conf: OvsConf) -> dict[str, Any] | None:
     """Return Netconf of the attachment's file, {} if the file cannot be read; None if there is no file."""
-    return parsed(files.read(path(conf.folder, req.container_id, req.ifname)), "Netconf")
+    return parsed(files.read(path(conf.directory, req.container_id, req.ifname)), "Netconf")
 
 
 def parsed(content: bytes | None, member: str) -> dict[str, Any] | None:
@@ -52,27 +52,27 @@ def parsed(content: bytes | None, member: str) -> dict[str, Any] | None:
 
 
 def remove(req: Request, conf: OvsConf) -> None:
-    delete(conf.folder, req.container_id, req.ifname)
+    delete(conf.directory, req.container_id, req.ifname)
 
 
-def delete(folder: str, container_id: str, ifname: str) -> None:
-    files.remove(path(folder, container_id, ifname))
+def delete(directory: str, container_id: str, ifname: str) -> None:
+    files.remove(path(directory, container_id, ifname))
 
 
-def attachments(folder: str, network: str) -> Iterator[tuple[str, str]]:
+def attachments(directory: str, network: str) -> Iterator[tuple[str, str]]:
     """Yield (container id, ifname) of fastcni's files of a network."""
-    for name in files.names(folder):
-        content = files.read(f"{folder}/{name}")
+    for name in files.names(directory):
+        content = files.read(f"{directory}/{name}")
         if (parsed(content, "Netconf") or {}).get("name") == network:
             owner = parsed(content, ATTACHMENT) or {}
             if name == f"{owner.get('containerID')}-{owner.get('ifname')}":
                 yield owner["containerID"], owner["ifname"]
 
 
-def addresses(folder: str) -> set[str]:
+def addresses(directory: str) -> set[str]:
     """Return the OVSDB addresses of all files."""
-    return {address for name in files.names(folder)
-            if (address := address_in(parsed(files.read(f"{folder}/{name}"), "Netconf")))}
+    return {address for name in files.names(directory)
+            if (address := address_in(parsed(files.read(f"{directory}/{name}"), "Netconf")))}
 
 
 def address_in(net_conf: dict[str, Any] | None) -> str:

@@ -34,9 +34,9 @@ def gc(req: Request, conf: OvsConf) -> None:
     for row in gone:
         change.delete_by_name(req.mode.route, row["name"])
         req.release(f"port {row['name']}", " ".join(attachment_of(row)).strip())
-    for attachment in [*cache.attachments(conf.folder, req.name)]:
+    for attachment in [*cache.attachments(conf.directory, req.name)]:
         if attachment not in valid:
-            cache.delete(conf.folder, *attachment)
+            cache.delete(conf.directory, *attachment)
 
 
 def remove_stale(db: Ovsdb, sock: Socket) -> list[Row]:

@@ -50,7 +50,7 @@ class OvsConf:
     """
 
     __slots__ = ("bridge", "vlan", "trunk", "vxlan", "mtu", "ofport", "kind", "socket_file", "path",
-                 "retries", "interval_ms", "folder", "layer3", "dns", "ipv6", "enable_dad")
+                 "retries", "interval_ms", "directory", "layer3", "dns", "ipv6", "enable_dad")
 
     bridge: str
     vlan: int | None
@@ -63,7 +63,7 @@ class OvsConf:
     path: str
     retries: int
     interval_ms: int
-    folder: str                 # the directory of the cache files
+    directory: str                 # the directory of the cache files
     layer3: bool                # the configuration names an IPAM plugin
     dns: dict[str, Any] | None  # the result's dns; None: IPAM's dns
     ipv6: bool                  # the pod's link has IPv6
@@ -110,7 +110,7 @@ def read_ending(keys: Section) -> OvsConf:
     conf.socket_file, conf.path = read_socket_file(keys.strict), keys.strict.text("configuration_path")
     if "\0" in conf.path:
         raise keys.strict.wrong("configuration_path", "a NUL in a path")
-    conf.folder = keys.strict.text("dataDir") or cache.FOLDER
+    conf.directory = keys.strict.text("dataDir") or cache.DIRECTORY
     return conf
 
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
 
-FOLDER = "/var/lib/cni/results"
+DIRECTORY = "/var/lib/cni/results"
 
 
 def path(req: Request, name: str) -> str:
-    return f"{FOLDER}/{name}-{req.container_id}-{req.ifname}"
+    return f"{DIRECTORY}/{name}-{req.container_id}-{req.ifname}"
 
 
 def write(req: Request, made: Attachment, result: dict[str, Any] | None = None) -> None:
@@ -63,9 +63,9 @@ def families_of_ports(req: Request, name: str) -> set[int]:
     """Return the lengths (4, 16) of the addresses to which another network of the container maps its ports. Raises
     CniError 5."""
     found: set[int] = set()
-    for file in files.names(FOLDER):
-        if f"-{req.container_id}-" in file and f"{FOLDER}/{file}" != path(req, name):
-            other = read_file(f"{FOLDER}/{file}")
+    for file in files.names(DIRECTORY):
+        if f"-{req.container_id}-" in file and f"{DIRECTORY}/{file}" != path(req, name):
+            other = read_file(f"{DIRECTORY}/{file}")
             if other and other.outcome and "portMappings" in other.capability_args:
                 newest = results.to_version(other.outcome, version.CURRENT)
                 found |= {len(packed) for packed, _ in results.ips_of(newest)}

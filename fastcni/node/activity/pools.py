@@ -29,17 +29,17 @@ def count(conf_dir: str, *results: str) -> Counted:
     nets = confs.networks(confs.read_quietly(conf_dir, []))
     ranges: dict[str, list[Range]] = {}
     for one in ranges_of(nets):
-        ranges.setdefault(one.folder, []).append(one.range)
-    folders = {f"{where.rstrip('/')}/{name}": name
+        ranges.setdefault(one.directory, []).append(one.range)
+    directories = {f"{where.rstrip('/')}/{name}": name
                for where in data_dirs(confs.values_of(nets)) for name in networks(where, [])}
-    folders |= {folder: os.path.basename(folder) for folder in ranges}
-    pools = [pool for folder, name in list(folders.items())[:MAX_POOLS]
-             for pool in pools_of(name, folder, ranges.get(folder, []))]
-    found = attachments(results, [net.name for net in nets] + [*folders.values()])
+    directories |= {directory: os.path.basename(directory) for directory in ranges}
+    pools = [pool for directory, name in list(directories.items())[:MAX_POOLS]
+             for pool in pools_of(name, directory, ranges.get(directory, []))]
+    found = attachments(results, [net.name for net in nets] + [*directories.values()])
     return Counted(tuple(pools), found, monotonic())
 
 
-def pools_of(network: str, folder: str, ranges: list[Range]) -> list[Pool]:
+def pools_of(network: str, directory: str, ranges: list[Range]) -> list[Pool]:
     """Return the pools of one directory. Addresses outside of all ranges are a pool without a size."""
     held, elsewhere = [0] * len(ranges), 0
 
@@ -54,7 +54,7 @@ def pools_of(network: str, folder: str, ranges: list[Range]) -> list[Pool]:
                 return
         elsewhere += 1
 
-    handle(names_in(folder), note)
+    handle(names_in(directory), note)
     pools = [Pool("host-local", network, str(one), number, max(0, one.size() - number))
              for one, number in zip(ranges, held, strict=True)]
     return pools + [Pool("host-local", network, UNKNOWN, elsewhere)] * bool(elsewhere)
@@ -70,14 +70,14 @@ def attachments(results: Iterable[str], known: Iterable[str]) -> dict[str, int]:
         network = next((text(name) for name in names if file.startswith(f"{name}-")), OTHER)
         found[network] = found.get(network, 0) + 1
 
-    for folder in results:
-        handle(names_in(folder), note)
+    for directory in results:
+        handle(names_in(directory), note)
     return found
 
 
-def names_in(folder: str) -> list[str]:
+def names_in(directory: str) -> list[str]:
     try:
-        return os.listdir(folder)
+        return os.listdir(directory)
     except OSError:
         return []
 

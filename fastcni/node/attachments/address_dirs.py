@@ -26,7 +26,8 @@ class Note:
     why: str
 
 
-Reader = Callable[[str, str, str, bytes, float], "Sighting | Note | None"]     # path, folder's name, ip, content, mtime
+# path, directory's name, ip, content, mtime
+Reader = Callable[[str, str, str, bytes, float], "Sighting | Note | None"]
 
 
 def data_dirs(configurations: Iterable[Any]) -> list[str]:
@@ -73,7 +74,7 @@ def networks(data_dir: str, unseen: list[str]) -> list[str]:
         return []
 
 
-def read_folder(data_dir: str, network: str, unseen: list[str],
+def read_directory(data_dir: str, network: str, unseen: list[str],
                 read: Reader) -> Iterator[Sighting | Note]:
     """Yield a Sighting for each address file of a network, a Note for a file that names no attachment. Takes no lock.
 

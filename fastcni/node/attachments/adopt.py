@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fastcni import plugins, third_party
-from fastcni.kit.ipam.store import SPACE_FOLDER, Store
+from fastcni.kit.ipam.store import SPACE_DIRECTORY, Store
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
 from fastcni.node.attachments.records import ADDRESS_FILE, GONE, ORPHANED, RUNNING, UNKNOWN, Inventory, NodeAttachment
@@ -28,7 +28,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexedFolder:
+class IndexedDirectory:
     """The directory of a host-local network. addresses: the number of its address files. state: BUILT, WOULD_BUILD or
     FAILED."""
 
@@ -44,7 +44,7 @@ class Adoption:
 
     inventory: Inventory
     verdicts: tuple[Verdict, ...]
-    folders: tuple[IndexedFolder, ...]
+    directories: tuple[IndexedDirectory, ...]
 
 
 def adopt(places: Places, *, dry_run: bool = False) -> Adoption:
@@ -59,11 +59,11 @@ def adopt(places: Places, *, dry_run: bool = False) -> Adoption:
     known = {*plugins.BUILT_IN, *(plugin.kind for plugin in third_party.find() if not plugin.problem)}
     held: dict[str, int] = {}
     for it in seen.facts.sightings:
-        folder = os.path.dirname(it.place)
-        if it.kind == ADDRESS_FILE and not os.path.exists(f"{folder}/{SPACE_FOLDER}"):
-            held[folder] = held.get(folder, 0) + 1
+        directory = os.path.dirname(it.place)
+        if it.kind == ADDRESS_FILE and not os.path.exists(f"{directory}/{SPACE_DIRECTORY}"):
+            held[directory] = held.get(directory, 0) + 1
     return Adoption(inventory, tuple(judge(it, known, inventory, places) for it in inventory.attachments),
-                    tuple(index(folder, held[folder], dry_run) for folder in sorted(held)))
+                    tuple(index(directory, held[directory], dry_run) for directory in sorted(held)))
 
 
 def judge(attachment: NodeAttachment, known: Collection[str], inventory: Inventory, places: Places) -> Verdict:
@@ -104,19 +104,19 @@ def gc_command(inventory: Inventory, network: str, places: Places = DEFAULT_PLAC
     return " ".join(["fastcni gc", *words, network or "NET"])
 
 
-def index(folder: str, addresses: int, dry_run: bool) -> IndexedFolder:
+def index(directory: str, addresses: int, dry_run: bool) -> IndexedDirectory:
     """Build the index of a host-local directory, under its lock."""
     if dry_run:
-        return IndexedFolder(folder, addresses, WOULD_BUILD)
-    data_dir, _, network = folder.rpartition("/")
+        return IndexedDirectory(directory, addresses, WOULD_BUILD)
+    data_dir, _, network = directory.rpartition("/")
     warnings: list[str] = []
     try:
         with Store(data_dir, network, warnings.append) as store:
             if store is None:
-                return IndexedFolder(folder, 0, FAILED, "the folder has vanished")
+                return IndexedDirectory(directory, 0, FAILED, "the directory has vanished")
             store.read_all()
             addresses = len(store.index)
     except CniError as e:
-        return IndexedFolder(folder, addresses, FAILED, e.msg)
+        return IndexedDirectory(directory, addresses, FAILED, e.msg)
     trouble = [text for text in warnings if INDEX in text]
-    return IndexedFolder(folder, addresses, FAILED if trouble else BUILT, "; ".join(trouble))
+    return IndexedDirectory(directory, addresses, FAILED if trouble else BUILT, "; ".join(trouble))

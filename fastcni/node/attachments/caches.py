@@ -15,18 +15,18 @@ from fastcni.spec.cached_result import KIND
 from fastcni.spec.errors import CniError
 
 
-def read_folder(folder: str, unseen: list[str]) -> Iterator[tuple[Sighting, Cached]]:
+def read_directory(directory: str, unseen: list[str]) -> Iterator[tuple[Sighting, Cached]]:
     """Yield the Sighting and Cached of each file in a `results` directory. Add texts about unreadable files to
     `unseen`."""
     try:
-        names = sorted(os.listdir(folder), key=os.fsencode)
+        names = sorted(os.listdir(directory), key=os.fsencode)
     except FileNotFoundError:
         return
     except OSError as e:
-        unseen.append(f"result cache {folder}: {e.strerror}")
+        unseen.append(f"result cache {directory}: {e.strerror}")
         return
     for name in names:
-        path = os.path.join(folder, name)
+        path = os.path.join(directory, name)
         try:
             raw, since = read_file(path), os.stat(path).st_mtime
             found = read(path, raw, since)

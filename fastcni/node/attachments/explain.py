@@ -131,7 +131,7 @@ def explain_address(node: Node, text: str) -> Iterator[Explanation]:
         elif it.range.contains(packed):
             held = "" if owners else "; no address file has it, so the next ADD may get it"
             yield Explanation(ADDRESS, f"{ip} is in the range {it.range} of network {it.network} "
-                              f"(files in {it.folder}){held}")
+                              f"(files in {it.directory}){held}")
     if node.ask_stores:
         yield from (Explanation(ADDRESS, one) for one in site.texts_on(confs.networks(node.seen.files), packed))
     yield from (Explanation(ADDRESS, one) for one in node.policies(ip))

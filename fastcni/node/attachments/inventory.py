@@ -74,7 +74,7 @@ def look(places: Places) -> Seen:
         net.name: caches.types_of({"plugins": [plugin.values for plugin in net.plugins]}) for net in nets})
     seen = Seen(facts, files)
     for where in dict.fromkeys(places.cache_dirs):
-        for sighting, cached in caches.read_folder(Cache(where).results(), unseen):
+        for sighting, cached in caches.read_directory(Cache(where).results(), unseen):
             facts.sightings.append(sighting)
             facts.cached[sighting.network, sighting.container_id, sighting.ifname] = cached
     configurations = [*confs.values_of(nets), *(it.config for it in facts.cached.values())]
@@ -83,8 +83,8 @@ def look(places: Places) -> Seen:
         look_at_addresses(seen, where, address_dirs.read_owner)
     for where in address_dirs.cluster_dirs(configurations):
         look_at_addresses(seen, where, address_dirs.read_space_owner)
-    for kind, folder in pod_files.folders(configurations):
-        facts.sightings += pod_files.read_folder(kind, folder, unseen)
+    for kind, directory in pod_files.directories(configurations):
+        facts.sightings += pod_files.read_directory(kind, directory, unseen)
     look_at_links(facts)
     with_socket(facts, "datapath ebpf", uapi.NETLINK_ROUTE, lambda sock: look_at_datapath(facts, sock))
     look_at_nftables(facts)
@@ -106,7 +106,7 @@ def look(places: Places) -> Seen:
 def look_at_addresses(seen: Seen, data_dir: str, read: address_dirs.Reader) -> None:
     """Read the address files of all networks or address spaces in a dataDir."""
     for network in address_dirs.networks(data_dir, seen.facts.unseen):
-        for found in address_dirs.read_folder(data_dir, network, seen.facts.unseen, read):
+        for found in address_dirs.read_directory(data_dir, network, seen.facts.unseen, read):
             if isinstance(found, address_dirs.Note):
                 seen.notes.append(found)
             else:
@@ -125,7 +125,7 @@ def look_at_datapath(facts: Facts, sock: wire.Socket) -> None:
     for packed, pod in found.pods.items() if found else ():
         ip, link = ip_text(packed), facts.links.get(pod.link)
         if link:                        # otherwise GC or the server removes the element
-            facts.sightings.append(Sighting(MAP, f"{pins.folder(sock)}/pods-{pins.LAYOUT}",
+            facts.sightings.append(Sighting(MAP, f"{pins.directory(sock)}/pods-{pins.LAYOUT}",
                                             f"{ip} {RESTRICTED if pod.restricted else REDIRECTED}", addresses=(ip,),
                                             links=(link.name,), author=FASTCNI, alive=True))
 

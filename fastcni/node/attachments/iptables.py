@@ -26,10 +26,10 @@ class Unusable(Exception):
 
 def installed(names: Iterable[str], path: str = "") -> list[str]:
     """Return the paths of the installed programs among `names`."""
-    folders = (path or USUAL_PATH).split(":")
+    directories = (path or USUAL_PATH).split(":")
     found = []
     for name in names:
-        paths = [f"{folder}/{name}" for folder in folders if os.access(f"{folder}/{name}", os.X_OK)]
+        paths = [f"{directory}/{name}" for directory in directories if os.access(f"{directory}/{name}", os.X_OK)]
         found += paths[:1]
     return found
 

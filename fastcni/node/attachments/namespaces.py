@@ -35,9 +35,9 @@ def paths(more: Iterable[str] = ()) -> Iterator[str]:
     """Yield paths that may be network namespaces: those of `more`, named namespaces, then those of all processes but
     init."""
     yield from more
-    for folder in USUAL_DIRECTORIES:
+    for directory in USUAL_DIRECTORIES:
         try:
-            yield from (os.path.join(folder, name) for name in sorted(os.listdir(folder)))
+            yield from (os.path.join(directory, name) for name in sorted(os.listdir(directory)))
         except OSError:
             continue                    # no runtime on this node uses the directory
     try:

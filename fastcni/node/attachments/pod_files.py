@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fastcni.kit.links.attribute_backup import FOLDER as TUNING
+from fastcni.kit.links.attribute_backup import DIRECTORY as TUNING
 from fastcni.node.attachments.address_dirs import sections
 from fastcni.node.attachments.records import FASTCNI, FILE, Sighting
 from fastcni.plugins.flannel import DATA_DIR as FLANNEL
-from fastcni.plugins.host_device import FOLDER as HOST_DEVICE
+from fastcni.plugins.host_device import DIRECTORY as HOST_DEVICE
 from fastcni.spec.config import is_name
 
 DEFAULTS = {"tuning": TUNING, "host-device": HOST_DEVICE, "flannel": FLANNEL}
@@ -20,7 +20,7 @@ TEXTS = {"tuning": "attributes of the link before ADD", "host-device": "attribut
 MARKS = ".fastcni"              # attribute_backup.py: <dataDir>/.fastcni/<network>/<container id>_<ifname>.json
 
 
-def folders(configurations: Iterable[Any]) -> list[tuple[str, str]]:
+def directories(configurations: Iterable[Any]) -> list[tuple[str, str]]:
     """Return (CNI type, directory) of each plugin that keeps such files, and the defaults; each once."""
     configurations = list(configurations)
     found = [*DEFAULTS.items()]
@@ -31,11 +31,11 @@ def folders(configurations: Iterable[Any]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(found))
 
 
-def read_folder(kind: str, folder: str, unseen: list[str]) -> Iterator[Sighting]:
+def read_directory(kind: str, directory: str, unseen: list[str]) -> Iterator[Sighting]:
     """Yield a Sighting for each file of an attachment in the directory of a plugin of this type."""
-    networks = {} if kind == "flannel" else marks(folder)
-    for name in listed(folder, unseen):
-        path = os.path.join(folder, name)
+    networks = {} if kind == "flannel" else marks(directory)
+    for name in listed(directory, unseen):
+        path = os.path.join(directory, name)
         container_id, ifname = (name, "") if kind == "flannel" else split(name)
         if not is_name(container_id):
             continue
@@ -54,18 +54,18 @@ def split(name: str) -> tuple[str, str]:
     return (container_id, ifname) if name.endswith(".json") and container_id else ("", "")
 
 
-def marks(folder: str) -> dict[str, str]:
+def marks(directory: str) -> dict[str, str]:
     """Return {file name: network} of fastcni's marks below a directory."""
-    top = os.path.join(folder, MARKS)
+    top = os.path.join(directory, MARKS)
     return {name: network for network in listed(top, []) for name in listed(os.path.join(top, network), [])}
 
 
-def listed(folder: str, unseen: list[str]) -> list[str]:
+def listed(directory: str, unseen: list[str]) -> list[str]:
     """Return the sorted names in a directory; [] if it does not exist."""
     try:
-        return sorted(os.listdir(folder))
+        return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as e:
-        unseen.append(f"files in {folder}: {e.strerror}")
+        unseen.append(f"files in {directory}: {e.strerror}")
         return []

@@ -49,11 +49,11 @@ def unused_spaces(node: Node) -> Iterator[Finding]:
     """Yield a finding for each address space of which this node has blocks, but no network and no pod."""
     used = {(os.path.normpath(it.keys.data_dir), it.keys.space) for one in stores_of(node.networks) for it in one}
     for it in held(cluster_dirs(confs.values_of(node.networks)), node.unseen):
-        if (os.path.dirname(it.folder), it.space) not in used and not it.addresses:
+        if (os.path.dirname(it.directory), it.space) not in used and not it.addresses:
             yield Finding(WARNING, f"this node, {it.node}, has {plural(it.blocks, 'block')} of space {it.space} of "
                           f"{it.where}, and no network here uses that space", "no other node can give their addresses",
                           f"put the network's file back and let the server return them; or, if no pod here has one, "
-                          f"fastcni ipam forget-node {it.node} on another node, then rm -r {it.folder}")
+                          f"fastcni ipam forget-node {it.node} on another node, then rm -r {it.directory}")
 
 
 def dead_nodes(found: Survey, own: str) -> Iterator[Finding]:

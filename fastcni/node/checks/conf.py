@@ -59,13 +59,13 @@ def keys(node: Node) -> Iterator[Finding]:
 
 def plugin_files(node: Node) -> Iterator[Finding]:
     """fastcni's plugin files are of this version, their interpreter exists, python_core.elf is the installed one."""
-    for folder, kinds in own_files(node).items():
+    for directory, kinds in own_files(node).items():
         old: dict[str, list[str]] = defaultdict(list)
         lost: dict[str, list[str]] = defaultdict(list)
         cores: dict[tuple[str, str, tuple[int, ...]], list[str]] = defaultdict(list)
         closed: dict[int, list[str]] = defaultdict(list)        # by inode: the names are links to one file
         for kind in kinds:
-            path = os.path.join(folder, kind)
+            path = os.path.join(directory, kind)
             try:
                 found = identify.identify(path)
             except (CniError, OSError) as e:
@@ -82,21 +82,23 @@ def plugin_files(node: Node) -> Iterator[Finding]:
                 closed[status.st_ino].append(kind)
         if closed:
             names = [name for links in closed.values() for name in links]
-            yield Finding(ERROR, f"{plural(len(names), 'plugin')} in {folder} cannot be executed: {some(names)}",
+            yield Finding(ERROR, f"{plural(len(names), 'plugin')} in {directory} cannot be executed: {some(names)}",
                           "ADD fails",
-                          "chmod 755 " + " ".join(os.path.join(folder, links[0]) for links in closed.values()))
-        again = f"fastcni install --bin-dir {folder}"
+                          "chmod 755 " + " ".join(os.path.join(directory, links[0]) for links in closed.values()))
+        again = f"fastcni install --bin-dir {directory}"
         for version, names in old.items():
-            yield Finding(WARNING, f"{folder} has {plural(len(names), 'plugin')} of fastcni {version} ({some(names)}); "
+            yield Finding(WARNING,
+                          f"{directory} has {plural(len(names), 'plugin')} of fastcni {version} ({some(names)}); "
                           f"this is {fastcni.__version__}", "plugins and command line differ in what they do", again)
         for path, names in lost.items():
-            yield Finding(ERROR, f"the interpreter {path} of {plural(len(names), 'plugin')} in {folder} does not exist",
+            yield Finding(ERROR,
+                          f"the interpreter {path} of {plural(len(names), 'plugin')} in {directory} does not exist",
                           "one-shot requests need another Python of the same version, or fail", again)
         for (own, path, fields), names in cores.items():
             try:
-                yield from core_findings(own, fields, path, f"{plural(len(names), 'plugin')} in {folder}", again)
+                yield from core_findings(own, fields, path, f"{plural(len(names), 'plugin')} in {directory}", again)
             except PermissionError as e:
-                node.unseen.append(f"python_core.elf of {folder}: {e}")
+                node.unseen.append(f"python_core.elf of {directory}: {e}")
 
 
 def core_findings(path: str, fields: tuple[int, ...], interpreter: str, whose: str, again: str) -> Iterator[Finding]:
@@ -128,16 +130,16 @@ def is_there(path: str) -> bool:
 def own_files(node: Node) -> dict[str, list[str]]:
     """Return {directory: names of fastcni's plugin files}, without directories that have none."""
     found = {}
-    for folder in node.plugin_dirs:
-        if not os.path.isdir(folder):
+    for directory in node.plugin_dirs:
+        if not os.path.isdir(directory):
             continue
-        if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
-            node.unseen.append(f"plugins in {folder}: {os.strerror(errno.EACCES)}")
+        if not os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
+            node.unseen.append(f"plugins in {directory}: {os.strerror(errno.EACCES)}")
             continue
-        names = sorted(os.listdir(folder))
+        names = sorted(os.listdir(directory))
         unseen: list[str] = []
-        if kinds := [name for name in names if is_own(os.path.join(folder, name), unseen)]:
-            found[folder] = kinds
+        if kinds := [name for name in names if is_own(os.path.join(directory, name), unseen)]:
+            found[directory] = kinds
         if unseen:
             node.unseen.append(some(unseen))
     return found
@@ -169,6 +171,6 @@ def foreign_plugins(node: Node) -> Iterator[Finding]:
             continue                        # keys() reports the error
         if kind in plugins.BUILT_IN and not is_own(path, node.unseen, unknown=True):
             foreign[os.path.dirname(path)].append(kind)
-    for folder, names in foreign.items():
-        yield Finding(WARNING, f"{some(names, 6)} in {folder} {'is' if len(names) == 1 else 'are'} not fastcni's",
-                      "runtimes call another implementation", f"fastcni install --bin-dir {folder}")
+    for directory, names in foreign.items():
+        yield Finding(WARNING, f"{some(names, 6)} in {directory} {'is' if len(names) == 1 else 'are'} not fastcni's",
+                      "runtimes call another implementation", f"fastcni install --bin-dir {directory}")

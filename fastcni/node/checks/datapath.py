@@ -47,7 +47,7 @@ def own_programs(sock: Socket) -> set[int]:
     found = set()
     for name in pins.program_pins():
         try:
-            fd = objects.get(f"{pins.folder(sock)}/{name}")
+            fd = objects.get(f"{pins.directory(sock)}/{name}")
         except FileNotFoundError:
             continue
         found.add(objects.program_id(fd))

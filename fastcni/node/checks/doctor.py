@@ -89,7 +89,7 @@ def facts_of(node: Node) -> Iterator[tuple[str, str]]:
     default = f"{files[0].net.name} ({os.path.basename(files[0].path)})" if files and files[0].net else "none"
     more = [net.name for net in node.networks][1:]
     yield "network", f"{default} is the default of kubelet and containerd{f'; also {some(more, 6)}' if more else ''}"
-    own = [f"{folder}: {plural(len(kinds), 'file')} of fastcni" for folder, kinds in own_files(node).items()]
+    own = [f"{directory}: {plural(len(kinds), 'file')} of fastcni" for directory, kinds in own_files(node).items()]
     yield "plugins", "; ".join(own) or f"none of fastcni in {', '.join(node.plugin_dirs)}"
     yield "server", server_text(node.socket)
     states = [it.state for it in node.inventory.attachments if it.ifname != LOOPBACK]

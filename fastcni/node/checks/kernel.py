@@ -92,8 +92,8 @@ def has_module(node: Node, name: str) -> bool | None:
     """Return whether a module is loaded, built in, or can be loaded; None: the kernel's list of modules is missing."""
     if os.path.exists(os.path.join(node.root, "sys/module", name)):
         return True
-    folder = f"lib/modules/{node.release}"
-    lists = [node.text(f"{folder}/{file}") for file in ("modules.builtin", "modules.dep")]
+    directory = f"lib/modules/{node.release}"
+    lists = [node.text(f"{directory}/{file}") for file in ("modules.builtin", "modules.dep")]
     if not any(lists):
         return None
     paths = {line.partition(":")[0].rpartition("/")[2].partition(".")[0].replace("-", "_")
@@ -206,15 +206,15 @@ def rp_filter(node: Node) -> Iterator[Finding]:
 
 def neighbours(node: Node) -> Iterator[Finding]:
     """The neighbour tables, which all namespaces share, have room."""
-    for family, (cache, folder) in CACHES.items():
-        limit = node.number(f"net.{folder}.neigh.default.gc_thresh3")
+    for family, (cache, directory) in CACHES.items():
+        limit = node.number(f"net.{directory}.neigh.default.gc_thresh3")
         rows = [line.split() for line in node.text(f"proc/net/stat/{cache}").splitlines()]
         if limit is None or len(rows) < 2:
             continue
         held = int(rows[1][0], 16)
         at = rows[0].index("table_fulls") if "table_fulls" in rows[0] else -1
         refused = sum(int(row[at], 16) for row in rows[1:]) if at >= 0 else 0
-        names = [f"net.{folder}.neigh.default.gc_thresh{number}" for number in (1, 2, 3)]
+        names = [f"net.{directory}.neigh.default.gc_thresh{number}" for number in (1, 2, 3)]
         do = "sysctl -w " + " ".join(f"{name}={limit * 4 // part}" for name, part in zip(names, (8, 2, 1), strict=True))
         if held >= limit * NEARLY:
             yield Finding(ERROR, f"the {family} neighbour table is nearly full: {held} of {limit} entries",

@@ -56,7 +56,7 @@ def ports(node: Node) -> Iterator[Finding]:
 
 def place_of(attachment: NodeAttachment, keys: Mapping[str, Any]) -> tuple[str, str]:
     """Return (address of the database, bridge), as ADD kept them in the pod's file, otherwise as configured."""
-    path = cache.path(str(keys.get("dataDir") or cache.FOLDER), attachment.container_id, attachment.ifname)
+    path = cache.path(str(keys.get("dataDir") or cache.DIRECTORY), attachment.container_id, attachment.ifname)
     kept = cache.parsed(files.read(path), "Netconf") or {}
     address = cache.address_in(kept) or str(keys.get("socket_file") or "") or DEFAULT_ADDRESS
     return address, str(kept.get("bridge") or keys.get("bridge") or OVN_BRIDGE)

@@ -93,12 +93,12 @@ def host_links(node: Node) -> Iterator[Finding]:
     yield from port_flags(node)
 
 
-def join(it: PodLink) -> Iterator[str]:
+def join(link: PodLink) -> Iterator[str]:
     """Yield the commands that make the host's link a port of its bridge, with the flags that a new port lacks."""
-    if it.host:
-        yield f"ip link set {it.host.name} master {it.bridge}"
-        yield from (f"bridge link set dev {it.host.name} {flag} on" for flag, key, _ in FLAGS
-                    if keys_of(it).get(key) is True)
+    if link.host:
+        yield f"ip link set {link.host.name} master {link.bridge}"
+        yield from (f"bridge link set dev {link.host.name} {flag} on" for flag, key, _ in FLAGS
+                    if keys_of(link).get(key) is True)
 
 
 def masters(node: Node) -> Iterator[Finding]:
@@ -125,9 +125,9 @@ def port_flags(node: Node) -> Iterator[Finding]:
                           shell(f"bridge link set dev {it.host.name} {flag} on" for it in lost if it.host))
 
 
-def keys_of(it: PodLink) -> Mapping[str, Any]:
+def keys_of(link: PodLink) -> Mapping[str, Any]:
     """Return the configuration of the plugin bridge at the pod's ADD."""
-    return next(sections(it.attachment.cached.config, "bridge"), {}) if it.attachment.cached else {}
+    return next(sections(link.attachment.cached.config, "bridge"), {}) if link.attachment.cached else {}
 
 
 def pod_links(node: Node) -> Iterator[Finding]:

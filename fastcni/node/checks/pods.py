@@ -48,9 +48,9 @@ class PodLink:
 
 def in_namespace(path: str, command: str) -> str:
     """Return a command of ip(8) that runs in the namespace at `path`."""
-    for folder in NAMED:
-        if path.startswith(folder):
-            return f"ip -n {path.removeprefix(folder)} {command}"
+    for directory in NAMED:
+        if path.startswith(directory):
+            return f"ip -n {path.removeprefix(directory)} {command}"
     return f"nsenter --net={path} ip {command}"
 
 

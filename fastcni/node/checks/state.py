@@ -89,7 +89,7 @@ def ranges(node: Node) -> Iterator[Finding]:
     for note in node.seen.notes:
         held[os.path.dirname(note.path)].append(os.path.basename(note.path))
     for one in ranges_of(node.networks):
-        count, total = one.held(held[one.folder]), one.range.size()
+        count, total = one.held(held[one.directory]), one.range.size()
         if count >= total * NEARLY:
             full = count >= total
             yield Finding(ERROR if full else WARNING,
@@ -179,19 +179,19 @@ def lost_rules(node: Node) -> Iterator[Finding]:
                       f"another program has flushed the firewall: {effect}", "fastcni restore")
 
 
-def unguarded(node: Node, it: NodeAttachment) -> Iterator[str]:
+def unguarded(node: Node, attachment: NodeAttachment) -> Iterator[str]:
     """Yield the keys of the guards and of the isolation that ADD gave a pod, and of which the firewall has no element.
     """
-    assert it.cached
-    there = {(each.place.rpartition(" ")[2], each.kind) for each in it.sightings} | {
-        (each.text, each.kind) for each in it.sightings if each.kind == RULE}
-    for keys in sections(it.cached.config, "bridge"):
+    assert attachment.cached
+    there = {(each.place.rpartition(" ")[2], each.kind) for each in attachment.sightings} | {
+        (each.text, each.kind) for each in attachment.sightings if each.kind == RULE}
+    for keys in sections(attachment.cached.config, "bridge"):
         for key, name in GUARDS.items():
             wanted = keys.get(key) is True or (key == "macspoofchk" and keys.get("ipspoofchk") is True)
             if wanted and not there & {(name, ELEMENT), (key, RULE)}:
                 yield key
     by_iptables = any(IPTABLES_ISOLATION in line for lines in node.seen.facts.saved.values() for line in lines)
-    isolated = any(keys.get("ingressPolicy") == "isolated" for keys in sections(it.cached.config, "firewall"))
+    isolated = any(keys.get("ingressPolicy") == "isolated" for keys in sections(attachment.cached.config, "firewall"))
     if isolated and not by_iptables and ("isolated", ELEMENT) not in there:
         yield ISOLATION
 

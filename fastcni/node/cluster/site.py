@@ -74,7 +74,7 @@ class Site:
         keys = next((it.keys for it in self.networks if it.keys.space == holder.space), None)
         if keys is None:
             raise CniError(errors.INVALID_ENVIRONMENT, f"no network of this node has the space {holder.space}",
-                           "name the folder of its configuration with --conf-dir")
+                           "name the directory of its configuration with --conf-dir")
         owner = owner_of(holder.container, holder.ifname)
         with node_state.Space(keys, warn) as space:
             if space is None:
@@ -170,7 +170,7 @@ def open_site(conf_dir: str, network: str = "") -> Site:
     connects at its first use. Raises CniError 4 if there is no such network, or if there are several stores.
 
     If no file of the directory has such a network, use those of elsewhere()."""
-    nets = confs.networks(confs.read_folder(conf_dir))
+    nets = confs.networks(confs.read_directory(conf_dir))
     chosen = [net for net in nets if network in ("", net.name)]
     found = stores_of(chosen)
     if not found:
@@ -179,7 +179,7 @@ def open_site(conf_dir: str, network: str = "") -> Site:
     if not found:
         what = f"network {network} has none" if network else f"no network of {conf_dir} has any"
         raise CniError(errors.INVALID_ENVIRONMENT, f"{what}: no IPAM type cluster or whereabouts",
-                       "name another folder with --conf-dir; docs/ipam.md shows a configuration")
+                       "name another directory with --conf-dir; docs/ipam.md shows a configuration")
     if len(found) > 1:
         named = "; ".join(f"{', '.join(it.name for it in one)}: {one[0].where}" for one in found)
         raise CniError(errors.INVALID_ENVIRONMENT, f"the networks of {conf_dir} have {len(found)} stores: {named}",
@@ -193,7 +193,7 @@ def elsewhere() -> list[ClusterNetwork]:
     """Return the address spaces that this node has joined as networks; before its first pod, one with the store of the
     flat file. With Multus, the networks themselves are in the API server."""
     joined = cluster_state.states(address_dirs.cluster_dirs(()), [])
-    sections = [cluster_state.section_of(folder, state) for folder, state in joined if state.node and state.store]
+    sections = [cluster_state.section_of(directory, state) for directory, state in joined if state.node and state.store]
     if not sections and flat_file.find("") is not flat_file.NONE:
         sections = [Section({"name": conf.SPACE, "ipam": {"type": "whereabouts"}})]
     found = [ClusterNetwork(it.text("name"), it, conf.read_place(it)) for it in sections]

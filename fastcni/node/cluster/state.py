@@ -17,10 +17,10 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class HeldBlocks:
-    """The blocks of an address space. folder: the space's directory. node: this node's name in the store. where: the
+    """The blocks of an address space. directory: the space's directory. node: this node's name in the store. where: the
     store as text. addresses: how many addresses this node holds."""
 
-    folder: str
+    directory: str
     space: str
     node: str
     where: str
@@ -30,27 +30,28 @@ class HeldBlocks:
 
 def held(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[HeldBlocks]:
     """Yield the spaces of which this node has blocks. data_dirs: the result of address_dirs.cluster_dirs()."""
-    for folder, state in states(data_dirs, unseen):
+    for directory, state in states(data_dirs, unseen):
         if state.blocks:
-            count = sum(address_of(name) is not None for name in os.listdir(folder))
-            yield HeldBlocks(folder, os.path.basename(folder), state.node, store_text(state.store), len(state.blocks),
+            count = sum(address_of(name) is not None for name in os.listdir(directory))
+            yield HeldBlocks(directory, os.path.basename(directory), state.node, store_text(state.store),
+                             len(state.blocks),
                              count)
 
 
 def used(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[conf.Keys]:
     """Yield the Keys, without ranges, of each space that this node has joined. Its network need not be in a file of
     this node: with Multus it is in the API server."""
-    for folder, state in states(data_dirs, unseen):
+    for directory, state in states(data_dirs, unseen):
         if state.node and state.store:
             try:
-                yield conf.read_keys(section_of(folder, state))
+                yield conf.read_keys(section_of(directory, state))
             except CniError as e:
-                unseen.append(f"{folder}/{BLOCKS}: {e}")
+                unseen.append(f"{directory}/{BLOCKS}: {e}")
 
 
-def section_of(folder: str, state: State) -> Section:
+def section_of(directory: str, state: State) -> Section:
     """Return the parts of a space's configuration that are in this node's state. Raises JsonError."""
-    where, space = os.path.split(folder)
+    where, space = os.path.split(directory)
     return Section({"name": space, "ipam": {"type": "cluster", "network_name": space, "dataDir": where, "node_name":
                                             state.node, "store": json.read(state.store.encode())}})
 
@@ -59,17 +60,17 @@ def states(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[tuple[str, S
     """Yield the directory and the state of each space."""
     for where in data_dirs:
         for space in networks(where, unseen):
-            folder = os.path.join(where, space)
+            directory = os.path.join(where, space)
             try:
-                with open(os.path.join(folder, BLOCKS), "rb") as file:
+                with open(os.path.join(directory, BLOCKS), "rb") as file:
                     state = State(json.read(file.read()))
                     store_text(state.store)
             except (FileNotFoundError, NotADirectoryError):
                 continue                    # for example the directory of a network of host-local
             except (OSError, json.JsonError, AttributeError, TypeError, ValueError) as e:
-                unseen.append(f"{folder}/{BLOCKS}: {e}")
+                unseen.append(f"{directory}/{BLOCKS}: {e}")
                 continue
-            yield folder, state
+            yield directory, state
 
 
 def store_text(key: str) -> str:

@@ -73,7 +73,7 @@ def read_flowtable() -> Flowtable | None:
 
 def pinned(sock: Socket) -> list[str]:
     """Return the directory of the pins as a list, [] if it does not exist."""
-    return [pins.folder(sock)] if pins.exist(sock) else []
+    return [pins.directory(sock)] if pins.exist(sock) else []
 
 
 def links(sock: Socket, found: Status | None) -> list[int]:
@@ -99,7 +99,7 @@ def load(sock: Socket, warn: Callable[[str], object]) -> int:
         for index in lost:
             wire.attempt(sock, tc.new_clsact(Batch(), index, f"add qdisc clsact to link {index}"))
         count = filters.replace(sock, wanted, opened.programs)
-    where = pins.folder(sock)
+    where = pins.directory(sock)
     for name in posix.listdir(where):
         kind, _, version = name.partition("-")
         if kind in filters.PARENTS and version != DIGEST:

@@ -7,18 +7,19 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator
 
-from fastcni.kit.links.attribute_backup import FOLDER as TUNING
+from fastcni.kit.links.attribute_backup import DIRECTORY as TUNING
 from fastcni.node.attachments.adopt import INDEX
 from fastcni.node.attachments.records import GONE, ORPHANED
 from fastcni.node.own.state import OwnState
-from fastcni.plugins.host_device import FOLDER as HOST_DEVICE
+from fastcni.plugins.host_device import DIRECTORY as HOST_DEVICE
 
 MARKS = ".fastcni"              # kit/links/attribute_backup.py: <dataDir>/.fastcni/<network>/<container>_<ifname>.json
-FOLDERS = (TUNING, HOST_DEVICE)
+DIRECTORIES = (TUNING, HOST_DEVICE)
 
 
-def find(state: OwnState, folders: Collection[str] = FOLDERS) -> tuple[list[str], list[str]]:
-    """Return (files that no pod needs, files that a pod needs), as paths. folders: directories with attribute backups.
+def find(state: OwnState, directories: Collection[str] = DIRECTORIES) -> tuple[list[str], list[str]]:
+    """Return (files that no pod needs, files that a pod needs), as paths. directories: directories with attribute
+    backups.
 
     The Go plugins ignore an index. They use backups of tuning, too, but only fastcni's GC needs a backup's mark. Only
     fastcni has backups of host-device.
@@ -27,7 +28,7 @@ def find(state: OwnState, folders: Collection[str] = FOLDERS) -> tuple[list[str]
     alive = {(it.network, f"{it.container_id}_{it.ifname}.json") for it in state.known
              if it.state not in (GONE, ORPHANED)}
     needed = []
-    for where in folders:
+    for where in directories:
         for network, name in marks(where):
             mark, backup = os.path.join(where, MARKS, network, name), os.path.join(where, name)
             if where != HOST_DEVICE:
@@ -47,32 +48,32 @@ def indexes(data_dir: str) -> Iterator[str]:
             yield path
 
 
-def marks(folder: str) -> Iterator[tuple[str, str]]:
+def marks(directory: str) -> Iterator[tuple[str, str]]:
     """Yield (network, file name) of the marks below a directory."""
-    top = os.path.join(folder, MARKS)
+    top = os.path.join(directory, MARKS)
     for network in listed(top):
         for name in listed(os.path.join(top, network)):
             yield network, name
 
 
-def listed(folder: str) -> list[str]:
+def listed(directory: str) -> list[str]:
     """Return the names in a directory; [] if it does not exist. Raises OSError."""
     try:
-        return sorted(os.listdir(folder))
+        return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def remove(paths: Collection[str], folders: Collection[str] = FOLDERS) -> list[str]:
+def remove(paths: Collection[str], directories: Collection[str] = DIRECTORIES) -> list[str]:
     """Remove files, then empty directories of marks. Return the removed files. Raises OSError."""
     removed = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
             removed.append(path)
-    for where in folders:
+    for where in directories:
         top = os.path.join(where, MARKS)
-        for folder in [*(os.path.join(top, network) for network in listed(top)), top]:
+        for directory in [*(os.path.join(top, network) for network in listed(top)), top]:
             with contextlib.suppress(OSError):          # the directory has files of pods, or does not exist
-                os.rmdir(folder)
+                os.rmdir(directory)
     return removed

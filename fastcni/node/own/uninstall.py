@@ -174,7 +174,7 @@ def sort_leases(done: State) -> list[str]:
     """Record the dhcp leases that stay, and return the files of leases that no pod needs."""
     leases = dhcp_leases.read()
     if leases.found and server_process.owns_lock(SOCKET_PATH):
-        done.kept.append(f"{plural(len(leases.found), 'dhcp lease')} in {leases.folder}, because a dhcp daemon of "
+        done.kept.append(f"{plural(len(leases.found), 'dhcp lease')} in {leases.directory}, because a dhcp daemon of "
                          f"fastcni listens at {SOCKET_PATH}: stop it, and repeat this command")
         return []
     if leases.running:
@@ -188,8 +188,9 @@ def kept_blocks(places: Places) -> list[str]:
     """Return why the directories stay in which this node has blocks of cluster-wide addresses."""
     unseen: list[str] = []
     values = confs.values_of(confs.networks(confs.read_quietly(places.conf_dir, unseen)))
-    return [f"{it.folder}, because node {it.node} has {plural(it.blocks, 'block')} of {it.where}. When no pod here has "
-            f"such an address, free them: fastcni ipam forget-node {it.node}, on another node; then rm -r {it.folder}"
+    return [f"{it.directory}, because node {it.node} has {plural(it.blocks, 'block')} of {it.where}. When no pod here "
+            f"has such an address, free them: fastcni ipam forget-node {it.node}, on another node; then "
+            f"rm -r {it.directory}"
             for it in cluster_state.held(address_dirs.cluster_dirs(values), unseen)]
 
 

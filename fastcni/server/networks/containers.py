@@ -40,18 +40,18 @@ class Containers:
     change."""
 
     def __init__(self, cni_dir: str) -> None:
-        self.folder = f"{cni_dir}/{RESULTS}"
+        self.directory = f"{cni_dir}/{RESULTS}"
         self.known: dict[str, Attachment] = {}          # {file name: Attachment}
         self.by_pod: dict[Key, list[Attachment]] = {}
 
     def read(self) -> None:
         """Read the files that are new. Raises CniError."""
-        names = set(files.names(self.folder))
+        names = set(files.names(self.directory))
         for name in self.known.keys() - names:
             del self.known[name]
         for name in names - self.known.keys():
             try:
-                document = json.read(files.read(f"{self.folder}/{name}", cached_result.MAX_BYTES) or b"{}")
+                document = json.read(files.read(f"{self.directory}/{name}", cached_result.MAX_BYTES) or b"{}")
                 self.known[name] = Attachment(Section(document, name))
             except (CniError, json.JsonError, TypeError):       # damaged, or of another program
                 continue

@@ -279,9 +279,9 @@ def reason_to_decline(message: Message) -> str:
     command = message.env.get("CNI_COMMAND")
     if not command or command == UPDATE:
         return "no command"
-    folders = message.env.get("CNI_PATH", "/").split(":")
+    directories = message.env.get("CNI_PATH", "/").split(":")
     # VERSION runs no other plugin, and libcni sends it with CNI_PATH=dummy.
-    if command != "VERSION" and any(not folder.startswith("/") for folder in folders):
+    if command != "VERSION" and any(not directory.startswith("/") for directory in directories):
         return "a CNI_PATH relative to its caller"
     return ""
 

@@ -91,13 +91,13 @@ class WarmMode(Mode):
         self.pod = identity
         return fd
 
-    def find_plugin(self, name: str, folders: list[str], own: bool) -> str:
+    def find_plugin(self, name: str, directories: list[str], own: bool) -> str:
         """Find a plugin. A plugin file that was found to be fastcni's is not read again until it changes."""
-        first = f"{folders[0]}/{name}" if folders else ""
+        first = f"{directories[0]}/{name}" if directories else ""
         state = stamp(first) if own else ()
         if state and self.own_files.get(first) == state:
             return ""
-        path = super().find_plugin(name, folders, own)
+        path = super().find_plugin(name, directories, own)
         if not own or not search.is_own(path):
             return path
         if state and path == first and time_ns() - state[-1] > SETTLED_NS:

@@ -75,8 +75,8 @@ def latest(make: Callable[[], Document], good_s: float, log: Logger, name: str) 
 
 def read_page() -> tuple[bytes, str]:
     """Return the HTML with its style and script, and the header that allows only these two."""
-    folder = os.path.dirname(__file__)
-    html, style, script = (read(f"{folder}/page.{kind}") for kind in ("html", "css", "js"))
+    directory = os.path.dirname(__file__)
+    html, style, script = (read(f"{directory}/page.{kind}") for kind in ("html", "css", "js"))
     policy = (f"Content-Security-Policy: default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
               "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
     return html.replace(b"{style}", style).replace(b"{script}", script), policy

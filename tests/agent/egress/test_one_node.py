@@ -44,7 +44,7 @@ WAY = Route("eth0", OTHER.subnets[4], OTHER.public[4])
 class Place:
     """A node in the test's namespace, a pod, and a host outside that says who asks."""
 
-    def __init__(self, pod, outside, folder):
+    def __init__(self, pod, outside, directory):
         self.pod, self.outside, self.opened = pod, outside, contextlib.ExitStack()
         ip("link", "add", "eth0", "type", "veth", "peer", "eth0", "netns", outside)
         ip("link", "add", "pod", "type", "veth", "peer", "eth0", "netns", pod)
@@ -66,7 +66,7 @@ class Place:
             self.receiver = self.opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         self.receiver.bind((OUTSIDE, PORT))
         self.receiver.setblocking(False)
-        self.nodes = folder / "nodes.json"
+        self.nodes = directory / "nodes.json"
         self.write("one")
         self.log, self.stopped = [], threading.Event()
         self.it = Egress(structlog.wrap_logger(None, processors=[self._note]))

@@ -9,10 +9,10 @@ from fastcni.agent.policy.requests import Requests
 
 
 class StubAgent:
-    """folder(): where the files of attachments are. refuse: what it answers, if not None."""
+    """directory(): where the files of attachments are. refuse: what it answers, if not None."""
 
-    def __init__(self, path, folder):
-        self.path, self.folder, self.refuse, self.asked = path, folder, None, []
+    def __init__(self, path, directory):
+        self.path, self.directory, self.refuse, self.asked = path, directory, None, []
         self.ended = threading.Event()
 
     def __enter__(self):
@@ -35,12 +35,12 @@ class StubAgent:
         self.asked.append(request)
         if self.refuse is not None:
             return self.refuse
-        folder = Path(self.folder(), "policies")
-        folder.mkdir(parents=True, exist_ok=True)
+        directory = Path(self.directory(), "policies")
+        directory.mkdir(parents=True, exist_ok=True)
         if request["do"] == "collect":
-            return {"released": [self._remove(path) for path in sorted(folder.iterdir())
+            return {"released": [self._remove(path) for path in sorted(directory.iterdir())
                                  if path.name.split("@")[2:] not in request["valid"]]}
-        file = folder / "@".join(("0", *request.get("id", ())))       # a FakeRuntime counts files with a digit first
+        file = directory / "@".join(("0", *request.get("id", ())))       # a FakeRuntime counts files with a digit first
         if request["do"] == "protect":
             file.write_text(json.dumps(request["addresses"]))
         elif request["do"] == "forget":

@@ -93,11 +93,11 @@ def test_the_labels_of_the_latest_add_of_a_name_count(tmp_path, former, latest, 
     """The labels of the former pod counted, until its DEL and after it; after a restart the container ID decided."""
     first, second = (attachment(name, packed, labels=labels, sequence=number) for number, (name, packed, labels) in
                      enumerate([(former, ONE, before), (latest, TWO, after)], 1))
-    folder, it = str(tmp_path), restarted(())
+    directory, it = str(tmp_path), restarted(())
     for each in (first, second):
         it.attach(each)
-        attached.keep(folder, each)
-    for one in (it, restarted(attached.read_all(folder))):
+        attached.keep(directory, each)
+    for one in (it, restarted(attached.read_all(directory))):
         assert isolated(one) == ({ONE, TWO} if after else set())
         one.detach(first.id)
         assert isolated(one) == ({TWO} if after else set())
@@ -153,8 +153,8 @@ def replaced(make):
     return lambda it: (it.unlink(), make(it))
 
 
-def readable(folder):
-    return [it for it in attached.read_all(folder) if not it.pod.startswith(salvage.NAMESPACE)]
+def readable(directory):
+    return [it for it in attached.read_all(directory) if not it.pod.startswith(salvage.NAMESPACE)]
 
 
 def with_port(port):
@@ -181,28 +181,28 @@ def test_a_file_that_is_damaged_is_put_aside(tmp_path, damage):
 
 def test_a_record_that_cannot_be_written_leaves_the_former_one_whole(tmp_path):
     """A part of it was written over the former one, and nothing was said."""
-    folder = str(tmp_path)
-    attached.keep(folder, attachment())
+    directory = str(tmp_path)
+    attached.keep(directory, attachment())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))      # as a disk that is full
     try:
         with pytest.raises(OSError, match="No space left"):
-            attached.keep(folder, attachment(labels={}))
+            attached.keep(directory, attachment(labels={}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert attached.read_all(folder) == [attachment()]
-    attached.keep(folder, attachment(labels={}))
-    assert attached.read_all(folder) == [attachment(labels={})] and os.listdir(folder) == [attachment().file]
+    assert attached.read_all(directory) == [attachment()]
+    attached.keep(directory, attachment(labels={}))
+    assert attached.read_all(directory) == [attachment(labels={})] and os.listdir(directory) == [attachment().file]
 
 
 def test_files_keep_what_was_said(tmp_path):
-    folder = str(tmp_path / "pods")
-    assert list(attached.read_all(folder)) == []
+    directory = str(tmp_path / "pods")
+    assert list(attached.read_all(directory)) == []
     for each in (attachment(), attachment("c2", TWO, read_ip("fd00::1"))):
-        attached.keep(folder, each)
-    assert list(attached.read_all(folder)) == [attachment(), attachment("c2", TWO, read_ip("fd00::1"))]
-    attached.forget(folder, attachment())
-    attached.forget(folder, attachment())
-    assert [each.id[1] for each in attached.read_all(folder)] == ["c2"]
-    attached.keep(folder, left := replace(attachment("c2"), leaving=7))
-    assert attached.read_all(folder) == [left]
+        attached.keep(directory, each)
+    assert list(attached.read_all(directory)) == [attachment(), attachment("c2", TWO, read_ip("fd00::1"))]
+    attached.forget(directory, attachment())
+    attached.forget(directory, attachment())
+    assert [each.id[1] for each in attached.read_all(directory)] == ["c2"]
+    attached.keep(directory, left := replace(attachment("c2"), leaving=7))
+    assert attached.read_all(directory) == [left]

@@ -183,16 +183,16 @@ def test_the_command_names_policy_and_rule_also_for_the_own_node(running, node, 
     assert "own node" in document["connections"][0]["egress"]["text"]
 
 
-def test_a_restarted_agent_enforces_what_was_kept_while_its_folder_is_away(running, node, listening):  # noqa: F811
+def test_a_restarted_agent_enforces_what_was_kept_while_its_directory_is_away(running, node, listening):  # noqa: F811
     running.write(CLOSED)
     running.add("a", app="web")
     running.stop()
-    running.folder.rename(running.folder.with_name("away"))
+    running.directory.rename(running.directory.with_name("away"))
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12):
         running.start()
     assert node.reached(own((80, 81), "a"), own((81,), "a")) == own((81,), "a")
     assert running.it.figures()["cluster_policies"] == 1
-    running.folder.with_name("away").rename(running.folder)
+    running.directory.with_name("away").rename(running.directory)
 
 
 def test_network_policies_and_tiers_stay_apart_in_what_the_agent_explains(running, node):  # noqa: F811

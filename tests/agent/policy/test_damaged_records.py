@@ -33,7 +33,7 @@ def test_a_pod_whose_record_was_damaged_is_named_until_its_request_comes_again(r
     running.write(WEB_ONLY)
     running.add("b", app="db")
     running.stop()
-    (file,) = (running.folder.parent / "pods").glob("*.json")
+    (file,) = (running.directory.parent / "pods").glob("*.json")
     file.write_text(file.read_text()[:50])
     running.start()
     assert "pod_record_damaged" in running.events()
@@ -58,7 +58,7 @@ def test_a_pod_whose_damaged_record_names_its_addresses_is_closed(running, node,
     """The pod was open until `fastcni restore`."""
     running.add("b", app="db")
     running.stop()
-    (file,) = (running.folder.parent / "pods").glob("*.json")
+    (file,) = (running.directory.parent / "pods").glob("*.json")
     text = file.read_text()
     file.write_text(damage(text))
     assert file.read_text() != text
@@ -75,7 +75,7 @@ def test_a_pod_whose_record_names_nothing_is_closed_at_its_port(running, node, d
     running.add("a", app="web")
     running.add("b", app="db")
     running.stop()
-    (file,) = (running.folder.parent / "pods").glob("*c-b*.json")
+    (file,) = (running.directory.parent / "pods").glob("*c-b*.json")
     if damage is None:
         file.unlink()
     else:
@@ -125,7 +125,7 @@ def test_two_pods_without_records_are_closed_at_their_ports(running, node):     
         running.add(name, app=name)
     running.stop()
     for name in "bc":
-        (running.folder.parent / "pods" / f"net@c-{name}@eth0.json").write_text("")
+        (running.directory.parent / "pods" / f"net@c-{name}@eth0.json").write_text("")
     running.start()
     assert eventually(lambda: running.it.ready)
     into = {("a", ADDRESSES[name][0], TCP, 80) for name in "bc"}
@@ -138,7 +138,7 @@ def test_two_pods_without_records_are_closed_at_their_ports(running, node):     
 def test_a_port_without_a_record_whose_link_is_gone_is_not_held(running):        # noqa: F811
     running.add("b", app="db")
     running.stop()
-    (running.folder.parent / "pods" / "net@c-b@eth0.json").unlink()
+    (running.directory.parent / "pods" / "net@c-b@eth0.json").unlink()
     run("ip", "link", "del", "port-b")
     running.start()
     assert not running.it.compiler.attachments and findings(running) == []
@@ -151,7 +151,7 @@ def test_a_record_with_a_changed_label_is_damaged(running, node, former):       
     running.write(WEB_ONLY)
     running.add("b", app="db")
     running.stop()
-    (file,) = (running.folder.parent / "pods").glob("*.json")
+    (file,) = (running.directory.parent / "pods").glob("*.json")
     document = json.loads(file.read_text())
     if former:
         del document["digest"]

@@ -1,4 +1,4 @@
-"""A folder of JSON and YAML documents, and its changes."""
+"""A directory of JSON and YAML documents, and its changes."""
 
 import json
 import os
@@ -34,7 +34,7 @@ metadata: {name: other}
 
 
 @pytest.fixture
-def folder(tmp_path):
+def directory(tmp_path):
     (tmp_path / "pods.json").write_text(json.dumps({"kind": "List", "items": [
         POD, {"kind": "Namespace", "metadata": {"name": "shop"}}]}))
     (tmp_path / "policies.yaml").write_text(POLICIES)
@@ -42,8 +42,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_documents_of_all_files_are_read(folder):
-    it = read_cluster(str(folder))
+def test_documents_of_all_files_are_read(directory):
+    it = read_cluster(str(directory))
     assert (list(it.pods), list(it.namespaces), list(it.policies)) == (["default/a"], ["shop"], ["default/closed"])
 
 
@@ -51,29 +51,29 @@ def test_documents_of_all_files_are_read(folder):
                                         ('{"kind": "Pod"}', "Pod: metadata: is missing"),
                                         ('{"kind": "List", "items": 5}', "items: expected a list"),
                                         ("[" * 100_000, "nested too deep")])
-def test_an_error_names_the_file(folder, text, said):
-    (folder / "bad.json").write_text(text)
+def test_an_error_names_the_file(directory, text, said):
+    (directory / "bad.json").write_text(text)
     with pytest.raises(PolicyError, match=f"bad.json: .*|{said}") as raised:
-        read_cluster(str(folder))
+        read_cluster(str(directory))
     assert said in str(raised.value)
 
 
-def test_a_folder_that_is_made_again_is_watched_again(folder):
+def test_a_directory_that_is_made_again_is_watched_again(directory):
     it = Compiler()
-    files = Files(str(folder), it)
+    files = Files(str(directory), it)
     try:
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
         files.attend()
         assert files.errors == {
-            str(folder): [f"{folder}: No such file or directory; the policies stay as they were"]}
+            str(directory): [f"{directory}: No such file or directory; the policies stay as they were"]}
         assert files.due < float("inf")
         assert it.state.elements["in4"], "the policies stay meanwhile"
-        folder.mkdir()
+        directory.mkdir()
         settle(files)
         assert not files.errors
         assert not it.state.elements["in4"]
         assert not select.select([files], [], [], 0)[0]
-        (folder / "policies.yaml").write_text(POLICIES)
+        (directory / "policies.yaml").write_text(POLICIES)
         assert select.select([files], [], [], 1)[0]
     finally:
         files.close()
@@ -84,18 +84,18 @@ def test_a_folder_that_is_made_again_is_watched_again(folder):
     ("policy.networking.k8s.io/v1alpha1", "AdminNetworkPolicy", True),
     ("cilium.io/v2", "CiliumClusterwideNetworkPolicy", False),
     ("crd.antrea.io/v1beta1", "ClusterNetworkPolicy", False)])
-def test_policies_of_other_programs_are_not_enforced_and_the_operator_is_told(folder, version, kind, converted):
+def test_policies_of_other_programs_are_not_enforced_and_the_operator_is_told(directory, version, kind, converted):
     """Calico has a NetworkPolicy too, with other keys. Such a document was passed over without a word."""
-    (folder / "other.yaml").write_text(POLICIES.replace("networking.k8s.io/v1", version).replace(
+    (directory / "other.yaml").write_text(POLICIES.replace("networking.k8s.io/v1", version).replace(
         "kind: NetworkPolicy", f"kind: {kind}").replace("name: closed", "name: other, namespace: shop"))
-    assert list(read_cluster(str(folder)).policies) == ["default/closed"]
-    files = Files(str(folder), it := Compiler())
+    assert list(read_cluster(str(directory)).policies) == ["default/closed"]
+    files = Files(str(directory), it := Compiler())
     try:
         ((path, (text,)),) = files.errors.items()
         assert text.startswith(f"{path}: {kind} shop/other of {version} is not enforced")
         assert ("fastcni policy convert" in text) is converted
         assert files.complete and list(it.cluster.policies) == ["default/closed"]
-        (folder / "other.yaml").unlink()
+        (directory / "other.yaml").unlink()
         settle(files)
         assert not files.errors
     finally:
@@ -105,12 +105,12 @@ def test_policies_of_other_programs_are_not_enforced_and_the_operator_is_told(fo
 @pytest.mark.parametrize("kind, version", [("NetworkPolicies", "networking.k8s.io/v1"),
                                            ("NetworkPolcy", "networking.k8s.io/v1"),
                                            ("ClusterNetworkPolicys", "policy.networking.k8s.io/v1alpha2")])
-def test_a_policy_whose_kind_is_misspelled_is_a_mistake(folder, source, kind, version):
+def test_a_policy_whose_kind_is_misspelled_is_a_mistake(directory, source, kind, version):
     """It passed for a document of another program, so the policy went."""
     changed = POLICIES.replace("kind: NetworkPolicy", f"kind: {kind}").replace("networking.k8s.io/v1", version)
-    (folder / "policies.yaml").write_text(changed)
+    (directory / "policies.yaml").write_text(changed)
     settle(source)
-    (text,) = source.errors[str(folder / "policies.yaml")]
+    (text,) = source.errors[str(directory / "policies.yaml")]
     assert f"document 1: kind: expected {kind.partition('Pol')[0]}Policy, got '{kind}'" in text
     assert list(source.content.compiler.cluster.policies) == ["default/closed"]
 
@@ -126,8 +126,8 @@ OF_OTHERS = {
     "crd.antrea.io/v1beta1": "Egress", "example.com/v1": "NetworkPolicies"}
 
 
-def test_a_file_may_have_documents_of_other_kinds(folder, source):
-    (folder / "policies.yaml").write_text("".join(f"kind: {kind}\napiVersion: {version}\n---\n" for version, kinds in
+def test_a_file_may_have_documents_of_other_kinds(directory, source):
+    (directory / "policies.yaml").write_text("".join(f"kind: {kind}\napiVersion: {version}\n---\n" for version, kinds in
                                                   OF_OTHERS.items() for kind in kinds.split()))
     settle(source)
     assert not source.errors and not source.content.compiler.cluster.policies
@@ -164,13 +164,13 @@ def test_a_kind_or_group_that_is_misspelled_or_cut_off_opens_no_pod(tmp_path, do
 
 @pytest.mark.parametrize("text", ["", "\n", "# closed\n", "\0" * 600, "apiVersion: v1\n", "kind: List\nitems:\n",
                                   "kind: NetworkPolicyList\nitems:\n-"])
-def test_a_file_that_was_cut_off_takes_no_policy_away(folder, source, text):
+def test_a_file_that_was_cut_off_takes_no_policy_away(directory, source, text):
     """Nothing was told of an empty file, and its pods were open."""
     it = source.content.compiler
-    (folder / "policies.yaml").write_text(text)
+    (directory / "policies.yaml").write_text(text)
     settle(source)
-    assert list(it.cluster.policies) == ["default/closed"] and [*source.errors] == [str(folder / "policies.yaml")]
-    (folder / "policies.yaml").write_text("---\n")
+    assert list(it.cluster.policies) == ["default/closed"] and [*source.errors] == [str(directory / "policies.yaml")]
+    (directory / "policies.yaml").write_text("---\n")
     settle(source)
     assert not it.cluster.policies and not source.errors
 
@@ -184,54 +184,54 @@ def settle(files):
 
 
 @pytest.fixture
-def source(folder):
-    found = Files(str(folder), Compiler())
+def source(directory):
+    found = Files(str(directory), Compiler())
     yield found
     found.close()
 
 
-def test_a_policy_that_was_never_read_isolates_its_pods(folder):
+def test_a_policy_that_was_never_read_isolates_its_pods(directory):
     """What was read before is not known."""
-    (folder / "policies.yaml").write_text(POLICIES + POLICIES.replace("closed", "wrong").replace(
+    (directory / "policies.yaml").write_text(POLICIES + POLICIES.replace("closed", "wrong").replace(
         "podSelector: {}", "podSelector: {}, ingress: [{form: []}]"))
     it = Compiler()
-    files = Files(str(folder), it)
+    files = Files(str(directory), it)
     try:
         assert files.errors
         assert [policy.ingress for policy in it.cluster.policies.values()] == [(), ()]
-        (folder / "policies.yaml").write_text(POLICIES + "kind: Pod\n")         # another mistake
+        (directory / "policies.yaml").write_text(POLICIES + "kind: Pod\n")         # another mistake
         settle(files)
         assert list(it.cluster.policies) == ["default/closed"] and files.errors
     finally:
         files.close()
 
 
-def test_a_change_of_a_file_changes_the_compiler_and_a_mistake_opens_nothing(folder, source):
+def test_a_change_of_a_file_changes_the_compiler_and_a_mistake_opens_nothing(directory, source):
     it = source.content.compiler
     assert read_ip("10.0.0.1") in it.state.elements["in4"]
-    (folder / "policies.yaml").write_text("kind: NetworkPolicy\nmetadata: {name: closed}\nspec: 1\n")
+    (directory / "policies.yaml").write_text("kind: NetworkPolicy\nmetadata: {name: closed}\nspec: 1\n")
     assert select.select([source], [], [], 10)[0]
     settle(source)
     assert read_ip("10.0.0.1") in it.state.elements["in4"]
     assert [os.path.basename(path) for path in source.errors] == ["policies.yaml"]
-    (folder / "policies.yaml").unlink()
+    (directory / "policies.yaml").unlink()
     settle(source)
     assert not it.state.elements["in4"] and not source.errors
 
 
-def test_only_files_that_have_changed_are_read(folder, source, monkeypatch):
+def test_only_files_that_have_changed_are_read(directory, source, monkeypatch):
     """One label in one of 2,000 files cost the parsing of all."""
     asked = []
     monkeypatch.setattr(source._reader, "ask", asked.extend)
-    (folder / "pods.json").write_text(json.dumps(POD))
+    (directory / "pods.json").write_text(json.dumps(POD))
     source.attend()
     assert asked == ["pods.json"]
-    (folder / "notes.yaml.new").write_text("")
-    (folder / ".hidden.yaml").write_text("")
+    (directory / "notes.yaml.new").write_text("")
+    (directory / ".hidden.yaml").write_text("")
     source.attend()
     assert asked == ["pods.json"]
     source._lost = True                         # as if the kernel had dropped notifications
-    (folder / "policies.yaml").write_text(POLICIES)
+    (directory / "policies.yaml").write_text(POLICIES)
     source._changes.take()
     source.attend()
     assert asked == ["pods.json", "policies.yaml"]
@@ -241,20 +241,20 @@ def test_files_of_a_config_map_are_read_again_when_it_changes(tmp_path):
     for name, policy in (("one", POLICIES), ("two", POLICIES.replace("closed", "other"))):
         (tmp_path / name).mkdir()
         (tmp_path / name / "p.yaml").write_text(policy)
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "..data").symlink_to(tmp_path / "one")
-    (folder / "p.yaml").symlink_to("..data/p.yaml")
-    files = Files(str(folder), it := Compiler())
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    (directory / "..data").symlink_to(tmp_path / "one")
+    (directory / "p.yaml").symlink_to("..data/p.yaml")
+    files = Files(str(directory), it := Compiler())
     try:
         assert list(it.cluster.policies) == ["default/closed"]
-        (folder / "..new").symlink_to(tmp_path / "two")
-        (folder / "..new").rename(folder / "..data")
+        (directory / "..new").symlink_to(tmp_path / "two")
+        (directory / "..new").rename(directory / "..data")
         settle(files)
         assert list(it.cluster.policies) == ["default/other"]
         (tmp_path / "two" / "p.yaml").unlink()          # a link to nothing is a mistake, not a file that was deleted
-        (folder / "p.yaml").unlink()
-        (folder / "p.yaml").symlink_to("..data/p.yaml")
+        (directory / "p.yaml").unlink()
+        (directory / "p.yaml").symlink_to("..data/p.yaml")
         settle(files)
         assert list(it.cluster.policies) == ["default/other"] and "No such file" in str(files.errors)
         (tmp_path / "two" / "p.yaml").write_text(POLICIES)
@@ -267,21 +267,21 @@ def test_files_of_a_config_map_are_read_again_when_it_changes(tmp_path):
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir,
                                   lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)])
-def test_what_is_no_file_holds_up_nothing(folder, source, make):
-    make(folder / "strange.yaml")
-    (folder / "policies.yaml").write_text(POLICIES.replace("closed", "other"))
+def test_what_is_no_file_holds_up_nothing(directory, source, make):
+    make(directory / "strange.yaml")
+    (directory / "policies.yaml").write_text(POLICIES.replace("closed", "other"))
     settle(source)
     assert list(source.content.compiler.cluster.policies) == ["default/other"]
     ((place, (text,)),) = source.errors.items()
-    assert place == str(folder / "strange.yaml") and text.startswith(f"{place}: ")
+    assert place == str(directory / "strange.yaml") and text.startswith(f"{place}: ")
 
 
-def test_a_document_of_two_files_counts_while_one_of_them_has_it(folder, source):
-    (folder / "z.yaml").write_text(POLICIES.replace("podSelector: {}", "podSelector: {matchLabels: {app: x}}"))
+def test_a_document_of_two_files_counts_while_one_of_them_has_it(directory, source):
+    (directory / "z.yaml").write_text(POLICIES.replace("podSelector: {}", "podSelector: {matchLabels: {app: x}}"))
     settle(source)
     it = source.content.compiler
     assert not it.state.elements["in4"]                 # the last file counts
-    first, last = folder / "policies.yaml", folder / "z.yaml"
+    first, last = directory / "policies.yaml", directory / "z.yaml"
     assert source.errors == {str(first): [f"{first}: NetworkPolicy default/closed is not in force: {last} has another "
                                           "one of this name"]}
     last.write_text(POLICIES)                           # a copy
@@ -290,15 +290,15 @@ def test_a_document_of_two_files_counts_while_one_of_them_has_it(folder, source)
     last.unlink()
     settle(source)
     assert it.state.elements["in4"] and not source.errors
-    (folder / "policies.yaml").unlink()
+    (directory / "policies.yaml").unlink()
     settle(source)
     assert not it.cluster.policies
 
 
-def test_requests_are_answered_between_the_steps_of_a_large_file(folder, source):
+def test_requests_are_answered_between_the_steps_of_a_large_file(directory, source):
     pods = [{"metadata": {"name": f"p{number}"}, "status": {"podIP": f"10.1.{number >> 8}.{number & 255}"}}
             for number in range(3000)]
-    (folder / "pods.json").write_text(json.dumps({"kind": "PodList", "items": pods}))
+    (directory / "pods.json").write_text(json.dumps({"kind": "PodList", "items": pods}))
     sizes = set()
     while len(source.content.compiler.cluster.pods) < 3000:
         select.select([source], [], [], 0 if source.due == 0 else 10)
@@ -307,25 +307,25 @@ def test_requests_are_answered_between_the_steps_of_a_large_file(folder, source)
     assert len(sizes) > 5, sizes
 
 
-def test_a_source_that_is_closed_leaves_nothing(folder):
+def test_a_source_that_is_closed_leaves_nothing(directory):
     """Neither a descriptor nor a process."""
     def there():
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
         return len(os.listdir("/proc/self/fd")), children
 
     before = there()
-    files = Files(str(folder), Compiler())
-    (folder / "policies.yaml").write_text(POLICIES)
+    files = Files(str(directory), Compiler())
+    (directory / "policies.yaml").write_text(POLICIES)
     files.attend()
     assert there() != before
     files.close()
     assert there() == before
 
 
-@pytest.mark.parametrize("parent", ["folder is a link", "a folder above is a link"])
-def test_a_link_that_leads_to_another_folder_is_followed(tmp_path, parent):
-    """As git-sync replaces it, in one step. The former folder counted until a restart."""
-    above = parent != "folder is a link"
+@pytest.mark.parametrize("parent", ["directory is a link", "a directory above is a link"])
+def test_a_link_that_leads_to_another_directory_is_followed(tmp_path, parent):
+    """As git-sync replaces it, in one step. The former directory counted until a restart."""
+    above = parent != "directory is a link"
     for name, policy in (("one", POLICIES), ("two", POLICIES.replace("closed", "other"))):
         place = tmp_path / name / "in" if above else tmp_path / name
         place.mkdir(parents=True)
@@ -348,9 +348,9 @@ def test_a_link_that_leads_to_another_folder_is_followed(tmp_path, parent):
         files.close()
 
 
-def test_a_file_that_is_to_be_read_again_stays_while_the_folder_is_missing(folder, source):
+def test_a_file_that_is_to_be_read_again_stays_while_the_directory_is_missing(directory, source):
     source._again = {"policies.yaml": 0.0}
-    folder.rename(folder.with_name("elsewhere"))
+    directory.rename(directory.with_name("elsewhere"))
     settle(source)
     settle(source)
     assert source.errors and list(source.content.compiler.cluster.policies) == ["default/closed"]
@@ -362,13 +362,13 @@ TOUCHES = [os.utime, lambda path: path.chmod(0o640),
 
 
 @pytest.mark.parametrize("touch", TOUCHES, ids=["utime", "chmod", "chown", "another program"])
-def test_a_file_is_not_read_while_a_program_has_it_open_for_writing(folder, source, touch):
+def test_a_file_is_not_read_while_a_program_has_it_open_for_writing(directory, source, touch):
     """The agent read half of the file, so the policies of the other half were gone."""
     it = source.content.compiler
-    with (folder / "policies.yaml").open("w") as file:
+    with (directory / "policies.yaml").open("w") as file:
         file.write(OTHER)
         file.flush()
-        touch(folder / "policies.yaml")
+        touch(directory / "policies.yaml")
         settle(source)
         assert list(it.cluster.policies) == ["default/closed"] and not source.errors
         file.write(POLICIES)
@@ -377,40 +377,40 @@ def test_a_file_is_not_read_while_a_program_has_it_open_for_writing(folder, sour
     assert sorted(it.cluster.policies) == ["default/closed", "default/other"] and not source.errors
 
 
-def test_a_new_file_is_read_when_its_program_closes_it(folder, source):
+def test_a_new_file_is_read_when_its_program_closes_it(directory, source):
     """A file was read from its creation on, and was reported as empty."""
     it = source.content.compiler
-    with (folder / "new.yaml").open("w") as file:
+    with (directory / "new.yaml").open("w") as file:
         settle(source)
         assert not source.errors
         file.write(OTHER)
     settle(source)
     assert list(it.cluster.policies) == ["default/closed", "default/other"]
-    (folder / "new.yaml").unlink()
-    (folder / "elsewhere").write_text(OTHER)
-    (folder / "link.yaml").hardlink_to(folder / "elsewhere")
+    (directory / "new.yaml").unlink()
+    (directory / "elsewhere").write_text(OTHER)
+    (directory / "link.yaml").hardlink_to(directory / "elsewhere")
     settle(source)
     assert list(it.cluster.policies) == ["default/closed", "default/other"], "a link is not closed"
 
 
-def test_a_file_that_stays_open_for_writing_is_an_error_until_it_is_closed(folder, source, monkeypatch):
-    with (folder / "policies.yaml").open("w"):
-        os.utime(folder / "policies.yaml")
+def test_a_file_that_stays_open_for_writing_is_an_error_until_it_is_closed(directory, source, monkeypatch):
+    with (directory / "policies.yaml").open("w"):
+        os.utime(directory / "policies.yaml")
         settle(source)
         assert not source.errors
         monkeypatch.setattr(files_module, "WRITTEN_S", 0.0)
         source._again = dict.fromkeys(source._again, 0.0)
         settle(source)
-        assert list(source.errors.values()) == [[f"{folder}/policies.yaml: a program has it open for writing"]]
+        assert list(source.errors.values()) == [[f"{directory}/policies.yaml: a program has it open for writing"]]
         assert list(source.content.compiler.cluster.policies) == ["default/closed"]
-        (folder / "policies.yaml").write_text(OTHER)
+        (directory / "policies.yaml").write_text(OTHER)
     settle(source)
     assert list(source.content.compiler.cluster.policies) == ["default/other"] and not source.errors
 
 
-def test_an_agent_that_starts_while_a_file_is_written_does_not_know_the_policies(folder):
-    with (folder / "policies.yaml").open("a"):
-        files = Files(str(folder), it := Compiler())
+def test_an_agent_that_starts_while_a_file_is_written_does_not_know_the_policies(directory):
+    with (directory / "policies.yaml").open("a"):
+        files = Files(str(directory), it := Compiler())
         assert not files.complete and "open for writing" in str(files.errors) and "policies.yaml" in files.away
     try:
         settle(files)
@@ -419,18 +419,18 @@ def test_an_agent_that_starts_while_a_file_is_written_does_not_know_the_policies
         files.close()
 
 
-def test_a_program_that_opens_a_file_while_it_is_read_waits_and_no_signal_ends_the_reader(folder):
+def test_a_program_that_opens_a_file_while_it_is_read_waits_and_no_signal_ends_the_reader(directory):
     """A lease of the kernel sends SIGIO, which ends a process."""
-    with (folder / "policies.yaml").open("rb") as file:
+    with (directory / "policies.yaml").open("rb") as file:
         assert not is_written(file.fileno())
         with pytest.raises(BlockingIOError):
-            os.open(folder / "policies.yaml", os.O_WRONLY | os.O_NONBLOCK)
-    (folder / "policies.yaml").write_text(OTHER)
+            os.open(directory / "policies.yaml", os.O_WRONLY | os.O_NONBLOCK)
+    (directory / "policies.yaml").write_text(OTHER)
 
 
-def test_where_each_lease_is_refused_a_file_is_read_nevertheless(folder, monkeypatch):
+def test_where_each_lease_is_refused_a_file_is_read_nevertheless(directory, monkeypatch):
     """NFS 4 and CIFS refuse a lease without telling why: no file would be read."""
-    with (folder / "policies.yaml").open("r+b") as file:
+    with (directory / "policies.yaml").open("r+b") as file:
         assert is_written(file.fileno())
         monkeypatch.setattr(lease, "file_system", lambda fd: "nfs4")
         assert not is_written(file.fileno())

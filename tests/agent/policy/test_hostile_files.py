@@ -30,7 +30,7 @@ WAIT_S = 5.0                    # far more than the 50 ms of an idle machine, an
 def test_no_add_and_no_other_policy_waits_for_a_file(running, node, text):  # noqa: F811
     """2,000 brackets took 0.9 s of the thread that enforces, and aliases of 2 KB 700 MB."""
     running.add("b", app="db")
-    (running.folder / "hostile.yaml").write_text(text)
+    (running.directory / "hostile.yaml").write_text(text)
     running.write(WEB_ONLY)
     began = time.monotonic()
     running.add("a", app="web")
@@ -38,7 +38,7 @@ def test_no_add_and_no_other_policy_waits_for_a_file(running, node, text):  # no
     assert time.monotonic() - began < WAIT_S
     assert eventually(lambda: not running.it.source.busy)
     readable = text in (HOSTILE["a harmless list"], HOSTILE["many documents"])
-    assert list(running.it.errors) == ([] if readable else [str(running.folder / "hostile.yaml")])
+    assert list(running.it.errors) == ([] if readable else [str(running.directory / "hostile.yaml")])
 
 
 @pytest.mark.parametrize("name, text", [
@@ -52,15 +52,15 @@ def test_no_add_and_no_other_policy_waits_for_a_file(running, node, text):  # no
                "policyTypes: [Ingress]}\n")])
 def test_what_a_policy_selects_is_closed_also_if_it_cannot_be_read(running, node, name, text):  # noqa: F811
     running.add("b", app="db")
-    (running.folder / name).write_text(text)
+    (running.directory / name).write_text(text)
     assert eventually(lambda: len(running.it.compiler.cluster.policies) == 1)
     assert eventually(lambda: allowed(node))
 
 
 def test_the_log_metrics_and_doctor_name_file_document_and_key(running):  # noqa: F811
-    (running.folder / "x.yaml").write_text("kind: Namespace\nmetadata: {name: shop}\n---\nkind: NetworkPolicy\n"
+    (running.directory / "x.yaml").write_text("kind: Namespace\nmetadata: {name: shop}\n---\nkind: NetworkPolicy\n"
                                            "metadata: {name: web, namespace: shop}\nspec: {podSelector: 5}\n")
-    where = f"{running.folder}/x.yaml: document 2: NetworkPolicy shop/web: spec.podSelector: expected a mapping"
+    where = f"{running.directory}/x.yaml: document 2: NetworkPolicy shop/web: spec.podSelector: expected a mapping"
     assert eventually(lambda: {"event": "policy_unreadable", "error": where} in running.log)
     assert running.it.figures()["unreadable_documents"] == 1
     network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
@@ -70,16 +70,18 @@ def test_the_log_metrics_and_doctor_name_file_document_and_key(running):  # noqa
     running.call("STATUS")                              # pods can be added
     running.add("a")
     assert list(pod_policies.texts_on([network], ADDRESSES["a"][0]))
-    (running.folder / "x.yaml").unlink()
+    (running.directory / "x.yaml").unlink()
     assert eventually(lambda: list(checks_policy.agent(SimpleNamespace(networks=[network], agent_folder=""))) == [])
     assert running.it.figures()["unreadable_documents"] == 0
 
 
 def test_the_log_metrics_and_doctor_name_a_policy_of_another_program(running):  # noqa: F811
     """It was passed over, and its operator took it for enforced."""
-    (running.folder / "x.yaml").write_text("kind: AdminNetworkPolicy\napiVersion: policy.networking.k8s.io/v1alpha1\n"
+    (running.directory / "x.yaml").write_text("kind: AdminNetworkPolicy\n"
+                                              "apiVersion: policy.networking.k8s.io/v1alpha1\n"
                                            "metadata: {name: all}\nspec: {}\n")
-    where = (f"{running.folder}/x.yaml: AdminNetworkPolicy all of policy.networking.k8s.io/v1alpha1 is not enforced; "
+    where = (f"{running.directory}/x.yaml: AdminNetworkPolicy all of policy.networking.k8s.io/v1alpha1 "
+             "is not enforced; "
              "fastcni policy convert makes policies of it that are")
     assert eventually(lambda: {"event": "policy_unreadable", "error": where} in running.log)
     assert running.it.figures()["unreadable_documents"] == 1
@@ -95,7 +97,7 @@ def findings(running):  # noqa: F811
 
 
 def test_a_file_with_hundreds_of_mistakes_does_not_fill_the_log(running):  # noqa: F811
-    (running.folder / "x.json").write_text(json.dumps({"kind": "List", "items": [
+    (running.directory / "x.json").write_text(json.dumps({"kind": "List", "items": [
         {"kind": "NetworkPolicy", "metadata": {"name": f"p{number}"}, "spec": number} for number in range(300)]}))
     assert eventually(lambda: running.it.figures()["unreadable_documents"] == 300)
     found = findings(running)

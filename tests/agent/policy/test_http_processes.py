@@ -165,7 +165,7 @@ def test_with_the_last_http_rule_the_proxy_and_its_traces_go(world, monkeypatch)
     assert eventually(lambda: proxy.process is None and not os.path.exists(f"/proc/{pid}"))
     assert eventually(lambda: "4604750" not in run("ip", "rule") + run("ip", "route", "show", "table", "all"))
     assert eventually(lambda: "proxy-" not in run("nft", "list", "table", "inet", "fastcni-policy"))
-    assert not proxy.folder.exists()
+    assert not proxy.directory.exists()
     assert world.ask("a", "b", "POST /secret") == 200
 
 
@@ -272,7 +272,7 @@ def test_the_end_of_a_proxy_that_hangs_takes_no_time(tmp_path, monkeypatch):
 def test_the_agents_configuration_gives_no_warning(world):
     """A warning of the start would be said to be the reason of an end."""
     proxy = begin(world, READ_ONLY)
-    assert "WARNING" not in (proxy.folder / process.ERRORS).read_text()
+    assert "WARNING" not in (proxy.directory / process.ERRORS).read_text()
     os.kill(proxy.process.pid, signal.SIGKILL)
     assert eventually(lambda: "http_proxy_ended" in world.agent.events())
     (ended,) = [each for each in world.agent.log if each["event"] == "http_proxy_ended"]

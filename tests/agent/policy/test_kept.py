@@ -47,7 +47,7 @@ def write(path, found, source="x"):
 
 
 def test_what_was_kept_is_read_again(tmp_path):
-    path = tmp_path / "new" / "folder" / "kept"
+    path = tmp_path / "new" / "directory" / "kept"
     assert write(path, content(a=LINES, b=LINES[:1])) == []
     assert Kept(str(path), "x", Log()).read() == {"a": LINES, "b": LINES[:1]}
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
@@ -155,11 +155,11 @@ def test_what_was_kept_before_is_not_used_when_the_disk_takes_no_more(tmp_path):
 @needs_root
 def test_what_was_kept_before_is_not_used_if_it_could_not_be_removed(tmp_path):
     """On a read-only file system it replaced the policies that were in force in the kernel."""
-    (folder := tmp_path / "var").mkdir()
-    run("mount", "-t", "tmpfs", "tmpfs", str(folder))
+    (directory := tmp_path / "var").mkdir()
+    run("mount", "-t", "tmpfs", "tmpfs", str(directory))
     try:
         def kept():
-            return Kept(str(folder / "kept"), "x", Log(), str(tmp_path / "outdated"))
+            return Kept(str(directory / "kept"), "x", Log(), str(tmp_path / "outdated"))
 
         def follow(found):
             it = kept()
@@ -168,15 +168,15 @@ def test_what_was_kept_before_is_not_used_if_it_could_not_be_removed(tmp_path):
             return it.log
 
         assert follow(content(a=LINES[:1])) == []
-        run("mount", "-o", "remount,ro", str(folder))
+        run("mount", "-o", "remount,ro", str(directory))
         assert kept().read() == {"a": LINES[:1]}
         assert [event for event, _ in follow(content(a=LINES))] == ["policies_not_kept"]
         again = kept()
         assert again.read() is None and again.lost and "older than the policies" in again.log[0][1]
-        run("mount", "-o", "remount,rw", str(folder))
+        run("mount", "-o", "remount,rw", str(directory))
         assert follow(content(a=LINES)) == [] and kept().read() == {"a": LINES}
     finally:
-        run("umount", str(folder))
+        run("umount", str(directory))
 
 
 # -- restarts of the agent ---------------------------------------------------------------------------------------------
@@ -190,19 +190,19 @@ BREAK = {
     "a dangling link": lambda it: (it.unlink(), it.symlink_to("no")),
     "no rules": lambda it: it.write_text(json.dumps({**CLOSED, "spec": {**CLOSED["spec"], "ingress": 5}})),
     "no namespace": lambda it: it.write_text(json.dumps({**CLOSED, "metadata": {"name": "closed", "namespace": 5}})),
-    "no folder": lambda it: shutil.rmtree(it.parent)}
+    "no directory": lambda it: shutil.rmtree(it.parent)}
 
 
-def mount(folder):
-    run("mount", "-t", "tmpfs", "tmpfs", str(folder))
+def mount(directory):
+    run("mount", "-t", "tmpfs", "tmpfs", str(directory))
 
 
 @pytest.fixture
 def mounts(running):  # noqa: F811
-    """For tests that mount something at the folder."""
+    """For tests that mount something at the directory."""
     yield
-    while os.path.ismount(running.folder):
-        run("umount", "-l", str(running.folder))
+    while os.path.ismount(running.directory):
+        run("umount", "-l", str(running.directory))
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def protected(running, node):  # noqa: F811
     running.add("b", app="db")
     assert eventually(lambda: allowed(node, "a"))
     path = running.settings.state.replace("pods", "policies.kept")
-    assert eventually(lambda: Kept(path, str(running.folder), Log()).read())
+    assert eventually(lambda: Kept(path, str(running.directory), Log()).read())
     return running
 
 
@@ -223,7 +223,7 @@ def protected(running, node):  # noqa: F811
 def test_a_file_that_was_broken_while_the_agent_was_down_opens_no_pod(protected, node, damage, rebooted):  # noqa: F811
     """The last good content was only in the agent's memory."""
     protected.stop()
-    damage(protected.folder / "all.json")
+    damage(protected.directory / "all.json")
     if rebooted:
         run("nft", "delete", "table", "inet", TABLE)
     protected.start()
@@ -233,8 +233,8 @@ def test_a_file_that_was_broken_while_the_agent_was_down_opens_no_pod(protected,
     assert protected.it.figures()["unreadable_documents"] == 1
     protected.add("d", app="other")
     assert allowed(node, "a")
-    shutil.rmtree(protected.folder, ignore_errors=True)
-    protected.folder.mkdir()
+    shutil.rmtree(protected.directory, ignore_errors=True)
+    protected.directory.mkdir()
     protected.write()
     assert eventually(lambda: not protected.it.figures()["unreadable_documents"])
     assert allowed(node, "a", "c", "d")
@@ -251,7 +251,7 @@ KEPT = {"damaged": lambda it: it.write_bytes(it.read_bytes()[:-9]),
 def test_what_nobody_can_read_any_longer_stays_in_the_kernel(protected, node, damage, lost):  # noqa: F811
     """With nothing kept, the agent took a file that it could not read for one without policies."""
     protected.stop()
-    BREAK[damage](path := protected.folder / "all.json")
+    BREAK[damage](path := protected.directory / "all.json")
     KEPT[lost](kept := Path(protected.settings.state.replace("pods", "policies.kept")))
     protected.start()
     assert eventually(lambda: "policy_unreadable" in protected.events())
@@ -268,18 +268,18 @@ def test_what_nobody_can_read_any_longer_stays_in_the_kernel(protected, node, da
     protected.write(CLOSED)
     assert eventually(lambda: protected.it.ready) and not protected.it.errors
     protected.add("d", app="web")
-    assert allowed(node, "a", "d") and eventually(lambda: Kept(str(kept), str(protected.folder), Log()).read())
+    assert allowed(node, "a", "d") and eventually(lambda: Kept(str(kept), str(protected.directory), Log()).read())
 
 
 @needs_root
-def test_a_folder_without_policies_opens_no_pod_while_what_was_kept_cannot_be_read(protected, node):  # noqa: F811
-    """It may be the wrong folder, as one below a mount point."""
+def test_a_directory_without_policies_opens_no_pod_while_what_was_kept_cannot_be_read(protected, node):  # noqa: F811
+    """It may be the wrong directory, as one below a mount point."""
     protected.stop()
-    (protected.folder / "all.json").unlink()
+    (protected.directory / "all.json").unlink()
     kept = Path(protected.settings.state.replace("pods", "policies.kept"))
     KEPT["damaged"](kept)
     protected.start()
-    said = f"{protected.folder}: has no policy, and {kept} cannot be read"
+    said = f"{protected.directory}: has no policy, and {kept} cannot be read"
     assert eventually(lambda: said in str(protected.it.errors)) and allowed(node, "a")
     protected.stop()
     kept.unlink()
@@ -290,8 +290,8 @@ def test_a_folder_without_policies_opens_no_pod_while_what_was_kept_cannot_be_re
 @needs_root
 def test_a_file_that_goes_is_in_the_log(protected, node):  # noqa: F811
     """As one that an editor or a backup renames."""
-    (protected.folder / "all.json").rename(protected.folder / "all.json.bak")
-    gone = {"event": "policy_file_gone", "path": str(protected.folder / "all.json")}
+    (protected.directory / "all.json").rename(protected.directory / "all.json.bak")
+    gone = {"event": "policy_file_gone", "path": str(protected.directory / "all.json")}
     assert eventually(lambda: gone in protected.log) and allowed(node, "a", "c", "d")
 
 
@@ -303,7 +303,7 @@ def test_a_killed_agent_has_kept_what_it_enforced(protected, node):  # noqa: F81
     protected.stop()
     with open(path, "wb") as file:
         file.write(data)
-    (protected.folder / "all.json").write_text("{")
+    (protected.directory / "all.json").write_text("{")
     run("nft", "delete", "table", "inet", TABLE)
     protected.start()
     assert eventually(lambda: protected.it.ready) and allowed(node, "a")
@@ -332,25 +332,26 @@ def test_without_the_process_that_reads_files_what_was_kept_is_enforced(protecte
 @needs_root
 def test_a_file_that_was_deleted_while_the_agent_was_down_counts_no_more(protected, node):  # noqa: F811
     protected.stop()
-    (protected.folder / "all.json").unlink()
+    (protected.directory / "all.json").unlink()
     protected.start()
     assert eventually(lambda: protected.it.ready)
     assert allowed(node, "a", "c", "d") and not protected.it.errors
 
 
 @needs_root
-def test_without_the_folder_the_first_agent_adds_no_pod(running, node):  # noqa: F811
-    """It made an empty folder, so that a slip in its name let all pods do everything."""
+def test_without_the_directory_the_first_agent_adds_no_pod(running, node):  # noqa: F811
+    """It made an empty directory, so that a slip in its name let all pods do everything."""
     running.stop()
     for name in ("policies", "pods", "policies.kept"):
-        it = running.folder.parent / name
+        it = running.directory.parent / name
         shutil.rmtree(it) if it.is_dir() else it.unlink()
     running.start()
     assert eventually(lambda: "policy_unreadable" in running.events())
-    with pytest.raises(CniError, match=f"policies are not known yet: {running.folder}: No such file or directory") as e:
+    with pytest.raises(CniError,
+                       match=f"policies are not known yet: {running.directory}: No such file or directory") as e:
         running.add("b", app="db")
-    assert e.value.code == 11 and not running.folder.exists()
-    running.folder.mkdir()
+    assert e.value.code == 11 and not running.directory.exists()
+    running.directory.mkdir()
     running.write(CLOSED)
     assert eventually(lambda: running.it.ready)
     running.add("b", app="db")
@@ -362,7 +363,7 @@ def test_an_api_server_that_is_away_after_a_reboot_opens_no_pod(node, tmp_path):
     """Until it has answered completely: what it no longer has is still in force until then, and no pod is added."""
     api = Api()
     api.listed.set()
-    again = Running(tmp_path, folder="", api=lambda: api, node="here")
+    again = Running(tmp_path, directory="", api=lambda: api, node="here")
     try:
         assert eventually(lambda: again.it.ready)
         api.objects = [{"metadata": {"name": "b", "resourceVersion": "2", "uid": "u", "labels": {"app": "db"}},
@@ -388,16 +389,16 @@ def test_an_api_server_that_is_away_after_a_reboot_opens_no_pod(node, tmp_path):
 
 
 @needs_root
-def test_a_folder_that_is_no_longer_mounted_opens_no_pod(running, node, mounts):  # noqa: F811
-    """What is below the mount point is an empty folder."""
-    mount(running.folder)
+def test_a_directory_that_is_no_longer_mounted_opens_no_pod(running, node, mounts):  # noqa: F811
+    """What is below the mount point is an empty directory."""
+    mount(running.directory)
     running.write(CLOSED)
     running.add("a", app="web")
     running.add("b", app="db")
     path = running.settings.state.replace("pods", "policies.kept")
-    assert eventually(lambda: (it := Kept(path, str(running.folder), Log())).read() and it.mounted)
-    run("umount", str(running.folder))
-    said = f"{running.folder}: it was a mount point and is none now: mount it again"
+    assert eventually(lambda: (it := Kept(path, str(running.directory), Log())).read() and it.mounted)
+    run("umount", str(running.directory))
+    said = f"{running.directory}: it was a mount point and is none now: mount it again"
     assert eventually(lambda: said in str(running.it.errors)) and allowed(node, "a")
     for rebooted in (False, True):
         running.stop()
@@ -406,15 +407,15 @@ def test_a_folder_that_is_no_longer_mounted_opens_no_pod(running, node, mounts):
         running.start()
         assert eventually(lambda: running.it.ready) and said in str(running.it.errors) and allowed(node, "a")
     assert "policies_gone" not in running.events()
-    mount(running.folder)
+    mount(running.directory)
     running.write()
     assert eventually(lambda: not running.it.errors and not running.it.figures()["policies"])
     assert allowed(node, "a", "c", "d") and eventually(lambda: "policies_gone" in running.events())
 
 
 @needs_root
-def test_a_folder_that_is_mounted_over_another_one_counts(protected, node, mounts):  # noqa: F811
-    mount(protected.folder)
+def test_a_directory_that_is_mounted_over_another_one_counts(protected, node, mounts):  # noqa: F811
+    mount(protected.directory)
     assert eventually(lambda: "policies_gone" in protected.events()) and allowed(node, "a", "c", "d")
     protected.write(CLOSED)
     assert allowed(node, "a")

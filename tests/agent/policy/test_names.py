@@ -362,8 +362,8 @@ def test_policy_test_takes_a_name_and_says_by_which_rule_it_is_open(named_pods, 
 
     def asked(*words):
         capfd.readouterr()
-        status = command(["policy", "test", *words, "--folder", str(running.folder),
-                          "--agent-folder", str(running.folder.parent)])
+        status = command(["policy", "test", *words, "--folder", str(running.directory),
+                          "--agent-folder", str(running.directory.parent)])
         out, err = capfd.readouterr()
         return status, out or err
 

@@ -24,24 +24,24 @@ class Process(Running):
     """The agent as the command runs it; its only node is the test's namespace."""
 
     def start(self):
-        folder = self.folder.parent
-        (folder / "nodes.json").write_text(json.dumps({
+        directory = self.directory.parent
+        (directory / "nodes.json").write_text(json.dumps({
             "network": {"Network": "10.0.0.0/16", "Backend": {"Type": "host-gw"}},
             "nodes": [{"name": "one", "subnets": ["10.0.0.0/24"], "public": [NODE_OUTSIDE[0]]}]}))
-        with open(folder / "log", "a", encoding="utf-8") as log:
+        with open(directory / "log", "a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fastcni", "agent", "--nodes", folder / "nodes.json", "--node-name", "one",
-                 "--iface", "outside", "--no-ip-masq", "--subnet-file", folder / "subnet.env", "--conflist", "",
-                 "--folder", folder, "--policies", self.folder,
+                [sys.executable, "-m", "fastcni", "agent", "--nodes", directory / "nodes.json", "--node-name", "one",
+                 "--iface", "outside", "--no-ip-masq", "--subnet-file", directory / "subnet.env", "--conflist", "",
+                 "--folder", directory, "--policies", self.directory,
                  *(word for address in RESOLVERS for word in ("--dns-server", address))], stdout=log, stderr=log)
 
     def await_redirection(self):
         assert eventually(lambda: all("expires" in run(
             "nft", "list", "set", "inet", "fastcni-names", f"resolvers{version}", check=False) for version in (4, 6)),
-            30), (self.folder.parent / "log").read_text()
+            30), (self.directory.parent / "log").read_text()
 
     def write(self, *documents):
-        (self.folder / "all.json").write_text(json.dumps({"kind": "List", "items": documents}))
+        (self.directory / "all.json").write_text(json.dumps({"kind": "List", "items": documents}))
 
     def stop(self):
         self.process.kill()

@@ -33,8 +33,8 @@ def asked(running, capfd):                                      # noqa: F811
     """Ask by the command's entry point: asked(FROM, TO) returns (exit status, document or text of an error)."""
     def ask(source, destination="b", *more):
         capfd.readouterr()
-        status = command(["policy", "test", source, destination, "80", "--folder", str(running.folder),
-                          "--agent-folder", str(running.folder.parent), *more, "--json"])
+        status = command(["policy", "test", source, destination, "80", "--folder", str(running.directory),
+                          "--agent-folder", str(running.directory.parent), *more, "--json"])
         out, err = capfd.readouterr()
         return status, json.loads(out) if out else err
 
@@ -154,12 +154,12 @@ def test_a_rule_that_the_command_does_not_know_is_no_answer(running, asked):    
     running.start()
 
 
-def test_without_the_folder_of_policies_the_kernel_answers(running, node, asked):       # noqa: F811
+def test_without_the_directory_of_policies_the_kernel_answers(running, node, asked):       # noqa: F811
     """The agent keeps what it enforces. The command found no policies, or ended with an error."""
     running.write(WEB_ONLY)
     running.add("a", app="web")
     running.add("b", app="db")
-    running.folder.rename(running.folder.with_name("elsewhere"))
+    running.directory.rename(running.directory.with_name("elsewhere"))
     assert allowed(node, "a")
     for source, expected in (("a", ALLOWED), (ADDRESSES["c"][0], DENIED)):
         status, document = asked(source)
@@ -172,7 +172,7 @@ def test_a_broken_file_leaves_the_answer_to_the_kernel(running, node, asked):   
     running.write(WEB_ONLY)
     running.add("b", app="db")
     assert allowed(node)
-    (running.folder / "broken.json").write_text("{")
+    (running.directory / "broken.json").write_text("{")
     status, document = asked(ADDRESSES["a"][0])
     assert status == DENIED and "broken.json" in document["unread"]
 
@@ -203,7 +203,7 @@ def test_an_ordinary_user_gets_no_answer_on_a_node_and_learns_why(running, tmp_p
     running.write(WEB_ONLY)
     running.add("b", app="db")
     tmp_path.chmod(0o755)
-    running.folder.chmod(0o755)
+    running.directory.chmod(0o755)
     done = as_nobody(running, "--agent-folder", str(tmp_path))
     assert done.returncode == UNKNOWN
     assert "be root, or ask only what the policies say" in done.stdout
@@ -213,24 +213,24 @@ def test_where_no_agent_has_run_the_answer_is_that_of_the_policies_and_says_so(r
     running.write(WEB_ONLY, {"kind": "Pod", "metadata": {"name": "b", "labels": {"app": "db"}},
                              "status": {"podIP": ADDRESSES["b"][0]}})
     tmp_path.chmod(0o755)
-    running.folder.chmod(0o755)
+    running.directory.chmod(0o755)
     done = as_nobody(running, "--agent-folder", str(tmp_path / "none"))
     (one,) = json.loads(done.stdout)["connections"]
     assert (done.returncode, one["by"], one["answer"]) == (DENIED, "policies", "denied")
 
 
 def as_nobody(running, *more):                                  # noqa: F811
-    """Run the command as an ordinary user, who can read the folder of policies."""
+    """Run the command as an ordinary user, who can read the directory of policies."""
     code = ("import os, sys; from fastcni.cli.entry_point import run; import fastcni.cli.policy, "
             "fastcni.agent.policy.asked, fastcni.agent.policy.own_addresses, fastcni.agent.policy.sources.files; "
             "import json, yaml; "
             "os.setgid(65534); os.setuid(65534); sys.exit(run(sys.argv[1:]))")
-    for path in (running.folder, *running.folder.iterdir()):
+    for path in (running.directory, *running.directory.iterdir()):
         path.chmod(0o755)
-    for path in running.folder.parents[:-2]:
+    for path in running.directory.parents[:-2]:
         path.chmod(path.stat().st_mode | 0o055)
     return subprocess.run([sys.executable, "-c", code, "policy", "test", ADDRESSES["a"][0], ADDRESSES["b"][0], "80",
-                           "--json", "--folder", str(running.folder), *more],
+                           "--json", "--folder", str(running.directory), *more],
                           capture_output=True, text=True, check=False)
 
 

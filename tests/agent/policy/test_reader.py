@@ -73,8 +73,8 @@ def test_a_file_that_takes_too_long_ends_its_child_and_no_other_waits(tmp_path, 
     """The parser that never ends is an endless loop here."""
     monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", (
         "import fastcni.agent.policy.sources.reader as r; r.PROCESSOR_S = 0.2; old = r.read_file; "
-        "r.read_file = lambda folder, name: "
-        "[0 for _ in iter(int, 1)] if name.startswith('slow') else old(folder, name); serve({fd}")))
+        "r.read_file = lambda directory, name: "
+        "[0 for _ in iter(int, 1)] if name.startswith('slow') else old(directory, name); serve({fd}")))
     write(tmp_path, "slow.json", "good.json", "other.json")
     reader = Reader(str(tmp_path))
     try:
@@ -92,7 +92,7 @@ def test_a_file_that_takes_too_long_ends_its_child_and_no_other_waits(tmp_path, 
 
 def test_a_file_that_takes_too_much_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", (
-        "import fastcni.agent.policy.sources.reader as r; r.read_file = lambda folder, name: bytes(r.MEMORY_BYTES); "
+        "import fastcni.agent.policy.sources.reader as r; r.read_file = lambda directory, name: bytes(r.MEMORY_BYTES); "
         "serve({fd}")))
     reader = Reader(str(tmp_path))
     try:
@@ -202,8 +202,8 @@ def test_a_process_that_is_stopped_is_ended_and_started_again(tmp_path, monkeypa
 
 def test_a_child_that_is_stopped_is_ended_and_only_its_first_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", (
-        "import os, fastcni.agent.policy.sources.reader as r; old = r.read_file; r.read_file = lambda folder, name: "
-        "os.kill(os.getpid(), 19) if name == 'stop.json' else old(folder, name); serve({fd}")))
+        "import os, fastcni.agent.policy.sources.reader as r; old = r.read_file; r.read_file = lambda directory, name: "
+        "os.kill(os.getpid(), 19) if name == 'stop.json' else old(directory, name); serve({fd}")))
     monkeypatch.setattr(module, "MAX_CHILDREN", 1)
     monkeypatch.setattr(module, "ELAPSED_S", 0.3)
     monkeypatch.setattr(module, "ANSWER_S", 2.0)
@@ -220,7 +220,7 @@ def test_a_child_that_is_stopped_is_ended_and_only_its_first_file_is_refused(tmp
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: raises the priority of a process")
 def test_only_the_first_file_of_a_request_is_read_with_priority_and_only_if_it_is_small(tmp_path, monkeypatch):
     """On a busy node the process that reads files waited for the processor for longer than the kernel's rules took."""
-    def read(folder, name):
+    def read(directory, name):
         return module.Read(name, [("nice", b"%d" % os.getpriority(os.PRIO_PROCESS, 0))], [])
 
     monkeypatch.setattr(module, "read_bounded", read)

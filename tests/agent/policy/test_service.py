@@ -41,9 +41,9 @@ class Running:
     addresses = ADDRESSES
 
     def __init__(self, tmp_path, **settings):
-        self.folder, self.log = tmp_path / "policies", []
-        self.folder.mkdir(exist_ok=True)
-        self.settings = Settings(**{"folder": str(self.folder), "state": str(tmp_path / "pods"),
+        self.directory, self.log = tmp_path / "policies", []
+        self.directory.mkdir(exist_ok=True)
+        self.settings = Settings(**{"directory": str(self.directory), "state": str(tmp_path / "pods"),
                                     "socket": str(tmp_path / "policy.sock"), **settings})
         self.start()
 
@@ -72,8 +72,8 @@ class Running:
 
     def write(self, *documents):
         """Write the file, and wait until the agent has read it, if one runs."""
-        (self.folder / "new").write_text(json.dumps({"kind": "List", "items": documents}))
-        (self.folder / "new").rename(file := self.folder / "all.json")
+        (self.directory / "new").write_text(json.dumps({"kind": "List", "items": documents}))
+        (self.directory / "new").rename(file := self.directory / "all.json")
         assert self.ended.is_set() or eventually(
             lambda: self.it.source._stamps.get(file.name) == stamp(file) and not self.it.source.busy)
 
@@ -310,24 +310,24 @@ def test_a_network_whose_traffic_passes_the_node_by_is_refused(running):
 
 
 def test_a_file_that_cannot_be_read_is_named_once(running):
-    (running.folder / "new").write_text('{"kind": "NetworkPolicy", "metadata": {"name": "x"}}')
-    (running.folder / "new").rename(running.folder / "bad.json")
+    (running.directory / "new").write_text('{"kind": "NetworkPolicy", "metadata": {"name": "x"}}')
+    (running.directory / "new").rename(running.directory / "bad.json")
     assert eventually(lambda: "policy_unreadable" in running.events())
     running.write(WEB_ONLY)
     assert eventually(lambda: running.it.figures()["policies"] == 1)
     assert running.events().count("policy_unreadable") == 1
 
 
-def test_policies_stay_while_their_folder_is_away(running):
-    """That ended the agent; the next one made an empty folder, and opened all pods."""
+def test_policies_stay_while_their_directory_is_away(running):
+    """That ended the agent; the next one made an empty directory, and opened all pods."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     assert eventually(lambda: running.it.figures()["policies"] == 1)
-    running.folder.rename(running.folder.with_name("away"))
+    running.directory.rename(running.directory.with_name("away"))
     assert eventually(lambda: "policy_unreadable" in running.events())
     running.call("CHECK", "b", "K8S_POD_NAME=b")
     assert running.it.figures()["policies"] == 1
-    running.folder.mkdir()
+    running.directory.mkdir()
     running.write(WEB_ONLY, {"kind": "NetworkPolicy", "metadata": {"name": "two"}, "spec": DB})
     assert eventually(lambda: running.it.figures()["policies"] == 2)
     assert running.events().count("policy_unreadable") == 1
@@ -399,7 +399,7 @@ def test_an_add_waits_for_the_pods_object_and_takes_its_labels(node, tmp_path, m
     monkeypatch.setattr(answers, "POD_WAIT_S", 0.5)
     monkeypatch.setattr(service, "LOOK_S", 0.05)
     api = Api()
-    running = Running(tmp_path, folder="", api=lambda: api, node="here")
+    running = Running(tmp_path, directory="", api=lambda: api, node="here")
     try:
         with pytest.raises(CniError, match="policies are not known yet") as caught:
             running.add("b")

@@ -1,4 +1,4 @@
-"""Nodes with a pod each, an outside host that says who asks, and a folder of policies: for egress addresses."""
+"""Nodes with a pod each, an outside host that says who asks, and a directory of policies: for egress addresses."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ class Pod:
         ip("link", "set", "eth0", "up", netns=netns)
         ip("link", "set", "lo", "up", netns=netns)
         self.addresses = {}
-        for family, subnet in files.read_former(f"{node.folder}/subnet.env").items():
+        for family, subnet in files.read_former(f"{node.directory}/subnet.env").items():
             address, gateway, length = str(subnet[5]), str(subnet[1]), subnet.max_prefixlen
             nodad = ["nodad"] if family == 6 else []
             self.addresses[family] = address
@@ -83,13 +83,13 @@ def egress_address(name="shop", addresses=None, **subject):
             "spec": {"subject": subject or {"namespaces": {}}, "addresses": addresses or list(EGRESS.values())}}
 
 
-def put(folder, name, *documents):
+def put(directory, name, *documents):
     """Write a file as operators should; without documents remove it."""
     if not documents:
-        (folder / name).unlink()
+        (directory / name).unlink()
         return
-    (folder / "new").write_text(yaml.safe_dump_all(documents))
-    (folder / "new").rename(folder / name)
+    (directory / "new").write_text(yaml.safe_dump_all(documents))
+    (directory / "new").rename(directory / name)
 
 
 def addresses_of(netns):

@@ -29,10 +29,10 @@ CONF = '{"Network": "10.244.0.0/16", "EnableIPv6": true, "IPv6Network": "fd00:10
 class Node:
     """A node: a namespace with eth0 on the wire, and the agent as a process in it."""
 
-    def __init__(self, number, netns, endpoints, folder):
-        self.number, self.netns, self.folder = number, netns, folder / f"node{number}"
+    def __init__(self, number, netns, endpoints, directory):
+        self.number, self.netns, self.directory = number, netns, directory / f"node{number}"
         self.endpoints, self.process, self.more, self.clock, self.served = endpoints, None, [], [], False
-        self.folder.mkdir()
+        self.directory.mkdir()
         ip("link", "add", f"port{number}", "master", "wire", "up", "type", "veth", "peer", "eth0", "netns", netns)
         for address in (f"192.0.2.{number}/24", f"2001:db8::{number}/64"):
             ip("addr", "add", address, "dev", "eth0", *(["nodad"] if ":" in address else []), netns=netns)
@@ -42,11 +42,11 @@ class Node:
 
     def command(self, *more):
         options = ["--iface", "eth0", *(word for url in self.endpoints for word in ("--etcd", url)),
-                   "--etcd-prefix", "/net", "--subnet-file", f"{self.folder}/subnet.env",
-                   "--conflist", f"{self.folder}/net.conflist", "--folder", f"{self.folder}/state", *more]
+                   "--etcd-prefix", "/net", "--subnet-file", f"{self.directory}/subnet.env",
+                   "--conflist", f"{self.directory}/net.conflist", "--folder", f"{self.directory}/state", *more]
         words = ["agent", *options] if not self.served else [
-            "serve", "--socket", f"{self.folder}/warm.sock", "--cache-dir", f"{self.folder}/cache",
-            "--metrics", f"{self.folder}/metrics.sock", "--agent", shlex.join(options)]
+            "serve", "--socket", f"{self.directory}/warm.sock", "--cache-dir", f"{self.directory}/cache",
+            "--metrics", f"{self.directory}/metrics.sock", "--agent", shlex.join(options)]
         return ["ip", "netns", "exec", self.netns, *self.faked(), sys.executable, "-m", "fastcni", *words]
 
     def faked(self):
@@ -59,12 +59,12 @@ class Node:
                 f"LD_PRELOAD={library}", "DONT_FAKE_MONOTONIC=1", *self.clock]
 
     def start(self):
-        with open(self.folder / "log", "a") as log:
+        with open(self.directory / "log", "a") as log:
             self.process = subprocess.Popen(self.command(*self.more), stdout=log, stderr=log)
 
     def await_ready(self):
-        assert eventually((self.folder / "net.conflist").exists, 30), self.log()
-        for family, subnet in files.read_former(f"{self.folder}/subnet.env").items():
+        assert eventually((self.directory / "net.conflist").exists, 30), self.log()
+        for family, subnet in files.read_former(f"{self.directory}/subnet.env").items():
             self.pod(family, subnet)
 
     def pod(self, family, subnet):
@@ -81,11 +81,11 @@ class Node:
         return 0
 
     def log(self):
-        return (self.folder / "log").read_text()
+        return (self.directory / "log").read_text()
 
     def metrics(self):
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(f"{self.folder}/metrics.sock")
+            sock.connect(f"{self.directory}/metrics.sock")
             sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
 
@@ -160,14 +160,14 @@ def test_no_packet_is_lost_while_agents_and_etcd_restart(nodes):
 def test_a_node_that_dies_and_returns_with_another_mac_is_reached_again(nodes):
     one, two, _ = joined(nodes)
     assert eventually(lambda: one.reaches(two))
-    before = files.read_former(f"{two.folder}/subnet.env")
+    before = files.read_former(f"{two.directory}/subnet.env")
     two.end(signal.SIGKILL)
     for name in ("flannel.1", "flannel-v6.1"):
         ip("link", "del", name, netns=two.netns)
-    run("rm", "-rf", two.folder / "state", two.folder / "net.conflist", two.folder / "subnet.env")
+    run("rm", "-rf", two.directory / "state", two.directory / "net.conflist", two.directory / "subnet.env")
     two.start()
     two.await_ready()
-    assert files.read_former(f"{two.folder}/subnet.env") == before      # etcd knows it by its public address
+    assert files.read_former(f"{two.directory}/subnet.env") == before      # etcd knows it by its public address
     assert eventually(lambda: one.reaches(two) and one.reaches(two, 6))
 
 
@@ -213,7 +213,7 @@ def test_a_record_that_another_program_damages_is_written_again(nodes):
 def test_a_node_that_leaves_takes_its_things_along(nodes):
     """Also if its agent was killed: files of policies and of the HTTP proxy stayed."""
     one, two, three = nodes(3)
-    sources = two.folder / "policies"
+    sources = two.directory / "policies"
     sources.mkdir()
     (sources / "web.json").write_text(json.dumps(READ_ONLY))
     two.more = ["--policies", str(sources)]
@@ -222,13 +222,13 @@ def test_a_node_that_leaves_takes_its_things_along(nodes):
     for each in (one, two, three):
         each.await_ready()
     assert eventually(lambda: one.reaches(two))
-    assert eventually((two.folder / "state" / "http" / "haproxy.cfg").exists), two.log()
+    assert eventually((two.directory / "state" / "http" / "haproxy.cfg").exists), two.log()
     two.end(signal.SIGKILL)
     done = subprocess.run(two.command("--leave"), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert not [link for link in ip_json("link", netns=two.netns) if link["ifname"].startswith("flannel")]
-    assert not (two.folder / "subnet.env").exists()
-    assert not [name for name in ("http", "policy.sock", "peers.json") if (two.folder / "state" / name).exists()]
+    assert not (two.directory / "subnet.env").exists()
+    assert not [name for name in ("http", "policy.sock", "peers.json") if (two.directory / "state" / name).exists()]
     assert "fastcni" not in run("ip", "netns", "exec", two.netns, "nft", "list", "tables")
     assert "0x4000000" not in ip("rule", netns=two.netns)
     assert eventually(lambda: len(ip_json("route", "show", "dev", "flannel.1", netns=one.netns)) == 1)
@@ -259,13 +259,13 @@ def test_packets_to_the_outside_have_the_nodes_address(nodes):
 
 def test_the_subnet_is_given_to_bird_until_the_node_leaves(nodes):
     (one,) = nodes(1)
-    conf = one.folder / "bird.conf"
-    (one.folder / "bgp.json").write_text(json.dumps({"as": 64512, "peers": [], "config": str(conf),
-                                                     "socket": f"{one.folder}/no-bird"}))
-    one.more = ["--bgp", f"{one.folder}/bgp.json"]
+    conf = one.directory / "bird.conf"
+    (one.directory / "bgp.json").write_text(json.dumps({"as": 64512, "peers": [], "config": str(conf),
+                                                     "socket": f"{one.directory}/no-bird"}))
+    one.more = ["--bgp", f"{one.directory}/bgp.json"]
     one.start()
     one.await_ready()
-    subnet = files.read_former(f"{one.folder}/subnet.env")[4]
+    subnet = files.read_former(f"{one.directory}/subnet.env")[4]
     assert f"route {subnet} blackhole;" in conf.read_text()
     assert one.log().count("event=bgp_failed") == 1
     assert one.end() == 0
@@ -276,7 +276,7 @@ def test_the_subnet_is_given_to_bird_until_the_node_leaves(nodes):
 
 def test_prometheus_is_told_of_nodes_and_repairs(nodes):
     one, *_ = found = nodes(3)
-    one.more = ["--metrics", f"{one.folder}/metrics.sock"]
+    one.more = ["--metrics", f"{one.directory}/metrics.sock"]
     for node in found:
         node.start()
     for node in found:
@@ -296,8 +296,8 @@ def test_the_server_runs_the_agent_too(nodes):
     """fastcni serve --agent: one process, one log, one page of metrics."""
     one, two, _ = found = nodes(3)
     one.served = True
-    (one.folder / "policies").mkdir()
-    one.more = ["--policies", str(one.folder / "policies")]
+    (one.directory / "policies").mkdir()
+    one.more = ["--policies", str(one.directory / "policies")]
     for node in found:
         node.start()
     for node in found:
@@ -342,7 +342,7 @@ def test_while_etcd_cannot_be_reached_the_network_stays_and_follows_afterwards(n
 def test_jumps_of_clocks_change_nothing(nodes):
     """The wall clocks of two nodes are years off, and one jumps ten years while the agent runs."""
     one, two, three = found = nodes(3)
-    clock = one.folder / "clock"
+    clock = one.directory / "clock"
     clock.write_text("-3y")
     two.clock, one.clock = ["FAKETIME=+2y"], [f"FAKETIME_TIMESTAMP_FILE={clock}", "FAKETIME_NO_CACHE=1"]
     for node in found:
@@ -352,7 +352,7 @@ def test_jumps_of_clocks_change_nothing(nodes):
     assert eventually(lambda: one.reaches(two) and two.reaches(three))
     years = [int(run(*node.faked(), "date", "+%Y")) for node in found]
     assert years[0] < years[2] < years[1]
-    before = [files.read_former(f"{node.folder}/subnet.env") for node in found]
+    before = [files.read_former(f"{node.directory}/subnet.env") for node in found]
     clock.write_text("+7y")
     client = Client(one.etcd.conf())
     for pair in client.read_range(*SUBNETS)[0]:             # each record is written again
@@ -364,7 +364,7 @@ def test_jumps_of_clocks_change_nothing(nodes):
         node.start()
     assert eventually(lambda: all(node.log().count("event=nodes") >= 2 for node in found))
     assert eventually(lambda: one.reaches(two) and two.reaches(three) and three.reaches(one))
-    assert [files.read_former(f"{node.folder}/subnet.env") for node in found] == before
+    assert [files.read_former(f"{node.directory}/subnet.env") for node in found] == before
     assert not any("subnet_lost" in node.log() or "subnet_changed" in node.log() for node in found)
 
 
@@ -379,7 +379,7 @@ def test_the_agent_waits_for_what_is_missing(nodes):
     one.await_ready()
     client.close()
     assert one.end() == 0
-    assert os.stat(one.folder / "subnet.env").st_mode & 0o777 == 0o644
+    assert os.stat(one.directory / "subnet.env").st_mode & 0o777 == 0o644
 
 
 def test_a_router_that_does_not_answer_delays_nothing(nodes, tmp_path):
@@ -392,5 +392,5 @@ def test_a_router_that_does_not_answer_delays_nothing(nodes, tmp_path):
             "socket": str(tmp_path / "bird.ctl")}))
         one.more = ["--bgp", str(tmp_path / "bgp.json")]
         one.start()
-        assert eventually((one.folder / "net.conflist").exists, 5), one.log()
+        assert eventually((one.directory / "net.conflist").exists, 5), one.log()
         assert one.end(signal.SIGKILL) == -signal.SIGKILL

@@ -24,17 +24,17 @@ FILE = {"as": 64512, "peers": [{"address": "192.0.2.254", "as": 64513, "password
 class Bird:
     """A BIRD in a namespace."""
 
-    def __init__(self, folder, netns, text):
-        self.folder, self.netns, self.process = folder, netns, None
-        folder.mkdir()
-        self.socket, self.conf = folder / "bird.ctl", folder / "bird.conf"
+    def __init__(self, directory, netns, text):
+        self.directory, self.netns, self.process = directory, netns, None
+        directory.mkdir()
+        self.socket, self.conf = directory / "bird.ctl", directory / "bird.conf"
         self.conf.write_text(text)
 
     def start(self):
-        with open(self.folder / "log", "a") as log:
+        with open(self.directory / "log", "a") as log:
             self.process = subprocess.Popen(
                 ["ip", "netns", "exec", self.netns, "bird", "-f", "-c", self.conf, "-s", self.socket, "-P",
-                 self.folder / "pid"], stdout=log, stderr=log)
+                 self.directory / "pid"], stdout=log, stderr=log)
         assert eventually(self.answers), self.log()
 
     def answers(self):
@@ -42,7 +42,7 @@ class Bird:
             return sock.connect_ex(str(self.socket)) == 0
 
     def log(self):
-        return (self.folder / "log").read_text()
+        return (self.directory / "log").read_text()
 
     def end(self):
         if self.process:
@@ -79,8 +79,8 @@ def birds(host_netns, pod_netns, tmp_path):
 
 
 def make(own, spaces=(), **more):
-    path = own.folder / "bgp.json"
-    path.write_text(json.dumps({**FILE, "config": f"{own.folder}/fastcni.conf", "socket": str(own.socket),
+    path = own.directory / "bgp.json"
+    path.write_text(json.dumps({**FILE, "config": f"{own.directory}/fastcni.conf", "socket": str(own.socket),
                                 "spaces": list(spaces), **more}))
     log = []
 

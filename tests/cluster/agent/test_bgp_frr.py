@@ -26,31 +26,32 @@ FILE = {"as": 64512, "engine": "frr", "peers": [
 
 
 class Frr:
-    """zebra and bgpd in a namespace. They run as the user frr, who cannot enter pytest's folders."""
+    """zebra and bgpd in a namespace. They run as the user frr, who cannot enter pytest's directories."""
 
     def __init__(self, netns):
-        self.folder, self.netns, self.processes = Path(tempfile.mkdtemp(dir="/tmp")), netns, []
-        shutil.chown(self.folder, "frr", "frrvty")
+        self.directory, self.netns, self.processes = Path(tempfile.mkdtemp(dir="/tmp")), netns, []
+        shutil.chown(self.directory, "frr", "frrvty")
 
     def start(self):
         for name in ("zebra", "bgpd"):
-            with open(self.folder / "log", "a") as log:
+            with open(self.directory / "log", "a") as log:
                 self.processes.append(subprocess.Popen(
-                    ["ip", "netns", "exec", self.netns, f"{DAEMONS}/{name}", "-f", self.folder / f"{name}.conf",
-                     "--vty_socket", self.folder, "-z", self.folder / "zserv", "-i", self.folder / f"{name}.pid",
+                    ["ip", "netns", "exec", self.netns, f"{DAEMONS}/{name}", "-f", self.directory / f"{name}.conf",
+                     "--vty_socket", self.directory, "-z", self.directory / "zserv", "-i",
+                     self.directory / f"{name}.pid",
                      "-P", "0"], stdout=log, stderr=log))
-            assert eventually((self.folder / f"{name}.vty").exists), (self.folder / "log").read_text()
+            assert eventually((self.directory / f"{name}.vty").exists), (self.directory / "log").read_text()
 
     def end(self):
         for process in self.processes:
             process.terminate()
             process.wait(20)
         self.processes = []
-        for path in self.folder.glob("*.vty"):
+        for path in self.directory.glob("*.vty"):
             path.unlink()
 
     def show(self, *words):
-        return run("vtysh", "--vty_socket", str(self.folder), "-d", "bgpd", *words)
+        return run("vtysh", "--vty_socket", str(self.directory), "-d", "bgpd", *words)
 
 
 @pytest.fixture
@@ -65,12 +66,12 @@ def routers(host_netns, pod_netns, tmp_path):
     yield router, own, node
     router.end()
     own.end()
-    shutil.rmtree(own.folder)
+    shutil.rmtree(own.directory)
 
 
-def make(folder, socket, **more):
-    path = Path(folder, "bgp.json")
-    path.write_text(json.dumps({**FILE, "config": f"{folder}/agent.conf", "socket": str(socket), **more}))
+def make(directory, socket, **more):
+    path = Path(directory, "bgp.json")
+    path.write_text(json.dumps({**FILE, "config": f"{directory}/agent.conf", "socket": str(socket), **more}))
     log = []
 
     def note(logger, method, event):
@@ -88,7 +89,7 @@ def test_a_pod_is_reached_from_outside_until_the_node_leaves(routers, tmp_path):
     router.start()
     own.start()
     own.show("-c", "configure terminal", "-c", "router bgp 65000", "-c", "neighbor 198.51.100.1 remote-as 65001")
-    it = make(tmp_path, own.folder)
+    it = make(tmp_path, own.directory)
     it.set([ip_network("10.244.1.0/24"), ip_network("fd00:10:244:1::/64")], ip_address("192.0.2.1"))
     assert it.events[-1]["event"] == "announced", it.events
     assert eventually(lambda: learned() == {"10.244.1.0/24"}, 60), router.log()
@@ -124,7 +125,7 @@ def test_a_router_that_is_two_hops_away(routers, pod_netns, tmp_path):
     try:
         router.start()
         own.start()
-        it = make(tmp_path, own.folder, peers=[{"address": "198.51.100.1", "as": 64513, "multihop": 2}])
+        it = make(tmp_path, own.directory, peers=[{"address": "198.51.100.1", "as": 64513, "multihop": 2}])
         it.set([ip_network("10.244.1.0/24")], ip_address("192.0.2.1"))
         assert eventually(lambda: "10.244.1.0/24" in run(
             "ip", "netns", "exec", far, "birdc", "-s", router.socket, "show", "route"), 60), router.log()
@@ -138,13 +139,13 @@ def test_frr_announces_nothing_after_leave(nodes):  # noqa: F811
     own = Frr(one.netns)
     try:
         own.start()
-        (one.folder / "bgp.json").write_text(json.dumps({
-            "as": 64512, "engine": "frr", "config": f"{one.folder}/frr.conf", "socket": str(own.folder),
+        (one.directory / "bgp.json").write_text(json.dumps({
+            "as": 64512, "engine": "frr", "config": f"{one.directory}/frr.conf", "socket": str(own.directory),
             "peers": [{"address": "192.0.2.254", "as": 64513}]}))
-        one.more = ["--bgp", f"{one.folder}/bgp.json"]
+        one.more = ["--bgp", f"{one.directory}/bgp.json"]
         one.start()
         one.await_ready()
-        subnet = files.read_former(f"{one.folder}/subnet.env")[4]
+        subnet = files.read_former(f"{one.directory}/subnet.env")[4]
         assert eventually(lambda: f"network {subnet}" in own.show("-c", "show running-config")), one.log()
         assert one.end() == 0
         assert f"network {subnet}" in own.show("-c", "show running-config")
@@ -152,13 +153,13 @@ def test_frr_announces_nothing_after_leave(nodes):  # noqa: F811
         assert "network 10.244" not in own.show("-c", "show running-config")
     finally:
         own.end()
-        shutil.rmtree(own.folder)
+        shutil.rmtree(own.directory)
 
 
 @needs_root
 def test_peers_and_the_as_are_changed_and_refusals_are_told_once(routers, tmp_path):
     _, own, _ = routers
-    it = make(tmp_path, own.folder)
+    it = make(tmp_path, own.directory)
     it.set([ip_network("10.244.1.0/24")], ip_address("192.0.2.1"))
     it.due = 0.0
     it.attend()
@@ -168,15 +169,15 @@ def test_peers_and_the_as_are_changed_and_refusals_are_told_once(routers, tmp_pa
     it.attend()
     assert it.events[-1]["event"] == "announced"
     one = {"address": "192.0.2.253", "as": 64514, "multihop": 3}
-    it = make(tmp_path, own.folder, peers=[one])
+    it = make(tmp_path, own.directory, peers=[one])
     it.set([ip_network("10.244.2.0/24")], ip_address("192.0.2.1"))
     present = "\n".join(frr.view_of(it.settings))
     assert "192.0.2.254" not in present and "10.244.1.0" not in present and "ebgp-multihop 3" in present
-    it = make(tmp_path, own.folder, **{"as": 64999, "peers": [{**one, "multihop": 0}]})
+    it = make(tmp_path, own.directory, **{"as": 64999, "peers": [{**one, "multihop": 0}]})
     it.set([ip_network("10.244.2.0/24")], ip_address("192.0.2.1"))
     present = "\n".join(frr.view_of(it.settings))
     assert present.startswith("router bgp 64999 ") and "multihop" not in present
-    it = make(tmp_path, own.folder, peers=[{**one, "multihop": 999}])
+    it = make(tmp_path, own.directory, peers=[{**one, "multihop": 999}])
     it.set([], ip_address("192.0.2.1"))
     assert "FRR refuses its configuration" in it.events[-1]["error"] and "999" in it.events[-1]["error"]
 

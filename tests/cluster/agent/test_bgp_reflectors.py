@@ -48,25 +48,25 @@ def running(*daemons):
         for daemon in daemons:
             daemon.end()
             if isinstance(daemon, Frr):
-                shutil.rmtree(daemon.folder)
+                shutil.rmtree(daemon.directory)
 
 
-def reflector(number, netns, folder):
+def reflector(number, netns, directory):
     """A reflector that is not started."""
     ip("link", "add", f"wire{number}", "master", "wire", "up", "type", "veth", "peer", "eth0", "netns", netns)
     ip("addr", "add", f"{REFLECTORS[number]}/24", "dev", "eth0", netns=netns)
     ip("link", "set", "eth0", "up", netns=netns)
     if number < 2:
-        return Bird(folder / f"reflector{number}", netns, of_page("BIRD", REFLECTORS[number]))
+        return Bird(directory / f"reflector{number}", netns, of_page("BIRD", REFLECTORS[number]))
     found = Frr(netns)
-    (found.folder / "bgpd.conf").write_text(of_page("FRR", REFLECTORS[number]))
+    (found.directory / "bgpd.conf").write_text(of_page("FRR", REFLECTORS[number]))
     return found
 
 
 def announcing(number, bird):
     """What the agent of a node does."""
-    path = bird.folder / "bgp.json"
-    path.write_text(json.dumps({"as": 64512, "config": f"{bird.folder}/fastcni.conf", "socket": str(bird.socket),
+    path = bird.directory / "bgp.json"
+    path.write_text(json.dumps({"as": 64512, "config": f"{bird.directory}/fastcni.conf", "socket": str(bird.socket),
                                 "peers": [{"address": address, "as": 64512} for address in REFLECTORS]}))
     it = bgp.Bgp(bgp.read_settings(str(path)), structlog.wrap_logger(structlog.PrintLogger()))
     it.set([ip_network(f"10.244.{number}.0/24")], ip_address(f"192.0.2.{number}"))
@@ -82,8 +82,8 @@ def test_a_router_has_the_routes_of_fifty_nodes_while_one_reflector_lives(host_n
     machines = [Machine(number, pod_netns(), "wire") for number in range(1, NODES + 1)]
     for machine in machines:
         ip("route", "add", "default", "via", "192.0.2.254", netns=machine.netns)
-    own = [Bird(folder := tmp_path / f"node{machine.number}", machine.netns,
-                f'protocol device {{}}\ninclude "{folder}/fastcni.con?";\n') for machine in machines]
+    own = [Bird(directory := tmp_path / f"node{machine.number}", machine.netns,
+                f'protocol device {{}}\ninclude "{directory}/fastcni.con?";\n') for machine in machines]
     router = Bird(tmp_path / "router", host_netns, ROUTER)
     subnets = {f"10.244.{number}.0/24" for number in range(1, NODES + 1)}
     with running(*reflectors, *own, router):

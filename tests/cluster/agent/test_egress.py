@@ -32,19 +32,19 @@ pytestmark = needs_root
 
 
 class Cluster:
-    """Three nodes, a pod on each, and the folder of policies that all read."""
+    """Three nodes, a pod on each, and the directory of policies that all read."""
 
-    def __init__(self, found, pod_netns, folder):
-        self.nodes, self.folder = found, folder
-        folder.mkdir()
+    def __init__(self, found, pod_netns, directory):
+        self.nodes, self.directory = found, directory
+        directory.mkdir()
         for node in found:
-            node.more = ["--policies", str(folder)]
+            node.more = ["--policies", str(directory)]
             ip("-6", "route", "add", "default", "via", "2001:db8::254", netns=node.netns)
             node.start()
         for node in found:
-            assert eventually((node.folder / "net.conflist").exists, 30), node.log()
+            assert eventually((node.directory / "net.conflist").exists, 30), node.log()
         self.pods = [Pod(node, pod_netns()) for node in found]
-        put(folder, "pods.yaml", *(pod.document(f"p{number}", app="web") for number, pod in enumerate(self.pods)))
+        put(directory, "pods.yaml", *(pod.document(f"p{number}", app="web") for number, pod in enumerate(self.pods)))
 
     def leave_by(self, address, family=4):
         """Whether all pods leave by this address."""
@@ -65,7 +65,7 @@ def cluster(nodes, pod_netns, tmp_path, request):  # noqa: F811
 
 @pytest.mark.parametrize("cluster", [{"backend": "vxlan"}, {"backend": "host-gw"}], indirect=True)
 def test_pods_of_the_subject_leave_from_the_address_that_one_node_holds(cluster):
-    put(cluster.folder, "egress.yaml", egress_address())
+    put(cluster.directory, "egress.yaml", egress_address())
     for family, address in EGRESS.items():
         one = holder(cluster.nodes, address)
         assert eventually(lambda family=family, address=address: cluster.leave_by(address, family)), (
@@ -74,9 +74,9 @@ def test_pods_of_the_subject_leave_from_the_address_that_one_node_holds(cluster)
 
 
 def test_other_pods_and_destinations_inside_keep_their_way(cluster):
-    put(cluster.folder, "egress.yaml", egress_address(pods={
+    put(cluster.directory, "egress.yaml", egress_address(pods={
         "namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "web"}}}))
-    put(cluster.folder, "pods.yaml", *(pod.document(f"p{number}", app="web" if number else "db")
+    put(cluster.directory, "pods.yaml", *(pod.document(f"p{number}", app="web" if number else "db")
                                        for number, pod in enumerate(cluster.pods)))
     plain, *chosen = cluster.pods
     for family, address in EGRESS.items():
@@ -92,7 +92,7 @@ def test_other_pods_and_destinations_inside_keep_their_way(cluster):
 
 
 def test_a_connection_from_outside_to_a_pod_of_the_subject_is_answered_on_its_way(cluster):
-    put(cluster.folder, "egress.yaml", egress_address())
+    put(cluster.directory, "egress.yaml", egress_address())
     holder(cluster.nodes)
     assert eventually(lambda: cluster.leave_by(EGRESS[4]))
     pod = next(pod for pod in cluster.pods if EGRESS[4] not in addresses_of(pod.node.netns))
@@ -103,14 +103,14 @@ def test_a_connection_from_outside_to_a_pod_of_the_subject_is_answered_on_its_wa
 
 def test_pods_are_closed_while_no_node_holds_the_address_and_open_again_without_the_document(cluster):
     """No node has a link in that network. A pod's IPv6 keeps its way, because the document has no IPv6 address."""
-    put(cluster.folder, "egress.yaml", egress_address(addresses=["203.0.113.9"]))
+    put(cluster.directory, "egress.yaml", egress_address(addresses=["203.0.113.9"]))
     own = [f"192.0.2.{pod.node.number}" for pod in cluster.pods]
     for pod in cluster.pods:
         assert eventually(lambda pod=pod: pod.source() == ""), pod.node.log()
     time.sleep(0.5)
     assert [pod.source() for pod in cluster.pods] == ["", "", ""]
     assert cluster.pods[0].source(6) == "2001:db8::1"
-    put(cluster.folder, "egress.yaml")
+    put(cluster.directory, "egress.yaml")
     assert eventually(lambda: [pod.source() for pod in cluster.pods] == own)
     assert all(table(node) == "" for node in cluster.nodes)
 
@@ -118,12 +118,12 @@ def test_pods_are_closed_while_no_node_holds_the_address_and_open_again_without_
 @pytest.mark.parametrize("failure", ["killed", "stopped", "cut off"])
 def test_the_address_moves_when_its_node_fails_and_no_other_source_is_seen_meanwhile(cluster, failure):
     """Moved within 3 s; a busy machine gets ten. Two nodes have the address for half a second at most."""
-    put(cluster.folder, "egress.yaml", egress_address(addresses=[EGRESS[4]]))
+    put(cluster.directory, "egress.yaml", egress_address(addresses=[EGRESS[4]]))
     see_move(cluster, failure)
 
 
 def test_an_agent_that_ends_gives_the_address_to_another_node_and_leaves_its_pods_a_way(cluster):
-    put(cluster.folder, "egress.yaml", egress_address(addresses=[EGRESS[4]]))
+    put(cluster.directory, "egress.yaml", egress_address(addresses=[EGRESS[4]]))
     first = holder(cluster.nodes)
     assert eventually(lambda: cluster.leave_by(EGRESS[4]))
     assert first.end() == 0
@@ -136,7 +136,7 @@ def test_an_agent_that_ends_gives_the_address_to_another_node_and_leaves_its_pod
 
 def test_a_pod_is_closed_before_its_add_answers(cluster):
     """Until the agent has written the pod's way, its packets would leave from the node's own address."""
-    put(cluster.folder, "egress.yaml", egress_address(addresses=["203.0.113.9"], namespaces={
+    put(cluster.directory, "egress.yaml", egress_address(addresses=["203.0.113.9"], namespaces={
         "matchLabels": {"kubernetes.io/metadata.name": "late"}}))
     one, pod = cluster.nodes[0], cluster.pods[0]
     assert eventually(lambda: "203.0.113.9" in str(ask(one, {"do": "status"}))), one.log()
@@ -147,7 +147,7 @@ def test_a_pod_is_closed_before_its_add_answers(cluster):
 
 
 def test_another_programs_flush_is_repaired(cluster):
-    put(cluster.folder, "egress.yaml", egress_address(addresses=[EGRESS[4]]))
+    put(cluster.directory, "egress.yaml", egress_address(addresses=[EGRESS[4]]))
     holder(cluster.nodes)
     assert eventually(lambda: cluster.leave_by(EGRESS[4]))
     pod = next(pod for pod in cluster.pods if EGRESS[4] not in addresses_of(pod.node.netns))
@@ -160,7 +160,7 @@ def test_another_programs_flush_is_repaired(cluster):
 
 
 def test_explain_names_the_address_and_its_holder(cluster):
-    put(cluster.folder, "egress.yaml", egress_address(addresses=[EGRESS[4]]))
+    put(cluster.directory, "egress.yaml", egress_address(addresses=[EGRESS[4]]))
     one = holder(cluster.nodes)
     pod = cluster.pods[0]
 
@@ -208,7 +208,7 @@ class Echo:
 
 def ask(node, request):
     with Inside(node.netns):
-        return client.ask(f"{node.folder}/state/policy.sock", request)
+        return client.ask(f"{node.directory}/state/policy.sock", request)
 
 
 def see_move(cluster, failure):

@@ -25,9 +25,10 @@ class KubernetesNode(Node):
 
     def command(self, *more):
         return ["ip", "netns", "exec", self.netns, sys.executable, "-m", "fastcni", "agent", "--iface", "eth0",
-                "--kubernetes", f"{self.folder}/kubeconfig", "--net-conf", f"{self.folder}/net-conf.json",
-                "--node-name", f"n{self.number}", "--subnet-file", f"{self.folder}/subnet.env", "--conflist",
-                f"{self.folder}/net.conflist", "--folder", f"{self.folder}/state", "--policies", "kubernetes", *more]
+                "--kubernetes", f"{self.directory}/kubeconfig", "--net-conf", f"{self.directory}/net-conf.json",
+                "--node-name", f"n{self.number}", "--subnet-file", f"{self.directory}/subnet.env", "--conflist",
+                f"{self.directory}/net.conflist", "--folder", f"{self.directory}/state", "--policies", "kubernetes",
+                *more]
 
 
 class Cluster:
@@ -39,12 +40,12 @@ class Cluster:
         server.do(lambda api: api.put("namespaces", {"metadata": {"name": "shop"}}))
         for node in made:
             server.do(lambda api, number=node.number: api.put("nodes", node_object(number)))
-            (node.folder / "kubeconfig").write_text(kubeconfig(server.url))
-            (node.folder / "net-conf.json").write_text(json.dumps(BOTH))
+            (node.directory / "kubeconfig").write_text(kubeconfig(server.url))
+            (node.directory / "net-conf.json").write_text(json.dumps(BOTH))
             node.start()
         self.pods = []
         for node in made:
-            assert eventually((node.folder / "net.conflist").exists, 30), node.log()
+            assert eventually((node.directory / "net.conflist").exists, 30), node.log()
             self.pods.append(pod := Pod(node, pod_netns()))
             document = pod.document(f"p{node.number}") | {"spec": {"nodeName": f"n{node.number}", "containers": []}}
             server.do(lambda api, document=document: api.put("pods", document, "shop"))

@@ -180,17 +180,17 @@ def test_of_pods_of_this_node_the_command_asks_the_kernel(server, tmp_path, monk
 @needs_root
 def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F811
     (one,) = nodes(1)
-    folder = one.folder / "policies"
-    folder.mkdir()
-    one.more = ["--policies", str(folder)]
+    directory = one.directory / "policies"
+    directory.mkdir()
+    one.more = ["--policies", str(directory)]
     one.start()
     one.await_ready()
-    assert '"policy"' in (one.folder / "net.conflist").read_text()
+    assert '"policy"' in (one.directory / "net.conflist").read_text()
     with Inside(one.netns):
-        assert client.ask(f"{one.folder}/state/policy.sock", {"do": "status"}) == {"folder": str(folder)}
-    (folder / "new").write_text(yaml.safe_dump({"kind": "NetworkPolicy", **CLOSED}))
-    (folder / "new").rename(folder / "closed.yaml")
-    client.ask(f"{one.folder}/state/policy.sock", {
+        assert client.ask(f"{one.directory}/state/policy.sock", {"do": "status"}) == {"folder": str(directory)}
+    (directory / "new").write_text(yaml.safe_dump({"kind": "NetworkPolicy", **CLOSED}))
+    (directory / "new").rename(directory / "closed.yaml")
+    client.ask(f"{one.directory}/state/policy.sock", {
         "do": "protect", "id": ["net", "c1", "eth0"], "pod": "shop/a", "uid": "", "labels": LABELS,
         "addresses": ["10.244.9.9"]})
     assert eventually(lambda: "10.244.9.9" in table(one))
@@ -204,9 +204,9 @@ def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F
     one.start()
     assert eventually(lambda: "event=policies_removed" in one.log()), one.log()
     assert table(one) == ""
-    assert eventually(lambda: '"policy"' not in (one.folder / "net.conflist").read_text())
+    assert eventually(lambda: '"policy"' not in (one.directory / "net.conflist").read_text())
     one.end()
-    one.more = ["--policies", str(folder)]
+    one.more = ["--policies", str(directory)]
     one.start()
     assert eventually(lambda: table(one))
     one.end()
@@ -219,8 +219,8 @@ def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F
 def test_a_flush_while_the_agent_is_killed_and_restarted_leaves_the_table(nodes):  # noqa: F811
     """The kernel frees a killed agent's table, and the next agent takes it over. Nobody else can while it runs."""
     (one,) = nodes(1)
-    (one.folder / "policies").mkdir()
-    one.more = ["--policies", str(one.folder / "policies")]
+    (one.directory / "policies").mkdir()
+    one.more = ["--policies", str(one.directory / "policies")]
     one.start()
     one.await_ready()
     assert priority.NICE in nices(one.process.pid)
@@ -243,18 +243,18 @@ def test_a_flush_while_the_agent_is_killed_and_restarted_leaves_the_table(nodes)
 def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
     """The agent is started while etcd is away, and pods are made as before."""
     (one,) = nodes(1)
-    folder = one.folder / "policies"
-    folder.mkdir()
-    (folder / "closed.yaml").write_text(yaml.safe_dump({"kind": "NetworkPolicy", **CLOSED}))
-    one.more = ["--policies", str(folder)]
+    directory = one.directory / "policies"
+    directory.mkdir()
+    (directory / "closed.yaml").write_text(yaml.safe_dump({"kind": "NetworkPolicy", **CLOSED}))
+    one.more = ["--policies", str(directory)]
     one.etcd.members[0].kill()
     one.start()
-    assert eventually((one.folder / "state" / "policy.sock").exists), one.log()
-    client.ask(f"{one.folder}/state/policy.sock", {
+    assert eventually((one.directory / "state" / "policy.sock").exists), one.log()
+    client.ask(f"{one.directory}/state/policy.sock", {
         "do": "protect", "id": ["net", "c1", "eth0"], "pod": "shop/a", "uid": "", "labels": LABELS,
         "addresses": ["10.244.9.9"]})
     assert "10.244.9.9" in table(one)
-    assert not (one.folder / "net.conflist").exists()
+    assert not (one.directory / "net.conflist").exists()
     one.etcd.members[0].restart()
     one.await_ready()
     assert "10.244.9.9" in table(one)

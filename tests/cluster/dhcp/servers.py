@@ -16,14 +16,14 @@ LIMIT_S = 30
 class Program:
     """`with ... as server:` a server in the network's namespace. start() and kill() also stop it in between.
 
-    folder: of its files. ready: a text in its output.
+    directory: of its files. ready: a text in its output.
     """
 
     ready = ""
 
-    def __init__(self, network, folder):
-        self.network, self.folder, self.process = network, str(folder), None
-        self.output = f"{folder}/{type(self).__name__.lower()}.log"
+    def __init__(self, network, directory):
+        self.network, self.directory, self.process = network, str(directory), None
+        self.output = f"{directory}/{type(self).__name__.lower()}.log"
 
     def __enter__(self):
         self.start()
@@ -60,8 +60,8 @@ class Dnsmasq(Program):
 
     ready = "DHCP, IP range"
 
-    def __init__(self, network, folder):
-        super().__init__(network, folder)
+    def __init__(self, network, directory):
+        super().__init__(network, directory)
         self.pool, self.t1, self.t2 = "10.77.2", 0, 0
 
     def command(self):
@@ -72,11 +72,11 @@ class Dnsmasq(Program):
                 f"--dhcp-range={self.pool}.10,{self.pool}.250,255.255.0.0,120", *times, f"--dhcp-option=3,{SERVER}",
                 f"--dhcp-option=6,{SERVER}", "--dhcp-option=15,example.org", "--dhcp-option=119,a.example,b.example",
                 f"--dhcp-option=121,192.168.9.0/24,10.77.0.9,0.0.0.0/0,{SERVER}", "--dhcp-option=26,1400",
-                f"--dhcp-leasefile={self.folder}/dnsmasq.leases", f"--pid-file={self.folder}/dnsmasq.pid"]
+                f"--dhcp-leasefile={self.directory}/dnsmasq.leases", f"--pid-file={self.directory}/dnsmasq.pid"]
 
     def leases(self):
         """The addresses that it has given."""
-        with contextlib.suppress(FileNotFoundError), open(f"{self.folder}/dnsmasq.leases", encoding="utf-8") as file:
+        with contextlib.suppress(FileNotFoundError), open(f"{self.directory}/dnsmasq.leases", encoding="utf-8") as file:
             return [line.split()[2] for line in file]
         return []
 
@@ -87,16 +87,16 @@ class Kea(Program):
 
     ready = "DHCP4_STARTED"
 
-    def __init__(self, network, folder, seconds):
-        super().__init__(network, folder)
+    def __init__(self, network, directory, seconds):
+        super().__init__(network, directory)
         self.seconds, self.t1, self.t2 = seconds, seconds // 2, seconds * 3 // 4
         self.subnet, self.pool, self.router = "10.77", "10.77.3", SERVER
 
     def env(self):
-        return {"KEA_PIDFILE_DIR": self.folder, "KEA_LOCKFILE_DIR": self.folder}
+        return {"KEA_PIDFILE_DIR": self.directory, "KEA_LOCKFILE_DIR": self.directory}
 
     def command(self):
-        path = f"{self.folder}/kea.json"
+        path = f"{self.directory}/kea.json"
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"Dhcp4": {
                 "interfaces-config": {"interfaces": ["br0"], "dhcp-socket-type": "raw"},

@@ -20,9 +20,9 @@ OPTIONS = [{"option": name} for name in ("6", "15", "26", "119", "121")]
 
 @pytest.fixture(scope="session")
 def bin_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bin")
-    install(folder, names=["bridge", "dhcp", "host-device", "macvlan"])
-    return str(folder)
+    directory = tmp_path_factory.mktemp("bin")
+    install(directory, names=["bridge", "dhcp", "host-device", "macvlan"])
+    return str(directory)
 
 
 @pytest.fixture
@@ -212,16 +212,16 @@ def test_a_renewal_with_another_router_changes_the_result_only(network, launched
 
 def test_the_warm_server_has_the_daemon_and_answers_while_a_lease_is_awaited(network, node, bin_dir, tmp_path):
     """fastcni serve --dhcp. An ADD that waits for a silent network hinders no other request."""
-    folder, silent = str(tmp_path), network.netns("silent")
+    directory, silent = str(tmp_path), network.netns("silent")
     subprocess.run(["ip", "-n", silent, "link", "add", "eth0", "type", "veth", "peer", "name", "eth1"], check=True)
-    with open(f"{folder}/log", "wb") as log:
-        server = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", f"{folder}/s/warm.sock",
-                                   "--workers", "2", "--dhcp", "--dhcp-socket", f"{folder}/dhcp.sock",
-                                   "--dhcp-leases", f"{folder}/leases"], stderr=log)
+    with open(f"{directory}/log", "wb") as log:
+        server = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", f"{directory}/s/warm.sock",
+                                   "--workers", "2", "--dhcp", "--dhcp-socket", f"{directory}/dhcp.sock",
+                                   "--dhcp-leases", f"{directory}/leases"], stderr=log)
     try:
         daemon = Daemon(tmp_path)
         assert eventually(lambda: server.poll() is not None or "server_ready" in daemon.log())
-        warm, plugin = {"FASTCNI_SOCKET": f"{folder}/s/warm.sock"}, f"{bin_dir}/dhcp"
+        warm, plugin = {"FASTCNI_SOCKET": f"{directory}/s/warm.sock"}, f"{bin_dir}/dhcp"
         waiting = [subprocess.Popen([plugin], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={
             **os.environ, **warm, "CNI_COMMAND": "ADD", "CNI_CONTAINERID": f"w{n}", "CNI_IFNAME": "eth0",
             "CNI_NETNS": f"/run/netns/{silent}", "CNI_PATH": bin_dir}) for n in range(3)]

@@ -17,9 +17,9 @@ NODE = "node-1"                 # of Local
 class Cluster(Proxy):
     """The API server of the mock, behind a proxy that can be gone or frozen. kubeconfig: a path."""
 
-    def __init__(self, mock, folder):
+    def __init__(self, mock, directory):
         super().__init__(int(mock.url.rpartition(":")[2]))
-        self.mock, self.kubeconfig = mock, folder / "kubeconfig"
+        self.mock, self.kubeconfig = mock, directory / "kubeconfig"
         self.away, self.thawed = False, threading.Event()
         self.thawed.set()
 

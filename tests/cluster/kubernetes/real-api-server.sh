@@ -1,28 +1,28 @@
 #!/bin/sh
 # The tests of the store, and those of cluster IPAM, agent, policies and the image's script (root), against a real API
 # server: Kubernetes 1.20 of Debian 12's source package, and etcd. A kubelet of the same source runs a pod by containerd.
-# No lane runs it: the build takes fifteen minutes of two processors, once, and 3 GB in FOLDER.
-#   real-api-server.sh FOLDER [argument of pytest]...
+# No lane runs it: the build takes fifteen minutes of two processors, once, and 3 GB in DIRECTORY.
+#   real-api-server.sh DIRECTORY [argument of pytest]...
 # apt-get install golang-1.19-go etcd-server openssl containerd runc busybox-static
 set -eu
 tests=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
-folder=$(cd "$1" && pwd)
+directory=$(cd "$1" && pwd)
 shift
 go=/usr/lib/go-1.19/bin/go
-export GOPATH="$folder/gopath" GOCACHE="$folder/gocache" GO111MODULE=off CGO_ENABLED=0
+export GOPATH="$directory/gopath" GOCACHE="$directory/gocache" GO111MODULE=off CGO_ENABLED=0
 source=$GOPATH/src/k8s.io/kubernetes
 k8s=k8s.io/kubernetes
 
 fetch() {
-    mkdir -p "$folder/apt/lists/partial" "$folder/apt/cache/archives/partial" "$source"
-    echo "deb-src http://deb.debian.org/debian bookworm main" > "$folder/apt/sources"
-    printf '%s\n' "Dir::Etc::sourcelist \"$folder/apt/sources\";" 'Dir::Etc::sourceparts "-";' \
-        "Dir::State::lists \"$folder/apt/lists\";" "Dir::Cache \"$folder/apt/cache\";" \
-        'APT::Sandbox::User "root";' > "$folder/apt/conf"
-    (cd "$folder/apt" && APT_CONFIG=$folder/apt/conf apt-get -qq update &&
-        APT_CONFIG=$folder/apt/conf apt-get -qq source --download-only kubernetes)
-    tar -xzf "$folder"/apt/kubernetes_*.orig.tar.gz -C "$source" --strip-components=1
+    mkdir -p "$directory/apt/lists/partial" "$directory/apt/cache/archives/partial" "$source"
+    echo "deb-src http://deb.debian.org/debian bookworm main" > "$directory/apt/sources"
+    printf '%s\n' "Dir::Etc::sourcelist \"$directory/apt/sources\";" 'Dir::Etc::sourceparts "-";' \
+        "Dir::State::lists \"$directory/apt/lists\";" "Dir::Cache \"$directory/apt/cache\";" \
+        'APT::Sandbox::User "root";' > "$directory/apt/conf"
+    (cd "$directory/apt" && APT_CONFIG=$directory/apt/conf apt-get -qq update &&
+        APT_CONFIG=$directory/apt/conf apt-get -qq source --download-only kubernetes)
+    tar -xzf "$directory"/apt/kubernetes_*.orig.tar.gz -C "$source" --strip-components=1
     # Its JSON library iterates over maps as Go did before 1.18.
     cd "$source/vendor/github.com/modern-go/reflect2"
     sed -i -e 's/^func mapiterinit(rtype unsafe.Pointer, m unsafe.Pointer) \*hiter/func mapiterinit(rtype unsafe.Pointer, m unsafe.Pointer, it *hiter)/' \
@@ -34,23 +34,23 @@ fetch() {
 
 build() {
     cd "$source"
-    $go build -o "$folder/openapi-gen" $k8s/vendor/k8s.io/kube-openapi/cmd/openapi-gen
+    $go build -o "$directory/openapi-gen" $k8s/vendor/k8s.io/kube-openapi/cmd/openapi-gen
     inputs=$(grep -Rl --include='*.go' '+k8s:openapi-gen=' vendor/k8s.io/ |
         grep -v -e vendor/k8s.io/code-generator/ -e vendor/k8s.io/sample-apiserver/ |
         xargs -n1 dirname | sort -u | sed "s|^|$k8s/|" | paste -sd,)
-    "$folder/openapi-gen" --logtostderr -h /dev/null -O zz_generated.openapi -p $k8s/pkg/generated/openapi \
-        -r "$folder/violations" -i "$inputs" --output-base "$GOPATH/src"
-    $go build -o "$folder/kube-apiserver.new" $k8s/cmd/kube-apiserver
-    mv "$folder/kube-apiserver.new" "$folder/kube-apiserver"
+    "$directory/openapi-gen" --logtostderr -h /dev/null -O zz_generated.openapi -p $k8s/pkg/generated/openapi \
+        -r "$directory/violations" -i "$inputs" --output-base "$GOPATH/src"
+    $go build -o "$directory/kube-apiserver.new" $k8s/cmd/kube-apiserver
+    mv "$directory/kube-apiserver.new" "$directory/kube-apiserver"
 }
 
-if [ ! -x "$folder/kube-apiserver" ]; then
+if [ ! -x "$directory/kube-apiserver" ]; then
     [ -e "$source/vendor" ] || fetch
     build
 fi
-[ -x "$folder/kubelet" ] || (cd "$source" && $go build -o "$folder/kubelet" $k8s/cmd/kubelet)
+[ -x "$directory/kubelet" ] || (cd "$source" && $go build -o "$directory/kubelet" $k8s/cmd/kubelet)
 
-run=$(mktemp -d "$folder/run.XXXXXX")
+run=$(mktemp -d "$directory/run.XXXXXX")
 cd "$run"
 children=
 trap 'kill $children 2> /dev/null; wait; rm -rf "$run"' EXIT
@@ -61,7 +61,7 @@ etcd --data-dir etcd --listen-client-urls http://127.0.0.1:23790 --advertise-cli
     --listen-peer-urls http://127.0.0.1:23800 --initial-advertise-peer-urls http://127.0.0.1:23800 \
     --initial-cluster default=http://127.0.0.1:23800 > etcd.log 2>&1 &
 children=$!
-"$folder/kube-apiserver" --etcd-servers http://127.0.0.1:23790 --bind-address 127.0.0.1 --secure-port 26443 \
+"$directory/kube-apiserver" --etcd-servers http://127.0.0.1:23790 --bind-address 127.0.0.1 --secure-port 26443 \
     --cert-dir certs --service-account-key-file key.pem --service-account-signing-key-file key.pem \
     --service-account-issuer https://issuer --token-auth-file tokens.csv --authorization-mode RBAC \
     --service-cluster-ip-range 10.255.0.0/24 --endpoint-reconciler-type none > api.log 2>&1 &
@@ -75,8 +75,8 @@ EOF
 root=$(cd "$tests/../../.." && pwd)
 cd "$root"
 PYTHONPATH=tests .venv/bin/python -m cluster.kubernetes.apply_crds "$run/kubeconfig" || { tail "$run/api.log"; exit 1; }
-FASTCNI_TEST_KUBECONFIG=$run/kubeconfig FASTCNI_TEST_KUBE_APISERVER=$folder/kube-apiserver \
-    FASTCNI_TEST_KUBELET=$folder/kubelet \
+FASTCNI_TEST_KUBECONFIG=$run/kubeconfig FASTCNI_TEST_KUBE_APISERVER=$directory/kube-apiserver \
+    FASTCNI_TEST_KUBELET=$directory/kubelet \
     .venv/bin/python -m pytest tests/cluster/kubernetes/test_store_kubernetes.py \
     tests/cluster/kubernetes/test_interleavings.py tests/cluster/kubernetes/test_real_cluster.py \
     tests/runtimes/test_kubelet.py "$@"

@@ -23,29 +23,29 @@ PATHS = {"Namespace": "/api/v1/namespaces", "Node": "/api/v1/nodes", "Pod": "/ap
 
 
 class RealApi:
-    """`with RealApi(program, address, folder) as api:` a server at https://ADDRESS:6443 with RBAC. admin: an Api with
-    all rights. It writes each request of a service account to its audit log."""
+    """`with RealApi(program, address, directory) as api:` a server at https://ADDRESS:6443 with RBAC. admin: an Api
+    with all rights. It writes each request of a service account to its audit log."""
 
-    def __init__(self, program, address, folder):
-        self.program, self.address, self.folder, self.process = program, address, folder, None
+    def __init__(self, program, address, directory):
+        self.program, self.address, self.directory, self.process = program, address, directory, None
         self.etcd = Etcd()
 
     def __enter__(self):
-        folder = self.folder
-        folder.mkdir()
-        (folder / "audit.log").touch()
-        (folder / "tokens.csv").write_text('token,admin,1,"system:masters"')
-        (folder / "audit.yaml").write_text(json.dumps({
+        directory = self.directory
+        directory.mkdir()
+        (directory / "audit.log").touch()
+        (directory / "tokens.csv").write_text('token,admin,1,"system:masters"')
+        (directory / "audit.yaml").write_text(json.dumps({
             "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
             "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}]}))
-        subprocess.run(["openssl", "genrsa", "-out", folder / "key.pem", "2048"], check=True, capture_output=True)
+        subprocess.run(["openssl", "genrsa", "-out", directory / "key.pem", "2048"], check=True, capture_output=True)
         self.etcd.__enter__()
         try:
-            with open(folder / "log", "ab") as log:
+            with open(directory / "log", "ab") as log:
                 self.process = subprocess.Popen(self._command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            (folder / "kubeconfig").write_text(self._kubeconfig())
-            self.admin = open_api(str(folder / "kubeconfig"))
-            assert eventually(self._answers, START_S), (folder / "log").read_text()[-3000:]
+            (directory / "kubeconfig").write_text(self._kubeconfig())
+            self.admin = open_api(str(directory / "kubeconfig"))
+            assert eventually(self._answers, START_S), (directory / "log").read_text()[-3000:]
         except BaseException:
             self.__exit__()
             raise
@@ -58,14 +58,15 @@ class RealApi:
         self.etcd.__exit__()
 
     def _command(self):
-        folder = self.folder
+        directory = self.directory
         return [self.program, "--etcd-servers", self.etcd.endpoints[0], "--bind-address", self.address,
-                "--secure-port", str(PORT), "--cert-dir", folder / "certs", "--token-auth-file", folder / "tokens.csv",
-                "--service-account-key-file", folder / "key.pem", "--service-account-signing-key-file",
-                folder / "key.pem", "--service-account-issuer", "https://issuer", "--authorization-mode", "RBAC",
+                "--secure-port", str(PORT), "--cert-dir", directory / "certs", "--token-auth-file",
+                directory / "tokens.csv",
+                "--service-account-key-file", directory / "key.pem", "--service-account-signing-key-file",
+                directory / "key.pem", "--service-account-issuer", "https://issuer", "--authorization-mode", "RBAC",
                 "--service-cluster-ip-range", "10.255.0.0/24", "--endpoint-reconciler-type", "none",
                 "--disable-admission-plugins", "ServiceAccount,TaintNodesByCondition",
-                "--audit-policy-file", folder / "audit.yaml", "--audit-log-path", folder / "audit.log"]
+                "--audit-policy-file", directory / "audit.yaml", "--audit-log-path", directory / "audit.log"]
 
     def _kubeconfig(self):
         return json.dumps({
@@ -76,7 +77,7 @@ class RealApi:
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]})
 
     def _answers(self):
-        assert self.process.poll() is None, (self.folder / "log").read_text()[-3000:]
+        assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
         try:
             return self.admin.get("/api/v1/namespaces/kube-system") and self.admin.get(
                 "/apis/rbac.authorization.k8s.io/v1/clusterroles/cluster-admin")
@@ -93,20 +94,20 @@ class RealApi:
         except Missing as e:
             raise AssertionError(document["kind"]) from e
 
-    def pod_files(self, account, folder):
+    def pod_files(self, account, directory):
         """Write what a kubelet mounts into a pod of a service account of kube-system: token, CA and namespace."""
-        folder.mkdir(parents=True)
+        directory.mkdir(parents=True)
         path = f"/api/v1/namespaces/kube-system/serviceaccounts/{account}/token"
         answer = self.admin._expect("POST", path, {
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
-        (folder / "token").write_text(answer["status"]["token"])
-        (folder / "ca.crt").write_bytes((self.folder / "certs/apiserver.crt").read_bytes())
-        (folder / "namespace").write_text("kube-system")
+        (directory / "token").write_text(answer["status"]["token"])
+        (directory / "ca.crt").write_bytes((self.directory / "certs/apiserver.crt").read_bytes())
+        (directory / "namespace").write_text("kube-system")
 
     def asked(self, account):
         """The requests of a service account of kube-system that have ended: (verb, group, resource, status)."""
         user, found = f"system:serviceaccount:kube-system:{account}", []
-        for line in (self.folder / "audit.log").read_text().splitlines():
+        for line in (self.directory / "audit.log").read_text().splitlines():
             event = json.loads(line)
             if event["user"]["username"] == user and event["stage"] == "ResponseComplete":
                 it = event.get("objectRef", {})

@@ -161,10 +161,10 @@ def test_a_network_leaves_as_it_came_after_its_definition_has_another_type(node,
 WAITS = """#!/bin/sh
 cat > /dev/null
 if [ "$CNI_COMMAND" = ADD ]; then
-    echo $$ > {folder}/new
-    mv {folder}/new {folder}/started
+    echo $$ > {directory}/new
+    mv {directory}/new {directory}/started
     tries=0
-    while [ ! -e {folder}/goes-on ] && [ $tries -lt 300 ]; do sleep 0.1; tries=$((tries + 1)); done
+    while [ ! -e {directory}/goes-on ] && [ $tries -lt 300 ]; do sleep 0.1; tries=$((tries + 1)); done
 fi
 echo '{{"cniVersion": "1.1.0"}}'
 """
@@ -172,26 +172,26 @@ echo '{{"cniVersion": "1.1.0"}}'
 
 def test_a_del_ends_the_change_of_a_pods_networks(node, pod, cluster, hot, warm, tmp_path):
     """The plugin of the network that comes does not answer. The DEL waits neither for it nor for its deadline."""
-    folder = tmp_path / "bin"
-    install(folder)
-    (folder / "acme").write_text(WAITS.format(folder=folder))
-    (folder / "acme").chmod(0o755)
-    hot = {**hot, "binDir": str(folder)}
+    directory = tmp_path / "bin"
+    install(directory)
+    (directory / "acme").write_text(WAITS.format(directory=directory))
+    (directory / "acme").chmod(0o755)
+    hot = {**hot, "binDir": str(directory)}
     cluster.define({"cniVersion": "1.1.0", "name": "x", "type": "acme"})
     cluster.create_pod(**{NETWORKS: "b"})
     ready(warm, hot)
     warm.ok("ADD", hot, pod, env=args())
     annotate(cluster, "b,c,x")
     try:
-        assert eventually((folder / "started").exists), warm.log_text()
+        assert eventually((directory / "started").exists), warm.log_text()
         assert names(pod) == ["eth0", "net1", "net2"]
         warm.ok("DEL", hot, pod, env=args())
-        assert not (folder / "goes-on").exists()
+        assert not (directory / "goes-on").exists()
         assert (names(pod), held(node, *"abc")) == ([], [0, 0, 0])
         assert [name for name in kept(node) if not name.startswith("definitions")] == []
         assert warm.lines("event=networks_unchanged", "another request of the pod waits"), warm.log_text()
     finally:
-        (folder / "goes-on").touch()
-    process = (folder / "started").read_text().strip()
+        (directory / "goes-on").touch()
+    process = (directory / "started").read_text().strip()
     assert eventually(lambda: not os.path.exists(f"/proc/{process}"))
 

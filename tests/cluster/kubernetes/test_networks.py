@@ -243,9 +243,9 @@ def test_a_damaged_copy_is_none(tmp_path, content):
 
 
 def test_a_copy_that_cannot_be_written_fails_no_request(node, pod, cluster, conf):
-    folder = Path(node.data_dir, "multus", "definitions")
-    folder.parent.mkdir(parents=True)
-    folder.write_text("")
+    directory = Path(node.data_dir, "multus", "definitions")
+    directory.parent.mkdir(parents=True)
+    directory.write_text("")
     node.add(conf({NETWORKS: "b"}), pod, env=args())
     assert addresses("net1", pod) == ["10.1.2.2/24"]
 
@@ -346,17 +346,17 @@ def test_a_server_that_starts_without_the_api_has_the_copies(node, pod, cluster,
 def test_copies_of_definitions_that_no_longer_exist_go_with_the_first_list(node, cluster, conf, warm):
     copies = Copies(f"{node.data_dir}/multus")
     copies.keep("shop", "gone", Stored("{}"))
-    Path(copies.folder, ".new-1-2").touch()
+    Path(copies.directory, ".new-1-2").touch()
     ready(warm, conf())
     assert eventually(lambda: sorted(copies.names()) == [("shop", "b"), ("shop", "c")])
-    assert not Path(copies.folder, ".new-1-2").exists()
+    assert not Path(copies.directory, ".new-1-2").exists()
 
 
 def test_a_server_that_cannot_keep_copies_goes_on(node, pod, cluster, conf, warm):
     """A file in the place of the directory ended the watch each second."""
-    folder = Path(node.data_dir, "multus", "definitions")
-    folder.parent.mkdir(parents=True)
-    folder.write_text("")
+    directory = Path(node.data_dir, "multus", "definitions")
+    directory.parent.mkdir(parents=True)
+    directory.write_text("")
     ready(warm, conf())
     warm.ok("ADD", conf({NETWORKS: "b"}), pod, env=args())
     assert (addresses("net1", pod), cluster.log()[-1:]) == (["10.1.2.2/24"], PATCH)

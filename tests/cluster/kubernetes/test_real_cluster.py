@@ -127,8 +127,9 @@ class Node:
     """A node: a namespace with eth0 on the wire, and the image's script as its agent, in a mount namespace that has
     /run and /var/lib of its own."""
 
-    def __init__(self, api, number, netns, folder):
-        self.api, self.name, self.netns, self.folder, self.pods = api, f"n{number}", netns, folder / f"n{number}", {}
+    def __init__(self, api, number, netns, directory):
+        self.api, self.name, self.netns, self.pods = api, f"n{number}", netns, {}
+        self.directory = directory / self.name
         ip("link", "add", f"port{number}", "master", "wire", "up", "type", "veth", "peer", "eth0", "netns", netns)
         ip("addr", "add", f"192.0.2.{number}/24", "dev", "eth0", netns=netns)
         for link in ("lo", "eth0"):
@@ -136,31 +137,32 @@ class Node:
         ip("route", "add", "default", "via", HOST, netns=netns)
         api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name},
                     "spec": {"podCIDR": f"10.244.{number}.0/24", "podCIDRs": [f"10.244.{number}.0/24"]}})
-        api.pod_files("fastcni-agent", self.folder / "run/secrets/kubernetes.io/serviceaccount")
-        (self.folder / "run/netns").mkdir()
-        (self.folder / "lib").mkdir()
+        api.pod_files("fastcni-agent", self.directory / "run/secrets/kubernetes.io/serviceaccount")
+        (self.directory / "run/netns").mkdir()
+        (self.directory / "lib").mkdir()
         (net_conf,) = (it for it in documents("agent.yaml") if it["kind"] == "ConfigMap")
-        (self.folder / "net-conf.json").write_text(net_conf["data"]["net-conf.json"])
+        (self.directory / "net-conf.json").write_text(net_conf["data"]["net-conf.json"])
 
     def start(self):
-        mounts = (f"mount --rbind /run/netns {self.folder}/run/netns && mount --bind {self.folder}/lib /var/lib && "
-                  f"mount --rbind {self.folder}/run /run && exec sh {SCRIPT} agent --policies kubernetes")
+        mounts = (f"mount --rbind /run/netns {self.directory}/run/netns && "
+                  f"mount --bind {self.directory}/lib /var/lib && "
+                  f"mount --rbind {self.directory}/run /run && exec sh {SCRIPT} agent --policies kubernetes")
         words = ["ip", "netns", "exec", self.netns, "unshare", "--mount", "--propagation", "slave", "sh", "-c", mounts]
-        self.process = started(words, self.folder / "log", env=environment(
-            NODE_NAME=self.name, FLANNELD_IFACE="eth0", FLANNELD_NET_CONFIG_PATH=f"{self.folder}/net-conf.json"))
+        self.process = started(words, self.directory / "log", env=environment(
+            NODE_NAME=self.name, FLANNELD_IFACE="eth0", FLANNELD_NET_CONFIG_PATH=f"{self.directory}/net-conf.json"))
 
     def log(self):
-        return (self.folder / "log").read_text()
+        return (self.directory / "log").read_text()
 
     def await_ready(self):
-        assert eventually((self.folder / "run/flannel/subnet.env").exists, 60), self.log()
+        assert eventually((self.directory / "run/flannel/subnet.env").exists, 60), self.log()
 
     def call(self, command, name, netns, bin_dir):
         """What a runtime does with docs/kubernetes.md's network for more than one node, and with `policy`."""
         conf = {"cniVersion": "1.0.0", "name": "k8s-pod-network"}
-        plugins = [{"type": "flannel", "dataDir": f"{self.folder}/flannel",
+        plugins = [{"type": "flannel", "dataDir": f"{self.directory}/flannel",
                     "delegate": {"hairpinMode": True, "isDefaultGateway": True},
-                    "ipam": {"type": "host-local", "dataDir": f"{self.folder}/networks"}}, {"type": "policy"}]
+                    "ipam": {"type": "host-local", "dataDir": f"{self.directory}/networks"}}, {"type": "policy"}]
         result = None
         for plugin in plugins if command == "ADD" else reversed(plugins):
             document = conf | plugin | ({"prevResult": result} if result else {})
@@ -238,15 +240,15 @@ def test_an_agent_outside_of_a_pod_renews_its_token_as_the_page_says(api, tmp_pa
     again.close()
 
 
-def write_event(api, folder):
+def write_event(api, directory):
     """Write the Event of a policy that cannot be read, with the agent's rights: this server stores no such policy."""
-    api.pod_files("fastcni-agent", folder)
-    (folder / "kubeconfig").write_text(json.dumps({
+    api.pod_files("fastcni-agent", directory)
+    (directory / "kubeconfig").write_text(json.dumps({
         "clusters": [{"name": "c", "cluster": {"server": f"https://{HOST}:{PORT}",
-                                               "certificate-authority": f"{folder}/ca.crt"}}],
-        "users": [{"name": "u", "user": {"tokenFile": f"{folder}/token"}}], "current-context": "c",
+                                               "certificate-authority": f"{directory}/ca.crt"}}],
+        "users": [{"name": "u", "user": {"tokenFile": f"{directory}/token"}}], "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}))
-    own = open_api(str(folder / "kubeconfig"))
+    own = open_api(str(directory / "kubeconfig"))
     metadata = {"name": "from-web", "namespace": "shop"}
     own.create(events.PATH.format(**metadata), events.document("n1", "NetworkPolicy", metadata, "spec: is no object"))
     own.close()

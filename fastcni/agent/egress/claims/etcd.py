@@ -35,7 +35,7 @@ class Etcd:
     def __init__(self, settings: Mapping[str, Any], node: str) -> None:
         self.client, self.node = Client(dict(settings)), node
         self.client.http.timeout, self.client.http.endpoint_timeout = REQUEST_S, ENDPOINT_S
-        self.folder = f"{settings.get('prefix', PREFIX).rstrip('/')}/egress/"
+        self.directory = f"{settings.get('prefix', PREFIX).rstrip('/')}/egress/"
         self._lease = 0                 # 0: none
         self._until = 0.0               # of the lease, monotonic
         self._holders: dict[bytes, str] = {}
@@ -50,7 +50,7 @@ class Etcd:
         if not held:
             return {}
         began = monotonic()
-        if not self.client.renew(self._lease, self.folder):
+        if not self.client.renew(self._lease, self.directory):
             self._lease = 0
             return {}
         self._until = began + LEASE_S
@@ -101,11 +101,11 @@ class Etcd:
         def leave() -> bool:
             return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
 
-        pairs, revision = self.client.read_range(*etcd_client.below(self.folder))
+        pairs, revision = self.client.read_range(*etcd_client.below(self.directory))
         self._holders = {packed: pair.value for pair in pairs if (packed := self._address(pair))}
         self._listed = True
         changed()
-        with self.client.watch(*etcd_client.below(self.folder), revision + 1, leave, IDLE_S) as stream:
+        with self.client.watch(*etcd_client.below(self.directory), revision + 1, leave, IDLE_S) as stream:
             endpoint = stream.endpoint
             for document in stream:
                 result = document.get("result", {})
@@ -123,11 +123,11 @@ class Etcd:
                     changed()
 
     def _key(self, address: bytes) -> str:
-        return f"{self.folder}{ip_address(address)}"
+        return f"{self.directory}{ip_address(address)}"
 
     def _address(self, pair: Pair) -> bytes:
         """The address of a key; b"" if the key is none of ours."""
         try:
-            return ip_address(pair.key.removeprefix(self.folder)).packed
+            return ip_address(pair.key.removeprefix(self.directory)).packed
         except ValueError:
             return b""

@@ -38,35 +38,35 @@ def convert(document: dict[str, Any]) -> Conversion:
     return Conversion(it.what, [cluster_policy(name, tier, priority, subject.value, **rules)])
 
 
-def convert_rule(it: Reader, peers: str, actions: dict[str, str]) -> dict[str, Any]:
-    it.only("name", "action", peers, "ports")
-    action = it.get("action", str, "")
-    found = {**it.value, "action": actions.get(action) or it.wrong(
+def convert_rule(reader: Reader, peers: str, actions: dict[str, str]) -> dict[str, Any]:
+    reader.only("name", "action", peers, "ports")
+    action = reader.get("action", str, "")
+    found = {**reader.value, "action": actions.get(action) or reader.wrong(
         f"expected {', '.join(actions)}, got {reprlib.repr(action)}", "action")}
     if found.pop("ports", None) is not None:
-        found["protocols"] = list(it.each("ports", convert_port)) or it.wrong("expected 1 to 25 items", "ports")
+        found["protocols"] = list(reader.each("ports", convert_port)) or reader.wrong("expected 1 to 25 items", "ports")
     return found
 
 
-def convert_port(it: Reader) -> dict[str, Any]:
-    it.only("portNumber", "portRange", "namedPort")
-    if len(it.value) != 1:
-        it.wrong("expected one of portNumber, portRange, namedPort")
-    if name := it.get("namedPort", str, ""):
+def convert_port(reader: Reader) -> dict[str, Any]:
+    reader.only("portNumber", "portRange", "namedPort")
+    if len(reader.value) != 1:
+        reader.wrong("expected one of portNumber, portRange, namedPort")
+    if name := reader.get("namedPort", str, ""):
         return {"destinationNamedPort": name}
-    if number := it.part("portNumber"):
+    if number := reader.part("portNumber"):
         number.only("protocol", "port")
         port: dict[str, Any] = {"number": number.value.get("port")}
         return of_protocol(number, port)
-    span = it.part("portRange") or it.wrong("is missing", next(iter(it.value)))
+    span = reader.part("portRange") or reader.wrong("is missing", next(iter(reader.value)))
     span.only("protocol", "start", "end")
     if (first := span.value.get("start")) == span.value.get("end"):
         return of_protocol(span, {"number": first})             # a ClusterNetworkPolicy refuses a range of one port
     return of_protocol(span, {"range": {key: span.value.get(key) for key in ("start", "end")}})
 
 
-def of_protocol(it: Reader, port: dict[str, Any]) -> dict[str, Any]:
-    protocol = it.get("protocol", str, "TCP")
+def of_protocol(reader: Reader, port: dict[str, Any]) -> dict[str, Any]:
+    protocol = reader.get("protocol", str, "TCP")
     if protocol not in ("TCP", "UDP", "SCTP"):
-        it.wrong(f"expected TCP, UDP or SCTP, got {reprlib.repr(protocol)}", "protocol")
+        reader.wrong(f"expected TCP, UDP or SCTP, got {reprlib.repr(protocol)}", "protocol")
     return {protocol.lower(): {"destinationPort": port}}

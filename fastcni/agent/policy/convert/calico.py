@@ -71,25 +71,25 @@ class Policy:
             self.found.errors.append(f"{e}; the direction {direction} is not converted")
             return None
 
-    def rule(self, it: Reader, direction: str) -> CalicoRule | None:
-        action = it.get("action", str, "")
+    def rule(self, reader: Reader, direction: str) -> CalicoRule | None:
+        action = reader.get("action", str, "")
         if action == LOG:
-            self.note(f"{it.path}: Log is left out")
+            self.note(f"{reader.path}: Log is left out")
             return None
         if action not in (ALLOW, DENY):
-            it.wrong(f"{reprlib.repr(action)} cannot be expressed", "action")
+            reader.wrong(f"{reprlib.repr(action)} cannot be expressed", "action")
         try:
-            rule = read_rule(it, direction, self.own)
+            rule = read_rule(reader, direction, self.own)
             if not (self.own and action == ALLOW) and (why := rule.inexpressible(direction)) and not (
                     direction == INGRESS and rule.is_all and action == ALLOW):
-                it.wrong(why)
+                reader.wrong(why)
         except PolicyError as e:
             if action == DENY:
                 raise
             self.found.errors.append(f"{e}; the rule allows nothing")
             return None
         if action == DENY and any(not (port.first or port.name) for port in rule.ports):
-            self.note(f"{it.path}: port 0 stays open; a ClusterNetworkPolicy has the ports 1 to 65535")
+            self.note(f"{reader.path}: port 0 stays open; a ClusterNetworkPolicy has the ports 1 to 65535")
         return rule
 
     def without_passed(self, rules: list[CalicoRule], direction: str) -> list[CalicoRule]:

@@ -157,43 +157,45 @@ def in_namespace(name: str) -> Alternative:
 
 # Documents -------------------------------------------------------------------------------------------------------
 
-def read_rule(it: Reader, direction: str, own: str) -> CalicoRule:
+def read_rule(reader: Reader, direction: str, own: str) -> CalicoRule:
     """Read a rule. own: the policy's namespace, "" of a GlobalNetworkPolicy. Raises PolicyError."""
-    it.only("action", "metadata", "protocol", "ipVersion", "source", "destination")
+    reader.only("action", "metadata", "protocol", "ipVersion", "source", "destination")
     peer, here = ("source", "destination") if direction == INGRESS else ("destination", "source")
-    if (end := it.part(here)) and (foreign := [key for key in end.value if (here, key) != ("destination", "ports")]):
+    if (end := reader.part(here)) and (foreign := [key for key in end.value
+                                                   if (here, key) != ("destination", "ports")]):
         end.wrong("the pod's own end is selected by the policy only", str(foreign[0]))
-    if (end := it.part("source")) and "ports" in end.value:
+    if (end := reader.part("source")) and "ports" in end.value:
         end.wrong("ports of sources cannot be expressed", "ports")
-    version = it.get("ipVersion", int, 0)
+    version = reader.get("ipVersion", int, 0)
     if version not in (0, 4, 6):
-        it.wrong(f"expected 4 or 6, got {version}", "ipVersion")
-    if not (end := it.part(peer)) or not {*end.value} - {"ports"}:
+        reader.wrong(f"expected 4 or 6, got {version}", "ipVersion")
+    if not (end := reader.part(peer)) or not {*end.value} - {"ports"}:
         peers: tuple[Pods | Block, ...] | None = blocks_of((), (), version) if version else None
     else:
         peers = read_peers(end, own, version)
-    return CalicoRule(it.path, it.get("action", str, ""), peers, read_ports(it))
+    return CalicoRule(reader.path, reader.get("action", str, ""), peers, read_ports(reader))
 
 
-def read_peers(it: Reader, own: str, version: int) -> tuple[Pods | Block, ...]:
+def read_peers(reader: Reader, own: str, version: int) -> tuple[Pods | Block, ...]:
     """Read the peers that a source or destination matches."""
-    it.only("nets", "notNets", "selector", "notSelector", "namespaceSelector", "ports")
-    nets, excepted = ([read_net(it, key, text) for text in it.get(key, list, [])] for key in ("nets", "notNets"))
-    there = {key for key in ("selector", "notSelector", "namespaceSelector") if it.value.get(key) not in (None, "")}
+    reader.only("nets", "notNets", "selector", "notSelector", "namespaceSelector", "ports")
+    nets, excepted = ([read_net(reader, key, text) for text in reader.get(key, list, [])]
+                      for key in ("nets", "notNets"))
+    there = {key for key in ("selector", "notSelector", "namespaceSelector") if reader.value.get(key) not in (None, "")}
     if not there:
         return blocks_of(nets, excepted, version)
     if nets or excepted or version:
-        it.wrong("networks or an IP version together with a selector cannot be expressed")
+        reader.wrong("networks or an IP version together with a selector cannot be expressed")
     if there == {"notSelector"}:
-        it.wrong("matches addresses outside of the cluster, too, which cannot be expressed", "notSelector")
-    return read_pods(it, own)
+        reader.wrong("matches addresses outside of the cluster, too, which cannot be expressed", "notSelector")
+    return read_pods(reader, own)
 
 
-def read_net(it: Reader, key: str, text: Any) -> Network:
+def read_net(reader: Reader, key: str, text: Any) -> Network:
     try:
         return ipaddress.ip_network(text if isinstance(text, str) else "", strict=False)
     except ValueError:
-        it.wrong(f"{reprlib.repr(text)} is no network", key)
+        reader.wrong(f"{reprlib.repr(text)} is no network", key)
 
 
 def blocks_of(nets: Any, excepted: Any, version: int) -> tuple[Block, ...]:
@@ -207,66 +209,66 @@ def blocks_of(nets: Any, excepted: Any, version: int) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def read_pods(it: Reader, own: str) -> tuple[Pods, ...]:
+def read_pods(reader: Reader, own: str) -> tuple[Pods, ...]:
     """Read the selectors of a policy, a source or a destination. own: the namespace if no selector names a
     namespace."""
-    found = [namespaced(namespaces, pods, it) for namespaces in read_namespaces(it, own)
-             for pods in both(read_selector(it, "selector"), read_selector(it, "notSelector", negated=True))]
+    found = [namespaced(namespaces, pods, reader) for namespaces in read_namespaces(reader, own)
+             for pods in both(read_selector(reader, "selector"), read_selector(reader, "notSelector", negated=True))]
     return tuple(dict.fromkeys(found))
 
 
-def read_namespaces(it: Reader, own: str) -> list[Alternative]:
-    if it.value.get("namespaceSelector") in (None, ""):
+def read_namespaces(reader: Reader, own: str) -> list[Alternative]:
+    if reader.value.get("namespaceSelector") in (None, ""):
         return [in_namespace(own) if own else ()]
-    found = read_selector(it, "namespaceSelector")
+    found = read_selector(reader, "namespaceSelector")
     return [tuple(checked(Requirement(NAME_LABEL, one.operator, one.values) if one.key == NAMESPACE_NAME else one,
-                          it, "namespaceSelector") for one in alternative) for alternative in found]
+                          reader, "namespaceSelector") for one in alternative) for alternative in found]
 
 
-def read_selector(it: Reader, key: str, *, negated: bool = False) -> list[Alternative]:
+def read_selector(reader: Reader, key: str, *, negated: bool = False) -> list[Alternative]:
     """Read the alternatives of a selector. A missing selector matches everything, or excludes nothing."""
-    if negated and it.value.get(key) is None:
+    if negated and reader.value.get(key) is None:
         return [()]
     try:
-        return alternatives(it.get(key, str, ""), negated=negated)
+        return alternatives(reader.get(key, str, ""), negated=negated)
     except SelectorError as e:
-        it.wrong(str(e), key)
+        reader.wrong(str(e), key)
 
 
-def namespaced(namespaces: Alternative, pods: Alternative, it: Reader) -> Pods:
+def namespaced(namespaces: Alternative, pods: Alternative, reader: Reader) -> Pods:
     """Turn a requirement on the pods' label with the namespace's name into one on the namespace's labels."""
     moved = tuple(Requirement(NAME_LABEL, one.operator, one.values) for one in pods if one.key == NAMESPACE_LABEL)
-    left = tuple(checked(one, it, "selector") for one in pods if one.key != NAMESPACE_LABEL and one != KUBERNETES)
+    left = tuple(checked(one, reader, "selector") for one in pods if one.key != NAMESPACE_LABEL and one != KUBERNETES)
     return Pods(tuple(dict.fromkeys((*namespaces, *moved))), left)
 
 
-def checked(one: Requirement, it: Reader, key: str) -> Requirement:
+def checked(one: Requirement, reader: Reader, key: str) -> Requirement:
     if one.key.startswith(SPECIAL):
-        it.wrong(f"the label {one.key} is Calico's own", key)
+        reader.wrong(f"the label {one.key} is Calico's own", key)
     return one
 
 
-def read_ports(it: Reader) -> tuple[Port, ...]:
+def read_ports(reader: Reader) -> tuple[Port, ...]:
     """Read a rule's protocol and the destination's ports."""
-    text = it.value.get("protocol")
+    text = reader.value.get("protocol")
     protocol = NUMBERS.get(str(text), str(text).upper())
-    destination = it.part("destination")
+    destination = reader.part("destination")
     ports = destination.get("ports", list, []) if destination else []
     if text is None and not ports:
         return ()
     if protocol not in PROTOCOLS or isinstance(text, bool):
-        it.wrong(f"expected TCP, UDP or SCTP, got {reprlib.repr(text)}", "protocol")
-    return tuple(read_port(it, protocol, port) for port in ports) or (Port(protocol),)
+        reader.wrong(f"expected TCP, UDP or SCTP, got {reprlib.repr(text)}", "protocol")
+    return tuple(read_port(reader, protocol, port) for port in ports) or (Port(protocol),)
 
 
-def read_port(it: Reader, protocol: str, port: Any) -> Port:
+def read_port(reader: Reader, protocol: str, port: Any) -> Port:
     """Read 80, "80", "80:90" or the name of a port."""
     text = str(port) if isinstance(port, int | str) and not isinstance(port, bool) else ""
     ends = [int(end) if PORT_NUMBER.fullmatch(end) else -1 for end in text.split(":")]
     if len(ends) <= PORT_RANGE and 0 < ends[0] <= ends[-1] <= MAX_PORT:
         return Port(protocol, ends[0], ends[-1])
     if not PORT_NAME.fullmatch(text):
-        it.wrong(f"{reprlib.repr(port)} is no port", "destination.ports")
+        reader.wrong(f"{reprlib.repr(port)} is no port", "destination.ports")
     return Port(protocol, name=text)
 
 

@@ -29,9 +29,9 @@ class AccessLog:
     """labels: {id: name of the rule}. counts: of requests by verdict; of those allowed without the most. Raises
     OSError."""
 
-    def __init__(self, folder: Path) -> None:
-        self.listeners, self.labels, self.counts = folder.parent / LISTENERS, dict[str, str](), Counter[str]()
-        self.path = folder / LOG
+    def __init__(self, directory: Path) -> None:
+        self.listeners, self.labels, self.counts = directory.parent / LISTENERS, dict[str, str](), Counter[str]()
+        self.path = directory / LOG
         self.path.unlink(missing_ok=True)
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:

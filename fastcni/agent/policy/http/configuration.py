@@ -202,11 +202,12 @@ class Configuration:
                     found[direction].setdefault(f"{name}@{port}", set()).add(address)
         return found
 
-    def _add_patterns(self, it: Allowed, chain: str, direction: str) -> None:
-        self.labels[it.id] = it.line.comment
-        self.maps[f"{HEADERS if it.request.headers else REQUESTS}{direction}"][it.pattern(chain)] = it.id
-        if it.request.by_host_only:
-            self.maps[f"{HOSTS}{direction}"][f"{it.ends(chain)}{patterns.of_host(it.request.host)}"] = it.id
+    def _add_patterns(self, allowed: Allowed, chain: str, direction: str) -> None:
+        self.labels[allowed.id] = allowed.line.comment
+        self.maps[f"{HEADERS if allowed.request.headers else REQUESTS}{direction}"][allowed.pattern(chain)] = allowed.id
+        if allowed.request.by_host_only:
+            pattern = f"{allowed.ends(chain)}{patterns.of_host(allowed.request.host)}"
+            self.maps[f"{HOSTS}{direction}"][pattern] = allowed.id
 
     def that_apply(self, source: str, destination: str, port: int, tls: bool) -> set[str]:
         """Return the ids of the requests that may be allowed on a connection."""

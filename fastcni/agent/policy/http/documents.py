@@ -105,36 +105,36 @@ def read_subject(spec: Reader, namespace: str) -> Group:
     return group
 
 
-def read_rules(it: Reader, peer_keys: tuple[str, ...], namespace: str) -> tuple[Rule, ...]:
+def read_rules(reader: Reader, peer_keys: tuple[str, ...], namespace: str) -> tuple[Rule, ...]:
     """Read an item of `ingress` or `egress`. An item without peers and ports allows nothing; an item with `toPorts`
     alone allows these ports to all peers."""
-    it.only(*peer_keys, "toPorts")
-    there = [key for key in peer_keys if it.value.get(key) is not None]
+    reader.only(*peer_keys, "toPorts")
+    there = [key for key in peer_keys if reader.value.get(key) is not None]
     if len(there) > 1:
-        it.wrong(f"{' and '.join(there)} do not go together")
+        reader.wrong(f"{' and '.join(there)} do not go together")
     peers: tuple[Peer, ...] = ()
     if "toCIDR" in there:
-        peers = tuple(Block(read_network(it, "toCIDR", text)) for text in it.get("toCIDR", list, []))
+        peers = tuple(Block(read_network(reader, "toCIDR", text)) for text in reader.get("toCIDR", list, []))
     elif there:
-        peers = it.each(there[0], lambda one: read_endpoints(one, namespace))
+        peers = reader.each(there[0], lambda one: read_endpoints(one, namespace))
     if there and not peers:
         return ()
-    if it.value.get("toPorts") is None:
+    if reader.value.get("toPorts") is None:
         return (Rule(peers),) if there else ()
-    return it.each("toPorts", lambda one: read_ports(one, peers))
+    return reader.each("toPorts", lambda one: read_ports(one, peers))
 
 
-def read_endpoints(it: Reader, namespace: str) -> Group:
+def read_endpoints(reader: Reader, namespace: str) -> Group:
     """Read an EndpointSelector: pods of this namespace, or of the one that the label io.kubernetes.pod.namespace
     names."""
-    it.only("matchLabels", "matchExpressions")
-    labels = {without_source(key): value for key, value in it.texts("matchLabels").items()}
+    reader.only("matchLabels", "matchExpressions")
+    labels = {without_source(key): value for key, value in reader.texts("matchLabels").items()}
     namespace = labels.pop(NAMESPACE_LABEL, namespace)
     expressions = [{**each, "key": without_source(each["key"])} if isinstance(each, dict) and isinstance(
-        each.get("key"), str) else each for each in it.get("matchExpressions", list, [])]
-    selector = read_selector(Reader(it.what, {"matchLabels": labels, "matchExpressions": expressions}, it.path))
+        each.get("key"), str) else each for each in reader.get("matchExpressions", list, [])]
+    selector = read_selector(Reader(reader.what, {"matchLabels": labels, "matchExpressions": expressions}, reader.path))
     if any(one.key == NAMESPACE_LABEL for one in selector.requirements):
-        it.wrong(f"expected {NAMESPACE_LABEL} in matchLabels", "matchExpressions")
+        reader.wrong(f"expected {NAMESPACE_LABEL} in matchLabels", "matchExpressions")
     return Group(namespace, selector)
 
 
@@ -142,68 +142,68 @@ def without_source(key: str) -> str:
     return next((key.removeprefix(source) for source in SOURCES if key.startswith(source)), key)
 
 
-def read_ports(it: Reader, peers: tuple[Peer, ...]) -> Rule:
+def read_ports(reader: Reader, peers: tuple[Peer, ...]) -> Rule:
     """Read an item of `toPorts`."""
-    it.only("ports", "rules")
-    rules = it.part("rules")
-    found = it.each("ports", lambda one: read_port(one, with_http=rules is not None))
-    ports = tuple(port for each in found for port in each) or it.wrong("is missing", "ports")
+    reader.only("ports", "rules")
+    rules = reader.part("rules")
+    found = reader.each("ports", lambda one: read_port(one, with_http=rules is not None))
+    ports = tuple(port for each in found for port in each) or reader.wrong("is missing", "ports")
     if rules is None:
         return Rule(peers, ports)
     rules.only("http")
-    if len(it.get("ports", list, [])) > MAX_PORTS:
-        it.wrong(f"expected at most {MAX_PORTS} items, because there are rules.http", "ports")
+    if len(reader.get("ports", list, [])) > MAX_PORTS:
+        reader.wrong(f"expected at most {MAX_PORTS} items, because there are rules.http", "ports")
     if not 1 <= len(rules.get("http", list, [])) <= MAX_ITEMS:
         rules.wrong(f"expected 1 to {MAX_ITEMS} items", "http")
     return HttpRule(peers, ports, rules.each("http", read_request))
 
 
-def read_port(it: Reader, with_http: bool) -> tuple[Port, ...]:
+def read_port(reader: Reader, with_http: bool) -> tuple[Port, ...]:
     """Read an item of `ports`. HTTP has TCP ports only."""
-    it.only("port", "endPort", "protocol")
-    text, name = it.get("port", str, ""), it.get("protocol", str, "ANY")
+    reader.only("port", "endPort", "protocol")
+    text, name = reader.get("port", str, ""), reader.get("protocol", str, "ANY")
     protocols = tuple(PROTOCOLS.values()) if name == "ANY" else (
-        PROTOCOLS.get(name) or it.wrong(f"expected TCP, UDP, SCTP or ANY, got {reprlib.repr(name)}", "protocol"),)
+        PROTOCOLS.get(name) or reader.wrong(f"expected TCP, UDP, SCTP or ANY, got {reprlib.repr(name)}", "protocol"),)
     if with_http:
         if IPPROTO_TCP not in protocols:
-            it.wrong("expected TCP, because there are rules.http", "protocol")
+            reader.wrong("expected TCP, because there are rules.http", "protocol")
         protocols = (IPPROTO_TCP,)
     if not (text.isascii() and text.isdigit()):
-        if it.value.get("endPort") is not None or not PORT_NAME.fullmatch(text):
-            it.wrong(f"expected a port's number or name, got {reprlib.repr(text)}", "port")
+        if reader.value.get("endPort") is not None or not PORT_NAME.fullmatch(text):
+            reader.wrong(f"expected a port's number or name, got {reprlib.repr(text)}", "port")
         return tuple(Port(protocol, name=text) for protocol in protocols)
     first = int(text[:MAX_DIGITS])
-    last = it.get("endPort", int, first)
+    last = reader.get("endPort", int, first)
     if not 1 <= first <= last <= MAX_PORT or len(text) > MAX_DIGITS:
-        it.wrong(f"expected 1 to {MAX_PORT}", "port")
+        reader.wrong(f"expected 1 to {MAX_PORT}", "port")
     return tuple(Port(protocol, first, last) for protocol in protocols)
 
 
-def read_request(it: Reader) -> Request:
+def read_request(reader: Reader) -> Request:
     """Read an item of `rules.http`."""
-    it.only("method", "path", "host", "headers")
+    reader.only("method", "path", "host", "headers")
     found = {}
     for key in ("method", "path", "host"):
-        if text := it.get(key, str, ""):
+        if text := reader.get(key, str, ""):
             try:
                 found[key] = read_pattern(text)
             except PatternError as e:
-                it.wrong(f"{reprlib.repr(text)}: {e}", key)
-    headers = it.get("headers", list, [])
+                reader.wrong(f"{reprlib.repr(text)}: {e}", key)
+    headers = reader.get("headers", list, [])
     if len(headers) > MAX_ITEMS:
-        it.wrong(f"expected at most {MAX_ITEMS} items", "headers")
-    request = Request(**found, headers=tuple(read_header(it, text) for text in headers))
+        reader.wrong(f"expected at most {MAX_ITEMS} items", "headers")
+    request = Request(**found, headers=tuple(read_header(reader, text) for text in headers))
     if len(word(of_request(request))) > MAX_PATTERN:
-        it.wrong("the conditions are too long")
+        reader.wrong("the conditions are too long")
     return request
 
 
-def read_header(it: Reader, text: Any) -> tuple[str, str]:
+def read_header(reader: Reader, text: Any) -> tuple[str, str]:
     """Read "Name: value", or "Name" alone."""
     name, colon, value = (text if isinstance(text, str) else "").partition(":")
     value = value.strip(" ")
     if not HEADER_NAME.fullmatch(name) or (colon and not HEADER_VALUE.fullmatch(value)):
-        it.wrong(f"expected a header's name, or its name and value, got {reprlib.repr(text)}", "headers")
+        reader.wrong(f"expected a header's name, or its name and value, got {reprlib.repr(text)}", "headers")
     return name.lower(), value
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.service import Settings
     from fastcni.daemon.log import Logger
 
-FOLDER = "http"                 # next to that of attachments
+DIRECTORY = "http"                 # next to that of attachments
 LOOPBACK = ("127.0.0.1", "::1")
 BACKLOG = 4096
 IPV6_TRANSPARENT = 75           # linux/in6.h
@@ -50,7 +50,7 @@ class Proxy:
     def __init__(self, engine: Engine, settings: Settings, log: Logger) -> None:
         self.engine, self.log = engine, log
         engine.prepare = self.prepare
-        self.folder = Path(settings.state).parent / FOLDER
+        self.directory = Path(settings.state).parent / DIRECTORY
         self.due = 0.0
         self.wanted: Configuration | None = None
         self.process: Process | None = None
@@ -139,10 +139,10 @@ class Proxy:
         return monotonic() + BEGIN_S if behind else float("inf")
 
     def _open(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)          # a killed agent has left it
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.rmtree(self.directory, ignore_errors=True)          # a killed agent has left it
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            self._access = AccessLog(self.folder)
+            self._access = AccessLog(self.directory)
             self._poll.register(self._access.fileno(), select.EPOLLIN)
             self._sockets = {side: listen() for side in MARKS}
             self._direct = self._direct or listen(transparent=False)
@@ -190,11 +190,11 @@ class Proxy:
 
     def _start(self, wanted: Configuration) -> None:
         for name, each in wanted.maps.items():
-            (self.folder / name).write_text("".join(f"{key} {value}\n" for key, value in each.items()))
+            (self.directory / name).write_text("".join(f"{key} {value}\n" for key, value in each.items()))
         listening = {side: tuple(it.fileno() for it in each) for side, each in self._sockets.items()}
-        (self.folder / CONFIGURATION).write_text(text(listening))
+        (self.directory / CONFIGURATION).write_text(text(listening))
         try:
-            self.process = Process(self.folder, [it for each in listening.values() for it in each], wanted)
+            self.process = Process(self.directory, [it for each in listening.values() for it in each], wanted)
         except OSError as e:
             self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
             self._retry_at = monotonic() + self._retry_s
@@ -235,7 +235,7 @@ class Proxy:
             self._poll.unregister(self._access.fileno())
             self._access.close()
             self._access = None
-            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def _name_bridged(self) -> None:
         """Log which pods with HTTP rules are at a bridge: none of their connections gets to the proxy."""

@@ -112,15 +112,15 @@ def digits(first: int, last: int) -> Iterator[str]:
         first += (steps + 1) * unit
 
 
-def of_request(it: Request) -> str:
+def of_request(req: Request) -> str:
     """Return the regular expression for the lines of a request."""
-    headers = "".join(f"(?={of_header(name, value)})" for name, value in it.headers)
-    if it.headers:
+    headers = "".join(f"(?={of_header(name, value)})" for name, value in req.headers)
+    if req.headers:
         # Many servers read _ as -: a header whose name has _ passes only if a condition names the header
-        names = "|".join(("[^:_\\r]*", *sorted({name for name, _ in it.headers if "_" in name})))
+        names = "|".join(("[^:_\\r]*", *sorted({name for name, _ in req.headers if "_" in name})))
         headers += rf"(?:(?:{names}):[^\r]*+\r\n)*+"
     lines = "".join(rf"({flags}{pattern or '.*'})\n" for flags, pattern in (
-        ("?:", it.method), ("?i:", it.host), ("?:", it.path)))
+        ("?:", req.method), ("?i:", req.host), ("?:", req.path)))
     return encoded(rf"{headers}\r\n{lines}\z")
 
 

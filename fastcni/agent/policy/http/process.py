@@ -42,18 +42,19 @@ class Process:
     """A process that runs until end(), or until the thread that has made it ends. maps: its maps. Raises HAProxyError.
     """
 
-    def __init__(self, folder: Path, descriptors: Iterable[int], wanted: Configuration) -> None:
-        """Start HAProxy with the `haproxy.cfg` of the folder, whose maps are those of `wanted`."""
+    def __init__(self, directory: Path, descriptors: Iterable[int], wanted: Configuration) -> None:
+        """Start HAProxy with the `haproxy.cfg` of the directory, whose maps are those of `wanted`."""
         if missing := [name for name in PROGRAMS if not shutil.which(name)]:
             raise HAProxyError(f"there is no program {missing[0]}: apt-get install haproxy util-linux")
-        self.folder, self.wanted, self.maps = folder, wanted, copied(wanted.maps)
+        self.directory, self.wanted, self.maps = directory, wanted, copied(wanted.maps)
         command = ["setpriv", "--pdeathsig", "TERM", "--no-new-privs",
                    *(["--bounding-set=-all,+net_admin"] if may_limit() else []),
                    "sh", "-c", IF_PARENT_LIVES, str(os.getpid()),
                    *((sys.executable, "-I", "-S", start_haproxy.__file__) if start_haproxy.supported() else ()),
                    "haproxy", "-db", "-f", CONFIGURATION]
-        with (folder / ERRORS).open("wb") as errors:
-            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, cwd=folder,
+        with (directory / ERRORS).open("wb") as errors:
+            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
+                                           cwd=directory,
                                            pass_fds=tuple(descriptors), start_new_session=True,
                                            env={"PATH": os.environ.get("PATH", os.defpath)})
         try:
@@ -72,7 +73,7 @@ class Process:
         """Return how the process has ended, "" if it runs."""
         if (status := self._child.poll()) is None:
             return ""
-        text = (self.folder / ERRORS).read_text(errors="replace")[:MAX_ERROR].strip()
+        text = (self.directory / ERRORS).read_text(errors="replace")[:MAX_ERROR].strip()
         how = f"exit status {status}" if status >= 0 else f"signal {-status}"
         return f"{how}{': ' + text.splitlines()[-1] if text else ''}"
 
@@ -88,12 +89,12 @@ class Process:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-        (self.folder / STATS).unlink(missing_ok=True)
+        (self.directory / STATS).unlink(missing_ok=True)
 
     @property
     def listens(self) -> bool:
         """Whether the runtime API answers, which it does some milliseconds after the start."""
-        return (self.folder / STATS).exists()
+        return (self.directory / STATS).exists()
 
     def put(self, wanted: Configuration) -> None:
         """Make the process's maps those of `wanted`. End connections that were judged once, if a request no longer
@@ -142,7 +143,7 @@ class Process:
 
     def _ask(self, command: str) -> str:
         """Return the answer of the runtime API."""
-        path = self.folder / STATS
+        path = self.directory / STATS
         try:
             with socket.socket(socket.AF_UNIX) as it:
                 it.settimeout(ANSWER_S)

@@ -23,12 +23,12 @@ SYSCTLS = {4: "net.bridge.bridge-nf-call-iptables", 16: "net.bridge.bridge-nf-ca
 SWITCHES = {4: uapi.IFLA_BR_NF_CALL_IPTABLES, 16: uapi.IFLA_BR_NF_CALL_IP6TABLES}
 
 
-def why(tables: Iterable[Table], it: Connection) -> str:
+def why(tables: Iterable[Table], connection: Connection) -> str:
     """Say why a bridge forwards the connection's packets past the policies, and how to mend it; "" if it does not.
     Only ports of which the tables know are compared. Raises OSError."""
-    name = SYSCTLS[len(it.source)]
+    name = SYSCTLS[len(connection.source)]
     value = sysctl.read(name) if sysctl.exists(name) else "missing"
-    if value == "1" or not any(on_one_bridge(Ports.of(table, it), len(it.source)) for table in tables
+    if value == "1" or not any(on_one_bridge(Ports.of(table, connection), len(connection.source)) for table in tables
                                if table.family == nft.NFPROTO_BRIDGE):
         return ""
     return (f"packets from port to port of a bridge bypass the policies: {name} is {value}; to mend it: "

@@ -49,11 +49,11 @@ class Ports:
     to_mac: bytes = b""
 
     @classmethod
-    def of(cls, table: Table, it: Connection) -> Ports:
+    def of(cls, table: Table, connection: Connection) -> Ports:
         names = BRIDGED if table.family == nft.NFPROTO_BRIDGE else ROUTED
-        own = table.sets.get(names.by_length(names.own)[len(it.source)])
+        own = table.sets.get(names.by_length(names.own)[len(connection.source)])
         source, destination = (next((key[:IFNAMSIZ] for key in own.elements if key.endswith(packed)), b"")
-                               if own else b"" for packed in (it.source, it.destination))
+                               if own else b"" for packed in (connection.source, connection.destination))
         macs = {key[:IFNAMSIZ]: key[IFNAMSIZ:][:ETH_ALEN] for key in (table.sets[MACS].elements if MACS in table.sets
                                                                       else ())}
         return cls(source, destination, macs.get(source, b""), macs.get(destination, b""))
@@ -78,7 +78,8 @@ def read() -> list[Table]:
         return nft_read.read_tables(sock, lambda family, name: name.startswith(TABLE))
 
 
-def decide(tables: Iterable[Table], it: Connection, bypass: str = "", to_node: bool = False) -> dict[str, Decision]:
+def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to_node: bool = False) -> dict[str,
+                                                                                                             Decision]:
     """Return the decision of each base chain, as if all other base chains let the packet through.
 
     bypass: why no chain of the family inet sees the packet, "" if these chains see the packet. to_node: a pod sends the
@@ -90,8 +91,8 @@ def decide(tables: Iterable[Table], it: Connection, bypass: str = "", to_node: b
     """
     found, at_ports = dict[str, Decision](), dict[str, Decision]()
     for table in tables:
-        own, ports = (table.family, table.name) == (FAMILY, TABLE), Ports.of(table, it)
-        packet = first_packet(it, ports)
+        own, ports = (table.family, table.name) == (FAMILY, TABLE), Ports.of(table, connection)
+        packet = first_packet(connection, ports)
         passed = Decision(True, bypass) if bypass and table.family == FAMILY else None
         for name, chain in table.chains.items():
             if chain.hook is None or (own and name in TO_PROXY) or (
@@ -130,25 +131,27 @@ def follow(table: Table, name: str, packet: nft_walk.Packet) -> Decision:
     return Decision(outcome.code == nft.NF_ACCEPT, text(table, name, outcome))
 
 
-def text(table: Table, base: str, it: Outcome) -> str:
+def text(table: Table, base: str, outcome: Outcome) -> str:
     """Return the text that says which rule or policy decided an Outcome."""
-    where = f"chain {it.chain}" if it.chain == base else f"chain {it.chain}, to which chain {base} leads,"
-    if it.code != nft.NF_ACCEPT:
-        return f"denied by {it.comment}" if it.comment else f"{where} drops the packet"
-    if it.comment:
-        return f"allowed by {it.comment}"
-    for name, key in reversed(it.missed):
+    where = f"chain {outcome.chain}"
+    if outcome.chain != base:
+        where += f", to which chain {base} leads,"
+    if outcome.code != nft.NF_ACCEPT:
+        return f"denied by {outcome.comment}" if outcome.comment else f"{where} drops the packet"
+    if outcome.comment:
+        return f"allowed by {outcome.comment}"
+    for name, key in reversed(outcome.missed):
         if len(key) in ETHER_TYPES:
             return f"map {name} of table {table} does not have {addresses.ip_text(key)}"
     return f"no rule of {where.rstrip(',')} of table {table} drops the packet"
 
 
-def first_packet(it: Connection, ports: Ports = NO_PORTS) -> nft_walk.Packet:
+def first_packet(connection: Connection, ports: Ports = NO_PORTS) -> nft_walk.Packet:
     """Return the first packet of a connection, as the hooks see it."""
-    length = len(it.source)
-    header, transport = network_header(it), transport_header(it)
+    length = len(connection.source)
+    header, transport = network_header(connection), transport_header(connection)
     meta = {nft_rules.NFT_META_NFPROTO: bytes((nft_rules.NFPROTOS[length],)),
-            nft_rules.NFT_META_L4PROTO: bytes((it.protocol,)),
+            nft_rules.NFT_META_L4PROTO: bytes((connection.protocol,)),
             nft_rules.NFT_META_PROTOCOL: ETHER_TYPES[length], nft_rules.NFT_META_MARK: NO_MARK,
             nft_rules.NFT_META_IIFKIND: port_rules.VETH, **NO_INDEXES,
             nft_rules.NFT_META_IIFNAME: ports.source.ljust(IFNAMSIZ, b"\0"),
@@ -160,17 +163,18 @@ def first_packet(it: Connection, ports: Ports = NO_PORTS) -> nft_walk.Packet:
                            {nft_rules.NFT_CT_STATE: NEW, nft_rules.NFT_CT_STATUS: bytes(4), NFT_CT_MARK: NO_MARK})
 
 
-def network_header(it: Connection) -> bytes:
+def network_header(connection: Connection) -> bytes:
     """Return the header of IPv4 (RFC 791) or IPv6 (RFC 8200), without checksums."""
-    if len(it.source) == 4:
-        return bytes((0x45, 0, 0, 40, 0, 0, 0, 0, 63, it.protocol, 0, 0)) + it.source + it.destination
-    return bytes((0x60, 0, 0, 0, 0, 20, it.protocol, 63)) + it.source + it.destination
+    if len(connection.source) == 4:
+        return bytes((0x45, 0, 0, 40, 0, 0, 0, 0, 63, connection.protocol, 0,
+                      0)) + connection.source + connection.destination
+    return bytes((0x60, 0, 0, 0, 0, 20, connection.protocol, 63)) + connection.source + connection.destination
 
 
-def transport_header(it: Connection) -> bytes:
+def transport_header(connection: Connection) -> bytes:
     """Return a TCP segment with SYN, a UDP datagram, an SCTP INIT, or an echo request."""
-    ports = SOURCE_PORT.to_bytes(2, "big") + it.port.to_bytes(2, "big")
+    ports = SOURCE_PORT.to_bytes(2, "big") + connection.port.to_bytes(2, "big")
     return {IPPROTO_TCP: ports + bytes(8) + bytes((0x50, 0x02)) + bytes(6), IPPROTO_UDP: ports + bytes((0, 8, 0, 0)),
             IPPROTO_SCTP: ports + bytes(8) + bytes((1, 0, 0, 20)) + bytes(16)}.get(
-                it.protocol, bytes((8 if len(it.source) == 4 else 128,)) + bytes(7))
+                connection.protocol, bytes((8 if len(connection.source) == 4 else 128,)) + bytes(7))
 

@@ -199,91 +199,93 @@ def number(fields: Fields, kind: int, missing: int = 0) -> int:
 
 # Expressions: each returns whether the rule goes on. Numbers of attributes as in kernel/nft_rules.py -----------------
 
-def _meta(it: _Walker, fields: Fields) -> bool:
+def _meta(walker: _Walker, fields: Fields) -> bool:
     key = number(fields, 2)
     if key == nft_rules.NFT_META_MARK and 3 in fields:          # 3: the register with the new mark
-        it.packet.meta = {**it.packet.meta, key: it.load(number(fields, 3), 4)}
+        walker.packet.meta = {**walker.packet.meta, key: walker.load(number(fields, 3), 4)}
         return True
-    if 1 not in fields or key not in it.packet.meta:            # 1: without a destination it sets a property
+    if 1 not in fields or key not in walker.packet.meta:            # 1: without a destination it sets a property
         raise Unknown(f"meta key {key}")
-    it.store(number(fields, 1), it.packet.meta[key])
+    walker.store(number(fields, 1), walker.packet.meta[key])
     return True
 
 
-def _ct(it: _Walker, fields: Fields) -> bool:
+def _ct(walker: _Walker, fields: Fields) -> bool:
     key = number(fields, 2)
-    if 1 not in fields or 3 in fields or key not in it.packet.ct:       # 3: of one direction
+    if 1 not in fields or 3 in fields or key not in walker.packet.ct:       # 3: of one direction
         raise Unknown(f"ct key {key}")
-    it.store(number(fields, 1), it.packet.ct[key])
+    walker.store(number(fields, 1), walker.packet.ct[key])
     return True
 
 
-def _payload(it: _Walker, fields: Fields) -> bool:
+def _payload(walker: _Walker, fields: Fields) -> bool:
     base, at, size = number(fields, 2), number(fields, 3), number(fields, 4)
-    if 1 not in fields or base not in it.packet.headers:
+    if 1 not in fields or base not in walker.packet.headers:
         raise Unknown(f"payload of header {base}")
-    value = it.packet.headers[base][at:at + size]
+    value = walker.packet.headers[base][at:at + size]
     if len(value) < size:
         return False
-    it.store(number(fields, 1), value)
+    walker.store(number(fields, 1), value)
     return True
 
 
-def _cmp(it: _Walker, fields: Fields) -> bool:
+def _cmp(walker: _Walker, fields: Fields) -> bool:
     value, compare = read_data(fields[3]), number(fields, 2)
     if isinstance(value, Verdict) or compare >= len(COMPARISONS):
         raise Unknown(f"comparison {compare}")
-    return bool(COMPARISONS[compare](it.load(number(fields, 1), len(value)), value))
+    return bool(COMPARISONS[compare](walker.load(number(fields, 1), len(value)), value))
 
 
-def _range(it: _Walker, fields: Fields) -> bool:
+def _range(walker: _Walker, fields: Fields) -> bool:
     first, last, inverted = read_data(fields[3]), read_data(fields[4]), number(fields, 2)
     if isinstance(first, Verdict) or isinstance(last, Verdict):
         raise Unknown("range of verdicts")
-    return (first <= it.load(number(fields, 1), len(first)) <= last) != bool(inverted)
+    return (first <= walker.load(number(fields, 1), len(first)) <= last) != bool(inverted)
 
 
-def _bitwise(it: _Walker, fields: Fields) -> bool:
+def _bitwise(walker: _Walker, fields: Fields) -> bool:
     if number(fields, 6):               # NFTA_BITWISE_OP: 0 is mask and xor
         raise Unknown("bitwise shift")
     size, bits, xor = number(fields, 3), read_data(fields[4]), read_data(fields[5])
     if isinstance(bits, Verdict) or isinstance(xor, Verdict):
         raise Unknown("bitwise of verdicts")
-    value = it.load(number(fields, 1), size)
-    it.store(number(fields, 2), bytes(one & mask ^ other for one, mask, other in zip(value, bits, xor, strict=True)))
+    value = walker.load(number(fields, 1), size)
+    walker.store(number(fields, 2),
+                 bytes(one & mask ^ other for one, mask, other in zip(value, bits, xor, strict=True)))
     return True
 
 
-def _lookup(it: _Walker, fields: Fields) -> bool:
+def _lookup(walker: _Walker, fields: Fields) -> bool:
     name = nft.as_text(fields[1])
-    found = it.table.sets.get(name)
+    found = walker.table.sets.get(name)
     if found is None:
         raise Unknown(f"set {name}")
-    key = it.load(number(fields, 2), found.key_bytes)
+    key = walker.load(number(fields, 2), found.key_bytes)
     there, value = look_up(found, key)
     if 3 in fields:                     # a map
         if not there:
-            it.missed.append((name, key))
+            walker.missed.append((name, key))
         elif value is None:
             raise Unknown(f"map {name} without values")
         else:
-            it.store_data(number(fields, 3), value)
+            walker.store_data(number(fields, 3), value)
         return there
     return there != bool(number(fields, 5) & nft_rules.NFT_LOOKUP_F_INV)
 
 
-def look_up(it: Set, key: bytes) -> tuple[bool, bytes | Verdict | None]:
+def look_up(nft_set: Set, key: bytes) -> tuple[bool, bytes | Verdict | None]:
     """Return (whether the set has an element for the key, its value)."""
-    if any(element.flags & NFT_SET_ELEM_CATCHALL for element in it.elements.values()):
+    if any(element.flags & NFT_SET_ELEM_CATCHALL for element in nft_set.elements.values()):
         raise Unknown("catch-all element")
-    element = it.elements.get(key)
-    if it.flags & NFT_SET_INTERVAL:
-        if it.fields:
-            element = next((each for first, each in it.elements.items() if in_fields(it.fields, first, key, each.end)),
+    element = nft_set.elements.get(key)
+    if nft_set.flags & NFT_SET_INTERVAL:
+        if nft_set.fields:
+            element = next((each for first, each in nft_set.elements.items()
+                            if in_fields(nft_set.fields, first, key, each.end)),
                            None)
         else:
-            at = bisect_right(it.starts, key)
-            element = it.elements[it.starts[at - 1]] if at else None
+            at = bisect_right(nft_set.starts, key)
+            element = nft_set.elements[nft_set.starts[at - 1]] if at else None
         if element and element.flags & NFT_SET_ELEM_INTERVAL_END:
             element = None
     if element is None:
@@ -304,24 +306,24 @@ def in_fields(fields: list[int], first: bytes, key: bytes, last: bytes | None) -
     return True
 
 
-def _immediate(it: _Walker, fields: Fields) -> bool:
-    it.store_data(number(fields, 1), read_data(fields[2]))
+def _immediate(walker: _Walker, fields: Fields) -> bool:
+    walker.store_data(number(fields, 1), read_data(fields[2]))
     return True
 
 
-def _dynset(it: _Walker, fields: Fields) -> bool:
+def _dynset(walker: _Walker, fields: Fields) -> bool:
     """Add or update an element: no change for this packet, unless the element has an expression, as a limit."""
     if fields.keys() & {7, 10}:         # NFTA_DYNSET_EXPR, NFTA_DYNSET_EXPRESSIONS
         raise Unknown("dynset with an expression")
     return True
 
 
-def _reject(it: _Walker, fields: Fields) -> bool:
-    it.verdict = Verdict(nft.NF_DROP)
+def _reject(walker: _Walker, fields: Fields) -> bool:
+    walker.verdict = Verdict(nft.NF_DROP)
     return True
 
 
-def _counter(it: _Walker, fields: Fields) -> bool:
+def _counter(walker: _Walker, fields: Fields) -> bool:
     return True
 
 

@@ -1,4 +1,4 @@
-"""Pods, namespaces and policies from a folder of JSON and YAML files, as `kubectl get -o yaml` prints them."""
+"""Pods, namespaces and policies from a directory of JSON and YAML files, as `kubectl get -o yaml` prints them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastcni.agent.policy.objects import PolicyError
 from fastcni.agent.policy.sources.content import Content
 from fastcni.agent.policy.sources.reader import SMALL_BYTES, Reader, read_file
 from fastcni.daemon.stamp import stamp
-from fastcni.runtime.folder_changes import FolderChanges
+from fastcni.runtime.directory_changes import DirectoryChanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,19 +34,19 @@ BEGIN_S, BEGIN_KEPT_S = 20.0, 2.0       # the constructor's wait for the files; 
 STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
 
 
-def read_cluster(folder: str) -> Cluster:
+def read_cluster(directory: str) -> Cluster:
     """Read all documents of a directory. Raises PolicyError, which names the file, and OSError."""
     content = Content(Compiler())
-    for name in names(folder):
-        read = read_file(folder, name)
-        run(content.replace(os.path.join(folder, name), read.documents, read.broken))
+    for name in names(directory):
+        read = read_file(directory, name)
+        run(content.replace(os.path.join(directory, name), read.documents, read.broken))
     for path, texts in content.errors.items():
         raise PolicyError(f"{path}: {texts[0]}")
     return content.compiler.cluster
 
 
-def names(folder: str) -> list[str]:
-    return sorted(filter(is_ours, os.listdir(folder)))
+def names(directory: str) -> list[str]:
+    return sorted(filter(is_ours, os.listdir(directory)))
 
 
 def is_ours(name: str) -> bool:
@@ -63,24 +63,24 @@ class Files:
     ADDs, stay.
 
     Another process reads the files that have changed and that no program has open for writing (reader.py). The
-    constructor waits some seconds for all of them. While the folder is missing, all policies stay as they were, also
+    constructor waits some seconds for all of them. While the directory is missing, all policies stay as they were, also
     after a restart (kept.py). If nothing was kept, `complete` is False, and `away` says why. The source is not complete
-    either while nothing was kept and a file cannot be read, because its previous policies are unknown. A folder that
-    was a mount point and no longer is one is treated as missing, because the folder below the mount is another one.
+    either while nothing was kept and a file cannot be read, because its previous policies are unknown. A directory that
+    was a mount point and no longer is one is treated as missing, because the directory below the mount is another one.
     former: the Compiler has the kept objects. errors: {place: texts}. due: when to call attend() without a change, in
     monotonic seconds.
     """
 
-    def __init__(self, folder: str, compiler: Compiler, kept: Kept | None = None) -> None:
-        self.folder, self.kept = folder, kept
+    def __init__(self, directory: str, compiler: Compiler, kept: Kept | None = None) -> None:
+        self.directory, self.kept = directory, kept
         self.content = Content(compiler, kept.changed if kept else None)
         self.complete, self.former, self.due = False, False, 0.0
-        self._missing = ""                                      # why the folder cannot be listed
+        self._missing = ""                                      # why the directory cannot be listed
         self._unsure = ""                                       # why it is not known what policies there are
-        self._identity: tuple[int, int] | None = None           # of the folder that was listed
+        self._identity: tuple[int, int] | None = None           # of the directory that was listed
         self._mounted = False                                   # it was a mount point
         self._had = False                                       # there were policies
-        self._lost = True                                       # changes of the folder, so that it has to be listed
+        self._lost = True                                       # changes of the directory, so that it has to be listed
         self._stamps: dict[str, Stamp | None] = {}              # of the files that there are
         self._links: set[str] = set()                           # symbolic links among them: other names change these
         self._again: dict[str, float] = {}                      # when to read a file again, monotonic
@@ -88,8 +88,8 @@ class Files:
         self._steps: deque[Iterator[None]] = deque()            # changes of the Compiler
         with ExitStack() as opened:
             self.poll = opened.enter_context(closing(select.epoll()))
-            self._changes = opened.enter_context(closing(FolderChanges()))
-            self._reader = opened.enter_context(closing(Reader(folder)))
+            self._changes = opened.enter_context(closing(DirectoryChanges()))
+            self._reader = opened.enter_context(closing(Reader(directory)))
             self.poll.register(self._changes.descriptor, select.EPOLLIN)
             self.poll.register(self._reader.fileno(), select.EPOLLIN)
             self._begin()
@@ -123,14 +123,14 @@ class Files:
     @property
     def away(self) -> str:
         """Why files are not read at present."""
-        return self._missing or (f"{self.folder}: {self._reader.why}" if self._reader.why else "") or self._unsure
+        return self._missing or (f"{self.directory}: {self._reader.why}" if self._reader.why else "") or self._unsure
 
     @property
     def errors(self) -> dict[str, list[str]]:
         found = {path: [f"{path}: {text}" for text in texts] for path, texts in self.content.told().items()}
         if away := self.away:
             effect = "the policies stay as they were" if self.complete else "no pod is added"
-            found[self.folder] = [f"{away}; {effect}"]
+            found[self.directory] = [f"{away}; {effect}"]
         return found
 
     def fileno(self) -> int:
@@ -146,14 +146,14 @@ class Files:
         """Request the files that have changed. Apply read files to the Compiler, for at most `seconds`; the remaining
         files are due immediately."""
         changed = self._changes.take()
-        if (self._lost or "" in changed or identity(self.folder) != self._identity
+        if (self._lost or "" in changed or identity(self.directory) != self._identity
                 or (self._links and not all(map(is_ours, changed)))):
             changed = self._list()
         now = monotonic()
         if not self._lost:
             self._look(set(filter(is_ours, changed)) | {name for name, due in self._again.items() if due <= now})
         for read in self._reader.take():
-            if os.path.lexists(path := os.path.join(self.folder, read.name)):       # otherwise the file is forgotten
+            if os.path.lexists(path := os.path.join(self.directory, read.name)):       # otherwise the file is forgotten
                 if read.again:
                     self._again[read.name] = now + (RETRY_S if read.written else READ_AGAIN_S)
                 if not self._waits(read, now):
@@ -181,11 +181,12 @@ class Files:
 
     def _unknown(self) -> str:
         """Return why the policies are not known if nothing was kept, else "". A file that cannot be
-        read may have policies, and a folder without policies may be the wrong one."""
+        read may have policies, and a directory without policies may be the wrong one."""
         if self.content.unsure:
             return f"{min(self.content.unsure)}: what it said before is not known"
         if self.kept and self.kept.lost and not self.content.compiler.cluster.policies:
-            return (f"{self.folder}: has no policy, and {self.kept.path} cannot be read; remove it if there are to be "
+            return (f"{self.directory}: has no policy, and {self.kept.path} cannot be read; remove it if there are to "
+                    "be "
                     "none")
         return ""
 
@@ -193,25 +194,25 @@ class Files:
         """Log that the last policy was removed, which may be a mistake, such as a mount that hides the files."""
         had, self._had = self._had, bool(self.content.compiler.cluster.policies)
         if had and not self._had:
-            log.warning("policies_gone", folder=self.folder, effect="no policy protects a pod any longer")
+            log.warning("policies_gone", folder=self.directory, effect="no policy protects a pod any longer")
 
     def _list(self) -> set[str]:
-        """Return the files that were changed, added or removed. A missing folder sends no notifications."""
+        """Return the files that were changed, added or removed. A missing directory sends no notifications."""
         try:
-            self._changes.add(self.folder)          # watch a folder that was made again, before its files are listed
-            self._identity = identity(self.folder)
+            self._changes.add(self.directory)    # watch a directory that was made again, before its files are listed
+            self._identity = identity(self.directory)
             self._look_for_mount()
-            there = set(names(self.folder))
+            there = set(names(self.directory))
         except OSError as e:
-            self._missing, self._lost = f"{self.folder}: {e.strerror}", True
+            self._missing, self._lost = f"{self.directory}: {e.strerror}", True
             return set()
         self._missing, self._lost = "", False
         return {name for name in there | self._stamps.keys()
-                if name not in there or self._stamps.get(name) != stamp(os.path.join(self.folder, name))}
+                if name not in there or self._stamps.get(name) != stamp(os.path.join(self.directory, name))}
 
     def _look_for_mount(self) -> None:
-        """Raise OSError if the folder was a mount point and no longer is one."""
-        mounted = os.path.ismount(os.path.realpath(self.folder))
+        """Raise OSError if the directory was a mount point and no longer is one."""
+        mounted = os.path.ismount(os.path.realpath(self.directory))
         if self._mounted and not mounted:
             known = f", or remove {self.kept.path} and start the agent again if it is to be none" if self.kept else ""
             raise OSError(errno.ENXIO, f"it was a mount point and is none now: mount it again{known}")
@@ -226,12 +227,12 @@ class Files:
         for name in sorted(changed):
             self._again.pop(name, None)
             self._links.discard(name)
-            if os.path.lexists(path := os.path.join(self.folder, name)):
+            if os.path.lexists(path := os.path.join(self.directory, name)):
                 self._stamps[name] = stamp(path)
                 ask.append(name)
                 if os.path.islink(path):
                     self._links.add(name)
-            elif name in self._stamps and identity(self.folder) == self._identity:
+            elif name in self._stamps and identity(self.directory) == self._identity:
                 del self._stamps[name]
                 self._written.pop(name, None)
                 if self.kept and path in self.content.places:
@@ -241,10 +242,10 @@ class Files:
             self._reader.ask(ask)
 
 
-def identity(folder: str) -> tuple[int, int] | None:
-    """Return numbers that differ if a link or a mount point leads to another folder; None without a folder."""
+def identity(directory: str) -> tuple[int, int] | None:
+    """Return numbers that differ if a link or a mount point leads to another directory; None without a directory."""
     try:
-        it = os.stat(folder)
+        it = os.stat(directory)
     except OSError:
         return None
     return it.st_dev, it.st_ino

@@ -38,7 +38,7 @@ RETRY_S = 10.0                  # after an error
 
 class Kept:
     """path: of the file. source: the source whose documents the file has; a file of another source is not read.
-    mounted: the source's folder was a mount point when it was read last. lost: the file is damaged, outdated or of
+    mounted: the source's directory was a mount point when it was read last. lost: the file is damaged, outdated or of
     another version. outdated: of a file, on another file system, that exists if `path` has former policies and could
     not be removed."""
 
@@ -150,8 +150,8 @@ def write(path: Path, head: dict[str, object], body: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        os.fsync(directory)
     finally:
-        os.close(folder)
+        os.close(directory)

@@ -49,7 +49,7 @@ START_S = 10.0                                  # until the process is ready, on
 ANSWER_S = 5.0                                  # until it has begun with a request, on a busy node
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0          # before it is started again
 MAIN = ("import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.sources.reader import serve; "
-        "serve({fd}, {folder!r})")
+        "serve({fd}, {directory!r})")
 
 
 class Read(NamedTuple):
@@ -70,9 +70,10 @@ def failed(name: str, why: str) -> Read:
 
 # -- in the child ------------------------------------------------------------------------------------------------------
 
-def read_file(folder: str, name: str) -> Read:
+def read_file(directory: str, name: str) -> Read:
     """Raises OSError, MemoryError."""
-    fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)  # of a FIFO, too
+    # of a FIFO, too
+    fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return Read(name, [], [("", "no regular file")])
@@ -92,19 +93,19 @@ def read_file(folder: str, name: str) -> Read:
     return Read(name, documents, broken)
 
 
-def read_bounded(folder: str, name: str) -> Read:
+def read_bounded(directory: str, name: str) -> Read:
     """Read a file. The signals of the timers end this process, also within the parser."""
     signal.setitimer(signal.ITIMER_PROF, PROCESSOR_S)
     signal.setitimer(signal.ITIMER_REAL, ELAPSED_S)
     try:
-        return read_file(folder, name)
+        return read_file(directory, name)
     except MemoryError:
         return failed(name, f"needs more than {MEMORY_BYTES >> 20} MB of memory to be read")
     except OSError as e:
         return failed(name, e.strerror or str(e))
 
 
-def serve(fd: int, folder: str) -> None:
+def serve(fd: int, directory: str) -> None:
     """Fork a child for each request, until the agent has closed its socket."""
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
@@ -123,27 +124,27 @@ def serve(fd: int, folder: str) -> None:
                 break
             if os.fork() == 0:
                 sock.close()                                    # so that the agent sees the end of the parent
-                work(fds[0], folder, json.loads(data))
+                work(fds[0], directory, json.loads(data))
             os.close(fds[0])
     os.killpg(0, signal.SIGKILL)
 
 
-def is_small(folder: str, name: str) -> bool:
+def is_small(directory: str, name: str) -> bool:
     try:
-        return os.stat(os.path.join(folder, name)).st_size <= SMALL_BYTES
+        return os.stat(os.path.join(directory, name)).st_size <= SMALL_BYTES
     except OSError:
         return False
 
 
-def work(fd: int, folder: str, names: list[str]) -> None:
+def work(fd: int, directory: str, names: list[str]) -> None:
     """Write READY, and for each file a header in JSON, and its documents in lines. Ends this process."""
     try:
         with open(fd, "wb") as pipe:
             pipe.write(READY)
             pipe.flush()
-            if not is_small(folder, names[0]):
+            if not is_small(directory, names[0]):
                 usual_priority()
-            for read in (read_bounded(folder, name) for name in names):
+            for read in (read_bounded(directory, name) for name in names):
                 usual_priority()
                 body = b"".join(b"%s\t%s\n" % (where.encode(), line) for where, line in read.documents)
                 header = {"name": read.name, "broken": read.broken, "again": read.again, "written": read.written,
@@ -183,14 +184,14 @@ class Job:
 
 
 class Reader:
-    """Reads files of a folder. One thread makes the Reader and calls all methods.
+    """Reads files of a directory. One thread makes the Reader and calls all methods.
 
     why: why no process reads files at present; "": one does, or is being started. due: when to call take() without an
     event, in monotonic seconds.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.folder, self.poll = folder, select.epoll()
+    def __init__(self, directory: str) -> None:
+        self.directory, self.poll = directory, select.epoll()
         self.why = ""
         self._jobs: dict[int, Job] = {}
         self._failed: list[Read] = []
@@ -208,7 +209,8 @@ class Reader:
             self._sock.setblocking(False)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-c", MAIN.format(path=sys.path, fd=theirs.fileno(), folder=self.folder)],
+                    [sys.executable, "-I", "-c",
+                     MAIN.format(path=sys.path, fd=theirs.fileno(), directory=self.directory)],
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
                     start_new_session=True)
             self.poll.register(self._sock, select.EPOLLIN)

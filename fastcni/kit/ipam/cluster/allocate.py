@@ -74,25 +74,25 @@ class Attachment:
         return [self.keys.ranges[i] for i in self.missing()]
 
 
-def give(req: Request, it: Attachment) -> str:
+def give(req: Request, attachment: Attachment) -> str:
     """Give addresses of the own blocks. Return "" if no address is missing, else the next step: "confirm" or "claim".
-    Raises CniError: 11 for a requested address that another pod has, 7 for a folder of another node."""
-    if it.taken and None not in it.taken:
+    Raises CniError: 11 for a requested address that another pod has, 7 for a directory of another node."""
+    if attachment.taken and None not in attachment.taken:
         return ""                       # a claim has brought the missing addresses
-    with MadeSpace(it.keys, req.warn) as space:
-        if not it.confirmed and unconfirmed(space):
-            it.confirmed = True         # once, even if the store is unavailable
+    with MadeSpace(attachment.keys, req.warn) as space:
+        if not attachment.confirmed and unconfirmed(space):
+            attachment.confirmed = True         # once, even if the store is unavailable
             return "confirm"
         check_loss(space)
-        if not it.taken:
-            it.taken = [None] * len(it.keys.ranges)
-            give_again(space, it)
-        if not it.sticky:               # a sticky address may be kept for the pod on any node
-            for i in it.missing():
-                give_one(space, it, i)
-        if None in it.taken:
+        if not attachment.taken:
+            attachment.taken = [None] * len(attachment.keys.ranges)
+            give_again(space, attachment)
+        if not attachment.sticky:               # a sticky address may be kept for the pod on any node
+            for i in attachment.missing():
+                give_one(space, attachment, i)
+        if None in attachment.taken:
             return "claim"
-        note_pod(space, it)
+        note_pod(space, attachment)
     return ""
 
 
@@ -130,85 +130,85 @@ def check_loss(space: Space) -> None:
 
 # -- what the attachment has already --------------------------------------------------------------------
 
-def give_again(space: Space, it: Attachment) -> None:
+def give_again(space: Space, attachment: Attachment) -> None:
     """Give a repeated ADD, and the ADD of another sandbox of the same pod, the addresses that the pod already has."""
-    held = space.addresses_of(it.owner)
-    if not held and it.asked.pod:
-        held = take_from_sandbox(space, it)
+    held = space.addresses_of(attachment.owner)
+    if not held and attachment.asked.pod:
+        held = take_from_sandbox(space, attachment)
     if not held:
         return
-    for i, one in enumerate(it.keys.ranges):
-        wanted = it.asked.wanted[i]
+    for i, one in enumerate(attachment.keys.ranges):
+        wanted = attachment.asked.wanted[i]
         packed = next((p for p in held if one.contains(p) and one.has(to_int(p))), None)
         if packed is None:
             continue
         if wanted not in (None, packed):
-            raise CniError(INTERNAL, f"{address.ip_text(packed)} has been allocated to {it.container}, and "
+            raise CniError(INTERNAL, f"{address.ip_text(packed)} has been allocated to {attachment.container}, and "
                            f"{address.ip_text(wanted)} is requested now")
         held.remove(packed)
-        it.taken[i] = packed
-        if not it.handed:
-            note_netns(space, it, packed)
+        attachment.taken[i] = packed
+        if not attachment.handed:
+            note_netns(space, attachment, packed)
 
 
-def note_netns(space: Space, it: Attachment, packed: bytes) -> None:
+def note_netns(space: Space, attachment: Attachment, packed: bytes) -> None:
     """Record the network namespace of a repeated ADD, which may differ from the first ADD's: the server checks the last
     namespace."""
     name = address.ip_text(packed)
-    if it.netns and space.files.netns(name) != it.netns:
+    if attachment.netns and space.files.netns(name) != attachment.netns:
         network, pod, marks = space.files.note(name)
-        space.hand_over(packed, it.owner, it.owner, more_lines(network, pod, marks, it.netns))
+        space.hand_over(packed, attachment.owner, attachment.owner, more_lines(network, pod, marks, attachment.netns))
 
 
-def take_from_sandbox(space: Space, it: Attachment) -> list[bytes]:
+def take_from_sandbox(space: Space, attachment: Attachment) -> list[bytes]:
     """Hand over the addresses of the pod's previous sandbox: the interface of this network in another container.
     Addresses in blocks that no longer belong to this node are not handed over. If addresses are requested, only these
     addresses are handed over."""
     found = []
-    wanted = [packed for packed in it.asked.wanted if packed is not None]
-    for packed in space.addresses_of_pod(it.asked.pod, it.ifname):
+    wanted = [packed for packed in attachment.asked.wanted if packed is not None]
+    for packed in space.addresses_of_pod(attachment.asked.pod, attachment.ifname):
         if space.state.own_block(packed) is None or (wanted and packed not in wanted):
             continue
         name = address.ip_text(packed)
         owner = space.files.read_owner(name) or b""
         network, pod, marks = space.files.note(name)
         container, _, ifname = owner.decode("utf-8", "replace").partition("\r\n")
-        if (network, pod, ifname) == (it.network, it.asked.pod, it.ifname) and not marks and \
+        if (network, pod, ifname) == (attachment.network, attachment.asked.pod, attachment.ifname) and not marks and \
                 not container.startswith(KEPT_OWNER):
-            it.handed.append((packed, owner, more_lines(network, pod, marks)))
-            space.hand_over(packed, owner, it.owner, it.more())
+            attachment.handed.append((packed, owner, more_lines(network, pod, marks)))
+            space.hand_over(packed, owner, attachment.owner, attachment.more())
             found.append(packed)
     return found
 
 
-def note_pod(space: Space, it: Attachment) -> None:
-    if it.asked.pod and (it.fresh or it.handed):
-        space.note_pod(it.asked.pod, it.ifname, [packed for packed in it.taken if packed])
+def note_pod(space: Space, attachment: Attachment) -> None:
+    if attachment.asked.pod and (attachment.fresh or attachment.handed):
+        space.note_pod(attachment.asked.pod, attachment.ifname, [packed for packed in attachment.taken if packed])
 
 
 # -- giving -----------------------------------------------------------------------------------------------
 
-def give_one(space: Space, it: Attachment, i: int, mark: str = "") -> None:
+def give_one(space: Space, attachment: Attachment, i: int, mark: str = "") -> None:
     """Give an address of range `i` out of the own blocks, if one is free: the requested or the next address. Raises
     CniError 11 if another pod has the requested address."""
-    one, wanted = it.keys.ranges[i], it.asked.wanted[i]
+    one, wanted = attachment.keys.ranges[i], attachment.asked.wanted[i]
     if wanted is not None:
         if space.state.own_block(wanted) is None:
             return
-        take_fixed(space, it, wanted, mark)
+        take_fixed(space, attachment, wanted, mark)
         packed: bytes | None = wanted
     else:
-        space.files.more = it.more(mark)
-        packed = take_next(space, one, it.owner)
+        space.files.more = attachment.more(mark)
+        packed = take_next(space, one, attachment.owner)
     if packed is not None:
-        it.fresh.append(packed)
-        it.taken[i] = packed
+        attachment.fresh.append(packed)
+        attachment.taken[i] = packed
 
 
-def take_fixed(space: Space, it: Attachment, packed: bytes, *marks: str) -> None:
+def take_fixed(space: Space, attachment: Attachment, packed: bytes, *marks: str) -> None:
     """Take a certain address. Raises CniError 11 naming the holder."""
-    space.files.more = it.more(*marks)
-    if not space.take(packed, it.owner):
+    space.files.more = attachment.more(*marks)
+    if not space.take(packed, attachment.owner):
         raise CniError(TRY_AGAIN_LATER, f"requested IP address {address.ip_text(packed)} is not available: "
                        f"{holder_text(space, packed)}", "delete that pod, or request another address")
     if own := space.state.own_block(packed):
@@ -278,18 +278,18 @@ def oldest(space: Space, plan: Plan, own: Own) -> tuple[bytes, int] | None:
 
 # -- taking back ------------------------------------------------------------------------------------------
 
-def take_back(req: Request, it: Attachment) -> None:
+def take_back(req: Request, attachment: Attachment) -> None:
     """Roll back an ADD: release the addresses that it has taken, and return those that it took over from another
     sandbox."""
-    if not it.fresh and not it.handed:
+    if not attachment.fresh and not attachment.handed:
         return
-    with Space(it.keys, req.warn) as space:
+    with Space(attachment.keys, req.warn) as space:
         if space is None:
             return
-        for packed in it.fresh:
-            if space._has_owner(packed, it.owner):
-                space.drop_file(packed, it.owner)
-        for packed, owner, more in it.handed:
-            if space._has_owner(packed, it.owner):
-                space.hand_over(packed, it.owner, owner, more)
+        for packed in attachment.fresh:
+            if space._has_owner(packed, attachment.owner):
+                space.drop_file(packed, attachment.owner)
+        for packed, owner, more in attachment.handed:
+            if space._has_owner(packed, attachment.owner):
+                space.hand_over(packed, attachment.owner, owner, more)
 

@@ -15,12 +15,12 @@ from time import monotonic
 from fastcni._system import open_regular, unlock
 from fastcni.clients.away import Away, Busy
 from fastcni.kernel import waiting
-from fastcni.kit.call.files import make_folders
+from fastcni.kit.call.files import make_directories
 from fastcni.kit.call.names import digest
 from fastcni.kit.ipam.cluster import allocate, hold, singles, states
 from fastcni.kit.ipam.cluster.contract import Block, Changed, Fenced, Node, Taken
 from fastcni.kit.ipam.cluster.grid import cidr_text
-from fastcni.kit.ipam.cluster.node_state import FOLDER, STICKY, MadeSpace
+from fastcni.kit.ipam.cluster.node_state import DIRECTORY, STICKY, MadeSpace
 from fastcni.kit.ipam.cluster.stores import key_of, store_of, store_text
 from fastcni.kit.ipam.store import boot_id
 from fastcni.spec.errors import IO_FAILURE, TRY_AGAIN_LATER, CniError
@@ -51,7 +51,7 @@ class ClaimLock:
     __slots__ = ("fd", "path")
 
     def __init__(self, keys: Keys) -> None:
-        self.path, self.fd = f"{keys.data_dir.rstrip('/')}/{keys.space}/{FOLDER}/claim.lock", -1
+        self.path, self.fd = f"{keys.data_dir.rstrip('/')}/{keys.space}/{DIRECTORY}/claim.lock", -1
 
     def __enter__(self) -> None:
         flags = posix.O_RDONLY | posix.O_CREAT | posix.O_NOFOLLOW
@@ -59,7 +59,7 @@ class ClaimLock:
             try:
                 self.fd = open_regular(self.path, flags, 0o600)
             except FileNotFoundError:
-                make_folders(self.path.rpartition("/")[0], 0o700)
+                make_directories(self.path.rpartition("/")[0], 0o700)
                 self.fd = open_regular(self.path, flags, 0o600)
         except OSError as e:
             raise CniError(IO_FAILURE, f"open {self.path}: {e.strerror} (errno {e.errno})") from None
@@ -74,23 +74,23 @@ class ClaimLock:
         posix.close(self.fd)
 
 
-def provide(req: Request, it: Attachment) -> None:
+def provide(req: Request, attachment: Attachment) -> None:
     """Claim the addresses of an ADD that give() has not found. Raises CniError: 11 with the reason if none can be
     claimed."""
-    with ClaimLock(it.keys):
-        store, patience = store_of(req.mode, it.keys.store), Patience()
+    with ClaimLock(attachment.keys):
+        store, patience = store_of(req.mode, attachment.keys.store), Patience()
         try:
             while True:
                 try:
-                    _provide_or_rejoin(req, it, store)
+                    _provide_or_rejoin(req, attachment, store)
                     return
                 except Busy:
                     if not patience.pause():
                         raise
         except Away as e:
-            raise away(req, it, e) from None
+            raise away(req, attachment, e) from None
         except (Fenced, Changed) as e:
-            raise CniError(TRY_AGAIN_LATER, f'node "{it.keys.node}" cannot write to the store: {e}',
+            raise CniError(TRY_AGAIN_LATER, f'node "{attachment.keys.node}" cannot write to the store: {e}',
                            "it was declared dead or forgotten a moment ago") from None
 
 
@@ -111,67 +111,69 @@ class Patience:
         return True
 
 
-def _provide_or_rejoin(req: Request, it: Attachment, store: Store) -> None:
+def _provide_or_rejoin(req: Request, attachment: Attachment, store: Store) -> None:
     try:
-        _provide(req, it, store)
+        _provide(req, attachment, store)
     except (Fenced, Changed):
-        rejoin(store, it.keys, req.warn)
-        _provide(req, it, store)
+        rejoin(store, attachment.keys, req.warn)
+        _provide(req, attachment, store)
 
 
-def _provide(req: Request, it: Attachment, store: Store) -> None:
-    state = ready(store, it.keys, req.warn, it.keys.ranges)
-    me, it.grid = node_of(state), state.grid
-    singles.begin(req, it, store, me, bool(state.later))
+def _provide(req: Request, attachment: Attachment, store: Store) -> None:
+    state = ready(store, attachment.keys, req.warn, attachment.keys.ranges)
+    me, attachment.grid = node_of(state), state.grid
+    singles.begin(req, attachment, store, me, bool(state.later))
     claimed: list[Block] = []
     for _ in range(MAX_BLOCKS):
-        known = give_claimed(req, it, store, claimed)
-        if not it.missing():
+        known = give_claimed(req, attachment, store, claimed)
+        if not attachment.missing():
             break
-        check_hold(store, it.keys, req.warn)
-        singles.give(req, it, store, me)
-        claimed, exhausted = claim_blocks(store, me, it.keys, it.missing_ranges(), known)
+        check_hold(store, attachment.keys, req.warn)
+        singles.give(req, attachment, store, me)
+        claimed, exhausted = claim_blocks(store, me, attachment.keys, attachment.missing_ranges(), known)
         if exhausted:
-            singles.give(req, it, store, me, exhausted)
+            singles.give(req, attachment, store, me, exhausted)
     else:
         raise CniError(TRY_AGAIN_LATER, "other pods took the addresses of each block that was claimed")
-    if it.sticky:
-        singles.hold_sticky(req, it, store, me)
-        with MadeSpace(it.keys, req.warn) as space:
-            end(space, it)
+    if attachment.sticky:
+        singles.hold_sticky(req, attachment, store, me)
+        with MadeSpace(attachment.keys, req.warn) as space:
+            end(space, attachment)
 
 
-def give_claimed(req: Request, it: Attachment, store: Store, claimed: Sequence[Block]) -> State:
+def give_claimed(req: Request, attachment: Attachment, store: Store, claimed: Sequence[Block]) -> State:
     """Record claimed blocks, and give the missing addresses of own blocks, both under one lock. Return the State."""
     now = store.history() if claimed else None
-    with MadeSpace(it.keys, req.warn) as space:
+    with MadeSpace(attachment.keys, req.warn) as space:
         noted = note_in(space, claimed, now)
-        for i in it.missing() if noted else ():
-            allocate.give_one(space, it, i, STICKY if it.sticky else "")
-        if not it.missing() and not it.sticky:
-            end(space, it)
+        for i in attachment.missing() if noted else ():
+            allocate.give_one(space, attachment, i, STICKY if attachment.sticky else "")
+        if not attachment.missing() and not attachment.sticky:
+            end(space, attachment)
         state = space.state
     if not noted:
-        refuse(store, it.keys, claimed, req.warn)
+        refuse(store, attachment.keys, claimed, req.warn)
     return state
 
 
-def end(space: Space, it: Attachment) -> None:
+def end(space: Space, attachment: Attachment) -> None:
     """Note that all addresses of an ADD are given."""
-    singles.all_given(space, it)
-    allocate.note_pod(space, it)
+    singles.all_given(space, attachment)
+    allocate.note_pod(space, attachment)
 
 
-def away(req: Request, it: Attachment, why: Away) -> CniError:
+def away(req: Request, attachment: Attachment, why: Away) -> CniError:
     """Return the error of an ADD that needs the store while the store is unavailable."""
     texts = []
-    with MadeSpace(it.keys, req.warn) as space:
-        for i in it.missing():
-            plan = space.state.plan(it.keys.ranges[i])
+    with MadeSpace(attachment.keys, req.warn) as space:
+        for i in attachment.missing():
+            plan = space.state.plan(attachment.keys.ranges[i])
             size = sum(last - first + 1 for first, last, _ in plan.parts)
-            texts.append(f"{it.keys.ranges[i]}: {size} in this node's {len(plan.parts)} blocks, none of them free"
-                         if plan.parts else f"{it.keys.ranges[i]}: this node has no block of it")
-    return CniError(TRY_AGAIN_LATER, f"cannot claim addresses: the store {store_text(it.keys.store)} is away: {why}",
+            text = (f"{size} in this node's {len(plan.parts)} blocks, none of them free" if plan.parts
+                    else "this node has no block of it")
+            texts.append(f"{attachment.keys.ranges[i]}: {text}")
+    return CniError(TRY_AGAIN_LATER,
+                    f"cannot claim addresses: the store {store_text(attachment.keys.store)} is away: {why}",
                     "; ".join(texts))
 
 

@@ -1,7 +1,8 @@
 """The flat file of whereabouts: keys of `ipam` for all networks of a node; a network's own keys win.
 
-The first of these files that exists counts: `configuration_path`, which may also name a folder, and PATHS. There need
-not be one. `nodename`, in the folder of the flat file, is the node's name.
+The first of these files that exists counts: `configuration_path`, which may also name a directory,
+and PATHS. There need
+not be one. `nodename`, in the directory of the flat file, is the node's name.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ def merged(ipam: dict[str, Any], seen: Seen) -> dict[str, Any]:
 def node_name(configuration_path: str) -> str:
     """Return the content of the file `nodename`, which whereabouts' installer writes; "" without the file. Raises
     CniError 5."""
-    folders = [path.rpartition("/")[0] for path in PATHS]
+    directories = [path.rpartition("/")[0] for path in PATHS]
     if configuration_path:
-        folders = [configuration_path, configuration_path.rpartition("/")[0], *folders]
-    for folder in folders:
-        if name := (files.read(f"{folder}/nodename") or b"").decode("utf-8", "replace").strip():
+        directories = [configuration_path, configuration_path.rpartition("/")[0], *directories]
+    for directory in directories:
+        if name := (files.read(f"{directory}/nodename") or b"").decode("utf-8", "replace").strip():
             return name
     return ""

@@ -1,4 +1,4 @@
-"""The files in which this node keeps its blocks of a space and the addresses that it has given: one folder, one lock.
+"""The files in which this node keeps its blocks of a space and the addresses that it has given: a directory, a lock.
 
     <dataDir>/<space>/          a host-local directory, see kit/ipam/store.py: its lock, address files and index
         10.0.0.70               "<container id>\\r\\n<ifname>\\r\\n<network>\\r\\n<pod>\\r\\n<marks>\\r\\n<netns>"
@@ -19,11 +19,11 @@ import posix
 
 from fastcni._system import close_file, open_regular, read_file, write_file
 from fastcni.kit.call import names
-from fastcni.kit.call.files import make_folders
+from fastcni.kit.call.files import make_directories
 from fastcni.kit.ipam.address_files import AddressFiles
 from fastcni.kit.ipam.cluster.grid import ends, family_of, read_block, to_int, to_packed
 from fastcni.kit.ipam.cluster.released import Released
-from fastcni.kit.ipam.store import SPACE_FOLDER, Store, boot_id
+from fastcni.kit.ipam.store import SPACE_DIRECTORY, Store, boot_id
 from fastcni.spec import address, json
 from fastcni.spec.errors import IO_FAILURE, CniError
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.grid import Range
 
-FOLDER = SPACE_FOLDER
-BLOCKS = f"{FOLDER}/blocks.json"
+DIRECTORY = SPACE_DIRECTORY
+BLOCKS = f"{DIRECTORY}/blocks.json"
 MAX_BYTES = 64 << 20
 KEPT_OWNER = "fastcni:single"   # how the owner of an address begins that a Single has
 KEPT_STATE = "kept"             # contract.KEPT
@@ -234,8 +234,8 @@ class SpaceFiles(AddressFiles):
         """Give the file of an address another owner, in one step. Raises CniError 5."""
         self.changed = True
         try:
-            write_file(f"{FOLDER}/new", owner + self.more, WRITE, self.fd, sync=self.sync)
-            posix.rename(f"{FOLDER}/new", name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            write_file(f"{DIRECTORY}/new", owner + self.more, WRITE, self.fd, sync=self.sync)
+            posix.rename(f"{DIRECTORY}/new", name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         except OSError as e:
             raise self.error("replace", name, e) from None
 
@@ -254,7 +254,7 @@ def more_lines(network: str, pod: str, marks: str = "", netns: str = "") -> byte
 
 
 class Space(Store):
-    """The folder of a space, open and locked inside `with`; see kit/ipam/store.py. `with` gives None if it does not
+    """The directory of a space, open and locked inside `with`; see kit/ipam/store.py. `with` gives None if it does not
     exist and create is False.
 
     state     State as of now
@@ -281,7 +281,7 @@ class Space(Store):
         except OSError as e:
             self.times.close()
             self._close()
-            raise CniError(IO_FAILURE, f"open {self.files.path}/{FOLDER}: {e.strerror} (errno {e.errno})") from None
+            raise CniError(IO_FAILURE, f"open {self.files.path}/{DIRECTORY}: {e.strerror} (errno {e.errno})") from None
         except BaseException:
             self._close()
             raise
@@ -290,7 +290,7 @@ class Space(Store):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.times.close()
-        self.times.folder = -1
+        self.times.directory = -1
         super().__exit__(kind, error, trace)
 
     def _is_of_another_kind(self) -> bool:
@@ -302,17 +302,17 @@ class Space(Store):
         super()._begin_boot()
 
     def _open_state(self) -> None:
-        if self.times.folder < 0:
+        if self.times.directory < 0:
             self.state = read_state(self.files, self.keys.cache)
-            self.times.folder, self.times.boot = self.files.fd, boot_id()
+            self.times.directory, self.times.boot = self.files.fd, boot_id()
 
     def save(self, state: State) -> None:
         """Write a State and use it from now on. The caller must not change it any more. Raises CniError 5."""
-        new, folder, fd = f"{BLOCKS}.new", self.files.fd, -1
+        new, directory, fd = f"{BLOCKS}.new", self.files.fd, -1
         try:
-            write_file(new, json.write(state.to_dict()), WRITE, folder, sync=self.files.sync)
-            fd = open_regular(new, posix.O_RDONLY, folder=folder)       # before another program can replace it
-            posix.rename(new, BLOCKS, src_dir_fd=folder, dst_dir_fd=folder)
+            write_file(new, json.write(state.to_dict()), WRITE, directory, sync=self.files.sync)
+            fd = open_regular(new, posix.O_RDONLY, directory=directory)       # before another program can replace it
+            posix.rename(new, BLOCKS, src_dir_fd=directory, dst_dir_fd=directory)
             self.keys.cache.keep(fd, look_of(posix.fstat(fd)), state)   # the rename has changed how it looks
         except OSError as e:
             if fd >= 0:
@@ -400,7 +400,7 @@ class Space(Store):
 
 
 class MadeSpace(Space):
-    """A Space whose folder is made if it does not exist."""
+    """A Space whose directory is made if it does not exist."""
 
     __slots__ = ()
 
@@ -413,7 +413,7 @@ class MadeSpace(Space):
 
 
 def pod_link(pod: str, ifname: str) -> str:
-    return f"{FOLDER}/pods/{names.digest(f'{pod} {ifname}', 32)}"
+    return f"{DIRECTORY}/pods/{names.digest(f'{pod} {ifname}', 32)}"
 
 
 def kept_owner(pod: str, ifname: str) -> bytes:
@@ -426,15 +426,15 @@ def look_of(found: posix.stat_result) -> tuple[int, int, int, int]:
 
 
 def read_state(files: SpaceFiles, cache: Cache) -> State:
-    """Return the State in blocks.json; a new State if that is missing or damaged. Makes the folder. Raises OSError."""
+    """Return the State in blocks.json; a new State: no file, or a damaged one. Makes directories. Raises OSError."""
     try:
         look = look_of(posix.stat(BLOCKS, dir_fd=files.fd))
         last = cache.last
         if last is not None and last[0] == look:
             return last[1]
-        fd = open_regular(BLOCKS, posix.O_RDONLY, folder=files.fd)
+        fd = open_regular(BLOCKS, posix.O_RDONLY, directory=files.fd)
     except FileNotFoundError:
-        make_folders(f"{files.path}/{FOLDER}/pods", 0o700, 0o700)
+        make_directories(f"{files.path}/{DIRECTORY}/pods", 0o700, 0o700)
         return State({})
     try:
         state = State(json.read(read_file(f"/proc/self/fd/{fd}", posix.O_RDONLY, MAX_BYTES)))

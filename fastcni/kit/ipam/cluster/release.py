@@ -21,70 +21,70 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.allocate import Attachment
 
 
-def ask_store(req: Request, it: Attachment, what: str) -> None:
+def ask_store(req: Request, attachment: Attachment, what: str) -> None:
     """Do the step that allocate.give() has returned: "confirm" this node, or "claim"."""
     from fastcni.kit.ipam.cluster import claims  # imported here, because few requests ask the store
 
     if what == "confirm":
-        claims.confirm_once(req, it.keys)
+        claims.confirm_once(req, attachment.keys)
     else:
-        claims.provide(req, it)
+        claims.provide(req, attachment)
 
 
-def take_back(req: Request, it: Attachment) -> None:
+def take_back(req: Request, attachment: Attachment) -> None:
     """The rollback of ADD."""
-    allocate.take_back(req, it)
-    if it.confirmed or it.missing() or it.claimed or it.kept:
+    allocate.take_back(req, attachment)
+    if attachment.confirmed or attachment.missing() or attachment.claimed or attachment.kept:
         from fastcni.kit.ipam.cluster import singles, stores
 
         try:
-            singles.take_back(req, it, stores.store_of(req.mode, it.keys.store))
+            singles.take_back(req, attachment, stores.store_of(req.mode, attachment.keys.store))
         except Away as e:
             req.warn(f"sticky addresses are released in the store later: {e}")
-        finish(req, it)
+        finish(req, attachment)
 
 
-def release_attachment(req: Request, it: Attachment) -> None:
+def release_attachment(req: Request, attachment: Attachment) -> None:
     """DEL: release the attachment's addresses in the space. Raises CniError 5 if an unreadable file may belong to the
     attachment."""
-    with Space(it.keys, req.warn) as space:
+    with Space(attachment.keys, req.warn) as space:
         if space is None:
             return
         released, pods = [], set()
-        for packed in space.index.addresses_of(it.owner):
-            if space.release(packed, it.owner):
+        for packed in space.index.addresses_of(attachment.owner):
+            if space.release(packed, attachment.owner):
                 released.append(packed)
                 pods.add(space.files.note(address.ip_text(packed))[1])
         for pod in pods - {""}:
-            if set(space.addresses_of_pod(pod, it.ifname)) <= set(released):
-                space.forget_pod(pod, it.ifname)
+            if set(space.addresses_of_pod(pod, attachment.ifname)) <= set(released):
+                space.forget_pod(pod, attachment.ifname)
         if space.unread and not released:
             space.check_all_read()
         later = bool(space.state.later)
-    req.mode.note_space(it.keys, released)
+    req.mode.note_space(attachment.keys, released)
     if later:
-        finish(req, it)
+        finish(req, attachment)
 
 
-def finish(req: Request, it: Attachment) -> None:
+def finish(req: Request, attachment: Attachment) -> None:
     """Tell the store which Singles have ended. If that fails, they stay in State.later."""
     from fastcni.kit.ipam.cluster import claims, singles, stores
 
     try:
-        with claims.ClaimLock(it.keys):
-            singles.finish_later(stores.store_of(req.mode, it.keys.store), it.keys, req.warn)
+        with claims.ClaimLock(attachment.keys):
+            singles.finish_later(stores.store_of(req.mode, attachment.keys.store), attachment.keys, req.warn)
     except (Away, CniError) as e:
         req.warn(f"single addresses are released in the store later: {e}")
 
 
-def missing(req: Request, it: Attachment) -> list[str]:
+def missing(req: Request, attachment: Attachment) -> list[str]:
     """CHECK: the ranges of which the attachment holds no address, as text. Raises CniError 5."""
-    with Space(it.keys, req.warn, release_former=False) as space:
+    with Space(attachment.keys, req.warn, release_former=False) as space:
         if space is None:
-            return [str(one) for one in it.keys.ranges]
-        held = space.addresses_of(it.owner)
+            return [str(one) for one in attachment.keys.ranges]
+        held = space.addresses_of(attachment.owner)
         found = []
-        for one in it.keys.ranges:
+        for one in attachment.keys.ranges:
             packed = next((p for p in held if one.contains(p)), None)
             if packed is None:
                 found.append(str(one))
@@ -95,71 +95,72 @@ def missing(req: Request, it: Attachment) -> list[str]:
         return found
 
 
-def collect(req: Request, it: Attachment) -> None:
+def collect(req: Request, attachment: Attachment) -> None:
     """GC: release the addresses of this network that no valid attachment has, and the addresses of torn files."""
     from fastcni.kit.ipam import allocation  # imported here, because other requests do not need it
 
     valid = {owner_of(*pair) for pair in req.valid_attachments}
-    with Space(it.keys, req.warn) as space:
+    with Space(attachment.keys, req.warn) as space:
         if space is None:
             return
         files = space.files
         gone = allocation.collect(req, space, lambda packed, owner: owner not in valid and files.note(
             address.ip_text(packed))[0] in ("", req.name))
         later = bool(space.state.later)
-    req.mode.note_space(it.keys, gone)
+    req.mode.note_space(attachment.keys, gone)
     if later:
-        finish(req, it)
+        finish(req, attachment)
 
 
-def report(req: Request, it: Attachment) -> None:
+def report(req: Request, attachment: Attachment) -> None:
     """STATUS: raise CniError 50 if no address can be given, 51 if the store is away and addresses are left. Changes
     nothing on this node."""
     from fastcni.kit.ipam.cluster import stores
 
     try:
-        with Space(it.keys, req.warn, release_former=False) as space:
-            left = [space is not None and has_free(space, one) for one in it.keys.ranges]
+        with Space(attachment.keys, req.warn, release_former=False) as space:
+            left = [space is not None and has_free(space, one) for one in attachment.keys.ranges]
     except CniError as e:
         if e.code != TRY_AGAIN_LATER:
             raise CniError(PLUGIN_NOT_AVAILABLE, e.msg, e.details) from None
         req.warn(e.msg)
         return
-    store = stores.store_of(req.mode, it.keys.store)
+    store = stores.store_of(req.mode, attachment.keys.store)
     try:
         store.nodes()
     except Away as e:
-        text = f"the store {stores.store_text(it.keys.store)} is away: {e}"
+        text = f"the store {stores.store_text(attachment.keys.store)} is away: {e}"
         if left and all(left):
             raise CniError(LIMITED_CONNECTIVITY, text, "own blocks have addresses left") from None
         raise CniError(PLUGIN_NOT_AVAILABLE, text, "own blocks have no address left") from None
     except ImportError as e:
-        raise CniError(PLUGIN_NOT_AVAILABLE, f"the store {stores.store_text(it.keys.store)} needs a package: {e}",
+        raise CniError(PLUGIN_NOT_AVAILABLE,
+                       f"the store {stores.store_text(attachment.keys.store)} needs a package: {e}",
                        "pip install fastcni[cluster]") from None
     for i, free in enumerate(left):
         if not free:
-            check_room(req, it, i)
+            check_room(req, attachment, i)
 
 
 def has_free(space: Space, one: allocate.Range) -> bool:
     return any(space.index.next_free(*span) is not None for span in space.state.plan(one).spans)
 
 
-def check_room(req: Request, it: Attachment, i: int) -> None:
+def check_room(req: Request, attachment: Attachment, i: int) -> None:
     """Raise CniError 50 if range `i`, of which this node has no free address, has no free block either."""
     from fastcni.kit.ipam.cluster import claims, full, stores
 
-    store, one = stores.store_of(req.mode, it.keys.store), it.keys.ranges[i]
-    prefix = store.grid(it.keys.space, {}).get(one.family, one.wanted_prefix())
+    store, one = stores.store_of(req.mode, attachment.keys.store), attachment.keys.ranges[i]
+    prefix = store.grid(attachment.keys.space, {}).get(one.family, one.wanted_prefix())
     if one.is_tiny(prefix):
-        held = sum(one.has(to_int(packed)) for single in store.singles(it.keys.space)
+        held = sum(one.has(to_int(packed)) for single in store.singles(attachment.keys.space)
                    if len(packed := address.read_ip(single.address)) * 8 == one.bits)
         room = held < one.size()
     else:
-        known = {block.cidr for block in store.blocks(it.keys.space)}
-        room = next(claims.candidates(one, prefix, it.keys.node, known), None) is not None
+        known = {block.cidr for block in store.blocks(attachment.keys.space)}
+        room = next(claims.candidates(one, prefix, attachment.keys.node, known), None) is not None
     if not room:
-        e = full.error(store, it.keys, one)
+        e = full.error(store, attachment.keys, one)
         raise CniError(PLUGIN_NOT_AVAILABLE, e.msg, e.details)
 
 

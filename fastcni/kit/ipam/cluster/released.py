@@ -23,18 +23,18 @@ FLAGS = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
 
 
 class Released:
-    """The file, of the folder with this descriptor. Opening it takes some microseconds, so it is opened when it is
+    """The file, of the directory with this descriptor. Opening it takes some microseconds, so it is opened when it is
     used. first: the bytes of its header and of the first times, as read; b"": not read yet. Methods raise OSError."""
 
-    __slots__ = ("boot", "fd", "first", "folder")
+    __slots__ = ("boot", "fd", "first", "directory")
 
     def __init__(self) -> None:
-        self.folder = self.fd = -1
+        self.directory = self.fd = -1
         self.boot, self.first = b"", b""
 
     def _open(self) -> None:
         if self.fd < 0:
-            self.fd = posix.open(NAME, FLAGS, 0o600, dir_fd=self.folder)
+            self.fd = posix.open(NAME, FLAGS, 0o600, dir_fd=self.directory)
 
     def read_head(self) -> None:
         """Read the header, and empty a file of another boot. Raises OSError."""

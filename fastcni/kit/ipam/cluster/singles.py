@@ -53,30 +53,32 @@ POLL_S = 0.05
 SHARE_TRIES = 3         # to claim an address in a block that no node has
 
 
-def begin(req: Request, it: Attachment, store: Store, me: Node, later: bool) -> None:
+def begin(req: Request, attachment: Attachment, store: Store, me: Node, later: bool) -> None:
     """Do what precedes the claims of an ADD: end the Singles of State.later, and give a pod the addresses that are kept
     for it. later: whether there are Singles to end."""
     if later:
-        finish_later(store, it.keys, req.warn, it)
-    if it.sticky:
-        give_sticky(req, it, store, me)
+        finish_later(store, attachment.keys, req.warn, attachment)
+    if attachment.sticky:
+        give_sticky(req, attachment, store, me)
 
 
-def give(req: Request, it: Attachment, store: Store, me: Node, exhausted: Range | None = None) -> None:
+def give(req: Request, attachment: Attachment, store: Store, me: Node, exhausted: Range | None = None) -> None:
     """Claim the missing addresses that need no block of this node: requested addresses, and addresses of tiny ranges
     and of the range `exhausted`, which has no free block. Raises CniError 11."""
-    for i in it.missing():
-        one = it.keys.ranges[i]
-        if it.asked.wanted[i] is not None:
-            give_fixed(req, it, store, me, i)
-        elif one is exhausted or one.is_tiny(it.grid[one.family]):
-            give_single(req, it, store, me, i)
+    for i in attachment.missing():
+        one = attachment.keys.ranges[i]
+        if attachment.asked.wanted[i] is not None:
+            give_fixed(req, attachment, store, me, i)
+        elif one is exhausted or one.is_tiny(attachment.grid[one.family]):
+            give_single(req, attachment, store, me, i)
 
 
-def single_of(it: Attachment, packed: bytes, state: str = HELD) -> Single:
-    return Single(space=it.keys.space, address=address.ip_text(packed),
-                  block=block_of(packed, it.grid[family_of(len(packed) * 8)]), state=state, container=it.container,
-                  ifname=it.ifname, pod=it.asked.pod, network=it.network, since=time.time(), sticky=it.sticky)
+def single_of(attachment: Attachment, packed: bytes, state: str = HELD) -> Single:
+    return Single(space=attachment.keys.space, address=address.ip_text(packed),
+                  block=block_of(packed, attachment.grid[family_of(len(packed) * 8)]), state=state,
+                  container=attachment.container,
+                  ifname=attachment.ifname, pod=attachment.asked.pod, network=attachment.network, since=time.time(),
+                  sticky=attachment.sticky)
 
 
 def claim(store: Store, me: Node, single: Single, share: bool = True) -> Single:
@@ -93,41 +95,41 @@ def claim(store: Store, me: Node, single: Single, share: bool = True) -> Single:
     return store.claim_single(me, single)
 
 
-def take(req: Request, it: Attachment, i: int, single: Single, store: Store) -> bool:
+def take(req: Request, attachment: Attachment, i: int, single: Single, store: Store) -> bool:
     """Make the address file of a Single that this attachment has. False, and release it, if the file is another's."""
     packed = address.read_ip(single.address)
-    it.claimed.append(single)
-    with MadeSpace(it.keys, req.warn) as space:
-        space.files.more = it.more(SINGLE, STICKY if it.sticky else "")
-        kept = kept_owner(it.asked.pod, it.ifname)
+    attachment.claimed.append(single)
+    with MadeSpace(attachment.keys, req.warn) as space:
+        space.files.more = attachment.more(SINGLE, STICKY if attachment.sticky else "")
+        kept = kept_owner(attachment.asked.pod, attachment.ifname)
         if space._has_owner(packed, kept):
-            space.hand_over(packed, kept, it.owner, space.files.more)
-        elif not space.take(packed, it.owner):
+            space.hand_over(packed, kept, attachment.owner, space.files.more)
+        elif not space.take(packed, attachment.owner):
             holder = allocate.holder_text(space, packed)
             req.warn(f"{single.address}: the store gives it to this pod, but {holder}")
-            it.claimed.remove(single)
+            attachment.claimed.remove(single)
             store.release_single(single)
             return False
-        it.fresh.append(packed)
-        it.taken[i] = packed
+        attachment.fresh.append(packed)
+        attachment.taken[i] = packed
     return True
 
 
 # -- fixed addresses --------------------------------------------------------------------------------------
 
-def give_fixed(req: Request, it: Attachment, store: Store, me: Node, i: int) -> None:
+def give_fixed(req: Request, attachment: Attachment, store: Store, me: Node, i: int) -> None:
     """Claim the requested address of range `i`, which is in no block of this node. Raises CniError 11."""
-    packed = it.asked.wanted[i]
+    packed = attachment.asked.wanted[i]
     assert packed is not None
-    single = single_of(it, packed)
-    intend(req, it, single.address)
+    single = single_of(attachment, packed)
+    intend(req, attachment, single.address)
     try:
         got = claim(store, me, single)
     except Taken as e:
         if isinstance(e.by, Single) or e.by.state != ACTIVE:
             raise unavailable(single.address, single_text(e.by)) from None
         got = ask(store, me, single, e.by)
-    if not take(req, it, i, got, store):
+    if not take(req, attachment, i, got, store):
         raise unavailable(single.address, "this node has an address file of another pod for it")
 
 
@@ -174,33 +176,33 @@ def single_text(single: Any) -> str:
 
 # -- tiny ranges, and what is left of shared blocks -------------------------------------------------------
 
-def give_single(req: Request, it: Attachment, store: Store, me: Node, i: int) -> None:
+def give_single(req: Request, attachment: Attachment, store: Store, me: Node, i: int) -> None:
     """Claim any address of range `i` that is in a shared block. For a tiny range its blocks are shared. Raises CniError
     11 if no such address is free."""
-    one = it.keys.ranges[i]
-    prefix = it.grid[one.family]
+    one = attachment.keys.ranges[i]
+    prefix = attachment.grid[one.family]
     tiny = one.is_tiny(prefix)
     if tiny:
         first, last = one.blocks(prefix)
         cidrs = [cidr_text(one.bits, n << one.bits - prefix, prefix) for n in range(first, last + 1)]
     else:
-        cidrs = [block.cidr for block in store.blocks(it.keys.space) if block.state == SHARED]
+        cidrs = [block.cidr for block in store.blocks(attachment.keys.space) if block.state == SHARED]
     taken: set[bytes] | None = None
     for cidr in cidrs:
         spans = list(one.inside(*read_block(cidr)[1:])) if read_block(cidr)[0] == one.bits else []
-        for packed in in_turn(one.bits, spans, f"{it.container} {it.ifname}"):
-            if (taken is not None and packed in taken) or is_held(req, it, packed):
+        for packed in in_turn(one.bits, spans, f"{attachment.container} {attachment.ifname}"):
+            if (taken is not None and packed in taken) or is_held(req, attachment, packed):
                 continue
-            intend(req, it, address.ip_text(packed))
+            intend(req, attachment, address.ip_text(packed))
             try:
-                if take(req, it, i, claim(store, me, single_of(it, packed), share=tiny), store):
+                if take(req, attachment, i, claim(store, me, single_of(attachment, packed), share=tiny), store):
                     return
             except Taken as e:
                 if isinstance(e.by, Block):
                     break               # the block is a node's
             if taken is None:
-                taken = {address.read_ip(other.address) for other in store.singles(it.keys.space)}
-    raise full.error(store, it.keys, one)
+                taken = {address.read_ip(other.address) for other in store.singles(attachment.keys.space)}
+    raise full.error(store, attachment.keys, one)
 
 
 def in_turn(bits: int, spans: list[tuple[int, int]], seed: str) -> Iterator[bytes]:
@@ -217,75 +219,77 @@ def in_turn(bits: int, spans: list[tuple[int, int]], seed: str) -> Iterator[byte
             k -= last - first + 1
 
 
-def is_held(req: Request, it: Attachment, packed: bytes) -> bool:
-    with Space(it.keys, req.warn) as space:
+def is_held(req: Request, attachment: Attachment, packed: bytes) -> bool:
+    with Space(attachment.keys, req.warn) as space:
         return space is not None and bool(space.index.is_held(packed))
 
 
 # -- sticky addresses -------------------------------------------------------------------------------------
 
-def give_sticky(req: Request, it: Attachment, store: Store, me: Node) -> None:
+def give_sticky(req: Request, attachment: Attachment, store: Store, me: Node) -> None:
     """Give a pod the addresses that are kept for it. Raises CniError 11 if the pod still has such an address on another
     node."""
-    known = [one for one in store.singles(it.keys.space, pod=it.asked.pod)
-             if one.ifname == it.ifname and one.state in (HELD, KEPT)]
-    for i in it.missing():
-        one = it.keys.ranges[i]
+    known = [one for one in store.singles(attachment.keys.space, pod=attachment.asked.pod)
+             if one.ifname == attachment.ifname and one.state in (HELD, KEPT)]
+    for i in attachment.missing():
+        one = attachment.keys.ranges[i]
         for single in known:
             packed = address.read_ip(single.address)
-            if not one.contains(packed) or it.asked.wanted[i] not in (None, packed):
+            if not one.contains(packed) or attachment.asked.wanted[i] not in (None, packed):
                 continue
             if single.state == HELD and single.node != me.name:
-                raise CniError(TRY_AGAIN_LATER, f"sticky address of pod {it.asked.pod}: {single_text(single)}",
+                raise CniError(TRY_AGAIN_LATER, f"sticky address of pod {attachment.asked.pod}: {single_text(single)}",
                                "it is given here when its pod on that node is deleted, or that node is forgotten")
             known.remove(single)
-            intend(req, it, single.address, KEPT)
+            intend(req, attachment, single.address, KEPT)
             if single.state == KEPT:
-                got = store.claim_single(me, single_of(it, packed))
+                got = store.claim_single(me, single_of(attachment, packed))
             else:
-                got = store.change_single(single, container=it.container, network=it.network, since=time.time(),
+                got = store.change_single(single, container=attachment.container, network=attachment.network,
+                                          since=time.time(),
                                           sticky=True, epoch=me.epoch)
-            it.kept.append((single, got))
-            take_sticky(req, it, i, packed, single)
+            attachment.kept.append((single, got))
+            take_sticky(req, attachment, i, packed, single)
             break
 
 
-def take_sticky(req: Request, it: Attachment, i: int, packed: bytes, before: Single) -> None:
+def take_sticky(req: Request, attachment: Attachment, i: int, packed: bytes, before: Single) -> None:
     """Make this attachment the owner of the file of a sticky address. The file belongs to the pod's previous sandbox,
     or does not exist on this node."""
-    with MadeSpace(it.keys, req.warn) as space:
+    with MadeSpace(attachment.keys, req.warn) as space:
         own = space.state.own_block(packed) is not None
-        more = it.more("" if own else SINGLE, STICKY)
-        for owner in (kept_owner(it.asked.pod, it.ifname), f"{before.container}\r\n{before.ifname}".encode()):
-            if owner != it.owner and space._has_owner(packed, owner):
-                space.hand_over(packed, owner, it.owner, more)
+        more = attachment.more("" if own else SINGLE, STICKY)
+        for owner in (kept_owner(attachment.asked.pod, attachment.ifname),
+                      f"{before.container}\r\n{before.ifname}".encode()):
+            if owner != attachment.owner and space._has_owner(packed, owner):
+                space.hand_over(packed, owner, attachment.owner, more)
                 break
         else:
-            if not space._has_owner(packed, it.owner):
-                allocate.take_fixed(space, it, packed, "" if own else SINGLE, STICKY)
-        it.fresh.append(packed)
-        it.taken[i] = packed
+            if not space._has_owner(packed, attachment.owner):
+                allocate.take_fixed(space, attachment, packed, "" if own else SINGLE, STICKY)
+        attachment.fresh.append(packed)
+        attachment.taken[i] = packed
 
 
-def hold_sticky(req: Request, it: Attachment, store: Store, me: Node) -> None:
+def hold_sticky(req: Request, attachment: Attachment, store: Store, me: Node) -> None:
     """Claim Singles for the sticky addresses that came out of own blocks. Raises CniError 11 if one has a Single."""
-    known = {single.address for single in it.claimed} | {after.address for _, after in it.kept}
-    for packed in it.taken:
+    known = {single.address for single in attachment.claimed} | {after.address for _, after in attachment.kept}
+    for packed in attachment.taken:
         if packed is None or address.ip_text(packed) in known:
             continue
         try:
-            it.claimed.append(store.claim_single(me, single_of(it, packed)))
+            attachment.claimed.append(store.claim_single(me, single_of(attachment, packed)))
         except Taken as e:
             raise unavailable(address.ip_text(packed), single_text(e.by)) from None
 
 
 # -- Singles without a pod ----------------------------------------------------------------------------------
 
-def intend(req: Request, it: Attachment, name: str, to: str = "") -> None:
+def intend(req: Request, attachment: Attachment, name: str, to: str = "") -> None:
     """Note in State.later, before a Single is claimed, that it has to be released (or kept) if this ADD does not end.
     provide() removes the note when all addresses are given."""
-    with MadeSpace(it.keys, req.warn) as space:
-        note_later(space, [later_of(name, it.container, it.ifname, to)])
+    with MadeSpace(attachment.keys, req.warn) as space:
+        note_later(space, [later_of(name, attachment.container, attachment.ifname, to)])
 
 
 def later_of(name: str, container: str, ifname: str, to: str) -> dict[str, str]:
@@ -300,21 +304,23 @@ def note_later(space: Space, entries: Iterable[dict[str, str]]) -> None:
         space.save(new)
 
 
-def all_given(space: Space, it: Attachment) -> None:
+def all_given(space: Space, attachment: Attachment) -> None:
     """Remove the notes of intend()."""
-    mine = [one for one in space.state.later if (one["container"], one["ifname"]) == (it.container, it.ifname)]
+    mine = [one for one in space.state.later
+            if (one["container"], one["ifname"]) == (attachment.container, attachment.ifname)]
     if mine:
         new = space.state.copy()
         new.later = [one for one in new.later if one not in mine]
         space.save(new)
 
 
-def take_back(req: Request, it: Attachment, store: Store) -> None:
+def take_back(req: Request, attachment: Attachment, store: Store) -> None:
     """Roll back an ADD: restore the Singles that it took over, and note those that it claimed in State.later, for
     finish_later(). The address files are already gone."""
-    with MadeSpace(it.keys, req.warn) as space:
-        note_later(space, [later_of(one.address, it.container, it.ifname, "") for one in it.claimed])
-    for before, after in it.kept:
+    with MadeSpace(attachment.keys, req.warn) as space:
+        note_later(space,
+                   [later_of(one.address, attachment.container, attachment.ifname, "") for one in attachment.claimed])
+    for before, after in attachment.kept:
         try:
             store.change_single(after, **{name: getattr(before, name) for name in (
                 "state", "container", "network", "since", "node", "epoch")})

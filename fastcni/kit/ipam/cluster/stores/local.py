@@ -1,5 +1,5 @@
-"""A store in one file, for one node, or for several "nodes" on one machine that share a folder. No other machine may
-use the folder: flock(2) and the clock are the machine's.
+"""A store in one file, for one node, or for several "nodes" on one machine that share a directory. No other machine may
+use the directory: flock(2) and the clock are the machine's.
 
     <path>/              0700
         lock             flock(2) LOCK_EX around every call
@@ -16,7 +16,7 @@ import time
 from fastcni._system import open_regular, read_file, unlock, write_file
 from fastcni.clients.away import Away
 from fastcni.kernel import waiting
-from fastcni.kit.call.files import make_folders
+from fastcni.kit.call.files import make_directories
 from fastcni.kit.ipam.cluster import states
 from fastcni.kit.ipam.cluster.contract import KEPT, NODE_TTL_S, Block, Changed, Event, Joined, Node, Single, Use
 from fastcni.kit.ipam.cluster.stores.rules import claim_single, join_space, place
@@ -39,18 +39,18 @@ TABLES = ("grids", "nodes", "blocks", "singles", "uses")
 class Document:
     """The file's content, locked inside `with`. changed(): it is written at the end, if there is no exception."""
 
-    __slots__ = ("data", "fd", "folder", "node_ttl", "old")
+    __slots__ = ("data", "fd", "directory", "node_ttl", "old")
 
-    def __init__(self, folder: str, node_ttl: float) -> None:
-        self.folder, self.node_ttl, self.fd = folder, node_ttl, -1
+    def __init__(self, directory: str, node_ttl: float) -> None:
+        self.directory, self.node_ttl, self.fd = directory, node_ttl, -1
 
     def __enter__(self) -> Document:
         try:
             self._lock()
-            self.data = read_document(self.folder)
+            self.data = read_document(self.directory)
         except OSError as e:
             self._close()
-            raise Away(f"store {self.folder}: {e.strerror} (errno {e.errno})") from None
+            raise Away(f"store {self.directory}: {e.strerror} (errno {e.errno})") from None
         except BaseException:
             self._close()
             raise
@@ -60,20 +60,20 @@ class Document:
     def _lock(self) -> None:
         flags = posix.O_RDONLY | posix.O_CREAT | posix.O_NOFOLLOW
         try:
-            self.fd = open_regular(f"{self.folder}/lock", flags, 0o600)
+            self.fd = open_regular(f"{self.directory}/lock", flags, 0o600)
         except FileNotFoundError:
-            make_folders(self.folder, 0o700)
-            self.fd = open_regular(f"{self.folder}/lock", flags, 0o600)
+            make_directories(self.directory, 0o700)
+            self.fd = open_regular(f"{self.directory}/lock", flags, 0o600)
         if not waiting.lock(self.fd, LOCK_TIMEOUT_S):
-            raise Away(f"store {self.folder}: its lock is not free within {LOCK_TIMEOUT_S:g} s")
+            raise Away(f"store {self.directory}: its lock is not free within {LOCK_TIMEOUT_S:g} s")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         try:
             if kind is None and self.data["revision"] != self.old:
-                write_document(self.folder, self.data)
+                write_document(self.directory, self.data)
         except OSError as e:
-            raise Away(f"store {self.folder}: {e.strerror} (errno {e.errno})") from None
+            raise Away(f"store {self.directory}: {e.strerror} (errno {e.errno})") from None
         finally:
             self._close()
 
@@ -135,18 +135,18 @@ class Document:
 KINDS: dict[str, Any] = {"nodes": Node, "blocks": Block, "singles": Single, "uses": Use}
 
 
-def read_document(folder: str) -> dict[str, Any]:
+def read_document(directory: str) -> dict[str, Any]:
     try:
-        data: dict[str, Any] = json.read(read_file(f"{folder}/store.json", posix.O_RDONLY, MAX_BYTES, regular=True))
+        data: dict[str, Any] = json.read(read_file(f"{directory}/store.json", posix.O_RDONLY, MAX_BYTES, regular=True))
     except FileNotFoundError:
         return {"id": f"{time.time_ns():x}", "revision": 0} | {table: {} for table in TABLES}
     except json.JsonError as e:
-        raise Away(f"store {folder}/store.json is damaged: {e}") from None
+        raise Away(f"store {directory}/store.json is damaged: {e}") from None
     return data
 
 
-def write_document(folder: str, data: dict[str, Any]) -> None:
-    path = f"{folder}/store.json"
+def write_document(directory: str, data: dict[str, Any]) -> None:
+    path = f"{directory}/store.json"
     write_file(f"{path}.new", json.write(data), posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW, sync=True,
                regular=True)
     posix.rename(f"{path}.new", path)
@@ -157,16 +157,16 @@ def key_of(record: Block | Single | Use) -> str:
 
 
 class LocalStore:
-    """See contract.Store. settings: {"path": folder}, and node_ttl."""
+    """See contract.Store. settings: {"path": directory}, and node_ttl."""
 
     name = "local"
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.folder: str = settings["path"]
+        self.directory: str = settings["path"]
         self.node_ttl: float = settings.get("node_ttl", NODE_TTL_S)
 
     def open(self) -> Document:
-        return Document(self.folder, self.node_ttl)
+        return Document(self.directory, self.node_ttl)
 
     def grid(self, space: str, wanted: dict[str, int]) -> dict[str, int]:
         with self.open() as doc:
@@ -307,9 +307,9 @@ class LocalStore:
         at = -1
         while not stop():
             try:
-                data = read_document(self.folder)   # replaced by rename, so it is complete without the lock
+                data = read_document(self.directory)   # replaced by rename, so it is complete without the lock
             except OSError as e:
-                raise Away(f"store {self.folder}: {e.strerror} (errno {e.errno})") from None
+                raise Away(f"store {self.directory}: {e.strerror} (errno {e.errno})") from None
             if data["revision"] != at:
                 at = data["revision"]
                 now = {(table, key): one for table in ("nodes", "blocks", "singles")

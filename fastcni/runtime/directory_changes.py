@@ -15,7 +15,7 @@ EVENT = struct.Struct("iIII")           # struct inotify_event: watch, mask, coo
 BUFFER_BYTES = 1 << 16
 
 
-class FolderChanges:
+class DirectoryChanges:
     """A descriptor that becomes readable when a file in one of the directories is changed, added or removed.
 
     Raises OSError: EMFILE if the user already has /proc/sys/fs/inotify/max_user_instances instances.
@@ -25,14 +25,14 @@ class FolderChanges:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.descriptor = self._checked(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
-    def add(self, folder: str) -> None:
+    def add(self, directory: str) -> None:
         """Watch a directory; a second call for the same directory changes nothing. The kernel ends the watch when the
         directory is deleted.
 
         Raises OSError: ENOENT, ENOTDIR, EACCES; ENOSPC if the user already has /proc/sys/fs/inotify/max_user_watches
         watches.
         """
-        self._checked(self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), CHANGES), folder)
+        self._checked(self._libc.inotify_add_watch(self.descriptor, os.fsencode(directory), CHANGES), directory)
 
     def discard(self) -> None:
         """Discard the changes so far, so that the descriptor becomes readable at the next change."""
@@ -56,8 +56,8 @@ class FolderChanges:
     def close(self) -> None:
         os.close(self.descriptor)
 
-    def _checked(self, result: int, folder: str = "") -> int:
+    def _checked(self, result: int, directory: str = "") -> int:
         if result < 0:
             number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), folder or "inotify")
+            raise OSError(number, os.strerror(number), directory or "inotify")
         return result
