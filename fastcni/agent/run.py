@@ -1,4 +1,4 @@
-"""Run the agent: join the network, maintain the kernel's state, and leave that state at the end.
+"""Run the agent: join the network, and maintain the agent's state in the kernel. The state stays when the agent ends.
 
     conf        read the network's configuration, and choose the underlay and the backend
     join        take the node's subnets, and publish its address

@@ -130,7 +130,7 @@ def situations_of(data: Data, part: str, heading: str, base: str, base_of: Calla
 
 
 def first(series: dict[str, Any]) -> dict[str, Any]:
-    """Return the first entry that is not empty, because a failed case has no samples."""
+    """Return the first entry that is not empty. The entry of a failed case has no samples."""
     return next(filter(None, series.values()), {})
 
 

@@ -1,4 +1,4 @@
-"""The commands `fastcni ipam`: the cluster-wide addresses of a store, and their repair."""
+"""The commands `fastcni ipam`: show and repair the cluster-wide addresses of a store."""
 
 from __future__ import annotations
 
@@ -188,8 +188,8 @@ def forget_node(site: Site, places: Places, as_json: bool, name: str, yes: bool,
 def confirm(plan: Forgetting, as_json: bool) -> None:
     """Ask whether the node's pods have stopped. Raises click.Abort if not, CniError without a terminal."""
     if as_json or not sys.stdin.isatty():
-        raise CniError(errors.INVALID_ENVIRONMENT, f"nothing was freed: it is not confirmed that no pod of node "
-                       f"{plan.node.name} runs", "confirm with --yes; --dry-run shows what would be freed")
+        raise CniError(errors.INVALID_ENVIRONMENT, f"nothing was freed: pods of node {plan.node.name} may still run",
+                       "stop them, and confirm that with --yes; --dry-run shows what would be freed")
     click.confirm(f"Have all pods of node {plan.node.name} stopped?", abort=True)
 
 

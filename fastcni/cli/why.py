@@ -33,7 +33,7 @@ MAX_PORT = 65535
 def why(places: Places, as_json: bool, source: str, destination: str, udp: bool) -> int:
     """Follow one connection, and say at which hop it ends.
 
-    It also says which program's rule drops the packet, and what mends it.
+    The command also names the program whose rule drops the packet, and says what mends the fault.
 
     \b
     fastcni why 8e4f2a 192.0.2.7:443        from a pod to any address

@@ -167,9 +167,9 @@ class Pools:
 
 def connection_class(base: Any, wait: Callable[[Any], None], lookups: Lookups,
                      failures: tuple[type[Exception], ...]) -> Any:
-    """Return a subclass of urllib3's connection class whose answers are read by Reader. Its timeout includes the lookup
-    of the host's name, and all addresses of the host. It sends a request by one write: urllib3 writes headers and body
-    separately, which would wake the service twice."""
+    """Return a subclass of urllib3's connection class. Reader reads its answers. The connection's timeout covers the
+    lookup of the host's name and the attempts to connect to all addresses of the host together. The connection sends
+    a request by one write: urllib3 writes headers and body separately, which would wake the service twice."""
     class Response(base.response_class):
         def __init__(self, sock: Any, *args: Any, **named: Any) -> None:
             super().__init__(sock, *args, **named)

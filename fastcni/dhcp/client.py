@@ -142,7 +142,7 @@ class Client:
             self.world.vanished(self, str(e))
 
     def due(self) -> None:
-        """Handle the end of the timer."""
+        """Handle the expiry of the client's timer."""
         self.timer = float("inf")
         self.event(states.DUE)
 

@@ -39,7 +39,7 @@ OVSDB = "ovsdb"                 # for Open vSwitch: until its database answers o
 
 
 class CallerGone(Exception):
-    """The caller of the request has left: the request need not be answered."""
+    """The caller has closed its connection, so nobody reads the answer of the request."""
 
     def __str__(self) -> str:
         return "the caller has left"

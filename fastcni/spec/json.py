@@ -81,7 +81,7 @@ def repeated_keys(data: bytes, name: str) -> list[str]:
 
 
 def scan(text: str, at: int = 0) -> tuple[Any, int]:
-    """Return the value at an index of a text, and the index of the next character. Raises StopIteration,
+    """Return the value that begins at text[at], and the index of the character after the value. Raises StopIteration,
     RecursionError, ValueError."""
     try:
         return SCAN(text, at)

@@ -80,10 +80,11 @@ def packet(protocol: int, source: bytes, destination: bytes, segment: bytes, at:
 
 
 class Injected:
-    """A connection of an outside address, in the form of a Probe. link: index and MAC of the link at which the packets
-    arrive.
+    """The first packet of a connection from an outside address, in the form of a Probe. index, mac: those of the link
+    at which the packet arrives.
 
-    The trace shows the answer, which does not leave the node: the spy's table drops it behind all other chains.
+    The trace also shows the pod's answer. A chain of the trace's own table drops the answer after all other chains, so
+    the answer does not leave the node.
     """
 
     def __init__(self, index: int, mac: bytes, source: bytes, destination: bytes, port: int, *, udp: bool) -> None:

@@ -58,7 +58,7 @@ def pod_link(path: Path, end: End) -> Fault | None:
 
 
 def loopback(path: Path) -> Fault | None:
-    """A pod reaches its own addresses by lo."""
+    """Return a fault if the pod cannot reach its own addresses by lo."""
     end, link = path.source, find.link(path.source.sock, "lo")
     if link is not None and link.up:
         return None

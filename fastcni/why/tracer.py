@@ -31,8 +31,8 @@ ETHER_TYPES = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}       # by length of an ad
 
 
 class Match:
-    """The packets to follow. protocol: IPPROTO_*. source, destination: packed addresses, b"" for any; one is needed.
-    sport, dport: 0 for any."""
+    """The packets to follow. protocol: IPPROTO_*. source, destination: packed addresses, b"" for any; one of the two is
+    needed. sport, dport: 0 for any."""
 
     __slots__ = ("destination", "dport", "protocol", "source", "sport")
 

@@ -65,7 +65,7 @@ class Compiler:
         self._journal = Journal(self.state)
         self._groups = Groups(self.cluster)
         self.egress = EgressIndex(self.cluster, self._groups)
-        self._compiled: dict[tuple[str, str], Compiled] = {}        # by policy's key and direction
+        self._compiled: dict[tuple[str, str], Compiled] = {}        # by (policy key, direction)
         self._selecting: dict[Group, set[str]] = {}                 # keys of the policies that select a group's pods
         self._used: Counter[str] = Counter()                        # how many chains use a set, or elements a chain
         self._held: dict[str, Counter[bytes]] = {name: Counter() for name in PORT_SETS}     # by set: holders of a key

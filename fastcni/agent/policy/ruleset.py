@@ -222,7 +222,7 @@ class Ruleset(NftTable):
         requests.commit(self.sock)
 
     def remove(self) -> bool:
-        """Remove the table: all pods are open. Return whether there was one. Raises ConfigurationError if a running
+        """Remove the table: all pods are open. Return whether the table existed. Raises ConfigurationError if a running
         agent has it."""
         self.adopt()
         there = False

@@ -36,14 +36,14 @@ class Watch:
         filters.attach(self.sock, filters.link_kinds((*UDP_PORTS, *PROTOCOLS)))
 
     def fileno(self) -> int:
-        """The descriptor to wait on for forget()."""
+        """Return the descriptor. Call forget() when it is readable."""
         return self.sock.fileno()
 
     def close(self) -> None:
         self.sock.close()
 
     def forget(self) -> None:
-        """Discard the notifications that have come: read() has to be called."""
+        """Discard the notifications that have arrived. Then call read(), because links may have changed."""
         wire.forget(self.sock)
 
 

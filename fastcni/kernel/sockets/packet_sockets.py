@@ -121,7 +121,7 @@ def announce(ifname: str, mac: bytes, packed: bytes) -> None:
 
 
 def advertisement(mac: bytes, packed: bytes) -> bytes:
-    """Return an unsolicited neighbour advertisement of an address, from its IPv6 header on."""
+    """Return an unsolicited neighbour advertisement of the address `packed`, beginning with the IPv6 header."""
     body = bytes((NA, 0, 0, 0, OVERRIDE, 0, 0, 0)) + packed + TARGET_LLADDR + mac
     pseudo = packed + ALL_NODES + len(body).to_bytes(4, "big") + bytes((0, 0, 0, ICMPV6))
     body = body[:2] + checksum(pseudo + body).to_bytes(2, "big") + body[4:]

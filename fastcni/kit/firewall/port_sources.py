@@ -93,7 +93,8 @@ FROM_CLIENT = b"\0\x44\0\x43"   # DHCP's ports: 68 and 67
 TH_PORTS = NFT_PAYLOAD_TRANSPORT_HEADER, 0, 4
 ALERTED = b"\0\x01"              # next header hop-by-hop options, and hop limit 1
 IP6_LENGTH, IP6_NEXT_AND_HOPS = (NFT_PAYLOAD_NETWORK_HEADER, 4, 2), (NFT_PAYLOAD_NETWORK_HEADER, 6, 2)
-REPORT_BYTES, REPORT2_BYTES = (32, 32), (36, 1016)          # min, max: one group; up to 50 groups of 20 bytes
+# (minimum, maximum) length: a report of MLD has one group, a report of MLDv2 has 1 to 50 records of 20 bytes.
+REPORT_BYTES, REPORT2_BYTES = (32, 32), (36, 1016)
 MULTICAST6 = b"\xff" + bytes(15)                        # ff00::/8, and its mask
 ALL_MLD2_ROUTERS = b"\xff\x02" + bytes(13) + b"\x16"     # ff02::16, RFC 3810
 PACKET_BROADCAST, PACKET_MULTICAST = b"\1", b"\2"        # linux/if_packet.h: the frame's pkttype

@@ -93,8 +93,8 @@ def tunnel_vlan(address: str, bridge: str, key: int) -> int | None:
         return tags.pop()
     why = f"its tunnels of that key are in different VLANs: {tags}" if tags else "it has no tunnel of that key"
     raise CniError(errors.TRY_AGAIN_LATER, f"vxlanID {key}: bridge {bridge}: {why}",
-                   f"make one for each other node: `ovs-vsctl add-port {bridge} NAME tag=VLAN -- set interface NAME "
-                   f"type=vxlan options:key={key} options:remote_ip=IP`")
+                   f"add one tunnel for every other node: `ovs-vsctl add-port {bridge} NAME tag=VLAN -- "
+                   f"set interface NAME type=vxlan options:key={key} options:remote_ip=IP`")
 
 
 def tag_of(port: Row) -> int | None:

@@ -31,7 +31,7 @@ class Source:
             self.counted = self.count()
 
     def view(self) -> tuple[summary.Sample, summary.Node]:
-        """Return the data of a document. The next poll() does not change them."""
+        """Return the sample and the node of which document() is made. The next poll() does not change them."""
         pools = (*self.counted.pools, *cluster_pools(self.server.get("cluster", ())))
         sample = self.recent.sample(self.now) if self.recent else summary.Sample((), self.now, self.now)
         return sample, summary.Node(self.server, pools, self.counted.attachments)

@@ -1,4 +1,4 @@
-"""Make the topology of a node for the status page: its bridges and other parents, and the pods on them.
+"""Build the topology of a node for the status page: its bridges and other parent links, and the pods on each.
 
     {"node": "worker-3", "links": [{"name": "eth0", "kind": "", "up": true, "mtu": 1500, "addresses": ["192.0.2.10"]}],
      "parents": [{"name": "cni0", "kind": "bridge", "up": true, "mtu": 1500, "addresses": ["10.22.0.1"]}],

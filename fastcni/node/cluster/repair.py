@@ -23,7 +23,7 @@ ASK_S = 10.0                    # longer than any ADD waits for the answer to it
 
 
 def refused(what: str, do: str) -> CniError:
-    """Return the error of a guard, which says that nothing was changed."""
+    """Return the error of a repair that was refused before it changed anything. what: why. do: the advice."""
     return CniError(errors.INVALID_ENVIRONMENT, what, do)
 
 

@@ -45,7 +45,8 @@ class Singles:
                 self._end_mirror(single.address)
             else:
                 self._attend_one(single)
-            if self.changed.get(address) is change:         # only now, because the store may have been unavailable
+            # Only now: if the store was unavailable, the change is tried again; a newer change stays.
+            if self.changed.get(address) is change:
                 del self.changed[address]
         return NEVER
 

@@ -171,7 +171,8 @@ class GroupedDeletes(Deleter):
 
 
 def write_group(batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
-    """Write the messages that delete a group, as write_each(). An error of the last message concerns all deletions."""
+    """Write the messages that delete a group, as write_each(). If the kernel rejects the last message, all deletions
+    have failed."""
     if len(deletions) == 1:
         return write_each(batch, deletions)
     number = int.from_bytes(os.urandom(4), "big") or 1     # an unused group; 0 is the group of all other links

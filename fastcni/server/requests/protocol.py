@@ -143,7 +143,7 @@ def read(data: bytes, fds: list[int]) -> Message:
     """Read a request's bytes and descriptors into a Message. The message's descriptors are removed from `fds`. Raises
     Declined."""
     if len(data) < HEAD.size:
-        raise Declined(f"a message of {len(data)} bytes")
+        raise Declined(f"a message of {len(data)} bytes, shorter than its head")
     magic, version, mask, size = HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise Declined(f"magic {magic!r}, version {version}")

@@ -59,8 +59,8 @@ class DropWatch:
         self.due = min(self.due, monotonic() + SETTLE_S)
 
     def proceed(self, now: float, *, settled: bool) -> float:
-        """Read the firewall if that is due. settled: whether no replay runs or is due. Return when to call proceed()
-        again, in monotonic seconds; infinite: after the next message."""
+        """Read the firewall if the next read is due. settled: true if no replay is running or scheduled. Return when to
+        call proceed() again, in monotonic seconds; infinite: after the next message."""
         if not self.drops or self.due == inf:
             return inf
         if not settled:

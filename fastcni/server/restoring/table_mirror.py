@@ -53,8 +53,8 @@ class TableMirror:
 
     present, lost: {where: {set: {key: element}}}, elements as nft_elements.read_raw_elements() returns them.
     deletions: {mark: (generation of nftables, monotonic seconds)}, both when the attachment's last DEL began, in this
-    server or one-shot; under `lock`, oldest first. Elements that threads named OWN_NAME add for these marks are deleted
-    again. Any thread may call note_deletion(); one thread calls all other methods.
+    server or one-shot; under `lock`, oldest first. If a thread named OWN_NAME adds an element with such a mark, the
+    mirror deletes the element again. Any thread may call note_deletion(); one thread calls all other methods.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class TableMirror:
         self.missing[where].add(what)
 
     def end_transaction(self, generation: int, by: str) -> None:
-        """Handle the end of a transaction of the program `by`, which may concern other tables."""
+        """Handle the end of a transaction of the program `by`. The transaction may have changed other tables only."""
         if self.machine.state == PARTIAL:
             self.machine.on(SUSPICIOUS if self.suspects else COMPLETE)
         if by == OWN_NAME:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """An address and its pages. where: a result of address.read(). Call listen(), then attach(); pages may be added
-    until start()."""
+    """An address and its pages. where: a result of address.read(). Call listen(), then attach(). Add pages before
+    start()."""
 
     def __init__(self, where: str | tuple[str, int], log: Logger) -> None:
         self.where, self.log = where, log

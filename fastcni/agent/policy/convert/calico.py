@@ -57,7 +57,7 @@ class Policy:
         self.directions = read_types(self.spec)
 
     def deny(self) -> str:
-        """The action for Deny."""
+        """Return the action of a ClusterNetworkPolicy that stands for Calico's Deny."""
         return DENIED if self.priority < MAX_PRIORITY else PASS
 
     def rules(self, direction: str) -> list[CalicoRule] | None:

@@ -1,7 +1,7 @@
 """Run the HTTP proxy: one process a node, while a policy has rules by HTTP requests.
 
-Without the process, nftables drops connections that need it (redirect.py). The agent has the listening sockets: while
-the agent starts a process again, connections wait in the sockets' queues.
+While the proxy does not run, nftables drops the connections that need the proxy (redirect.py). The agent has the
+listening sockets: while the agent starts a process again, connections wait in the sockets' queues.
 """
 
 from __future__ import annotations

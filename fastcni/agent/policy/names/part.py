@@ -124,8 +124,8 @@ class Names:
             if flow.port == DNS_PORT != flow.replier_port and flow.replier in own and flow.destination in resolvers])
 
     def _queries(self) -> dict[Query, int]:
-        """The queries to redirect, with the ports: of pods with names in their policies, to resolvers that these
-        policies allow. Another query goes its way, and the rules for packets decide."""
+        """Return the queries to redirect, with the ports: of pods with names in their policies, to resolvers that these
+        policies allow. All other queries go to their resolver, if the packet rules accept them."""
         own, state = node_addresses(), self.compiler.state
         pods = [pod for version in VERSIONS.values() for pod in state.elements[f"{OUT}{version}"]
                 if self._domains_of(pod)]

@@ -150,7 +150,7 @@ def refuse_taken(req: Request, conf: Conf, length: int, lines: list[str]) -> Non
 
 def delete(req: Request, conf: Conf) -> bool:
     """Delete the pod's chain and the rules that lead to it, in both families. Return whether a chain existed."""
-    # A pod without mappings does not read the legacy table of kube-proxy, which may have 10,000 rules.
+    # For a pod without mappings, do not read the legacy table: kube-proxy may have 10,000 rules in it.
     if not iptables.has_chain(req, chain_of(req), legacy=bool(conf.mappings) or conf.iptables):
         return False
     found = False

@@ -180,8 +180,8 @@ def host_ips(req: Request, length: int) -> list[bytes]:
 
 
 def add_host_ips(req: Request, conf: Conf) -> None:
-    """Add the addresses that mappings name. These elements stay: their number is at most that of the node's
-    addresses."""
+    """Add the addresses that mappings name. DEL does not delete these elements: there is at most one for each address
+    of the node."""
     named = dict.fromkeys((HOSTIPS[length], mapping.host_ip, None)
                           for length in conf.pod for mapping in conf.mappings_for(length) if mapping.host_ip)
     if named:

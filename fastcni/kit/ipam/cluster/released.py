@@ -5,7 +5,7 @@ The times are hints: if the file is lost, only the order changes.
     48   confirmed, tried       milliseconds: when the store last knew this node, and when it was last asked
     64   seconds                4 bytes for each address: when it was released; 0 never, HELD while a pod has it
 
-Every function needs the lock of the space. No other machine reads the file: it has this machine's byte order.
+Every function needs the lock of the space. The file has this machine's byte order, because no other machine reads it.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class BlockUse:
 # -- what there is ----------------------------------------------------------------------------------------
 
 def own_blocks(keys: Keys, warn: Warn) -> list[BlockUse]:
-    """The blocks of this node, by address."""
+    """Return the blocks of this node, in the order of their addresses."""
     with Space(keys, warn) as space:
         if space is None:
             return []
