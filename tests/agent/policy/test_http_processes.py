@@ -199,6 +199,10 @@ def test_a_change_of_rules_loses_no_request_and_holds_for_open_connections(world
     old.sendall(request("GET /public/0"))
     assert status(read(old)) == 200
     ended, answers = threading.Event(), []
+    kept = [world.connect("a", "b") for _ in range(4)]
+    for it in kept:                         # HAProxy had chosen the server `websocket` for every second connection
+        it.sendall(request("GET /public/load"))
+        assert status(read(it)) == 200
 
     def load():
         it = world.connect("a", "b")
@@ -213,6 +217,9 @@ def test_a_change_of_rules_loses_no_request_and_holds_for_open_connections(world
         ended.set()
         loading.result()
     assert set(answers) == {(200, False)} and proxy.process.pid == pid
+    for it in kept:
+        it.sendall(request("GET /public/load"))
+        assert status(read(it)) == 200
     new.sendall(request("GET /2"))
     assert status(read(new)) == 200, "a request that a new rule allows, on a connection that existed before"
     old.sendall(request("GET /public/0"))

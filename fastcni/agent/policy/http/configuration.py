@@ -129,8 +129,9 @@ BY_REQUEST = r"""    acl {direction} var(txn.{direction}) -m found
 DENY = "deny deny_status 403 content-type text/plain string"
 FORM = ("a network policy refuses this form of request: expected one Host, a path without empty, dot or needlessly "
         "encoded parts, and no upgrade but to websocket")
+# A weight of 0: only use-server chooses the server, else it would have every second connection.
 SERVERS = f"""    use-server {WEBSOCKET} if websocket
-    server {WEBSOCKET} 0.0.0.0:0
+    server {WEBSOCKET} 0.0.0.0:0 weight 0
     server original 0.0.0.0:0
 """
 TLS_BACKEND = f"""
