@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.agent.policy import interpret
 from fastcni.agent.policy.evaluate import Connection
-from fastcni.agent.policy.http.marks import PROXIED
+from fastcni.agent.policy.http.marks import EITHER, PROXIED
 from fastcni.agent.policy.own_addresses import node_addresses
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.rules import CUT, CUT_ANY, IPPROTO_TCP
@@ -181,7 +181,7 @@ class Decider:
     """
 
     def __init__(self, state: State) -> None:
-        self._state, self._known = state, dict[tuple[Connection, int, bool], bool]()
+        self._state, self._known = state, dict[tuple[Connection, int, int], bool]()
         self.own = restricted_node(state)
         self._forwarders = state.elements.get(FORWARDERS, {})
 
@@ -192,9 +192,10 @@ class Decider:
         if service(port) in self._forwarders and end in self.own:
             end, port = flow.destination, flow.port
         return len(flow.source) != len(end) or self.decide(
-            Connection(flow.source, end, flow.protocol, port), flow.source_port, bool(flow.mark & PROXIED))
+            Connection(flow.source, end, flow.protocol, port), flow.source_port,
+            flow.mark & (PROXIED | EITHER) if flow.mark & PROXIED else 0)
 
-    def decide(self, connection: Connection, source_port: int, proxied: bool = False) -> bool:
+    def decide(self, connection: Connection, source_port: int, proxied: int = 0) -> bool:
         """source_port: it counts in requests for DHCP leases and in their answers. proxied: see interpret.py."""
         if connection.source in self.own:
             return True

@@ -6,6 +6,8 @@ from __future__ import annotations
 from operator import and_
 from typing import TYPE_CHECKING
 
+from fastcni.agent.policy.http import marks
+from fastcni.agent.policy.http.marks import EITHER
 from fastcni.agent.policy.objects import PROTOCOLS
 from fastcni.agent.policy.ports import DHCP4
 from fastcni.agent.policy.state import (
@@ -29,9 +31,10 @@ if TYPE_CHECKING:
 LEASE_PORTS = CLIENT, SERVER = 68, 67           # of DHCP
 
 
-def allows(state: State, connection: Connection, source_port: int = 0, proxied: bool = False) -> bool:
-    """Whether the first packet of a connection is accepted. source_port: 0 if it is not known. proxied: on its way to
-    or from the HTTP proxy, which also keeps connections that it has when another rule allows each request."""
+def allows(state: State, connection: Connection, source_port: int = 0, proxied: int = 0) -> bool:
+    """Whether the first packet of a connection is accepted. source_port: 0 if it is not known. proxied: the marks of a
+    connection from or to the HTTP proxy, which also keeps connections that it has when another rule allows each
+    request. If the marks have directions, the proxy judges requests by the rules of these directions only."""
     version = VERSIONS[len(connection.source)]
     if any(bytes(map(and_, packed, LINK_LOCAL_MASK)) in state.elements[LINK]
            for packed in (connection.source, connection.destination)):
@@ -44,7 +47,9 @@ def allows(state: State, connection: Connection, source_port: int = 0, proxied: 
                 ACCEPT if gives_lease(state, connection, source_port) else
                 verdict(state, state.elements[f"{IN}{version}"].get(connection.destination), connection.source,
                         connection))
-    return all(each in (ACCEPT, PROXY) for each in verdicts) and (PROXY in verdicts) <= proxied
+    judged = proxied & EITHER or (EITHER if proxied else 0)
+    return all(each == ACCEPT or (each == PROXY and judged & mark)
+               for each, mark in zip(verdicts, (marks.OUT, marks.IN), strict=True))
 
 
 def asks_for_lease(state: State, connection: Connection, source_port: int) -> bool:

@@ -227,6 +227,36 @@ def test_a_change_of_rules_loses_no_request_and_holds_for_open_connections(world
     assert [line for _, line in world.servers["b"].seen].count("GET /public/0 HTTP/1.1") == 1
 
 
+@pytest.mark.parametrize("first", ["ingress", "egress"])
+def test_a_connection_ends_when_rules_by_requests_come_for_its_other_end(world, first):
+    """HAProxy judged an open connection by the rules of the end that had led the connection to the proxy, for ever."""
+    def rules(direction, path):
+        subject, peer = ("web", "client") if direction == "ingress" else ("client", "web")
+        entry = {**http({"path": path}), "fromEndpoints" if direction == "ingress" else "toEndpoints": [
+            {"matchLabels": {"app": peer}}]}
+        return policy(direction, {"app": subject}, **{direction: [entry]})
+    second = "egress" if first == "ingress" else "ingress"
+    proxy = begin(world, rules(first, "/any"))
+    plain, socket_ = world.connect("a", "b"), begin_websocket(world, "/any")
+    plain.sendall(request("GET /any"))
+    assert status(read(plain)) == 200 and passes(socket_)
+    pid = proxy.process.pid
+    world.agent.write(rules(first, "/any"), rules(second, "/[ao].*"))
+    assert eventually(lambda: "connections_cut" in world.agent.events())
+    before = len(world.servers["b"].seen)
+    for it in (plain, socket_):
+        it.settimeout(0.5)
+    plain.sendall(request("GET /any"))
+    assert status(read(plain)) == 0 and len(world.servers["b"].seen) == before and not passes(socket_)
+    both = world.connect("a", "b")
+    both.sendall(request("GET /any"))
+    assert status(read(both)) == 200
+    world.agent.write(rules(first, "/any"), rules(second, "/other"))
+    assert eventually_status(world, 403, "a", "b", "GET /any") == 403
+    both.sendall(request("GET /any"))
+    assert status(read(both)) == 403 and proxy.process.pid == pid, "a connection that rules of both ends judge goes on"
+
+
 def test_a_proxy_that_hangs_ends_at_the_next_change_and_another_one_starts(world, monkeypatch):
     monkeypatch.setattr(process, "ANSWER_S", 0.5)
     proxy = begin(world, READ_ONLY)

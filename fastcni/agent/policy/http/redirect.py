@@ -12,6 +12,7 @@ prints the rules, which exist while a pod has rules by HTTP requests, as
     chain proxy-ingress { type filter hook prerouting priority dstnat + 11; ... }
     chain proxy-divert {
         type filter hook prerouting priority dstnat + 12; policy accept;
+        tcp flags & (syn | ack) != syn meta mark & 0x03000000 != 0 socket transparent 1 drop        (see below)
         tcp flags & (syn | ack) != syn socket transparent 1 meta mark set meta mark | 0x04000000 accept
         ct state related socket transparent 1 meta mark set meta mark | 0x04000000 accept      (ICMP errors)
         tcp flags & (syn | ack) == syn meta mark & 0x03000000 == 0 socket transparent 1 tproxy ip to 127.0.0.1:...
@@ -42,7 +43,9 @@ and `ip rule` and `ip route show table 4604750`
 A proxied connection has two halves, neither of which passes the hook `forward`. So the policies of both ends decide on
 its first packet before the proxy gets it, and again when the proxy connects to the destination with the address of the
 source. The chain of `forward` drops a packet that should have gone to the proxy: without the proxy, the routing rule or
-the route, connections are closed. The first rule of proxy-divert leaves out first packets: `socket transparent` would
+the route, connections are closed. HAProxy judges all requests of a connection by the rules that led its first packet
+to the proxy, also when rules come for the other end. Then cut.py deletes the connection's flow, and the first rule of
+proxy-divert drops the next packet. The second rule leaves out first packets: `socket transparent` would
 match a connection in TIME_WAIT, and the client would repeat the packets 10 ms later.
 
 Linux does not forward a packet for which it finds a socket of the node, and an ended connection of the proxy stays one
@@ -129,6 +132,7 @@ def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
 def divert_rules(listeners: Listeners) -> Iterator[Rule]:
     """The rules of the chain DIVERT."""
     to_proxy = (*expressions.transparent(), *expressions.set_mark(PROXIED), accept())
+    yield *NO_SYN, *nft_rules.any_mark(EITHER), *expressions.transparent(), drop()
     yield *NO_SYN, *to_proxy
     yield *nft_rules.related(), *to_proxy
     yield from reopening_rules(listeners)
@@ -137,7 +141,7 @@ def divert_rules(listeners: Listeners) -> Iterator[Rule]:
     for marks, each in listeners.items():
         for packed, port in each if marks != DIRECT else ():
             yield (*rules.port_rules.of_family(len(packed)), meta(NFT_META_MARK), mask(word(EITHER)),
-                   compare(word(marks)), *expressions.tproxy(packed, port), *expressions.set_ct_mark(PROXIED),
+                   compare(word(marks)), *expressions.tproxy(packed, port), *expressions.set_ct_mark(PROXIED | marks),
                    *expressions.set_mark(PROXIED), accept())
     yield *nft_rules.any_mark(EITHER), drop()
 
