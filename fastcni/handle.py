@@ -281,6 +281,10 @@ def _run(module: ModuleType, req: Request) -> bytes:
     if req.command == "GC" and not req.conf.has(ATTACHMENTS):
         req.warn(f'GC of network "{req.name}": no "{ATTACHMENTS}", nothing is released')
         return b""
+    if req.command == "GC" and not reports(req):        # fastcni's runtime names pods of multus
+        from fastcni.kit.networks.other_caches import with_pods_of_multus
+
+        req = with_pods_of_multus(req)
     if req.command == "DEL":
         req.mode.announce_delete(req)
     conf = module.read(req)

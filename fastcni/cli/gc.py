@@ -8,6 +8,7 @@ import click
 from fastcni.cli.options.settings import Settings, network_command
 from fastcni.cli.text import reports
 from fastcni.cli.text.output import printable, put_document
+from fastcni.node.attachments.cache_dirs import known_cache_dirs
 from fastcni.runtime import GcReport, collect
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
@@ -47,7 +48,7 @@ def collected(settings: Settings, pairs: Sequence[tuple[str, str]], dry_run: boo
     if net.disable_gc:
         return GcReport(skipped="disableGC is true", dry_run=dry_run)
     remembered, directory = cni.attachments(), cni.cache.results()
-    plan = collect.make_plan(remembered, net.name, pairs, everything)
+    plan = collect.make_plan(remembered, net.name, pairs, everything, known_cache_dirs((), cni.conf_dir)[1:])
     if not everything:
         refuse_blind(net.name, plan, directory, collect.unread_files(directory, net.name, remembered))
     if dry_run:

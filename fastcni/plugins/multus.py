@@ -16,7 +16,7 @@ from fastcni.kit.call.undo import Undo, every
 from fastcni.kit.links import find
 from fastcni.kit.networks import state
 from fastcni.kit.networks.chosen import Asked, definitions_of, give_devices, networks_of, objects_of, selected, standing
-from fastcni.kit.networks.keys import BIN_DIR, Keys, read_keys
+from fastcni.kit.networks.keys import BIN_DIR, CNI_DIR, Keys, read_keys
 from fastcni.kit.networks.network import OWN_ARG, Failing
 from fastcni.kit.networks.ready import exists, wait_until_ready
 from fastcni.kit.networks.selection import read_networks
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 CAPABILITIES, ARGS = ("io.kubernetes.cri.pod-annotations",), (OWN_ARG,)
 PASSES_CAPABILITIES = True      # to the plugins of the pod's networks
-VALID = "cni.dev/valid-attachments"
 
 
 class Conf:
@@ -269,10 +268,9 @@ def gc(req: Request, conf: Conf) -> None:
     named = {(it.container_id, it.ifname) for it in kept} | {(it.container_id, it.ifname) for it in damaged}
     valid |= {it for it in named if it[0] not in gone}
     valid |= {(it, ifname) for it in living for ifname in state.State(conf.keys.cni_dir, it).interfaces()}
-    given = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in sorted(valid)]
     networks = {it.definition.name: it for it in [*kept, *standing(req, conf.keys, req.warn)]}
     every(*((delete_container, req, conf, one) for one in sorted(gone)),
-          *((gc_network, req, conf, network, given) for network in networks.values()))
+          *((gc_network, req, conf, network, valid) for network in networks.values()))
 
 
 def delete_container(req: Request, conf: Conf, container_id: str) -> None:
@@ -283,9 +281,14 @@ def delete_container(req: Request, conf: Conf, container_id: str) -> None:
     req.release("networks", container_id)
 
 
-def gc_network(req: Request, conf: Conf, network: Network, given: list[dict[str, str]]) -> None:
-    network.given, network.capabilities = {VALID: given}, {}
+def gc_network(req: Request, conf: Conf, network: Network, valid: set[tuple[str, str]]) -> None:
+    """valid: the attachments of multus. The plugins also keep those that the runtime or another multus has added to the
+    network."""
+    from fastcni.kit.networks import other_caches
+
     with Failing(network, "gc"):
+        others = other_caches.living(network.definition.name, (other_caches.RUNTIME_DIR, CNI_DIR))
+        network.given, network.capabilities = {other_caches.VALID: other_caches.objects(valid | others.keys())}, {}
         delegate.run(sub_request(req, conf, network), "GC")
 
 

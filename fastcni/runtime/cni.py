@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastcni.kit.call import invoke
+from fastcni.kit.networks.keys import CNI_DIR
 from fastcni.runtime import collect, discover, inject, served
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.call import NO_CONTAINER, Call, Interface, to_pair
@@ -124,20 +125,24 @@ class CNI:
         attachments of this network that are not in the list, with the args of their ADD. Then each plugin gets GC; for
         versions below 1.1.0 only fastcni's own plugins. With None or an empty list **every** cached attachment is
         deleted; with None the plugins get no list. collect.make_plan() keeps the attachments whose network namespace
-        exists. gc() continues after errors. Raises ManyErrors with all errors.
+        exists. Plugins also keep the living pods of multus in this network whose results are in the usual `cniDir`:
+        only a GC of the network of multus deletes these. gc() continues after errors. Raises ManyErrors with all
+        errors.
         """
         if net.disable_gc:
             return GcReport(skipped="disableGC is true")
         valid = None if valid_attachments is None else [to_pair(it) for it in valid_attachments]
         try:
-            remembered = self.cache.attachments()
-        except OSError as e:
+            remembered, others = self.cache.attachments(), collect.find_others(self, net, (CNI_DIR,))
+        except (OSError, CniError) as e:
             # As in the Go library nothing is done, but fastcni warns.
             why = f"list the result cache: {e}"
             discover.log_warning(f"GC of network {net.name} was not run: {why}")
             return GcReport(skipped=why)
         plan = collect.make_plan(remembered, net.name, valid or (), everything=True)
-        report = GcReport(plan.kept, collect.delete_stale(self, net, plan, trace),
+        if valid is not None:
+            valid += [to_pair(it.attachment) for it in others if to_pair(it.attachment) not in valid]
+        report = GcReport((*plan.kept, *others), collect.delete_stale(self, net, plan, trace),
                           collect.gc_plugins(self, net, valid, trace))
         if report.errors:
             raise ManyErrors("\n".join(str(e) for e in report.errors), report.errors)

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 
 from fastcni.handle import REPORT
 from fastcni.kernel.presence import GONE, state_of
+from fastcni.kit.networks import other_caches
+from fastcni.kit.networks.keys import CNI_DIR
+from fastcni.kit.networks.network import RUNS_NETWORKS
 from fastcni.runtime import inject
+from fastcni.runtime.cache import DEFAULT_DIR, Cache
 from fastcni.runtime.call import NO_CONTAINER, Call, to_pair
 from fastcni.runtime.errors import PluginError
 from fastcni.runtime.records import Attachment, NetworkList, PluginConf, RuntimeConf
@@ -25,16 +29,19 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a GC. kept, stale: cached attachments of one network. valid: the pairs to keep, cached or not."""
+    """The plan of a GC. kept, stale: cached attachments of one network. valid: the pairs to keep, cached or not.
+    of_multus: directories in which multus keeps the results of its pods, which may be in the network, too."""
 
     kept: tuple[Judged, ...]
     stale: tuple[Judged, ...]
     valid: frozenset[Pair]
+    of_multus: tuple[str, ...] = ()
 
 
 def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pair] = (),
-              everything: bool = False) -> Plan:
-    """Keep valid attachments and, unless `everything` is set, those whose network namespace may exist."""
+              everything: bool = False, of_multus: Iterable[str] = ()) -> Plan:
+    """Keep valid attachments and, unless `everything` is set, those whose network namespace may exist. of_multus: see
+    Plan."""
     pairs, kept, stale = frozenset(valid), [], []
     for it in remembered:
         if it.network != network:
@@ -46,7 +53,26 @@ def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pa
             stale.append(Judged(it, why))
         else:
             kept.append(Judged(it, why))
-    return Plan(tuple(kept), tuple(stale), pairs)
+    return Plan(tuple(kept), tuple(stale), pairs, tuple(of_multus))
+
+
+def find_others(cni: "CNI", net: NetworkList, of_multus: Sequence[str]) -> tuple[Judged, ...]:
+    """Return the living attachments that a GC of the network must keep although they are of another network: pods of
+    multus in this network; for a network of multus, pods that the runtime has added directly to the pods' networks.
+    Only a GC of the other network deletes them. Raises OSError, and CniError 5."""
+    own = cni.cache.directory or DEFAULT_DIR
+    found = {(net.name, pair): why for pair, why in
+             other_caches.living(net.name, [it for it in of_multus if it != own]).items()}
+    if plugins := [it.values for it in net.plugins if it.type in RUNS_NETWORKS]:
+        names = {it.network for where in of_multus for it in Cache(where).attachments(without_config=True)}
+        delegates = [it for plugin in plugins for it in plugin.get("delegates") or ()]
+        names |= {it["name"] for it in delegates if isinstance(it, dict) and isinstance(it.get("name"), str)}
+        mine = [plugin.get("cniDir") or CNI_DIR for plugin in plugins]
+        for name in sorted(names - {net.name}):
+            found |= {(name, pair): f"of network {name}, {why}" for pair, why in other_caches.living(
+                name, [own, *(it for it in of_multus if it not in mine)]).items()}
+    return tuple(Judged(Attachment(container_id, name, ifname), why)
+                 for (name, (container_id, ifname)), why in found.items())
 
 
 def unread_files(directory: str, network: str, remembered: Iterable[Attachment]) -> list[str]:
@@ -67,18 +93,19 @@ def rehearse(cni: "CNI", net: NetworkList, plan: Plan) -> GcReport:
     """Return the report of run() without calling a plugin. The report does not list the releases of the plugins' GC."""
     stale = tuple(Deleted(it.attachment, it.why) for it in plan.stale)
     plugins = tuple(Collected(plugin, skipped=why_skipped(cni, net, plugin)) for plugin in net.plugins)
-    return GcReport(plan.kept, stale, plugins, dry_run=True)
+    return GcReport((*plan.kept, *find_others(cni, net, plan.of_multus)), stale, plugins, dry_run=True)
 
 
 def run(cni: "CNI", net: NetworkList, plan: Plan, *, trace: Trace | None = None) -> GcReport:
     """Run DEL of the plan's stale attachments, then GC of each plugin. Continue after errors."""
     deleted = delete_stale(cni, net, plan, trace)
     try:
-        valid = still_valid(cni, net, plan)
-    except OSError as e:
+        valid, others = still_valid(cni, net, plan), find_others(cni, net, plan.of_multus)
+    except (OSError, CniError) as e:
         error = CniError(errors.IO_FAILURE, f"no plugin was called: list the result cache: {e}")
         return GcReport(plan.kept, deleted, error=error)
-    return GcReport(plan.kept, deleted, gc_plugins(cni, net, valid, trace))
+    valid = sorted({*valid, *(to_pair(it.attachment) for it in others)})
+    return GcReport((*plan.kept, *others), deleted, gc_plugins(cni, net, valid, trace))
 
 
 def delete_stale(cni: "CNI", net: NetworkList, plan: Plan, trace: Trace | None) -> tuple[Deleted, ...]:

@@ -1,6 +1,7 @@
 """Without --cache-dir, the commands also read the results that multus keeps of its networks."""
 
 import json
+import os
 
 import pytest
 from node.conftest import Answer
@@ -13,6 +14,7 @@ from fastcni.node import served
 from fastcni.node.activity.pools import count
 from fastcni.node.attachments import cache_dirs
 from fastcni.node.attachments.cache_dirs import known_cache_dirs
+from fastcni.runtime import CNI
 from fastcni.spec.cached_result import to_base64
 
 
@@ -89,3 +91,44 @@ def test_a_bad_cni_dir_leaves_the_others(multus, tmp_path):
             "cniVersion": "1.1.0", "name": f"bad{name}", "type": "multus-shim", "cniDir": bad}))
     assert known_cache_dirs((), str(multus.conf)) == tuple(
         str(tmp_path / name) for name in ("cni", "multus", "shim", "none"))
+
+
+def test_a_gc_keeps_the_pods_that_the_other_network_added_to_the_same_network(multus, tmp_path, capfd, monkeypatch):
+    """`fastcni gc` of a network took the addresses of running pods that multus had added to it; `fastcni gc` of multus
+    took those of pods that the runtime had added directly."""
+    monkeypatch.setattr("fastcni.runtime.cni.CNI_DIR", str(tmp_path / "multus"))
+    multus.configure({"cniVersion": "1.1.0", "name": "net2", "plugins": [{"type": "bridge"}]}, "20-net2.conflist")
+    multus.configure({"cniVersion": "1.1.0", "name": "direct", "plugins": [{"type": "bridge"}]}, "30-direct.conflist")
+    multus.cache, plugins = tmp_path / "cni", tmp_path / "bin"
+    multus.cached("web2", "net2", netns="/proc/self/ns/net")
+    multus.cached("web3", "direct", netns="/proc/self/ns/net")
+    plugins.mkdir()
+    for kind in ("bridge", "multus"):
+        (plugins / kind).write_text(f"#!/bin/sh\ncat > {tmp_path}/$CNI_COMMAND\n")
+        (plugins / kind).chmod(0o755)
+
+    def gc(*words):
+        """Return what the command says that it keeps, and what the plugin was told to keep."""
+        found = by_default(capfd, "gc", *words, "--cache-dir", str(multus.cache), "--bin-dir", str(plugins)).document
+        told = json.loads((tmp_path / "GC").read_text())["cni.dev/valid-attachments"] if not found["dryRun"] else []
+        return [[f"{it['containerID']}/{it['ifname']}" for it in where]
+                for where in (found["kept"], sorted(told, key=str))]
+
+    for network, kept in (("net2", ["web2/eth0", "web1/net1"]), ("pods", ["web1/eth0", "web2/eth0"]),
+                          ("direct", ["web3/eth0"])):
+        assert gc(network, "--dry-run") == [kept, []]
+        assert gc(network) == [kept, sorted(kept)]
+    result = tmp_path / "multus/results/net2-web1-net1"
+    whole = result.read_bytes()
+    result.write_text("damaged")
+    assert gc("net2")[1] == ["web1/net1", "web2/eth0"]
+    result.write_bytes(whole)
+    cni = CNI([plugins], multus.conf, multus.cache)
+    cni.gc(cni.load("net2"), [])
+    assert json.loads((tmp_path / "GC").read_text())["cni.dev/attachments"] == [
+        {"containerID": "web1", "ifname": "net1"}]
+    assert gc("net2", "--all", "--yes") == [["web1/net1"], ["web1/net1"]]   # only multus can delete web1
+    result.write_bytes(whole.replace(b"/proc/self/ns/net", b"/nowhere/web1"))
+    assert gc("net2", "--valid", "x/eth0") == [["web1/net1"], ["web1/net1", "x/eth0"]]
+    os.utime(result, (1, 1))                                # its namespace is gone: it is from before the last boot
+    assert gc("net2", "--valid", "x/eth0") == [[], ["x/eth0"]]

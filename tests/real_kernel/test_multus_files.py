@@ -9,6 +9,10 @@ import pytest
 from real_kernel.networks import NETWORKS, conf_dir, define, elements, held, kept, multus
 from real_kernel.node import cid_of, links, run
 
+from fastcni.kit.networks import keys, other_caches
+from fastcni.runtime import RuntimeConf
+from fastcni.runtime.cache import Cache
+
 # -- the files ----------------------------------------------------------------------------------------------
 
 def test_the_files_are_those_of_multus(node, pod, selecting):
@@ -241,6 +245,29 @@ def test_gc_deletes_addresses_that_no_container_has(node, pod, abc):
     node.add(conf, pod)
     node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(pod), "ifname": "eth0"}]})
     assert list(node.held("b")) == ["10.1.2.2"]
+
+
+def test_gc_keeps_pods_that_the_runtime_or_another_multus_added_to_the_network(node, pod_netns, abc, tmp_path,
+                                                                              monkeypatch):
+    """GC of multus released the address of a running pod from before multus, and the next pod got the same address. GC
+    of the network alone, by a runtime, released those of multus' pods."""
+    monkeypatch.setattr(other_caches, "RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(keys, "CNI_DIR", f"{node.data_dir}/multus")
+    small = {**abc[0], "ipam": node.host_local("10.1.1.0/24", rangeStart="10.1.1.2", rangeEnd="10.1.1.4")}
+    conf, old, living, new = multus(node, small), pod_netns(), pod_netns(), pod_netns()
+    cache, rt = Cache(tmp_path), RuntimeConf(cid_of(old), f"/run/netns/{old}", "eth0")
+    cache.write("a", json.dumps(small).encode(), rt, node.add(small, old))
+    node.add(conf, living)
+    Path(node.data_dir, "a", "10.1.1.4").write_text("lost\r\neth0")
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(living), "ifname": "eth0"}]})
+    assert held(node, "a") == [2]
+    node.ok("GC", {**small, "cni.dev/valid-attachments": [{"containerID": cid_of(old), "ifname": "eth0"}]})
+    assert held(node, "a") == [2]
+    assert node.add(conf, new)["ips"][0]["address"] == "10.1.1.4/24"
+    node.delete(conf, new)
+    run("ip", "netns", "del", old)
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(living), "ifname": "eth0"}]})
+    assert list(node.held("a")) == ["10.1.1.3"]
 
 
 def test_status_asks_each_network(node, abc):

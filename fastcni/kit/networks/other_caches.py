@@ -1,0 +1,72 @@
+"""Find attachments to a network that the caller of a GC does not know. A network can have pods of the runtime and pods
+of multus: each of the two keeps the results of only its own pods."""
+
+from __future__ import annotations
+
+import posix
+
+from fastcni.kit.call import files
+from fastcni.kit.networks import keys, state
+from fastcni.kit.networks.ready import exists
+from fastcni.spec.config import Section
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fastcni.kit.call.request import Request
+
+RUNTIME_DIR = "/var/lib/cni"            # libcni's default
+VALID = "cni.dev/valid-attachments"
+
+Pair = tuple[str, str]                  # container id, ifname
+
+
+def living(network: str, cache_dirs: Iterable[str]) -> dict[Pair, str]:
+    """Return {attachment to the network: why a GC keeps it} of the libcni cache files in cache_dirs. Left out are
+    attachments whose network namespaces no longer exist by proof. Raises CniError 5."""
+    from fastcni.kernel.presence import GONE, state_of
+
+    found: dict[Pair, str] = {}
+    for directory in dict.fromkeys(f"{it}/{state.RESULTS}" for it in cache_dirs):
+        for name in sorted(files.names(directory)):
+            if not name.startswith(f"{network}-"):
+                continue
+            path = f"{directory}/{name}"
+            try:
+                since = posix.stat(path).st_mtime
+            except FileNotFoundError:   # a DEL has removed the file
+                continue
+            kept = state.read_result(path)
+            if kept is None:
+                netns, pairs = "", [*splits(name.removeprefix(f"{network}-"))] if exists(path) else []
+            else:
+                netns, pairs = kept.netns, [(kept.container_id, kept.ifname)] * (kept.definition.name == network)
+            verdict, why = state_of(netns, since)
+            if verdict != GONE:
+                found.update(dict.fromkeys(pairs, f"in {directory}: {why if kept else 'the file is damaged'}"))
+    return found
+
+
+def splits(name: str) -> Iterator[Pair]:
+    """Yield each (container id, ifname) that CONTAINERID-IFNAME can mean: a damaged file has only its name, and both
+    parts may have a hyphen."""
+    words = name.split("-")
+    for place in range(1, len(words)):
+        yield "-".join(words[:place]), "-".join(words[place:])
+
+
+def with_pods_of_multus(req: Request) -> Request:
+    """Return the request of a GC with the network's pods of multus among the valid attachments. The runtime, which
+    added these pods to the network of multus, does not name them."""
+    more = living(req.name, (keys.CNI_DIR,)).keys() - req.valid_attachments
+    return req.delegate(req.plugin, with_valid(req.conf, more)) if more else req
+
+
+def with_valid(conf: Section, more: Iterable[Pair]) -> Section:
+    """Return the configuration with more valid attachments."""
+    return Section({**conf.values, VALID: [*conf.items(VALID), *objects(more)]})
+
+
+def objects(pairs: Iterable[Pair]) -> list[dict[str, str]]:
+    return [{"containerID": container_id, "ifname": ifname} for container_id, ifname in sorted(pairs)]
