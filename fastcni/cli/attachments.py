@@ -61,8 +61,10 @@ def warn_of_unknown(networks: Iterable[str], found: Inventory, conf_dir: str) ->
 
 @click.command(name="inspect")
 @click.argument("attachment", shell_complete=completion.pods)
+@click.option("--network", default="", metavar="NET", shell_complete=completion.networks,
+              help="The attachment's network: with multus an interface has two.")
 @node_command
-def inspect(places: Places, as_json: bool, attachment: str) -> None:
+def inspect(places: Places, as_json: bool, attachment: str, network: str) -> None:
     """Show everything about one ATTACHMENT.
 
     This prints its result, configuration, files, rules, links and counters. ATTACHMENT is the beginning of a container
@@ -70,7 +72,7 @@ def inspect(places: Places, as_json: bool, attachment: str) -> None:
     list --all` shows.
     """
     found = collect(places)
-    it = find(found, attachment)
+    it = find(found, attachment, network)
     details = inspect_one(it)
     if not as_json:
         inventory.print_details(it, details, found.unseen)

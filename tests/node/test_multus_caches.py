@@ -132,3 +132,43 @@ def test_a_gc_keeps_the_pods_that_the_other_network_added_to_the_same_network(mu
     assert gc("net2", "--valid", "x/eth0") == [["web1/net1"], ["web1/net1", "x/eth0"]]
     os.utime(result, (1, 1))                                # its namespace is gone: it is from before the last boot
     assert gc("net2", "--valid", "x/eth0") == [[], ["x/eth0"]]
+
+
+def test_the_advice_for_a_gone_pod_of_multus_is_the_gc_that_releases_it(multus, tmp_path, capfd):
+    """For the networks that multus had added it was the GC of these, which have no file in the directory of networks,
+    or which GC cannot release. The network of the loopback interface never has a file."""
+    for where in ("cni", "multus"):
+        for result in (tmp_path / where / "results").iterdir():
+            result.write_bytes(result.read_bytes().replace(b"/proc/self/ns/net", b"/nowhere/web1"))
+            os.utime(result, (1, 1))
+    multus.cache = tmp_path / "cni"
+    multus.cached("web1", "cni-loopback", "lo", netns="/nowhere/web1")
+    loopback = tmp_path / "cni/results/cni-loopback-web1-lo"
+    os.utime(loopback, (1, 1))
+
+    def advice():
+        findings = by_default(capfd, "doctor", "--socket", "").document["findings"]
+        return sorted(it["do"] for it in findings if it["check"] == "stale")
+
+    command = f"fastcni gc --conf-dir {multus.conf} --cache-dir {tmp_path / 'cni'} pods"
+    assert advice() == [command, f"rm {loopback}"]       # one for pods and net2
+    notes = {it["note"] for it in by_default(capfd, "adopt", "--dry-run").document["attachments"]
+             if it["ifname"] != "lo"}
+    assert len(notes) == 1 and f"`{command}` releases it" in notes.pop()
+    loopback.unlink()
+    result = tmp_path / "multus/results/net2-web1-net1"
+    result.rename(tmp_path / "lost")
+    assert advice() == [command]                            # also if only the address of net2 is left
+    (tmp_path / "lost").rename(result)
+    (tmp_path / "cni/results/pods-web1-eth0").unlink()
+    assert [line.split()[-1] for line in advice()] == ["pods"]
+
+
+def test_inspect_chooses_the_network_of_an_interface_of_multus(multus, tmp_path, capfd):
+    """The first interface of a pod of multus has two networks, and no text chose one of them."""
+    multus.cached("web1", "net1", netns="/proc/self/ns/net")
+    error = by_default(capfd, "inspect", "web1/eth0").document
+    assert error["msg"] == "2 attachments match web1/eth0" and "--network" in error["details"]
+    for network in ("pods", "net1"):
+        assert by_default(capfd, "inspect", "web1/eth0", "--network", network).document["network"] == network
+    assert "in network net2" in by_default(capfd, "inspect", "web1/eth0", "--network", "net2").document["msg"]

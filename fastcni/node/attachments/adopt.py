@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from fastcni import plugins, third_party
 from fastcni.kit.ipam.store import SPACE_DIRECTORY, Store
+from fastcni.kit.networks.keys import CNI_DIR
+from fastcni.kit.networks.network import RUNS_NETWORKS
+from fastcni.node import confs
+from fastcni.node.attachments.address_dirs import sections
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
 from fastcni.node.attachments.records import ADDRESS_FILE, GONE, ORPHANED, RUNNING, UNKNOWN, Inventory, NodeAttachment
+from fastcni.runtime import NetworkList
 from fastcni.spec.errors import CniError
 
 DEFAULT_PLACES = Places()
@@ -62,19 +67,22 @@ def adopt(places: Places, *, dry_run: bool = False) -> Adoption:
         directory = os.path.dirname(it.place)
         if it.kind == ADDRESS_FILE and not os.path.exists(f"{directory}/{SPACE_DIRECTORY}"):
             held[directory] = held.get(directory, 0) + 1
-    return Adoption(inventory, tuple(judge(it, known, inventory, places) for it in inventory.attachments),
+    networks = gc_networks(inventory, confs.networks(seen.files))
+    return Adoption(inventory, tuple(judge(it, known, inventory, places, networks(it))
+                                     for it in inventory.attachments),
                     tuple(index(directory, held[directory], dry_run) for directory in sorted(held)))
 
 
-def judge(attachment: NodeAttachment, known: Collection[str], inventory: Inventory, places: Places) -> Verdict:
-    """Decide whether fastcni can check and delete an attachment."""
+def judge(attachment: NodeAttachment, known: Collection[str], inventory: Inventory, places: Places,
+          of_gc: str) -> Verdict:
+    """Decide whether fastcni can check and delete an attachment. of_gc: the network whose GC releases it."""
     foreign = [kind for kind in attachment.plugins if kind not in known]
     if foreign:
         return Verdict(attachment, False,
                        f"fastcni has no plugin {' and '.join(foreign)}: keep that plugin until the pod ends")
     if attachment.state in (ORPHANED, GONE):
         return Verdict(attachment, True,
-                       f"{attachment.why}; `{gc_command(inventory, attachment.network, places)}` releases it")
+                       f"{attachment.why}; `{gc_command(inventory, of_gc, places)}` releases it")
     if not attachment.network:
         return Verdict(attachment, False, "nothing names its network")
     if not attachment.cached:
@@ -83,6 +91,21 @@ def judge(attachment: NodeAttachment, known: Collection[str], inventory: Invento
     if not attachment.cached.config:
         return Verdict(attachment, True, "its cache file has no configuration: CHECK and DEL use the present one")
     return Verdict(attachment, True, "")
+
+
+def gc_networks(inventory: Inventory, nets: Iterable[NetworkList]) -> Callable[[NodeAttachment], str]:
+    """Return a function that returns the network whose GC releases all of an attachment: for an attachment that multus
+    has made, the network of multus. nets: the configured networks."""
+    kinds = set(RUNS_NETWORKS)
+    by_pod = {it.container_id: it.network for it in inventory.attachments if kinds.intersection(it.plugins)}
+    by_dir = {plugin.get("cniDir") or CNI_DIR: net.name for net in nets for kind in RUNS_NETWORKS
+              for plugin in sections(confs.values_of([net]), kind)}
+
+    def network_of(attachment: NodeAttachment) -> str:
+        kept = os.path.dirname(os.path.dirname(attachment.cached.path)) if attachment.cached else ""
+        return by_dir.get(kept) or by_pod.get(attachment.container_id) or attachment.network
+
+    return network_of
 
 
 def gc_command(inventory: Inventory, network: str, places: Places = DEFAULT_PLACES) -> str:

@@ -50,23 +50,25 @@ class Details:
                 "capabilityArgs": dict(self.capability_args), "args": [list(pair) for pair in self.args]}
 
 
-def find(inventory: Inventory, text: str) -> NodeAttachment:
+def find(inventory: Inventory, text: str, network: str = "") -> NodeAttachment:
     """Return the attachment that `text` names: CONTAINERID/IFNAME, the beginning of a container id, or NAMESPACE/NAME.
+    network: "": any network. An interface of a pod of multus has two networks.
 
     Raises CniError 4 unless exactly one attachment matches.
     """
-    found = matching(inventory.attachments, text)
+    found = matching((it for it in inventory.attachments if network in ("", it.network)), text)
     if len(found) == 1:
         return found[0]
     if not found:
         similar = similar_to(inventory.attachments, text)
         raise CniError(errors.INVALID_ENVIRONMENT, f"no attachment of a container that begins with {text}, nor of a "
-                       "pod of this name",
+                       f"pod of this name{network and f', in network {network}'}",
                        "; ".join([similar or "`fastcni list` shows all attachments",
                                   *(f"not seen: {each}" for each in inventory.unseen)]))
     names = ", ".join(f"{it.container_id[:12]}/{it.ifname} ({it.network or 'unknown network'})" for it in found[:8])
     more = f" and {len(found) - 8} more" if len(found) > 8 else ""
-    raise CniError(errors.INVALID_ENVIRONMENT, f"{len(found)} attachments match {text}", f"they are {names}{more}")
+    raise CniError(errors.INVALID_ENVIRONMENT, f"{len(found)} attachments match {text}",
+                   f"they are {names}{more}; name one with CONTAINERID/IFNAME and --network")
 
 
 def matching(attachments: Iterable[NodeAttachment], text: str) -> list[NodeAttachment]:

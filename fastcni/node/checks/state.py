@@ -12,7 +12,7 @@ import fastcni
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kit.firewall import backends
 from fastcni.node.attachments.address_dirs import sections
-from fastcni.node.attachments.adopt import gc_command
+from fastcni.node.attachments.adopt import gc_command, gc_networks
 from fastcni.node.attachments.caches import addresses_of, types_of
 from fastcni.node.attachments.records import (
     ADDRESS_FILE,
@@ -20,6 +20,7 @@ from fastcni.node.attachments.records import (
     ELEMENT,
     GONE,
     LINK,
+    LOOPBACK,
     ORPHANED,
     RULE,
     RUNNING,
@@ -109,22 +110,25 @@ def namespaces(node: Node) -> Iterator[Finding]:
 
 def stale(node: Node) -> Iterator[Finding]:
     """No address and no rule is left of pods that are gone."""
-    left: dict[str, list[NodeAttachment]] = defaultdict(list)
+    left: dict[tuple[str, str], list[NodeAttachment]] = defaultdict(list)
+    network_of = gc_networks(node.inventory, node.networks)
     for it in node.inventory.attachments:
         if it.state in (GONE, ORPHANED):
-            left[it.network].append(it)
+            left[it.network, it.network if it.ifname == LOOPBACK else network_of(it)].append(it)
     configured = {net.name for net in node.networks}
-    for network, found in left.items():
+    for (network, of_gc), found in left.items():
         kinds = [each.kind for it in found for each in it.sightings]
         parts = [plural(kinds.count(kind), noun) for kind, noun in (
             (ADDRESS_FILE, "address"), (ELEMENT, "firewall element"), (RULE, "firewall rule"), (CACHE, "cached result"))
             if kind in kinds]
         names = some(it.container_id[:12] for it in found)
         what = f"network {network or '(unknown)'} has {plural(len(found), 'pod')} that {verb(found)} gone ({names})"
-        do = gc_command(node.inventory, network, node.places)
+        do = gc_command(node.inventory, of_gc, node.places)
         if " --all" in do:
-            do = f"if no pod of {network} runs: {do}"
-        if network not in configured:
+            do = f"if no pod of {of_gc} runs: {do}"
+        if of_gc not in configured and all(it.ifname == LOOPBACK for it in found) and {*kinds} == {CACHE}:
+            do = f"rm {' '.join(each.place for it in found for each in it.sightings)}"     # runtimes have no file of it
+        elif of_gc not in configured:
             do = f"no configuration has this network: put its file back, then {do}"
         yield Finding(WARNING, f"{what}: {', '.join(parts) or 'links'} left", "addresses and ports stay taken; the "
                       "next pod with such an address may get rules of the old one", do)
