@@ -13,7 +13,9 @@ from fastcni.flows.pods import Pods
 from fastcni.node import served
 from fastcni.node.activity.pools import count
 from fastcni.node.attachments import cache_dirs
+from fastcni.node.attachments.adopt import gc_networks
 from fastcni.node.attachments.cache_dirs import known_cache_dirs
+from fastcni.node.attachments.records import Inventory, NodeAttachment
 from fastcni.runtime import CNI
 from fastcni.spec.cached_result import to_base64
 
@@ -156,12 +158,15 @@ def test_the_advice_for_a_gone_pod_of_multus_is_the_gc_that_releases_it(multus, 
              if it["ifname"] != "lo"}
     assert len(notes) == 1 and f"`{command}` releases it" in notes.pop()
     loopback.unlink()
-    result = tmp_path / "multus/results/net2-web1-net1"
-    result.rename(tmp_path / "lost")
-    assert advice() == [command]                            # also if only the address of net2 is left
-    (tmp_path / "lost").rename(result)
     (tmp_path / "cni/results/pods-web1-eth0").unlink()
     assert [line.split()[-1] for line in advice()] == ["pods"]
+
+
+def test_an_address_that_is_left_of_a_pod_of_multus_is_released_by_the_gc_of_multus():
+    left, other = (NodeAttachment("net2", pod, "net1", "orphaned", "") for pod in ("web1", "web2"))
+    pod = NodeAttachment("pods", "web1", "eth0", "gone", "", plugins=("multus",))
+    network_of = gc_networks(Inventory((left, other, pod)), ())
+    assert [network_of(it) for it in (left, other, pod)] == ["pods", "net2", "pods"]
 
 
 def test_inspect_chooses_the_network_of_an_interface_of_multus(multus, tmp_path, capfd):
