@@ -286,8 +286,9 @@ def gc_network(req: Request, conf: Conf, network: Network, valid: set[tuple[str,
     network."""
     from fastcni.kit.networks import other_caches
 
+    places = [it for it in (other_caches.RUNTIME_DIR, CNI_DIR) if it != conf.keys.cni_dir]
     with Failing(network, "gc"):
-        others = other_caches.living(network.definition.name, (other_caches.RUNTIME_DIR, CNI_DIR))
+        others = other_caches.living(network.definition.name, places)
         network.given, network.capabilities = {other_caches.VALID: other_caches.objects(valid | others.keys())}, {}
         delegate.run(sub_request(req, conf, network), "GC")
 

@@ -120,6 +120,10 @@ def test_a_gc_keeps_the_pods_that_the_other_network_added_to_the_same_network(mu
                           ("direct", ["web3/eth0"])):
         assert gc(network, "--dry-run") == [kept, []]
         assert gc(network) == [kept, sorted(kept)]
+    multus.configure({"cniVersion": "1.1.0", "name": "other", "plugins": [
+        {"type": "multus", "cniDir": str(tmp_path / "other"), "delegates": [{"name": "net2", "type": "bridge"}]}]},
+        "40-other.conflist")
+    assert gc("other", "--valid", "x/eth0") == [["web2/eth0", "web1/net1"], ["web1/net1", "web2/eth0", "x/eth0"]]
     result = tmp_path / "multus/results/net2-web1-net1"
     whole = result.read_bytes()
     result.write_text("damaged")

@@ -10,6 +10,7 @@ from real_kernel.networks import NETWORKS, conf_dir, define, elements, held, kep
 from real_kernel.node import cid_of, links, run
 
 from fastcni.kit.networks import keys, other_caches
+from fastcni.plugins import multus as plugin
 from fastcni.runtime import RuntimeConf
 from fastcni.runtime.cache import Cache
 
@@ -252,7 +253,8 @@ def test_gc_keeps_pods_that_the_runtime_or_another_multus_added_to_the_network(n
     """GC of multus released the address of a running pod from before multus, and the next pod got the same address. GC
     of the network alone, by a runtime, released those of multus' pods."""
     monkeypatch.setattr(other_caches, "RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(keys, "CNI_DIR", f"{node.data_dir}/multus")
+    for module in (keys, plugin):
+        monkeypatch.setattr(module, "CNI_DIR", f"{node.data_dir}/multus")
     small = {**abc[0], "ipam": node.host_local("10.1.1.0/24", rangeStart="10.1.1.2", rangeEnd="10.1.1.4")}
     conf, old, living, new = multus(node, small), pod_netns(), pod_netns(), pod_netns()
     cache, rt = Cache(tmp_path), RuntimeConf(cid_of(old), f"/run/netns/{old}", "eth0")
@@ -262,6 +264,8 @@ def test_gc_keeps_pods_that_the_runtime_or_another_multus_added_to_the_network(n
     node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": cid_of(living), "ifname": "eth0"}]})
     assert held(node, "a") == [2]
     node.ok("GC", {**small, "cni.dev/valid-attachments": [{"containerID": cid_of(old), "ifname": "eth0"}]})
+    assert held(node, "a") == [2]
+    node.ok("GC", {**conf, "cniDir": f"{tmp_path}/other", "cni.dev/valid-attachments": []})
     assert held(node, "a") == [2]
     assert node.add(conf, new)["ips"][0]["address"] == "10.1.1.4/24"
     node.delete(conf, new)
