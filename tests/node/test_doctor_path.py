@@ -228,3 +228,42 @@ def test_a_master_that_is_down_is_found(directories, uplink, pod_netns, doctor):
     assert found["host-links"]["what"] == "up0, the master of pod c0/eth0, is down"
     run("sh", "-c", found["host-links"]["do"])
     assert "host-links" not in doctor()
+
+
+def test_lost_routes_of_a_pod_with_several_networks_are_found_once(directories, uplink, pod_netns, fastcni, tmp_path):
+    """A lost default route of a pod with several networks was no finding, and the pod's first interface, which multus
+    and the first network both have, counted as two pods."""
+    install(tmp_path / "bin", names=["multus", "bridge", "host-local"])
+    cluster, further = (
+        {"cniVersion": "1.1.0", "name": name, "type": "bridge", "bridge": bridge, "isGateway": True, "ipam": {
+            "type": "host-local", "subnet": f"{subnet}.0/24", "dataDir": str(directories.data),
+            "routes": [{"dst": "0.0.0.0/0"}]}} for name, bridge, subnet in (
+                ("first", "br0", "10.88.0"), ("second", "br1", "10.89.0")))
+    directories.configure({"cniVersion": "1.1.0", "name": "pods", "plugins": [
+        {"type": "multus", "cniDir": str(tmp_path / "multus"), "delegates": [cluster, further]}]})
+    name = pod_netns()
+    directories.add("c0", name, "pods")
+
+    def found():
+        answer = fastcni("doctor", "--json", "--socket", "", "--bin-dir", tmp_path / "bin", "--cache-dir", tmp_path / "multus")
+        return [it for it in answer.document["findings"] if it["check"] in ("pod-links", "duplicate-addresses")]
+
+    def default():
+        return [it.get("dev") for it in json.loads(run("ip", "-j", "-n", name, "route", "show", "default"))]
+
+    given = default()
+    assert sorted(given) == ["eth0", "net1"] and found() == []
+    ip("route", "del", "default", "dev", given[0], netns=name)
+    assert found() == []                                        # another program may have chosen the route
+    ip("route", "del", "default", netns=name)
+    finding, = found()
+    assert finding["what"].startswith("2 pods (c0/eth0, c0/net1) lack ")
+    run("sh", "-c", finding["do"])
+    assert default() == given and found() == []
+    ip("route", "del", "10.89.0.0/24", netns=name)
+    finding, = found()
+    assert finding["what"].startswith("pod c0/net1 lacks ")
+    ip("link", "del", "net1", netns=name)
+    finding, = found()
+    assert "pod c0/net1 does not exist" in finding["what"]
+    assert finding["why"] == "the pod has no network by this interface"

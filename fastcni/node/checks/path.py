@@ -134,7 +134,8 @@ def pod_links(node: Node) -> Iterator[Finding]:
     """Running pods have the interface, the addresses and the routes that ADD gave them."""
     gone = [it for it in node.pods if it.link is None]
     if gone:
-        yield Finding(ERROR, f"the interface of {pods(gone)} does not exist", "the pod has no network", AGAIN)
+        yield Finding(ERROR, f"the interface of {pods(gone)} does not exist", "the pod has no network by this "
+                      "interface", AGAIN)
     lacking = [it for it in node.pods if it.lacks]
     if lacking:
         yield Finding(ERROR, f"{pods(lacking)} lack{'s' * (len(lacking) == 1)} addresses or routes of the result of "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fastcni.kernel import netns, wire
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.links import checks, find
+from fastcni.kit.networks.network import RUNS_NETWORKS
 from fastcni.node.attachments.inventory import Seen
 from fastcni.node.attachments.records import RUNNING, Inventory, NodeAttachment
 from fastcni.spec import address
@@ -62,8 +63,9 @@ def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLin
     result last.
     """
     by_name = {link.name: link for link in seen.facts.links.values()}
-    counts = Counter(it.container_id for it in inventory.attachments)
-    pods = [it for it in inventory.attachments if it.state == RUNNING and it.cached and it.cached.result and it.netns]
+    pods = with_interface(it for it in inventory.attachments
+                          if it.state == RUNNING and it.cached and it.cached.result and it.netns)
+    counts = Counter(it.container_id for it in pods)
     refused: list[str] = []
     home = netns.open_own()
 
@@ -88,6 +90,16 @@ def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLin
     if refused:
         unseen.append(f"links of {len(refused)} running pods: {refused[0]}")
     return found
+
+
+def with_interface(attachments: Iterable[NodeAttachment]) -> list[NodeAttachment]:
+    """Return one attachment for each interface: multus and the network that multus added for it have the same one. The
+    network's configuration names the plugin that made the interface, and its result has the routes that the pod's
+    annotation chose."""
+    found: dict[tuple[str, str], NodeAttachment] = {}
+    for it in sorted(attachments, key=lambda it: set(RUNS_NETWORKS).isdisjoint(it.plugins)):
+        found[it.container_id, it.ifname] = it
+    return list(found.values())
 
 
 def read(attachment: NodeAttachment, by_name: dict[str, Link], home: int, *, several: bool) -> PodLink:
@@ -119,7 +131,7 @@ def bridge_of(attachment: NodeAttachment) -> str:
 
 def commands(attachment: NodeAttachment, sock: wire.Socket, link: Link, several: bool) -> Iterator[str]:
     """Yield the commands that add the addresses and routes of the ADD's result that the pod lacks. several: whether the
-    pod has more attachments, one of which may have the default route."""
+    pod has more attachments: then the default route of one is enough, and each command adds one, in the order of ADD."""
     if not link.up:
         yield in_namespace(attachment.netns, f"link set {attachment.ifname} up")
     if set(NO_ADDRESSES).intersection(attachment.plugins):
@@ -132,13 +144,12 @@ def commands(attachment: NodeAttachment, sock: wire.Socket, link: Link, several:
             yield in_namespace(attachment.netns, f"address replace {entry['address']} dev {attachment.ifname}")
             continue
         packed, prefix = address.read_cidr(entry["address" if kind == checks.SUBNET else "dst"])
-        if several and not prefix:
-            continue
         to = f"{address.ip_text(address.network(packed, prefix))}/{prefix}"
         gateway = entry.get("gw") or (gateways.get(len(packed), "") if kind == checks.ROUTE else "")
         via = f" via {gateway}" if gateway else ""
         table = f" table {entry['table']}" if kind == checks.ROUTE and entry.get("table") else ""
-        yield in_namespace(attachment.netns, f"route replace {to}{via} dev {attachment.ifname}{table}")
+        verb = "prepend" if several and not prefix else "replace"
+        yield in_namespace(attachment.netns, f"route {verb} {to}{via} dev {attachment.ifname}{table}")
 
 
 def names_of(found: Sequence[PodLink]) -> list[str]:
