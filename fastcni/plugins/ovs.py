@@ -109,7 +109,8 @@ def check(req: Request, keys: Keys) -> None:
     if host is None or host.peer != inside.index:
         raise checks.wrong(f"Error: Host Interface of {inside.name} not found")
     bridge = conf.bridge or ovs_conf.OVN_BRIDGE
-    ports.check(req, conf, bridge, host.name, ports.vlan_of(conf, bridge, conf.address))
+    address = cache.address_in(cache.read(req, conf)) or conf.address       # as DEL does
+    ports.check(conf, address, bridge, host.name, ports.vlan_of(conf, bridge, address))
     checks.addresses_and_routes(pod, inside, previous)
 
 

@@ -5,10 +5,13 @@ Each function takes a Path and returns the Fault of its hop, or None.
 
 from __future__ import annotations
 
+import glob
+import os
+
 from fastcni.clients.ovsdb import as_list
 from fastcni.kit.ovs import ports
-from fastcni.kit.ovs.database import NO_VSWITCHD, Database
-from fastcni.node.checks.ovs import host_of, place_of
+from fastcni.kit.ovs.database import Database
+from fastcni.node.checks.ovs import host_of, is_usual, place_of, restart
 from fastcni.spec import address as addresses
 from fastcni.spec.errors import CniError
 from fastcni.why.ends import OVS
@@ -25,10 +28,10 @@ NATIVE = ("native-tagged", "native-untagged")       # values of vlan_mode in whi
 
 
 class Tables:
-    """The rows of one database. bridges: {name: UUIDs of its ports}. ports, interfaces: {name: row}. runs: whether
-    ovs-vswitchd is connected. Raises CniError."""
+    """The rows of one database. bridges: {name: UUIDs of its ports}. ports, interfaces: {name: row}. trouble: why
+    ovs-vswitchd carries no packets, or "". Raises CniError."""
 
-    __slots__ = ("bridges", "interfaces", "ports", "runs")
+    __slots__ = ("bridges", "interfaces", "ports", "trouble")
 
     def __init__(self, address: str) -> None:
         with Database(address, TIMEOUT_S) as db:
@@ -36,7 +39,7 @@ class Tables:
                 ports.select("Bridge", [], "name", "ports"),
                 ports.select("Port", [], "_uuid", "name", "vlan_mode", "tag", "trunks"),
                 ports.select("Interface", [], "name", "ofport", "error"))
-            self.runs = db.vswitchd_runs()
+            self.trouble = ports.trouble(db, answers=True)
         self.bridges = {row["name"]: as_list(row["ports"]) for row in bridges["rows"]}
         self.ports: dict[str, Row] = {row["name"]: row for row in found["rows"]}
         self.interfaces: dict[str, Row] = {row["name"]: row for row in interfaces["rows"]}
@@ -70,9 +73,8 @@ def port(path: Path, end: End) -> Fault | None:
         remove = f"ovs-vsctl --db={address} del-port {own} {name} && " if own else ""
         return Fault(hop, f"{name} of {end.name} is no port of the bridge {bridge} of Open vSwitch"
                      + (f" but of {own}" if own else ""), do=f"{remove}fastcni restore")
-    if not tables.runs:
-        return Fault(hop, f"ovs-vswitchd is not connected to OVSDB at {address}: the bridge {bridge} handles no new "
-                     "connection", do=NO_VSWITCHD)
+    if tables.trouble:
+        return Fault(hop, f"{tables.trouble}: the bridge {bridge} handles no new connection", do=restart(address))
     if failed := ports.error_of(tables.interfaces.get(name, {})):
         return Fault(hop, f"ovs-vswitchd cannot use {name} of {end.name}: {failed}", f"{name}: {failed}",
                      do=f"ovs-vsctl --db={address} del-port {bridge} {name} && fastcni restore")
@@ -113,18 +115,27 @@ def vlan(path: Path) -> Fault | None:
                  do=f"ovs-vsctl --db={address} set Port {name} vlan_mode=access tag={wanted}")
 
 
+def control(address: str) -> str:
+    """Return the option -t of ovs-appctl for the ovs-vswitchd of a database, "" for the usual one."""
+    if is_usual(address):
+        return ""
+    path = address.removeprefix("unix:")
+    found = glob.glob(f"{glob.escape(os.path.dirname(path))}/ovs-vswitchd*.ctl") if path.startswith("/") else []
+    return f"-t {found[0] if len(found) == 1 else 'SOCKET_OF_VSWITCHD'} "
+
+
 def rules(path: Path) -> Fault | None:
     """A packet that enters the bridge at the source's port leaves it at the target's port."""
     source, target, spy = path.source, path.target, path.spy
     if spy is None or source.host is None or target.host is None or not spy.crossed(
             source.host.name, "ingress", arp=True) or spy.crossed(target.host.name, "egress", arp=True):
         return None
-    _, bridge, own = place(source)
+    address, bridge, own = place(source)
     name = place(target)[2]
     assert source.link and target.link
     kind, where = ("ipv6", "ipv6") if path.v6 else ("ip", "nw")
     return Fault("OpenFlow rules", f"the packet enters the bridge {bridge} of Open vSwitch at {own}, and does not "
                  f"leave the bridge at {name}", f"OpenFlow rules of {bridge}",
-                 do=f"ovs-appctl ofproto/trace {bridge} in_port={own},dl_src={source.link.mac},"
+                 do=f"ovs-appctl {control(address)}ofproto/trace {bridge} in_port={own},dl_src={source.link.mac},"
                     f"dl_dst={target.link.mac},{kind},{where}_src={addresses.ip_text(path.sent_from)},"
                     f"{where}_dst={target.text}")

@@ -244,6 +244,13 @@ def test_check_notices_a_vswitchd_that_has_ended(node, switch, ovs_conf, pod):
     assert "ovs-vswitchd is not connected" in node.check_refused(conf, pod, result)
 
 
+def test_check_asks_the_database_in_which_add_made_the_port(node, switch, ovs_conf, pod):
+    """The file of configuration_path may be gone: DEL found the database in the pod's file, and CHECK did not."""
+    conf = ovs_conf("10.22.0.0/24")
+    result = node.add(conf, pod)
+    node.check({**conf, "socket_file": "unix:/nowhere/db.sock"}, pod, result)
+
+
 # -- ovs.conf ----------------------------------------------------------------------------------------------------
 
 def test_the_first_ovs_conf_gives_what_the_network_lacks(node, switch, ovs_conf, pod_netns, tmp_path, monkeypatch):

@@ -80,6 +80,29 @@ def test_ports_of_a_lost_database_are_restored_and_carry_packets(node, switch, o
     assert_nothing_is_left(node, switch, kept, first)
 
 
+@pytest.mark.parametrize("keys", [{"vlan": 100}, {"trunk": [{"minID": 0, "maxID": 3}]}, {"vxlanID": 9}])
+def test_a_port_that_was_moved_or_has_other_vlans_is_restored(switch, ovs_conf, pod, tmp_path, keys):
+    """`fastcni restore` said success while the port was in another bridge or VLAN."""
+    switch.add_bridge("br2")
+    switch.vsctl("add-port", "br0", "far", "tag=5", "--", "set", "interface", "far", "type=vxlan", "options:key=9",
+                 "options:remote_ip=192.0.2.1")
+    runtime = Runtime(tmp_path / "cni", ovs_conf("10.22.0.0/24", **keys))
+    name = host_of(runtime.add(pod))
+    before = port(switch, name)
+    for change in (["del-port", name, "--", "add-port", "br2", name, "tag=100"],
+                   ["del-port", name, "--", "add-port", "br0", name, "tag=7"],
+                   ["set", "port", name, "tag=7", "vlan_mode=access", "trunks=[]"],
+                   ["set", "port", name, "trunks=7,8", "vlan_mode=trunk", "tag=[]"],
+                   ["clear", "port", name, "tag", "trunks", "vlan_mode"]):
+        switch.vsctl(*change)
+        assert restore(runtime.cni.cache).failed == ()
+        assert (port(switch, name), name in switch.ports("br0"), switch.ports("br2")) == (before, True, [])
+    assert eventually(lambda: switch.row("Interface", name)["link_state"] == "up")
+    runtime.check(pod)
+    runtime.delete(pod)
+    assert switch.ports("br0") == ["far"]
+
+
 def test_doctor_finds_what_the_database_has_lost_and_a_vswitchd_that_has_ended(switch, ovs_conf, pod, tmp_path):
     runtime = Runtime(tmp_path / "cni", ovs_conf("10.22.0.0/24"))
     name = host_of(runtime.add(pod))
@@ -89,11 +112,20 @@ def test_doctor_finds_what_the_database_has_lost_and_a_vswitchd_that_has_ended(s
         return [(it.severity, it.what, it.do) for it in ovs.ports(node)], node.unseen
 
     assert found() == ([], [])
+    restart = f"restart the ovs-vswitchd that was started with {switch.address}"
+    switch.freeze("ovs-vswitchd")
+    try:
+        assert found() == ([("error", f"ovs-vswitchd does not answer; it is connected to OVSDB at {switch.address}",
+                             restart)], [])
+    finally:
+        switch.thaw("ovs-vswitchd")
     switch.stop("ovs-vswitchd")
-    assert found() == ([("error", f"ovs-vswitchd is not connected to OVSDB at {switch.address}",
-                         "systemctl restart openvswitch-switch")], [])
+    assert found() == ([("error", f"ovs-vswitchd is not connected to OVSDB at {switch.address}", restart)], [])
     switch.start_vswitchd()
     assert eventually(lambda: found() == ([], []))
+    switch.vsctl("set", "port", name, "tag=7")
+    assert found() == ([("error", f"the ports of 1 running pod ({cid_of(pod)}/eth0) in Open vSwitch have other VLANs "
+                         "than their network has", "fastcni restore")], [])
     switch.vsctl("del-port", name)
     assert found() == ([("error", f"the bridge br0 of Open vSwitch has no port of 1 running pod ({cid_of(pod)}/eth0)",
                          "fastcni restore")], [])

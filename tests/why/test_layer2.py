@@ -36,7 +36,8 @@ class LayerTwo(World):
         ip("addr", "add", "10.72.0.201/24", "dev", "m0")
         ip("link", "set", "m0", "up")
         self.switch = Switch("br1").__enter__()
-        self.words["db"] = self.switch.address
+        self.words |= {"db": self.switch.address, "ctl": f"{self.switch.directory}/ovs-vswitchd.ctl",
+                       "vswitchd": self.switch.processes["ovs-vswitchd"].pid}
 
     def _network(self, kind):
         first = {"g": 100}.get(self.PODS[kind], 2)
@@ -80,7 +81,10 @@ def test_pods_of_one_layer_2_network_reach_each_other_and_no_hop_is_of_the_nodes
     Case("ovs: the target drops untagged frames", OVS, [VSCTL + "set Port {vb} vlan_mode=trunk trunks=42 tag=[]"],
          "ovs VLAN", "drops untagged frames"),
     Case("ovs: an OpenFlow rule drops", OVS, ["OVS_RUNDIR=$(dirname {db} | cut -c6-) ovs-ofctl add-flow br1 "
-         "priority=9,in_port={va},actions=drop"], "OpenFlow rules", "{va}", "{vb}", "ofproto/trace br1", mends=False),
+         "priority=9,in_port={va},actions=drop"], "OpenFlow rules", "{va}", "{vb}",
+         "ovs-appctl -t {ctl} ofproto/trace br1", mends=False),
+    Case("ovs: ovs-vswitchd does not answer", OVS, ["kill -STOP {vswitchd}"], "ovs port", "does not answer", "{db}",
+         mends=False, undo=["kill -CONT {vswitchd}"]),
     Case("ovs: the host's end is down", OVS, ["ip link set {va} down"], "veth", "{va}"),
     Case("ovs: the target's end is down", OVS, ["ip link set {vb} down"], "target veth", "{vb}"),
     Case("ovs: the node asks", "10.72.0.201 pod-a:{port_a}", [], "host route", "n-ovs", "br1", mends=False),

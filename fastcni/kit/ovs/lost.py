@@ -1,10 +1,10 @@
-"""Add the port of a running pod again, if the database of Open vSwitch has lost it: another program has deleted the
-port or its bridge, or the database was made anew.
+"""Restore the port of a running pod in the database of Open vSwitch: another program has deleted the port or its
+bridge, has moved the port or has changed its VLANs, or the database was made anew.
 """
 
 from __future__ import annotations
 
-from fastcni.clients.ovsdb import Refused
+from fastcni.clients.ovsdb import Refused, as_list
 from fastcni.kit.ovs import cache, ports
 from fastcni.kit.ovs.database import Database
 from fastcni.spec import errors
@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from fastcni.clients.ovsdb import Operation, Row
     from fastcni.kit.call.request import Request
     from fastcni.kit.ovs.ovs_conf import OvsConf, PodArgs
 
@@ -22,48 +23,83 @@ TIMEOUT_S = 1.0                 # rules of the firewall that were lost at the sa
 
 
 class Names:
-    """The names of ports and bridges in a database, or the error for which they are unknown. trouble: why ovs-vswitchd
-    carries no packets, "" if it is connected to the database.
+    """The ports and bridges of a database, or the error for which they are unknown.
+
+    ports: {name: its row, with its bridge's name as "bridge"}. trouble: why ovs-vswitchd carries no packets, "" if it
+    is connected to the database (with `answers`: and answers).
 
     One replay restores all pods of a node: it asks each database once, however many pods there are.
     """
 
-    __slots__ = ("ports", "bridges", "trouble", "error")
+    __slots__ = ("ports", "bridges", "trouble", "error", "tunnels")
 
-    def __init__(self, address: str) -> None:
-        self.ports: set[str] = set()
+    def __init__(self, address: str, answers: bool = False) -> None:
+        self.ports: dict[str, Row] = {}
         self.bridges: set[str] = set()
+        self.tunnels: dict[tuple[str, int | None], int | None] = {}
         self.trouble = ""
         self.error: CniError | None = None
         try:
             with Database(address, TIMEOUT_S) as db:
-                found = db.transact(ports.select("Port", [], "name"), ports.select("Bridge", [], "name"))
-                self.trouble = ports.trouble(db, answers=False)
+                found, bridges = db.transact(
+                    ports.select("Port", [], "_uuid", "name", "vlan_mode", "tag", "trunks"),
+                    ports.select("Bridge", [], "name", "ports"))
+                self.trouble = ports.trouble(db, answers)
         except CniError as e:
             self.error = e
             return
-        self.ports, self.bridges = ({row["name"] for row in result["rows"]} for result in found)
+        owners = {uuid[1]: row["name"] for row in bridges["rows"] for uuid in as_list(row["ports"])}
+        self.bridges = {row["name"] for row in bridges["rows"]}
+        self.ports = {row["name"]: {**row, "bridge": owners.get(row["_uuid"][1], "")} for row in found["rows"]}
+
+    def vlan_of(self, conf: OvsConf, bridge: str, address: str) -> int | None:
+        """Return ports.vlan_of(). The database is asked once for each tunnel. Raises CniError 11."""
+        key = bridge, conf.vxlan
+        if conf.vxlan is None:
+            return conf.vlan
+        if key not in self.tunnels:
+            self.tunnels[key] = ports.vlan_of(conf, bridge, address)
+        return self.tunnels[key]
+
+    def has(self, name: str, bridge: str) -> bool:
+        return name in self.ports and self.ports[name]["bridge"] == bridge
+
+    def has_vlans(self, name: str, conf: OvsConf, vlan: int | None) -> bool:
+        """Return whether the port has the VLANs that ADD gives it."""
+        return ports.vlans(self.ports[name]) == ports.vlans(ports.vlan_columns(conf, vlan))
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 def restore(req: Request, conf: OvsConf, args: PodArgs, bridge: str, previous: dict[str, Any]) -> None:
-    """Add the port again if no bridge has it. previous: the result of the ADD. Raises CniError."""
+    """Add the port again unless its bridge has it, and give it its VLANs. previous: the result of the ADD. Raises
+    CniError."""
     address = cache.address_in(cache.read(req, conf)) or conf.address       # as DEL does
     names = req.mode.cluster_store(("ovs", address), lambda: Names(address))
     if names.error:
         raise CniError(names.error.code, names.error.msg, names.error.details)
     host = next(iter(results.host_interfaces(previous)), "")
-    if not host or host in names.ports:
+    if not host:
         return
     if bridge not in names.bridges:
         raise ports.no_bridge(address, bridge, errors.TRY_AGAIN_LATER)
-    vlan = ports.vlan_of(conf, bridge, address)
+    vlan = names.vlan_of(conf, bridge, address)
+    if not names.has(host, bridge):
+        elsewhere = [ports.removal(names.ports[host])] if host in names.ports else []
+        operations: tuple[Operation, ...] = *elsewhere, *ports.operations(req, conf, args, bridge, host, vlan)
+    elif not names.has_vlans(host, conf, vlan):
+        ids = [*ports.external_ids(req, args).items()]          # another program may have added the port without them
+        operations = ({"op": "update", "table": "Port", "where": [["name", "==", host]],
+                       "row": ports.vlan_columns(conf, vlan)},
+                      {"op": "mutate", "table": "Port", "where": [["name", "==", host]],
+                       "mutations": [["external_ids", "insert", ["map", ids]]]})
+    else:
+        return
     with Database(address) as db:
         try:
-            db.transact(*ports.operations(req, conf, args, bridge, host, vlan))
+            db.transact(*operations)
         except Refused as e:
-            if host in Names(address).ports:        # another replay was first
+            if Names(address).has(host, bridge):        # another replay was first
                 return
             raise CniError(errors.INTERNAL, f"failed to add port {host} to bridge {bridge} again: {e}") from None

@@ -22,6 +22,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from fastcni.kit.call.request import Request
@@ -85,13 +86,18 @@ FROM_FILE = ("bridge", "vlan", "trunk", "mtu", "ofport", "kind", "socket_file", 
 
 def read(req: Request) -> OvsConf:
     """Return the network's keys, and the keys of ovs.conf that the network does not have. Raises CniError."""
-    ending = req.command in ENDINGS
-    own = read_ending(keys_of(req)) if ending else req.conf.once(read_keys)
+    if req.command in ENDINGS:
+        return with_file(read_ending(keys_of(req)), read_ending)
+    return with_file(req.conf.once(read_keys), read_keys)
+
+
+def with_file(own: OvsConf, read_other: Callable[[Section], OvsConf]) -> OvsConf:
+    """Return the keys together with those of ovs.conf that `own` does not have. Raises CniError."""
     path, found = read_file(own.path)
     if found is None:
         return own
     try:
-        other = (read_ending if ending else read_keys)(Section(found))
+        other = read_other(Section(found))
     except CniError as e:
         raise CniError(e.code, f"{path}: {e.msg}", e.details) from None
     merged = OvsConf()

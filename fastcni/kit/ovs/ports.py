@@ -131,12 +131,8 @@ def operations(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: st
     """Return the transaction. It fails if the bridge does not exist, or if another bridge has a port of that name."""
     here = [["name", "==", bridge]]
     interface: Row = {"name": name}
-    port: Row = {"name": name, "interfaces": ["named-uuid", "interface"], "vlan_mode": "trunk",
+    port: Row = {"name": name, "interfaces": ["named-uuid", "interface"], **vlan_columns(conf, vlan),
                  "external_ids": ["map", [*external_ids(req, args).items()]]}
-    if conf.trunk:
-        port["trunks"] = ["set", conf.trunk]
-    elif vlan is not None:
-        port |= {"vlan_mode": "access", "tag": vlan}
     if conf.kind:
         interface["type"] = conf.kind
     if conf.ofport:
@@ -149,6 +145,19 @@ def operations(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: st
         {"op": "insert", "table": "Interface", "row": interface, "uuid-name": "interface"},
         {"op": "insert", "table": "Port", "row": port, "uuid-name": "port"},
         {"op": "mutate", "table": "Bridge", "where": here, "mutations": [["ports", "insert", ["named-uuid", "port"]]]})
+
+
+def vlan_columns(conf: OvsConf, vlan: int | None) -> Row:
+    """Return the columns of a Port with its VLANs. vlan: see vlan_of()."""
+    access = vlan is not None and not conf.trunk
+    return {"vlan_mode": "access" if access else "trunk", "tag": vlan if access else ["set", []],
+            "trunks": ["set", conf.trunk]}
+
+
+def vlans(port: Row) -> dict[str, Any]:
+    """Return the VLANs of a Port, or of vlan_columns(), as values that can be compared."""
+    return {"vlan mode": next(iter(as_list(port["vlan_mode"])), None), "vlan tag": tag_of(port),
+            "trunks": sorted(as_list(port["trunks"]))}
 
 
 def external_ids(req: Request, args: PodArgs) -> dict[str, str]:
@@ -193,10 +202,15 @@ def find(db: Ovsdb, req: Request) -> list[Row]:
 
 
 def remove(db: Ovsdb, rows: list[Row]) -> None:
-    """Remove ports from all bridges. The database deletes rows without references."""
+    """Remove ports from all bridges."""
     if rows:
-        db.transact(*({"op": "mutate", "table": "Bridge", "where": [["ports", "includes", row["_uuid"]]],
-                       "mutations": [["ports", "delete", row["_uuid"]]]} for row in rows))
+        db.transact(*map(removal, rows))
+
+
+def removal(row: Row) -> Operation:
+    """Return the operation that removes a port from its bridge. The database deletes rows without references."""
+    return {"op": "mutate", "table": "Bridge", "where": [["ports", "includes", row["_uuid"]]],
+            "mutations": [["ports", "delete", row["_uuid"]]]}
 
 
 def forget(req: Request, address: str) -> None:
@@ -207,11 +221,11 @@ def forget(req: Request, address: str) -> None:
 
 # -- CHECK ----------------------------------------------------------------------------------------------------
 
-def check(req: Request, conf: OvsConf, bridge: str, name: str, vlan: int | None) -> None:
-    """Compare the port with the network's keys. Raises CniError."""
+def check(conf: OvsConf, address: str, bridge: str, name: str, vlan: int | None) -> None:
+    """Compare the port with the network's keys. address: of OVSDB. Raises CniError."""
     from fastcni.kit.links import checks
 
-    with Database(conf.address) as db:
+    with Database(address) as db:
         ports, interfaces, bridges = db.transact(
             select("Port", [["name", "==", name]], "_uuid", "vlan_mode", "tag", "trunks"),
             select("Interface", [["name", "==", name]], "ofport", "link_state", "error"),
@@ -225,7 +239,6 @@ def check(req: Request, conf: OvsConf, bridge: str, name: str, vlan: int | None)
     if failed := error_of(state):
         raise checks.wrong(f"Error: interface {name} is in error state", failed)
     checks.same(f"port {name} link state", state["link_state"], "up")
-    checks.same(f"port {name} vlan mode", port["vlan_mode"], "access" if vlan is not None and not conf.trunk
-                else "trunk")
-    checks.same(f"port {name} vlan tag", tag_of(port), None if conf.trunk else vlan)
-    checks.same(f"port {name} trunks", sorted(as_list(port["trunks"])), conf.trunk)
+    wanted = vlans(vlan_columns(conf, vlan))
+    for subject, found in vlans(port).items():
+        checks.same(f"port {name} {subject}", found, wanted[subject])

@@ -41,7 +41,8 @@ def read_sysctl(name: str) -> str:
 
 @dataclass(slots=True)
 class Node:
-    """The node, as the checks see it. The checks read the kernel and files, and change nothing.
+    """The node, as the checks see it. The checks read the kernel and files, and change nothing but a counter of
+    OVSDB (see ports.find_bridge()).
 
     plugin_dirs: in order. socket: the server's. unit_dir: the directory of systemd units. sysctl(name): returns its
     value, or "". release: the kernel's. root: the directory of sys, proc and lib. unseen: texts about what could not be

@@ -10,7 +10,8 @@ from typing import Any
 
 from fastcni.clients.ovsdb import DEFAULT_ADDRESS
 from fastcni.kit.call import files
-from fastcni.kit.ovs import cache
+from fastcni.kit.networks.network import RUNS_NETWORKS
+from fastcni.kit.ovs import cache, ovs_conf
 from fastcni.kit.ovs.lost import Names
 from fastcni.kit.ovs.ovs_conf import OVN_BRIDGE
 from fastcni.node.attachments.address_dirs import sections
@@ -18,27 +19,29 @@ from fastcni.node.attachments.records import RUNNING, NodeAttachment
 from fastcni.node.checks.findings import ERROR, Finding, Node, plural, some
 from fastcni.node.checks.pods import PAUSE_S
 from fastcni.spec import result as results
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
 
 KIND = "ovs"
 
 
 def ports(node: Node) -> Iterator[Finding]:
-    """The database of Open vSwitch has ovs-vswitchd, and the bridges and the ports of running pods."""
+    """ovs-vswitchd answers; its database has the bridges of running pods, and their ports with the VLANs of ADD."""
     by_address: dict[str, dict[str, list[NodeAttachment]]] = defaultdict(lambda: defaultdict(list))
     for it in node.inventory.attachments:
-        if it.state == RUNNING and it.cached and KIND in it.plugins and host_of(it):
+        if it.state == RUNNING and it.cached and is_on_ovs(it) and host_of(it):
             address, bridge = place_of(it, next(sections(it.cached.config, KIND)))
             by_address[address][bridge].append(it)
     for address, by_bridge in by_address.items():
-        known = Names(address)
+        known = Names(address, answers=True)
         if known.error:
             node.unseen.append(f"ports of Open vSwitch: {known.error}")
             continue
         if known.trouble:
             yield Finding(ERROR, known.trouble, "no new pod gets a port; a bridge of the userspace datapath carries no "
-                          "packet", "systemctl restart openvswitch-switch")
+                          "packet", restart(address))
         lost = {bridge: found for bridge, pods in by_bridge.items() if (found := [
-            it for it in pods if bridge not in known.bridges or host_of(it) not in known.ports])}
+            it for it in pods if not known.has(host_of(it), bridge)])}
         if lost:
             time.sleep(PAUSE_S)         # a DEL may run, which removes the cached result last
         for bridge, pods in lost.items():
@@ -52,6 +55,42 @@ def ports(node: Node) -> Iterator[Finding]:
                 yield Finding(ERROR, f"the bridge {bridge} of Open vSwitch has no port of "
                               f"{plural(len(found), 'running pod')} ({names})", "no packet reaches the pod",
                               "fastcni restore")
+        moved = [it for bridge, pods in by_bridge.items() for it in pods
+                 if known.has(host_of(it), bridge) and not has_vlans(known, it, bridge, address, node.unseen)]
+        if moved:
+            yield Finding(ERROR, f"the ports of {plural(len(moved), 'running pod')} ({some(it.name for it in moved)}) "
+                          "in Open vSwitch have other VLANs than their network has",
+                          "the pod reaches pods of another VLAN, and not those of its own", "fastcni restore")
+
+
+def is_on_ovs(attachment: NodeAttachment) -> bool:
+    """Return whether the plugin ovs made the interface. Multus only runs the network that has the plugin."""
+    return KIND in attachment.plugins and set(RUNS_NETWORKS).isdisjoint(attachment.plugins)
+
+
+def has_vlans(known: Names, attachment: NodeAttachment, bridge: str, address: str, unseen: list[str]) -> bool:
+    """Return whether the pod's port has the VLANs that ADD gives it, or those are unknown."""
+    assert attachment.cached
+    try:
+        conf = ovs_conf.with_file(ovs_conf.read_keys(Section(next(sections(attachment.cached.config, KIND)))),
+                                  ovs_conf.read_keys)
+        return known.has_vlans(host_of(attachment), conf, known.vlan_of(conf, bridge, address))
+    except CniError as e:
+        unseen.append(f"VLANs of the port of {attachment.name}: {e}")
+        return True
+
+
+def is_usual(address: str) -> bool:
+    """Return whether the address is that of the database of Debian's and Red Hat's service."""
+    usual, path = (os.path.realpath(it.removeprefix("unix:")) for it in (DEFAULT_ADDRESS, address))
+    return path == usual
+
+
+def restart(address: str) -> str:
+    """Return what restarts the ovs-vswitchd of a database."""
+    if is_usual(address):
+        return "systemctl restart openvswitch-switch"
+    return f"restart the ovs-vswitchd that was started with {address}"
 
 
 def place_of(attachment: NodeAttachment, keys: Mapping[str, Any]) -> tuple[str, str]:

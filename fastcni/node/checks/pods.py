@@ -131,7 +131,8 @@ def bridge_of(attachment: NodeAttachment) -> str:
 
 def commands(attachment: NodeAttachment, sock: wire.Socket, link: Link, several: bool) -> Iterator[str]:
     """Yield the commands that add the addresses and routes of the ADD's result that the pod lacks. several: whether the
-    pod has more attachments: then the default route of one is enough, and each command adds one, in the order of ADD."""
+    pod has more attachments: then the default route of one is enough, and each command adds one, in the order of
+    ADD."""
     if not link.up:
         yield in_namespace(attachment.netns, f"link set {attachment.ifname} up")
     if set(NO_ADDRESSES).intersection(attachment.plugins):
