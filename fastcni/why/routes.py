@@ -93,9 +93,8 @@ def pod_route(path: Path) -> Fault | None:
         wanted = [it for it in with_gateways(end) if (":" in it["dst"]) == path.v6]
         commands = " && ".join(f"{end.enter}ip route replace {it['dst']}" + (f" via {it['gw']}" if it["gw"] else "")
                                + f" dev {end.ifname}" for it in wanted)
-        return Fault("pod route", f"{end.name} has no route to {to}" + (
-            "" if wanted else ", and its network's configuration gives it none"),
-            do=commands or "give the network's ipam a route to it, delete the pod and add it again")
+        why, do = ("", commands) if wanted else no_route(end, path.v6)
+        return Fault("pod route", f"{end.name} has no route to {to}{why}", do=do)
     errno = way.errno or packet_path.way(end.sock, path.asked, source=end.packed).errno
     if errno:
         found = refused("pod route", end.name, end, end.sock, end.packed, path.asked)
@@ -115,6 +114,17 @@ def pod_route(path: Path) -> Fault | None:
                      "gateway of its ADD", text,
                      do=instead if known else f"{end.enter}ip route del {text}")
     return None
+
+
+def no_route(end: End, v6: bool) -> tuple[str, str]:
+    """Return why the result of the pod's ADD has no route of a family, and what helps."""
+    ipams = [ipam for it in end.plugins() if isinstance(ipam := it.get("ipam"), dict)]
+    routes = [route for ipam in ipams if isinstance(found := ipam.get("routes"), list) for route in found]
+    again = "delete the pod and add it again"
+    if any(isinstance(it, dict) and it.get("dst") == ("::/0" if v6 else "0.0.0.0/0") for it in routes):
+        return (", and the result of its ADD no longer has the default route of its network's ipam: a further network "
+                "had replaced it", again)
+    return ", and its network's configuration gives it none", f"give the network's ipam a route to it, {again}"
 
 
 def pod_source(path: Path) -> Fault | None:

@@ -1,5 +1,7 @@
 """fastcni why: faults of routes, source addresses, forwarding and rp_filter are named, and `do` mends them."""
 
+import json
+
 from why.conftest import Case, cases, check
 
 from fastcni.testing.namespaces import needs_root
@@ -54,3 +56,19 @@ OUT6 = "pod-a [fd00:2::2]:{port_x}"
 )
 def test_a_fault_of_a_route_is_named_and_mended(case, why, world, broken):
     check(case, why, world, broken)
+
+
+def test_a_route_of_the_configuration_that_the_result_no_longer_has(world, why, broken):
+    """A further network with default-route had taken it away; why said that the configuration gives no route."""
+    path = world.cache / "results" / "n-bridge-pod-a-eth0"
+    kept = path.read_text()
+    document = json.loads(kept)
+    document["result"]["routes"] = []
+    path.write_text(json.dumps(document))
+    try:
+        broken(["A: ip route del default"])
+        ends = why(*OUT.split()).document["ends"]
+    finally:
+        path.write_text(kept)
+    assert "the result of its ADD no longer has the default route of its network's ipam" in ends["what"]
+    assert (ends["hop"], ends["do"]) == ("pod route", "delete the pod and add it again")
