@@ -12,6 +12,7 @@ from fastcni.runtime import CNI, NetworkList, RuntimeConf
 from fastcni.selftest import namespaces, sockets
 from fastcni.selftest.records import Failed
 from fastcni.spec import address as addresses
+from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
@@ -55,7 +56,8 @@ class Pod:
         try:
             self.result = self.cni.add(self.net, self.runtime) or {}
         except CniError as e:
-            raise Failed("ADD", str(e), f"fastcni netconf --strict {self.net.name}") from None
+            away = e.code in (errors.TRY_AGAIN_LATER, errors.PLUGIN_NOT_AVAILABLE)      # a program does not answer
+            raise Failed("ADD", str(e), f"fastcni {'status' if away else 'netconf --strict'} {self.net.name}") from None
         whole = results.to_version(results.create_any(self.result), "1.1.0")
         for ip in whole.get("ips") or ():
             packed, _ = addresses.read_cidr(ip["address"])

@@ -276,6 +276,8 @@ def test_an_add_that_fails_is_the_only_failed_check(node):
     found = node.failed()
     assert list(found) == ["add"] and "no_such_key" in found["add"]["what"]
     assert node.left() == (["lo"], [], [])
+    node.configure(kind="ovs", bridge="br0", socket_file="unix:/nowhere/db.sock")
+    assert node.failed()["add"]["command"] == "fastcni status testnet"      # no key of the network is wrong
 
 
 @pytest.mark.parametrize("moment", ["*10.61.0.2", "*selftest-*-1-eth0", "*selftest-*-2-eth0"])
