@@ -237,8 +237,8 @@ def test_lost_routes_of_a_pod_with_several_networks_are_found_once(directories, 
     cluster, further = (
         {"cniVersion": "1.1.0", "name": name, "type": "bridge", "bridge": bridge, "isGateway": True, "ipam": {
             "type": "host-local", "subnet": f"{subnet}.0/24", "dataDir": str(directories.data),
-            "routes": [{"dst": "0.0.0.0/0"}]}} for name, bridge, subnet in (
-                ("first", "br0", "10.88.0"), ("second", "br1", "10.89.0")))
+            "routes": [{"dst": "0.0.0.0/0", **gateway}]}} for name, bridge, subnet, gateway in (
+                ("first", "br0", "10.88.0", {}), ("second", "br1", "10.89.0", {"gw": "10.89.0.1"})))
     directories.configure({"cniVersion": "1.1.0", "name": "pods", "plugins": [
         {"type": "multus", "cniDir": str(tmp_path / "multus"), "delegates": [cluster, further]}]})
     name = pod_netns()
@@ -253,9 +253,15 @@ def test_lost_routes_of_a_pod_with_several_networks_are_found_once(directories, 
 
     given = default()
     assert sorted(given) == ["eth0", "net1"] and found() == []
-    ip("route", "del", "default", "dev", given[0], netns=name)
-    assert found() == []                                        # another program may have chosen the route
-    ip("route", "del", "default", netns=name)
+    ip("route", "del", "default", "dev", "eth0", netns=name)
+    assert found() == []                                        # the other network's default route is enough
+    ip("route", "replace", "default", "via", "10.89.0.77", netns=name)
+    finding, = found()
+    assert finding["what"].startswith("pod c0/net1 lacks ")
+    run("sh", "-c", finding["do"])
+    assert "via 10.89.0.1 dev net1" in run("ip", "-n", name, "route", "get", "192.0.2.99") and found() == []
+    while default():
+        ip("route", "del", "default", netns=name)
     finding, = found()
     assert finding["what"].startswith("2 pods (c0/eth0, c0/net1) lack ")
     run("sh", "-c", finding["do"])

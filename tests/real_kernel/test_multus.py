@@ -213,6 +213,9 @@ def test_a_gateway_of_a_selection_is_the_only_default_route(node, pod, abc):
     assert result.get("routes", []) == []
     node.check(conf, pod, result)
     node.delete(conf, pod)
+    chosen[0]["default-route"] = ["10.55.0.1"]
+    error = node.refused("ADD", multus(node, first, annotations={NETWORKS: json.dumps(chosen)}), pod)
+    assert "add default route by 10.55.0.1, the default-route of b" in error["msg"]
     assert held(node, *"abc") == [0, 0, 0]
 
 

@@ -93,9 +93,11 @@ def addresses_and_routes(pod: Pod, link: Link, previous: dict[str, Any]) -> None
 ADDRESS, SUBNET, ROUTE = "address", "subnet", "route"
 
 
-def differences(inside: Socket, link: Link, previous: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], CniError]]:
+def differences(inside: Socket, link: Link, previous: dict[str, Any], *,
+                strict: bool = False) -> Iterator[tuple[str, dict[str, Any], CniError]]:
     """Yield what prevResult lists and the link in the pod lacks: (ADDRESS, an entry of ips), (SUBNET, the entry of ips
-    whose prefix has no route), (ROUTE, an entry of routes), each with its CniError. inside: a socket in the pod."""
+    whose prefix has no route), (ROUTE, an entry of routes), each with its CniError. inside: a socket in the pod. strict: also
+    compare the gateway of default routes, which the reference does not."""
     present = {(item.packed, item.prefix) for item in find.addresses(inside, link.index)}
     tables = _Tables(inside, link, present)
     for ip in previous.get("ips", ()):
@@ -111,7 +113,7 @@ def differences(inside: Socket, link: Link, previous: dict[str, Any]) -> Iterato
                                     "take")
     for item in previous.get("routes", ()):
         dst, prefix = addresses.read_cidr(item["dst"])
-        gateway = addresses.read_ip(item["gw"]) if item.get("gw") and prefix else None
+        gateway = addresses.read_ip(item["gw"]) if item.get("gw") and (prefix or strict) else None
         if gateway and not any(gateway):
             gateway = b""               # 0.0.0.0 means a route without a gateway
         if not tables.have(item.get("table"), addresses.network(dst, prefix), prefix, gateway):

@@ -46,7 +46,7 @@ def arrange(pod: Pod, added: Added) -> list[int]:
         delete(pod, link.index, families)
         kept = [route for route in result.get("routes", ()) if family_of_default(route) not in families]
         if kept != result.get("routes", []) or network.gateways:
-            result["routes"] = kept + [add(pod, link.index, gateway) for gateway in network.gateways or ()]
+            result["routes"] = kept + [add(pod, link.index, gateway, network) for gateway in network.gateways or ()]
             changed.append(place)
     return changed
 
@@ -63,9 +63,9 @@ def delete(pod: Pod, index: int, families: set[int]) -> None:
                               for route, payload in found if not route.prefix], routing.GONE)
 
 
-def add(pod: Pod, index: int, gateway: bytes) -> dict[str, Any]:
-    """Add a default route, and return it in the shape of a result's routes."""
+def add(pod: Pod, index: int, gateway: bytes, network: Network) -> dict[str, Any]:
+    """Add a default route for the key default-route of a network, and return it in the shape of a result's routes."""
     text = address.ip_text(gateway)
     wire.exchange(pod.inside, rtnl.route(Batch(), bytes(len(gateway)), 0, index=index, gateway=gateway,
-                                         what=f"add default route by {text}"))
+                                         what=f"add default route by {text}, the default-route of {network.definition.name}"))
     return {"dst": "0.0.0.0/0" if len(gateway) == 4 else "::/0", "gw": text}

@@ -140,7 +140,7 @@ def commands(attachment: NodeAttachment, sock: wire.Socket, link: Link, several:
     assert attachment.cached
     result = dict(attachment.cached.result)
     gateways = {len(address.read_ip(ip["gateway"])): ip["gateway"] for ip in result.get("ips", ()) if ip.get("gateway")}
-    for kind, entry, _ in checks.differences(sock, link, result):
+    for kind, entry, _ in checks.differences(sock, link, result, strict=True):
         if kind == checks.ADDRESS:
             yield in_namespace(attachment.netns, f"address replace {entry['address']} dev {attachment.ifname}")
             continue
