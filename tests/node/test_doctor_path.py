@@ -245,7 +245,8 @@ def test_lost_routes_of_a_pod_with_several_networks_are_found_once(directories, 
     directories.add("c0", name, "pods")
 
     def found():
-        answer = fastcni("doctor", "--json", "--socket", "", "--bin-dir", tmp_path / "bin", "--cache-dir", tmp_path / "multus")
+        answer = fastcni("doctor", "--json", "--socket", "", "--bin-dir", tmp_path / "bin", "--cache-dir",
+                         tmp_path / "multus")
         return [it for it in answer.document["findings"] if it["check"] in ("pod-links", "duplicate-addresses")]
 
     def default():

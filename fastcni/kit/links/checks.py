@@ -96,8 +96,10 @@ ADDRESS, SUBNET, ROUTE = "address", "subnet", "route"
 def differences(inside: Socket, link: Link, previous: dict[str, Any], *,
                 strict: bool = False) -> Iterator[tuple[str, dict[str, Any], CniError]]:
     """Yield what prevResult lists and the link in the pod lacks: (ADDRESS, an entry of ips), (SUBNET, the entry of ips
-    whose prefix has no route), (ROUTE, an entry of routes), each with its CniError. inside: a socket in the pod. strict: also
-    compare the gateway of default routes, which the reference does not."""
+    whose prefix has no route), (ROUTE, an entry of routes), each with its CniError.
+
+    inside: a socket in the pod. strict: also compare the gateway of default routes, which the reference does not.
+    """
     present = {(item.packed, item.prefix) for item in find.addresses(inside, link.index)}
     tables = _Tables(inside, link, present)
     for ip in previous.get("ips", ()):

@@ -66,6 +66,6 @@ def delete(pod: Pod, index: int, families: set[int]) -> None:
 def add(pod: Pod, index: int, gateway: bytes, network: Network) -> dict[str, Any]:
     """Add a default route for the key default-route of a network, and return it in the shape of a result's routes."""
     text = address.ip_text(gateway)
-    wire.exchange(pod.inside, rtnl.route(Batch(), bytes(len(gateway)), 0, index=index, gateway=gateway,
-                                         what=f"add default route by {text}, the default-route of {network.definition.name}"))
+    what = f"add default route by {text}, the default-route of {network.definition.name}"
+    wire.exchange(pod.inside, rtnl.route(Batch(), bytes(len(gateway)), 0, index=index, gateway=gateway, what=what))
     return {"dst": "0.0.0.0/0" if len(gateway) == 4 else "::/0", "gw": text}
