@@ -113,6 +113,7 @@ def test_doctor_finds_what_the_database_has_lost_and_a_vswitchd_that_has_ended(s
 
     assert found() == ([], [])
     restart = f"restart the ovs-vswitchd that was started with {switch.address}"
+    assert ovs.restart("/var/run/openvswitch/db.sock") == "systemctl restart openvswitch-switch"
     switch.freeze("ovs-vswitchd")
     try:
         assert found() == ([("error", f"ovs-vswitchd does not answer; it is connected to OVSDB at {switch.address}",
