@@ -139,6 +139,21 @@ def test_doctor_finds_what_the_database_has_lost_and_a_vswitchd_that_has_ended(s
     assert findings == [] and switch.address in text
 
 
+def test_doctor_says_once_that_the_vlan_of_lost_tunnels_is_unknown(switch, ovs_conf, pod_netns, tmp_path):
+    switch.vsctl("add-port", "br0", "far", "tag=5", "--", "set", "interface", "far", "type=vxlan", "options:key=9",
+                 "options:remote_ip=192.0.2.1")
+    runtime = Runtime(tmp_path / "cni", ovs_conf(vxlanID=9))
+    for _ in range(2):
+        runtime.add(pod_netns())
+    switch.vsctl("del-port", "far")
+    node = doctor.node_of(Places(str(tmp_path / "net.d"), (str(tmp_path / "cni"),)), (), "")
+    assert [*ovs.ports(node)] == []
+    text, = node.unseen
+    assert "VLANs of ports of the bridge br0" in text and "it has no tunnel of that key" in text
+    failed = restore(runtime.cni.cache).failed
+    assert ["vxlanID 9" in it.error.msg for it in failed] == [True, True]
+
+
 def test_a_server_that_starts_restores_the_ports(switch, ovs_conf, pod, tmp_path):
     runtime = Runtime(tmp_path / "cni", ovs_conf("10.22.0.0/24"))
     name = host_of(runtime.add(pod))

@@ -76,7 +76,8 @@ def has_vlans(known: Names, attachment: NodeAttachment, bridge: str, address: st
                                   ovs_conf.read_keys)
         return known.has_vlans(host_of(attachment), conf, known.vlan_of(conf, bridge, address))
     except CniError as e:
-        unseen.append(f"VLANs of the port of {attachment.name}: {e}")
+        text = f"VLANs of ports of the bridge {bridge} of Open vSwitch: {e}"
+        unseen += [text] * (text not in unseen)
         return True
 
 
