@@ -37,14 +37,16 @@ PASSES_CAPABILITIES = True      # to the plugins of the pod's networks
 
 
 class Conf:
-    """keys: those of the configuration. asked, networks: the pod and its networks, for ADD. state: the pod's files."""
+    """keys: those of the configuration. asked, networks: the pod and its networks, for ADD. state: the pod's files.
+    for_gc: whether GC deletes the networks."""
 
-    __slots__ = ("keys", "asked", "networks", "state")
+    __slots__ = ("keys", "asked", "networks", "state", "for_gc")
 
     def __init__(self, keys: Keys, kept: state.State) -> None:
         self.keys, self.state = keys, kept
         self.asked: Asked | None = None
         self.networks: list[Network] = []
+        self.for_gc = False
 
 
 def read(req: Request) -> Conf:
@@ -93,7 +95,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     for network in conf.networks:
         if find.link(pod.inside, network.ifname) is not None:
             raise CniError(errors.INVALID_ENVIRONMENT, f'the pod has an interface "{network.ifname}" already')
-    undo(conf.state.remove)
+    undo.unless_failed(conf.state.remove)
     conf.state.write(conf.networks)
     added = []
     for network in conf.networks:
@@ -116,8 +118,8 @@ def attach(req: Request, conf: Conf, network: Network, undo: Undo) -> dict[str, 
             from fastcni.kit.networks import device_info
 
             device_info.prepare(req, network, undo)
+        undo.unless_failed(conf.state.remove_result, network)
         result = delegate.add(sub, undo)
-        undo(conf.state.remove_result, network)
         conf.state.write_result(req, network, result)
     return result
 
@@ -140,14 +142,15 @@ def on_each(req: Request, conf: Conf, step: Callable[[Request, Conf, Network], N
     """Call step(req, conf, network) for each network of the pod as its ADD has added them, even after an error. A DEL
     goes in reverse order. Raises CniError."""
     networks = [network for _, network in conf.state.listed(req.ifname)]
-    unknown: list[state.Damaged] = []
-    if not networks:
+    results, damaged = conf.state.kept_results(networks)
+    doubts: list[tuple[Any, ...]] = []
+    if not networks or results or damaged:
         from fastcni.kit.networks import lost
 
-        networks, unknown = lost.networks_of(req, conf.keys, conf.state)
+        networks, doubts = lost.complete(req, conf.keys, conf.state, networks, results, damaged, conf.for_gc)
     if req.command == "DEL":
         networks.reverse()
-    every(*((step, req, conf, network) for network in networks), *((lost.reject, it) for it in unknown))
+    every(*((step, req, conf, network) for network in networks), *doubts)
 
 
 def delete(req: Request, conf: Conf) -> None:
@@ -180,8 +183,7 @@ def update(req: Request, conf: Conf) -> None:
 
     listed = conf.state.listed(req.ifname)
     if not listed:
-        if exists(conf.state.path):
-            raise CniError(errors.IO_FAILURE, f"{conf.state.path} is damaged", "no network of the pod is changed")
+        conf.state.reject_list()
         return
     known = definitions_of(req, conf.keys)
     conf.asked = asked = Asked(req, known.objects)
@@ -229,8 +231,9 @@ def join(req: Request, conf: Conf, pod: Pod, network: Network, added: list[tuple
     if find.link(pod.inside, network.ifname) is not None:
         raise CniError(errors.INVALID_ENVIRONMENT, f'the pod has an interface "{network.ifname}" already')
     with Undo() as undo:
-        undo(conf.state.rewrite, elements)
+        undo.unless_failed(conf.state.rewrite, elements)
         conf.state.rewrite([*elements, state.element(network, 1)])
+        undo(conf.state.remove_result, network)         # without a result, the next UPDATE attaches the network again
         after = [*added, (network, attach(req, conf, network, undo))]
         for place in default_routes.arrange(pod, after):
             conf.state.write_result(req, *after[place])
@@ -245,7 +248,15 @@ def check_network(req: Request, conf: Conf, network: Network) -> None:
     spoken = network.definition.conf.values["cniVersion"]
     if version.at_least(spoken, "0.4.0") and not network.definition.document.get("disableCheck"):
         with Failing(network, "check"):
+            need_result(conf, network)
             delegate.run(sub_request(req, conf, network), "CHECK")
+
+
+def need_result(conf: Conf, network: Network) -> None:
+    """Raise CniError 5 for a network of the list whose result is lost."""
+    if "prevResult" not in network.given:
+        path = conf.state.path_of_result(network.definition.name, network.ifname)
+        raise CniError(errors.IO_FAILURE, f"{path} is damaged or missing", "the file has the result of the ADD")
 
 
 def restore(req: Request, conf: Conf) -> None:
@@ -255,6 +266,7 @@ def restore(req: Request, conf: Conf) -> None:
 
 def restore_network(req: Request, conf: Conf, network: Network) -> None:
     with Failing(network, "restore"):
+        need_result(conf, network)
         delegate.restore(sub_request(req, conf, network))
 
 
@@ -277,7 +289,9 @@ def delete_container(req: Request, conf: Conf, container_id: str) -> None:
     """Run DEL for a container that no longer exists."""
     gone = req.delegate(req.plugin)
     gone.command, gone.container_id, gone.ifname = "DEL", container_id, "eth0"
-    delete(gone, Conf(conf.keys, state.State(conf.keys.cni_dir, container_id)))
+    files = Conf(conf.keys, state.State(conf.keys.cni_dir, container_id))
+    files.for_gc = True
+    delete(gone, files)
     req.release("networks", container_id)
 
 

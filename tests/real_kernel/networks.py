@@ -6,6 +6,15 @@ from pathlib import Path
 from real_kernel.node import cid_of
 
 NETWORKS, FIRST = "k8s.v1.cni.cncf.io/networks", "v1.multus-cni.io/default-network"
+STUBBORN = """#!/bin/sh
+cat > /dev/null
+echo "$CNI_COMMAND" >> {directory}/calls
+if [ "$CNI_COMMAND" = DEL ] && [ -e {directory}/refuses ]; then
+    echo '{{"cniVersion": "1.1.0", "code": 100, "msg": "not now"}}'
+    exit 1
+fi
+echo '{{"cniVersion": "1.1.0"}}'
+"""
 
 
 def network(node, letter, **keys):
@@ -49,3 +58,11 @@ def kept(node):
 
 def held(node, *letters):
     return [len(node.held(letter)) for letter in letters]
+
+
+def make_stubborn(directory):
+    """Write a plugin of another project, "stubborn", which refuses DEL while the file `refuses` exists. The file
+    `calls` has its commands."""
+    (directory / "stubborn").write_text(STUBBORN.format(directory=directory))
+    (directory / "stubborn").chmod(0o755)
+    (directory / "refuses").touch()

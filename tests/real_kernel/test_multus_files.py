@@ -4,15 +4,20 @@ import base64
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from real_kernel.networks import NETWORKS, conf_dir, define, elements, held, kept, multus
+from real_kernel.networks import NETWORKS, conf_dir, define, elements, held, kept, make_stubborn, multus
 from real_kernel.node import cid_of, links, run
 
-from fastcni.kit.networks import keys, other_caches
+from fastcni.handle import restore
+from fastcni.kit.links import find
+from fastcni.kit.networks import keys, lost, other_caches
 from fastcni.plugins import multus as plugin
 from fastcni.runtime import RuntimeConf
 from fastcni.runtime.cache import Cache
+from fastcni.runtime.mode import InProcessMode
+from fastcni.spec.errors import CniError
 
 # -- the files ----------------------------------------------------------------------------------------------
 
@@ -52,7 +57,10 @@ def test_a_definition_that_is_edited_or_removed_does_not_change_del(node, pod, s
 
 
 @pytest.mark.parametrize("content", [b"", b"[", b"[]", b"{}", b'[{"Bytes": "%%"}]', None])
-def test_a_lost_or_damaged_list_of_networks_leaves_nothing(node, pod, selecting, content):
+def test_a_lost_or_damaged_list_of_networks_leaves_nothing(node, pod, selecting, content, monkeypatch):
+    """Each namespace has links of the kernel, if modules of tunnels are loaded. These links are no network's."""
+    tunnel = SimpleNamespace(name="tunl0", kind="ipip", flags=0)
+    monkeypatch.setattr(lost, "find", SimpleNamespace(all_links=lambda sock: [*find.all_links(sock), tunnel]))
     conf = selecting("b,c@foo0")
     node.add(conf, pod)
     path = Path(node.data_dir, "multus", cid_of(pod))
@@ -104,6 +112,108 @@ def test_a_damaged_result_whose_network_is_unknown_fails_the_del_and_the_check(n
     define(node, abc[2])
     node.delete(conf, pod)
     assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
+
+
+@pytest.mark.parametrize("content", [b"[{", None])
+def test_a_damaged_list_and_a_missing_result_fail_the_check_and_the_del(node, pod, selecting, abc, content):
+    """CHECK and DEL without the annotation said success, and network c stayed: its interface and its address."""
+    conf, known = selecting("b,c"), multus(node, abc[0])
+    node.add(conf, pod)
+    path = Path(node.data_dir, "multus", cid_of(pod))
+    path.unlink() if content is None else path.write_bytes(content)
+    next((path.parent / "results").glob("c-*")).unlink()
+    error = node.refused("CHECK", conf, pod)
+    assert (error["code"], error["msg"]) == (5, f"{path} is {'missing' if content is None else 'damaged'}")
+    if content is None:                 # as after a DEL, or before an ADD
+        assert b"is missing, and the pod still has net2; nothing says" in node.call("DEL", known, pod).stderr
+    for _ in range(2) if content else ():
+        error = node.refused("DEL", known, pod)
+        assert (error["code"], error["msg"]) == (5, f"{path} is damaged")
+        assert "the pod still has net2, and" in error["details"]
+    assert (list(links(pod)), held(node, *"abc")) == (["lo", "net2"], [0, 0, 1])
+    node.delete(conf, pod)              # the annotation names the network
+    assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
+
+
+def test_a_damaged_list_of_a_pod_without_a_namespace_fails_the_del_without_the_annotation(node, pod_netns, selecting,
+                                                                                         abc):
+    """DEL said success, and the address of a network whose result was missing stayed."""
+    conf, pod = selecting("b"), pod_netns()
+    node.add(conf, pod)
+    path = Path(node.data_dir, "multus", cid_of(pod))
+    path.write_text("[{")
+    next((path.parent / "results").glob("b-*")).unlink()
+    run("ip", "netns", "del", pod)
+    known = multus(node, abc[0])
+    error = node.refused("DEL", known, pod)
+    assert (error["code"], error["msg"], held(node, *"ab")) == (5, f"{path} is damaged", [0, 1])
+    assert "namespace and annotation are unknown" in error["details"]
+    node.delete({**known, "runtimeConfig": conf["runtimeConfig"]}, pod)
+    assert (held(node, *"ab"), kept(node)) == ([0, 0], [])
+
+
+def test_del_deletes_the_networks_of_results_that_the_list_lacks(node, pod, selecting, abc):
+    """The list lacked a network or had another interface, or a result had another interface than its name says: DEL
+    said success and left the network."""
+    def lacks(path):
+        path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
+
+    def renames(path):
+        path.write_text(path.read_text().replace("foo0", "net7"))
+
+    def contradicts(path):
+        result = next((path.parent / "results").glob("c-*"))
+        result.write_text(result.read_text().replace('"ifName": "foo0"', '"ifName": "zz"').replace(
+            '"ifName":"foo0"', '"ifName":"zz"'))
+        assert '"zz"' in result.read_text()
+
+    for damages in (lacks, renames, contradicts):
+        node.add(selecting("b,c@foo0"), pod)
+        damages(Path(node.data_dir, "multus", cid_of(pod)))
+        if damages is lacks:
+            run("ip", "-n", pod, "link", "set", "foo0", "down")
+            run("ip", "-n", pod, "addr", "flush", "dev", "foo0")
+            assert 'network "c" (foo0) failed (check)' in node.refused("CHECK", multus(node, abc[0]), pod)["msg"]
+        node.delete(multus(node, abc[0]), pod)
+        left = list(links(pod)), held(node, *"abc"), kept(node)
+        assert left == (["lo"], [0, 0, 0], []), damages.__name__
+
+
+def test_check_and_restore_name_a_damaged_result(node, pod, selecting, abc):
+    """They said that the network has no definition, which they had not looked for, or "Required prevResult missing"."""
+    conf = selecting("b,c@foo0")
+    node.add(conf, pod)
+    path = next(Path(node.data_dir, "multus", "results").glob("c-*"))
+    path.write_bytes(b"")
+    env = {"CNI_CONTAINERID": cid_of(pod), "CNI_NETNS": f"/run/netns/{pod}", "CNI_IFNAME": "eth0", "CNI_PATH": "/no"}
+
+    def errors():
+        with pytest.raises(CniError) as caught:
+            restore("multus", env, json.dumps(conf).encode(), InProcessMode())
+        return node.refused("CHECK", conf, pod), caught.value.as_document()
+
+    for error in errors():
+        assert (error["code"], f"{path} is damaged" in error["msg"]) == (5, True), error
+    Path(node.data_dir, "multus", cid_of(pod)).write_bytes(b"[")
+    for error in errors():
+        assert (error["code"], error["msg"]) == (5, f"{path} is damaged")
+        assert "definition" not in error["details"]
+
+
+def test_the_files_stay_after_a_rollback_that_failed_and_the_next_del_repeats_it(node, pod, abc, tmp_path):
+    """The list was removed in any case: the next DEL said success, and a network that refused its DEL stayed."""
+    make_stubborn(tmp_path)
+    define(node, {"cniVersion": "1.1.0", "name": "x", "type": "stubborn"}, {**abc[1], "type": "macvlan",
+                                                                           "master": "lost0"})
+    asking, plain = (multus(node, abc[0], binDir=str(tmp_path), annotations=it) for it in ({NETWORKS: "x,b"}, None))
+    assert "not now" in node.refused("ADD", asking, pod)["details"]
+    assert (list(links(pod)), held(node, *"ab")) == (["lo"], [0, 0])
+    assert [it["Name"] for it in elements(node, pod)] == ["a", "default/x", "default/b"]
+    assert f"results/x-{cid_of(pod)}-net1" in kept(node)
+    assert "not now" in node.refused("DEL", plain, pod)["msg"]
+    (tmp_path / "refuses").unlink()
+    node.delete(plain, pod)
+    assert ((tmp_path / "calls").read_text().split(), kept(node)) == (["ADD", "DEL", "DEL", "DEL"], [])
 
 
 def test_del_without_files_deletes_what_the_configuration_names(node, pod, abc):
@@ -201,7 +311,9 @@ def test_gc_keeps_the_networks_of_damaged_files_until_the_next_boot(node, pod_ne
     assert held(node, *"ab") == [2, 2]
     for path in Path(node.data_dir, "multus", "results").iterdir():
         os.utime(path, (1, 1))
-    node.ok("GC", {**conf, "cni.dev/valid-attachments": valid})
+    del conf["runtimeConfig"]                   # a GC is of no pod
+    reply = node.call("GC", {**conf, "cni.dev/valid-attachments": valid})
+    assert (reply.status, f"{cid_of(other)} was damaged; networks of" in reply.stderr.decode()) == (0, True)
     assert (held(node, *"ab"), list(links(living))) == ([1, 1], ["lo", "eth0", "net1"])
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from real_kernel.networks import NETWORKS, define, elements, held, kept, multus, network
+from real_kernel.networks import NETWORKS, conf_dir, define, elements, held, kept, make_stubborn, multus, network
 from real_kernel.node import addresses, cid_of, links, routes
 
 from fastcni.handle import update
@@ -120,6 +120,22 @@ def test_a_network_that_fails_is_rolled_back_and_can_be_tried_again(node, pod, c
     define(node, network(node, "d"))
     assert changed(conf("b,d,c"), pod) is None
     assert names(pod) == ["lo", "eth0", "net1", "net2", "net3"]
+
+
+def test_a_network_whose_rollback_fails_stays_in_the_list_and_is_added_again(node, pod, conf, tmp_path):
+    """The list no longer named the network: a plugin that had refused its DEL got no further DEL."""
+    make_stubborn(tmp_path)
+    both = {"cniVersion": "1.1.0", "name": "d", "plugins": [{"type": "stubborn"}, network(node, "d")]}
+    (conf_dir(node) / "d.conf").unlink()
+    define(node, both)
+    node.add(conf(), pod, env=ARGS)
+    error = changed(conf('[{"name": "d", "default-route": ["10.55.0.1"]}]', binDir=str(tmp_path)), pod)
+    assert ("default route" in error["msg"], "not now" in error["details"]) == (True, True), error
+    assert (names(pod), [it["Name"] for it in elements(node, pod)]) == (["lo", "eth0"], ["a", "shop/d"])
+    (tmp_path / "refuses").unlink()
+    assert changed(conf("d", binDir=str(tmp_path)), pod) is None
+    assert (tmp_path / "calls").read_text().split() == ["ADD", "DEL", "DEL", "ADD"]
+    assert (names(pod), held(node, "d")) == (["lo", "eth0", "net1"], [1])
 
 
 def test_a_network_that_was_not_added_completely_is_added_again(node, pod, conf):

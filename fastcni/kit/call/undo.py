@@ -21,13 +21,23 @@ class Undo:
     ADD fails with the first error. Errors of the rollback are added to the first error as notes.
     """
 
-    __slots__ = ("steps",)
+    __slots__ = ("steps", "failed")
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self.failed = False             # whether a step of the rollback has failed
 
     def __call__(self, fn: Callable[..., object], *args: Any) -> None:
         self.steps.append((fn, args))
+
+    def unless_failed(self, fn: Callable[..., object], *args: Any) -> None:
+        """As undo(fn, *args), for files from which a DEL knows what it must remove: the rollback keeps them if one of
+        its steps has failed before."""
+        self.steps.append((self._run_unless_failed, (fn, args)))
+
+    def _run_unless_failed(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
+        if not self.failed:
+            fn(*args)
 
     def request(self, fn: Callable[..., object], *args: Any) -> Requested:
         """`with undo.request(fn, *args): wire.exchange(...)`: roll back the request, unless the kernel answers the
@@ -51,6 +61,7 @@ class Undo:
                 try:
                     fn(*args)
                 except (Exception, SystemExit) as e:
+                    self.failed = True
                     error.add_note(f"while undoing: {e}")
 
 

@@ -33,9 +33,10 @@ class Asked:
     kubelet_uid         the pod's uid in the kubelet: for a static pod another one than in the API
     networks, default   the texts of the two annotations, "" for none
     by_args             whether `networks` comes from CNI_ARGS, not from an annotation
+    known               whether the runtime, the API or CNI_ARGS says which networks the pod asks for
     """
 
-    __slots__ = ("namespace", "name", "uid", "kubelet_uid", "networks", "default", "by_args")
+    __slots__ = ("namespace", "name", "uid", "kubelet_uid", "networks", "default", "by_args", "known")
 
     def __init__(self, req: Request, objects: ApiObjects | None) -> None:
         args = dict(pair.partition("=")[::2] for pair in req.args.split(";"))
@@ -44,6 +45,8 @@ class Asked:
         annotations = Section(self._annotations(req, objects), "annotations")
         self.networks = annotations.text(NETWORKS) or args.get(OWN_ARG, "")
         self.by_args = not annotations.text(NETWORKS)
+        self.known = (req.conf.section("runtimeConfig").has(ANNOTATIONS) or OWN_ARG in args
+                      or bool(self.name and objects))
         self.default = annotations.text(DEFAULT_NETWORK)
 
     def _annotations(self, req: Request, objects: ApiObjects | None) -> dict[str, Any]:

@@ -1,11 +1,14 @@
-"""Find the networks of a pod whose list of networks is lost or damaged.
+"""Find the networks of a pod whose list of networks is lost or damaged, or lacks a network.
 
-Libcni's files name the networks that an ADD has added completely, a damaged file by its own name. For a DEL, the pod's
-annotation and the configuration name further networks: a file can be lost, too.
+Libcni's files name the networks that an ADD has added completely, a damaged file by its own name. For a DEL without a
+list, the pod's annotation and the configuration name further networks: a file can be lost, too.
 """
 
 from __future__ import annotations
 
+from fastcni.kernel import uapi
+from fastcni.kit.call.pod import Pod
+from fastcni.kit.links import find
 from fastcni.kit.networks.chosen import Asked, definitions_of, standing
 from fastcni.kit.networks.chosen import networks_of as networks_of_add
 from fastcni.kit.networks.network import Network, ifname_at
@@ -15,37 +18,52 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fastcni.kit.call.request import Request
     from fastcni.kit.networks.keys import Keys
     from fastcni.kit.networks.state import Damaged, State
 
+# Kinds of the links, such as tunl0, that the kernel makes in each namespace
+KERNELS_OWN = ("ipip", "sit", "gre", "gretap", "erspan", "vti", "ip6tnl", "ip6gre", "ip6gretap", "ip6erspan", "vti6")
 
-def networks_of(req: Request, keys: Keys, kept: State) -> tuple[list[Network], list[Damaged]]:
-    """Return (the pod's networks, the damaged files whose networks nothing else describes). Raises CniError 3, and
-    CniError 5 if nothing names the networks."""
-    found, damaged = kept.kept_results()
+
+def complete(req: Request, keys: Keys, kept: State, listed: list[Network], results: list[Network],
+             damaged: list[Damaged], for_gc: bool) -> tuple[list[Network], list[tuple[Any, ...]]]:
+    """Return (the pod's networks, the steps that then raise the errors of what is unknown).
+
+    listed: the networks of the pod's list, [] without a list. results, damaged: libcni's other files of the container.
+    for_gc: GC deletes the container, whose namespace no longer exists. Raises CniError 3, and CniError 5 if nothing
+    names the networks.
+    """
     if req.command != "DEL":
-        if not found and not damaged:
+        if not (listed or results or damaged or exists(kept.path)):
             raise CniError(errors.UNKNOWN_CONTAINER, f"{kept.path} has no networks of the container",
                            "was the pod added with another cniDir?")
-        return found, damaged
-    wanted, unknown = asked_for(req, keys, kept, bool(found or damaged)), []
+        doubts: list[tuple[Any, ...]] = [(reject, it, NO_RESULT) for it in damaged]
+        return [*listed, *results], doubts if listed else [*doubts, (kept.reject_list,)]
+    wanted, all_known = (listed, True) if listed else asked_for(req, keys, kept, bool(results or damaged))
+    found, doubts = [*results], []
     for it in damaged:
         network = described(req, keys, wanted, it)
         if network:
             found.append(network)
         else:
-            unknown.append(it)
-    known = {it.ifname for it in found} | {it.ifname for it in unknown}
-    return [*found, *(it for it in wanted if it.ifname not in known)], unknown
+            doubts.append((reject, it, NO_DEFINITION))
+    if listed:
+        return [*listed, *found], doubts
+    known = {it.ifname for it in results} | {it.ifname for it in damaged}
+    return ([*found, *(it for it in wanted if it.ifname not in known)],
+            [*doubts, (look_for_rest, req, kept, all_known, for_gc)])
 
 
-def asked_for(req: Request, keys: Keys, kept: State, known: bool) -> list[Network]:
-    """Return the networks that an ADD would add. If these cannot be found: the networks that the configuration has.
-    known: libcni's files name some networks. Raises CniError 5."""
+def asked_for(req: Request, keys: Keys, kept: State, known: bool) -> tuple[list[Network], bool]:
+    """Return the networks that an ADD would add, and whether the pod's annotation is known. If these networks cannot be
+    found, return those that the configuration has. known: libcni's files name some networks. Raises CniError 5."""
     try:
         definitions = definitions_of(req, keys)
-        return networks_of_add(req, keys, Asked(req, definitions.objects), definitions)
+        asked = Asked(req, definitions.objects)
+        return networks_of_add(req, keys, asked, definitions), asked.known
     except CniError as e:
         if exists(kept.path) and not known:
             raise CniError(errors.IO_FAILURE, f"{kept.path} is damaged, and {e.msg}",
@@ -56,7 +74,7 @@ def asked_for(req: Request, keys: Keys, kept: State, known: bool) -> list[Networ
         networks = standing(req, keys, req.warn)
         for place, network in enumerate(networks):
             network.ifname = ifname_at(place, req.ifname)
-        return networks
+        return networks, False
 
 
 def described(req: Request, keys: Keys, wanted: list[Network], damaged: Damaged) -> Network | None:
@@ -74,8 +92,37 @@ def described(req: Request, keys: Keys, wanted: list[Network], damaged: Damaged)
     return Network(definition, damaged.ifname) if definition.name == damaged.network else None
 
 
-def reject(damaged: Damaged) -> None:
-    """Raise CniError 5 for a damaged file whose network is unknown."""
-    raise CniError(errors.IO_FAILURE, f"{damaged.path} is damaged",
-                   f'the pod has the interface {damaged.ifname} of network "{damaged.network}", and no definition of '
-                   "this network is found; remove the file if the interface and its addresses no longer exist")
+NO_RESULT = "the file has the result of the ADD, and DEL and ADD of the pod write it again"
+NO_DEFINITION = ("no definition of this network is found; remove the file if the interface and its addresses no longer "
+                 "exist")
+
+
+def reject(damaged: Damaged, why: str) -> None:
+    """Raise CniError 5 for a damaged file."""
+    raise CniError(errors.IO_FAILURE, f"{damaged.path} is damaged", f"the pod has the interface {damaged.ifname} of "
+                   f'network "{damaged.network}"; {why}')
+
+
+def look_for_rest(req: Request, kept: State, all_known: bool, for_gc: bool) -> None:
+    """After the DELs of all networks that are known without the list: raise CniError 5 if the list is damaged, and the
+    pod still has a link, or has no namespace and the annotation is unknown. all_known: the annotation is known.
+
+    A missing list is no error, because after a DEL, or before an ADD, there is no list. Links that could be a network's
+    are then a warning. GC never knows the annotation, and warns.
+    """
+    links = None if req.netns_gone() else [
+        it.name for it in find.all_links(Pod(req).inside)
+        if not it.flags & uapi.IFF_LOOPBACK and it.kind not in KERNELS_OWN]
+    if not exists(kept.path):
+        left = [name for name in links or () if name[:3] == "net" and name[3:].isdigit()]
+        if left:
+            req.warn(f"multus: {kept.path} is missing, and the pod still has {', '.join(left)}; nothing says of which "
+                     "network")
+    elif links:
+        raise CniError(errors.IO_FAILURE, f"{kept.path} is damaged", f"the pod still has {', '.join(links)}, and "
+                       "nothing says of which network; delete the interfaces and their addresses, then the file")
+    elif for_gc:
+        req.warn(f"multus: {kept.path} was damaged; networks of the container without a file in results may be left")
+    elif links is None and not all_known:
+        raise CniError(errors.IO_FAILURE, f"{kept.path} is damaged", "the pod's namespace and annotation are unknown, "
+                       "so the pod may have had further networks; remove the file if they no longer exist")

@@ -13,7 +13,7 @@ import posix
 from fastcni.kit.call import files
 from fastcni.kit.networks.network import Definition, Network, define, ifname_at
 from fastcni.kit.networks.ready import exists
-from fastcni.spec import cached_result, config, json
+from fastcni.spec import cached_result, config, errors, json
 from fastcni.spec import result as results
 from fastcni.spec.cached_result import MAX_BYTES, from_base64, to_base64
 from fastcni.spec.config import Section
@@ -21,7 +21,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
     from typing import Any
 
     from fastcni.kit.call.request import Request
@@ -89,10 +89,19 @@ class State:
         except DAMAGED:
             return []
 
-    def kept_results(self) -> tuple[list[Network], list[Damaged]]:
+    def reject_list(self) -> None:
+        """For a list from which listed() reads no network: raise CniError 5, unless the container has no files at
+        all."""
+        is_there = exists(self.path)
+        if is_there or any(self.kept_results()):
+            raise CniError(errors.IO_FAILURE, f"{self.path} is {'damaged' if is_there else 'missing'}",
+                           "the file names all networks of the pod; some of them may be unknown without it")
+
+    def kept_results(self, listed: Iterable[Network] = ()) -> tuple[list[Network], list[Damaged]]:
         """Return the networks with a cached result: all that an ADD has added completely, but those whose results are
-        damaged. Then return these."""
-        found, damaged = kept_results(self.cni_dir, {self.container_id}, f"-{self.container_id}-")
+        damaged. Then return these. listed: networks whose files are left out."""
+        others = {self.path_of_result(it.definition.name, it.ifname).rpartition("/")[2] for it in listed}
+        found, damaged = kept_results(self.cni_dir, {self.container_id}, f"-{self.container_id}-", others)
         return ([it for it in found if it.container_id == self.container_id],
                 [it for it in damaged if it.container_id == self.container_id])
 
@@ -130,13 +139,16 @@ class Damaged:
         self.path, self.network, self.container_id, self.ifname = path, network, container_id, ifname
 
 
-def kept_results(cni_dir: str, containers: Iterable[str], part: str = "-") -> tuple[list[Network], list[Damaged]]:
-    """Return the networks of all libcni cache files whose name contains `part`, and the damaged ones of these files.
+def kept_results(cni_dir: str, containers: Iterable[str], part: str = "-",
+                 others: Container[str] = ()) -> tuple[list[Network], list[Damaged]]:
+    """Return the networks of all libcni cache files whose name contains `part` and is not one of `others`, and the
+    damaged ones of these files.
 
     containers: containers that may have damaged files, besides those that have a list or another result.
     """
     directory = f"{cni_dir}/{RESULTS}"
-    found = {name: read_result(f"{directory}/{name}") for name in sorted(files.names(directory)) if part in name}
+    names = sorted(name for name in files.names(directory) if part in name and name not in others)
+    found = {name: read_result(f"{directory}/{name}") for name in names}
     networks = [network for network in found.values() if network is not None]
     unread = [name for name, network in found.items() if network is None and exists(f"{directory}/{name}")]
     known = {*containers, *(it.container_id for it in networks), *files.names(cni_dir)} if unread else ()
@@ -176,7 +188,7 @@ def gone_containers(cni_dir: str, kept: list[Network], damaged: list[Damaged], l
 
 def read_result(path: str, definition: Definition | None = None) -> Network | None:
     """Return the network of a libcni cache file, with its result as prevResult. None if the file does not exist, is
-    damaged or cannot be read.
+    damaged, contradicts its own name or cannot be read.
 
     definition: used in place of the file's definition.
     """
@@ -191,6 +203,8 @@ def read_result(path: str, definition: Definition | None = None) -> Network | No
         network.container_id, network.netns = it.text("containerId"), it.text("netns")
         config.check_ifname(network.ifname)
         config.check_container_id(network.container_id)
+        if path.rpartition("/")[2] != f"{it.text('networkName')}-{network.container_id}-{network.ifname}":
+            return None
         if it.has("cniArgs"):
             network.cni_args = ";".join("=".join(pair) for pair in it.items("cniArgs"))
         if it.has("result"):
