@@ -147,11 +147,15 @@ class HotPlug:
         Raises CniError."""
         keys = read_keys(Section(self.conf))
         by_name = {it.ifname: it for it in attachments}
-        others = {network.ifname for _, network in State(keys.cni_dir, container_id).listed("eth0")[1:]}
+        state = State(keys.cni_dir, container_id)
+        known = state.listed("eth0")
+        if not known:
+            state.reject_list()
+        others = {network.ifname for _, network in known[1:]}
         first = next((it for name, it in sorted(by_name.items()) if name not in others), None)
         if first is None:
             return None                 # DEL has deleted it, or an ADD is not complete
-        listed = [network for _, network in State(keys.cni_dir, container_id).listed(first.ifname)]
+        listed = [network for _, network in state.listed(first.ifname)]
         plan = make_plan(listed, read_networks(pod.annotations.get(NETWORKS, ""), key[0]), keys.default_titles(key[0]))
         return first if listed and plan else None
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from cluster.kubernetes.networks_cluster import args, ready
@@ -195,3 +196,22 @@ def test_a_del_ends_the_change_of_a_pods_networks(node, pod, cluster, hot, warm,
     process = (directory / "started").read_text().strip()
     assert eventually(lambda: not os.path.exists(f"/proc/{process}"))
 
+
+def test_a_damaged_or_missing_list_is_in_the_log(node, pod, cluster, hot, warm):
+    """The server did nothing at a changed annotation, and logged nothing."""
+    cluster.create_pod(**{NETWORKS: "b"})
+    ready(warm, hot)
+    warm.ok("ADD", hot, pod, env=args())
+    path = next(it for it in Path(node.data_dir, "multus").iterdir() if it.is_file())
+    content = path.read_bytes()
+    path.write_bytes(content[:100])
+    annotate(cluster, "b,c")
+    assert eventually(lambda: warm.lines("event=networks_unchanged", f"{path} is damaged")), warm.log_text()
+    path.unlink()
+    annotate(cluster, "c")
+    assert eventually(lambda: warm.lines("event=networks_unchanged", f"{path} is missing")), warm.log_text()
+    assert names(pod) == ["eth0", "net1"]
+    path.write_bytes(content)
+    annotate(cluster, "b,d")
+    assert eventually(lambda: names(pod) == ["eth0", "net1", "net2"]), warm.log_text()
+    warm.ok("DEL", hot, pod, env=args())
