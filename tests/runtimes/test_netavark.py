@@ -75,7 +75,8 @@ def test_addresses_macs_and_names_of_interfaces_are_podmans(world, podman, netwo
 def test_both_families_and_two_networks(world, podman, network):
     network("dual", "--ipv6", "--subnet", "10.92.0.0/24", "--subnet", "fd00:92::/64")
     network("other", "--subnet", "10.94.0.0/24", "-o", "mtu=1400")
-    with nothing_left(world), podman.container("dual", "--network", "dual", "--network", "other", "-p", "8082:80"):
+    with nothing_left(world), podman.container(
+            "dual", "--network", "dual:interface_name=eth0", "--network", "other:interface_name=eth1", "-p", "8082:80"):
         assert podman.networks("dual")["dual"]["GlobalIPv6Address"].startswith("fd00:92::")
         assert podman.reaches("dual", OUTSIDE6) and podman.reaches("dual", OUTSIDE)
         assert eventually_slow(lambda: answers(world, 8082) and answers(world, 8082, f"[{ADDRESS6}]"))
