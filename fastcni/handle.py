@@ -41,8 +41,6 @@ VALID = {"CNI_CONTAINERID": config.check_container_id, "CNI_IFNAME": config.chec
 UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # errnos with which loading an extension module fails
 # Exceptions that are no error of the plugin: the thread is lost, the request is passed on, or the request is over.
 NOT_ERRORS = (netns.Lost, Crowded, Abandoned)
-# GC releases the resources of all other attachments than these (spec section 2)
-ATTACHMENTS = "cni.dev/valid-attachments"
 REPORT = "fastcni/report"       # set by fastcni's runtime: GC works in every version and prints what was released
 UPDATE = "UPDATE"               # the command of a request of update()
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
@@ -278,8 +276,8 @@ def check_other_netns(req: Request) -> None:
 
 
 def _run(module: ModuleType, req: Request) -> bytes:
-    if req.command == "GC" and not req.conf.has(ATTACHMENTS):
-        req.warn(f'GC of network "{req.name}": no "{ATTACHMENTS}", nothing is released')
+    if req.command == "GC" and not req.conf.has(config.VALID_ATTACHMENTS):
+        req.warn(f'GC of network "{req.name}": no "{config.VALID_ATTACHMENTS}", nothing is released')
         return b""
     if req.command == "GC" and not reports(req):        # fastcni's runtime names pods of multus
         from fastcni.kit.networks.other_caches import with_pods_of_multus

@@ -6,6 +6,7 @@ from fastcni.dhcp import links
 from fastcni.dhcp.lease import Owner, result_of
 from fastcni.kit.call.request import read_conf
 from fastcni.kit.dhcp import dhcp_conf, gob, rpc
+from fastcni.spec.config import valid_attachments
 from fastcni.spec.errors import INVALID_NETNS, CniError
 
 TYPE_CHECKING = False
@@ -176,8 +177,7 @@ def key_of(args: dict[str, Any]) -> bytes:
 def attachments_of(args: dict[str, Any]) -> tuple[str, set[tuple[str, str]]]:
     """Return (network, {(container id, ifname)} of its valid attachments) for COLLECT. Raises CniError."""
     _, _, conf = arguments(args)
-    valid = conf.sections("cni.dev/valid-attachments")
-    return conf.text("name"), {(one.text("containerID"), one.text("ifname")) for one in valid}
+    return conf.text("name"), valid_attachments(conf)
 
 
 def owner_of(args: dict[str, Any], root: str) -> Owner:

@@ -16,7 +16,7 @@ from fastcni.kit.call.conf import read_once
 from fastcni.kit.call.undo import every
 from fastcni.spec import result as results
 from fastcni.spec import version
-from fastcni.spec.config import Section
+from fastcni.spec.config import VALID_ATTACHMENTS, Section
 from fastcni.spec.errors import NestedError
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 KIND = "chain"
 # Keys of a request that libcni adds to the configuration of each plugin
-GIVEN = ("prevResult", "cni.dev/valid-attachments", "cni.dev/attachments")
+GIVEN = ("prevResult", VALID_ATTACHMENTS, "cni.dev/attachments")
 # fastcni's runtime sets it: all plugins are fastcni's, and an error document names one by errors.FAILED_AT
 FROM_RUNTIME = "fastcni/list"
 

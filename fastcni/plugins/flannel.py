@@ -11,7 +11,7 @@ from fastcni.kit.call import delegate
 from fastcni.kit.call.conf import keys_of
 from fastcni.kit.call.undo import every
 from fastcni.spec import errors
-from fastcni.spec.config import Section, fold
+from fastcni.spec.config import VALID_ATTACHMENTS, Section, fold
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ DELEGATE, IPAM = "bridge", "host-local"             # used if the configuration 
 SUBNET_FILE, DATA_DIR = "/run/flannel/subnet.env", "/var/lib/cni/flannel"
 # Keys of the request for the delegate; kept with the delegate's configuration
 KEPT_KEYS = ("runtimeConfig", "args")
-REQUEST_KEYS = ("prevResult", "cni.dev/valid-attachments")      # keys of each request for the delegate
+REQUEST_KEYS = ("prevResult", VALID_ATTACHMENTS)      # keys of each request for the delegate
 
 
 class Conf:

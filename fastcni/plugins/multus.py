@@ -21,6 +21,7 @@ from fastcni.kit.networks.network import OWN_ARG, Failing
 from fastcni.kit.networks.ready import exists, wait_until_ready
 from fastcni.kit.networks.selection import read_networks
 from fastcni.spec import errors, version
+from fastcni.spec.config import VALID_ATTACHMENTS
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -303,7 +304,7 @@ def gc_network(req: Request, conf: Conf, network: Network, valid: set[tuple[str,
     places = [it for it in (other_caches.RUNTIME_DIR, CNI_DIR) if it != conf.keys.cni_dir]
     with Failing(network, "gc"):
         others = other_caches.living(network.definition.name, places)
-        network.given, network.capabilities = {other_caches.VALID: other_caches.objects(valid | others.keys())}, {}
+        network.given, network.capabilities = {VALID_ATTACHMENTS: other_caches.objects(valid | others.keys())}, {}
         delegate.run(sub_request(req, conf, network), "GC")
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from fastcni.runtime.errors import ConfError
 from fastcni.runtime.records import PluginConf, RuntimeConf
 from fastcni.spec import json, result
+from fastcni.spec.config import VALID_ATTACHMENTS
 
-VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")    # the second name is from early drafts
+ATTACHMENTS = (VALID_ATTACHMENTS, "cni.dev/attachments")        # the second name is from early drafts
 
 
 def inject(plugin: PluginConf, values: Mapping[str, Any], prev_result: dict[str, Any] | None = None) -> bytes:
@@ -45,7 +46,7 @@ def for_gc(name: str, version: str, plugin: PluginConf, valid: Sequence[tuple[st
     values: dict[str, Any] = {"name": name, "cniVersion": version, **more}
     if valid is not None:
         entries = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
-        values.update(dict.fromkeys(VALID_ATTACHMENTS, entries))
+        values.update(dict.fromkeys(ATTACHMENTS, entries))
     return inject(plugin, values)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MAX_SHOWN = 80          # characters of a bad value that its error repeats
 IFNAME_BYTES = 15       # IFNAMSIZ of linux/if.h, without the closing NUL
 INT64 = 1 << 63
+VALID_ATTACHMENTS = "cni.dev/valid-attachments"       # GC releases what all other attachments have (spec section 2)
 
 # unicode.IsSpace of Go; str.isspace() would also take U+001C to U+001F.
 SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
@@ -248,6 +249,11 @@ def is_name(text: str) -> bool:
     """Return whether the whole text matches [a-zA-Z0-9][a-zA-Z0-9_.-]*. Such a text can be the name of a file."""
     bare = text.replace("_", "").replace(".", "").replace("-", "")
     return text.isascii() and text[:1].isalnum() and bare.isalnum()
+
+
+def valid_attachments(conf: Section) -> set[tuple[str, str]]:
+    """Return {(containerID, ifname)} of the attachments that a GC keeps. Raises CniError 7."""
+    return {(item.text("containerID"), item.text("ifname")) for item in conf.sections(VALID_ATTACHMENTS)}
 
 
 # CNI_ARGS

@@ -146,10 +146,7 @@ class Request:
     @property
     def valid_attachments(self) -> set[tuple[str, str]]:
         """Return {(containerID, ifname)} of cni.dev/valid-attachments (spec 1.1.0, GC)."""
-        found = set()
-        for item in self.conf.sections("cni.dev/valid-attachments"):
-            found.add((item.text("containerID"), item.text("ifname")))
-        return found
+        return config.valid_attachments(self.conf)
 
     def open_netns(self) -> int:
         """Return the descriptor of CNI_NETNS, which is opened once and closed by close() or leave_mount(). Raises

@@ -8,7 +8,7 @@ import posix
 from fastcni.kit.call import files
 from fastcni.kit.networks import keys, state
 from fastcni.kit.networks.ready import exists
-from fastcni.spec.config import Section
+from fastcni.spec.config import VALID_ATTACHMENTS, Section
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
 
 RUNTIME_DIR = "/var/lib/cni"            # libcni's default
-VALID = "cni.dev/valid-attachments"
 
 Pair = tuple[str, str]                  # container id, ifname
 
@@ -65,7 +64,7 @@ def with_pods_of_multus(req: Request) -> Request:
 
 def with_valid(conf: Section, more: Iterable[Pair]) -> Section:
     """Return the configuration with more valid attachments."""
-    return Section({**conf.values, VALID: [*conf.items(VALID), *objects(more)]})
+    return Section({**conf.values, VALID_ATTACHMENTS: [*conf.items(VALID_ATTACHMENTS), *objects(more)]})
 
 
 def objects(pairs: Iterable[Pair]) -> list[dict[str, str]]:
