@@ -51,7 +51,7 @@ def status(cache_dirs: Sequence[str], as_json: bool) -> None:
     The counters are those of redirected packets of current flows, from the first end to the second and back. The output
     has first the sums for each two pods, then each flow.
     """
-    found, flowtable = attempt(lambda sock: (own.read(sock), own.read_flowtable()))
+    found, flowtable = attempt(lambda sock: (own.read(sock), own.read_flowtable(sock)))
     conf_dir = chosen_conf_dir()
     pods = Pods(known_cache_dirs(cache_dirs, conf_dir))
     pods.refresh()

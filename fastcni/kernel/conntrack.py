@@ -127,11 +127,13 @@ def list_flows(sock: Socket, ends: Collection[bytes] | None = None) -> list[Flow
             and (ends is None or any(end in ends for end in read_ends(payload)))]
 
 
-def count_offloaded(sock: Socket) -> int:
-    """Return the number of flows in flowtables of nftables. Linux before 5.10 sends the complete table."""
+def count_offloaded(sock: Socket, ends: Collection[bytes]) -> int:
+    """Return the number of flows in flowtables of nftables whose source and replier are both in `ends`. Linux before
+    5.10 sends the complete table."""
     found = wire.dump(sock, IPCTNL_MSG_CT_GET, nfgenmsg(0), "list flows in flowtables",
                       lambda batch: batch.be32(CTA_STATUS, IPS_OFFLOAD).be32(CTA_STATUS_MASK, IPS_OFFLOAD))
-    return sum(bool(int.from_bytes(attributes(payload, 4).get(CTA_STATUS, b""), "big") & IPS_OFFLOAD)
+    return sum(payload[0] in CTA_IP_SRC and all(end in ends for end in read_ends(payload))
+               and bool(int.from_bytes(attributes(payload, 4).get(CTA_STATUS, b""), "big") & IPS_OFFLOAD)
                for _, payload in found)
 
 

@@ -60,8 +60,10 @@ def print_list(chosen: Sequence[NodeAttachment], inventory: Inventory, *, filter
     redirected = [it.datapath for it in chosen if it.datapath]
     datapath = (f"; {len(redirected)} in the datapath ebpf, policies restrict {redirected.count(RESTRICTED)} of these"
                 if redirected else "")
+    offloaded = sum(it.flowtable for it in chosen)
+    flowtable = f"; {offloaded} in the agent's flowtable" if offloaded else ""
     more = f"; --all also shows {plural(hidden, 'loopback interface')}" if hidden and not filtered else ""
-    put(console, summary(chosen, filtered) + datapath + more)
+    put(console, summary(chosen, filtered) + datapath + flowtable + more)
     for it in chosen:
         if it.dropped_by:
             put(console, f"not let through: {it.name} ({' '.join(it.addresses)}) by {', '.join(it.dropped_by)}; "
@@ -189,6 +191,8 @@ def print_facts(attachment: NodeAttachment, console: Console) -> None:
         put_row(console, "host port", str(port))
     if attachment.datapath:
         put_row(console, "datapath", f"ebpf: flows with pods of the datapath are {attachment.datapath}")
+    if attachment.flowtable:
+        put_row(console, "flowtable", "established connections with pods of the agent's flowtable skip all rules")
     for chain in attachment.dropped_by:
         put_row(console, "dropped by", f"{chain}; `fastcni doctor` names the command", "yellow")
 

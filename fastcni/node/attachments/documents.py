@@ -38,5 +38,5 @@ def attachment(attachment: NodeAttachment) -> Document:
             "addresses": list(attachment.addresses), "hostPorts": [port(each) for each in attachment.ports],
             "hostLinks": list(attachment.links), "plugins": list(attachment.plugins), "since": moment(attachment.since),
             "addedBy": attachment.author or None, "droppedBy": list(attachment.dropped_by),
-            "datapath": attachment.datapath or None,
+            "datapath": attachment.datapath or None, "flowtable": attachment.flowtable,
             "seen": [sighting(each) for each in attachment.sightings]}

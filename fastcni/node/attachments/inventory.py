@@ -141,7 +141,9 @@ def look_at_nftables(facts: Facts) -> None:
         return link.name if link else ""
 
     def read(sock: wire.Socket) -> None:
-        facts.sightings += [*tables.read_elements(sock, name_of), *tables.read_rules(sock)]
+        names = {link.name for link in facts.links.values()}
+        facts.sightings += [*tables.read_elements(sock, name_of), *tables.read_rules(sock),
+                            *tables.read_flowtable(sock, names)]
 
     facts.firewall = with_socket(facts, "nftables", uapi.NETLINK_NETFILTER, read)
 

@@ -10,7 +10,7 @@ from fastcni.runtime.records import kubernetes_name
 
 # Kinds of a Sighting
 CACHE, ADDRESS_FILE, FILE, ELEMENT = "cache", "address file", "file", "element"
-RULE, LINK, NAMESPACE, MAP = "rule", "link", "namespace", "bpf map"
+RULE, LINK, NAMESPACE, MAP, FLOWTABLE = "rule", "link", "namespace", "bpf map", "flowtable"
 
 # States of an attachment
 RUNNING = "running"         # its network namespace exists, or another sign of the pod
@@ -131,6 +131,11 @@ class NodeAttachment:
         """Return REDIRECTED or RESTRICTED for a pod in the map of the datapath ebpf, otherwise ""."""
         found = [it.text.partition(" ")[2] for it in self.sightings if it.kind == MAP]
         return RESTRICTED if RESTRICTED in found else found[0] if found else ""
+
+    @property
+    def flowtable(self) -> bool:
+        """Return whether the agent's flowtable has the pod's link."""
+        return any(it.kind == FLOWTABLE for it in self.sightings)
 
 
 @dataclass(frozen=True, slots=True)

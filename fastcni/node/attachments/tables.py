@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from errno import ENOENT
 
 from fastcni._netlink import Batch, attributes
+from fastcni.agent.policy import flowtable
 from fastcni.kernel import nft, nft_elements, nft_rules, wire
 from fastcni.kernel.nft_elements import NFTA_SET_ELEM_DATA, read_ifname, read_service, split
 from fastcni.kernel.uapi import IFNAMSIZ
@@ -20,7 +21,7 @@ from fastcni.kit.firewall.masquerade import nftables as masquerade_nftables
 from fastcni.kit.firewall.owners import Addresses
 from fastcni.kit.firewall.portmap import nftables as portmap_nftables
 from fastcni.kit.firewall.spoofcheck import mac
-from fastcni.node.attachments.records import ELEMENT, FASTCNI, GO, RULE, HostPort, Sighting
+from fastcni.node.attachments.records import ELEMENT, FASTCNI, FLOWTABLE, GO, RULE, HostPort, Sighting
 from fastcni.spec import address
 
 PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}
@@ -162,6 +163,15 @@ def read_rules(sock: wire.Socket) -> Iterator[Sighting]:
         if found := SPOOFCHECK.match(comment):
             yield Sighting(RULE, f"nftables bridge {mac.REFERENCE_TABLE} {mac.REFERENCE_CHAIN}",
                            "macspoofchk", container_id=found["id"], ifname=found["ifname"], author=GO)
+
+
+def read_flowtable(sock: wire.Socket, existing: Collection[str]) -> Iterator[Sighting]:
+    """Yield a Sighting for each link in the agent's flowtable. existing: names of the host's links; the agent removes
+    the others. Raises NetlinkError."""
+    place = f"nftables inet {flowtable.FLOWTABLE} {flowtable.LINKS}"
+    for name in sorted(flowtable.links_in_kernel(sock) or ()):
+        if name in existing:
+            yield Sighting(FLOWTABLE, place, name, links=(name,), author=FASTCNI)
 
 
 def comments(sock: wire.Socket, family: int, table: str, chain: str) -> list[str]:

@@ -16,7 +16,7 @@ from fastcni.kernel.bpf.redirect_programs import DIGEST
 from fastcni.kernel.wire import Socket
 from fastcni.kit.datapath import filters, pins, redirect, restrict
 from fastcni.kit.datapath.maps import ADDRESS_BYTES, POD_BYTES, RESTRICTED, Flow, u32, unmapped
-from fastcni.kit.links import find
+from fastcni.kit.links import find, routing
 
 
 class Pod(NamedTuple):
@@ -30,7 +30,7 @@ class Pod(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Flowtable:
     """The flowtable of `fastcni agent --flowtable`. links: number of links of pods in it. connections: number of
-    connections that go by it."""
+    connections between these pods that a flowtable has."""
 
     links: int
     connections: int
@@ -64,11 +64,19 @@ def read(sock: Socket) -> Status | None:
     return Status(dict(sorted(pods.items())), len(entries), flows)
 
 
-def read_flowtable() -> Flowtable | None:
-    """Return the state of the agent's flowtable, None if there is none. Raises OSError."""
-    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
-        links = flowtable.links_in_kernel(sock)
-        return None if links is None else Flowtable(len(links), conntrack.count_offloaded(sock))
+def read_flowtable(sock: Socket) -> Flowtable | None:
+    """Return the state of the agent's flowtable, None if there is none. Raises OSError.
+
+    conntrack does not say which flowtable has a connection, and another program may have one. The routes by the links
+    say which addresses the pods have.
+    """
+    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as netfilter:
+        names = flowtable.links_in_kernel(netfilter)
+        if names is None:
+            return None
+        indexes = {link.index for link in find.all_links(sock) if link.name in names}
+        addresses = {route.dst for route, _ in routing.routes(sock, find.FAMILIES) if route.index in indexes}
+        return Flowtable(len(names), conntrack.count_offloaded(netfilter, addresses))
 
 
 def pinned(sock: Socket) -> list[str]:
