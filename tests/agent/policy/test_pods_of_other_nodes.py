@@ -18,6 +18,7 @@ from fastcni.agent.policy.sources.kubernetes import (
     Kubernetes,
 )
 from fastcni.clients.away import Away
+from fastcni.clients.kubernetes import Expired
 
 
 def pod_of(node, name, address, **labels):
@@ -189,3 +190,46 @@ def test_a_pod_of_a_stateful_set_that_moves_to_another_node_is_known_there(apart
         it.api.events[there].put(("DELETED", moved(nodes[1], "new", version + 4)))
         wait(it, lambda: "shop/db-0" not in compiler.cluster.pods)
     assert not it.errors
+
+
+@pytest.mark.parametrize("watch, node", [(PODS, "here"), (OTHER_PODS, "there")])
+@pytest.mark.parametrize("first", ["the list that has the pod", "the list that lacks the pod"])
+def test_a_pod_of_a_restored_etcd_is_known_although_its_version_is_lower(apart, watch, node, first):
+    """The other watch had a later pod of this name. So this pod was left out, and its next event came hours later."""
+    it = apart(policy("from-pods", FROM_PODS))
+    wait(it, lambda: it.complete)
+    other = {PODS: OTHER_PODS, OTHER_PODS: PODS}[watch]
+
+    def pod(node, version):
+        document = pod_of(node, "db-0", "10.0.1.1", on=node)
+        document["metadata"]["resourceVersion"] = str(version)
+        return document
+
+    def labels():
+        return it.content.compiler.cluster.pods.get("shop/db-0", POD_WITHOUT_LABELS).labels
+
+    it.api.events[other].put(("ADDED", pod("there" if node == "here" else "here", 100)))
+    wait(it, lambda: labels() not in ({}, {"on": node}))
+    it.api.objects[PODS].append(pod(node, 50))
+    for each in (watch, other) if first == "the list that has the pod" else (other, watch):
+        mark = pod_of("here" if each == PODS else "there", "mark-" + each.rpartition("/")[2], "10.0.1.2")
+        it.api.events[each].put(Expired("410"))
+        it.api.events[each].put(("ADDED", mark))            # arrives after the list
+        wait(it, lambda mark=mark: f"shop/{mark['metadata']['name']}" in it.content.compiler.cluster.pods)
+    wait(it, lambda: labels() == {"on": node})
+    it.api.events[watch].put(("DELETED", pod(node, 51)))
+    wait(it, lambda: not labels())
+    assert not it._behind
+
+
+def test_a_late_event_from_before_a_restore_does_not_remove_a_pod(apart):
+    """One of two API servers still sent changes of the former etcd, with higher versions."""
+    it = apart(policy("from-pods", FROM_PODS))
+    wait(it, lambda: it.complete)
+    former = pod_of("here", "b", "10.0.0.9")
+    former["metadata"]["resourceVersion"] = "100"
+    it.api.events[PODS].put(("ADDED", former))
+    pods = it.content.compiler.cluster.pods
+    wait(it, lambda: pods["shop/b"].node == "here")
+    it.api.events[PODS].put(Expired("410"))
+    wait(it, lambda: pods.get("shop/b", POD_WITHOUT_LABELS).node == "there")

@@ -52,9 +52,11 @@ if TYPE_CHECKING:
 
     # (path, key, document, version) of an object, without a document: deleted; or (path, keys of a list, None, 0)
     Event = tuple[str, str | frozenset[str], bytes | None, int]
+    Seen = tuple[str, str, bytes, int]              # an Event with a document
 
 PODS, NAMESPACES, NODES = "/api/v1/pods", "/api/v1/namespaces", "/api/v1/nodes"
 OTHER_PODS = "/api/v1/pods-of-other-nodes"      # stands for PODS in a watch of its own
+TWINS = {PODS: OTHER_PODS, OTHER_PODS: PODS}
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 CLUSTER_GROUP = f"/apis/{API_VERSION}"
 CLUSTER_POLICIES = f"{CLUSTER_GROUP}/clusternetworkpolicies"
@@ -103,6 +105,8 @@ class Kubernetes:
         self._seen: dict[str, set[str]] = {path: set() for path in PATHS}       # since the last start of the watches
         self._own: dict[str, set[str]] = {path: set() for path in PATHS}        # keys that were put
         self._versions: dict[str, int] = {}     # resourceVersion of each pod
+        # {(path, key): a pod that the other watch of pods has, too, with a later version}
+        self._behind: dict[tuple[str, str], Seen] = {}
         self._wakeup = Wakeup()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(follow,), name="policies", daemon=True)
@@ -288,9 +292,10 @@ class Kubernetes:
             elif isinstance(it, frozenset):
                 self._end_list(path, it)
             elif line is None:
-                if it in self._own[path]:
-                    self.delete(path, it)
-            elif not self._is_outdated(path, it, version):
+                self._withdraw(path, it, version)
+            elif self._is_outdated(path, it, version):
+                self._behind[path, it] = (path, it, line, version)
+            else:
                 self.put(path, it, line, version)
         if self.content.compiler.names_nodes:
             self._nodes.set()
@@ -310,31 +315,49 @@ class Kubernetes:
         return self._all_pods.is_set() and not self._has_all_pods
 
     def _end_list(self, path: str, keys: frozenset[str]) -> None:
-        for key in self._own[path] - keys:
-            self.delete(path, key)
+        self._withdraw_others(path, keys)
         self._listed.add(path)
         if path == PODS and (self._in_one or not self._all_pods.is_set()):
-            for key in self._own[OTHER_PODS] - keys:            # kept by an earlier agent
-                self.delete(OTHER_PODS, key)
+            self._withdraw_others(OTHER_PODS, frozenset())      # kept by an earlier agent
         if path == OTHER_PODS or (path == PODS and self._in_one):
             self._listed.add(OTHER_PODS)
             self._has_all_pods = True
             self._events.extendleft(reversed(self._waiting))
             self._waiting.clear()
 
+    def _withdraw_others(self, path: str, keys: frozenset[str]) -> None:
+        """Withdraw the objects that a list does not have. keys: those of the list."""
+        for key in (self._own[path] | {key for _, key in self._behind}) - keys:
+            self._withdraw(path, key, -1)
+
+    def _withdraw(self, path: str, key: str, version: int) -> None:
+        """Delete an object that a watch no longer has. The other watch of pods may have a pod of this name that was
+        created later, or, after etcd was restored from a backup, with a lower version.
+
+        version: that of the deletion; -1: a list does not have the object."""
+        self._behind.pop((path, key), None)
+        if key in self._own[path]:
+            self.delete(path, key)
+        behind = self._behind.get((TWINS.get(path, ""), key))
+        if behind and behind[-1] > version:
+            self.put(*behind)
+
     def _is_outdated(self, path: str, key: str, version: int) -> bool:
         """Return whether the other watch of pods has a later pod of this name. The events of two watches have no common
         order, and a pod of a StatefulSet may have been on another node before."""
-        other = {PODS: OTHER_PODS, OTHER_PODS: PODS}.get(path, path)
-        return other != path and key in self._own[other] and version < self._versions.get(key, 0)
+        return path in TWINS and key in self._own[TWINS[path]] and version < self._versions.get(key, 0)
 
     def put(self, path: str, key: str, line: bytes, version: int = 0) -> None:
         """Apply one object. line: see line_of(). version: its resourceVersion."""
-        self._own[path].add(key)
-        if path in (PODS, OTHER_PODS):
-            self._own[OTHER_PODS if path == PODS else PODS].discard(key)
-            self._versions[key] = version
         place = place_of(path, key)
+        self._own[path].add(key)
+        if path in TWINS:
+            self._behind.pop((path, key), None)
+            if key in self._own[other := TWINS[path]]:
+                self._own[other].remove(key)
+                former = next(iter(self.content.places[place].entries))
+                self._behind[other, key] = (other, key, former, self._versions.get(key, 0))
+            self._versions[key] = version
         told = self.errors.get(place, []) if self.events else []
         self._replace(place, [("", line)])
         if self.events:
@@ -344,7 +367,7 @@ class Kubernetes:
 
     def delete(self, path: str, key: str) -> None:
         self._own[path].discard(key)
-        if path in (PODS, OTHER_PODS):
+        if path in TWINS:
             self._versions.pop(key, None)
         self._replace(place_of(path, key), [])
 
