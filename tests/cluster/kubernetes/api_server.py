@@ -12,6 +12,7 @@ import copy
 import json
 import re
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -214,7 +215,8 @@ class ApiServer(kmock.KubernetesEmulator):
                                   details={"name": name})
         if crd and has_status(crd):
             body.pop("status", None)
-        body["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 1}
+        body["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 1,
+                             "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         return self._store((request.resource, request.namespace, name), body, "ADDED")      # with 200; a real one: 201
 
     async def _serve_update(self, request):

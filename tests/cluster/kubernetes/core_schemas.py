@@ -1,4 +1,17 @@
-"""Schemas of objects of Kubernetes itself that fastcni writes, in the form of CRDs, for the API mock."""
+"""Objects of Kubernetes itself, for the API mock: the kubelet's Lease, and schemas of those that fastcni writes, in the
+form of CRDs."""
+
+import time
+
+from fastcni.kit.ipam.cluster.stores.kubernetes_objects import to_time
+
+
+def kubelet_lease(node, age=0, owner="Node"):
+    """The Lease in kube-node-lease that a kubelet renewed `age` seconds ago."""
+    return {"metadata": {"name": node, "ownerReferences": [{"apiVersion": "v1", "kind": owner, "name": node,
+                                                            "uid": "1"}]},
+            "spec": {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": to_time(time.time() - age)}}
+
 
 # Event of events.k8s.io/v1, with what ValidateEvent of Kubernetes asks of new ones
 EVENT = {"group": "events.k8s.io", "names": {"kind": "Event", "plural": "events"}, "versions": [{

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from cluster.kubernetes.api_server import NAME, kubeconfig
+from cluster.kubernetes.core_schemas import kubelet_lease
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -281,9 +282,8 @@ def test_a_change_whose_answer_was_lost_is_found(store):
 
 # Signs of life
 
-def lease(mock, node, age):
-    spec = {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": to_time(time.time() - age)}
-    mock.do(lambda api: api.put("leases", {"metadata": {"name": node}, "spec": spec}, "kube-node-lease"))
+def lease(mock, node, age, owner="Node"):
+    mock.do(lambda api: api.put("leases", kubelet_lease(node, age, owner), "kube-node-lease"))
 
 
 def heartbeats(mock):
@@ -318,15 +318,31 @@ def test_a_sign_that_moves_is_life_and_one_that_stands_is_none_whatever_clocks_s
     now = 1000.0
     monkeypatch.setattr(kubernetes_nodes.time, "monotonic", lambda: now)
     signs = Signs(60)
-    assert not signs.alive("slow clock", 5000, now=9000)
+    assert not signs.alive("slow clock", (5000,), now=9000)
     now += 10
-    assert signs.alive("slow clock", 5010, now=9010)
-    assert signs.alive("fast clock", 99999, now=9010)
+    assert signs.alive("slow clock", (5010,), now=9010)
+    assert signs.alive("fast clock", (99999,), now=9010)
     now += 59
-    assert signs.alive("fast clock", 99999, now=9069)
+    assert signs.alive("fast clock", (99999,), now=9069)
     now += 1
-    assert not signs.alive("fast clock", 99999, now=9070)
-    assert not signs.alive("slow clock", 5010, now=9070)
+    assert not signs.alive("fast clock", (99999,), now=9070)
+    assert not signs.alive("slow clock", (5010,), now=9070)
+
+
+def test_a_lease_by_a_slow_clock_is_life_after_a_heartbeat_by_the_servers_clock(mock, store, monkeypatch):
+    """The later of the two times was compared, so the node was lost while its clock was behind its first heartbeat."""
+    now = 1000.0
+    monkeypatch.setattr(kubernetes_nodes.time, "monotonic", lambda: now)
+    store.join("a", "boot")
+    store.join("a", "boot")
+    assert heartbeats(mock) == 1
+    for age in (3700, 3640, 3580):
+        lease(mock, "a", age)
+        assert [node.state for node in store.nodes()] == [ALIVE]
+        now += 50
+    assert [node.state for node in store.nodes()] == [ALIVE]
+    now += 10
+    assert [node.state for node in store.nodes()] == [LOST]
 
 
 def test_a_node_is_gone_when_its_node_object_was_removed(mock, store):
@@ -336,6 +352,29 @@ def test_a_node_is_gone_when_its_node_object_was_removed(mock, store):
     assert [store.node_gone(name) for name in ("a", "never a Node", "unknown")] == [False, False, False]
     mock.do(lambda api: api.drop("nodes", "a"))
     assert store.node_gone("a") is True
+
+
+def node_reads(mock):
+    return len([1 for _, path in mock.do(lambda api: list(api.log)) if path.startswith("/api/v1/nodes/")])
+
+
+@pytest.mark.parametrize(("age", "owner", "reads"), [(9, "Node", 0), (9, "Pod", 1), (NODE_TTL_S, "Node", 1)])
+def test_a_new_lease_of_a_node_says_that_the_node_exists(mock, store, age, owner, reads):
+    """The kubelet's Lease belongs to the Node. An old Lease may be left of a Node that was removed."""
+    lease(mock, "a", age, owner)
+    store.join("a", "boot")
+    assert node_reads(mock) == reads
+    assert store.node_gone("a") is not bool(reads)          # the API server has no Node of this name
+
+
+def test_the_making_of_an_ipnode_is_the_first_heartbeat_of_its_node(mock, store):
+    me = store.join("a", "boot")
+    (node,) = store.nodes()
+    assert heartbeats(mock) == 0 and node.state == ALIVE and abs(time.time() - node.seen) < 20
+    store.keep_alive(me)
+    assert heartbeats(mock) == 1
+    store.join("a", "boot")                                 # the IPNode may be old by now
+    assert heartbeats(mock) == 2
 
 
 # Names and times

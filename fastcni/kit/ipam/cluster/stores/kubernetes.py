@@ -7,7 +7,8 @@
     IPUse     a Use. It is an object of its own, so that those who watch blocks do not get it
 
 A node's heartbeat is the Lease that its kubelet renews in kube-node-lease. Only while the Lease is old or missing, the
-node writes one itself: `status.heartbeat` of its IPNode.
+node writes one itself: `status.heartbeat` of its IPNode. Without a Lease, the creation of the IPNode is the first
+heartbeat.
 
 Kubernetes has no transactions over several objects. For a change that depends on two objects, each node writes its own
 object first, and then reads the other node's object. A read is never older than a write that was answered before the

@@ -35,24 +35,22 @@ OWN_LEASE_PART = 0.5            # of node_ttl: a node whose Lease is older write
 
 
 class Signs:
-    """Since when a node's heartbeat is unchanged, by this machine's clock: other clocks may be wrong."""
+    """Since when a node's heartbeats are unchanged, by this machine's clock: other clocks may be wrong."""
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
-        self._seen: dict[str, tuple[float, float, bool]] = {}       # node: (sign, seen first at, whether it was new)
+        self._seen: dict[str, tuple[tuple[float, ...], float, bool]] = {}   # node: (signs, seen first at, one was new)
 
-    def alive(self, node: str, sign: float, now: float) -> bool:
-        """Whether a node lives. sign: the time that it has written last. now: of the API server.
-
-        At the first call, the two times decide; later, only whether a newer sign has come.
-        """
-        before, at, moved = self._seen.get(node, (-1.0, 0.0, False))
-        if sign != before:
-            at, moved = time.monotonic(), before >= 0 and sign > before
-            self._seen[node] = sign, at, moved
+    def alive(self, node: str, signs: tuple[float, ...], now: float) -> bool:
+        """Return whether a node lives. signs: the times of its heartbeats, each kind by another clock. now: the time of
+        the API server's clock. At the first call, the times decide; later, only whether a newer heartbeat has come."""
+        before, at, moved = self._seen.get(node, ((), 0.0, False))
+        if signs != before:
+            at, moved = time.monotonic(), any(new > old for new, old in zip(signs, before, strict=False))
+            self._seen[node] = signs, at, moved
         if time.monotonic() - at >= self.ttl:
             return False
-        return moved or now - sign < self.ttl
+        return moved or now - max(signs) < self.ttl
 
 
 class NodeObjects(BlockObjects):
@@ -70,8 +68,9 @@ class NodeObjects(BlockObjects):
 
     def _join(self, node: str, boot_id: str, address: str = "", new: bool = False) -> tuple[Node, bool]:
         """Join. Return the Node, and whether this call has created its IPNode. new: see contract.Store.join_space()."""
+        lease = self._lease(node)
         me = {"bootID": boot_id or None, "address": address or None, "state": ALIVE,
-              "registered": is_name(node) and self.api.get(f"{CORE_NODES}/{node}") is not None}
+              "registered": self._is_registered(node, lease)}
         while True:
             now = None if new else self._stored(node)
             created = now is None
@@ -84,11 +83,11 @@ class NodeObjects(BlockObjects):
             except (Conflict, Missing):
                 new = False
                 continue
-            return self._sign(now), created
+            return self._sign(now, lease, created), created
 
     def keep_alive(self, node: Node) -> Node:
         """See contract.Store."""
-        return self._sign(self.check_epoch(node))
+        return self._sign(self.check_epoch(node), self._lease(node.name))
 
     def nodes(self) -> list[Node]:
         """See contract.Store."""
@@ -101,7 +100,7 @@ class NodeObjects(BlockObjects):
         """See contract.Store."""
         while True:
             document = self._stored(node.name)
-            now = self._to_node(document, self._lease(node.name)) if document else states.unknown(node.name)
+            now = self._to_node(document, renewed(self._lease(node.name))) if document else states.unknown(node.name)
             dead = states.declare_dead(now, node)
             if document and dead is not now:
                 try:
@@ -169,22 +168,34 @@ class NodeObjects(BlockObjects):
     def _to_node(self, document: Object, lease: float) -> Node:
         """Return the record of an IPNode. lease: when the node's Lease was renewed, 0 without a Lease."""
         node: Node = to_record(NODES, document)
-        node.seen = max(lease, heartbeat(document))
+        signs = lease, heartbeat(document) or (0.0 if lease else created_at(document))
+        node.seen = max(signs)
         if node.state != ALIVE:
             node.state = DEAD
-        elif not self._signs.alive(node.name, node.seen, time.time() + self.api.clock_offset):
+        elif not self._signs.alive(node.name, signs, time.time() + self.api.clock_offset):
             return states.silence(node)
         return node
 
-    def _lease(self, node: str) -> float:
-        """Return when a node's kubelet has renewed its Lease, 0 without a Lease."""
-        return renewed(self.api.get(f"{LEASES}/{node}") or {}) if is_name(node) else 0.0
+    def _lease(self, node: str) -> Object:
+        """Return the Lease of a node's kubelet, {} without a Lease."""
+        return (self.api.get(f"{LEASES}/{node}") or {}) if is_name(node) else {}
 
-    def _sign(self, document: Object) -> Node:
-        """Write a heartbeat if the node's Lease is old or missing: both times are of this machine's clock."""
+    def _is_registered(self, node: str, lease: Object) -> bool:
+        """Return whether the API server has a Node for this node. A kubelet makes its Lease a dependent of the Node."""
+        owners = lease["metadata"].get("ownerReferences", []) if self._is_recent(renewed(lease)) else []
+        return any(owner["kind"] == "Node" for owner in owners) or (
+            is_name(node) and self.api.get(f"{CORE_NODES}/{node}") is not None)
+
+    def _is_recent(self, seen: float) -> bool:
+        """Return whether a time of this node's clock is a present heartbeat of the node."""
+        return abs(time.time() - seen) < self.node_ttl * OWN_LEASE_PART
+
+    def _sign(self, document: Object, lease: Object, created: bool = False) -> Node:
+        """Return the record of the own IPNode. If the node's Lease is old or missing, first write a heartbeat. created:
+        this call has created the IPNode; without a Lease, that is the first heartbeat."""
         node: Node = to_record(NODES, document)
-        node.seen = self._lease(node.name)
-        if not abs(time.time() - node.seen) < self.node_ttl * OWN_LEASE_PART:
+        node.seen = renewed(lease) or (created_at(document) if created else 0.0)
+        if not self._is_recent(renewed(lease)) and not (created and not lease):
             node.seen = time.time() + self.api.clock_offset
             try:
                 self.api.patch(f"{path_of(NODES, document)}/status", {"status": {"heartbeat": to_time(node.seen)}})
@@ -212,5 +223,10 @@ def renewed(lease: Object) -> float:
 
 
 def heartbeat(document: Object) -> float:
-    """The time of an IPNode's heartbeat, 0 without one."""
+    """Return the time of the heartbeat in an IPNode, 0 without one."""
     return read_time((document.get("status") or {}).get("heartbeat") or "")
+
+
+def created_at(document: Object) -> float:
+    """Return when an object was created, by the API server's clock."""
+    return read_time(document["metadata"].get("creationTimestamp", ""))
