@@ -13,6 +13,7 @@ from fastcni.launcher import pack
 
 FASTCNI, GO, OTHER = "fastcni", "go", "other"
 MAX_ELF_BYTES = 1 << 20         # bytes at the start of fastcni's plugin file, before its zip
+PROGRAM = (b"\x7fELF", b"#!")   # execve(2)
 GO_MARK = b"\xff Go buildinf:"  # buildInfoMagic of Go's debug/buildinfo
 VERSION_S = 5                   # seconds; a plugin prints its version immediately
 
@@ -23,7 +24,8 @@ class Program:
 
     kind: FASTCNI, GO or OTHER. size: in bytes. target: the target of a symbolic link, or "". interpreter, python: the
     Python that a plugin file of fastcni starts, and its version, or "". core: the python_core.elf that the plugin file
-    starts instead, or "". core_fields: how the plugin file recognises that file, see launcher/core.py.
+    starts instead, or "". core_fields: how the plugin file recognises that file, see launcher/core.py. damaged: whether
+    a plugin file of fastcni lacks its end, or a file is no program at all.
     """
 
     kind: str
@@ -34,6 +36,7 @@ class Program:
     python: str = ""
     core: str = ""
     core_fields: tuple[int, ...] = ()
+    damaged: bool = False
 
     @property
     def is_own(self) -> bool:
@@ -65,9 +68,12 @@ def identify(path: str) -> Program | None:
     with open(path, "rb") as file:
         head = file.read(MAX_ELF_BYTES)
         if search.is_own(path):
-            return Program(FASTCNI, own_version(path), found.st_size, target, *pack.read_config(head))
+            version, damaged = own_version(path)
+            return Program(FASTCNI, version, found.st_size, target, *pack.read_config(head), damaged=damaged)
         is_go = head.startswith(b"\x7fELF") and (GO_MARK in head or GO_MARK in file.read())
-    return Program(GO, go_version(path), found.st_size, target) if is_go else Program(OTHER, "", found.st_size, target)
+    if is_go:
+        return Program(GO, go_version(path), found.st_size, target)
+    return Program(OTHER, "", found.st_size, target, damaged=not head.startswith(PROGRAM))
 
 
 def is_own_file(path: str) -> bool:
@@ -78,13 +84,16 @@ def is_own_file(path: str) -> bool:
         return False
 
 
-def own_version(path: str) -> str:
-    """Return the version of fastcni that packed a plugin file, "" if the file has no version."""
+def own_version(path: str) -> tuple[str, bool]:
+    """Return the version of fastcni that packed a plugin file, "" if the file has no version, and whether its zip is
+    damaged."""
     try:
         with zipfile.ZipFile(path) as members:
-            return members.read(pack.VERSION_MEMBER).decode()
-    except (zipfile.BadZipFile, KeyError, UnicodeDecodeError):
-        return ""
+            return members.read(pack.VERSION_MEMBER).decode(), False
+    except (KeyError, UnicodeDecodeError):
+        return "", False
+    except zipfile.BadZipFile:
+        return "", True
 
 
 def go_version(path: str) -> str:

@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 
 from fastcni.cli import entry_point
-from fastcni.node import dhcp_leases
+from fastcni.kernel.presence import ALIVE
+from fastcni.node import confs, dhcp_leases
 from fastcni.node.attachments import address_dirs, pod_files
-from fastcni.node.attachments.inventory import Places
+from fastcni.node.attachments.inventory import Places, Seen
+from fastcni.node.attachments.merge import Facts, merge
+from fastcni.node.attachments.records import CACHE, Cached, Sighting
+from fastcni.node.checks.findings import Node
 from fastcni.runtime import CNI, RuntimeConf
 from fastcni.runtime.exec import Exec, InProcess
 
@@ -16,6 +20,8 @@ LIST = {"cniVersion": "1.0.0", "name": "net1", "plugins": [
     {"type": "bridge", "bridge": "br0", "isGateway": True, "ipMasq": True, "ipam": {
         "type": "host-local", "subnet": "10.88.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]}},
     {"type": "portmap", "capabilities": {"portMappings": True}}]}
+
+HEALTHY = {"net.ipv4.ip_forward": "1", "net.ipv4.neigh.default.gc_thresh3": "1024"}
 
 
 class Directories:
@@ -143,3 +149,30 @@ def bin_dir(tmp_path_factory):
     where = tmp_path_factory.mktemp("bin")
     install(where, names=["bridge", "host-local", "portmap"])
     return where
+
+
+class Link:
+    def __init__(self, index, name, kind, master=0):
+        self.index, self.name, self.kind, self.master = index, name, kind, master
+        self.peer, self.alias = 0, ""
+
+
+@pytest.fixture
+def node(directories, tmp_path):
+    """node(sysctls, ...): a Node without a kernel, with running pods of net1; the files of the kernel are in tmp_path.
+    """
+    directories.configure()
+
+    def make(sysctls=HEALTHY, *, pods=("c1",), links=(), saved=None, plugin_dirs=(), at="", conf=LIST, **more):
+        facts = Facts(state_of=lambda path, since: (ALIVE, "it exists"), firewall=True, all_namespaces=True,
+                      saved=saved or {}, links={link.index: link for link in links})
+        for number, name in enumerate(pods):
+            ifname = f"eth{pods[:number].count(name)}"
+            facts.sightings.append(Sighting(CACHE, f"f{number}", "", "net1", name, ifname, links=("veth00000001",),
+                                            addresses=(f"10.88.0.{number + 2}", f"fd00::{number + 2}")))
+            facts.cached["net1", name, ifname] = Cached(f"f{number}", "/run/netns/p", conf)
+        places = directories.places
+        seen = Seen(facts, confs.read_directory(places.conf_dir))
+        return Node(places, seen, merge(facts), tuple(plugin_dirs), at, sysctl=lambda name: sysctls.get(name, ""),
+                    root=str(tmp_path), release="6.0", **more)
+    return make

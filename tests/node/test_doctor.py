@@ -1,54 +1,20 @@
 """fastcni doctor: each check sees its fault, and a healthy node has none."""
 
-import dataclasses
 import os
 import socket
 
 import pytest
-from node.conftest import LIST, diagnosed, one
+from node.conftest import LIST, Link, diagnosed, one
 
-from fastcni.kernel.presence import ALIVE
-from fastcni.node import confs
-from fastcni.node.attachments.inventory import Seen
-from fastcni.node.attachments.merge import Facts, merge
-from fastcni.node.attachments.records import CACHE, Cached, Sighting
 from fastcni.node.checks import conf as checks_conf
 from fastcni.node.checks import kernel as checks_kernel
 from fastcni.node.checks import state as checks_state
 from fastcni.node.checks.doctor import CHECKS, diagnose
-from fastcni.node.checks.findings import ERROR, WARNING, Node
+from fastcni.node.checks.findings import ERROR, WARNING
 from fastcni.runtime.restore import restore
 from fastcni.testing.namespaces import needs_root, run
 
 STATS = "entries  allocs table_fulls\n{:08x}  00000001 {:08x}\n{:08x}  00000001 00000000\n"
-HEALTHY = {"net.ipv4.ip_forward": "1", "net.ipv4.neigh.default.gc_thresh3": "1024"}
-
-
-class Link:
-    def __init__(self, index, name, kind, master=0):
-        self.index, self.name, self.kind, self.master = index, name, kind, master
-        self.peer, self.alias = 0, ""
-
-
-@pytest.fixture
-def node(directories, tmp_path):
-    """node(sysctls, ...): a Node without a kernel, with running pods of net1; the files of the kernel are in tmp_path.
-    """
-    directories.configure()
-
-    def make(sysctls=HEALTHY, *, pods=("c1",), links=(), saved=None, plugin_dirs=(), at="", **more):
-        facts = Facts(state_of=lambda path, since: (ALIVE, "it exists"), firewall=True, all_namespaces=True,
-                      saved=saved or {}, links={link.index: link for link in links})
-        for number, name in enumerate(pods):
-            ifname = f"eth{pods[:number].count(name)}"
-            facts.sightings.append(Sighting(CACHE, f"f{number}", "", "net1", name, ifname, links=("veth00000001",),
-                                            addresses=(f"10.88.0.{number + 2}", f"fd00::{number + 2}")))
-            facts.cached["net1", name, ifname] = Cached(f"f{number}", "/run/netns/p", LIST)
-        places = directories.places
-        seen = Seen(facts, confs.read_directory(places.conf_dir))
-        return Node(places, seen, merge(facts), tuple(plugin_dirs), at, sysctl=lambda name: sysctls.get(name, ""),
-                    root=str(tmp_path), release="6.0", **more)
-    return make
 
 
 def texts(findings):
@@ -162,10 +128,10 @@ def test_rules_that_accept_the_pod_by_address_or_link_let_it_through(node, rule,
     assert bool(found) is drops
 
 
-def test_a_pod_with_plugin_firewall_is_an_error_whose_command_mends_it(node, directories, monkeypatch):
-    monkeypatch.setitem(LIST, "plugins", with_firewall()["plugins"])
+def test_a_pod_with_plugin_firewall_is_an_error_whose_command_mends_it(node, directories):
     directories.configure(with_firewall())
-    it = one(checks_kernel.forward_policy(node(saved=saved_rules(program="ip6tables-legacy-save"))), ERROR,
+    saved = saved_rules(program="ip6tables-legacy-save")
+    it = one(checks_kernel.forward_policy(node(saved=saved, conf=with_firewall())), ERROR,
              "chain FORWARD of ip6tables-legacy drops what pod c1/eth0")
     assert it.do == "fastcni restore"
     policy = {"iptables-nft-save": ["*filter", ":FORWARD ACCEPT [0:0]", "COMMIT"]}
@@ -245,42 +211,6 @@ def test_a_misspelt_key(node, directories, tmp_path):
     assert one(found, WARNING, "10-net1.conflist").do == 'did you mean "isGateway"?'
     missing = [it for it in checks_conf.keys(node(plugin_dirs=[str(tmp_path)])) if it.severity == ERROR]
     assert {"failed to find plugin" in it.what for it in missing} == {True}
-
-
-def test_plugin_files_are_fastcnis(node, bin_dir, monkeypatch, tmp_path):
-    healthy = node(plugin_dirs=[str(bin_dir)])
-    assert not [*checks_conf.plugin_files(healthy), *checks_conf.foreign_plugins(healthy), *checks_conf.keys(healthy)]
-    monkeypatch.setattr(checks_conf.fastcni, "__version__", "9.9")
-    one(checks_conf.plugin_files(healthy), WARNING, "3 plugins of fastcni", f"fastcni install --bin-dir {bin_dir}")
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "portmap").write_text("#!/bin/sh\n")
-    (other / "portmap").chmod(0o755)
-    foreign = node(plugin_dirs=[str(other), str(bin_dir)])
-    one(checks_conf.foreign_plugins(foreign), WARNING, f"portmap in {other} is not fastcni's")
-
-
-def test_a_plugin_file_whose_interpreter_is_gone(node, bin_dir, monkeypatch):
-    real = checks_conf.identify.identify
-
-    def identify(path):
-        return dataclasses.replace(real(path), interpreter="/nonexistent/python3")
-
-    monkeypatch.setattr(checks_conf.identify, "identify", identify)
-    one(checks_conf.plugin_files(node(plugin_dirs=[str(bin_dir)])), ERROR, "/nonexistent/python3", "fastcni install")
-
-
-def test_a_python_core_that_is_gone_changed_or_of_another_build(node, bin_dir, monkeypatch, tmp_path):
-    real, elf = checks_conf.identify.identify, tmp_path / "python_core.elf"
-    monkeypatch.setattr(checks_conf.identify, "identify", lambda path: dataclasses.replace(
-        real(path), core=str(elf), core_fields=(1, 2, 3)))
-    found = node(plugin_dirs=[str(bin_dir)])
-    one(checks_conf.plugin_files(found), WARNING, "python_core.elf of 3 plugins", f"install --bin-dir {bin_dir}")
-    elf.write_text("#!/bin/sh\necho 3.11.2 of another day\n")
-    elf.chmod(0o755)
-    one(checks_conf.plugin_files(found), WARNING, "is not the file that was installed", f"install --bin-dir {bin_dir}")
-    monkeypatch.setattr(checks_conf.core, "is_installed", lambda path, fields: fields == (1, 2, 3))
-    one(checks_conf.plugin_files(found), WARNING, "is of another build than", "build and install fastcni")
 
 
 # The server

@@ -58,8 +58,10 @@ def keys(node: Node) -> Iterator[Finding]:
 
 
 def plugin_files(node: Node) -> Iterator[Finding]:
-    """fastcni's plugin files are of this version, their interpreter exists, python_core.elf is the installed one."""
+    """fastcni's plugin files are whole and of this version, their interpreter exists, python_core.elf is the installed
+    one."""
     for directory, kinds in own_files(node).items():
+        damaged: list[str] = []
         old: dict[str, list[str]] = defaultdict(list)
         lost: dict[str, list[str]] = defaultdict(list)
         cores: dict[tuple[str, str, tuple[int, ...]], list[str]] = defaultdict(list)
@@ -70,6 +72,9 @@ def plugin_files(node: Node) -> Iterator[Finding]:
                 found = identify.identify(path)
             except (CniError, OSError) as e:
                 node.unseen.append(f"plugin {path}: {e}")
+                continue
+            if found and found.damaged:
+                damaged.append(kind)
                 continue
             if found and found.version != fastcni.__version__:
                 old[found.version or "an unknown version"].append(kind)
@@ -86,6 +91,7 @@ def plugin_files(node: Node) -> Iterator[Finding]:
                           "ADD fails",
                           "chmod 755 " + " ".join(os.path.join(directory, links[0]) for links in closed.values()))
         again = f"fastcni install --bin-dir {directory}"
+        yield from damaged_plugins(directory, damaged)
         for version, names in old.items():
             yield Finding(WARNING,
                           f"{directory} has {plural(len(names), 'plugin')} of fastcni {version} ({some(names)}); "
@@ -99,6 +105,13 @@ def plugin_files(node: Node) -> Iterator[Finding]:
                 yield from core_findings(own, fields, path, f"{plural(len(names), 'plugin')} in {directory}", again)
             except PermissionError as e:
                 node.unseen.append(f"python_core.elf of {directory}: {e}")
+
+
+def damaged_plugins(directory: str, names: list[str]) -> Iterator[Finding]:
+    """Yield a finding for plugin files that are cut off or no program."""
+    if names:
+        yield Finding(ERROR, f"{plural(len(names), 'plugin')} in {directory} {'is' if len(names) == 1 else 'are'} "
+                      f"damaged: {some(names, 6)}", "ADD fails", f"fastcni install --bin-dir {directory}")
 
 
 def core_findings(path: str, fields: tuple[int, ...], interpreter: str, whose: str, again: str) -> Iterator[Finding]:
@@ -161,6 +174,7 @@ def is_own(path: str, unseen: list[str], unknown: bool = False) -> bool:
 
 def foreign_plugins(node: Node) -> Iterator[Finding]:
     """The plugins of configured networks are fastcni's, if fastcni has them."""
+    damaged: dict[str, list[str]] = defaultdict(list)
     used = list(node.types) + [it for net in node.networks for plugin in flattened(net.plugins)
                                if (it := validate.text_at(plugin.values, "ipam", "type"))]
     foreign: dict[str, list[str]] = defaultdict(list)
@@ -170,7 +184,10 @@ def foreign_plugins(node: Node) -> Iterator[Finding]:
         except CniError:
             continue                        # keys() reports the error
         if kind in plugins.BUILT_IN and not is_own(path, node.unseen, unknown=True):
-            foreign[os.path.dirname(path)].append(kind)
+            found = identify.identify(path)
+            (damaged if found and found.damaged else foreign)[os.path.dirname(path)].append(kind)
+    for directory, names in damaged.items():
+        yield from damaged_plugins(directory, names)
     for directory, names in foreign.items():
         yield Finding(WARNING, f"{some(names, 6)} in {directory} {'is' if len(names) == 1 else 'are'} not fastcni's",
                       "runtimes call another implementation", f"fastcni install --bin-dir {directory}")

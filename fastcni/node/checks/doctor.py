@@ -27,6 +27,7 @@ CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "conf-files": conf.conf_files, "conf-names": conf.one_file_a_name, "conf-keys": conf.keys,
     "plugin-files": conf.plugin_files, "foreign-plugins": conf.foreign_plugins,
     "server": state.server, "namespaces": state.namespaces, "ranges": state.ranges,
+    "state-directories": state.state_directories,
     "stale": state.stale, "unowned": state.unowned, "address-files": state.damaged_files,
     "lost-rules": state.lost_rules, "bridges": path.bridges, "host-links": path.host_links,
     "ovs-ports": ovs.ports, "pod-links": path.pod_links, "mtu": path.mtu,

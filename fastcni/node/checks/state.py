@@ -31,6 +31,7 @@ from fastcni.node.ranges import ranges_of
 from fastcni.server import status
 
 NEARLY = 0.9
+LEAST_FREE_BYTES = 1 << 16      # a result and an address take a block each, mostly of 4 KiB
 IPV4, IPV6 = "IPv4", "IPv6"
 MASQUERADE_SETS, PORT_SETS = ("pods",), ("hostports", "hostip-hostports")      # without the family, 4 or 6
 # {key of the plugin bridge: the set that has an element of each guarded pod}; ipspoofchk implies macspoofchk
@@ -97,6 +98,27 @@ def ranges(node: Node) -> Iterator[Finding]:
                           f"range {one.range} of network {one.network} is {'' if full else 'nearly '}full: {count} of "
                           f"{total} addresses are held", "ADD fails without a free address",
                           f"fastcni gc {one.network} releases addresses of pods that are gone; else enlarge the range")
+
+
+def state_directories(node: Node) -> Iterator[Finding]:
+    """The directories of cached results and of addresses can be written, and have room."""
+    seen: set[int] = set()              # devices: one finding for each file system
+    for path in (*(os.path.join(it, "results") for it in node.places.cache_dirs), *node.seen.data_dirs):
+        while not os.path.isdir(path):
+            path = os.path.dirname(path)
+        device, found = os.stat(path).st_dev, os.statvfs(path)
+        if device in seen:
+            continue
+        seen.add(device)
+        if found.f_flag & os.ST_RDONLY:
+            what, do = "is on a read-only file system", f"findmnt -T {path} shows the mount: mount it read-write"
+        elif found.f_bfree * found.f_frsize < LEAST_FREE_BYTES:
+            what, do = "is on a full file system", f"df -h {path} shows the file system: free some space there"
+        elif found.f_files and not found.f_ffree:
+            what, do = "is on a file system without free inodes", f"df -i {path} shows it: remove files there"
+        else:
+            continue
+        yield Finding(ERROR, f"{path} {what}", "ADD and DEL fail, since they cannot write results and addresses", do)
 
 
 def namespaces(node: Node) -> Iterator[Finding]:
