@@ -326,6 +326,15 @@ def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkey
     assert [(one.state, one.pod) for one in store_of(a).singles()] == [(KEPT, "ns/db-0")]
 
 
+def open_as_host_local(node, how):
+    """Open the directory of a space as a network of host-local."""
+    if how == "server's start":
+        release_addresses(SimpleNamespace(debug=print, info=print, warning=print), str(node.root))
+        return
+    with Store(str(node.root), "default", print) as store:
+        store.read_all()
+
+
 @pytest.mark.parametrize("how", ["server's start", "adopt", "host-local"])
 def test_a_space_in_a_directory_of_host_local_keeps_its_index(a, monkeypatch, how):
     """The server's start opened spaces below /var/lib/cni/networks as networks of host-local. After a reboot it signed
@@ -334,17 +343,27 @@ def test_a_space_in_a_directory_of_host_local_keeps_its_index(a, monkeypatch, ho
     monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1)         # no file is from before it
     monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
     _ipam_bitmap.forget()
-    if how == "server's start":
-        release_addresses(SimpleNamespace(debug=print), str(a.root))
-    elif how == "adopt":
+    if how == "adopt":
         (a.root / "net.d").mkdir()
         net = {"cniVersion": "1.0.0", "name": "net", "plugins": [a.conf(NET)]}
         (a.root / "net.d/net.conflist").write_text(json.dumps(net))
         found = adopt(Places(str(a.root / "net.d"), (str(a.root / "cni"),)))
         assert [it.path for it in found.directories if str(a.root) in it.path] == []
     else:
-        with Store(str(a.root), "default", print) as store:
-            store.read_all()
+        open_as_host_local(a, how)
     assert sorted(a.files()) == sorted(given)
     a.delete(NET, "c0")
     assert sorted(a.files()) == sorted(given[1:])
+
+
+@pytest.mark.parametrize("how", ["server's start", "host-local"])
+def test_only_requests_of_a_space_release_its_addresses_of_the_former_boot(a, monkeypatch, how):
+    """They also tell the store what has ended."""
+    given = [a.add(NET, f"c{i}")[0] for i in range(3)]
+    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1 << 62)
+    monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
+    _ipam_bitmap.forget()
+    open_as_host_local(a, how)
+    assert sorted(a.files()) == sorted(given)
+    a.delete(NET, "c9")
+    assert a.files() == {}

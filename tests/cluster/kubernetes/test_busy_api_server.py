@@ -1,14 +1,19 @@
 """Many nodes that claim their first block from one API server at the same time."""
 
+import asyncio
 import shutil
+import threading
 
 import pytest
+from cluster.kubernetes.api_server import ApiServer, web
 from cluster.kubernetes.core_schemas import kubelet_lease
 from cluster_ipam.node import Node
 
 from fastcni.clients import kubernetes as kubernetes_api
 from fastcni.clients.http import Http
 from fastcni.kit.ipam.cluster import claims
+
+MOST_BUSY = 4                   # requests that the API server of `busy` answers at the same time
 
 
 @pytest.fixture
@@ -85,3 +90,44 @@ def test_the_pauses_grow_and_differ_from_node_to_node(monkeypatch):
     assert first != second
     for number, seconds in enumerate(first):
         assert 0.5 <= seconds / (claims.FIRST_PAUSE_S * 2 ** number) <= 1.5
+
+
+@pytest.fixture
+def busy(mock, monkeypatch):
+    """Let the API server answer MOST_BUSY requests at the same time, each after 20 ms, and refuse the others. Return
+    the list of refused requests."""
+    real, answered, refused = ApiServer._handle, set(), []
+
+    async def handle(self, request):
+        if len(answered) >= MOST_BUSY:
+            refused.append(request.url.path)
+            return web.json_response({"kind": "Status", "message": "too many requests"}, status=429)
+        answered.add(request)
+        try:
+            answer = await real(self, request)
+            await asyncio.sleep(0.02)
+            return answer
+        finally:
+            answered.discard(request)
+
+    monkeypatch.setattr(ApiServer, "_handle", handle)
+    return refused
+
+
+def test_fifty_new_nodes_get_their_first_addresses_from_a_busy_api_server(busy, kubernetes, tmp_path):
+    """Of fifty one-shot nodes at the same time, one got a block."""
+    given, errors = [], []
+
+    def add(number):
+        try:
+            given.extend(Node(tmp_path, f"n{number}", kubernetes).add({"range": "10.0.0.0/16"}))
+        except Exception as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [] and len(set(given)) == 50
+    assert len(busy) > 50
