@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 
 import click
-import pytest
 
 from fastcni.cli.commands import cli
 
@@ -28,9 +27,8 @@ def read(path):
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_and_figures_that_a_page_names_exist(page):
-    assert [str(path) for path in sorted(named(page)) if not path.exists()] == []
+def test_files_and_figures_that_a_page_names_exist():
+    assert [(page.name, str(path)) for page in PAGES for path in sorted(named(page)) if not path.exists()] == []
 
 
 def tables(page):
@@ -46,13 +44,12 @@ def tables(page):
         before, rows = line, []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_each_table_of_a_page_renders(page):
+def test_each_table_of_a_page_renders():
     """A program that folds lines had joined the rows of one: each row is a line, with as many cells as the head."""
-    for before, rows in tables(page):
+    for where, before, rows in ((page.name, *table) for page in PAGES for table in tables(page)):
         cells = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
-        assert set(cells) == {cells[0]} and all(row.endswith("|") for row in rows), rows
-        assert re.fullmatch(r"\|(:?-+:?\|)+", rows[1].replace(" ", "")) and not before.strip(), rows
+        assert set(cells) == {cells[0]} and all(row.endswith("|") for row in rows), (where, rows)
+        assert re.fullmatch(r"\|(:?-+:?\|)+", rows[1].replace(" ", "")) and not before.strip(), (where, rows)
 
 
 def test_tests_that_the_page_on_reliability_names_exist():
@@ -146,10 +143,10 @@ def refusal(words, alone):
     return ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_command_line_takes_each_command_that_a_page_shows(page):
+def test_the_command_line_takes_each_command_that_a_page_shows():
     """The options exist, and no argument is missing. Commands are not run."""
-    refused = {" ".join(words): why for words, alone in commands_of(page) if (why := refusal(list(words), alone))}
+    refused = {(page.name, " ".join(words)): why for page in PAGES for words, alone in commands_of(page)
+               if (why := refusal(list(words), alone))}
     assert refused == {}
 
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import fastcni
 from fastcni.launcher.strip import stripped
 
@@ -146,34 +144,29 @@ def test_annotations_name_no_layer_above_their_own_either():
     assert found == allowed
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) == "plugins"])
-def test_plugins_do_not_know_each_other(name):
-    assert [package for package, _, _ in own_imports(name) if package == "plugins"] == []
-
-
-@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) == "plugins"])
-def test_a_plugin_builds_no_message_and_runs_no_program(name):
+def test_a_plugin_knows_no_other_builds_no_message_and_runs_no_program():
     """A plugin calls the kit. Of kernel/ it needs the kinds of links, and the lock of a namespace."""
-    for package, rest, node in own_imports(name):
-        where = f"{name}.py:{node.lineno} imports {package}.{rest}"
-        assert not package.startswith("_"), where
-        assert package != "kernel" or rest.partition(".")[0] in ("kinds", "netns"), where
+    for name in (name for name in MODULES if package_of(name) == "plugins"):
+        for package, rest, node in own_imports(name):
+            where = f"{name}.py:{node.lineno} imports {package}.{rest}"
+            assert package != "plugins" and not package.startswith("_"), where
+            assert package != "kernel" or rest.partition(".")[0] in ("kinds", "netns"), where
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) == "spec"])
-def test_spec_knows_nothing_of_linux(name):
-    for dotted, node in imports(tree_of(name)):
-        first = dotted.split(".")[0]
-        assert first not in {"os", "posix", "fcntl", "select"}, f"{name}.py:{node.lineno} imports {dotted}"
-        assert not dotted.startswith("fastcni._"), f"{name}.py:{node.lineno} imports {dotted}"
+def test_spec_knows_nothing_of_linux():
+    for name in (name for name in MODULES if package_of(name) == "spec"):
+        for dotted, node in imports(tree_of(name)):
+            first = dotted.split(".")[0]
+            assert first not in {"os", "posix", "fcntl", "select"}, f"{name}.py:{node.lineno} imports {dotted}"
+            assert not dotted.startswith("fastcni._"), f"{name}.py:{node.lineno} imports {dotted}"
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("*.pyx")), ids=lambda path: path.name)
-def test_leaves_know_nothing_of_fastcni_but_other_leaves(path):
-    for line in path.read_text().splitlines():
-        tokens = line.split()
-        if tokens[:1] in (["from"], ["import"], ["cimport"]):
-            assert not tokens[1].startswith("fastcni") or tokens[1].startswith("fastcni._"), line
+def test_leaves_know_nothing_of_fastcni_but_other_leaves():
+    for path in ROOT.glob("*.pyx"):
+        for line in path.read_text().splitlines():
+            tokens = line.split()
+            if tokens[:1] in (["from"], ["import"], ["cimport"]):
+                assert not tokens[1].startswith("fastcni") or tokens[1].startswith("fastcni._"), (path.name, line)
 
 
 def touches(tree):
@@ -263,15 +256,15 @@ def test_no_file_is_too_long():
     assert {name: count for name, count in lines.items() if count > LONGEST} == {}, "look for the second subject"
 
 
-@pytest.mark.parametrize("package", sorted({path.parent.relative_to(ROOT).as_posix() for path in SOURCES}))
-def test_a_directory_is_small_and_its_map_complete(package):
+def test_a_directory_is_small_and_its_map_complete():
     """A map is a list of names in the docstring of __init__.py, each with four spaces before it and two behind."""
-    modules = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"}
-    assert len(modules) <= MOST
-    packages = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
-    docstring = ast.get_docstring(tree_of(f"{package}/__init__".removeprefix("./")), clean=False)
-    mapped = set(re.findall(r"^    (\w+)  ", docstring, re.M))
-    assert mapped == modules | packages or (package_of(package) not in MAPPED and not mapped)
+    for package in {path.parent.relative_to(ROOT).as_posix() for path in SOURCES}:
+        modules = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"}
+        assert len(modules) <= MOST, package
+        packages = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+        docstring = ast.get_docstring(tree_of(f"{package}/__init__".removeprefix("./")), clean=False)
+        mapped = set(re.findall(r"^    (\w+)  ", docstring, re.M))
+        assert mapped == modules | packages or (package_of(package) not in MAPPED and not mapped), package
 
 
 def test_the_server_imports_at_its_start_what_requests_import_late():
