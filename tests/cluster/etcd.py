@@ -21,6 +21,8 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
+from stopping import stop
+
 from fastcni.testing.witnesses import eventually
 
 START_S = 60                    # on a busy machine
@@ -70,8 +72,7 @@ class Member:
 
     def pause(self):
         """It hangs: connections are accepted by the kernel, and nothing answers. All threads have stopped on return."""
-        self.signal(signal.SIGSTOP)
-        assert eventually(lambda: states(self.popen.pid) == {"T"}, START_S)
+        stop(self.popen.pid)
 
     def resume(self):
         self.signal(signal.SIGCONT)
@@ -235,11 +236,6 @@ class Etcd:
 def etcdctl(*words):
     done = subprocess.run(["etcdctl", *words], capture_output=True, text=True, env={**os.environ, "ETCDCTL_API": "3"})
     assert done.returncode == 0, done.stderr
-
-
-def states(pid):
-    """The states of a process's threads, "T" for a stopped one, as in proc(5)."""
-    return {path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")}
 
 
 def encoded(text):

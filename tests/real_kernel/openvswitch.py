@@ -11,11 +11,13 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 
 import pytest
 from real_kernel.node import eventually, links
+from stopping import stop
 
 PROGRAMS = ("ovsdb-server", "ovs-vswitchd", "ovs-vsctl", "ovsdb-tool")
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -64,7 +66,12 @@ class Switch:
     def start_ovsdb(self, *remotes):
         self.start("ovsdb-server", self.database, f"--remote=punix:{self.socket}",
                    *(f"--remote={remote}" for remote in remotes))
-        assert eventually(lambda: os.path.exists(self.socket)), self.log("ovsdb-server")
+        assert eventually(self.listens), self.log("ovsdb-server")
+
+    def listens(self):
+        """ovsdb-server binds its socket before it listens."""
+        with socket.socket(socket.AF_UNIX) as conn:
+            return conn.connect_ex(self.socket) == 0
 
     def start_vswitchd(self):
         self.start("ovs-vswitchd", self.address, *(["--disable-system"] if self.datapath == "netdev" else []))
@@ -78,7 +85,7 @@ class Switch:
             os.unlink(self.socket)
 
     def freeze(self, name):
-        self.processes[name].send_signal(signal.SIGSTOP)
+        stop(self.processes[name].pid)
 
     def thaw(self, name):
         self.processes[name].send_signal(signal.SIGCONT)

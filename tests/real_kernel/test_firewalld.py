@@ -12,6 +12,7 @@ from real_kernel.firewalld import SOURCES, Chain, Firewalld, end, needs_firewall
 from real_kernel.node import cid_of, elements, members, run
 from real_kernel.portmap_chain import EXTERNAL, POD
 from real_kernel.traffic import add_external, ask, listen
+from stopping import stop
 
 from fastcni.handle import restore
 from fastcni.kit.call.mode import Mode
@@ -187,7 +188,7 @@ def test_del_of_a_pod_with_nftables_does_not_call_firewalld(chain, firewalld, mo
     conf = chain.at("10.22.0.2/24", backend="nftables")
     chain.ok("ADD", conf, "pod")
     set_timeout(monkeypatch, 0.2)
-    firewalld.bus.process.send_signal(signal.SIGSTOP)
+    stop(firewalld.bus.process.pid)
     chain.ok("DEL", {**conf, "backend": backend}, "pod")
 
 
@@ -196,7 +197,7 @@ def test_del_asks_only_about_addresses_that_firewalld_has(chain, firewalld, monk
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
     there, not_there = chain.at("10.22.0.2/24"), chain.at("10.22.0.3/24", "fd00:22::3/64")
     set_timeout(monkeypatch, 0.2)
-    firewalld.bus.process.send_signal(signal.SIGSTOP)
+    stop(firewalld.bus.process.pid)
     chain.ok("DEL", not_there, "another")
     assert chain.refused("DEL", there, "pod")["code"] == 11
     firewalld.bus.process.send_signal(signal.SIGCONT)
@@ -306,7 +307,7 @@ def test_a_process_that_hangs_is_named_in_time_and_later_calls_succeed(chain, fi
     conf, process = chain.at("10.22.0.2/24"), firewalld.process if name == "firewalld" else firewalld.bus.process
     chain.ok("ADD", conf, "pod")
     set_timeout(monkeypatch)
-    process.send_signal(signal.SIGSTOP)
+    stop(process.pid)
     started = time.monotonic()
     for command, pod in (("ADD", "new"), ("CHECK", "pod"), ("DEL", "pod"), ("STATUS", "")):
         error = chain.refused(command, chain.at("10.22.0.3/24") if pod == "new" else conf, pod)
@@ -322,7 +323,7 @@ def test_a_process_that_hangs_is_named_in_time_and_later_calls_succeed(chain, fi
 def test_firewalld_that_ends_during_a_call_counts_as_not_running(chain, firewalld):
     conf = chain.at("10.22.0.2/24")
     chain.ok("ADD", conf, "pod")
-    firewalld.process.send_signal(signal.SIGSTOP)
+    stop(firewalld.process.pid)
     threading.Timer(0.3, firewalld.process.kill).start()
     chain.ok("DEL", conf, "pod")
     assert owned() == set()

@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import signal
 import subprocess
 
 import pytest
@@ -12,6 +11,7 @@ from real_kernel.firewalld import SOURCES, Chain, needs_firewalld, owned, set_ti
 from real_kernel.node import cid_of, eventually
 from server.client import Server
 from server.local import Local
+from stopping import stop
 
 from fastcni.kernel import dbus
 from fastcni.launcher.install import install
@@ -121,7 +121,7 @@ def test_a_request_that_waits_for_firewalld_does_not_block_others(chain, firewal
     """The server has one run token. A request passes it on while it waits."""
     monkeypatch.setenv(dbus.ADDRESS, chain.env[dbus.ADDRESS])
     set_timeout(monkeypatch, 2)
-    firewalld.process.send_signal(signal.SIGSTOP)
+    stop(firewalld.process.pid)
     with Local(tmp_path, monkeypatch, busy=1) as server:
         waits = server.send("ADD", chain.at("10.22.0.2/24"), "pod")
         assert eventually(owned)                # the request is about to call firewalld

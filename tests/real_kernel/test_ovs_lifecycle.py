@@ -137,21 +137,18 @@ def test_gc_in_a_namespace_without_the_switch_takes_no_port_for_stale(node, swit
 
 # -- OVSDB and ovs-vswitchd that end or stop ----------------------------------------------------------------------
 
-@pytest.fixture
-def hasty(monkeypatch):
-    """A database that does not answer is given up after 1 s, not after 3."""
-    monkeypatch.setattr(database, "TIMEOUT_S", 1.0)
-
-
 @contextlib.contextmanager
 def without(switch, what, how):
-    """The program `what` is stopped by SIGSTOP or killed, and runs again at the end."""
+    """The program `what` is stopped by SIGSTOP or killed, and runs again at the end. Until then a request waits 1 s for
+    the database, not 3 s."""
     if how == "frozen":
         switch.freeze(what)
     else:
         switch.stop(what)
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(database, "TIMEOUT_S", 1.0)
+            yield
     finally:
         if how == "frozen":
             switch.thaw(what)
@@ -163,7 +160,7 @@ def without(switch, what, how):
 
 @pytest.mark.parametrize("what, how", [("ovsdb-server", "frozen"), ("ovsdb-server", "killed"),
                                        ("ovs-vswitchd", "frozen"), ("ovs-vswitchd", "killed")])
-def test_add_without_the_switch_is_code_11_and_leaves_nothing(node, switch, ovs_conf, kept, pod, hasty, what, how):
+def test_add_without_the_switch_is_code_11_and_leaves_nothing(node, switch, ovs_conf, kept, pod, what, how):
     conf = ovs_conf("10.22.0.0/24")
     with without(switch, what, how):
         error = node.refused("ADD", conf, pod)
@@ -191,7 +188,7 @@ def test_check_and_status_notice_an_ovs_vswitchd_that_is_stopped(node, switch, o
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
-def test_del_without_ovsdb_is_code_11_until_it_is_back(node, switch, ovs_conf, kept, pod, hasty, how):
+def test_del_without_ovsdb_is_code_11_until_it_is_back(node, switch, ovs_conf, kept, pod, how):
     conf = ovs_conf("10.22.0.0/24")
     node.add(conf, pod)
     with without(switch, "ovsdb-server", how):
@@ -215,7 +212,7 @@ def test_del_works_without_vswitchd_and_ports_come_back_with_it(node, switch, ov
     assert source_seen(first, second, "10.22.0.3", wait=20) == "10.22.0.2"
 
 
-def test_no_port_is_left_if_ovsdb_stops_in_the_middle_of_an_add(node, switch, ovs_conf, kept, pod, hasty, monkeypatch):
+def test_no_port_is_left_if_ovsdb_stops_in_the_middle_of_an_add(node, switch, ovs_conf, kept, pod, monkeypatch):
     """The database stops after it was asked whether it lives, and processes the transaction when it goes on."""
     operations = ports.operations
     conf = ovs_conf("10.22.0.0/24")
@@ -225,7 +222,9 @@ def test_no_port_is_left_if_ovsdb_stops_in_the_middle_of_an_add(node, switch, ov
         return operations(*args)
 
     monkeypatch.setattr(ports, "operations", stop_then)
-    assert node.refused("ADD", conf, pod)["code"] == 11
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database, "TIMEOUT_S", 1.0)
+        assert node.refused("ADD", conf, pod)["code"] == 11
     switch.thaw("ovsdb-server")
     assert kept() == [f"c-{pod}-eth0"]                  # so a DEL does not succeed before the database answers
     assert eventually(lambda: len(switch.ports("br0")) == 1)

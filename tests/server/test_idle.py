@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from server.client import ANSWER_TIMEOUT_S, Server, packed
 from server.test_listening import HAND_OVER
+from stopping import stop
 
 from fastcni.daemon import log
 from fastcni.server import idle
@@ -75,7 +76,7 @@ def request(path):
 def test_request_that_comes_with_the_idle_exit_is_answered(tmp_path):
     """The server is stopped beyond its limit. When it continues, its exit is due and requests wait."""
     with Server(tmp_path, "--idle-exit", "0.015") as server:
-        server.process.send_signal(signal.SIGSTOP)
+        stop(server.process.pid)
         time.sleep(1.2)
         waiting = [request(str(server.path)) for _ in range(8)]
         server.process.send_signal(signal.SIGCONT)

@@ -9,12 +9,12 @@ import socket
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from real_kernel.node import elements
 from server.client import Server
 from server.local import Local
+from stopping import stop
 
 from fastcni._abandoned import note_running
 from fastcni.kernel import wire
@@ -63,12 +63,6 @@ def ended(running):
     return running.wait(60), json.loads(output) if output else None
 
 
-def stop(server):
-    os.kill(server.process.pid, signal.SIGSTOP)
-    stat = Path(f"/proc/{server.process.pid}/stat")
-    assert eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
-
-
 def go_on(server):
     os.kill(server.process.pid, signal.SIGCONT)
 
@@ -93,7 +87,7 @@ def test_a_continued_server_abandons_the_request_it_was_working_on(node, pod, st
     (hasty / "slow.log").unlink(missing_ok=True)
     first = plugin(hasty, server, command, conf, pod)
     assert eventually((hasty / "slow.log").exists)
-    stop(server)
+    stop(server.process.pid)
     stopped = time.monotonic()
     status, error = ended(first)
     assert (status, error and error["code"]) == ((1, 11) if command == "ADD" else (0, None))    # DEL: again, one-shot
@@ -124,7 +118,7 @@ def test_a_caller_of_a_stopped_server_gets_an_answer(node, pod, start, slow):
     server, (keys, env) = start(), slow(1)
     waiting = server.send("ADD", node.conf(**keys), pod, env=env)
     assert slow.started()
-    stop(server)
+    stop(server.process.pid)
     time.sleep(STALL_S + 1)
     go_on(server)
     assert waiting.answer().status == 0
@@ -135,7 +129,7 @@ def test_a_server_stopped_for_longer_than_its_signal_wait_continues(tmp_path, no
     status 0: nothing started it again."""
     with Server(tmp_path, program=["-c", SERVE]) as server:
         for _ in range(3):
-            stop(server)
+            stop(server.process.pid)
             time.sleep(0.5)
             go_on(server)
             assert server.ok("VERSION", node.conf())
@@ -158,7 +152,7 @@ def test_systemd_gets_reports_until_the_server_is_stopped(tmp_path, start, syste
     server = start(env={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"})
     assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
     assert not server.lines("command=VERSION")          # these cause no log line
-    stop(server)
+    stop(server.process.pid)
     systemd.setblocking(False)
     with pytest.raises(BlockingIOError):
         while True:

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +29,7 @@ from agent.policy.http_pods import (
     request,
     status,
 )
+from stopping import stop
 
 from fastcni.agent.policy.http import part, process, redirect
 from fastcni.kernel import sysctl
@@ -261,7 +261,7 @@ def test_a_proxy_that_hangs_ends_at_the_next_change_and_another_one_starts(world
     monkeypatch.setattr(process, "ANSWER_S", 0.5)
     proxy = begin(world, READ_ONLY)
     former = proxy.process.pid
-    os.kill(former, signal.SIGSTOP)
+    stop(former)
     world.add("c", app="client")
     assert eventually(lambda: "http_proxy_refused" in world.agent.events())
     assert eventually_status(world, 200, "c", "b", "GET /public/x") == 200
@@ -275,7 +275,7 @@ def test_a_slow_proxy_delays_no_other_change_and_goes_on_with_its_connections(wo
     old, slow = world.connect("a", "b"), proxy.process.pid
     old.sendall(request("GET /public/1"))
     assert status(read(old)) == 200
-    os.kill(slow, signal.SIGSTOP)
+    stop(slow)
     try:
         for number in range(3):
             began = time.monotonic()
@@ -298,8 +298,7 @@ def test_the_end_of_a_proxy_that_hangs_takes_no_time(tmp_path, monkeypatch):
     it = process.Process(tmp_path, (), SimpleNamespace(maps={}))
     try:
         assert eventually(lambda: it.listens) and it._ask("show info"), "from now on SIGTERM has a handler"
-        os.kill(it.pid, signal.SIGSTOP)
-        assert eventually(lambda: Path(f"/proc/{it.pid}/stat").read_text().split()[2] == "T")
+        stop(it.pid)
         began = time.monotonic()
     finally:
         it.end()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, sleep
@@ -16,6 +15,7 @@ from agent.policy.names_world import ALL, ANSWER_S, NODE_OUTSIDE, RESOLVERS, Wor
 from agent.policy.test_cluster_policies import policy, rule
 from agent.policy.test_policy_command_kernel import command
 from agent.policy.test_service import Running, node  # noqa: F401 - fixture
+from stopping import kill, stop
 
 from fastcni.agent.policy.names import part as part_module
 from fastcni.agent.policy.names import told
@@ -215,9 +215,9 @@ def test_programs_of_the_node_use_the_forwarders_ports_of_another_protocol_and_f
 def test_a_forwarder_that_ends_or_hangs_is_started_again(named_pods, running):
     it, part = named_pods, running.it.parts[0]
     it.put("a.test", host(1))
-    for number, kill in ((1, signal.SIGKILL), (2, signal.SIGSTOP)):
+    for number, end in enumerate((kill, stop), 1):
         former = part.process._process.pid
-        os.kill(former, kill)
+        end(former)
         assert eventually(lambda: it.told("a", "a.test", seconds=0.5)) == [host(number)]       # directly, meanwhile
         assert eventually(lambda former=former: part.process._process and part.process._process.pid != former)
         assert redirected(running)

@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 from agent.policy.names_world import NODE_OUTSIDE, RESOLVERS, host, named
 from agent.policy.test_names import named_pods, redirected, running, world  # noqa: F401 - fixtures
 from agent.policy.test_service import Running, node  # noqa: F401 - fixture
+from stopping import kill, stop
 
 from fastcni.agent.policy.names import told
 from fastcni.agent.policy.ruleset import see_bridged_traffic
@@ -35,6 +37,11 @@ class Process(Running):
                  "--folder", directory, "--policies", self.directory,
                  *(word for address in RESOLVERS for word in ("--dns-server", address))], stdout=log, stderr=log)
 
+    def listens(self):
+        """The socket's file exists before the agent listens."""
+        with socket.socket(socket.AF_UNIX) as conn:
+            return conn.connect_ex(self.settings.socket) == 0
+
     def await_redirection(self):
         assert eventually(lambda: all("expires" in run(
             "nft", "list", "set", "inet", "fastcni-names", f"resolvers{version}", check=False) for version in (4, 6)),
@@ -55,7 +62,7 @@ def process(world, tmp_path):          # noqa: F811
     it = Process(tmp_path)
     try:
         it.write(named("a.test", "*.b.test"))
-        assert eventually((tmp_path / "policy.sock").exists, 30), (tmp_path / "log").read_text()
+        assert eventually(it.listens), (tmp_path / "log").read_text()
         for name in "ab":
             it.add(name, app=name)
         it.await_redirection()
@@ -64,22 +71,22 @@ def process(world, tmp_path):          # noqa: F811
         it.stop()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_killed_or_stopped_agent_keeps_names_lets_queries_go_directly_and_opens_none(process, world, number):  # noqa: F811
+@pytest.mark.parametrize("end", [kill, stop])
+def test_a_killed_or_stopped_agent_keeps_names_lets_queries_go_directly_and_opens_none(process, world, end):  # noqa: F811
     """Some five seconds: the elements of the redirection live for two, and the agent starts twice."""
     world.put("a.test", host(1), host(1, 6))
     world.put("x.b.test", host(2), host(2, 6))
     for kind, resolver, family in (("A", RESOLVERS[0], 4), ("AAAA", RESOLVERS[1], 6)):
         assert eventually(lambda kind=kind, resolver=resolver, family=family: world.told(
             "a", "a.test", kind, resolver=resolver, seconds=0.5) and world.connects("a", host(1, family)))
-    process.process.send_signal(number)
+    end(process.process.pid)
     for kind, resolver, family in (("A", RESOLVERS[0], 4), ("AAAA", RESOLVERS[1], 6)):
         assert eventually(lambda kind=kind, resolver=resolver, family=family: world.told(
             "a", "x.b.test", kind, resolver=resolver, seconds=0.5) == [host(2, family)])
         assert world.connects("a", host(1, family), 10)
         assert not world.connects("a", host(2, family), 0.1)
         assert not world.connects("b", host(1, family), 0.1)
-    if number == signal.SIGKILL:
+    if end is kill:
         process.process.wait()
         process.start()
     else:

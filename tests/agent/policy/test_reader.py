@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from stopping import stop
 
 from fastcni.agent.policy.sources import reader as module
 from fastcni.agent.policy.sources.reader import Reader
@@ -185,7 +186,7 @@ def test_a_process_that_is_stopped_is_ended_and_started_again(tmp_path, monkeypa
         monkeypatch.setattr(module, "START_S" if starting else "ANSWER_S", 0.3)
         if starting:
             reader._until = time.monotonic() + 0.3
-        os.kill(first := reader._process.pid, signal.SIGSTOP)
+        stop(first := reader._process.pid)
         reader.ask(["b.json"])
         said = set()
 

@@ -22,6 +22,7 @@ from cluster.agent.egress_nodes import (
     table,
 )
 from cluster.agent.test_agent import nodes  # noqa: F401 - a fixture
+from stopping import stop
 
 from fastcni.kit import policies as client
 from fastcni.testing import needs_root
@@ -241,7 +242,7 @@ def fail(node, failure):
     if failure == "killed":
         node.end(signal.SIGKILL)
     elif failure == "stopped":
-        node.process.send_signal(signal.SIGSTOP)
+        stop(node.process.pid)
     else:                               # from etcd; the other nodes are still reached
         port = node.endpoints[0].rpartition(":")[2]
         rule = f"type filter hook output priority 0\ntcp dport {port} drop\n"
