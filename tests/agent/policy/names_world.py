@@ -10,7 +10,7 @@ import dns.flags
 import dns.message
 import dns.rdatatype
 import dns.rrset
-from agent.policy.pods import batch, up
+from agent.policy.pods import await_running, batch, up
 from agent.policy.test_cluster_policies import policy, rule
 
 from fastcni.testing.namespaces import Inside
@@ -56,6 +56,7 @@ class World:
               *(f"route add local {hosts} dev lo" for hosts in HOSTS),
               *(f"route add default via {gateway}" for gateway in NODE_OUTSIDE))
         batch(None, *(f"route add {hosts} via {outside}" for hosts, outside in zip(HOSTS, OUTSIDE, strict=True)))
+        await_running((None, "outside"), (self.netns, "eth0"))
         with Inside(self.netns):
             self.web = self.open.enter_context(socket.create_server(
                 ("::", 80), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024))

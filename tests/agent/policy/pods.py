@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import fcntl
 import select
 import socket
+import struct
 import time
 
 from agent.policy.clusters import make_pod
@@ -12,6 +14,7 @@ from fastcni._netlink import Batch
 from fastcni.kernel import conntrack, sysctl, uapi, wire
 from fastcni.spec.address import read_ip
 from fastcni.testing.namespaces import Inside, run
+from fastcni.testing.witnesses import eventually
 
 TCP, UDP, SCTP = 6, 17, 132
 PORTS = (80, 81, 90)
@@ -22,6 +25,7 @@ FORWARDING = ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding")
 NODE = ("10.0.0.254", "fd00::fe")
 ROUTED_NODE = ("10.0.4.254", "fd00:4::fe")
 ALLOWED_S, GRACE_S = 10, 0.05
+SIOCGIFFLAGS, IFF_RUNNING = 0x8913, 0x40        # linux/sockios.h, linux/if.h
 
 
 def batch(netns, *lines):
@@ -33,6 +37,16 @@ def up(link, addresses):
     """Commands: an IPv4 and an IPv6 address, and the link up."""
     return [*(f"addr add {address}/{'64 nodad' if ':' in address else 24} dev {link}" for address in addresses),
             f"link set {link} up"]
+
+
+def await_running(*links):
+    """Wait until the links [(namespace, name)] send. A link whose peer has come up drops packets until the kernel's
+    worker has noticed that: 0.4 s on a busy machine."""
+    for netns, name in links:
+        with Inside(netns), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as it:
+            request = struct.pack("16sH14x", name.encode(), 0)
+            assert eventually(lambda it=it, request=request: struct.unpack_from(
+                "H", fcntl.ioctl(it, SIOCGIFFLAGS, request), 16)[0] & IFF_RUNNING), name
 
 
 def mac_of_pod(name):
@@ -67,6 +81,8 @@ class Node:
             batch(netns, "link set lo up", *up("eth0", ADDRESSES[name]),
                   *(f"route add default via {gateway}" for gateway in gateways))
             self.listen(name)
+        await_running(*((None, f"port-{name}") for name in self.names),
+                      *((netns, "eth0") for netns in self.names.values()))
 
     def listen(self, name):
         with Inside(self.names[name]):

@@ -408,6 +408,7 @@ def test_an_add_waits_for_the_pods_object_and_takes_its_labels(node, tmp_path, m
         assert eventually(lambda: running.it.ready)
         with pytest.raises(CniError, match="has not shown the pod default/b so far"):
             running.add("b", app="db")                      # what the runtime says of labels does not count
+        monkeypatch.setattr(answers, "POD_WAIT_S", 30)
         added = threading.Thread(target=running.call, args=("ADD", "b", "K8S_POD_NAME=b;K8S_POD_UID=new"))
         added.start()
         api.objects = [{"metadata": {"name": "b", "resourceVersion": "2", "uid": "old", "labels": {"app": "other"}}},
