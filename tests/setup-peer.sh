@@ -75,6 +75,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     # if the mirror is down, only tests that need these programs are skipped
     apt-get update -qq < /dev/null >&2 || true
     # shellcheck disable=SC2086
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing < /dev/null >&2 && exit 0
+    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends \
+        $missing < /dev/null >&2 && exit 0
 fi
 echo "tests that need these are skipped; on Debian or Ubuntu: apt-get install$missing" >&2
