@@ -1,7 +1,7 @@
 """Send requests to a Kubernetes API server: read, list in pages, create, merge patch, delete with preconditions, watch.
 Knows no kinds of objects.
 
-Reads and lists name no resourceVersion, except list_cached(). So the API server's answers contain all earlier writes,
+Reads and lists name no resourceVersion, except list_each(). So the API server's answers contain all earlier writes,
 as etcd's do, and never come from an older cache. The order of requests in kit/ipam/cluster/stores/kubernetes.py depends
 on that.
 """
@@ -37,7 +37,8 @@ WATCH_S = 240                   # the API server ends a watch after this time or
 WATCH_GRACE_S = 20.0
 LIST_WAIT_S = 60.0              # for the begin of a list from the cache: an API server may encode the whole list first
 LIST_SILENCE_S = 20.0           # at most, in the middle of such a list
-BUSY_WAITS_S = (0.1, 0.5, 1.0)  # before a request that was answered "429 Too Many Requests" is sent again
+# Seconds before a request that was answered "429 Too Many Requests" is sent again; longer if Retry-After says so
+BUSY_WAITS_S, MAX_RETRY_AFTER_S = (0.1, 0.5, 1.0), 10.0
 TOO_LARGE = "Too large resource version"        # of a list with status 504
 OK, CREATED, ACCEPTED = 200, 201, 202
 UNAUTHORIZED, NOT_FOUND, CONFLICT, GONE, BUSY = 401, 404, 409, 410, 429
@@ -70,7 +71,7 @@ class Api:
         self.revision = 0               # the resourceVersion of the last list or new object, 0 if it is not a number
         self._revision_at = 0.0         # when that answer arrived
         self.clock_offset = 0.0         # the server's clock minus this node's, by the last answer
-        self._seen: dict[str, str] = {}         # {path of list_cached(): the last resourceVersion}
+        self._seen: dict[str, str] = {}         # {path of list_each(): the last resourceVersion}
 
     @property
     def namespace(self) -> str:
@@ -128,29 +129,15 @@ class Api:
             except Expired:             # a page was requested too late: etcd no longer has the first page's revision
                 continue
 
-    def list_cached(self, path: str, selector: str = "", metadata: bool = False) -> tuple[list[Object], str]:
-        """Return list_with_revision() from the API server's memory, without a request to etcd.
-
-        The answer may be older than the last write, but contains all that this Api has seen of that path so far.
-        """
-        since = self._seen.get(path, "0")
-        try:
-            found = self._list(path, selector, metadata, since)
-        except (Expired, Busy) as e:
-            if isinstance(e, Busy) and TOO_LARGE not in str(e):
-                raise
-            found = self.list_with_revision(path, selector, metadata)       # etcd was restored from a backup
-        self._seen[path] = found[1]
-        return found
-
     def list_each(self, path: str, tell: Callable[[Object], object], stop: Callable[[], bool], selector: str = "",
                   metadata: bool = False) -> str:
-        """Call tell() for each object of list_cached() as soon as the object has arrived. Return the resourceVersion to
-        watch from.
+        """Call tell() for each object of a list from the API server's memory, without a request to etcd, as soon as the
+        object has arrived. Return the resourceVersion to watch from.
 
-        The API server sends all pods of a cluster in one answer, so list_cached() would keep all of them. The list ends
-        with Away when stop() returns true. Raises Expired: forget the objects, and call again; the next list comes from
-        etcd. Raises Away.
+        The answer may be older than the last write, but contains all that this Api has seen of that path so far. The
+        API server sends all pods of a cluster in one answer, so the objects are not kept. The list ends with Away when
+        stop() returns true. Raises Expired: forget the objects, and call again; the next list comes from etcd. Raises
+        Away.
         """
         since, started = self._seen.get(path, "0"), time.monotonic()
         try:
@@ -228,8 +215,8 @@ class Api:
     def watch(self, path: str, revision: str, stop: Callable[[], bool], selector: str = "",
               metadata: bool = False) -> Iterator[tuple[str, Object]]:
         """Yield (type, object) of each change since a revision, until stop() returns true or the server ends the watch.
-        A BOOKMARK has only a new revision. selector: as for list_all(). metadata: as for list_cached(). Raises Expired,
-        Away."""
+        A BOOKMARK has only a new revision. selector: as for list_all(). metadata: as for list_with_revision(). Raises
+        Expired, Away."""
         import random
 
         # A random time, so that watches of many nodes do not all end at the same time.
@@ -272,7 +259,7 @@ class Api:
                     repeated = True
                     self._renew(session)
                 elif stream.status == BUSY and (pause := next(waits, None)):
-                    waiting.readable(-1, pause, waiting.STORE)
+                    waiting.readable(-1, busy_wait(pause, stream.response.headers), waiting.STORE)
                 else:
                     self._read("GET", path, stream.answer())
 
@@ -290,7 +277,7 @@ class Api:
                 repeated = True
                 self._renew(session)
             elif answer.status == BUSY and not timeout_s and (pause := next(waits, None)):
-                waiting.readable(-1, pause, waiting.STORE)
+                waiting.readable(-1, busy_wait(pause, answer.headers), waiting.STORE)
             else:
                 return self._read(method, path, answer)
 
@@ -339,6 +326,15 @@ class Api:
             else:
                 self._session = self._connect()
                 used[1].close()
+
+
+def busy_wait(least: float, headers: Any) -> float:
+    """Return the seconds to wait before a busy API server is asked again: at least those of its Retry-After, which API
+    Priority and Fairness sends, and a random part, because it tells all agents the same."""
+    import random
+
+    asked = headers.get("Retry-After", "")
+    return max(least, min(float(asked), MAX_RETRY_AFTER_S)) * random.uniform(1.0, 1.5) if asked.isdigit() else least
 
 
 def number_of(version: str) -> int:

@@ -176,7 +176,7 @@ class Kubernetes:
             opened = time.monotonic()
             try:
                 if view is None or not self._goes_on(view):
-                    view = self._list()
+                    view = self._list(stop)
                     changed(view.nodes())
                 for _ in self._follow(view, stop):
                     changed(view.nodes())
@@ -186,7 +186,8 @@ class Kubernetes:
                 view = None
                 continue
             except Away as e:
-                self.log.warning("registry_away", error=str(e), retry_in=pause)
+                if not stop():
+                    self.log.warning("registry_away", error=str(e), retry_in=pause)
                 if view:
                     view.lost = True
             if time.monotonic() - opened > MAX_PAUSE_S:
@@ -195,11 +196,27 @@ class Kubernetes:
                 self.wait(random.uniform(0.5, 1.5) * pause)
                 pause = min(2 * pause, MAX_PAUSE_S)
 
-    def _list(self) -> View:
-        """Return all nodes from the API server's cache."""
-        documents, revision = self.api.list_cached(NODES, metadata=True)
-        self._ask_all(documents)
-        return View({it["metadata"]["name"]: self._read(it) for it in documents}, revision)
+    def _list(self, stop: Callable[[], bool]) -> View:
+        """Return all nodes from the API server's cache. A Node is read when it has arrived: all Nodes of a large
+        cluster take much more memory than their records. Raises Expired: list again; Away, also when stop() returns
+        true."""
+        known: dict[str, Node | None] = {}
+        unknown: list[Object] = []
+        uids: set[str] = set()
+
+        def tell(document: Object) -> None:
+            uids.add(uid := document["metadata"]["uid"])
+            if self._is_member(document) and POD_CIDRS not in notes_of(document) and uid not in self._asked:
+                unknown.append(document)
+            else:
+                known[document["metadata"]["name"]] = self._read(document)
+
+        revision = self.api.list_each(NODES, tell, stop, metadata=True)
+        self._asked = {uid: subnets for uid, subnets in self._asked.items() if uid in uids}
+        if len(unknown) > MAX_ASKED:
+            self._ask_all({document["metadata"]["uid"] for document in unknown})
+        known |= {document["metadata"]["name"]: self._read(document) for document in unknown}
+        return View(known, revision)
 
     def _goes_on(self, view: View) -> bool:
         """Return whether a watch reports all changes since the view. After a lost connection the API server may have an
@@ -256,17 +273,14 @@ class Kubernetes:
                 self._asked[uid] = subnets
         return self._asked.get(uid, {})
 
-    def _ask_all(self, documents: Collection[Object]) -> None:
-        """Read the podCIDRs of Nodes without the annotation from one list, if a request for each would be too many."""
-        self._asked = {uid: self._asked[uid] for it in documents if (uid := it["metadata"]["uid"]) in self._asked}
-        unknown = [it for it in documents if self._is_member(it) and POD_CIDRS not in notes_of(it) and (
-            it["metadata"]["uid"] not in self._asked)]
-        if len(unknown) > MAX_ASKED:
-            for page in self.api.pages(NODES):
-                for it in page.get("items") or ():
+    def _ask_all(self, uids: Collection[str]) -> None:
+        """Read the podCIDRs of Nodes without the annotation from one list: a request for each would be too many."""
+        for page in self.api.pages(NODES):
+            for document in page.get("items") or ():
+                if (uid := document["metadata"]["uid"]) in uids:
                     with suppress(ValueError):          # _read() logs the error
-                        if subnets := read_subnets(it):
-                            self._asked[it["metadata"]["uid"]] = subnets
+                        if subnets := read_subnets(document):
+                            self._asked[uid] = subnets
 
     def _is_member(self, document: Object) -> bool:
         return notes_of(document).get(f"{self.prefix}/kube-subnet-manager") == "true"

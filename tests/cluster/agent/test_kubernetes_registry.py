@@ -195,23 +195,28 @@ def test_the_watch_sees_nodes_come_change_and_go_and_nothing_else(mock, registry
 
 
 def test_the_documents_of_nodes_are_not_kept(registry):
-    """1,000 Nodes with all their images took 100 MB, as long as the watch lasted."""
-    class Nodes(list):
-        pass
+    """1,000 Nodes with all their images took 100 MB, as long as the watch lasted, and 5,000 Nodes without them 114 MB
+    while they were listed."""
+    class Document(dict):
+        __hash__ = object.__hash__
 
-    one, lists = registry(), []
+    one, most = registry(), []
 
-    def list_cached(path, metadata):
-        document = node_object(1, **{"kube-subnet-manager": "true"})
-        document["metadata"]["uid"] = "1"
-        found = Nodes([document])
-        lists.append(weakref.ref(found))
-        return found, "1"
+    def list_each(path, tell, stop, metadata):
+        sent = weakref.WeakSet()
+        for number in range(1, 6):
+            document = Document(node_object(number, **{"kube-subnet-manager": "true"}))
+            document["metadata"]["uid"] = str(number)
+            document["metadata"]["annotations"][POD_CIDRS] = f"10.244.{number}.0/24"
+            sent.add(document)
+            tell(document)
+            gc.collect()
+            most.append(len(sent))
+        return "1"
 
-    one.api.list_cached = list_cached
-    assert [node.name for node in one._list().nodes()] == ["n1"]
-    gc.collect()
-    assert lists[0]() is None
+    one.api.list_each = list_each
+    assert [node.name for node in one._list(lambda: False).nodes()] == ["n1", "n2", "n3", "n4", "n5"]
+    assert max(most) == 1
 
 
 def test_what_the_server_has_forgotten_is_listed_again(mock, registry):

@@ -10,6 +10,7 @@ from cluster.kubernetes.core_schemas import kubelet_lease
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcni.clients import kubernetes as kubernetes_api
 from fastcni.clients.away import Away
 from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, LOST, NODE_TTL_S, SHARED, Block, Changed, Single
 from fastcni.kit.ipam.cluster.stores import kubernetes_nodes, open_store
@@ -46,6 +47,17 @@ def lists(mock, kind="ipblocks"):
 def test_a_busy_server_is_asked_again(mock, store):
     mock.do(lambda api: api.next.extend([(429, {"Retry-After": "1"}), (429, {})]))
     assert store.grid("s", {"4": 26}) == {"4": 26}
+
+
+@pytest.mark.parametrize("told, least, most", [("4", 4, 6), ("1", 1, 1.5), ("3600", 10, 15), ("0", 0.1, 0.15),
+                                               ("soon", 0.1, 0.1)])
+def test_a_busy_server_is_asked_again_when_it_says(mock, store, monkeypatch, told, least, most):
+    """It was asked again after 0.1 s, whatever its Retry-After was."""
+    pauses = []
+    monkeypatch.setattr(kubernetes_api.waiting, "readable", lambda fd, seconds, kind: pauses.append(seconds))
+    mock.do(lambda api: api.next.append((429, {"Retry-After": told})))
+    assert store.grid("s", {"4": 26}) == {"4": 26}
+    assert len(pauses) == 1 and least <= pauses[0] <= most
 
 
 def test_a_server_that_stays_busy_is_a_store_that_is_away(mock, store):
