@@ -37,7 +37,7 @@ class EtcdNodes:
         self.host, self.port, self.traffic = host, port, traffic
         self.streams = Streams(traffic)
         self.leases = {}                # {number: lease}
-        self.revision = 0
+        self.revision, self.newest = 0, 0           # of the last answer, and of the newest record
 
     def connect(self):
         return Connection(self.host, self.port, self.traffic)
@@ -50,7 +50,8 @@ class EtcdNodes:
             for number in some:
                 self.leases[number] = await self._grant(connection)
             puts = [put(*record_of(number), self.leases[number]) for number in some]
-            self._note(await connection.ask("POST", "/v3/kv/txn", {"compare": [], "success": puts, "failure": []}))
+            self.newest = self._note(await connection.ask("POST", "/v3/kv/txn", {
+                "compare": [], "success": puts, "failure": []}))
         connection.close()
 
     async def leave(self, number):
@@ -63,20 +64,22 @@ class EtcdNodes:
         """A node without a record. Return the socket of its watch."""
         connection = self.connect()
         await self._read(connection, f"{PREFIX}/config")
+        listed = self.newest
         await self._list(connection)
         key, value = record_of(number)
         self.leases[number] = lease = await self._grant(connection)
         self.traffic.writes += 1
-        await connection.ask("POST", "/v3/kv/txn", {
-            "compare": [revision_is(key, 0)], "success": [put(key, value, lease)], "failure": []})
-        revision = await self._list(connection)         # whether another record overlaps
+        self.newest = self._note(await connection.ask("POST", "/v3/kv/txn", {
+            "compare": [revision_is(key, 0)], "success": [put(key, value, lease)], "failure": []}))
+        revision = await self._list(connection, listed)         # whether another record overlaps
         return await self._follow(number, connection, revision)
 
     async def restart(self, number):
-        """The agent of a node with a record is started again. Return the socket of its watch."""
+        """The agent of a node with a record is started again, and has kept the records. Return the socket of its
+        watch."""
         connection = self.connect()
         await self._read(connection, f"{PREFIX}/config")
-        revision = await self._list(connection)
+        revision = await self._list(connection, self.newest)
         await self._renew(connection, number)
         return await self._follow(number, connection, revision)
 
@@ -101,10 +104,10 @@ class EtcdNodes:
         request = compose("POST", "/v3/watch", body, HOST_HEADER)
         return await self.streams.open(self.host, self.port, request)
 
-    async def _list(self, connection):
+    async def _list(self, connection, since=0):
         self.traffic.lists += 1
         return self._note(await connection.ask("POST", "/v3/kv/range", {
-            "key": encode(FIRST), "range_end": encode(END)}))
+            "key": encode(FIRST), "range_end": encode(END)} | ({"min_mod_revision": since} if since else {})))
 
     async def _read(self, connection, key):
         await connection.ask("POST", "/v3/kv/txn", {"compare": [], "success": [get(key)], "failure": []})

@@ -14,6 +14,7 @@ that traffic continues while the agent is restarted or replaced.
 from __future__ import annotations
 
 import os
+import random
 import select
 import shutil
 import threading
@@ -197,7 +198,7 @@ class Agent:
                 return attempt()
             except PROBLEMS as e:
                 self._tell_problem("waiting", e)
-            self.stopped.wait(pause)
+            self.stopped.wait(random.uniform(0.5, 1.5) * pause)
             pause = min(2 * pause, MAX_PAUSE_S)
         return None
 

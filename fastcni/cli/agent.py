@@ -145,7 +145,7 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
     elif endpoints:
         settings = {"endpoints": [url for text in endpoints for url in text.split(",")], "prefix": etcd_prefix,
                     "ca": etcd_cafile, "cert": etcd_certfile, "key": etcd_keyfile, "username": etcd_username,
-                    "password_file": etcd_password_file}
+                    "password_file": etcd_password_file, "kept": kept_path(directory, "nodes")}
     try:
         bgp = read_settings(bgp_file) if bgp_file else None
     except ConfigurationError as e:
@@ -223,18 +223,24 @@ class MetricsPage:
             site.stop()
 
 
+def kept_path(directory: str, name: str) -> str:
+    """Return the path of a file that an agent keeps over a reboot. directory: the value of --folder."""
+    from fastcni.agent.peer_list import DIRECTORY as DEFAULT
+
+    # a reboot empties the default
+    return f"/var/lib/fastcni/agent/{name}" if directory == DEFAULT else os.path.join(directory, f"{name}.kept")
+
+
 def policy_settings(source: str, kubeconfig: str, name: str, directory: str, kept: str,
                     dns_servers: tuple[str, ...] = (), flowtable: bool = False) -> PolicySettings:
     """Return the settings of --policies. name: the node's name. directory: the agent's directory, with the socket for
     the plugin. kept, dns_servers, flowtable: the values of --policies-kept, --dns-server and --flowtable."""
-    from fastcni.agent.peer_list import DIRECTORY as DEFAULT
     from fastcni.agent.policy.attached import DIRECTORY
     from fastcni.agent.policy.service import Settings
     from fastcni.clients.kubernetes import open_api
 
     state, socket = os.path.join(directory, DIRECTORY), os.path.join(directory, "policy.sock")
-    if not kept and directory == DEFAULT:          # a directory that a reboot empties
-        kept = "/var/lib/fastcni/agent/policies"
+    kept = kept or kept_path(directory, "policies")
     if source == "kubernetes":
         return Settings(api=lambda: open_api(kubeconfig), node=name.lower(), state=state, socket=socket, kept=kept,
                         dns_servers=dns_servers, flowtable=flowtable)

@@ -52,6 +52,10 @@ class Pair:
     def __init__(self, key: str, value: str, revision: int, lease: int = 0, created: int = 0) -> None:
         self.key, self.value, self.revision, self.lease, self.created = key, value, revision, lease, created
 
+    def fields(self) -> tuple[str, str, int, int, int]:
+        """Return the arguments of Pair() that make an equal Pair."""
+        return self.key, self.value, self.revision, self.lease, self.created
+
 
 class Outcome:
     """The outcome of a transaction. done: whether all comparisons held. answers: for each operation of the branch that
@@ -156,10 +160,18 @@ class Client:
     def read_range(self, first: str, end: str) -> tuple[list[Pair], int]:
         """Return all Pairs from `first` up to, but excluding, `end`, by key; and the revision at which they were
         read."""
+        pairs, _, revision = self.read_changes(first, end, 0)
+        return pairs, revision
+
+    def read_changes(self, first: str, end: str, since: int, timeout_s: float = 0.0) -> tuple[list[Pair], int, int]:
+        """Return the Pairs of read_range() whose last change has the revision `since` or a later one, the number of all
+        keys, and the revision at which they were read. timeout_s: seconds; 0.0: the default."""
         began = monotonic()
-        document = self.call("/kv/range", {"key": encode(first), "range_end": encode(end)})
+        document = self.call("/kv/range", {"key": encode(first), "range_end": encode(end)} | (
+            {"min_mod_revision": since} if since else {}), timeout_s)
         self._note(document, began)
-        return [read_pair(each) for each in document.get("kvs", ())], int(document["header"]["revision"])
+        return ([read_pair(each) for each in document.get("kvs", ())], int(document.get("count", 0)),
+                int(document["header"]["revision"]))
 
     def grant(self, ttl: int) -> int:
         """Make a lease of `ttl` seconds. Return its id, which etcd chooses and never uses again. Raises Away."""
@@ -194,11 +206,11 @@ class Client:
         except Refused as e:
             raise away(e) from None
 
-    def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the document of the answer. Raises Refused if a lease does not exist; Away for all
-        other errors."""
+    def call(self, path: str, body: dict[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
+        """Send a request and return the document of the answer. timeout_s: see Http.request(). Raises Refused if a
+        lease does not exist; Away for all other errors."""
         def attempt(gateway_path: str) -> dict[str, Any]:
-            answer = self.http.request("POST", gateway_path, body)
+            answer = self.http.request("POST", gateway_path, body, timeout=timeout_s)
             if answer.status != 200:
                 raise refusal(answer)
             document: dict[str, Any] = answer.document

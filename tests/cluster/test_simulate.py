@@ -39,7 +39,7 @@ def asked(method, path, body, accept=""):
     """A request without what differs from one run to the next: leases, revisions and times."""
     body = body if body is None or isinstance(body, dict) else json.loads(body)
     path = re.sub(r"(resourceVersion=[1-9]|timeoutSeconds=)\d+", r"\1", path)
-    body = re.sub(r'"(lease|ID|start_revision)": "?\d+"?|"(last\w+Time)": "[^"]*"', r'"\1\2": 0',
+    body = re.sub(r'"(lease|ID|start_revision|min_mod_revision)": "?\d+"?|"(last\w+Time)": "[^"]*"', r'"\1\2": 0',
                   json.dumps(body, sort_keys=True))
     return method, path, body, accept
 
@@ -100,13 +100,14 @@ def requests_of_simulated(module, open_nodes, monkeypatch):
     return lives
 
 
-def test_a_simulated_node_asks_etcd_what_an_agent_asks(etcd_alone, monkeypatch):
+def test_a_simulated_node_asks_etcd_what_an_agent_asks(etcd_alone, tmp_path, monkeypatch):
     with_conf = Client(etcd_alone.conf())
     with_conf.txn([], [put(f"{etcd_registry.PREFIX}/config", json.dumps({"Network": str(NETWORK), "SubnetLen": 24}))])
     key, value = record_of(NUMBER)
     monkeypatch.setattr(etcd_registry.subnets, "choose_one", lambda family, former, taken: subnet_of(NUMBER))
     wanted = requests_of_agent(
-        lambda wait: etcd_registry.Etcd({"endpoints": etcd_alone.endpoints}, structlog.get_logger(), wait),
+        lambda wait: etcd_registry.Etcd({"endpoints": etcd_alone.endpoints, "kept": str(tmp_path / "nodes")},
+                                        structlog.get_logger(), wait),
         records.read(key.removeprefix(etcd_nodes.DIRECTORY), value), monkeypatch)
     for key in etcd_alone.keys(etcd_nodes.DIRECTORY):
         with_conf.txn([], [etcd_registry.etcd_client.delete(key)])

@@ -20,6 +20,7 @@ from fastcni.agent import subnets
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
 from fastcni.agent.registries import records
 from fastcni.agent.registries.etcd_view import View
+from fastcni.agent.registries.kept import Kept
 from fastcni.clients import etcd as etcd_client
 from fastcni.clients.away import Away
 from fastcni.clients.etcd import Client, Refused, put, revision_is
@@ -40,14 +41,15 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0       # seconds before a lost watch is ope
 MADE_HERE = ("VtepMAC", "PublicKey")        # keys of a node's data that the node makes itself
 CONTEST_S = 5.0
 MAX_SHOWN = 200                 # characters of a record in messages
-# All nodes may have to list again at the same time. Each waits for a random time, so that one processor of
-# etcd can answer all of them: 16 us for each record of each list.
-LIST_S_OF_A_RECORD, MAX_SPREAD_S = 16e-6, 60.0
+# All nodes may have to list again at the same time. Each waits for a random time, so that one processor of etcd can
+# answer all of them: 16 us for each record of a list, and 3 us for a list of the records that have changed.
+LIST_S_OF_A_RECORD, CHANGES_S_OF_A_RECORD, MAX_SPREAD_S = 16e-6, 3e-6, 60.0
 IDLE_S = 1500.0                 # seconds; etcd reports its progress every 10 minutes
 
 
 class Etcd:
-    """The registry in etcd, see contract.Registry. settings: those of clients.etcd.Client, and "prefix"."""
+    """The registry in etcd, see contract.Registry. settings: those of clients.etcd.Client, "prefix", and "kept", the
+    path of the file with the last records."""
 
     publishes = True
 
@@ -56,7 +58,8 @@ class Etcd:
         self.prefix = settings.get("prefix", PREFIX).rstrip("/")
         self.directory = f"{self.prefix}/subnets/"
         self.unreadable: set[str] = set()       # keys of unreadable records that were logged
-        self.listed: View | None = None         # from the last list, until watch() takes it
+        self.kept = Kept(settings.get("kept", ""), self.directory, log)
+        self.listed: View | None = None         # the records that join() has read, until watch() takes them
         self.watched = False
         # the lease of this node's record (0: none, None: not known), and the revision that created its key
         self.lease: int | None = None
@@ -95,10 +98,11 @@ class Etcd:
 
     def _list(self) -> list[Pair]:
         """Return all records. The first watch continues from the last list, so that a start lists only once."""
-        pairs, revision = self.client.read_range(*etcd_client.below(self.directory))
-        if not self.watched:
-            self.listed = View(self.directory, pairs, revision)
-        return pairs
+        if self.watched:                        # by another thread, which has a View
+            return self.client.read_range(*etcd_client.below(self.directory))[0]
+        self.listed = self.listed or View(self.directory, self.kept.read())
+        self.listed.refresh(self.client)
+        return list(self.listed.pairs.values())
 
     def _find_own(self, conf: NetworkConf, me: Node, pairs: Collection[Pair],
                   taken: Mapping[str, Mapping[int, Prefix]]) -> Pair | None:
@@ -185,6 +189,7 @@ class Etcd:
         (pair,) = self.client.read(self.directory + me.name)
         if pair is not None and not self._is_of_another(pair, me):
             self._delete(pair)
+        self.kept.remove()
 
     def _delete(self, pair: Pair) -> None:
         self.client.txn([revision_is(pair.key, pair.revision)], [etcd_client.delete(pair.key)])
@@ -197,19 +202,21 @@ class Etcd:
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
         def show(view: View) -> None:
             changed(view.nodes(self.log, self.unreadable))
+            self.kept.follow(view.pairs.values())
 
-        pause, view = FIRST_PAUSE_S, self.listed
+        pause, listed = FIRST_PAUSE_S, bool(self.listed)
+        view = self.listed or View(self.directory, self.kept.read())
         self.watched, self.listed = True, None
-        if view:
+        if listed:
             show(view)
         while not stop():
             opened = monotonic()
             try:
-                if view is None:
-                    view = View(self.directory, *self.client.read_range(*etcd_client.below(self.directory)))
+                if not listed:
+                    view.refresh(self.client)
+                    listed = True
                     show(view)
-                if not self._follow(view, show, stop):
-                    view = None
+                listed = self._follow(view, show, stop)
             except Away as e:
                 self.log.warning("registry_away", error=str(e), retry_in=pause)
             if monotonic() - opened > MAX_PAUSE_S:
@@ -217,6 +224,8 @@ class Etcd:
             if not stop():
                 self.wait(random.uniform(0.5, 1.5) * pause)
                 pause = min(2 * pause, MAX_PAUSE_S)
+        if view.revision:
+            self.kept.write(view.pairs.values())
 
     def _follow(self, view: View, show: Callable[[View], object], stop: Callable[[], bool]) -> bool:
         """Follow the changes after a view, until stop() or until another endpoint should be used. Return False if the
@@ -227,7 +236,7 @@ class Etcd:
             return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
 
         if not self._goes_on(view):
-            self.wait(random.uniform(0.0, min(LIST_S_OF_A_RECORD * len(view) ** 2, MAX_SPREAD_S)))
+            self._wait_before_list(LIST_S_OF_A_RECORD, view)
             return False
         view.watched = True
         with self.client.watch(*etcd_client.below(self.directory), view.revision + 1, leave, IDLE_S) as stream:
@@ -236,11 +245,15 @@ class Etcd:
                 result = document.get("result", {})
                 if not result or result.get("canceled") or result.get("compact_revision"):
                     self.client.token = None    # the token may have expired
+                    self._wait_before_list(CHANGES_S_OF_A_RECORD, view)
                     return False
                 if events := result.get("events", ()):
                     view.update(events)
                     show(view)
         return True
+
+    def _wait_before_list(self, seconds_of_a_record: float, view: View) -> None:
+        self.wait(random.uniform(0.0, min(seconds_of_a_record * len(view.pairs) ** 2, MAX_SPREAD_S)))
 
     def _goes_on(self, view: View) -> bool:
         """Return whether a watch reports all changes since the view. If etcd was restored from a backup, its revisions

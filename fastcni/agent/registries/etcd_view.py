@@ -1,57 +1,80 @@
-"""Keep the records of all nodes as one watch of etcd has reported them. Each record is decoded once, when it
-changes."""
+"""Keep the records of all nodes as etcd has reported them by lists and by one watch. Each record is decoded once, when
+it changes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fastcni.agent.registries import records
-from fastcni.clients.etcd import read_pair
+from fastcni.clients.etcd import below, read_pair
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
     from fastcni.agent.contract import Node
-    from fastcni.clients.etcd import Pair
+    from fastcni.clients.etcd import Client, Pair
     from fastcni.daemon.log import Logger
+
+# All agents may list at the same time. A list of 5,000 records costs etcd 58 ms, so 5,000 lists take minutes.
+LIST_WAIT_S = 60.0
 
 
 class View:
-    """The records below `directory`, from a list and the changes after the list's revision.
+    """The records below `directory`, from refresh() and the later changes of a watch.
 
-    revision: that of the list, later that of the last change. last: (key, revision) of the last change, with revision 0
-    if the key was deleted; None before the first change. watched: whether a watch has followed the list.
+    pairs: by key; at first those that an earlier agent has kept. revision: that of the last refresh(), later that of
+    the last change; 0 before. last: (key, revision) of the last change, with revision 0 if the key was deleted; None
+    before the first change. watched: whether a watch has followed the refresh.
     """
 
-    def __init__(self, directory: str, pairs: Collection[Pair], revision: int) -> None:
-        self.directory, self.revision = directory, revision
+    def __init__(self, directory: str, pairs: Collection[Pair]) -> None:
+        self.directory, self.revision = directory, 0
         self.last: tuple[str, int] | None = None
         self.watched = False
+        self.pairs = {pair.key: pair for pair in pairs}
         self._nodes: dict[str, Node] = {}
-        self._unread = {pair.key: pair for pair in pairs}
+        self._unread = set(self.pairs)
 
-    def __len__(self) -> int:
-        return len(self._nodes) + len(self._unread)
+    def refresh(self, client: Client) -> None:
+        """Make the view equal to etcd's records. Raises Away.
+
+        etcd sends only the records that have changed since the newest record of the view. All records are read if that
+        one has changed, too, because etcd may have been restored from a backup, or if a record was deleted.
+        """
+        first, end = below(self.directory)
+        newest = max(self.pairs.values(), key=lambda pair: pair.revision, default=None)
+        if newest:
+            changed, count, revision = client.read_changes(first, end, newest.revision, LIST_WAIT_S)
+            found = {pair.key: pair for pair in changed}
+            same = newest.key in found and found[newest.key].fields() == newest.fields()
+            complete = same and len(self.pairs.keys() | found.keys()) == count
+        if newest is None or not complete:
+            changed, _, revision = client.read_changes(first, end, 0, LIST_WAIT_S)
+            self.pairs.clear()
+            self._nodes.clear()
+        for pair in changed:
+            self._put(pair)
+        self.revision, self.last, self.watched = revision, None, False
 
     def update(self, events: Collection[dict[str, Any]]) -> None:
         """Apply the changes of a watch's message."""
         for event in events:
             pair = read_pair(event["kv"])
             gone = event.get("type") == "DELETE"
-            self._nodes.pop(pair.key, None)
             if gone:
-                self._unread.pop(pair.key, None)
+                self.pairs.pop(pair.key, None)
+                self._nodes.pop(pair.key, None)
             else:
-                self._unread[pair.key] = pair
+                self._put(pair)
             self.revision, self.last = pair.revision, (pair.key, 0 if gone else pair.revision)
 
     def nodes(self, log: Logger, unreadable: set[str]) -> list[Node]:
         """Return the Nodes of all records. A record that cannot be read is logged and left out. unreadable: the keys of
         records that were logged before."""
-        for key, pair in self._unread.items():
+        for key in self._unread & self.pairs.keys():
             try:
-                self._nodes[key] = records.read(key.removeprefix(self.directory), pair.value)
+                self._nodes[key] = records.read(key.removeprefix(self.directory), self.pairs[key].value)
                 unreadable.discard(key)
             except ValueError as e:
                 if key not in unreadable:
@@ -59,3 +82,8 @@ class View:
                 unreadable.add(key)
         self._unread.clear()
         return list(self._nodes.values())
+
+    def _put(self, pair: Pair) -> None:
+        self.pairs[pair.key] = pair
+        self._nodes.pop(pair.key, None)
+        self._unread.add(pair.key)

@@ -6,6 +6,7 @@ import pytest
 from cluster.agent.etcd_network import CONF, PREFIX, Registry, node
 from cluster.etcd import Etcd
 
+from fastcni.agent.registries import etcd as etcd_registry
 from fastcni.clients.away import Away
 from fastcni.testing.witnesses import eventually
 
@@ -36,13 +37,13 @@ class Watching:
 
     def __init__(self, registry, monkeypatch):
         self.registry, self.seen, self.lists, self.stop = registry, None, 0, threading.Event()
-        real = registry.client.read_range
+        real = registry.client.read_changes
 
-        def read_range(first, end):
+        def read_changes(*words):
             self.lists += 1
-            return real(first, end)
+            return real(*words)
 
-        monkeypatch.setattr(registry.client, "read_range", read_range)
+        monkeypatch.setattr(registry.client, "read_changes", read_changes)
         self.thread = threading.Thread(target=registry.watch, args=(self._note, self.stop.is_set))
 
     def _note(self, nodes):
@@ -98,6 +99,23 @@ def test_a_watch_that_is_lost_goes_on_without_a_list(monkeypatch):
             assert eventually(lambda: watching.seen == {second.name}, 60)
             assert watching.lists == 1
         network.close()
+
+
+def test_an_agent_whose_watch_was_compacted_waits_for_a_random_time_before_it_lists(network, monkeypatch):
+    """After a restart of etcd all agents listed at the same time, if etcd no longer had the changes since the last one
+    that they had seen."""
+    one, waits = network.open(), []
+    one.join(one.conf(), node(1))
+    view = one.listed
+    for number in (2, 3):
+        network.open().join(one.conf(), node(number))
+    network.client.call("/kv/compaction", {"revision": network.client.read_range("a", "b")[1]})
+    monkeypatch.setattr(one, "wait", waits.append)
+    monkeypatch.setattr(etcd_registry, "CHANGES_S_OF_A_RECORD", 5.0)
+    assert not one._follow(view, lambda view: None, lambda: False)
+    assert len(waits) == 1 and 0 < waits[0] <= 5.0
+    view.refresh(one.client)
+    assert len(view.nodes(one.log, set())) == 3
 
 
 def test_after_a_restore_from_a_backup_the_watch_lists_again(monkeypatch):

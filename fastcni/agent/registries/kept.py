@@ -1,0 +1,75 @@
+"""Keep the records of all nodes in a file, so that a restarted agent asks etcd only for the records that have changed.
+
+The file lasts over a reboot. Its first line has the digest of the second line, which has the records as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastcni.agent import files
+from fastcni.clients.etcd import Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from fastcni.daemon.log import Logger
+
+FORMAT = 1                      # raised when the file is written in another way
+EVERY_S = 3600.0                # seconds between two writes; also at the end. 5,000 records are 1 MB
+
+
+class Kept:
+    """path: of the file; "": keep nothing. directory: of the records in etcd; a file of another one is not read."""
+
+    def __init__(self, path: str, directory: str, log: Logger) -> None:
+        self.path, self.directory, self.log = path, directory, log
+        self._due = 0.0 if path else inf        # monotonic
+
+    def read(self) -> list[Pair]:
+        """Return the records; [] without a complete file."""
+        if not self.path:
+            return []
+        try:
+            head, _, body = Path(self.path).read_text(encoding="utf-8").partition("\n")
+            if head != self._head(body):
+                raise ValueError("the file is damaged, or of another version or prefix")
+            return [Pair(*fields) for fields in json.loads(body)]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as e:
+            self._log(e)
+            return []
+
+    def follow(self, pairs: Collection[Pair]) -> None:
+        """Write the records if the last write was EVERY_S ago."""
+        if monotonic() >= self._due:
+            self._due = monotonic() + EVERY_S
+            self.write(pairs)
+
+    def write(self, pairs: Collection[Pair]) -> None:
+        """Replace the file in one step. An error is logged."""
+        if not self.path:
+            return
+        body = json.dumps([pair.fields() for pair in pairs])
+        try:
+            files.write(Path(self.path), f"{self._head(body)}\n{body}", 0o600)
+        except OSError as e:
+            self._log(e)
+
+    def remove(self) -> None:
+        """Remove the file, for a node that leaves the network. Raises OSError."""
+        if self.path:
+            Path(self.path).unlink(missing_ok=True)
+
+    def _log(self, e: Exception) -> None:
+        self.log.warning("nodes_not_kept", path=self.path, error=str(e))
+
+    def _head(self, body: str) -> str:
+        digest = blake2b(body.encode(), digest_size=16).hexdigest()
+        return json.dumps({"format": FORMAT, "directory": self.directory, "digest": digest})
