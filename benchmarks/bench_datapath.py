@@ -122,7 +122,7 @@ class Redirect:
 
 def policies(pods, count):
     """The agent's table with policies that select other pods; a function that removes it."""
-    engine = Engine(AttachedCompiler())
+    engine = Engine(AttachedCompiler(link_of=wire.index_of))
     engine.compiler.put_namespace("default", {})
     for kind in ("ptp", "bridge"):
         for each in pods.attachments(kind):
@@ -258,7 +258,7 @@ def ended(table, rounds, count=100):
     listener = pods.socket(pair[1], socket.SOCK_STREAM)
     listener.bind((pair[1], 80))
     listener.listen(count)
-    engine = Engine(AttachedCompiler())
+    engine = Engine(AttachedCompiler(link_of=wire.index_of))
     engine.compiler.put_namespace("default", {})
     for each in pods.attachments("ptp"):
         engine.compiler.attach(replace(each, labels={"app": "closed"}))

@@ -21,7 +21,7 @@ from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_policy
 from fastcni.agent.policy.ports import Port
 from fastcni.agent.policy.ruleset import see_bridged_traffic
-from fastcni.kernel import sysctl
+from fastcni.kernel import sysctl, wire
 from fastcni.spec.address import read_ip
 
 PODS = {"ptp": ("10.2.0.1", "10.2.0.2"), "bridge": ("10.1.0.1", "10.1.0.2")}
@@ -176,7 +176,7 @@ class Connections:
 
 def load(pods, kind, *, offload=False):
     """The tables of an agent with the pods of a kind of link. offload: see Engine."""
-    engine = Engine(AttachedCompiler(), offload=offload)
+    engine = Engine(AttachedCompiler(link_of=wire.index_of), offload=offload)
     engine.compiler.put_namespace("default", {})
     for each in pods.attachments(kind):
         engine.compiler.attach(each)

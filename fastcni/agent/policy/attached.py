@@ -193,7 +193,7 @@ class AttachedCompiler(Compiler):
             shut, mute = (any(packed in self.state.elements[f"{direction}{VERSIONS[len(packed)]}"]
                               for packed in it.addresses) for direction in (IN, OUT))
             wanted = set(ports.elements(self._without_prefixes(it), it.addresses, shut=shut, mute=mute,
-                                        index=self.link_of(it.port.name) if it.port.bridged else 0))
+                                        index=self.link_of(it.port.name)))
         old = self._written.pop(id, set())
         if wanted:
             self._written[id] = wanted

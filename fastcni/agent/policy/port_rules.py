@@ -2,7 +2,13 @@
 a port sends: the chain `addresses` of `bridge fastcni-policy` and the chain `links` of `inet fastcni-policy`, to which
 the chain `source` leads for veth pairs.
 
-When the node has tunnels (tunnels.py), `addresses` and `links` begin with a rule for the packets of these. Without
+    chain source {
+        type filter hook prerouting priority raw; policy accept;
+        @nh,0,8 0x45 ip protocol != igmp iif . ip saddr @link-senders4 accept           (and ip6)
+        meta iifkind veth goto links
+    }
+
+When the node has tunnels (tunnels.py), `addresses` and `source` begin with a rule for the packets of these. Without
 tunnels there is no such rule, because it costs each packet of UDP 3%:
 
     meta l4proto != tcp jump tunnels
@@ -11,14 +17,14 @@ tunnels there is no such rule, because it costs each packet of UDP 3%:
         udp dport @tunnel-ports iifname @ports drop
     }
 
-`links` has sets of its own. The UDP port is in the first fragment, and without the first fragment no host puts the
+`source` has sets of its own. The UDP port is in the first fragment, and without the first fragment no host puts the
 other fragments together.
 
 For packets that a bridge forwards to a pod, `nft list table bridge fastcni-policy` prints
 
     chain arriving {
         type filter hook forward priority filter; policy accept;
-        @nh,0,8 0x45 oif . @ll,96,16 . ip daddr @receivers4 accept          (@ll,96,16: the ethertype; and ip6)
+        meta protocol ip oif . ip daddr @receivers4 accept                  (and ip6)
         oifname != @ports accept
         ip oifname . ether daddr . ip daddr @own4 accept                    (and ip6)
         ip oifname . ip daddr @more4 accept                                 (and ip6)
@@ -35,8 +41,8 @@ Broadcast and multicast are no address of a pod, so no policy allows them. The r
 addresses, not by MACs. So `arriving` lets a pod receive only packets to its own addresses, also in known connections,
 if policies restrict its ingress or the sender's egress.
 
-The first rules of `arriving` and of `addresses` decide for nearly all packets. A link's index is compared in less time
-than its name, and an ethertype next to a MAC needs no rule of its own:
+The first rules of `arriving`, `source` and `addresses` decide for nearly all packets. A link's index is compared in
+less time than its name, and an ethertype next to a MAC needs no rule of its own:
 
     @nh,0,8 0x45 ip protocol != igmp iif . @ll,48,64 . ip saddr @senders4 accept            (MAC, ethertype; and ip6)
 
@@ -78,6 +84,7 @@ from fastcni.agent.policy.ports import (
     BRIDGED,
     DHCP4,
     DHCP_PORTS,
+    LINK_SENDERS,
     MACS,
     MUTE,
     POD_MACS,
@@ -95,7 +102,6 @@ from fastcni.kernel.nft_rules import (
     ETHER_DADDR,
     ETHER_SADDR,
     ETHER_SADDR_AND_TYPE,
-    ETHER_TYPE,
     ICMPV6_MGM_QUERY,
     IP6_HOP_LIMIT,
     IPPROTO_ICMPV6,
@@ -157,6 +163,8 @@ VETH = b"veth".ljust(IFNAMSIZ, b"\0")    # the kind of a link
 FIRST_BYTE = NFT_PAYLOAD_NETWORK_HEADER, 0, 1
 BEGINS = {4: (payload(FIRST_BYTE), compare(b"\x45")),               # an IPv4 header without options. The next lookup
           16: (payload(FIRST_BYTE), mask(b"\xf0"), compare(b"\x60"))}      # checks the ethertype
+OTHERS = {4: (payload(IP_PROTOCOL), compare(bytes((IPPROTO_IGMP,)), NFT_CMP_NEQ)),
+          16: (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ))}
 PROTOCOLS = {4: ETH_P_IP, 16: ETH_P_IPV6}
 BEFORE_GROUPS = {4: b"\xdf" + b"\xff" * 3, 16: b"\xfe" + b"\xff" * 15}       # the last address before multicast
 LAST_HOP_LIMIT = b"\xff"                 # 255: the packet comes from the link
@@ -190,6 +198,7 @@ def sets_of(names: Names, macs: str, **more: str) -> port_sources.Sets:
                              checks_mac=bool(macs), routers=names.routers, **more)
 
 
+# {family: (chain of the rules of port_sources.py, their sets)}
 SOURCES = {nft.NFPROTO_BRIDGE: (ADDRESSES, sets_of(BRIDGED, MACS, dhcp=DHCP_PORTS, types=TYPES)),
            nft.NFPROTO_INET: (LINKS, sets_of(ROUTED, ""))}
 
@@ -212,19 +221,28 @@ def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
             yield nft.NFPROTO_INET, chain, rule
 
 
-def source_rule() -> Rule:
-    """The rule of SOURCE_CHAIN."""
-    return meta(NFT_META_IIFKIND), compare(VETH), go_to(LINKS)
+def source_rules(tunnels: bool) -> Iterator[Rule]:
+    """Yield the rules of SOURCE_CHAIN. tunnels: the node has tunnels."""
+    if tunnels:
+        yield to_tunnels()
+    for length in VERSIONS:
+        yield (*BEGINS[length], *OTHERS[length], meta(NFT_META_IIF), payload(SADDRS[length], NFT_REG32_00 + 1),
+               of_set(LINK_SENDERS[length]), accept())
+    yield meta(NFT_META_IIFKIND), compare(VETH), go_to(LINKS)
 
 
 def tunnel_rules() -> Iterator[tuple[int, str, Rule]]:
-    """Yield (family, chain, rule) for the packets of tunnels. Each rule has to stand before the chain's other
-    rules."""
+    """Yield (family, chain, rule) for the packets of tunnels. The rule of ADDRESSES has to stand before the chain's
+    other rules."""
     for family, names in ((nft.NFPROTO_BRIDGE, BRIDGED), (nft.NFPROTO_INET, ROUTED)):
         for rule in tunnels(names):
             yield family, TUNNELS, rule
-        yield family, SOURCES[family][0], (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_TCP,)), NFT_CMP_NEQ),
-                                           jump(TUNNELS))
+    yield nft.NFPROTO_BRIDGE, ADDRESSES, to_tunnels()
+
+
+def to_tunnels() -> Rule:
+    """meta l4proto != tcp jump tunnels"""
+    return meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_TCP,)), NFT_CMP_NEQ), jump(TUNNELS)
 
 
 def tunnels(names: Names) -> Iterator[Rule]:
@@ -239,17 +257,15 @@ def tunnels(names: Names) -> Iterator[Rule]:
 def from_senders() -> Iterator[Rule]:
     """Yield the rules for packets whose port, MAC and source belong together. Others have to pass the rules of
     port_sources.py."""
-    others = {4: (payload(IP_PROTOCOL), compare(bytes((IPPROTO_IGMP,)), NFT_CMP_NEQ)),
-              16: (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ))}
     for length in VERSIONS:
-        yield (*BEGINS[length], *others[length], meta(NFT_META_IIF), payload(ETHER_SADDR_AND_TYPE, NFT_REG32_00 + 1),
+        yield (*BEGINS[length], *OTHERS[length], meta(NFT_META_IIF), payload(ETHER_SADDR_AND_TYPE, NFT_REG32_00 + 1),
                payload(SADDRS[length], NFT_REG32_00 + 3), of_set(SENDERS[length]), accept())
 
 
 def arriving() -> Iterator[Rule]:
-    for length in VERSIONS:
-        yield (*BEGINS[length], meta(NFT_META_OIF), payload(ETHER_TYPE, NFT_REG32_00 + 1),
-               payload(DADDRS[length], NFT_REG32_00 + 2), of_set(RECEIVERS[length]), accept())
+    for length, protocol in PROTOCOLS.items():
+        yield (*ether_type(protocol), meta(NFT_META_OIF), payload(DADDRS[length], NFT_REG32_00 + 1),
+               of_set(RECEIVERS[length]), accept())
     yield meta(NFT_META_OIFNAME), of_set(BRIDGED.ports, inverted=True), accept()
     for length, protocol in PROTOCOLS.items():
         yield (*ether_type(protocol), *oifname_and(ETHER_DADDR), payload(DADDRS[length], BEHIND_MAC),

@@ -59,18 +59,20 @@ ROUTED = Names("links", "from", "more-from", "link-routers", "shut-links", "link
 MACS, TYPES, DHCP_PORTS = "macs", "types", "dhcp"
 MUTE = "mute"                   # policies restrict the egress of the port's pod
 SENDERS, RECEIVERS = {4: "senders4", 16: "senders6"}, {4: "receivers4", 16: "receivers6"}
+LINK_SENDERS = {4: "link-senders4", 16: "link-senders6"}
 ON_BRIDGES = {**BRIDGED.sets(), **dict.fromkeys(BRIDGED.by_length(BRIDGED.own).values(), "frame"), MACS: "mac",
               TYPES: "type", DHCP_PORTS: "port", MUTE: "port", **dict.fromkeys(SENDERS.values(), "sender"),
-              **dict.fromkeys(RECEIVERS.values(), "receiver")}        # in the table of bridges
+              **dict.fromkeys(RECEIVERS.values(), "indexed")}         # in the table of bridges
 STATIONS = {4: "stations4", 16: "stations6"}    # MAC . address of held pods of bridges
 POD_MACS, SHUT_MACS, DHCP4 = "pod-macs", "shut-macs", "dhcp4"       # of the same; of those with restricted ingress
 # {set: kind of its keys}. "port": the name of a link; "own": link . address; "frame": link . MAC . address; "box": both
 # ends of a range of "own"; "station": MAC . address; "service", "protocol": their numbers; "sender": index of a link .
-# MAC and ethertype . address; "receiver": index of a link . ethertype . address
-SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether",
-        SHUT_MACS: "ether", DHCP4: "address"}
+# MAC and ethertype . address; "indexed": index of a link . address
+SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(LINK_SENDERS.values(), "indexed"),
+        **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether", SHUT_MACS: "ether", DHCP4: "address"}
 # For these no ADD waits: the traffic is dropped still.
-LATER = {*STATIONS.values(), *SENDERS.values(), *RECEIVERS.values(), POD_MACS, SHUT_MACS, DHCP4, MUTE}
+LATER = {*STATIONS.values(), *SENDERS.values(), *RECEIVERS.values(), *LINK_SENDERS.values(), POD_MACS, SHUT_MACS, DHCP4,
+         MUTE}
 
 
 class Unclear(Exception):
@@ -132,8 +134,8 @@ def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool
             yield STATIONS[len(packed)], concat(mac, packed)
             if index:
                 yield SENDERS[len(packed)], concat(link, mac + ETHER_TYPES[len(packed)], packed)
-        if port.bridged and index:
-            yield RECEIVERS[len(packed)], concat(link, ETHER_TYPES[len(packed)], packed)
+        if index:
+            yield (RECEIVERS if port.bridged else LINK_SENDERS)[len(packed)], concat(link, packed)
         if not port.bridged:
             yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, packed)
     if not mute:                    # a prefix has no policies of its own

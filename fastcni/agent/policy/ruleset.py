@@ -196,12 +196,12 @@ class Ruleset(NftTable):
 
     def _complete(self, requests: Transaction, added: Mapping[str, Collection[bytes]]) -> None:
         """Add the rules that only these elements need: packets pay for them."""
-        if ROUTED.ports in added and not self.links:
-            add_source(requests)
-            self.links = True
-        if not self.tunnels and has_tunnels(added):
+        links, tunnels = self.links or ROUTED.ports in added, self.tunnels or has_tunnels(added)
+        if tunnels and not self.tunnels:
             add_tunnels(requests)
-            self.tunnels = True
+        if links and (links, tunnels) != (self.links, self.tunnels):
+            add_source(requests, tunnels)
+        self.links, self.tunnels = links, tunnels
 
     def _lead_to_proxy(self, requests: Transaction, new_chains: Iterable[str]) -> None:
         """Add the chains that lead to the proxy, before the first chain of rules by HTTP requests."""
@@ -276,10 +276,11 @@ def set_up(requests: Requests, state: State) -> None:
     for name, pairs in pairs_told(state):
         for keys in parts(pairs):
             requests.add(nft_elements.add_elements, FAMILY, TABLE, name, [(key, None) for key in keys])
-    if state.elements[ROUTED.ports]:
-        add_source(requests)
-    if has_tunnels(state.elements):
+    tunnels = has_tunnels(state.elements)
+    if tunnels:
         add_tunnels(requests)
+    if state.elements[ROUTED.ports]:
+        add_source(requests, tunnels)
 
 
 def add_node_chains(requests: Requests) -> None:
@@ -290,12 +291,13 @@ def add_node_chains(requests: Requests) -> None:
         requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule)
 
 
-def add_source(requests: Requests) -> None:
-    """Check what links send that are no ports of bridges."""
+def add_source(requests: Requests, tunnels: bool) -> None:
+    """Check what links send that are no ports of bridges. tunnels: the node has tunnels."""
     base = port_rules.SOURCE_CHAIN
     add_base_chain(requests, base)
     requests.add(nft_rules.flush_chain, base.family, TABLE, base.name)
-    requests.add(nft_rules.add_rule, base.family, TABLE, base.name, *port_rules.source_rule())
+    for rule in port_rules.source_rules(tunnels):
+        requests.add(nft_rules.add_rule, base.family, TABLE, base.name, *rule)
 
 
 def has_tunnels(elements: Mapping[str, Collection[bytes]]) -> bool:
@@ -391,7 +393,7 @@ def add_set(requests: Requests, name: str, one: Set) -> None:
            "mac": (TYPE_IFNAME, TYPE_ETHERADDR), "frame": (TYPE_IFNAME, TYPE_ETHERADDR, address),
            "domain": (address, address), "told": (address, address), "ether": (TYPE_ETHERADDR,),
            "station": (TYPE_ETHERADDR, address), "type": (TYPE_IFNAME, TYPE_ETHERTYPE),
-           "sender": (TYPE_IFINDEX, TYPE_ETHERADDR, address), "receiver": (TYPE_IFINDEX, TYPE_ETHERTYPE, address),
+           "sender": (TYPE_IFINDEX, TYPE_ETHERADDR, address), "indexed": (TYPE_IFINDEX, address),
            "service": (TYPE_INET_SERVICE,), "protocol": (TYPE_INET_PROTOCOL,)}[one.kind]
     requests.add(nft_elements.add_set, family_of(name), TABLE, name, key, set_id=rules.SET_ID,
                  verdicts=one.kind == "map", intervals=bool(one.ranges) or one.kind == "box",

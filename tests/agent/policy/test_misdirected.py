@@ -5,7 +5,7 @@ import os
 import pytest
 from agent.policy import frames
 from agent.policy.frames import arrived, ipv4, ipv6, udp
-from agent.policy.pods import ADDRESSES, NODE, TCP
+from agent.policy.pods import ADDRESSES, NODE, TCP, mac_of_pod
 from agent.policy.test_ports import MAC_A, MAC_B, MAC_C, NO_EGRESS, NO_INGRESS, elements, site  # noqa: F401
 
 from fastcni.testing.namespaces import run
@@ -48,6 +48,23 @@ def test_a_pod_without_restrictions_may_route_for_others(site):  # noqa: F811
     sent = {"IPv4": ipv4(MAC_A, ADDRESSES["a"][0], "8.8.8.8", udp(), to=MAC_B),
             "IPv6": ipv6(MAC_A, ADDRESSES["a"][1], "2001:db8::8", udp(), to=MAC_B)}
     assert site.arrived(sent, "a", "b", "c") == set(sent)
+
+
+def test_a_routed_link_that_is_made_again_is_held_by_its_name(site):  # noqa: F811
+    """As the port of a bridge."""
+    site.add("d")
+    site.add("c")
+    assert eventually(lambda: {("inet", "link-senders4"), ("inet", "link-senders6")} <= elements().keys())
+    mac, route = mac_of_pod("d"), ("dev", "port-d")
+    run("ip", "link", "del", "port-d")
+    run("ip", "link", "add", "port-d", "type", "veth", "peer", "eth0", "address", mac, "netns", site.names("d")[0])
+    run("ip", "link", "set", "port-d", "up")
+    run("ip", "-n", site.names("d")[0], "link", "set", "eth0", "up")
+    for address in ADDRESSES["d"]:
+        run("ip", "route", "add", address, *route)
+    sent = {source: ipv4(mac, source, ADDRESSES["c"][0], udp(), to=site.gateway_mac("d"))
+            for source in (ADDRESSES["d"][0], ADDRESSES["b"][0], "8.8.8.8")}
+    assert site.arrived(sent, "d", "c", "b") == {ADDRESSES["d"][0]}
 
 
 def test_a_link_that_is_made_again_is_held_by_its_name(site):  # noqa: F811

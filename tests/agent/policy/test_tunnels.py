@@ -110,13 +110,15 @@ def test_a_pods_packet_of_a_tunnel_does_not_leave_the_node(site):        # noqa:
 
 
 @needs_root
-def test_a_tunnel_counts_as_long_as_it_is_up(site):        # noqa: F811
-    for name in "ac":
+@pytest.mark.parametrize("sender", "ad")
+def test_a_tunnel_counts_as_long_as_it_is_up(site, sender):        # noqa: F811
+    for name in (sender, "c"):
         site.add(name)
+    to_mac = MAC_B if sender == "a" else site.gateway_mac(sender)
 
     def passes():
-        sent = {"a packet": around("a", MAC_B, ADDRESSES["b"][0])}
-        return bool(site.arrived(sent, "a", "b", "c"))
+        sent = {"a packet": around(sender, to_mac, ADDRESSES["b"][0])}
+        return bool(site.arrived(sent, sender, "b", "c"))
 
     assert passes()
     make_tunnels(site)
