@@ -78,14 +78,17 @@ def test_a_pod_reaches_a_name_by_its_first_packet_once_it_was_told(named_pods, r
 
 
 def test_names_match_as_the_api_says(named_pods):
+    """Asks again, as resolvers do: while the agent stands still for 1.5 s, as on a busy machine, the forwarder drops
+    queries, and after 2 s the kernel redirects none."""
     it = named_pods
     for number, (name, reached) in enumerate((
             ("a.test", True), ("A.tEsT", True), ("x.a.test", False), ("b.test", False), ("x.b.test", True),
             ("y.x.b.test", True), ("xb.test", False), ("a.test.b.example", False), ("c.test", False))):
         it.records.clear()
-        it.put(name.lower(), host(number))
-        assert it.told("a", name) == [host(number)]
-        assert it.connects("a", host(number), 0.9 if reached else 0.1) == reached, name
+        it.put(name.lower(), address := host(number))
+        assert eventually(lambda asked=(name, address, reached): it.told("a", asked[0]) == [asked[1]] and (
+            not asked[2] or it.connects("a", asked[1]))), name
+        assert reached or not it.connects("a", address, 0.1), name
 
 
 def test_a_chain_of_cnames_counts_by_the_name_that_was_asked_for(named_pods):
