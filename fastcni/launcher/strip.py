@@ -70,8 +70,12 @@ class Stripper(ast.NodeTransformer):
     """An AST transformer with the rules in the module's docstring."""
 
     def visit(self, node: ast.AST) -> Any:
-        """Visit no expressions: they contain neither statements nor annotations, and are most of a tree."""
-        return node if isinstance(node, ast.expr) else super().visit(node)
+        """Visit no expressions: they contain neither statements nor annotations, and are most of a tree. A block of
+        which nothing is left becomes `pass`."""
+        found = node if isinstance(node, ast.expr) else super().visit(node)
+        if getattr(found, "body", None) == [] and not isinstance(found, ast.Module):
+            found.body = [ast.copy_location(ast.Pass(), getattr(node, "pattern", node))]    # a case has no line
+        return found
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         return None if node.module == "__future__" else node
@@ -94,12 +98,6 @@ class Stripper(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         self.generic_visit(node)
         node.returns = None
-        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        self.generic_visit(node)
-        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
-        return node

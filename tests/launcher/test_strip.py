@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from typing import Protocol
     class Only:
         pass
+elif older:
+    import a
 count: int = 0
 name: str
+if count:
+    limit: int = 1
 class Link:
     index: int
 class Pair(Link):
@@ -32,7 +36,11 @@ class Pair(Link):
 '''
 PLAIN = '''
 TYPE_CHECKING = False
+if older:
+    import a
 count = 0
+if count:
+    limit = 1
 class Link:
     pass
 class Pair(Link):
@@ -46,6 +54,18 @@ class Pair(Link):
 
 def test_annotations_and_what_is_for_type_checkers_are_removed():
     assert ast.unparse(stripped(TYPED, "x")) == ast.unparse(ast.parse(PLAIN))
+
+
+@pytest.mark.parametrize("head", ["if a:", "if a:\n    b\nelse:", "for a in b:", "while a:", "with a:", "class A:",
+                                  "def a():", "try:\n    b\nexcept a:", "match a:\n  case b:"])
+@pytest.mark.parametrize("only", ["b: int", "if TYPE_CHECKING:\n        import b"])
+def test_a_block_with_nothing_but_types_can_be_compiled(head, only):
+    """compile() refused a block that became empty, unless it was a function or a class."""
+    compile(stripped(f"{head}\n    {only}\n", "x"), "x", "exec")
+
+
+def test_a_typed_name_in_brackets_becomes_a_plain_assignment():
+    assert ast.unparse(stripped("(a): int = 1\na.b: int = 2", "x")) == "a = 1\na.b = 2"
 
 
 def test_imports_for_type_checkers_are_no_needs():
