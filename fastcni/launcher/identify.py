@@ -70,7 +70,7 @@ def identify(path: str) -> Program | None:
         if search.is_own(path):
             version, damaged = own_version(path)
             return Program(FASTCNI, version, found.st_size, target, *pack.read_config(head), damaged=damaged)
-        is_go = head.startswith(b"\x7fELF") and (GO_MARK in head or GO_MARK in file.read())
+        is_go = head.startswith(b"\x7fELF") and GO_MARK in head + file.read()
     if is_go:
         return Program(GO, go_version(path), found.st_size, target)
     return Program(OTHER, "", found.st_size, target, damaged=not head.startswith(PROGRAM))
