@@ -51,7 +51,8 @@ def choose(names, recorded, seconds):
 
 
 def judged(mutant, recorded, checkout, seconds):
-    """Return a mutant's outcome, one of OUTCOMES, and how many of its tests were run."""
+    """Return a mutant's outcome, one of OUTCOMES, and how many of its tests were run. A test that fails in the copy of
+    the checkout without the mutant, too, is not used again."""
     names = recorded.tests_of(mutant.module, mutant.lines())
     chosen = choose(names, recorded, seconds)
     if not chosen:
@@ -59,6 +60,12 @@ def judged(mutant, recorded, checkout, seconds):
     limit = 20 + 5 * sum(map(recorded.seconds.get, chosen))
     status = checkout.run(mutant.module, mutant.text, chosen, limit)
     outcome = "timed out" if status is None else "survived" if status == 0 else "killed"
+    if (failed := checkout.first_failed()) and failed not in recorded.passed:
+        if checkout.run(mutant.module, mutant.source, [failed], limit) != 0:
+            print(f"\nfails without a mutant: {failed}", flush=True)
+            del recorded.seconds[failed]
+            return judged(mutant, recorded, checkout, seconds)
+        recorded.passed.add(failed)
     return outcome, f"{len(chosen)} of {len(names)} tests"
 
 

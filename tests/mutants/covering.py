@@ -24,7 +24,7 @@ LINES, STATE = CACHE / "lines", CACHE / "state.json"    # coverage's database; d
 LEFT_OUT = {                                            # below tests/: why they are not recorded
     "cluster": "a lane of its own", "observability": "a lane of its own", "packages": "a lane of its own",
     "runtimes": "a lane of its own", "side_by_side": "compares with the Go plugins", "faults": "campaigns",
-    "policy_attacks": "campaigns", "project": "about the whole project", "mutants": "about this tool"}
+    "policy_attacks": "campaigns", "mutants": "about this tool"}
 IMPORTED = ""                   # coverage's context outside of tests
 CONFIG = """[run]
 source = {package}
@@ -57,9 +57,10 @@ def modules():
 
 
 class Covering:
-    """What was recorded. seconds: {name of a test: its duration}."""
+    """What was recorded. seconds: {name of a test: its duration}. passed: tests that passed without a mutant."""
 
     def __init__(self):
+        self.passed = set()
         self.state = load_state()
         self.seconds = self.state["seconds"]
         self.data = coverage.CoverageData(str(LINES))

@@ -46,10 +46,10 @@ OPERATORS = {name: get_operator(f"core/{name}") for name in NAMES} | {"RemoveCal
 
 class Mutant:
     """One change of one module. module: its path from the root. line: the first line that it changes. text: the
-    module's source with the change."""
+    module's source with the change, source: without it."""
 
     def __init__(self, module, source, text):
-        self.module, self.text = module, text
+        self.module, self.source, self.text = module, source, text
         self.before, self.after = source.splitlines(), text.splitlines()
         self.line = 1 + next((at for at, (old, new) in enumerate(zip(self.before, self.after, strict=False))
                               if old != new), 0)
@@ -78,11 +78,11 @@ def positions(source):
 
 
 def make(module, source, name, occurrence):
-    """Return a Mutant, or None if the change is in an annotation or is no Python."""
-    text = MutationVisitor.mutate_code(source, OPERATORS[name](), occurrence)
+    """Return a Mutant, or None if the change is in an annotation, is no Python, or cannot be made."""
     try:
+        text = MutationVisitor.mutate_code(source, OPERATORS[name](), occurrence)
         same = text is None or _code(text) == _code(source)
-    except SyntaxError:
+    except (SyntaxError, AttributeError):       # cosmic-ray's ExceptionReplacer takes no module.Exception in a tuple
         return None
     if same:
         return None

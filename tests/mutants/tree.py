@@ -19,13 +19,20 @@ ASIDE_NS = 10**10               # a mutant's file is that much older than the or
 
 
 class Chosen:
-    """A pytest plugin that keeps the tests with these names. A name without parameters is that of all its cases."""
+    """A pytest plugin that keeps the tests with these names. A name without parameters is that of all its cases.
 
-    def __init__(self, names):
-        self.names = names
+    failed: the file for the name of the first test that fails.
+    """
+
+    def __init__(self, names, failed):
+        self.names, self.failed = names, failed
 
     def pytest_collection_modifyitems(self, items):
         items[:] = [item for item in items if {item.nodeid, item.nodeid.split("[")[0]} & self.names]
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.failed.write_text(report.nodeid)
 
 
 class Tree:
@@ -34,6 +41,7 @@ class Tree:
     def __init__(self):
         CACHE.mkdir(exist_ok=True)
         self.root = pathlib.Path(tempfile.mkdtemp(prefix="tree-", dir=CACHE))
+        self.failed = self.root / "failed"
         atexit.register(shutil.rmtree, self.root, ignore_errors=True)
         for name in COPIED:
             source = ROOT / name
@@ -42,21 +50,26 @@ class Tree:
             elif source.exists():
                 shutil.copy2(source, self.root / name)
 
+    def first_failed(self):
+        """Return the name of the test of the last run that failed, "" if no test failed."""
+        return self.failed.read_text() if self.failed.exists() else ""
+
     def run(self, module, text, names, seconds):
         """Return pytest's status of the named tests with this text in the module's place, or None after `seconds`."""
         path = self.root / module
+        self.failed.unlink(missing_ok=True)
         original, times = path.read_bytes(), path.stat()
         try:
             path.write_text(text)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns - ASIDE_NS))
-            return box.boxed(lambda: _tests(self.root, names), seconds)
+            return box.boxed(lambda: _tests(self.root, Chosen(set(names), self.failed)), seconds)
         finally:
             path.write_bytes(original)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def _tests(root, names):
-    """In the box: run the named tests, up to the first that fails. Return pytest's status."""
+def _tests(root, chosen):
+    """In the box: run the chosen tests, up to the first that fails. Return pytest's status."""
     quiet = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(quiet, number)
@@ -69,6 +82,6 @@ def _tests(root, names):
     for name in [name for name in sys.modules if name.split(".")[0] == "fastcni"]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    files = sorted({name.split("::")[0] for name in names})
+    files = sorted({name.split("::")[0] for name in chosen.names})
     return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--benchmark-disable", *files],
-                           plugins=[Chosen(set(names))]))
+                           plugins=[chosen]))
