@@ -83,6 +83,25 @@ def test_requests_are_counted_by_their_labels():
     buckets = dict(times["ADD", "bridge"].buckets())
     assert [buckets[end] for end in ("0.002", "0.004", "0.25", "0.5", "60.0", "+Inf")] == [0, 1, 1, 2, 2, 2]
     assert set(spent) == {("ADD", "queue"), ("ADD", "nftables"), ("DEL", "queue")}
+    assert spent["ADD", "nftables"].total == pytest.approx(phases.totals()["nftables"] / 1e9)
+    assert spent["ADD", "queue"].total == pytest.approx(0.0002)
+
+
+def test_a_request_that_was_rejected_in_the_queue_has_no_time():
+    them = requests.Requests()
+    them.note(ended(outcome="11", took=0.0))
+    counts, times, _ = them.copy()
+    assert (list(counts.values()), times) == ([1], {})
+
+
+def test_a_copy_does_not_change_with_later_requests():
+    them = requests.Requests()
+    them.note(ended())
+    counts, times, spent = them.copy()
+    them.note(ended())
+    assert counts["ADD", "bridge", "net", "0"] == 1
+    assert sum(times["ADD", "bridge"].counts) == sum(spent["ADD", "queue"].counts) == 1
+    assert times["ADD", "bridge"].total == pytest.approx(0.0031)
 
 
 def test_a_bucket_has_its_upper_end():
@@ -92,6 +111,7 @@ def test_a_bucket_has_its_upper_end():
     found = it.buckets()
     assert found[2][1] == 0 and found[3] == (repr(requests.BOUNDS[3]), 1)
     assert found[-2][1] == 1 and found[-1] == ("+Inf", 2)
+    assert list(requests.BOUNDS) == sorted(requests.BOUNDS)
 
 
 def test_the_number_of_labels_is_bounded():
@@ -115,8 +135,9 @@ def test_the_number_of_counts_is_bounded():
             for m in range(20):
                 them.note(ended(command, f"plugin{n}", f"net{m}"))
     counts, times, _ = them.copy()
-    assert len(counts) <= requests.MAX_COUNTS + len(requests.COMMANDS)
-    assert len(times) <= requests.MAX_HISTOGRAMS + len(requests.COMMANDS)
+    others = [key for key in counts if key[1] == "other"], [key for key in times if key[1] == "other"]
+    assert len(counts) - len(others[0]) == requests.MAX_COUNTS and len(others[0]) <= len(requests.COMMANDS)
+    assert len(times) - len(others[1]) == requests.MAX_HISTOGRAMS and len(others[1]) <= len(requests.COMMANDS)
     assert sum(counts.values()) == len(requests.COMMANDS) * requests.MAX_PLUGINS * 20
 
 
@@ -159,6 +180,24 @@ def test_a_value_whose_making_hangs_or_fails_leaves_the_last_one(monkeypatch):
     assert eventually(lambda: them.get() == 2)
     assert eventually(lambda: them.get() > 3)
     assert log.events == ["server_fault"]
+
+
+def test_a_caller_waits_for_the_new_value(monkeypatch):
+    monkeypatch.setattr(latest, "WAIT_S", 60.0)
+    values = iter(range(1, 9))
+    them = Latest(lambda: time.sleep(0.01) or next(values), 0, 0.0, Log(), "test")
+    assert [them.get() for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_thread_that_cannot_be_started_leaves_the_last_value_and_is_tried_again(monkeypatch):
+    monkeypatch.setattr(latest, "WAIT_S", 60.0)
+    them = Latest(lambda: 1, 0, 0.0, Log(), "test")
+    with monkeypatch.context() as patch:
+        patch.setattr(latest, "start_thread", lambda *_: False)
+        began = time.monotonic()
+        assert them.get() == them.get() == 0
+        assert time.monotonic() - began < 30
+    assert them.get() == 1
 
 
 def test_a_recent_value_is_not_made_again():
