@@ -12,8 +12,10 @@ from fastcni.kit.ipam import former
 from fastcni.kit.ipam import store as store_module
 from fastcni.kit.ipam.address_files import owner_of
 from fastcni.kit.ipam.store import Store
+from fastcni.server import former_boot
 from fastcni.server.former_boot import release_addresses
 from fastcni.spec import address
+from fastcni.spec.errors import CniError
 
 OLD, OLD2, NEW = owner_of("old", "eth0"), owner_of("old2", "eth0"), owner_of("new", "eth0")
 FIRST, SECOND, THIRD = (address.read_ip(f"10.1.0.{i}") for i in (2, 3, 4))
@@ -217,3 +219,24 @@ def test_server_releases_at_its_start(node):
     assert lines == [("addresses_released", {"network": "net", "number": 2, "addresses": "10.1.0.2, 10.1.0.3",
                                              "owners": "old eth0, old2 eth0"})]
     release_addresses(log, str(node.root / "missing"))
+
+
+def test_a_network_that_cannot_be_read_keeps_no_other_from_its_release(node, monkeypatch):
+    def refuse(data_dir, network, *_):
+        if network == "bad":
+            raise CniError(11, "lock bad: in use")
+        return Store(data_dir, network, *_)
+
+    (node.root / "bad").mkdir()
+    (node.root / "bad" / ".fastcni.index").touch()
+    node.reboot()
+    lines = []
+    log = SimpleNamespace(info=lambda event, **fields: lines.append((event, fields["network"])),
+                          warning=lambda event, **fields: lines.append((event, fields)), debug=lambda *_, **__: None)
+    monkeypatch.setattr(former_boot, "Store", refuse)
+    release_addresses(log, str(node.root))
+    assert lines == [("addresses_unread", {"network": "bad", "error": "lock bad: in use"}),
+                     ("addresses_released", "net")]
+    lines.clear()
+    release_addresses(log, str(node.root))
+    assert [event for event, _ in lines] == ["addresses_unread"]

@@ -93,6 +93,7 @@ def test_only_regular_files_are_opened(tmp_path, kind):
 @pytest.mark.parametrize("text, version", [
     (PRINTS, "v1.9.1"),
     (PRINTS.replace(b" >&2", b""), "v1.9.1"),
+    (PRINTS + b"exit 1\n", "v1.9.1"),
     (PRINTS.replace(b"CNI ", b""), ""),
     (PRINTS.replace(b"v1.9.1", b"'\x1b[31m'"), ""),
     (b"not executable by the kernel", ""),

@@ -3,13 +3,14 @@
 import errno
 import os
 import shutil
+import threading
 
 import pytest
 from project.plugin_dir import FOREIGN, KEPT, fill, state
 from project.plugin_file import INTERPRETER, write_executable
 
 from fastcni.launcher import install as installing
-from fastcni.launcher import pack
+from fastcni.launcher import pack, replaced
 from fastcni.launcher.identify import is_own_file
 from fastcni.launcher.install import InstallError, install_plugins
 from fastcni.launcher.uninstall import uninstall_plugins
@@ -29,6 +30,10 @@ def bin_dir(tmp_path, image, monkeypatch):
     monkeypatch.setattr(pack, "pack", lambda *_, **__: image)
     monkeypatch.setattr(installing, "checked_interpreter", lambda path: path)
     return fill(tmp_path / "bin")
+
+
+def no_links(*_, **__):
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def installed(before):
@@ -80,7 +85,7 @@ def test_a_file_that_came_after_fastcni_is_left_by_uninstall_and_kept_by_the_nex
     assert KEPT not in os.listdir(bin_dir)
 
 
-@pytest.mark.parametrize("target", ["dhcp", "/bin/true", "/nowhere", "../bin/portmap"])
+@pytest.mark.parametrize("target", ["dhcp", "/bin/true", "/nowhere", "../bin/portmap", "/"])
 def test_a_symbolic_link_is_kept_and_restored_as_one(bin_dir, target):
     (bin_dir / "tap").symlink_to(target)
     before = state(bin_dir)
@@ -91,16 +96,76 @@ def test_a_symbolic_link_is_kept_and_restored_as_one(bin_dir, target):
 
 
 def test_a_file_system_without_hard_links_keeps_copies(bin_dir, monkeypatch):
-    def refuse(*_, **__):
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
     (bin_dir / "tap").symlink_to("dhcp")
-    before = state(bin_dir)
-    monkeypatch.setattr(os, "link", refuse)
+    if os.geteuid() == 0:
+        os.chown(bin_dir / "portmap", 70001, 70002)
+        (bin_dir / "portmap").chmod(0o6750)             # chown() of a copy clears set-user-ID
+    before, owner = state(bin_dir), os.stat(bin_dir / "portmap")
+    monkeypatch.setattr(os, "link", no_links)
     install_plugins(bin_dir, names=NAMES)
     uninstall_plugins(bin_dir)
     assert state(bin_dir) == before
+    after = os.stat(bin_dir / "portmap")
+    assert (after.st_uid, after.st_gid) == (owner.st_uid, owner.st_gid)
     assert KEPT not in os.listdir(bin_dir)
+
+
+def test_a_dry_run_tells_what_would_be_done_and_changes_nothing(bin_dir):
+    before, directory = state(bin_dir), os.stat(bin_dir).st_mtime_ns
+    planned = install_plugins(bin_dir, names=NAMES, dry_run=True)
+    assert (planned.kept, planned.paths) == (sorted(FOREIGN), [str(bin_dir / name) for name in NAMES])
+    assert state(bin_dir) == before and os.stat(bin_dir).st_mtime_ns == directory
+    install_plugins(bin_dir, names=NAMES)
+    before, directory = state(bin_dir), os.stat(bin_dir).st_mtime_ns
+    planned = uninstall_plugins(bin_dir, dry_run=True)
+    assert (list(planned.restored), planned.removed, planned.left) == (sorted(FOREIGN), ["tap"], {})
+    assert state(bin_dir) == before and os.stat(bin_dir).st_mtime_ns == directory
+
+
+def test_a_directory_that_does_not_exist_has_nothing_to_uninstall(tmp_path):
+    undone = uninstall_plugins(tmp_path / "bin")
+    assert (undone.restored, undone.removed, undone.left) == ({}, [], {})
+
+
+def test_commands_for_one_directory_wait_for_each_other(bin_dir):
+    entered = threading.Event()
+
+    def enter():
+        with replaced.locked(str(bin_dir)):
+            entered.set()
+
+    with replaced.locked(str(bin_dir)):
+        other = threading.Thread(target=enter, daemon=True)
+        other.start()
+        assert not entered.wait(0.2)
+    assert entered.wait(30)
+    other.join()
+
+
+def test_files_are_on_disk_before_they_get_their_names_and_the_names_before_the_end(bin_dir, monkeypatch):
+    """A plugin file that is empty after a power cut would keep the node from starting pods."""
+    events, rename, fsync = [], os.rename, os.fsync
+
+    def renamed(old, new):
+        events.append(("rename", os.path.basename(new)))
+        rename(old, new)
+
+    def synced(file):
+        path = os.readlink(f"/proc/self/fd/{file}")
+        events.append(("sync", "directory" if os.path.isdir(path) else "file"))
+        fsync(file)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(os, "fsync", synced)
+    install_plugins(bin_dir, names=["tap"])
+    assert events == [("sync", "file"), ("rename", "tap"), ("sync", "directory")]
+    events.clear()
+    uninstall_plugins(bin_dir)
+    assert events == [("sync", "directory")]
+    events.clear()
+    monkeypatch.setattr(os, "link", no_links)
+    install_plugins(bin_dir, names=["portmap"])         # first the copy that uninstall restores
+    assert events == [*[("sync", "file"), ("rename", "portmap")] * 2, ("sync", "directory")]
 
 
 class Killed(BaseException):

@@ -1,37 +1,71 @@
 """A server that a plugin file has started leaves the caller's cgroups, signals and limits."""
 
+import errno
 import os
+import re
+import resource
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from fastcni.launcher import systemd
 from fastcni.server import detached
 
 LEAVES = """\
-import os, signal
+import os, resource, signal
 from fastcni.server.detached import detach
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM, signal.SIGUSR1}})
 os.umask(0o077)
 os.nice(3)
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 detach({cgroups!r})
 print(os.getcwd(), oct(os.umask(0)), signal.getsignal(signal.SIGHUP).name, signal.getsignal(signal.SIGPIPE).name,
       signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.getpriority(os.PRIO_PROCESS, 0))
+print(os.sched_getscheduler(0), *resource.getrlimit(resource.RLIMIT_NOFILE))
 print(open("/proc/self/cgroup").read())
 """
+ROOT = os.geteuid() == 0
 
 
 def leave(cgroups, **more):
     code = LEAVES.format(cgroups=str(cgroups))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, **more)
-    first, _, groups = done.stdout.partition("\n")
-    return first, groups
+    first, limits, groups = done.stdout.split("\n", 2)
+    return first, limits, groups
 
 
 def test_server_has_the_usual_settings_of_a_process(tmp_path):
-    nice = 0 if os.geteuid() == 0 else 3
-    assert leave(tmp_path)[0] == f"/ 0o22 SIG_DFL SIG_IGN set() {nice}"
+    assert leave(tmp_path)[0] == f"/ 0o22 SIG_DFL SIG_IGN set() {0 if ROOT else 3}"
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root: limits are raised")
+def test_server_has_the_limits_of_its_unit(tmp_path):
+    limit = of_unit("LimitNOFILE")
+    assert leave(tmp_path)[1] == f"{os.SCHED_OTHER} {limit} {limit}"
+
+
+def of_unit(key):
+    return re.search(rf"^{key}=(.*)$", systemd.SERVICE, re.M)[1]
+
+
+def test_server_works_without_the_changes_that_the_node_does_not_permit(tmp_path, monkeypatch):
+    def refused(*args):
+        tried.append(args)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    tried, left = [], []
+    for module, name in ((os, "chdir"), (os, "umask"), (signal, "signal"), (signal, "pthread_sigmask")):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    for module, name in ((resource, "setrlimit"), (os, "sched_setscheduler"), (detached, "write")):
+        monkeypatch.setattr(module, name, refused)
+    monkeypatch.setattr(detached, "leave_cgroups", left.append)
+    detached.detach(str(tmp_path))
+    assert len(tried) == 3 and tried[2] == ("/proc/self/oom_score_adj", of_unit("OOMScoreAdjust"))
+    assert left == [str(tmp_path)]
 
 
 @pytest.fixture
@@ -59,7 +93,7 @@ def test_server_moves_to_the_root_cgroup(group, tmp_path):
         with open(f"{directory}/cgroup.procs", "w") as file:
             file.write("0")
 
-    groups = leave(tmp_path, preexec_fn=enter)[1].split()
+    groups = leave(tmp_path, preexec_fn=enter)[2].split()
     assert [entry for entry in groups if "fastcni-test" in entry] == []
     assert any(entry.endswith(line) for entry in groups)
 

@@ -53,11 +53,18 @@ def test_the_newest_come_without_after_and_the_next_ones_with_it(past):
     assert numbers(past, AFTER=3) == [4, 5]
     assert numbers(past, AFTER=3, LIMIT=1) == [4]
     assert numbers(past, AFTER=5) == [] and asked(past, AFTER=5)["next"] == 5
+    assert numbers(past, LIMIT=1) == [5] and numbers(past, LIMIT=0) == []
+    assert asked(past)["next"] == 5 and asked(past, AFTER=3, LIMIT=1)["next"] == 4
+
+
+def test_an_empty_history_misses_nothing():
+    found = asked(history.History(3))
+    assert (found["first"], found["next"], found["lost"], found["requests"]) == (1, 0, 0, [])
 
 
 def test_dropped_requests_are_counted(past):
     assert asked(past, AFTER=1)["lost"] == 1
-    assert asked(past, AFTER=2)["lost"] == asked(past)["lost"] == 0
+    assert asked(past, AFTER=2)["lost"] == asked(past, AFTER=4)["lost"] == asked(past)["lost"] == 0
 
 
 def test_the_number_of_an_earlier_server_asks_for_all(past):
@@ -110,7 +117,28 @@ def test_following_all_requests_drops_no_story_of_a_failed_one():
     for number in range(2, history.MAX_STORIES + 5):
         past.note(ended(number))
     entries = asked(past)["requests"]
-    assert "story" in entries[0] and sum("story" in entry for entry in entries) == 1 + history.MAX_STORIES
+    assert ["story" in entry for entry in entries] == [True, *[False] * 3, *[True] * history.MAX_STORIES]
+
+
+def test_steps_of_successful_requests_are_kept_only_for_a_while_after_a_reader_asked(monkeypatch):
+    clock, past = [100.0], history.History()
+    monkeypatch.setattr(history, "monotonic", lambda: clock[0])
+    asked(past, WIRE=1)
+    for number in range(3):
+        past.note(ended(number))
+        clock[0] += history.WIRE_S * 0.6
+    assert ["story" in entry for entry in asked(past)["requests"]] == [True, True, False]
+
+
+def test_steps_have_their_time_since_the_end_of_the_queue():
+    past, one = history.History(), ended(1, "11")
+    start = one.call.arrived + one.queued
+    one.phases.steps.entries += [(int((start + 0.002) * 1e9), ">", b"\x01\xff"),
+                                 (int((start + 0.003) * 1e9), "!", b"rollback")]
+    past.note(one)
+    assert asked(past)["requests"][0]["story"]["steps"] == [
+        {"ms": pytest.approx(2, abs=0.01), "kind": "sent", "data": "01ff"},
+        {"ms": pytest.approx(3, abs=0.01), "kind": "step", "text": "rollback"}]
 
 
 def test_stories_are_few_and_small():
@@ -121,7 +149,7 @@ def test_stories_are_few_and_small():
             one.phases.steps.note("<", bytes(4096))
         past.note(one)
     entries = asked(past)["requests"]
-    assert sum("story" in entry for entry in entries) == history.MAX_STORIES
+    assert ["story" in entry for entry in entries] == [False] * 3 + [True] * history.MAX_STORIES
     assert len(json.dumps(entries[-1])) < 160_000 and len(entries[-1]["container"]) == history.MAX_NAME
     assert entries[-1]["story"]["dropped"] > 300_000
     assert entries[-1]["story"]["configuration"] == "more than 16384 bytes"
@@ -141,6 +169,12 @@ def test_secrets_are_hidden():
 def test_all_below_a_secret_key_is_hidden(value):
     text = json.dumps(secrets.hide({"secrets": value, "mtu": 1500}))
     assert "s3cr3t" not in text and "123456" not in text and secrets.HIDDEN in text and "1500" in text
+
+
+def test_what_is_empty_below_a_secret_key_is_shown_as_it_is():
+    for value in ({"token": None, "password": "", "secret": True}, {"secrets": [None, "", False]}):
+        assert secrets.hide(value) == value
+    assert secrets.hide_arguments("TOKEN;PASSWORD=;K=v") == "TOKEN;PASSWORD=;K=v"
 
 
 def test_passwords_in_urls_are_hidden_in_configurations_and_errors():

@@ -113,6 +113,19 @@ def test_a_python_without_the_package_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "units").exists()
 
 
+@pytest.mark.parametrize("executable", [None, "", "python3"])
+def test_a_python_that_does_not_know_its_path_is_refused(monkeypatch, executable):
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(InstallError, match="does not know its own path"):
+        systemd.own_command()
+
+
+def test_a_python_that_does_not_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(InstallError, match=r"missing -I does not run: .*No such file"):
+        systemd.own_command()
+
+
 def test_a_server_stops_within_the_timeout_of_systemd():
     from fastcni.server.service import DRAIN_TIMEOUT_S
 
@@ -144,7 +157,7 @@ def test_units_are_replaced_at_once_and_are_readable(tmp_path):
         assert systemd.install_units(directory, ["/bin/false"]) == paths
         assert "ExecStart=/bin/true" in old.read() and "ExecStart=/bin/false" in Path(paths[1]).read_text()
     assert sorted(os.listdir(directory)) == ["fastcni.service", "fastcni.socket"]
-    assert [os.stat(path).st_mode & 0o777 for path in paths] == [0o644, 0o644]
+    assert [os.stat(path).st_mode & 0o777 for path in (*paths, directory)] == [0o644, 0o644, 0o755]
 
 
 def test_a_failure_leaves_the_old_units_and_nothing_else(tmp_path, monkeypatch):
@@ -194,6 +207,61 @@ def test_idle_exit_is_in_the_service_and_in_its_reinstall():
     assert "ExecStart=/usr/bin/python3 -m fastcni serve --idle-exit 60\n" in systemd.service(command)
     assert " --idle-exit 60\n" in systemd.reinstall(plugins, "/units", (), command)["fastcni-reinstall.service"]
     assert "--idle-exit" not in systemd.reinstall(plugins, "/units", (), command[:4])["fastcni-reinstall.service"]
+
+
+def test_a_reinstall_repeats_the_arguments_of_the_install(tmp_path):
+    plugins = Installed(str(tmp_path / "bin"), "/usr/bin/python3", {}, [], netavark_dir="/usr/libexec/podman")
+    text = systemd.reinstall(plugins, "/units", ("ptp", "host-local"), ["/bin/true"], dhcp=True)
+    words = ["--bin-dir", plugins.bin_dir, "--systemd", "--unit-dir", "/units", "--netavark-dir", "/usr/libexec/podman",
+             "--plugin", "ptp", "--plugin", "host-local", "--dhcp"]
+    command = f"fastcni-reinstall /usr/bin/python3 {sys.executable} {' '.join(words)}\n"
+    assert command in text["fastcni-reinstall.service"]
+    assert "--netavark-dir" not in systemd.reinstall(
+        Installed("/bin", "/usr/bin/python3", {}, []), "/units", (), ["/bin/true"])["fastcni-reinstall.service"]
+
+
+def test_a_dry_run_names_the_units_and_writes_none(tmp_path):
+    plugins = Installed(str(tmp_path / "bin"), "/usr/bin/python3", {}, [])
+    paths = systemd.install_units(tmp_path / "units", ["/bin/true"], plugins, dry_run=True)
+    assert paths == [str(tmp_path / "units" / name) for name in systemd.UNITS]
+    assert not (tmp_path / "units").exists()
+
+
+@pytest.mark.parametrize("path", ["/a b ", " /a", "/a\n", "/a\udcff"])
+def test_a_path_that_systemd_cannot_watch_is_refused(path):
+    with pytest.raises(InstallError, match="cannot watch"):
+        systemd.quoted_path(path)
+
+
+def test_only_units_that_fastcni_has_written_are_removed(units, monkeypatch):
+    """Without systemd: a container, or an image that is built."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    (units / "fastcni-reinstall.path").write_text("[Path]\nPathChanged=/usr/bin/python3\n")
+    paths = systemd.installed_units(units)
+    assert [os.path.basename(path) for path in paths] == ["fastcni.socket", "fastcni.service"]
+    os.unlink(paths[0])
+    assert systemd.remove_units(paths) == []
+    assert os.listdir(units) == ["fastcni-reinstall.path"]
+
+
+def test_a_unit_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    (tmp_path / "fastcni.socket").mkdir()
+    with pytest.raises(InstallError, match=r"remove systemd units: .*fastcni\.socket"):
+        systemd.remove_units([str(tmp_path / "fastcni.socket")])
+
+
+def test_an_error_of_systemctl_has_its_text_or_the_systems(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InstallError, match="systemctl daemon-reload: .*No such file"):
+        systemd.systemctl("daemon-reload")
+    program = tmp_path / "systemctl"
+    program.write_text("#!/bin/sh\necho Access denied >&2\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(InstallError, match="systemctl daemon-reload: Access denied$"):
+        systemd.systemctl("daemon-reload")
+    program.write_text("#!/bin/sh\necho $2\n")
+    assert systemd.systemctl("show", "x") == "x\n"
 
 
 def test_a_unit_dir_without_systemd_is_refused(tmp_path):
