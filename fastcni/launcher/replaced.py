@@ -104,14 +104,10 @@ def forget(bin_dir: str, name: str) -> None:
         os.unlink(os.path.join(directory(bin_dir), name))
 
 
-def remove_directory(bin_dir: str) -> bool:
-    """Remove the directory if it is empty. Return whether it was removed."""
+def remove_directory(bin_dir: str) -> None:
+    """Remove the directory if it exists and is empty. Raises OSError."""
     try:
         os.rmdir(directory(bin_dir))
-    except FileNotFoundError:
-        return True
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
             raise
-        return False
-    return True

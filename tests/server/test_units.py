@@ -253,12 +253,12 @@ def test_a_unit_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch):
 
 def test_an_error_of_systemctl_has_its_text_or_the_systems(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InstallError, match="systemctl daemon-reload: .*No such file"):
+    with pytest.raises(InstallError, match=r"systemctl daemon-reload: .*No such file"):
         systemd.systemctl("daemon-reload")
     program = tmp_path / "systemctl"
     program.write_text("#!/bin/sh\necho Access denied >&2\nexit 1\n")
     program.chmod(0o755)
-    with pytest.raises(InstallError, match="systemctl daemon-reload: Access denied$"):
+    with pytest.raises(InstallError, match=r"systemctl daemon-reload: Access denied$"):
         systemd.systemctl("daemon-reload")
     program.write_text("#!/bin/sh\necho $2\n")
     assert systemd.systemctl("show", "x") == "x\n"
