@@ -72,7 +72,7 @@ class Stripper(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         """Visit no expressions: they contain neither statements nor annotations, and are most of a tree. A block of
         which nothing is left becomes `pass`."""
-        found = node if isinstance(node, ast.expr) else super().visit(node)
+        found: Any = node if isinstance(node, ast.expr) else super().visit(node)
         if getattr(found, "body", None) == [] and not isinstance(found, ast.Module):
             found.body = [ast.copy_location(ast.Pass(), getattr(node, "pattern", node))]    # a case has no line
         return found

@@ -151,7 +151,8 @@ def test_stories_are_few_and_small():
     entries = asked(past)["requests"]
     assert ["story" in entry for entry in entries] == [False] * 3 + [True] * history.MAX_STORIES
     assert len(json.dumps(entries[-1])) < 160_000 and len(entries[-1]["container"]) == history.MAX_NAME
-    assert entries[-1]["story"]["dropped"] > 300_000
+    fit = stories.MAX_BYTES // (4096 + stories.STEP_BYTES)
+    assert len(entries[-1]["story"]["steps"]) == fit and entries[-1]["story"]["dropped"] == 4096 * (100 - fit)
     assert entries[-1]["story"]["configuration"] == "more than 16384 bytes"
 
 
