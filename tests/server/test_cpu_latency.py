@@ -75,6 +75,31 @@ def test_a_worker_that_waits_for_requests_withdraws_the_latency_request(asked):
     other.close()
 
 
+def test_the_end_closes_all_files(asked):
+    """The kernel withdraws the latency request of a device that is closed."""
+    before = sorted(os.listdir("/proc/self/fd"))
+    it = make(0.01)
+    it.hold()
+    it.close()
+    it.close()
+    assert sorted(os.listdir("/proc/self/fd")) == before and it.timer is None
+
+
+def test_the_timer_of_a_device_that_was_closed_does_nothing(asked, monkeypatch):
+    it = make(0.01)
+    it.hold()
+    monkeypatch.setattr(cpu_latency.os, "write", lambda *_: 1 / 0)
+    it._drop()
+    release_when_due(it)                        # the timer is still registered
+    it.hold()
+    it.close()
+
+
+def test_without_idle_states_c1_is_asked_for(monkeypatch):
+    monkeypatch.setattr(cpu_latency, "IDLE_DRIVER", "/nowhere/driver")
+    assert cpu_latency.limit_us() == C1_US
+
+
 def test_a_missing_device_is_logged_and_ignored(monkeypatch, capsys):
     monkeypatch.setattr(cpu_latency, "DEVICE", "/nowhere/latency")
     make(0.01).hold()

@@ -71,6 +71,21 @@ def test_a_long_answer_is_sent_in_a_memory_file(pair):
     fds = array.array("i", ancillary[0][2])
     answer = Answer(data, fds)
     assert len(data) == HEAD.size and (answer.stderr, answer.stdout) == (b"warning", out)
+    before = open_files()
+    protocol.answer(pair[0], 0, out)
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("size", [0, protocol.MAX_ANSWER + 1])
+def test_an_answer_waits_for_no_caller(pair, size):
+    with pytest.raises(BlockingIOError):
+        while True:
+            protocol.answer(pair[0], 0, b"waits")
+    with pytest.raises(BlockingIOError):
+        protocol.answer(pair[0], 0, bytes(size))
+    pair[1].close()
+    with pytest.raises(ConnectionError):
+        protocol.answer(pair[0], 0, bytes(size))
 
 
 def test_the_first_of_two_variables_of_a_name_counts_as_in_the_launcher(pair):
