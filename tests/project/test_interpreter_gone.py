@@ -136,3 +136,26 @@ def test_request_reaches_the_next_interpreter_unchanged(tmp_path, recorded):
     image = of_another_build(pack.pack(str(recorded), alternatives=[str(script)]))
     answer = run(write_executable(tmp_path / "bridge", image), stdin=b"the stdin", env={"CNI_COMMAND": "ADD"})[1]
     assert answer == {"name": "bridge", "stdin": "the stdin", "command": "ADD"}
+
+
+def test_an_interpreter_that_this_user_may_not_run_is_an_error(tmp_path):
+    path = write_executable(tmp_path / interpreters.CORE, b"#!/bin/sh\n")
+    (tmp_path / "python").touch(0o644)
+    with pytest.raises(PermissionError):
+        interpreters.core_of(str(tmp_path / "python"), str(path.parent))
+
+
+def test_the_list_has_the_paths_that_fit():
+    left = interpreters.LIST_BYTES - len("/a\0/c\0") - 1           # the last byte stays NUL
+    long, longer = "/" + "b" * (left - 2), "/" + "b" * (left - 1)
+    assert interpreters.as_list("/a", ["/c", longer, "/d"]) == ["/a", "/c", "/d"]
+    assert interpreters.as_list("/a", ["/c", long, "/d"]) == ["/a", "/c", long]
+
+
+def test_other_paths_of_the_same_python_are_absolute_and_named_once(monkeypatch):
+    usual = [f"{directory}/python{interpreters.version()}" for directory in interpreters.DIRECTORIES]
+    for executable, found in ((None, usual), ("python3", usual), ("/venv/python", ["/venv/python", *usual]),
+                              (usual[0], usual)):
+        monkeypatch.setattr(sys, "executable", executable)
+        assert interpreters.alternatives("/usr/bin/python0") == found
+        assert interpreters.alternatives(usual[1]) == [path for path in found if path != usual[1]]

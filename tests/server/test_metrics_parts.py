@@ -14,6 +14,7 @@ from fastcni.kernel import uapi
 from fastcni.server import latest
 from fastcni.server.latest import Latest
 from fastcni.server.metrics import requests
+from fastcni.server.metrics.one_shot import OneShotCount
 from fastcni.server.records import ended as records
 from fastcni.server.records.ended import Ended, Phases, Records
 from fastcni.server.web import address, listener
@@ -150,6 +151,26 @@ def test_a_plugin_keeps_its_histogram_when_there_are_no_more():
     before = sum(them.copy()[1]["ADD", "bridge"].counts)
     them.note(ended("ADD", "bridge"))
     assert sum(them.copy()[1]["ADD", "bridge"].counts) == before + 1
+
+
+@pytest.mark.parametrize("kind", ["fifo", "symbolic link", "another user's"])
+def test_no_other_file_becomes_the_count_of_one_shot_requests(tmp_path, kind):
+    """The server would count, and empty, another program's file."""
+    path, other = tmp_path / "s.one-shot", tmp_path / "other"
+    other.write_bytes(b"nnn")
+    before = os.listdir("/proc/self/fd")
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "symbolic link":
+        path.symlink_to(other)
+    elif os.geteuid() == 0:
+        other.rename(path)
+        os.chown(path, 70001, 70001)
+    else:
+        pytest.skip("needs root: chown")
+    with pytest.raises(OSError, match=r"s\.one-shot"):
+        OneShotCount(str(tmp_path / "s"))
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_name_that_is_no_text_becomes_a_label():

@@ -1,6 +1,7 @@
 """The messages of warm mode: their bytes, and that all others are declined."""
 
 import array
+import errno
 import os
 import socket
 
@@ -122,6 +123,15 @@ def test_an_invalid_message_is_declined_and_its_descriptors_are_closed(pair, dat
     pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with pytest.raises(Declined):
         sent(pair, data, *paths)
+
+
+def test_a_request_without_the_callers_namespace_is_declined_and_its_descriptors_are_closed(pair, monkeypatch):
+    def refuse(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(protocol._acceptor, "namespace_of", refuse)
+    with pytest.raises(Declined, match="the caller's network namespace: Too many open files"):
+        sent(pair, packed("bridge", {}, descriptors=NETNS), "/dev/null")
 
 
 def test_only_a_caller_that_hangs_up_is_lost(pair):
