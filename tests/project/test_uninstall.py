@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import stat
 import threading
 
 import pytest
@@ -45,6 +46,7 @@ def test_uninstall_restores_all_that_install_replaced(bin_dir):
     done = install_plugins(bin_dir, names=NAMES)
     assert (done.kept, list(done.plugins)) == (sorted(FOREIGN), NAMES)
     assert state(bin_dir) == installed(before)
+    assert stat.S_IMODE(os.stat(bin_dir / KEPT).st_mode) == 0o755
     undone = uninstall_plugins(bin_dir)
     assert (list(undone.restored), undone.removed, undone.left) == (sorted(FOREIGN), ["tap"], {})
     assert state(bin_dir) == before
