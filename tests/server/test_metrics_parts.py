@@ -52,6 +52,13 @@ def test_phases_are_named_and_bounded():
     assert all(took >= 1000 and started > 0 for _, started, took in phases.entries)
 
 
+def test_the_total_of_phases_is_their_sum():
+    phases = Phases()
+    phases.entries += [(uapi.NETLINK_ROUTE, 0, 5), ("program", 0, 1), (uapi.NETLINK_ROUTE, 9, 7)]
+    phases.merged["program"] = 2
+    assert phases.totals() == {"netlink": 12, "program": 3}
+
+
 def test_a_fault_of_a_receiver_fails_no_request():
     log, got = Log(), []
     them = Records(log.exception)
