@@ -99,7 +99,11 @@ def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None,
 @pod_command
 def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> None:
     """Detach a pod from all its networks. It may be repeated. NETNS is needed only if no result is cached."""
-    known = {(it.network, it.ifname) for it in pods.attachments(container_id)}
+    cached = pods.attachments(container_id)
+    known = {(it.network, it.ifname) for it in cached}
+    if blind := [it for it in cached if not (netns or it.netns)]:
+        raise CniError(errors.INVALID_ENVIRONMENT, f"{pods.file_of(blind[0])} does not name the network namespace",
+                       f"give its path, also if it no longer exists: fastcni pod down {container_id} NETNS")
     done = pods.tear_down_pod(Pod(container_id, os.path.abspath(netns) if netns else ""))
     if as_json:
         put_document({"containerID": container_id,
@@ -110,8 +114,9 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
             click.echo(printable(f"{it.ifname} of {container_id} in network {it.network} is detached"))
         click.echo(printable(f"pod {container_id}: networks detached {len(told)}"))
     else:
-        asked = ", ".join(f"{it.network} {it.ifname}" for it in done) or "no network"
-        click.echo(printable(f"pod {container_id} has no cached result; DEL was sent all the same: {asked}"))
+        asked = ", ".join(f"{it.network} {it.ifname}" for it in done)
+        click.echo(printable(f"pod {container_id} has no cached result; "
+                             f"{f'DEL was sent all the same: {asked}' if asked else 'no DEL was sent'}"))
         put_similar(pods, container_id)
 
 
@@ -196,7 +201,8 @@ def read_port(text: str) -> HostPort:
 
 def put_similar(pods: PodNetworks, container_id: str) -> None:
     """Suggest on stderr a pod with a similar id."""
-    if similar := meant_id(container_id, [it.container_id for it in pods.cni.attachments()]):
+    others = {it.container_id for it in pods.cni.attachments()} - {container_id}
+    if similar := meant_id(container_id, others):
         click.echo(printable(similar), err=True)
 
 

@@ -114,16 +114,9 @@ class Cache:
         namespace. unread: takes (path, why) of each file that cannot be read or is damaged. Raises OSError if the
         directory exists and cannot be listed.
         """
-        where = self.results()
-        try:
-            names = sorted(os.listdir(where), key=os.fsencode)
-        except FileNotFoundError:
-            return []
         found = []
-        for name in names:
-            if container_id and f"-{container_id}-" not in name[1:-1]:
-                continue
-            path = os.path.join(where, name)
+        for name in self.file_names(container_id):
+            path = os.path.join(self.results(), name)
             try:
                 document, since = read_document(read_file(path), name), os.stat(path).st_mtime
             except FileNotFoundError:
@@ -137,6 +130,31 @@ class Cache:
             if known and it.ifname and it.network and container_id in ("", it.container_id):
                 found.append(it)
         return found
+
+
+    def damaged(self, container_id: str) -> list[Attachment]:
+        """Return the attachments of a container's files that attachments() leaves out: damaged files, and files of
+        other formats. Network and interface are those of the file's name, NETWORK-CONTAINERID-IFNAME. The netns is that
+        of another file of the container. Raises OSError as attachments() does.
+        """
+        own = self.attachments(container_id)
+        known = {f"{it.network}-{it.container_id}-{it.ifname}" for it in own}
+        if not (names := [name for name in self.file_names(container_id) if name not in known]):
+            return []
+        # the id may be a part of another container's id
+        longer = {it.container_id for it in self.attachments() if container_id in it.container_id != container_id}
+        netns = next((it.netns for it in own if it.netns), "")
+        parts = [name.partition(f"-{container_id}-") for name in names if not any(f"-{it}-" in name for it in longer)]
+        return [Attachment(container_id, network, ifname, netns=netns) for network, _, ifname in parts]
+
+    def file_names(self, container_id: str = "") -> list[str]:
+        """Return the sorted names of the files of one container or of all. Raises OSError if the directory exists and
+        cannot be listed."""
+        try:
+            names = os.listdir(self.results())
+        except FileNotFoundError:
+            return []
+        return sorted((it for it in names if not container_id or f"-{container_id}-" in it[1:-1]), key=os.fsencode)
 
 
 class Document:

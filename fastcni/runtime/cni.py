@@ -103,8 +103,8 @@ class CNI:
     def delete(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> Report:
         """Detach: DEL of each plugin in reverse order with the cached result, which is removed at the end.
 
-        The first error stops delete(), and the cached result stays, so that the caller can try again. A cached result
-        that cannot be read is removed and is no error.
+        The first error stops delete(), and the cached result stays, so that the caller can try again. A damaged result
+        is no error, and stays, too: its file's name is what tear_down_pod() knows of the network.
         """
         result, unknown = self._cached_for_delete(net, rt)
         called = tuple(reversed(net.plugins))
@@ -357,7 +357,6 @@ class CNI:
         try:
             result = self.cached_result(net, rt)
         except CniError as e:
-            self.cache.remove(net.name, rt)
             return None, f"the cached result of its ADD could not be used: {e}"
         return result, "" if result else self._nothing_cached(net, rt)
 

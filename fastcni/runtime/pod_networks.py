@@ -1,6 +1,7 @@
 """Manage the networks of pods for a program that runs pods, as go-cni does for containerd and ocicni for CRI-O."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastcni.runtime import discover
@@ -13,12 +14,15 @@ from fastcni.runtime.pods import Detached, Pod, PodInterface, PodNetwork, PodSta
 from fastcni.runtime.records import Attachment, NetworkList, RuntimeConf
 from fastcni.runtime.serial import Serial
 from fastcni.spec import errors
+from fastcni.spec.config import check_container_id
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
     from fastcni.runtime.watch import Watch
 
 LOOPBACK = parse_list(b'{"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}')
+
+NO_RESULT = {"cniVersion": "1.1.0"}
 
 Wanted = tuple[NetworkList, RuntimeConf]
 
@@ -63,13 +67,14 @@ class PodNetworks:
             except BaseException as e:
                 self._roll_back(pod, wanted, e)
                 raise
-            return self.status_of(pod.container_id, wanted, [])
+            return PodStatus(pod.container_id, tuple(self.interface(*it) for it in wanted))
 
     def tear_down_pod(self, pod: Pod) -> tuple[Detached, ...]:
         """Detach the pod from all its networks, in reverse order. May be called again, and needs no netns.
 
         These are the networks in the result cache, with the configurations of their ADD, and the networks that the pod
-        asks for, because an interrupted ADD is not in the cache. Continues after errors.
+        asks for, because an interrupted ADD is not in the cache. The name of a damaged file in the cache names network
+        and interface; DEL then uses the configuration in the conf_dir. Continues after errors.
 
         Raises ManyErrors: the networks that it names are still attached, and the caller must call tear_down_pod()
         again.
@@ -86,8 +91,8 @@ class PodNetworks:
         """Return the pod's interfaces and addresses, from the result cache. check: also send CHECK, whose errors are
         the problems of the interfaces; networks below CNI 0.4.0 have no CHECK."""
         with self._calls.hold(pod.container_id):
-            found = [(self.network_of(it), to_conf(it, pod)) for it in self.attachments(pod.container_id)]
-            return self.status_of(pod.container_id, found, [self._check(*it) for it in found] if check else [])
+            return PodStatus(pod.container_id, tuple(self._status_of(it, pod, check)
+                                                     for it in self.attachments(pod.container_id)))
 
     def watch(self, changed: Callable[[Readiness], None], interval_s: float | None = None) -> "Watch[Readiness]":
         """Call changed(readiness) now in this thread, and later in another thread whenever the readiness has changed.
@@ -149,7 +154,9 @@ class PodNetworks:
             try:
                 found.append((self.network_of(it), to_conf(it, pod)))
             except CniError as e:
-                lost.append(CniError(e.code, f"network {it.network} {it.ifname}: {e.msg}", e.details))
+                lost.append(CniError(e.code, f"network {it.network} {it.ifname}: {self.file_of(it)} has no usable "
+                                     f"configuration, and {e.msg}", "add the configuration of the network and repeat "
+                                     "this, or remove the file if the interface and its addresses no longer exist"))
         try:
             asked = self.wanted(pod)
         except CniError:            # the network's file was removed: only the cache knows what to delete
@@ -158,19 +165,27 @@ class PodNetworks:
         return [*found, *(it for it in asked if (it[0].name, it[1].ifname) not in known)], lost
 
     def attachments(self, container_id: str) -> list[Attachment]:
-        """Return the cached attachments of a container, eth0 before eth1, without the loopback interface."""
+        """Return the cached attachments of a container, eth0 before eth1, without the loopback interface. Those of
+        damaged files have no config. Raises CniError, also for an empty container_id."""
+        check_container_id(container_id)            # the cache takes "" for all containers
         try:
-            found = self.cni.attachments(container_id)
+            found = self.cni.attachments(container_id) + self.cni.cache.damaged(container_id)
         except OSError as e:
             raise CniError(errors.IO_FAILURE, f"list the result cache: {e}") from e
         return sorted((it for it in found if it.network != LOOPBACK.name), key=lambda it: (len(it.ifname), it.ifname))
 
     def network_of(self, attachment: Attachment) -> NetworkList:
         """Return the network of an attachment as at its ADD, with the plugins that its directory has now. Without a
-        cached configuration, return the network that has its name now. Raises ConfError."""
-        if not attachment.config:
+        usable configuration in the cache, return the network that has its name now. Raises ConfError."""
+        try:
+            return discover.with_directory(self.cni.conf_dir, parse_list(attachment.config))
+        except CniError:
             return self.directory.listing().named(attachment.network)
-        return discover.with_directory(self.cni.conf_dir, parse_list(attachment.config))
+
+    def file_of(self, attachment: Attachment) -> str:
+        """Return the path of an attachment's file in the result cache."""
+        it = attachment
+        return self.cni.cache.path(it.network, RuntimeConf(it.container_id, "", it.ifname))
 
     # Steps ------------------------------------------------------------------------------------------
 
@@ -207,13 +222,21 @@ class PodNetworks:
         error = attempt(self.cni.check, net, rt) if at_least(net.version, "0.4.0") else None
         return str(error.__cause__) if error else ""
 
-    def status_of(self, container_id: str, found: Sequence[Wanted], problems: Sequence[str]) -> PodStatus:
-        interfaces = []
-        for index, (net, rt) in enumerate(found):
-            result = self.cni.cached_result(net, rt)
-            problem = problems[index] if problems else "" if result else "no result of its ADD is cached"
-            interfaces.append(PodInterface(net.name, rt.ifname, result or {"cniVersion": "1.1.0"}, problem))
-        return PodStatus(container_id, tuple(interfaces))
+    def _status_of(self, it: Attachment, pod: Pod, check: bool) -> PodInterface:
+        """Return interface() of a cached attachment. If its file is damaged, the problem names the file."""
+        try:
+            found = self.interface(self.network_of(it), to_conf(it, pod), check)
+        except CniError as e:
+            return PodInterface(it.network, it.ifname, NO_RESULT, f"{self.file_of(it)}: {e.msg}")
+        missing = f"{self.file_of(it)}: {found.problem or 'no configuration of its ADD'}"
+        return found if it.config else replace(found, problem=missing)
+
+    def interface(self, net: NetworkList, rt: RuntimeConf, check: bool = False) -> PodInterface:
+        """Return an interface with its cached result. check: also send CHECK. Raises CniError if the cached result is
+        damaged."""
+        result = self.cni.cached_result(net, rt)
+        problem = self._check(net, rt) if check else "" if result else "no result of its ADD is cached"
+        return PodInterface(net.name, rt.ifname, result or NO_RESULT, problem)
 
 
 def loopback(pod: Pod) -> RuntimeConf:

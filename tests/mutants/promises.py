@@ -36,6 +36,10 @@ class Promise:
 
 
 PROMISES = [
+    Promise("runtime/test_pod_damaged.py::test_the_network_of_a_damaged_file_is_detached_by_the_configuration_of_its_name",
+            "runtime/pod_networks.py", " + self.cni.cache.damaged(container_id)", ""),
+    Promise("runtime/test_pod_damaged.py::test_a_damaged_file_whose_network_is_unknown_fails_each_teardown_until_it_is_removed",
+            "runtime/pod_networks.py", "            failed += lost\n", ""),
     Promise("real_kernel/test_multus_files.py::test_a_damaged_list_and_damaged_results_leave_nothing_without_the_annotation",
             "kit/networks/state.py", "        if owner:\n", "        if False:\n"),
     Promise("real_kernel/test_multus_files.py::test_a_damaged_result_whose_network_is_unknown_fails_the_del_and_the_check",

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from runtime.two_networks import NETNS, conflist, result_of
 
-from fastcni.runtime import CNI, parse_list
+from fastcni.runtime import CNI, PodNetworks, parse_list
 
 # Each call writes NNN-<plugin>-<command>.env and .stdin. The answer comes from files.
 PLUGIN = """#!/bin/sh
@@ -103,3 +104,16 @@ def net_of():
             content["cniVersion"] = version
         return parse_list(json.dumps(content).encode())
     return make
+
+
+@pytest.fixture
+def networks(stage):
+    """Two networks, `first` of plugin a and `second` of plugins b and c."""
+    stage.plugin("a", "b", "c", "loopback")
+    for name, address in (("a", "10.1.0.2/24"), ("b", "10.2.0.2/24"), ("c", "10.2.0.2/24")):
+        stage.answer(name, "ADD", result_of(address))
+    stage.answer("loopback", "ADD", {"cniVersion": "0.3.1", "interfaces": [{"name": "lo", "sandbox": NETNS}],
+                                     "ips": [{"version": "4", "address": "127.0.0.1/8", "interface": 0}]})
+    stage.conf("10-first.conflist", conflist("first", "a"))
+    stage.conf("20-second.conflist", conflist("second", "b", "c"))
+    return PodNetworks(CNI([stage.bin], stage.net_d, stage.cache))

@@ -5,9 +5,9 @@ import threading
 import time
 
 import pytest
+from runtime.two_networks import NETNS, conflist, variables
 
 from fastcni.runtime import (
-    CNI,
     Bandwidth,
     CniError,
     ConfError,
@@ -22,38 +22,6 @@ from fastcni.runtime import (
     RuntimeConf,
 )
 from fastcni.testing.witnesses import eventually
-
-NETNS = "/run/netns/pod1"
-CAPABILITIES = dict.fromkeys(("portMappings", "bandwidth", "dns", "ips", "mac", "cgroupPath",
-                              "io.kubernetes.cri.pod-annotations"), True)
-
-
-def conflist(name, *plugins, version="1.1.0", **extra):
-    return {"cniVersion": version, "name": name, **extra,
-            "plugins": [{"type": it, "capabilities": CAPABILITIES} for it in plugins]}
-
-
-def result_of(address, ifname="eth0"):
-    return {"cniVersion": "1.1.0", "interfaces": [{"name": ifname, "mac": "c2:00:00:00:00:01", "sandbox": NETNS}],
-            "ips": [{"address": address, "interface": 0}]}
-
-
-@pytest.fixture
-def networks(stage):
-    """Two networks, `first` of plugin a and `second` of plugins b and c."""
-    stage.plugin("a", "b", "c", "loopback")
-    for name, address in (("a", "10.1.0.2/24"), ("b", "10.2.0.2/24"), ("c", "10.2.0.2/24")):
-        stage.answer(name, "ADD", result_of(address))
-    stage.answer("loopback", "ADD", {"cniVersion": "0.3.1", "interfaces": [{"name": "lo", "sandbox": NETNS}],
-                                     "ips": [{"version": "4", "address": "127.0.0.1/8", "interface": 0}]})
-    stage.conf("10-first.conflist", conflist("first", "a"))
-    stage.conf("20-second.conflist", conflist("second", "b", "c"))
-    return PodNetworks(CNI([stage.bin], stage.net_d, stage.cache))
-
-
-def variables(call, *names):
-    return [call.env[f"CNI_{name}"] for name in names]
-
 
 # Set up and tear down -------------------------------------------------------------------------------------------------
 
@@ -160,8 +128,9 @@ def test_a_cache_file_that_cannot_be_used_does_not_stop_the_teardown_of_other_ne
     networks.set_up_pod(pod)
     file = stage.cache / "results" / "second-ctr-eth1"
     file.write_text(json.dumps({**json.loads(file.read_text()), "config": "e30="}))        # {}
+    (stage.net_d / "20-second.conflist").unlink()
     stage.forget_calls()
-    with pytest.raises(ManyErrors, match=r"network second eth1: .*no name"):
+    with pytest.raises(ManyErrors, match=rf"network second eth1: {file} has no usable configuration, and .*second"):
         networks.tear_down_pod(Pod("ctr"))
     assert "a DEL" in stage.called()
 
