@@ -4,7 +4,7 @@ import pytest
 from node.conftest import LIST
 
 from fastcni.node.checks.doctor import CHECKS
-from fastcni.testing.namespaces import needs_root
+from fastcni.testing.namespaces import needs_root, run
 
 
 def bridge(name, subnet, more=(), **keys):
@@ -48,6 +48,20 @@ def findings(fastcni, check):
     document = fastcni("doctor", "--json", "--socket", "").document
     assert check in CHECKS
     return [it for it in document["findings"] if it["check"] == check]
+
+
+@needs_root
+@pytest.mark.parametrize("keys, part", [
+    ({}, "the bridge br9 has 10.1.0.1/16, and network net1 gives it 10.2.0.1"), ({"forceAddress": True}, ""),
+    ({"isGateway": False}, ""), ({"vlan": 7}, ""), ({"bridge": "br8"}, "")], ids=str)
+def test_a_bridge_with_the_address_of_a_former_subnet(host_netns, directories, fastcni, keys, part):
+    run("ip", "link", "add", "br9", "type", "bridge")
+    directories.configure({**LIST, "plugins": [bridge("br9", "10.2.0.0/16") | keys]})
+    assert not findings(fastcni, "bridge-gateways")
+    run("ip", "address", "add", "10.1.0.1/16", "dev", "br9")
+    assert [part in it["what"] for it in findings(fastcni, "bridge-gateways")] == [True] * bool(part)
+    run("ip", "address", "add", "10.2.0.1/16", "dev", "br9")
+    assert not findings(fastcni, "bridge-gateways")
 
 
 @pytest.mark.parametrize("pair", PAIRS)

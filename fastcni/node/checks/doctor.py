@@ -33,6 +33,7 @@ CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "ovs-ports": ovs.ports, "pod-links": path.pod_links, "mtu": path.mtu,
     "host-ports": path.host_ports,
     "duplicate-addresses": networks.duplicate_addresses, "shared-networks": networks.shared_networks,
+    "bridge-gateways": networks.bridge_gateways,
     "cluster-stores": networks.cluster_stores, "cluster-addresses": cluster.cluster_addresses,
     "dhcp-leases": dhcp.leases, "policy-agent": policy.agent, "datapath": datapath.datapath,
 }

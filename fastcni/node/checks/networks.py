@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import combinations
 
+from fastcni.kernel import wire
+from fastcni.kernel.uapi import AF_INET
+from fastcni.kit.links import find
 from fastcni.kit.ovs.ovs_conf import OVN_BRIDGE
 from fastcni.node.attachments.drops import ROUTED
 from fastcni.node.attachments.records import LOOPBACK, RUNNING, NodeAttachment
@@ -19,6 +23,7 @@ from fastcni.runtime.parse import flattened
 from fastcni.runtime.records import NetworkList, PluginConf
 from fastcni.spec import address
 
+IPV4_BYTES = 4
 
 def duplicate_addresses(node: Node) -> Iterator[Finding]:
     """No two running pods that can reach each other have one address."""
@@ -117,6 +122,29 @@ def clashes(one: Place, other: Place, a: NetworkRange, b: NetworkRange) -> bool:
     if one.routed and other.routed:
         return overlap or (bool(one.where and other.where) and one.where != other.where)
     return overlap and bool(one.where) and one.where == other.where
+
+
+def bridge_gateways(node: Node) -> Iterator[Finding]:
+    """The bridges of networks have no IPv4 address in place of the gateways that ADD gives them."""
+    links = {link.name: link for link in node.links}
+    with closing(wire.open_socket()) as sock:
+        for net in node.networks:
+            place = place_of(net)
+            if not (place and place.routed and place.where[:1] == ("bridge",)):
+                continue
+            _, name, vlan = place.where
+            wanted = {it.range.gateway for it in ranges_of([net]) if len(it.range.gateway) == IPV4_BYTES}
+            if vlan or net.plugins[0].values.get("forceAddress") or not wanted or name not in links:
+                continue
+            there = {it.packed: it.prefix for it in find.addresses(sock, links[str(name)].index, [AF_INET])}
+            if there and not wanted & there.keys():
+                old = [address.cidr_text(*each) for each in there.items()]
+                gateways = some(map(address.ip_text, wanted))
+                yield Finding(ERROR, f"the bridge {name} has {some(old)}, and network {net.name} gives it {gateways}",
+                              "ADD fails, as with the Go plugin: the subnet was changed, or the bridge is another "
+                              "program's", "delete the pods of the former subnet, then "
+                              f"{'; '.join(f'ip address del {each} dev {name}' for each in old)}; "
+                              f"or set \"forceAddress\": true in {place.file}")
 
 
 def cluster_stores(node: Node) -> Iterator[Finding]:
