@@ -42,7 +42,7 @@ MADE_HERE = ("VtepMAC", "PublicKey")        # keys of a node's data that the nod
 CONTEST_S = 5.0
 MAX_SHOWN = 200                 # characters of a record in messages
 # All nodes may have to list again at the same time. Each waits for a random time, so that one processor of etcd can
-# answer all of them: 16 us for each record of a list, and 3 us for a list of the records that have changed.
+# answer up to 1,900 of them: 16 us for each record of a list, and 3 us for a list of the records that have changed.
 LIST_S_OF_A_RECORD, CHANGES_S_OF_A_RECORD, MAX_SPREAD_S = 16e-6, 3e-6, 60.0
 IDLE_S = 1500.0                 # seconds; etcd reports its progress every 10 minutes
 

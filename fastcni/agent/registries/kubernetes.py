@@ -50,7 +50,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
 MAX_SHOWN = 200                 # characters of an annotation in the log
 MAX_ASKED = 20                  # Nodes that are read one by one; if there are more, all are listed in pages
 # All nodes may have to list again at the same time. Each waits for a random time, so that one processor of the API
-# server can answer all of them: LIST_S_OF_A_NODE for each Node of each list.
+# server can answer up to 1,000 of them: LIST_S_OF_A_NODE for each Node of each list.
 LIST_S_OF_A_NODE, MAX_SPREAD_S = 60e-6, 60.0
 AVAILABLE = {"type": "NetworkUnavailable", "status": "False", "reason": "FastcniIsUp",
              "message": "fastcni's agent is running on this node"}
