@@ -82,9 +82,10 @@ class Request:
 
 
 class Here(_local):
-    """The state of the calling thread. rolling_back: whether its work must be completed even if the caller has left."""
+    """The state of the calling thread. rolling_back: whether its work must be completed even if the caller has left.
+    patient_until: until when its waits may last at least, monotonic."""
 
-    request, rolling_back = Request(), False
+    request, rolling_back, patient_until = Request(), False, 0.0
 
 
 here = Here()
@@ -118,6 +119,22 @@ class rolling_back:
         here.rolling_back = self.before
 
 
+class patient:
+    """A context manager for repeated requests to a busy service, `with patient(until):`. Waits may last until that
+    moment of the monotonic clock. Another request would cost the service more than a late answer to this one."""
+
+    __slots__ = ("before", "until")
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+
+    def __enter__(self) -> None:
+        self.before, here.patient_until = here.patient_until, self.until
+
+    def __exit__(self, *_: object) -> None:
+        here.patient_until = self.before
+
+
 def caller() -> int:
     """Return the descriptor of the caller's connection, to watch during a wait; -1: none."""
     return -1 if here.rolling_back else here.request.caller
@@ -137,8 +154,10 @@ def admit(kind: str) -> None:
 
 
 def limit(seconds: float) -> float:
-    """Return the limit of a wait: `seconds`, or less during a rollback."""
-    return min(seconds, ROLLBACK_TIMEOUT_S) if here.rolling_back else seconds
+    """Return the limit of a wait: `seconds`, or less during a rollback, or more inside `patient`."""
+    if here.rolling_back:
+        return min(seconds, ROLLBACK_TIMEOUT_S)
+    return max(seconds, here.patient_until - monotonic()) if here.patient_until else seconds
 
 
 def readable(fd: int, seconds: float | None, kind: str) -> bool:

@@ -11,7 +11,7 @@ from cluster_ipam.node import Node
 
 from fastcni.clients import kubernetes as kubernetes_api
 from fastcni.clients.http import Http
-from fastcni.kit.ipam.cluster import claims
+from fastcni.kit.ipam.cluster import allocate, claims, released
 
 MOST_BUSY = 4                   # requests that the API server of `busy` answers at the same time
 
@@ -52,6 +52,18 @@ def test_a_new_node_without_a_kubelet_asks_once_more(kubernetes, tmp_path, asked
     assert len(asked) == 7, asked
 
 
+def test_a_one_shot_node_asks_five_times_whether_its_blocks_are_its_own(mock, kubernetes, tmp_path, asked, monkeypatch):
+    """The page on whereabouts has this number."""
+    mock.do(lambda api: api.put("leases", kubelet_lease("a"), "kube-node-lease"))
+    Node(tmp_path, "a", kubernetes).add()
+    later = released.boottime() + allocate.CONFIRM_S
+    for module in (allocate, released):
+        monkeypatch.setattr(module, "boottime", lambda: later)
+    for requests in (5, 0):
+        asked.clear()
+        assert Node(tmp_path, "a", kubernetes).add(who=f"c{requests}") and len(asked) == requests, asked
+
+
 def test_a_node_that_lost_its_state_finds_its_blocks(kubernetes, store, tmp_path):
     """Its IPNode is there, so it is no new node."""
     first = Node(tmp_path, "a", kubernetes)
@@ -68,6 +80,21 @@ def test_an_add_tries_again_while_the_api_server_is_busy(mock, kubernetes, tmp_p
     monkeypatch.setattr(kubernetes_api, "BUSY_WAITS_S", ())
     monkeypatch.setattr(claims, "FIRST_PAUSE_S", 0.001)
     mock.do(lambda api: api.next.extend([(status, {})] * 6))
+    assert Node(tmp_path, "a", kubernetes).add()
+
+
+def test_the_second_try_waits_for_late_answers(mock, kubernetes, tmp_path, monkeypatch):
+    """Each request was given up after 5 s, and the next try sent all requests again: an API server whose answers took
+    longer had even more to do, and the ADD failed."""
+    handle, request = ApiServer._handle, Http.request
+
+    async def late(self, *args):
+        answer = await handle(self, *args)
+        await asyncio.sleep(0.3)
+        return answer
+
+    monkeypatch.setattr(ApiServer, "_handle", late)
+    monkeypatch.setattr(Http, "request", lambda *args, **more: request(*args, **more | {"timeout": 0.1}))
     assert Node(tmp_path, "a", kubernetes).add()
 
 

@@ -78,15 +78,17 @@ def provide(req: Request, attachment: Attachment) -> None:
     """Claim the addresses of an ADD that give() has not found. Raises CniError: 11 with the reason if none can be
     claimed."""
     with ClaimLock(attachment.keys):
-        store, patience = store_of(req.mode, attachment.keys.store), Patience()
+        store, patience, until = store_of(req.mode, attachment.keys.store), Patience(), 0.0
         try:
             while True:
                 try:
-                    _provide_or_rejoin(req, attachment, store)
+                    with waiting.patient(until):
+                        _provide_or_rejoin(req, attachment, store)
                     return
                 except Busy:
                     if not patience.pause():
                         raise
+                    until = patience.until
         except Away as e:
             raise away(req, attachment, e) from None
         except (Fenced, Changed) as e:
