@@ -80,6 +80,7 @@ cdef class Batch:
     cdef int depth
     cdef readonly uint32_t first, last
     cdef readonly dict asked
+    cdef readonly bint answered             # the answer to the last request ends the exchange, see begin()
 
     def __cinit__(self, uint32_t first=0):
         self.first = self.last = first
@@ -87,6 +88,7 @@ cdef class Batch:
         self.message = -1
         self.depth = 0
         self.asked = {}
+        self.answered = False
         self.buffer = NULL
         self.size = 0
 
@@ -147,7 +149,9 @@ cdef class Batch:
         return 0
 
     def begin(self, uint16_t kind, uint16_t flags, bytes header not None, what=None):
-        """Open a message of type `kind`; NLM_F_REQUEST is added. `what` is the text for the kernel's error."""
+        """Open a message of type `kind`; NLM_F_REQUEST is added. `what` is the text for the kernel's error.
+
+        With NLM_F_REQUEST alone the request is for one object: the kernel answers with the object, and sends no ACK."""
         cdef uint8_t* at
         cdef nlmsghdr head
         cdef Py_ssize_t opened = self.used
@@ -163,8 +167,9 @@ cdef class Batch:
         head.nlmsg_pid = 0
         memcpy(at, &head, HEADER)
         memcpy(at + HEADER, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
-        if flags & NLM_F_ACK or flags & NLM_F_DUMP == NLM_F_DUMP:      # NLM_F_EXCL is half of NLM_F_DUMP
+        if flags & (NLM_F_ACK | NLM_F_REQUEST) or flags & NLM_F_DUMP == NLM_F_DUMP:     # NLM_F_EXCL is half of NLM_F_DUMP
             self.asked[self.last] = what
+            self.answered = flags == NLM_F_REQUEST
         return self
 
     def u8(self, uint16_t kind, uint8_t value):
@@ -276,6 +281,7 @@ cdef class Batch:
         self.depth = 0
         self.first = self.last = 0
         self.asked = {}
+        self.answered = False
         return self
 
     def __bool__(self):
@@ -360,9 +366,9 @@ def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
     return -<int64_t>code, text, offset
 
 
-def sort_replies(list found not None, dict asked not None, list replies not None, uint32_t port=0):
+def sort_replies(list found not None, dict asked not None, list replies not None, uint32_t port=0, uint32_t answered=0):
     """Sort the messages() of a datagram. An ACK of a request that succeeded removes the request from `asked`; an answer
-    is appended to `replies` as (type, payload). Return every other message: errors, answers of an interrupted dump,
+    is appended to `replies` as (type, payload), and removes the request `answered`. Return every other message: errors, answers of an interrupted dump,
     messages whose sequence number is not in `asked`, and messages to another port than `port` (0: the port is
     unknown)."""
     cdef list rest = []
@@ -374,6 +380,8 @@ def sort_replies(list found not None, dict asked not None, list replies not None
         elif <uint16_t>kind != NLMSG_ERROR and <uint16_t>kind != NLMSG_DONE:
             if <uint16_t>kind != NLMSG_NOOP:
                 replies.append((kind, payload))
+                if <uint32_t>sequence == answered:
+                    del asked[sequence]
         else:
             code = 0
             memcpy(&code, PyBytes_AS_STRING(payload), min(PyBytes_GET_SIZE(payload), 4))

@@ -16,14 +16,14 @@ import sys
 from errno import EAFNOSUPPORT, EOPNOTSUPP
 
 from fastcni._netlink import attributes
-from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL
+from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni._netlink import Batch
 
 ORDER = sys.byteorder
-NFPROTO_INET, NFPROTO_IPV4, NFPROTO_NETDEV, NFPROTO_BRIDGE, NFPROTO_IPV6 = 1, 2, 5, 7, 10
+NFPROTO_UNSPEC, NFPROTO_INET, NFPROTO_IPV4, NFPROTO_NETDEV, NFPROTO_BRIDGE, NFPROTO_IPV6 = 0, 1, 2, 5, 7, 10
 FAMILIES = {NFPROTO_INET: "inet", NFPROTO_IPV4: "ip", NFPROTO_NETDEV: "netdev", NFPROTO_BRIDGE: "bridge",
             NFPROTO_IPV6: "ip6"}        # as nft prints them
 NO_FAMILY = (EAFNOSUPPORT, EOPNOTSUPP)  # errnos for a family that the kernel does not support
@@ -130,7 +130,7 @@ def del_table(batch: Batch, family: int, name: str) -> Batch:
 
 def get_table(batch: Batch, family: int, name: str) -> Batch:
     """Ask for one table. The kernel answers ENOENT if it does not exist."""
-    return batch.begin(NFT_MSG_GETTABLE, NLM_F_ACK, nfgenmsg(family), f"look up nftables table {name}").text(
+    return batch.begin(NFT_MSG_GETTABLE, NLM_F_REQUEST, nfgenmsg(family), f"look up nftables table {name}").text(
         NFTA_TABLE_NAME, name)
 
 
@@ -169,7 +169,7 @@ def del_chain(batch: Batch, family: int, table: str, name: str) -> Batch:
 
 def get_chain(batch: Batch, family: int, table: str, name: str, what: str) -> Batch:
     """Ask for one chain. what: the text for a kernel error. The kernel answers ENOENT if the chain does not exist."""
-    batch.begin(NFT_MSG_GETCHAIN, NLM_F_ACK, nfgenmsg(family), what)
+    batch.begin(NFT_MSG_GETCHAIN, NLM_F_REQUEST, nfgenmsg(family), what)
     return batch.text(NFTA_CHAIN_TABLE, table).text(NFTA_CHAIN_NAME, name)
 
 
@@ -207,7 +207,7 @@ def is_drop(data: bytes) -> bool:
 
 def get_generation(batch: Batch) -> Batch:
     """Ask for the generation, the number of transactions so far."""
-    return batch.begin(NFT_MSG_GETGEN, NLM_F_ACK, nfgenmsg(0), "ask for nftables' generation")
+    return batch.begin(NFT_MSG_GETGEN, NLM_F_REQUEST, nfgenmsg(0), "ask for nftables' generation")
 
 
 def read_generation(payload: bytes) -> tuple[int, str]:

@@ -29,7 +29,7 @@ from fastcni.kernel.nft import (
     nfgenmsg,
     read_comment,
 )
-from fastcni.kernel.uapi import IFNAMSIZ, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL
+from fastcni.kernel.uapi import IFNAMSIZ, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def del_set(batch: Batch, family: int, table: str, name: str) -> Batch:
 
 def get_set(batch: Batch, family: int, table: str, name: str) -> Batch:
     """Ask for one set or map, without its elements. The kernel answers ENOENT if the set does not exist."""
-    batch.begin(NFT_MSG_GETSET, NLM_F_ACK, nfgenmsg(family), f"look up nftables set {table} {name}")
+    batch.begin(NFT_MSG_GETSET, NLM_F_REQUEST, nfgenmsg(family), f"look up nftables set {table} {name}")
     return batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
 
 
@@ -300,7 +300,7 @@ def del_element(batch: Batch, family: int, table: str, name: str, key: bytes) ->
 def get_element(batch: Batch, family: int, table: str, name: str, key: bytes) -> Batch:
     """Ask for one element, outside of a transaction. The kernel answers ENOENT if the element or the table does not
     exist."""
-    return _elements(batch, NFT_MSG_GETSETELEM, NLM_F_ACK, family, table, name, [(key, None)], "look up in")
+    return _elements(batch, NFT_MSG_GETSETELEM, NLM_F_REQUEST, family, table, name, [(key, None)], "look up in")
 
 
 def elements_of(table: str, name: str) -> Callable[[Batch], Batch]:

@@ -46,7 +46,7 @@ def is_of_link(payload: bytes) -> bool:
 
 def get_link(batch: Batch, *, name: str | None = None, index: int = 0, what: str | None = None) -> Batch:
     """Ask for one link by name or index, without its counters, which would be the largest part of the answer."""
-    batch.begin(uapi.RTM_GETLINK, NLM_F_ACK, ifinfomsg(index), what or f'look up "{name or index}"')
+    batch.begin(uapi.RTM_GETLINK, uapi.NLM_F_REQUEST, ifinfomsg(index), what or f'look up "{name or index}"')
     if name:
         short = len(name.encode()) < uapi.IFNAMSIZ
         batch.text(uapi.IFLA_IFNAME if short else uapi.IFLA_ALT_IFNAME, name)

@@ -189,6 +189,8 @@ class Batches:
     """Several Batches that attempt() sends together, for thousands of requests. The socket needs set_request_size(),
     and set_buffer_size() for the ACKs, 768 bytes each."""
 
+    answered = False
+
     def __init__(self, batches: list[Batch]) -> None:
         self.batches = batches
 
@@ -230,6 +232,7 @@ def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[Netlin
     data, waiting, first, last = batch.finish(sock.sequence), batch.asked, batch.first, batch.last
     sock.sequence = last if last < MAX_SEQUENCE else 0
     what, final = next(iter(waiting.values()), ""), next(reversed(waiting), 0)      # see Batch.finish()
+    answered = final if batch.answered else 0
     batch.clear()
     try:
         send(sock, data)
@@ -254,7 +257,7 @@ def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[Netlin
             break
         if found and not sock.port:
             sock.port = found[0][3]
-        for kind, flags, sequence, port, payload in sort_replies(found, waiting, replies, sock.port):
+        for kind, flags, sequence, port, payload in sort_replies(found, waiting, replies, sock.port, answered):
             if sequence not in waiting or port != sock.port:
                 if kind != uapi.NLMSG_ERROR or not first < sequence <= last or port != sock.port:
                     forget(sock)

@@ -82,6 +82,31 @@ def test_replies_besides_acks_are_returned():
     assert wire.exchange(Scripted(ack(1), echo + ack(2), message(1, 0, 3), ack(3)), three()) == [(16, LINK)]
 
 
+def of_one_link(*names):
+    batch = Batch()
+    for name in names:
+        rtnl.get_link(batch, name=name)
+    return batch
+
+
+def test_an_object_is_the_answer_to_its_request():
+    """The kernel sent an ACK after the object: one more message, and one more receive."""
+    sock = Scripted(message(16, 0, 1, LINK), message(16, 0, 2, LINK))
+    assert wire.exchange(sock, of_one_link("eth0")) == [(16, LINK)]
+    (_, flags, _, _, _), = messages(sock.sent[0])
+    assert flags == uapi.NLM_F_REQUEST and len(sock.queue) == 1
+
+
+@pytest.mark.parametrize("answers, found", [([message(16, 0, 1, LINK), message(16, 0, 2, LINK)], 2),
+                                            ([message(16, 0, 1, LINK) + message(16, 0, 2, LINK)], 2),
+                                            ([ack(1, ENOENT), message(16, 0, 2, LINK)], 1),
+                                            ([message(16, 0, 1, LINK), ack(2, ENOENT)], 1)])
+def test_each_of_several_objects_is_read(answers, found):
+    sock = Scripted(*answers)
+    replies, refused = wire.attempt(sock, of_one_link("one", "two"))
+    assert len(replies) == found and len(refused) == 2 - found and not sock.queue
+
+
 def test_a_refusal_has_the_request_and_the_kernels_text():
     text = struct.pack("=HH", 32, 1) + b"ipv4: Invalid prefix length\0"
     body = struct.pack("=i", -22) + struct.pack("=IHHII", 16, 0, 0, 1, 0) + text

@@ -144,8 +144,9 @@ def test_a_table_is_asked_about_again_when_it_changes(warm, change):
     ("delete chain ip t c", {"by table", "any table", "chain c"}),
     ("chain ip t a { policy drop; }", {"by table", "any table", "rules of a", "rules of a and b"}),
     ("flush table ip t", {"by table", "rules of a", "rules of a and b"}),
-    ("delete table ip t", {"by table", "any table", "table", "chain c", "rules of a", "rules of a and b"}),
+    ("delete table ip t", {"by table", "any table", "table", "families", "chain c", "rules of a", "rules of a and b"}),
     ("add rule ip6 t a accept", set()),
+    ("delete table ip6 t", {"any table", "families"}),
 ])
 def test_facts_about_other_chains_stay(warm, change, concerned):
     """kube-proxy changes its own chains all day. Each change made the next DEL read CNI-FORWARD again."""
@@ -156,7 +157,7 @@ def test_facts_about_other_chains_stay(warm, change, concerned):
     table = "nftables", "t", nft.NFPROTO_IPV4
     keys = {"table": table, "chain c": (*table, "chain", "c"), "rules of a": (*table, "rules", "a"),
             "rules of a and b": (*table, "rules", "a", "b"), "by table": (*table, "set", "s"),
-            "any table": ("nftables", "")}
+            "any table": ("nftables", ""), "families": ("nftables", "t", nft.NFPROTO_UNSPEC)}
     asked = {name: Asked(lambda: True) for name in keys}
 
     def recalled():

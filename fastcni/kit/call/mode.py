@@ -181,7 +181,8 @@ class Mode:
 
         ("link", name): a Link or None; (kind, index, ...): state of a link, e.g. its "addresses" with the family
         ("sysctl", name): the text of a sysctl about forwarding
-        ("nftables", table, family, ...): state of an nftables table; ("nftables", ""): of all tables
+        ("nftables", table, family, ...): state of an nftables table; family NFPROTO_UNSPEC: of the tables of this name;
+        ("nftables", ""): of all tables
         ("nftables", table, family, "chain", name): whether the chain exists
         ("nftables", table, family, "rules", chain, ...): the rules of these chains
         ("legacy", table, length): a table of legacy iptables; the kernel does not notify changes of these tables

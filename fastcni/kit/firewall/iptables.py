@@ -10,7 +10,8 @@ import posix
 from errno import ENOENT
 from time import monotonic
 
-from fastcni.kernel import nft, process, waiting, xtables
+from fastcni._netlink import Batch
+from fastcni.kernel import nft, process, waiting, wire, xtables
 from fastcni.kit.call import names
 from fastcni.kit.firewall import rulesets
 from fastcni.spec import errors
@@ -60,7 +61,11 @@ def has_nft_chain(req: Request, family: int, table: str, chain: str) -> bool:
 def families(req: Request, table: str = "nat") -> list[int]:
     """Return the nftables families that have a table of this name. Only in these families iptables over nf_tables can
     have rules."""
-    return [family for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) if rulesets.has_table(req.mode, family, table)]
+    def ask() -> list[int]:
+        return [family for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6)
+                if wire.look_up(req.mode.firewall, nft.get_table(Batch(), family, table)) is not None]
+
+    return req.mode.recall(("nftables", table, nft.NFPROTO_UNSPEC), ask)
 
 
 def legacy(req: Request, table: str = "nat", *lengths: int) -> bool:

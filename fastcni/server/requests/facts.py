@@ -158,7 +158,7 @@ def depends(key: Key, table: str, family: int, chain: str, rules: bool) -> bool:
     """
     if key[1] == EVERY_TABLE:
         return not rules
-    if key[1:3] != (table, family):
+    if key[1] != table or key[2] not in (nft.NFPROTO_UNSPEC, family):
         return False
     if not chain:
         return True
