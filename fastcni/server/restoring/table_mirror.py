@@ -149,7 +149,7 @@ class TableMirror:
         elif self.deletions:
             self._note_additions({mark_of(it) for _, _, some in self.added for it in some.values()}, generation)
         self.added = []
-        losses = sum(len(each) for of in (self.missing, self.emptied) for each in of.values())
+        losses = sum(map(len, self.missing.values())) + sum(map(len, self.emptied.values()))
         if losses > self.losses:
             self.by = by
         self.losses = losses
