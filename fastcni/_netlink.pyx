@@ -167,7 +167,7 @@ cdef class Batch:
         head.nlmsg_pid = 0
         memcpy(at, &head, HEADER)
         memcpy(at + HEADER, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
-        if flags & (NLM_F_ACK | NLM_F_REQUEST) or flags & NLM_F_DUMP == NLM_F_DUMP:     # NLM_F_EXCL is half of NLM_F_DUMP
+        if flags & (NLM_F_ACK | NLM_F_REQUEST) or flags & NLM_F_DUMP == NLM_F_DUMP:     # NLM_F_EXCL is half of it
             self.asked[self.last] = what
             self.answered = flags == NLM_F_REQUEST
         return self
@@ -366,11 +366,12 @@ def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
     return -<int64_t>code, text, offset
 
 
-def sort_replies(list found not None, dict asked not None, list replies not None, uint32_t port=0, uint32_t answered=0):
+def sort_replies(list found not None, dict asked not None, list replies not None, uint32_t port=0,
+                 uint32_t answered=0):
     """Sort the messages() of a datagram. An ACK of a request that succeeded removes the request from `asked`; an answer
-    is appended to `replies` as (type, payload), and removes the request `answered`. Return every other message: errors, answers of an interrupted dump,
-    messages whose sequence number is not in `asked`, and messages to another port than `port` (0: the port is
-    unknown)."""
+    is appended to `replies` as (type, payload), and removes the request `answered`. Return every other message: errors,
+    answers of an interrupted dump, messages whose sequence number is not in `asked`, and messages to another port than
+    `port` (0: the port is unknown)."""
     cdef list rest = []
     cdef int32_t code
     for each in found:
