@@ -8,10 +8,11 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from fastcni._netlink import Batch, attributes, messages
-from fastcni.kernel import nft, nft_elements, nft_rules, rtnl, uapi
+from fastcni.kernel import conntrack, nft, nft_elements, nft_rules, rtnl, uapi
 from fastcni.testing.fake_links import Link
 from fastcni.testing.fake_messages import attr
 from fastcni.testing.fake_node import Node
+from fastcni.testing.fake_sockets import FakeKernel
 
 ACK, CREATE, EXCL, ECHO = 0x4, 0x400, 0x200, 0x8
 ADDRESS, GATEWAY = bytes((10, 22, 0, 5)), bytes((10, 22, 0, 1))
@@ -74,9 +75,10 @@ def test_a_bridge_port_is_set_by_name():
 
 @pytest.mark.parametrize("keys", [{"name": "veth0"}, {"index": 7}])
 def test_a_link_is_deleted_and_looked_up_by_name_or_index(keys):
-    for verb, expected in ((rtnl.del_link, uapi.RTM_DELLINK), (rtnl.get_link, uapi.RTM_GETLINK)):
+    for verb, *expected in ((rtnl.del_link, uapi.RTM_DELLINK, ACK),
+                            (rtnl.get_link, uapi.RTM_GETLINK, 0)):
         kind, flags, message = sent(verb(Batch(), **keys), ifinfmsg)
-        assert (kind, flags, message["index"]) == (expected, ACK, keys.get("index", 0))
+        assert [kind, flags, message["index"]] == [*expected, keys.get("index", 0)]
         assert message.get("IFLA_IFNAME") == keys.get("name")
 
 
@@ -220,3 +222,20 @@ def test_elements_rules_and_chains_are_read():
     assert nft_rules.read_rule(bytes(4) + rule) == (7, "mine")
     with pytest.raises(ValueError, match="without a handle"):
         nft_rules.read_rule(bytes(4))
+
+
+def test_a_connection_in_a_flowtable_counts_if_both_ends_are_among_the_pods():
+    """conntrack marks the connections of all flowtables, also of other programs."""
+    pods, other = (b"\n\0\0\2", b"\n\0\0\3"), b"\n\0\0\4"
+
+    def entry(ends, status):
+        batch = Batch().begin(conntrack.IPCTNL_MSG_CT_NEW, 0, nft.nfgenmsg(uapi.AF_INET))
+        conntrack.add_tuple(batch, conntrack.CTA_TUPLE_ORIG, 6, ends, (50000, 80))
+        conntrack.add_tuple(batch, conntrack.CTA_TUPLE_REPLY, 6, ends[::-1], (80, 50000))
+        (kind, _, _, _, payload), = messages(batch.be32(conntrack.CTA_STATUS, status).finish())
+        return kind, payload
+
+    sock = FakeKernel(answers={conntrack.IPCTNL_MSG_CT_GET: [
+        entry(pods, conntrack.IPS_OFFLOAD), entry(pods, conntrack.IPS_CONFIRMED),
+        entry((pods[0], other), conntrack.IPS_OFFLOAD), entry((other, pods[1]), conntrack.IPS_OFFLOAD)]})
+    assert conntrack.count_offloaded(sock, pods) == 1
