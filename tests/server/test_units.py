@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from real_kernel.node import elements, links, rules
 
+from fastcni.cli.commands import cli
 from fastcni.kit.call import deadlines
 from fastcni.launcher import files, systemd
 from fastcni.launcher.install import Installed, InstallError
@@ -176,10 +178,12 @@ def test_a_failure_leaves_the_old_units_and_nothing_else(tmp_path, monkeypatch):
 
 
 def fastcni(*args, tty=False):
-    command = [sys.executable, "-m", "fastcni", *map(str, args)]
+    """Run the command, in a process with a terminal, or in this process without one: (exit status, output)."""
+    words = [str(arg) for arg in args]
     if not tty:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        return done.returncode, done.stdout + done.stderr
+        done = CliRunner().invoke(cli, words)
+        return done.exit_code, done.output + str(done.exception or "")
+    command = [sys.executable, "-m", "fastcni", *words]
     terminal, child_end = pty.openpty()
     status = subprocess.run(command, stdout=child_end, stderr=child_end, stdin=child_end, timeout=60).returncode
     os.close(child_end)
