@@ -140,6 +140,19 @@ def test_replays_are_counted(make_watch, failed, outcome):
     assert sum(watch.restoring.replays.values()) == 1
 
 
+def test_the_legacy_iptables_are_polled_right_after_a_replay(make_watch, monkeypatch):
+    """So that the server sees the rules of the replay, before another program removes them again."""
+    watch = make_watch(lambda _: SimpleNamespace(attachments=0, plugins=0, failed=()), at_start=True)
+    soon = []
+    monkeypatch.setattr(watch.restoring, "attend_soon", soon.append)
+    watch.legacy.note_add(time.monotonic())
+    watch.attend(time.monotonic())
+    assert eventually(lambda: watch.restoring.replays["done"] or watch.attend(time.monotonic()))
+    assert eventually(lambda: len(soon) == 1) and watch.legacy.next == 0.0
+    watch.attend(time.monotonic())
+    assert watch.legacy.next > 0.0
+
+
 def test_plugin_files_count_what_goes_one_shot_also_without_a_server(node, start, plugins, tmp_path):
     """The first server has metrics by the option, on a unix socket; the second one by the variable, on loopback."""
     conf, socket_path = node.conf(), tmp_path / "metrics"
