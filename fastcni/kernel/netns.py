@@ -40,9 +40,12 @@ def open_path(path: str) -> int:
     Python has no statfs(2). All namespace files are on one device (nsfs), so the device number identifies them.
     """
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
-    if posix.fstat(fd).st_dev != posix.stat(OWN).st_dev:
+    try:
+        if posix.fstat(fd).st_dev != posix.stat(OWN).st_dev:
+            raise NotNamespace(EINVAL, "not a network namespace", path)
+    except OSError:
         close_file(fd)
-        raise NotNamespace(EINVAL, "not a network namespace", path)
+        raise
     return fd
 
 

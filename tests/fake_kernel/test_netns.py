@@ -73,6 +73,20 @@ def test_a_failed_entry_is_an_os_error_and_leaves_no_descriptor(refuse, fd):
     assert descriptors() == before
 
 
+@pytest.mark.parametrize("call", ["stat", "fstat"])
+def test_a_path_that_cannot_be_checked_leaves_no_descriptor(monkeypatch, collector_off, call):
+    """A server kept the descriptor of a pod's namespace, and so the namespace, after a stat(2) without memory."""
+    def fail(_):
+        raise OSError(12, os.strerror(12))
+
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(netns.posix, call, fail)
+        with pytest.raises(OSError, match="errno 12|Cannot allocate"):
+            netns.open_path(netns.OWN)
+    assert descriptors() == before
+
+
 def test_rollback_runs_for_a_lost_thread_too():
     undone = []
     with pytest.raises(netns.Lost), Undo() as undo:
