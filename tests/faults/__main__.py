@@ -29,7 +29,7 @@ CAMPAIGNS = {                   # module: (seconds without --seconds, what it do
     "foreign": (300, "other programs change iptables and nftables: pods keep their connections"),
     "elsewhere": (180, "requests from time namespaces, and from mount namespaces that see no pod: living pods stay"),
     "dhcp": (120, "kill -9 of the dhcp daemon while leases are renewed, damaged lease files"),
-    "soak": (60 * float(os.environ.get("SOAK_MINUTES", "10")), "load and flushes; memory must stay flat"),
+    "soak": (60 * float(os.environ.get("SOAK_MINUTES", "10")), "load, flushes, changed policies; memory stays flat"),
     "sanitized": (120, "the compiled leaves under ASan and UBSan, with mutated replies, messages and files"),
 }
 

@@ -9,6 +9,7 @@ After each fault stdout has one document or a valid result, a DEL without faults
 
 import contextlib
 import json
+import os
 import random
 import time
 from collections import Counter
@@ -241,10 +242,12 @@ class Steps:
 
 def asleep(pid):
     """Whether all threads of a process wait: none runs, or would run if a processor was free."""
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):              # the thread has ended
-            if path.read_text().rpartition(")")[2].split()[0] != "S":
-                return False
+    with contextlib.suppress(FileNotFoundError):            # the process has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):              # the thread has ended
+                stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
+                if stat.rpartition(")")[2].split()[0] != "S":
+                    return False
     return True
 
 

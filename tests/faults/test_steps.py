@@ -6,12 +6,13 @@ whose processor is emulated, each case has one command.
 
 import os
 import shutil
+import subprocess
 import time
 
 import pytest
 from faults.cases import PLUGINS, features_of, lacking
 from faults.injector import KILL, PLUGIN, kills
-from faults.rounds import COMMANDS, MODES, Tools, run_case
+from faults.rounds import COMMANDS, MODES, Tools, asleep, run_case
 
 SEED = int(os.environ.get("FAULTS_SEED", "20779"))
 MAX_FAULTS = int(os.environ.get("FAULTS_MAX", "1"))     # of each command
@@ -49,3 +50,10 @@ def test_kills_come_before_each_change_and_directly_after_it():
     assert kills(calls, (PLUGIN,)) == [(at, KILL) for at in (1, 2, 5, 7, 8)]
     assert kills(calls, ()) == []
     assert [at for at, _ in kills(calls, (PLUGIN,), each=True)] == [1, 2, 5, 6, 7, 8]
+
+
+def test_a_process_that_has_ended_is_asleep():
+    """A server that its fault had killed ended the case, and no later fault of it was tried."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    assert asleep(ended.pid)
