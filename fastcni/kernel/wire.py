@@ -172,7 +172,7 @@ def exchange(sock: Socket, batch: Batch) -> Replies:
     """
     replies, refused = attempt(sock, batch)
     if refused:
-        raise refused[0]
+        raise refused.pop(0)            # with this frame's reference, the error would live until a garbage collection
     return replies
 
 
@@ -225,7 +225,7 @@ def look_up(sock: Socket, batch: Batch) -> Replies | None:
         return replies
     if refused[0].errno == ENOENT:
         return None
-    raise refused[0]
+    raise refused.pop(0)
 
 
 def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[NetlinkError]]:
@@ -298,7 +298,7 @@ def dump(sock: Socket, kind: int, header: bytes, what: str,
             return replies
         if refused[0].errno != EINTR:
             break
-    raise refused[0]
+    raise refused.pop(0)
 
 
 def drain(sock: Socket, note: Callable[[int, bytes], object], lost: Callable[[], object], own: int = -1) -> None:

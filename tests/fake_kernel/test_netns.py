@@ -82,7 +82,7 @@ def test_a_path_that_cannot_be_checked_leaves_no_descriptor(monkeypatch, collect
     before = descriptors()
     with monkeypatch.context() as patch:
         patch.setattr(netns.posix, call, fail)
-        with pytest.raises(OSError, match="errno 12|Cannot allocate"):
+        with pytest.raises(OSError, match="Cannot allocate"):
             netns.open_path(netns.OWN)
     assert descriptors() == before
 

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import weakref
 from errno import EEXIST, EINTR, ENOBUFS, ENOENT, ENOTSUP, EPERM
 
 import pytest
@@ -9,6 +10,7 @@ from modes import show_wire
 
 from fastcni._netlink import Batch, messages
 from fastcni.kernel import nft, rtnl, uapi, wire
+from fastcni.kit.call.undo import every
 from fastcni.testing.fake_sockets import FakeKernel, Socket, ack, done, message
 
 LINK = rtnl.ifinfomsg(7)
@@ -48,6 +50,27 @@ def test_a_batch_goes_out_in_one_send_and_comes_back_empty():
     assert len(messages(sock.sent[0])) == 3
     assert not batch
     assert batch.asked == {}
+
+
+@pytest.mark.parametrize("fail", [
+    lambda: wire.exchange(Scripted(ack(1), ack(2, EEXIST), ack(3, EPERM)), three()),
+    lambda: wire.look_up(Scripted(ack(1), ack(2, EEXIST), ack(3, EPERM)), three()),
+    lambda: dump(Scripted(ack(1, EPERM))),
+    lambda: every((wire.exchange, Scripted(ack(1), ack(2), ack(3, EPERM)), three()), (int, "none"), (int, "none"))])
+def test_an_error_ends_with_its_handler(collector_off, fail):
+    """Its traceback and a frame of the traceback kept each other, and all that the request's frames held, for example
+    sockets, until a garbage collection."""
+    def called():
+        held = Scripted()
+        kept.append(weakref.ref(held))
+        fail()
+
+    kept = []
+    try:
+        called()
+    except wire.NetlinkError:
+        failed = True
+    assert failed and kept[0]() is None
 
 
 def test_every_reply_is_read_before_the_first_refusal_is_raised():

@@ -83,17 +83,17 @@ class Requested:
 
 def every(*steps: tuple[Any, ...]) -> None:
     """Run each (fn, *args), even after an error. Then raise the first error, with the other errors as notes."""
-    first: BaseException | None = None
+    errors: list[BaseException] = []
     for fn, *args in steps:
         try:
             fn(*args)
         except (Exception, SystemExit) as e:
-            if first is None:
-                first = e
+            if errors:
+                errors[0].add_note(f"and: {e}")
             else:
-                first.add_note(f"and: {e}")
-    if first is not None:
-        raise first
+                errors.append(e)
+    if errors:
+        raise errors.pop()              # see wire.exchange()
 
 
 def steps_of(options: Iterable[object], command: str, *args: Any) -> list[tuple[Any, ...]]:
