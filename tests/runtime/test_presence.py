@@ -181,6 +181,15 @@ def test_a_procfs_that_hides_processes_proves_nothing(tmp_path):
     assert not presence.sees_processes(str(tmp_path))
 
 
+@pytest.mark.parametrize("stat, sees", [("2 (kthreadd) S 0 0 0 0 -1 2129984 0", True),
+                                        ("2 (a b) c) S 1 2 2 0 -1 4194304 0", False)])
+def test_a_process_2_of_a_container_is_no_thread_of_the_kernel(tmp_path, stat, sees):
+    """In a container each process of the node would seem to have ended."""
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "stat").write_text(stat)
+    assert presence.sees_processes(str(tmp_path)) is sees
+
+
 def test_a_process_that_has_ended_but_is_not_reaped_is_not_gone(monkeypatch):
     """Its other threads may live, and use the namespace."""
     monkeypatch.setattr(presence, "sees_processes", lambda proc: True)
