@@ -19,7 +19,8 @@ from fastcni.dhcp import packets
 from fastcni.dhcp.lease_files import SUFFIX
 
 STAYING, COMING = 2, 3          # pods
-LEASE_S = 6                     # it is renewed after half of this time
+LEASE_S = 20                    # it is renewed after half of this time, also if daemons start slowly
+STAY_S = 3                      # of a pod that comes, at most
 DAEMON_LIFE_S = (0.0, 2.0)      # from its start to the kill, at least and at most
 DEAD_S = 0.3                    # until the next one starts, at most
 RENEWED_S = 30                  # until each pod that stays has renewed its lease
@@ -54,7 +55,7 @@ class Pod:
     def loop(self):
         while self.row.running:
             if self.add():
-                time.sleep(self.rng.uniform(0, LEASE_S / 2))
+                time.sleep(self.rng.uniform(0, STAY_S))
             self.request("DEL")
 
 

@@ -92,8 +92,9 @@ def main(seconds, seed, work):
     rng, count, until = random.Random(seed), 0, time.monotonic() + float(seconds)
     with open(f"{work}/datagrams", "rb") as file:
         datagrams = marshal.load(file)
-    os.makedirs(f"{work}/index", exist_ok=True)
-    directory = Directory(f"{work}/index")
+    path = f"{work}/index-{seed}"           # the last index of another child may be valid, and have the addresses
+    os.mkdir(path)
+    directory = Directory(path)
     directory.open(BOOT).close()
     directory.filled(300)
     with open(os.path.join(directory.path, FILE), "rb") as file:
