@@ -3,12 +3,15 @@
 import ctypes
 import os
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from real_kernel.node import Inside, links
 from server.local import Local
 
+from fastcni.kernel import netns
 from fastcni.server.requests import hosts
+from fastcni.server.requests.mode import WarmMode
 from fastcni.testing.witnesses import eventually
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -132,3 +135,17 @@ def test_a_namespace_whose_callers_are_gone_makes_room_for_another(node, pod, po
             with Inside(there):
                 assert server.call("VERSION", node.conf(), pod).status == 0
         assert not server.lines("request_declined")
+
+
+def test_a_namespace_without_an_identity_leaves_no_descriptor(warm, collector_off, monkeypatch):
+    """A DEL of multus kept the pod's namespace if fstat(2) failed after the server had opened it."""
+    def refuse(_):
+        raise OSError(12, os.strerror(12))
+
+    warm.message = SimpleNamespace(netns=None)
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(netns, "identity", refuse)
+        with pytest.raises(OSError, match="Cannot allocate"):
+            WarmMode.open_netns(warm, netns.OWN)
+    assert len(os.listdir("/proc/self/fd")) == len(before)

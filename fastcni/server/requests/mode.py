@@ -87,7 +87,11 @@ class WarmMode(Mode):
             self.message.netns = None       # the request closes it
         else:
             fd = super().open_netns(path)
-            identity = netns.identity(fd)
+            try:
+                identity = netns.identity(fd)
+            except OSError:
+                netns.close_file(fd)
+                raise
         self.pod = identity
         return fd
 
