@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from time import monotonic, time_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -80,7 +81,7 @@ class Results:
         if changed == self.changed:
             return [], set()
         self.changed = changed if changed < now - SETTLED_NS else 0
-        present = {entry.name: entry.stat() for entry in os.scandir(self.directory)} if changed >= 0 else {}
+        present = dict(stats(self.directory)) if changed >= 0 else {}
         gone = {packed for name in self.seen.keys() - present.keys() for packed in self.seen.pop(name)[2]}
         new: list[tuple[bytes, Pod]] = []
         for name, stat in present.items():
@@ -89,6 +90,13 @@ class Results:
                 self.seen[name] = stat.st_ino, stat.st_mtime_ns, tuple(packed for packed, _ in found)
                 new += found
         return new, gone - {packed for packed, _ in new}
+
+
+def stats(directory: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the name and the stat of each file in a directory, but of files that a DEL removes at this moment."""
+    for entry in os.scandir(directory):
+        with suppress(FileNotFoundError):
+            yield entry.name, entry.stat()
 
 
 def read(path: str) -> Iterator[tuple[bytes, Pod]]:

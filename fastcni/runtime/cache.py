@@ -20,6 +20,7 @@ from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
 DEFAULT_DIR = "/var/lib/cni"
+TEMPORARY = ".fastcni-"         # the names of temporary files begin so; the name of a network begins with no "."
 
 
 class Cache:
@@ -154,7 +155,8 @@ class Cache:
             names = os.listdir(self.results())
         except FileNotFoundError:
             return []
-        return sorted((it for it in names if not container_id or f"-{container_id}-" in it[1:-1]), key=os.fsencode)
+        return sorted((it for it in names if not it.startswith(TEMPORARY)
+                       and (not container_id or f"-{container_id}-" in it[1:-1])), key=os.fsencode)
 
 
 class Document:
@@ -239,11 +241,20 @@ def write_file(path: str, data: bytes) -> None:
     """Replace a file atomically, with mode 0600. Raises OSError.
 
     The new file is created next to the directory, not in it, because other programs take every file in the directory
-    for an attachment.
+    for an attachment. If that fails, the directory may be a mount of its own or a symbolic link to another file system;
+    the new file is then created in it, under a name that this module's readers skip.
     """
     directory = os.path.dirname(path)
     make_directories(directory, 0o700, above=0o700)
-    fd, fresh = tempfile.mkstemp(prefix=".fastcni-", dir=os.path.dirname(directory))
+    try:
+        write_by(os.path.dirname(directory), path, data)
+    except OSError:
+        write_by(directory, path, data)
+
+
+def write_by(directory: str, path: str, data: bytes) -> None:
+    """Write a temporary file in a directory and rename it to `path`. Raises OSError."""
+    fd, fresh = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
     try:
         with open(fd, "wb") as file:
             file.write(data)

@@ -5,6 +5,7 @@ import json
 from fastcni.cli.text.top import View, frame
 from fastcni.flows import kept
 from fastcni.flows.kept import MAX_COUNTS, OTHER, SIZE, Kept
+from fastcni.flows.pods import Pods
 from fastcni.flows.records import ALLOWED, DROPPED, POLICY, End, Flow
 from fastcni.node.activity import summary
 
@@ -40,3 +41,12 @@ def test_top_shows_how_many_flows_are_dropped_and_the_last_one(monkeypatch):
         text = frame(document, View(), 120, 24).plain
         assert ("2 dropped in 60 s, the last: " in text) == seen
         assert ("tcp    shop/web@net > shop/db@net:80  by policy shop/db" in text) == seen
+
+
+def test_a_result_that_a_del_removes_at_this_moment_is_no_error(tmp_path):
+    """scandir(3) names a removed file; so does a symbolic link to nothing. The flows of the node ended."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "net-ctr-eth0").symlink_to("removed")
+    pods = Pods([str(tmp_path)])
+    pods.refresh()
+    assert pods.by_address == {}

@@ -1,11 +1,13 @@
 """The result cache: files of the Go library are read, damaged files are reported, written files are complete."""
 
+import errno
 import os
 from base64 import b64encode
 
 import pytest
 from leaves import not_files
 
+from fastcni.node.attachments.caches import read_cache
 from fastcni.runtime import CNI, CniError, RuntimeConf, parse_list
 from fastcni.runtime.cache import Cache
 from fastcni.spec.result import encode
@@ -183,6 +185,29 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(cache, tmp_path, monkey
         cache.write("net", b"{}", RT, {"cniVersion": "1.0.0"})
     assert (tmp_path / "results" / "net-ctr-eth0").read_bytes() == before
     assert os.listdir(tmp_path) == ["results"]
+
+
+def test_results_on_a_file_system_of_their_own_are_written(cache, tmp_path, monkeypatch):
+    """A mount, or a symbolic link to another file system: each ADD failed with EXDEV."""
+    def rename(old, new):
+        if os.path.dirname(old) != os.path.dirname(new):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        os.replace(old, new)
+
+    monkeypatch.setattr(os, "rename", rename)
+    for config in (b"{}", b'{"a":1}'):
+        cache.write("net", config, RT, None)
+    assert [it.config for it in cache.attachments()] == [b'{"a":1}']
+    assert (os.listdir(tmp_path), os.listdir(tmp_path / "results")) == (["results"], ["net-ctr-eth0"])
+
+
+def test_a_temporary_file_of_a_killed_write_is_no_attachment(cache):
+    put(cache, GO)
+    put(cache, GO, ".fastcni-k1ll3d")
+    put(cache, GO[:50], ".fastcni-h4lf")
+    unread, unseen = [], []
+    assert len(cache.attachments(unread=unread)) == len(list(read_cache(cache, unseen))) == 1
+    assert (unread, unseen) == ([], [])
 
 
 def test_the_directory_is_the_objects_then_the_callers_then_the_default(tmp_path):

@@ -8,20 +8,18 @@ from typing import Any
 
 from fastcni.node.attachments.records import CACHE, Cached, HostPort, Sighting
 from fastcni.plugins import chain
-from fastcni.runtime.cache import read_document, read_file
+from fastcni.runtime.cache import Cache, read_document, read_file
 from fastcni.spec import address, json
 from fastcni.spec import result as results
 from fastcni.spec.cached_result import KIND
 from fastcni.spec.errors import CniError
 
 
-def read_directory(directory: str, unseen: list[str]) -> Iterator[tuple[Sighting, Cached]]:
-    """Yield the Sighting and Cached of each file in a `results` directory. Add texts about unreadable files to
-    `unseen`."""
+def read_cache(cache: Cache, unseen: list[str]) -> Iterator[tuple[Sighting, Cached]]:
+    """Yield the Sighting and Cached of each file of a cache. Add texts about unreadable files to `unseen`."""
+    directory = cache.results()
     try:
-        names = sorted(os.listdir(directory), key=os.fsencode)
-    except FileNotFoundError:
-        return
+        names = cache.file_names()
     except OSError as e:
         unseen.append(f"result cache {directory}: {e.strerror}")
         return

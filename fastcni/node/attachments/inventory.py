@@ -74,7 +74,7 @@ def look(places: Places) -> Seen:
         net.name: caches.types_of({"plugins": [plugin.values for plugin in net.plugins]}) for net in nets})
     seen = Seen(facts, files)
     for where in dict.fromkeys(places.cache_dirs):
-        for sighting, cached in caches.read_directory(Cache(where).results(), unseen):
+        for sighting, cached in caches.read_cache(Cache(where), unseen):
             facts.sightings.append(sighting)
             facts.cached[sighting.network, sighting.container_id, sighting.ifname] = cached
     configurations = [*confs.values_of(nets), *(it.config for it in facts.cached.values())]
