@@ -62,7 +62,7 @@ def refuse_blind(network: str, plan: collect.Plan, directory: str, unread: Seque
     """Raise CniError if the cache does not show which attachments exist."""
     if unread:
         raise CniError(errors.IO_FAILURE, f"nothing was released: {unread[0]} cannot be read",
-                       f"there are {len(unread)} such files of network {network}; remove those of dead containers, "
+                       f"such files of network {network}: {len(unread)}; remove those of dead containers, "
                        "or release everything with --all --yes")
     if not (plan.kept or plan.stale or plan.valid):
         raise CniError(errors.INVALID_ENVIRONMENT, f"nothing was released: no attachment of network {network} is "

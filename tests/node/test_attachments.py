@@ -24,6 +24,7 @@ from fastcni.node.attachments import address_dirs, caches, iptables, namespaces,
 from fastcni.node.attachments.inventory import Places, collect
 from fastcni.node.attachments.merge import Facts, Group, merge
 from fastcni.node.attachments.records import ADDRESS_FILE, CACHE, ELEMENT, FASTCNI, HostPort, Sighting
+from fastcni.runtime.cache import Cache
 from fastcni.testing.namespaces import needs_root, run
 from fastcni.testing.witnesses import eventually
 
@@ -69,7 +70,7 @@ def test_a_cache_file_tells_addresses_ports_and_plugins(directories):
     directories.cached("c1", netns="/run/netns/p", result=RESULT, capabilityArgs={"portMappings": mappings},
                    config=b64encode(json.dumps(LIST).encode()).decode())
     unseen = []
-    ((sighting, cached),) = caches.read_directory(str(directories.cache / "results"), unseen)
+    ((sighting, cached),) = caches.read_cache(Cache(directories.cache), unseen)
     assert (sighting.network, sighting.container_id, sighting.ifname) == ("net1", "c1", "eth0")
     assert sighting.addresses == ("10.88.0.2",) and sighting.since > 0
     assert sighting.ports == (HostPort(8080, "tcp", "", "10.88.0.2", 80),)
@@ -85,7 +86,7 @@ def test_a_cache_file_of_an_old_libcni_is_read(directories):
     (results / "net1-c1-eth0").write_text("{")
     (results / "other").write_text('{"kind": "somethingElse"}')
     unseen = []
-    ((sighting, _),) = caches.read_directory(str(results), unseen)
+    ((sighting, _),) = caches.read_cache(Cache(directories.cache), unseen)
     assert (sighting.network, sighting.container_id, sighting.addresses) == ("net1", "c0", ("10.88.0.9",))
     assert len(unseen) == 1 and "net1-c1-eth0" in unseen[0]
 

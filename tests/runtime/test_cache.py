@@ -210,6 +210,13 @@ def test_a_temporary_file_of_a_killed_write_is_no_attachment(cache):
     assert (unread, unseen) == ([], [])
 
 
+def test_an_unread_file_has_advice(cache):
+    put(cache, b"")
+    assert list(read_cache(cache, unseen := [])) == []
+    assert unseen == [f"result cache {cache.directory}/results/net-ctr-eth0: unexpected end of JSON input; DEL of the "
+                      "container removes the file; remove it if the container no longer exists"]
+
+
 def test_the_directory_is_the_objects_then_the_callers_then_the_default(tmp_path):
     rt = RuntimeConf("c", "", "e", cache_dir="/from/rt")
     assert Cache("/own").path("n", rt) == "/own/results/n-c-e"

@@ -425,3 +425,15 @@ def test_control_characters_of_a_plugin_do_not_reach_the_terminal(stage, fastcni
     assert "\x1b" not in shown
     assert "bad" in shown
     assert printable("a\x1b[1m\u202e\nb") == "a\ufffd[1m\ufffd\nb"
+
+
+def test_ctrl_c_while_the_command_is_imported_prints_no_traceback(monkeypatch):
+    class Interrupted:
+        def find_spec(self, name, path, target=None):
+            if name == "fastcni.cli.entry_point":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "fastcni.cli.entry_point")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit, match="Error: aborted"):
+        package.cli.main()

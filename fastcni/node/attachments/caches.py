@@ -31,7 +31,8 @@ def read_cache(cache: Cache, unseen: list[str]) -> Iterator[tuple[Sighting, Cach
         except FileNotFoundError:
             continue                        # a DEL has just removed the file
         except (OSError, ValueError) as e:
-            unseen.append(f"result cache {path}: {getattr(e, 'strerror', None) or e}")
+            unseen.append(f"result cache {path}: {getattr(e, 'strerror', None) or e}; DEL of the container removes the "
+                          "file; remove it if the container no longer exists")
             continue
         if found:
             yield found
