@@ -22,6 +22,7 @@ MAX_GROWTH_KB = 3 << 10         # of the memory after the warm-up
 MAX_MORE = 16                   # descriptors after it
 CLOSE_S = 20                    # until the server has closed the sockets of idle namespaces
 READY_S = 60                    # until the agent enforces the policies
+PORT = 80                       # that the policies allow at the beginning and at the end
 NODE = "192.0.2.1"
 NETWORK = {"network": {"Network": "10.244.0.0/16", "Backend": {"Type": "host-gw"}},
            "nodes": [{"name": "here", "subnets": ["10.244.1.0/24"], "public": [NODE]}]}
@@ -75,12 +76,11 @@ class Agent:
     def __init__(self, world):
         self.directory = world.directory / "agent"
         self.files, self.socket = self.directory / "policies", self.directory / "state" / "policy.sock"
-        self.versions = 0
 
     def __enter__(self):
         self.files.mkdir(parents=True)
         (self.directory / "nodes.json").write_text(json.dumps(NETWORK))
-        self.change()
+        self.change(PORT)
         run("ip", "link", "add", "up0", "type", "veth", "peer", "up1")
         run("ip", "link", "set", "up0", "up")
         run("ip", "addr", "add", f"{NODE}/24", "dev", "up0")
@@ -108,12 +108,11 @@ class Agent:
             return False
         return True
 
-    def change(self):
-        """Write the policies again with another port."""
-        self.versions += 1
+    def change(self, port):
+        """Write the policies, which allow this port."""
         policy = {"kind": "NetworkPolicy", "metadata": {"name": "web"}, "spec": {
             "podSelector": {"matchLabels": {"app": "web"}},
-            "ingress": [{"from": [{"podSelector": {}}], "ports": [{"port": 1 + self.versions % 5000}]}]}}
+            "ingress": [{"from": [{"podSelector": {}}], "ports": [{"port": port}]}]}}
         (self.files / ".new").write_text(json.dumps({"kind": "List", "items": [policy]}))
         (self.files / ".new").rename(self.files / "web.json")
 
@@ -161,9 +160,10 @@ def campaign(row, _options):
             if rng.random() < SAMPLE_S / 10:
                 run("nft", "flush ruleset", check=False)
             if rng.random() < SAMPLE_S:
-                agent.change()
+                agent.change(rng.randrange(1, 1 << 16))
 
         together([each.loop for each in runtimes], row, sample)
         for each in watched:
             each.compare(row)
+        agent.change(PORT)
         clean_up(world, row, conf, pods, base, server.path)
