@@ -7,7 +7,8 @@ import subprocess
 import pytest
 from real_kernel.networks import NETWORKS, define, elements, held, kept, multus, network
 from real_kernel.node import addresses, cid_of, links
-from server.test_stopped import go_on, stop
+from server.test_stopped import go_on
+from stopping import stop
 
 from fastcni.launcher import pack
 from fastcni.launcher.install import base_interpreter, checked_interpreter
@@ -93,7 +94,7 @@ def test_without_the_server_a_plugin_file_adds_and_deletes_all_networks(node, po
     server, conf = start(), three(node)
     server.ok("ADD", conf, pod, cid="c-1")
     if end == "stopped":
-        stop(server)
+        stop(server.process.pid)
     else:
         server.process.kill()
         server.process.wait()

@@ -58,8 +58,7 @@ def keys(node: Node) -> Iterator[Finding]:
 
 
 def plugin_files(node: Node) -> Iterator[Finding]:
-    """fastcni's plugin files are whole and of this version, their interpreter exists, python_core.elf is the installed
-    one."""
+    """Plugin files are whole and of this version; their interpreter and python_core.elf are the installed ones."""
     for directory, kinds in own_files(node).items():
         damaged: list[str] = []
         old: dict[str, list[str]] = defaultdict(list)
