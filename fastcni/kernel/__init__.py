@@ -1,1 +1,1 @@
-"""Functions for Linux: netlink, network namespaces, sysctls, processes. Knows nothing of CNI."""
+"""Call the Linux kernel: netlink, network namespaces, sysctls, processes. This package knows nothing of CNI."""

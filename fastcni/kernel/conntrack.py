@@ -1,6 +1,7 @@
-"""Connection tracking: find flows and delete them by port, address and NAT (nfnetlink_conntrack.h).
+"""Find flows of connection tracking, and delete them by port, address and NAT (nfnetlink_conntrack.h).
 
-A tuple is the source and destination of a connection's packets, for each of the two directions:
+A flow has two tuples, one for each direction of the connection. A tuple has the source and the destination of the
+packets:
 
     CTA_TUPLE_ORIG, CTA_TUPLE_REPLY
         CTA_TUPLE_IP:    CTA_IP_V4_SRC, CTA_IP_V4_DST (or of V6)
@@ -74,8 +75,8 @@ def to_port(batch: Batch, protocol: int, port: int | None) -> Batch:
 class Flow:
     """A tracked connection.
 
-    family, protocol, port, source, destination   those of the first packet, before NAT; addresses are packed
-    source_port                                   that of the first packet; 0 if conntrack has no ports for the protocol
+    family, protocol, port, source, destination   the first packet's, before NAT; port: the destination port
+    source_port                                   the first packet's; 0 if conntrack has no ports for the protocol
     replier, replier_port                         the address and port that answer: the destination after NAT
     nat                                           whether the flow has NAT
     mark                                          the flow's mark, `ct mark` in nftables
@@ -101,7 +102,7 @@ class Flow:
 
 
 def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> list[Flow]:
-    """Return the flows to a port; without a port, the flows with DNAT.
+    """Return the flows whose first packet went to `port`; None: the flows of the protocol with DNAT.
 
     The call takes some milliseconds, because the kernel locks each bucket of its table in turn. Linux before 5.8 sends
     the complete table.
@@ -117,7 +118,7 @@ def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> l
 
 
 def list_flows(sock: Socket, ends: Collection[bytes] | None = None) -> list[Flow]:
-    """Return the flows of IPv4 and IPv6 whose source or replier is one of `ends`; None: all.
+    """Return the flows of IPv4 and IPv6 whose source or replier is one of `ends`; None: all flows.
 
     The call takes some milliseconds even without any flow, see find(). read() of a flow takes five times as long as
     read_ends().
@@ -187,7 +188,8 @@ def add_tuple(batch: Batch, kind: int, protocol: int, ends: Sequence[bytes], por
 
 
 def get(batch: Batch, protocol: int, ends: Sequence[bytes], ports: Sequence[int]) -> Batch:
-    """Ask for the flow of packets from the first end to the second. The kernel answers ENOENT if it has none."""
+    """Ask for the flow of packets from the first end to the second. The kernel answers ENOENT if the flow does not
+    exist."""
     family = AF_INET if len(ends[0]) == 4 else AF_INET6
     batch.begin(IPCTNL_MSG_CT_GET, NLM_F_ACK, nfgenmsg(family), "get a flow")
     return add_tuple(batch, CTA_TUPLE_ORIG, protocol, ends, ports)

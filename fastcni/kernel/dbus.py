@@ -1,5 +1,5 @@
-"""Ask a D-Bus message bus whether a program has a name, and call methods of programs. jeepney encodes all messages but
-two.
+"""Ask a D-Bus message bus whether a program has a name, and call methods of programs. The package jeepney encodes the
+messages, except Hello and NameHasOwner.
 
 D-Bus Specification: https://dbus.freedesktop.org/doc/dbus-specification.html
 """
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
 ADDRESS, SYSTEM_BUS = "DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/run/dbus/system_bus_socket"
 RECV_SIZE = 4096
-MAX_UNASKED_BYTES = 1 << 16          # limit of other messages before the bus answers a request
+MAX_UNASKED_BYTES = 1 << 16          # limit of the messages that arrive before the answer to a request
 METHOD_RETURN, ERROR = 2, 3     # message types
 
 # Errors if no program has the name, or if the program ended before it answered.
 GONE = tuple(f"org.freedesktop.DBus.Error.{name}" for name in ("ServiceUnknown", "NameHasNoOwner", "NoReply"))
 
-# Two messages to the bus itself, encoded as by jeepney. Most requests only ask whether a name has an owner, and
-# importing jeepney takes 14 ms. Header: byte order, type, flags, version; lengths of body and fields, serial between.
-# Then fields of {code, signature, value}: path, interface, member, destination, signature; each padded to eight bytes.
+# Hello and NameHasOwner, two requests to the bus itself, encoded as by jeepney. Most CNI requests only ask whether a
+# name has an owner, and importing jeepney takes 14 ms. A message begins with byte order, type, flags, version, length
+# of the body, serial, length of the fields. Fields of {code, signature, value} follow: path, interface, member,
+# destination, signature; each padded to eight bytes.
 HELLO = (b"l\1\0\1" b"\0\0\0\0" b"\1\0\0\0" b"\x6d\0\0\0"
          b"\1\1o\0\x15\0\0\0/org/freedesktop/DBus\0\0\0"
          b"\2\1s\0\x14\0\0\0org.freedesktop.DBus\0\0\0\0"
@@ -50,7 +51,7 @@ class Gone(Exception):
 
 
 class Refused(Exception):
-    """The answer to a call is an error; the text is the sender's."""
+    """A program answered a call with an error. The exception has the text of that error."""
 
 
 def system_bus(env: Mapping[str, str]) -> str:
@@ -121,7 +122,7 @@ class Connection:
         self.sock.close()
 
     def _left(self) -> float:
-        """Return the remaining seconds. Raises TimeoutError if the time is over, Abandoned."""
+        """Return the seconds until the time limit. Raises TimeoutError after the limit, Abandoned."""
         check_request()
         left = self.deadline - monotonic()
         if left <= 0:
@@ -169,7 +170,7 @@ class Connection:
 
 
 def number(message: bytes, at: int) -> int:
-    """Return a 32 bit integer of a message's header, in the byte order of its first byte."""
+    """Return a 32-bit integer of a message's header. The first byte of the message says the byte order."""
     return int.from_bytes(message[at:at + 4], "little" if message[:1] == b"l" else "big")
 
 
@@ -178,7 +179,8 @@ def body_size(message: bytes) -> int:
 
 
 def size_of(message: bytes) -> int:
-    """Return the size of a message from its first 16 bytes: 16, the fields padded to eight bytes, and the body."""
+    """Return the size of a message in bytes, given its first 16 bytes: 16, plus the fields padded to eight bytes, plus
+    the body."""
     return 16 + (number(message, 12) + 7 & ~7) + body_size(message)
 
 
@@ -192,7 +194,8 @@ class Bus(Connection):
         self.parser, self.serial = Parser(), 1          # Hello has serial 1
 
     def call(self, name: str, path: str, interface: str, method: str, *texts: str) -> tuple[Any, ...]:
-        """Call a method with string arguments and return its values. name: the program that has the object `path`.
+        """Call a method with string arguments and return the values that it returns. name: the bus name of the program
+        that has the object `path`.
 
         Raises Refused if the answer is an error.
         """

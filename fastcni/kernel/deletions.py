@@ -32,7 +32,8 @@ def generation(sock: Socket) -> int:
 
 
 def announce(sock: Socket, mark: str) -> None:
-    """Notify the servers that a DEL of the attachment with this mark begins. sock: a NETLINK_NETFILTER socket."""
+    """Notify the servers of this namespace that a DEL begins. mark: the text that identifies the DEL's attachment.
+    sock: a NETLINK_NETFILTER socket."""
     try:
         message = MAGIC + generation(sock).to_bytes(8, "big") + mark.encode()
     except wire.NetlinkError:
@@ -56,7 +57,8 @@ def open_receiver() -> socket:
 
 
 def read(sock: socket) -> list[tuple[int, str]]:
-    """Return [(generation when the DEL began, mark)] of the waiting messages. Raises OSError."""
+    """Return [(nftables' generation when the DEL began, mark)], for each message that announce() has sent. Raises
+    OSError."""
     found: list[tuple[int, str]] = []
     while True:
         try:

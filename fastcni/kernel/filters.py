@@ -1,7 +1,7 @@
 """Attach BPF filters to netlink sockets, so that unused notifications wake no thread (socket(7), SO_ATTACH_FILTER).
 
-The filters are classic BPF. They read a message as in memory, and a load swaps bytes on a little-endian machine.
-bpf_dbg would print the filter for links 3 and 9 as:
+The filters are classic BPF, whose loads read numbers as big-endian. So on a little-endian machine a filter compares
+with a number whose bytes are swapped. bpf_dbg would print the filter for links 3 and 9 as:
 
     ldh [4]                 nlmsg_type
     jeq RTM_NEWNETCONF, .conf
@@ -43,7 +43,7 @@ MAX_LINKS = 64                                 # jumps are 8 bits wide
 
 
 def links(indexes: Collection[int]) -> Program:
-    """Pass messages about these links, and about the configuration of all links."""
+    """Return the filter that passes messages about these links, and about the configuration of all links."""
     conf = 5 + len(indexes)                     # lines of .conf and .pass; a jump counts from its next line
     end = conf + 3
     return [
@@ -61,7 +61,8 @@ def links(indexes: Collection[int]) -> Program:
 
 
 def link_kinds(kinds: Iterable[str]) -> Program:
-    """Pass messages about links of these kinds (IFLA_INFO_KIND), and of kinds that begin with the same four bytes."""
+    """Return the filter that passes messages about links of these kinds (IFLA_INFO_KIND), and of kinds whose names
+    begin with the same four bytes."""
     starts = sorted({int.from_bytes(kind.encode()[:4].ljust(4, b"\0"), "big") for kind in kinds})
     return [
         (LDX_IMM, 0, 0, uapi.IFLA_LINKINFO),
@@ -80,8 +81,8 @@ def link_kinds(kinds: Iterable[str]) -> Program:
 
 
 def deletions() -> Program:
-    """Pass answers to requests, and each RTM_DELLINK of a link itself, not a bridge's earlier RTM_DELLINK about its
-    port."""
+    """Return the filter that passes answers to requests, and each RTM_DELLINK of a link itself. It drops the earlier
+    RTM_DELLINK in which a bridge reports that a port has left."""
     return [
         (LDH, 0, 0, TYPE),
         (JEQ, 1, 0, swap16(uapi.RTM_DELLINK)),
@@ -94,9 +95,10 @@ def deletions() -> Program:
 
 
 def neighbours() -> Program:
-    """Pass each message about a sticky FDB entry. For neighbours with fastcni's protocol (kernel/neighbours.py) pass
-    RTM_DELNEIGH, and RTM_NEWNEIGH if a program has added the neighbour: the message then has the program's port. The
-    kernel's own RTM_NEWNEIGH, which reports each minute that a neighbour's state has changed, has port 0.
+    """Return the filter that passes each message about a sticky FDB entry. About neighbours with fastcni's protocol
+    (kernel/neighbours.py) the filter passes RTM_DELNEIGH, and the RTM_NEWNEIGH of a program that adds the neighbour,
+    which has the program's port. The kernel's own RTM_NEWNEIGH, which reports each minute that a neighbour's state has
+    changed, has port 0.
     """
     return [
         (LDB, 0, 0, FAMILY),

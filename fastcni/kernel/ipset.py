@@ -24,8 +24,8 @@ IPSET_PROTOCOL_MIN = 6          # sufficient for this module; Linux 4.20 has 7
 IPSET_ATTR_IP, IPSET_ATTR_MAXELEM = 1, 19               # attributes in IPSET_ATTR_DATA
 IPSET_ATTR_IPADDR_IPV4, IPSET_ATTR_IPADDR_IPV6 = 1, 2
 NLA_F_NET_BYTEORDER = 1 << 14
-# ipset's error numbers: an address that the set type does not accept; an unknown set type; a rule uses the set; no such
-# member.
+# ipset's error numbers, in this order: the set type does not accept the address; the set type is unknown; a rule uses
+# the set; the address is not a member.
 IPSET_ERR_PROTOCOL, IPSET_ERR_FIND_TYPE, IPSET_ERR_BUSY, IPSET_ERR_EXIST = 4097, 4098, 4100, 4103
 NFTA_COMPAT_NAME, NFTA_COMPAT_REV, NFTA_COMPAT_TYPE = 1, 2, 3
 IPSET_INV_MATCH, IPSET_DIM_ONE_SRC = 1 << 0, 1 << 1
@@ -51,12 +51,12 @@ def create(batch: Batch, name: str, length: int, max_members: int) -> Batch:
 
 def destroy(batch: Batch, name: str) -> Batch:
     """Delete a set with its members. The kernel answers ENOENT if the set does not exist, IPSET_ERR_BUSY if a rule uses
-    it."""
+    the set."""
     return _begin(batch, IPSET_CMD_DESTROY, 0, name, f"delete ipset {name}")
 
 
 def _member(batch: Batch, command: int, flags: int, name: str, packed: bytes, verb: str) -> Batch:
-    """IPSET_ATTR_DATA: IPSET_ATTR_IP: IPSET_ATTR_IPADDR_IPV4 or _IPV6 packed"""
+    """Add a request about one member. IPSET_ATTR_DATA: IPSET_ATTR_IP: IPSET_ATTR_IPADDR_IPV4 or _IPV6 packed"""
     _begin(batch, command, flags, name, f"{verb} ipset {name}: {packed.hex()}")
     batch.nest(IPSET_ATTR_DATA).nest(IPSET_ATTR_IP)
     return batch.raw(FAMILIES[len(packed)][1] | NLA_F_NET_BYTEORDER, packed).end().end()
@@ -73,8 +73,8 @@ def delete(batch: Batch, name: str, packed: bytes) -> Batch:
 
 
 def test(batch: Batch, name: str, packed: bytes) -> Batch:
-    """Ask whether an address is a member. The kernel answers IPSET_ERR_EXIST if it is not, ENOENT if the set does not
-    exist."""
+    """Ask whether an address is a member. The kernel answers IPSET_ERR_EXIST if the address is no member, ENOENT if the
+    set does not exist."""
     return _member(batch, IPSET_CMD_TEST, NLM_F_EXCL, name, packed, "look up in")
 
 

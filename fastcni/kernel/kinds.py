@@ -23,7 +23,7 @@ IPVLAN_MODES = {"l2": uapi.IPVLAN_MODE_L2, "l3": uapi.IPVLAN_MODE_L3, "l3s": uap
 TUN_TYPES = {"tun": uapi.IFF_TUN, "tap": uapi.IFF_TAP}
 
 
-# IFLA_INFO_DATA of a link that is made, for rtnl.new_link(): [(attribute, bytes)]
+# These functions return IFLA_INFO_DATA for rtnl.new_link(): [(attribute, bytes)]
 
 def macvlan(mode: str, queue: int = 0) -> Data:
     """Return the attributes of a macvlan. mode: one of MACVLAN_MODES. queue: how many broadcast frames may wait, 0: the
@@ -46,7 +46,7 @@ def vrf(table: int) -> Data:
     return [(uapi.IFLA_VRF_TABLE, table.to_bytes(4, ORDER))]
 
 
-# The same attributes, read from a Link
+# These functions read the same attributes from a Link
 
 def macvlan_mode(link: Link) -> str:
     return name_of(MACVLAN_MODES, number(link, uapi.IFLA_MACVLAN_MODE))

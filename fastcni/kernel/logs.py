@@ -1,4 +1,4 @@
-"""Send a log entry: as a datagram to a daemon, or appended to a file. The functions never block."""
+"""Send a log entry as a datagram to a daemon, or append it to a file. The functions never block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FLAGS = posix.O_WRONLY | posix.O_APPEND | posix.O_NOFOLLOW | posix.O_NONBLOCK | 
 
 
 def send(path: str, data: bytes) -> None:
-    """Send one datagram. Raises OSError, also if the daemon is busy."""
+    """Send one datagram to the unix socket `path`. Raises OSError, also if the daemon's queue is full."""
     import _socket
 
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK)
@@ -21,9 +21,9 @@ def send(path: str, data: bytes) -> None:
 
 
 def append(path: str, data: bytes) -> None:
-    """Append with one write to a regular file. Create the file if it is missing. Raises OSError.
+    """Append `data` to a regular file by one write. Create the file if it does not exist. Raises OSError.
 
-    A symbolic link, a FIFO or a device is never opened, because opening some devices has effects.
+    append() never opens a symbolic link, a FIFO or a device, because opening some devices has effects.
     """
     try:
         if not S_ISREG(posix.lstat(path).st_mode):

@@ -1,7 +1,7 @@
-"""Neighbours of a link, and the forwarding entries (FDB) of a bridge or a vxlan link: requests for a Batch, and records
-of replies.
+"""Add requests about neighbours of a link, and about forwarding entries (FDB) of a bridge or a vxlan link, to a Batch;
+read replies into records.
 
-Both are RTM_*NEIGH (rtnetlink(7), linux/neighbour.h):
+Neighbours and FDB entries have the same messages, RTM_*NEIGH (rtnetlink(7), linux/neighbour.h):
 
     struct ndmsg   family:u8 pad:u8 pad:u16 | ifindex:s32 | state:u16 flags:u8 type:u8
 """
@@ -29,7 +29,7 @@ def ndmsg(family: int, index: int = 0, state: int = 0, flags: int = 0) -> bytes:
 
 
 def new_neighbour(batch: Batch, index: int, packed: bytes, mac: bytes, *, what: str | None = None) -> Batch:
-    """Add or replace the neighbour `packed` of a link, as an externally learned one.
+    """Add or replace the neighbour `packed` of a link, and mark it as externally learned.
 
     The kernel keeps such a neighbour, and updates its MAC from the neighbour's ARP or ND. It does not update the MAC of
     a permanent neighbour.
@@ -51,8 +51,8 @@ def get_neighbour(batch: Batch, index: int, packed: bytes, *, what: str | None =
 
 
 def new_station(batch: Batch, port: int, mac: bytes, *, what: str | None = None) -> Batch:
-    """Add or replace the FDB entry of a MAC behind a port. The entry does not age, and frames from other ports do not
-    move it. The kernel deletes it with its port."""
+    """Add or replace the FDB entry by which a bridge sends frames for `mac` to a port. The entry does not age, and
+    frames from other ports do not move it. The kernel deletes the entry with the port."""
     batch.begin(uapi.RTM_NEWNEIGH, REPLACE, ndmsg(uapi.AF_BRIDGE, port, uapi.NUD_NOARP,
                                                   uapi.NTF_MASTER | uapi.NTF_STICKY), what)
     return batch.raw(uapi.NDA_LLADDR, mac)
@@ -98,12 +98,12 @@ class Neighbour:
 
     @property
     def static(self) -> bool:
-        """Return whether this is an FDB entry as made by new_station()."""
+        """Return whether this is an FDB entry like those that new_station() makes."""
         return self.state == uapi.NUD_NOARP and bool(self.flags & uapi.NTF_STICKY)
 
     @property
     def ours(self) -> bool:
-        """Return whether this is a neighbour as made by new_neighbour()."""
+        """Return whether this is a neighbour that new_neighbour() has made."""
         return self.protocol == PROTOCOL
 
 

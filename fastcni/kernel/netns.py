@@ -18,7 +18,7 @@ RETURN_TRIES, RETURN_PAUSE_S = 5, 0.01      # attempts: setns(2) allocates memor
 
 
 class NotNamespace(OSError):
-    """The path exists but is not a network namespace."""
+    """A path or descriptor that exists but is not a network namespace."""
 
 
 class Lost(BaseException):
@@ -139,7 +139,8 @@ class inside:
         self._close()
 
     def _forget(self, lost: Lost) -> None:
-        """Close the descriptors of a Lost, and ignore errors, which would replace the Lost."""
+        """Close the descriptors after a Lost. Add an error to the Lost as a note, because raising the error would hide
+        the Lost."""
         try:
             self._close()
         except OSError as e:

@@ -5,9 +5,9 @@
     ...
     wire.exchange(sock, nft.stop(b))
 
-kernel/nft_elements.py has the messages of sets and elements, kernel/nft_rules.py those of rules. Names and layouts:
-include/uapi/linux/netfilter/nf_tables.h. Comments are stored as libnftnl stores them, so that `nft list ruleset` shows
-them.
+kernel/nft_elements.py has the messages of sets and elements, kernel/nft_rules.py has the messages of rules. Names and
+layouts: include/uapi/linux/netfilter/nf_tables.h. Comments are stored as libnftnl stores them, so that `nft list
+ruleset` shows them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def read_comment(data: bytes) -> str:
 
 
 def as_text(name: bytes) -> str:
-    """Return a name as the kernel sends it, with a closing NUL, as text."""
+    """Decode a name that the kernel has sent with a closing NUL."""
     return name.rstrip(b"\0").decode("utf-8", "replace")
 
 
@@ -113,9 +113,10 @@ def add_table(batch: Batch, family: int, name: str, comment: str, flags: int = 0
     """Add a table. An existing table stays unchanged.
 
     flags: with NFT_TABLE_F_OWNER the table belongs to the socket. The kernel rejects changes by other sockets with
-    EPERM, and a flush of all tables by another socket keeps the table. With NFT_TABLE_F_PERSIST, too, the table
-    outlives the socket and then has no owner; the next add_table() with both flags becomes its owner. EOPNOTSUPP before
-    Linux 6.9, EINVAL before 5.12; EOPNOTSUPP also for a table that was made without these flags.
+    EPERM, and a flush of all tables by another socket keeps the table. With NFT_TABLE_F_PERSIST in addition, the table
+    outlives the socket and then has no owner. The socket of the next add_table() with both flags becomes its owner. The
+    kernel answers EOPNOTSUPP before Linux 6.9 and EINVAL before 5.12, and EOPNOTSUPP for a table that was made without
+    these flags.
     """
     batch.begin(NFT_MSG_NEWTABLE, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables table {name}")
     batch.text(NFTA_TABLE_NAME, name).raw(NFTA_TABLE_USERDATA, comment_data(comment))
@@ -123,13 +124,13 @@ def add_table(batch: Batch, family: int, name: str, comment: str, flags: int = 0
 
 
 def del_table(batch: Batch, family: int, name: str) -> Batch:
-    """Delete a table with all its chains, rules and sets. The kernel answers ENOENT if it does not exist."""
+    """Delete a table with all its chains, rules and sets. The kernel answers ENOENT if the table does not exist."""
     return batch.begin(NFT_MSG_DELTABLE, NLM_F_ACK, nfgenmsg(family), f"delete nftables table {name}").text(
         NFTA_TABLE_NAME, name)
 
 
 def get_table(batch: Batch, family: int, name: str) -> Batch:
-    """Ask for one table. The kernel answers ENOENT if it does not exist."""
+    """Ask for one table. The kernel answers ENOENT if the table does not exist."""
     return batch.begin(NFT_MSG_GETTABLE, NLM_F_REQUEST, nfgenmsg(family), f"look up nftables table {name}").text(
         NFTA_TABLE_NAME, name)
 
@@ -174,8 +175,8 @@ def get_chain(batch: Batch, family: int, table: str, name: str, what: str) -> Ba
 
 
 def read_chain(payload: bytes) -> tuple[str, str, int]:
-    """Read an NFT_MSG_NEWCHAIN payload: (table, name, references). The references are the chain's rules and the jumps
-    to the chain."""
+    """Read an NFT_MSG_NEWCHAIN payload: (table, name, references). references: the number of the chain's rules, plus
+    the number of jumps to the chain."""
     found = attributes(payload, 4)
     table, name = (as_text(found.get(kind, b"")) for kind in (NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME))
     return table, name, int.from_bytes(found.get(NFTA_CHAIN_USE, b""), "big")
@@ -194,7 +195,7 @@ def read_base_chain(payload: bytes) -> tuple[int, str, str, str, int, int] | Non
 
 
 def chain_of_verdict(data: bytes) -> str:
-    """Return the chain that NFTA_DATA_VERDICT leads to, "" if it leads to none."""
+    """Return the chain to which a jump or goto in NFTA_DATA_VERDICT leads, "" for another verdict."""
     verdict = attributes(data).get(NFTA_DATA_VERDICT, b"")
     return as_text(attributes(verdict).get(NFTA_VERDICT_CHAIN, b""))
 
@@ -206,11 +207,12 @@ def is_drop(data: bytes) -> bool:
 
 
 def get_generation(batch: Batch) -> Batch:
-    """Ask for the generation, the number of transactions so far."""
+    """Ask for the generation: the number of transactions that this namespace has had."""
     return batch.begin(NFT_MSG_GETGEN, NLM_F_REQUEST, nfgenmsg(0), "ask for nftables' generation")
 
 
 def read_generation(payload: bytes) -> tuple[int, str]:
-    """Read an NFT_MSG_NEWGEN payload: (generation, name of the thread that made the transaction, or that asked)."""
+    """Read an NFT_MSG_NEWGEN payload: (generation, name of a thread). The thread has made the transaction; in the
+    answer to get_generation(), the thread is the one that asked."""
     found = attributes(payload, 4)
     return int.from_bytes(found.get(NFTA_GEN_ID, b""), "big"), as_text(found.get(NFTA_GEN_PROC_NAME, b""))

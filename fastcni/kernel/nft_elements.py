@@ -3,7 +3,7 @@
     nft_elements.add_set(b, NFPROTO_INET, "fastcni", "hostports4", (TYPE_INET_PROTOCOL, TYPE_INET_SERVICE), set_id=1)
     nft_elements.add_elements(b, NFPROTO_INET, "fastcni", "hostports4", [(concat(protocol(6), service(80)), None)])
 
-Names and layouts: include/uapi/linux/netfilter/nf_tables.h; the numbers of types are those of nft (datatype.h).
+Names and layouts: include/uapi/linux/netfilter/nf_tables.h. TYPE_*: nft's numbers of data types (datatype.h).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ TYPE_ETHERTYPE, TYPE_IFINDEX = 10, 20
 SIZES = {TYPE_IPADDR: 4, TYPE_IP6ADDR: 16, TYPE_ETHERADDR: 6, TYPE_ETHERTYPE: 2, TYPE_INET_PROTOCOL: 1,
          TYPE_INET_SERVICE: 2, TYPE_IFINDEX: 4, TYPE_IFNAME: IFNAMSIZ}
 ADDRESS_TYPES = {4: TYPE_IPADDR, 16: TYPE_IP6ADDR}     # by length of an address
-BITS_OF_A_TYPE = 6              # of each type, in the number of a concatenation
+BITS_OF_A_TYPE = 6              # bits of each type's number in the number of a concatenation
 
 
 # Keys and values ----------------------------------------------------------------------------------
 
 def ifname(name: str) -> bytes:
-    """Return the name of a link as a key of TYPE_IFNAME, alone or in a concatenation."""
+    """Return a link's name as a key of TYPE_IFNAME, or as a part of a concatenation."""
     return name.encode().ljust(IFNAMSIZ, b"\0")
 
 
@@ -100,7 +100,7 @@ def padded(size: int) -> int:
 
 
 def concat_type(types: Sequence[int]) -> tuple[int, int]:
-    """Return (number, size in bytes) of a type, or of a concatenation of several."""
+    """Return (number, size in bytes) of one type, or of the concatenation of several types."""
     if len(types) == 1:
         return types[0], SIZES[types[0]]
     number = 0
@@ -114,8 +114,9 @@ def concat_type(types: Sequence[int]) -> tuple[int, int]:
 def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int,
             values: Sequence[int] = (), verdicts: bool = False, intervals: bool = False,
             timed: bool = False) -> Batch:
-    """Add a set of keys of the types `key`; with `values` (types) or `verdicts` add a map. intervals: the elements are
-    added by add_intervals(), or for a concatenation by add_boxes(). timed: they are added by add_timed().
+    """Add a set whose keys have the types `key`. With `values` (the types of values) or `verdicts` add a map. With
+    `intervals`, add_intervals() adds the elements, or add_boxes() if the key is a concatenation. With `timed`,
+    add_timed() adds the elements.
 
     set_id: the number by which rules of the same transaction refer to the set.
     """
@@ -129,7 +130,7 @@ def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int]
     if values or verdicts:
         data_type, data_size = concat_type(values) if values else (NFT_DATA_VERDICT, 0)
         batch.be32(NFTA_SET_DATA_TYPE, data_type).be32(NFTA_SET_DATA_LEN, data_size)
-    if boxes:                           # the kernel compares such a key field by field
+    if boxes:                           # the kernel compares the key field by field
         batch.nest(NFTA_SET_DESC).nest(NFTA_SET_DESC_CONCAT)
         for each in key:
             batch.nest(NFTA_LIST_ELEM).be32(NFTA_SET_FIELD_LEN, SIZES[each]).end()
@@ -141,10 +142,10 @@ def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int]
 
 def add_dynamic_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int, size: int,
                     timeout_ms: int) -> Batch:
-    """Add a set to which rules add elements. The kernel deletes an element that no rule has updated for the timeout.
+    """Add a set to which rules add elements. The kernel deletes an element that no rule has updated for `timeout_ms`.
 
-    size: the number of elements for which the kernel allocates memory; 0: memory is allocated as needed, up to 65,535
-    elements.
+    size: the number of elements for which the kernel allocates memory; 0: the kernel allocates memory as needed, up to
+    65,535 elements.
     """
     key_type, key_size = concat_type(key)
     batch.begin(NFT_MSG_NEWSET, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables set {table} {name}")
@@ -156,7 +157,7 @@ def add_dynamic_set(batch: Batch, family: int, table: str, name: str, key: Seque
 
 
 def del_set(batch: Batch, family: int, table: str, name: str) -> Batch:
-    """Delete a set or map with its elements. The kernel answers EBUSY if a rule uses it."""
+    """Delete a set or map with its elements. The kernel answers EBUSY if a rule uses the set."""
     batch.begin(NFT_MSG_DELSET, NLM_F_ACK, nfgenmsg(family), f"delete nftables set {table} {name}")
     return batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
 
@@ -232,7 +233,7 @@ def read_timed(payload: bytes) -> list[tuple[bytes, int]]:
 
 def element_template(family: int, table: str, name: str, size: int, value: Value = None) -> tuple[bytes, bytes]:
     """Return the bytes before and after the key in the message that adds one element with a key of `size` bytes. All
-    keys of one set have one size, so add_from_template() can add many elements without encoding them again."""
+    keys of a set have the same size, so add_from_template() can add many elements without encoding each message."""
     key = bytes(range(255, 255 - size, -1))             # these bytes occur nowhere else in the message
     batch = _elements(Batch(), NFT_MSG_NEWSETELEM, 0, family, table, name, [(key, value)], "")
     before, _, behind = messages(batch.finish())[0][4].partition(key)
@@ -240,22 +241,23 @@ def element_template(family: int, table: str, name: str, size: int, value: Value
 
 
 def add_from_template(batch: Batch, message: bytes, *, exclusive: bool, acknowledged: bool) -> Batch:
-    """Add the message of one element: the template with a key between its parts. If one message of a transaction asks
-    for an ACK, the kernel also reports the errors of all other messages."""
+    """Add a request for one element. message: the parts of element_template() with the key between them. acknowledged:
+    whether the request asks for an ACK. If one request of a transaction asks for an ACK, the kernel also reports the
+    errors of all other requests."""
     return batch.begin(NFT_MSG_NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL * exclusive | NLM_F_ACK * acknowledged, message,
                        "add nftables elements")
 
 
 def add_intervals(batch: Batch, family: int, table: str, name: str, ranges: Iterable[tuple[bytes, bytes]]) -> Batch:
     """Add ranges [(first, last)] that do not touch, in any order, to a set with intervals. For each range the set has
-    an element with its first key, and an element with NFT_SET_ELEM_INTERVAL_END after its last key."""
+    two elements: the first key, and the key after the last key with NFT_SET_ELEM_INTERVAL_END."""
     batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family),
                 f"add intervals to nftables set {table} {name}")
     batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
     batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
     for first, last in ranges:
         batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, first).end().end()
-        if last.count(255) < len(last):         # otherwise no key follows it
+        if last.count(255) < len(last):         # otherwise no key follows `last`
             behind = (int.from_bytes(last, "big") + 1).to_bytes(len(last), "big")
             batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, behind).end()
             batch.be32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END).end()
@@ -264,8 +266,8 @@ def add_intervals(batch: Batch, family: int, table: str, name: str, ranges: Iter
 
 def add_boxes(batch: Batch, family: int, table: str, name: str, ranges: Iterable[tuple[bytes, bytes]], *,
               delete: bool = False) -> Batch:
-    """Add ranges [(first, last)] of concatenations to a set with intervals, or delete them. In a range each field has
-    its own ends."""
+    """Add ranges [(first, last)] of concatenations to a set with intervals, or delete the ranges. A key is in a range
+    if each field is between the fields of `first` and `last`."""
     kind, flags = (NFT_MSG_DELSETELEM, NLM_F_ACK) if delete else (NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE)
     batch.begin(kind, flags, nfgenmsg(family), f"{'delete from' if delete else 'add to'} nftables set {table} {name}")
     batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
@@ -288,7 +290,7 @@ def del_elements(batch: Batch, family: int, table: str, name: str, keys: Iterabl
 
 
 def flush_set(batch: Batch, family: int, table: str, name: str) -> Batch:
-    """Delete all elements."""
+    """Delete all elements of a set or map."""
     batch.begin(NFT_MSG_DELSETELEM, NLM_F_ACK, nfgenmsg(family), f"flush nftables set {table} {name}")
     return batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
 
@@ -304,7 +306,7 @@ def get_element(batch: Batch, family: int, table: str, name: str, key: bytes) ->
 
 
 def elements_of(table: str, name: str) -> Callable[[Batch], Batch]:
-    """Return the `fill` of wire.dump() that lists the elements of one set."""
+    """Return the argument `fill` with which wire.dump() lists the elements of one set."""
     return lambda batch: batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
 
 
@@ -329,7 +331,7 @@ def read_set_name(payload: bytes) -> str:
     return as_text(attributes(payload, 4).get(NFTA_SET_ELEM_LIST_SET, b""))
 
 
-# Elements as the kernel sends them, to be sent back unchanged -------------------------------------
+# Raw elements: attributes from the kernel that fastcni sends back unchanged -----------------------
 
 def read_raw_elements(payload: bytes) -> dict[bytes, bytes]:
     """Read an NFT_MSG_NEWSETELEM or NFT_MSG_DELSETELEM payload: {key: all attributes of the element}."""
@@ -343,7 +345,7 @@ def raw_comment(element: bytes) -> str:
 
 
 def raw_chains(elements: Iterable[bytes]) -> set[str]:
-    """Return the chains that raw elements of a map lead to."""
+    """Return the chains to which raw elements of a map lead."""
     values = {attributes(element).get(NFTA_SET_ELEM_DATA, b"") for element in elements}
     return {chain for value in values if (chain := chain_of_verdict(value))}
 

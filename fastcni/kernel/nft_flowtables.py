@@ -27,7 +27,8 @@ NFT_FLOWTABLE_COUNTER = 1 << 1
 
 def add_flowtable(batch: Batch, family: int, table: str, name: str, devices: Collection[str] = ()) -> Batch:
     """Add a flowtable that counts packets in conntrack, or add devices to an existing flowtable. The kernel answers
-    ENOENT if a device does not exist, or if it has no flowtables (CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NF_FLOW_TABLE_INET).
+    ENOENT if a device does not exist, or if the kernel was built without flowtables (CONFIG_NFT_FLOW_OFFLOAD,
+    CONFIG_NF_FLOW_TABLE_INET).
     """
     batch.begin(NFT_MSG_NEWFLOWTABLE, NLM_F_ACK | NLM_F_CREATE, nft.nfgenmsg(family), f"add flowtable {table} {name}")
     return _hook(batch, table, name, devices).be32(NFTA_FLOWTABLE_FLAGS, NFT_FLOWTABLE_COUNTER)

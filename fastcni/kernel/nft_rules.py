@@ -27,7 +27,7 @@ NFTA_IMMEDIATE_DATA = 2
 NFTA_MATCH_NAME, NFTA_MATCH_INFO = 1, 3         # linux/netfilter/nf_tables_compat.h
 
 NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2 = 0, 1, 2
-NFT_REG32_00 = 8                # the first of the sixteen words in NFT_REG_1 to NFT_REG_4
+NFT_REG32_00 = 8                # the first of sixteen registers of 4 bytes, which overlap NFT_REG_1 to NFT_REG_4
 NFT_META_PROTOCOL, NFT_META_IIF, NFT_META_OIF, NFT_META_IIFNAME, NFT_META_OIFNAME = 1, 4, 5, 6, 7
 NFT_META_MARK, NFT_META_NFTRACE, NFT_META_NFPROTO, NFT_META_L4PROTO = 3, 12, 15, 16
 NFT_META_PKTTYPE, NFT_META_IIFKIND = 19, 26
@@ -91,7 +91,7 @@ def del_rule(batch: Batch, family: int, table: str, chain: str, handle: int) -> 
 
 
 def rules_of(table: str, chain: str = "") -> Callable[[Batch], Batch]:
-    """Return the `fill` of wire.dump() that lists the rules of a chain, or of all chains of a table."""
+    """Return the argument `fill` with which wire.dump() lists the rules of a chain, or of all chains of a table."""
     def fill(batch: Batch) -> Batch:
         batch.text(NFTA_RULE_TABLE, table)
         return batch.text(NFTA_RULE_CHAIN, chain) if chain else batch
@@ -100,7 +100,7 @@ def rules_of(table: str, chain: str = "") -> Callable[[Batch], Batch]:
 
 
 def read_rule(payload: bytes) -> tuple[int, str]:
-    """Read an NFT_MSG_NEWRULE payload: (handle, comment). Raises ValueError for a message cut short."""
+    """Read an NFT_MSG_NEWRULE payload: (handle, comment). Raises ValueError for a truncated message."""
     found = attributes(payload, 4)
     if NFTA_RULE_HANDLE not in found:
         raise ValueError("nftables rule without a handle")
@@ -108,7 +108,8 @@ def read_rule(payload: bytes) -> tuple[int, str]:
 
 
 def read_jump(payload: bytes) -> tuple[bytes, str, str]:
-    """Read an NFT_MSG_NEWRULE or NFT_MSG_DELRULE payload: (handle, chain, chain that it leads to or "")."""
+    """Read an NFT_MSG_NEWRULE or NFT_MSG_DELRULE payload: (handle, the rule's chain, the chain that the rule jumps to
+    or "")."""
     found = attributes(payload, 4)
     verdicts = [fields.get(NFTA_IMMEDIATE_DATA, b"") for fields in _expressions(payload, b"immediate\0")]
     target = nft.chain_of_verdict(verdicts[-1]) if verdicts else ""
@@ -116,20 +117,20 @@ def read_jump(payload: bytes) -> tuple[bytes, str, str]:
 
 
 def refuses(payload: bytes) -> bool:
-    """Return whether a rule (an NFT_MSG_NEWRULE payload) drops or rejects packets; REJECT is a target of iptables."""
+    """Return whether a rule (an NFT_MSG_NEWRULE payload) drops or rejects packets, by nft or by iptables' REJECT."""
     return b"reject\0" in payload or b"REJECT\0" in payload or any(
         nft.is_drop(fields.get(NFTA_IMMEDIATE_DATA, b"")) for fields in _expressions(payload, b"immediate\0"))
 
 
-# Searching for bytes first is fast: of thousands of rules, only a few are decoded.
+# The following functions first search a rule for bytes, which is fast, and decode only the few rules that have them.
 
 def leads_to(payload: bytes, chain: str) -> bool:
-    """Return whether a rule (an NFT_MSG_NEWRULE payload) leads to that chain."""
+    """Return whether a rule (an NFT_MSG_NEWRULE payload) jumps to the chain."""
     return chain.encode() + b"\0" in payload and read_jump(payload)[2] == chain
 
 
 def mentions(payload: bytes, packed: bytes) -> bool:
-    """Return whether a rule may compare with that address, that is, contains the address's bytes."""
+    """Return whether a rule contains the bytes `packed`, and thus may compare with that address."""
     return packed in payload
 
 
@@ -144,7 +145,7 @@ def read_match(payload: bytes, name: str) -> bytes:
 
 
 def _expressions(payload: bytes, name: bytes) -> list[dict[int, bytes]]:
-    """Return the attributes of each expression of that name in a message about a rule."""
+    """Return the attributes of each expression with that name in a message about a rule."""
     each = [attributes(it) for _, it in attribute_list(attributes(payload, 4).get(NFTA_RULE_EXPRESSIONS, b""))]
     return [attributes(it.get(NFTA_EXPR_DATA, b"")) for it in each if it.get(NFTA_EXPR_NAME) == name]
 
@@ -152,17 +153,17 @@ def _expressions(payload: bytes, name: bytes) -> list[dict[int, bytes]]:
 # Expressions, each with its attribute numbers in the order of nf_tables.h -------------------------
 
 def meta(key: int, register: int = NFT_REG_1) -> Expression:
-    """NFTA_META_DREG 1, NFTA_META_KEY 2"""
+    """Load a property of the packet, NFT_META_*, into a register. NFTA_META_DREG 1, NFTA_META_KEY 2"""
     return "meta", lambda b: b.be32(1, register).be32(2, key)
 
 
 def compare(value: bytes, op: int = NFT_CMP_EQ) -> Expression:
-    """NFTA_CMP_SREG 1, NFTA_CMP_OP 2, NFTA_CMP_DATA 3"""
+    """Continue if register 1 is equal to `value`, or as `op` says. NFTA_CMP_SREG 1, NFTA_CMP_OP 2, NFTA_CMP_DATA 3"""
     return "cmp", lambda b: b.be32(1, NFT_REG_1).be32(2, op).nest(3).raw(nft.NFTA_DATA_VALUE, value).end()
 
 
 def payload(field: Field, register: int = NFT_REG_1) -> Expression:
-    """NFTA_PAYLOAD_DREG 1, _BASE 2, _OFFSET 3, _LEN 4"""
+    """Load a field of the packet into a register. NFTA_PAYLOAD_DREG 1, _BASE 2, _OFFSET 3, _LEN 4"""
     base, offset, size = field
     return "payload", lambda b: b.be32(1, register).be32(2, base).be32(3, offset).be32(4, size)
 
@@ -174,7 +175,7 @@ def set_payload(field: Field) -> Expression:
 
 
 def mask(bits: bytes) -> Expression:
-    """NFTA_BITWISE_SREG 1, _DREG 2, _LEN 3, _MASK 4, _XOR 5"""
+    """Set register 1 to register 1 AND `bits`. NFTA_BITWISE_SREG 1, _DREG 2, _LEN 3, _MASK 4, _XOR 5"""
     return "bitwise", lambda b: (b.be32(1, NFT_REG_1).be32(2, NFT_REG_1).be32(3, len(bits))
                                  .nest(4).raw(nft.NFTA_DATA_VALUE, bits).end()
                                  .nest(5).raw(nft.NFTA_DATA_VALUE, bytes(len(bits))).end())
@@ -187,7 +188,7 @@ def between(first: bytes, last: bytes) -> Expression:
 
 
 def verdict_of(map_name: str, set_id: int) -> Expression:
-    """Look register 1 up in a verdict map. NFTA_LOOKUP_SET 1, _SREG 2, _DREG 3, _SET_ID 4"""
+    """Do the verdict that a verdict map has for register 1. NFTA_LOOKUP_SET 1, _SREG 2, _DREG 3, _SET_ID 4"""
     return "lookup", lambda b: b.text(1, map_name).be32(2, NFT_REG_1).be32(3, NFT_REG_VERDICT).be32(4, set_id)
 
 
@@ -199,7 +200,7 @@ def in_set(set_name: str, set_id: int, inverted: bool = False) -> Expression:
 
 
 def update(set_name: str, set_id: int) -> Expression:
-    """Add register 1 to a set with a timeout, or begin the timeout of that element again.
+    """Add register 1 to a set with a timeout. If the set has that element, restart the element's timeout.
 
     NFTA_DYNSET_SET_NAME 1, _SET_ID 2, _OP 3 (NFT_DYNSET_OP_UPDATE 1), _SREG_KEY 4
     """
@@ -207,12 +208,12 @@ def update(set_name: str, set_id: int) -> Expression:
 
 
 def value_of(map_name: str, set_id: int) -> Expression:
-    """Look register 1 up in a map. The value goes into register 1 and the following registers."""
+    """Load the value that a map has for register 1 into register 1 and the following registers."""
     return "lookup", lambda b: b.text(1, map_name).be32(2, NFT_REG_1).be32(3, NFT_REG_1).be32(4, set_id)
 
 
 def verdict(code: int, chain: str | None = None) -> Expression:
-    """Return a verdict; chain: the target of a jump. NFTA_IMMEDIATE_DREG 1, _DATA 2"""
+    """Do the verdict `code`. chain: the target of a jump or goto. NFTA_IMMEDIATE_DREG 1, _DATA 2"""
     def write(b: Batch) -> Batch:
         b.be32(1, NFT_REG_VERDICT).nest(2).nest(nft.NFTA_DATA_VERDICT).be32(nft.NFTA_VERDICT_CODE, code)
         return (b.text(nft.NFTA_VERDICT_CHAIN, chain) if chain else b).end().end()
@@ -228,7 +229,7 @@ def drop() -> Expression:
 
 
 def leave() -> Expression:
-    """return"""
+    """return: continue in the calling chain"""
     return verdict(nft.NFT_RETURN)
 
 
@@ -237,18 +238,18 @@ def jump(chain: str) -> Expression:
 
 
 def go_to(chain: str) -> Expression:
-    """goto"""
+    """goto <chain>"""
     return verdict(nft.NFT_GOTO, chain)
 
 
 def ct(key: int) -> Expression:
-    """Load a property of the packet's connection, as conntrack knows it. NFTA_CT_DREG 1, _KEY 2"""
+    """Load conntrack's property NFT_CT_* of the packet's connection into register 1. NFTA_CT_DREG 1, _KEY 2"""
     return "ct", lambda b: b.be32(1, NFT_REG_1).be32(2, key)
 
 
 def ct_saddr(length: int, direction: int, register: int) -> Expression:
-    """Load `ct original ip saddr`, or with IP_CT_DIR_REPLY `ct reply ip saddr`, for length 16 with ip6. NFTA_CT_DREG 1,
-    _KEY 2, _DIRECTION 3"""
+    """Load `ct original ip saddr` into a register; with IP_CT_DIR_REPLY `ct reply ip saddr`. Length 16: `ip6`.
+    NFTA_CT_DREG 1, _KEY 2, _DIRECTION 3"""
     return "ct", lambda b: b.be32(1, register).be32(2, NFT_CT_SRC_IPS[length]).u8(3, direction)
 
 
@@ -276,17 +277,19 @@ def set_nftrace(on: bool) -> tuple[Expression, ...]:
 
 
 def fib_daddr_type() -> Expression:
-    """Load the kind of route (RTN_*) of the destination address."""
+    """Load the type of route (RTN_*) of the destination address into register 1."""
     return fib_type(NFTA_FIB_F_DADDR)
 
 
 def fib_type(flags: int) -> Expression:
-    """Load the kind of route (RTN_*) of an address. NFTA_FIB_DREG 1, _RESULT 2, _FLAGS 3"""
+    """Load the type of route (RTN_*) of an address, which `flags` selects, into register 1. NFTA_FIB_DREG 1, _RESULT 2,
+    _FLAGS 3"""
     return "fib", lambda b: b.be32(1, NFT_REG_1).be32(2, NFT_FIB_RESULT_ADDRTYPE).be32(3, flags)
 
 
 def dnat(length: int) -> Expression:
-    """Translate to the address of `length` bytes in register 1, and the port in the next word.
+    """Translate the destination to the address in register 1, of `length` bytes, and the port in the next 4-byte
+    register.
 
     NFTA_NAT_TYPE 1, _FAMILY 2, _REG_ADDR_MIN 3, _ADDR_MAX 4, _PROTO_MIN 5, _PROTO_MAX 6
     """
@@ -296,12 +299,12 @@ def dnat(length: int) -> Expression:
 
 
 def redirect(register: int = NFT_REG_1) -> Expression:
-    """Translate to this node and the port in a register. NFTA_REDIR_REG_PROTO_MIN 1, _MAX 2"""
+    """Translate the destination to this node and the port in a register. NFTA_REDIR_REG_PROTO_MIN 1, _MAX 2"""
     return "redir", lambda b: b.be32(1, register).be32(2, register)
 
 
 def masquerade(flags: int = 0) -> Expression:
-    """NFTA_MASQ_FLAGS 1: NF_NAT_RANGE_*"""
+    """Masquerade the connection. flags: NF_NAT_RANGE_*. NFTA_MASQ_FLAGS 1"""
     return "masq", lambda b: b.be32(1, flags) if flags else b
 
 
@@ -313,12 +316,12 @@ def dup_to_iif() -> tuple[Expression, ...]:
 # Conditions of several expressions, each with the text that nft prints for it --------------------
 
 def saddr(length: int) -> tuple[Expression, ...]:
-    """ip saddr (or ip6), in register 1; the rule ends for packets of another family"""
+    """Load `ip saddr` (ip6 for length 16) into register 1. For packets of another family the rule ends."""
     return _of_family(length, SADDRS[length])
 
 
 def daddr(length: int) -> tuple[Expression, ...]:
-    """ip daddr (or ip6), in register 1; the rule ends for packets of another family"""
+    """Load `ip daddr` (ip6 for length 16) into register 1. For packets of another family the rule ends."""
     return _of_family(length, DADDRS[length])
 
 
@@ -353,23 +356,23 @@ def _within(network: bytes, prefix: int, op: int = NFT_CMP_EQ) -> tuple[Expressi
 
 
 def protocol_and_port(behind: int = 0) -> tuple[Expression, ...]:
-    """meta l4proto . th dport, in the registers after a part of `behind` bytes"""
+    """Load `meta l4proto . th dport` into the registers after the first `behind` bytes of a key."""
     word = NFT_REG32_00 + behind // 4
     return meta(NFT_META_L4PROTO, word), payload(TH_DPORT, word + 1)
 
 
 def iifname_and(field: Field) -> tuple[Expression, ...]:
-    """iifname . <field>, in registers 1 and 2"""
+    """Load `iifname . <field>` into registers 1 and 2."""
     return meta(NFT_META_IIFNAME), payload(field, NFT_REG_2)
 
 
 def oifname_and(field: Field) -> tuple[Expression, ...]:
-    """oifname . <field>, in registers 1 and 2"""
+    """Load `oifname . <field>` into registers 1 and 2."""
     return meta(NFT_META_OIFNAME), payload(field, NFT_REG_2)
 
 
 def iifname_and_oifname() -> tuple[Expression, ...]:
-    """iifname . oifname, in registers 1 and 2"""
+    """Load `iifname . oifname` into registers 1 and 2."""
     return meta(NFT_META_IIFNAME), meta(NFT_META_OIFNAME, NFT_REG_2)
 
 
@@ -389,7 +392,7 @@ def other_ether_type(number: int) -> tuple[Expression, ...]:
 
 
 def icmpv6_type(number: int) -> tuple[Expression, ...]:
-    """icmpv6 type <number>, for packets that are known to be IPv6"""
+    """icmpv6 type <number>; an earlier expression must select IPv6"""
     return (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(ICMPV6_TYPE), compare(bytes((number,))))
 
 

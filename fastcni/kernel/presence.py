@@ -7,7 +7,7 @@ another directory at the same path (a container's own /run/netns). Proofs are:
 - /proc/PID/ns/net: a procfs that shows all processes of the node has no process PID.
 - Any other path: the file is missing, and its directory is the same as at ADD: the directory's birth is before the ADD,
   and its last change (a file was added or removed) is after the ADD. Neither a mount point without its mount nor a
-  container's own directory has both.
+  container's own directory meets both conditions.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MOUNTS = "are these the mounts and the processes of the node?"
 def state_of(path: str, since: float = 0.0) -> tuple[str, str]:
     """Return (ALIVE, GONE or UNKNOWN, why) of a pod's network namespace.
 
-    path: as CNI_NETNS had it. since: a unix time at which the pod had this namespace, for example the time of the file
-    that its ADD wrote; 0.0 if no time is known.
+    path: the value of CNI_NETNS. since: a unix time at which the pod had this namespace, for example the time of the
+    file that its ADD wrote; 0.0 if no time is known.
     """
     state, why = look_up(path, since)
     if state == UNKNOWN and 0 < since < boot_began():
@@ -44,7 +44,7 @@ def state_of(path: str, since: float = 0.0) -> tuple[str, str]:
 
 
 def look_up(path: str, since: float) -> tuple[str, str]:
-    """Return state_of() without a check of the last boot."""
+    """Return what state_of() returns, but do not compare `since` with the time of the last boot."""
     if not path:
         return UNKNOWN, "the cache does not name its network namespace"
     if not path.startswith("/"):
@@ -60,7 +60,7 @@ def look_up(path: str, since: float) -> tuple[str, str]:
     except OSError as e:
         if e.errno == ENOENT:
             return missing(path, since)
-        seen = e.errno == EACCES and os.path.lexists(path)          # a process of another user
+        seen = e.errno == EACCES and os.path.lexists(path)          # the namespace of another user's process
         return ALIVE if seen else UNKNOWN, f"{path} cannot be read: {strerror(e)}"
     if found.st_dev == device:
         return ALIVE, f"{path} exists"
@@ -115,8 +115,8 @@ def boot_began() -> float:
     """Return a unix time that is not later than the beginning of this boot; 0.0 in a time namespace, which changes the
     clock.
 
-    If the clock was set forward since the boot, pods of this boot would seem older than the boot. So the time of
-    sysfs's root counts, too: the kernel made it at the boot, by the clock of that time.
+    If the clock was set forward since the boot, pods of this boot would seem older than the boot. So the modification
+    time of /sys counts, too: the kernel made /sys at the boot, by the clock of that time.
     """
     try:
         if os.stat("/proc/self/ns/time").st_ino != INIT_TIME_NAMESPACE:
@@ -129,13 +129,13 @@ def boot_began() -> float:
         return 0.0
 
 
-# What cannot be seen ----------------------------------------------------------------------------
+# Directories whose namespaces this process cannot see --------------------------------------------
 
 def unseen(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield (directory, why) of each directory in which this process does not see all namespaces of pods, or will not
     see namespaces that are mounted later.
 
-    paths: the paths of pods' namespaces. Their directories and USUAL_DIRECTORIES are checked.
+    paths: the paths of pods' namespaces. unseen() checks the directories of these paths and USUAL_DIRECTORIES.
     """
     on_node = shares_mounts()
     usual = [directory for directory in USUAL_DIRECTORIES if os.path.isdir(directory)]
@@ -151,8 +151,8 @@ def unseen(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def plain_files(directory: str) -> set[str]:
-    """Return the names of files that are not namespaces for SETTLE_S. Files between open(2) and mount(2), or between
-    umount(2) and unlink(2), are left out. Raises OSError."""
+    """Return the names of files on which no namespace is mounted during SETTLE_S. This leaves out files between open(2)
+    and mount(2), or between umount(2) and unlink(2). Raises OSError."""
     found = without_mount(directory)
     deadline = time.monotonic() + SETTLE_S
     while found and time.monotonic() < deadline:
@@ -183,8 +183,8 @@ def has_namespaces(directory: str) -> bool:
 
 
 def shares_mounts() -> bool:
-    """Return whether this process has the same mounts as the node's first process. This is known only if this process
-    sees all processes of the node, because a container has its own process 1."""
+    """Return whether this process has the same mounts as the node's first process. False also if this process does not
+    see all processes of the node, because process 1 may then be a container's."""
     try:
         return sees_processes() and os.stat("/proc/self/ns/mnt").st_ino == os.stat("/proc/1/ns/mnt").st_ino
     except OSError:

@@ -1,4 +1,4 @@
-"""Run one program until it ends, with bytes as input and output.
+"""Run one program until it ends. Its input and output are bytes.
 
 The three standard streams are memory files, not pipes. So no thread has to read while the program runs, and a full
 pipe never blocks it. run() returns when the program ends, also if a grandchild keeps a stream open. A program that
@@ -63,8 +63,8 @@ def run(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = (
     argv is the complete argument list, [path] if empty. timeout is in seconds, None: no limit. After the timeout the
     program and its process group get SIGKILL, and Finished.late is set. They also get SIGKILL when the caller of the
     request leaves. When this process ends, only the program gets SIGKILL. The child has the namespaces and the working
-    directory of
-    the calling thread. phase: the part of the request to which its time is counted.
+    directory of the calling thread. phase: the phase of the request to which the program's time is added, see
+    waiting.Request.spent().
 
     Raises OSError if the program cannot be started or wrote more than MAX_OUTPUT, ValueError if `env` has a NUL or an
     invalid variable name, waiting.CallerGone if the caller has left. See memfd_create(2), pidfd_open(2).
@@ -94,7 +94,7 @@ def run(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = (
 
 
 def memory_file(name: str) -> int:
-    """Open an empty memory file. The descriptor is above 2, so that no dup2 replaces it."""
+    """Open an empty memory file. The descriptor is above 2, because the child's dup2() replaces descriptors 0 to 2."""
     fd = posix.memfd_create(name)
     if fd > 2:
         return fd

@@ -1,8 +1,8 @@
 """Mount procfs for fast lookups of pods' sysctls.
 
 A mount has one hash chain for the net/ipv6 directories of all namespaces that were looked up in the mount. With 1,000
-pods, the first lookup in a new pod compares 1,000 entries. So the server looks up sysctls in a mount without a path,
-and replaces the mount after USES lookups.
+pods, the first lookup in a new pod compares 1,000 entries. So the server mounts procfs without a path, looks up sysctls
+in that mount, and replaces the mount after USES lookups.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-USES = 256                      # lookups, for some 60 pods
+USES = 256                      # lookups in one mount, enough for some 60 pods
 
 
 class Mount:
-    """A mount of procfs. fd: a descriptor of the root. The kernel unmounts it when this object is deleted."""
+    """A mount of procfs. fd: a descriptor of its root directory. The kernel unmounts the procfs when this object is
+    deleted."""
 
     __slots__ = ("fd",)
 
@@ -33,8 +34,8 @@ class Mount:
 
 
 class Mounts:
-    """The current mount and its successor. later(fn): runs fn() in another thread, because unmounting takes
-    milliseconds."""
+    """The current mount, which is replaced after USES lookups. later(fn) runs fn() in another thread, because
+    unmounting takes milliseconds."""
 
     def __init__(self, later: Callable[[Callable[[], None]], object]) -> None:
         """Raises OSError if this process may not mount, or if its /proc/sys is read-only: the administrator then does
@@ -46,7 +47,7 @@ class Mounts:
     def current(self) -> Mount:
         """Return the mount for one lookup. Keep the object until the lookup ends."""
         self.uses = uses = self.uses + 1
-        if uses == USES:                # `uses` is local to this thread, so that no thread misses the value
+        if uses == USES:                # compare the local `uses`: other threads change self.uses
             self.later(self._renew)
         return self.mount
 

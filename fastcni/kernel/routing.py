@@ -1,4 +1,4 @@
-"""Encode and read routing rules (ip-rule(8)), and copy routes from messages of the kernel.
+"""Encode and read routing rules (ip-rule(8)), and encode routes again from messages of the kernel.
 
 Like rtnl, this module only adds requests to a Batch and reads replies; it does not send.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fastcni._netlink import Batch
 
 ORDER = sys.byteorder
-OF_THE_MOMENT = (uapi.RTA_TABLE, uapi.RTA_CACHEINFO)    # attributes that are not copied with a route
+OF_THE_MOMENT = (uapi.RTA_TABLE, uapi.RTA_CACHEINFO)    # attributes that route_again() leaves out
 
 
 MARK_PRIORITY = 90              # before the main table's rule, and rules of `ip rule add`
@@ -133,7 +133,7 @@ def del_default(batch: Batch, family: int, table: int, *, what: str | None = Non
 
 def del_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway: bytes = b"",
                    what: str | None = None) -> Batch:
-    """Delete exactly this route of the main table, whatever its protocol."""
+    """Delete exactly this route of the main table; the route may have any protocol."""
     batch.begin(uapi.RTM_DELROUTE, NLM_F_ACK, rtnl.rtmsg(rtnl.family_of(dst), prefix, table=uapi.RT_TABLE_MAIN,
                                                          scope=uapi.RT_SCOPE_NOWHERE), what).raw(uapi.RTA_DST, dst)
     if gateway:
@@ -150,7 +150,8 @@ def node_rtmsg(dst: bytes, prefix: int, protocol: int, gateway: bool, onlink: bo
 
 def route_again(batch: Batch, payload: bytes, *, table: int | None = None, flags: int = 0, delete: bool = False,
                 what: str | None = None) -> Batch:
-    """Add the route of an RTM_NEWROUTE, in another table if given, with NLM_F_CREATE and `flags`; or delete it."""
+    """Add the route of an RTM_NEWROUTE payload with NLM_F_CREATE and `flags`, or delete the route. table: None: the
+    route's own table."""
     if table is None:
         found = attributes(payload, 12).get(uapi.RTA_TABLE)
         table = rtnl.u32(found) if found else payload[4]

@@ -1,6 +1,6 @@
 """Add requests about links, addresses and routes to a Batch, and read replies into small records (rtnetlink(7)).
 
-This module does not send: the code of a step decides which requests go out together.
+This module does not send: its callers decide which requests go out together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANY_LINK = ifinfomsg()
 
 
 def first_link(replies: Replies) -> Link | None:
-    """The Link of the first RTM_NEWLINK among replies, or None."""
+    """Return the Link of the first RTM_NEWLINK among replies, or None."""
     for kind, payload in replies:
         if kind == uapi.RTM_NEWLINK:
             return read_link(payload)
@@ -39,13 +39,13 @@ def read_index(payload: bytes) -> int:
 
 
 def is_of_link(payload: bytes) -> bool:
-    """Return whether an RTM_*LINK payload is about the link itself. A bridge sends notifications of its ports as
-    AF_BRIDGE: it notifies that a port has left before the kernel notifies that the link was deleted."""
+    """Return whether an RTM_*LINK payload is about the link itself. A bridge also sends RTM_*LINK about its ports, with
+    the family AF_BRIDGE. If a port's link is deleted, the bridge's RTM_DELLINK comes before the link's."""
     return payload[0] == uapi.AF_UNSPEC
 
 
 def get_link(batch: Batch, *, name: str | None = None, index: int = 0, what: str | None = None) -> Batch:
-    """Ask for one link by name or index, without its counters, which would be the largest part of the answer."""
+    """Ask for one link by name or index. The answer has no counters, which would be its largest part."""
     batch.begin(uapi.RTM_GETLINK, uapi.NLM_F_REQUEST, ifinfomsg(index), what or f'look up "{name or index}"')
     if name:
         short = len(name.encode()) < uapi.IFNAMSIZ
@@ -54,7 +54,8 @@ def get_link(batch: Batch, *, name: str | None = None, index: int = 0, what: str
 
 
 def read_counters(payload: bytes, count: int) -> list[int]:
-    """Return the first `count` counters of struct rtnl_link_stats64 in an RTM_NEWLINK payload, [] without it."""
+    """Return the first `count` counters of struct rtnl_link_stats64 in an RTM_NEWLINK payload, [] for a payload without
+    counters."""
     data = attributes(payload, len(ANY_LINK)).get(uapi.IFLA_STATS64, b"")[:8 * count]
     return [int.from_bytes(data[at:at + 8], ORDER) for at in range(0, len(data), 8)]
 
@@ -78,8 +79,8 @@ def new_veth(batch: Batch, host: str, peer: str, netns_fd: int | None, *, host_m
     is down).
 
     Each end has one queue in each direction. By default the kernel makes a queue for each possible processor, and then
-    disables all but one. That waits for an RCU grace period at both ends, with RTNL held; the busier the processors,
-    the longer.
+    disables all but one. To disable queues, the kernel waits for an RCU grace period at each end while it holds the
+    RTNL lock. The wait is longer on busy processors.
 
     ifinfomsg
     IFLA_IFNAME host, IFLA_ADDRESS, IFLA_MTU, IFLA_NUM_TX_QUEUES 1, IFLA_NUM_RX_QUEUES 1, IFLA_MASTER
@@ -112,8 +113,8 @@ def new_bridge(batch: Batch, name: str, *, address: bytes | None = None, mtu: in
                snooping: bool = True, what: str | None = None) -> Batch:
     """Make a bridge that is down. Without `address` the bridge takes the MAC of a port, which changes with the ports.
 
-    Without `snooping` the bridge ignores IGMP and MLD. With snooping, the kernel restarts the timers of all ports for
-    each port that comes up."""
+    Without `snooping` the bridge ignores IGMP and MLD. With snooping, the kernel restarts the timers of all ports each
+    time that a port comes up."""
     batch.begin(uapi.RTM_NEWLINK, CREATE | NLM_F_ECHO, ifinfomsg(), what or f"create bridge {name}")
     batch.text(uapi.IFLA_IFNAME, name)
     if address:
@@ -141,9 +142,9 @@ def learn_no_link_local(batch: Batch, index: int, *, what: str | None = None) ->
 
 def new_link(batch: Batch, name: str, kind: str, netns_fd: int | None, *, parent: int = 0, mtu: int = 0,
              address: bytes | None = None, data: Iterable[tuple[int, bytes]] = (), what: str | None = None) -> Batch:
-    """Make a link of `kind`, not yet up, in the namespace netns_fd (None: the socket's own). parent: the index of a
-    link in the socket's own namespace, where no link may have the name `name` either. data: attributes of the kind,
-    (number, bytes).
+    """Make a link of `kind` that is down, in the namespace netns_fd (None: the socket's own namespace). parent: the
+    index of a link in the socket's own namespace, where no link may have the name `name` either. data: attributes of
+    the kind, (number, bytes).
 
     ifinfomsg
     IFLA_IFNAME, IFLA_NET_NS_FD, IFLA_LINK parent, IFLA_MTU, IFLA_ADDRESS
@@ -181,8 +182,8 @@ def new_ifb(batch: Batch, name: str, *, address: bytes, mtu: int, what: str | No
 
 
 def ask_for_kind(batch: Batch, kind: str) -> Batch:
-    """Ask for an invalid link of `kind`, without queues. The kernel answers EINVAL if it supports the kind, EOPNOTSUPP
-    if neither the kernel nor a module does."""
+    """Ask whether the kernel supports a kind of link, by a request for an invalid link without queues. The kernel
+    answers EINVAL if it supports the kind, EOPNOTSUPP if neither the kernel nor a module does."""
     batch.begin(uapi.RTM_NEWLINK, CREATE, ifinfomsg(), f"make a link of kind {kind}")
     batch.text(uapi.IFLA_IFNAME, f"no-{kind[:12]}").u32(uapi.IFLA_NUM_TX_QUEUES, 0)
     return batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_KIND, kind).end()
@@ -191,8 +192,8 @@ def ask_for_kind(batch: Batch, kind: str) -> Batch:
 def set_link(batch: Batch, index: int, *, up: bool | None = None, promisc: bool | None = None,
              allmulti: bool | None = None, address: bytes | None = None, mtu: int = 0, txqlen: int | None = None,
              master: int | None = None, name: str | None = None, what: str | None = None) -> Batch:
-    """Change flags, MAC, MTU, txqlen, master (an index, 0 for none) and name of a link. None: no change. A name can
-    change only while the link is down."""
+    """Change flags, MAC, MTU, txqlen, master (an index, 0 for none) and name of a link. An argument None changes
+    nothing. A name can change only while the link is down."""
     flags = change = 0
     for bit, wanted in ((uapi.IFF_UP, up), (uapi.IFF_PROMISC, promisc), (uapi.IFF_ALLMULTI, allmulti)):
         flags |= bit if wanted else 0
@@ -210,8 +211,8 @@ def set_link(batch: Batch, index: int, *, up: bool | None = None, promisc: bool 
 
 
 def move_link(batch: Batch, index: int, netns_fd: int, name: str, alias: str, *, what: str | None = None) -> Batch:
-    """Move a link into another namespace. After the move it is down, and has the name `name` and the alias `alias` ("":
-    no alias).
+    """Move a link into another namespace. After the move the link is down, and has the name `name` and the alias
+    `alias` ("": no alias).
 
     The kernel (do_setlink) first moves the link, under its old name if that is free in the other namespace, and then
     renames it. So if `name` is taken, the link either has not moved, or has moved and kept its old name.
@@ -222,8 +223,8 @@ def move_link(batch: Batch, index: int, netns_fd: int, name: str, alias: str, *,
 
 
 def set_bridge_port(batch: Batch, name: str, flags: Mapping[int, bool], *, what: str | None = None) -> Batch:
-    """Set flags of a bridge port, {IFLA_BRPORT_*: value}. The port is given by its name, so that one batch can create
-    it and set its flags."""
+    """Set flags of a bridge port, {IFLA_BRPORT_*: value}. The argument is the port's name, so that one batch can create
+    the port and set its flags."""
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(), what or f"set bridge port {name}")
     batch.text(uapi.IFLA_IFNAME, name)
     batch.nest(uapi.IFLA_LINKINFO).text(uapi.IFLA_INFO_SLAVE_KIND, "bridge").nest(uapi.IFLA_INFO_SLAVE_DATA)
@@ -300,7 +301,7 @@ def set_group(batch: Batch, index: int, group: int, *, what: str | None = None) 
 
 
 def del_group(batch: Batch, group: int, *, what: str | None = None) -> Batch:
-    """Delete every link of a group. The kernel answers ENODEV if the group has none."""
+    """Delete every link of a group. The kernel answers ENODEV if the group has no link."""
     batch.begin(uapi.RTM_DELLINK, NLM_F_ACK, ANY_LINK, what or f"delete the links of group {group}")
     return batch.u32(uapi.IFLA_GROUP, group)
 
@@ -311,9 +312,9 @@ def family_of(packed: bytes) -> int:
 
 def new_address(batch: Batch, index: int, packed: bytes, prefix: int, *, broadcast: bytes | None = None,
                 nodad: bool = False, what: str | None = None) -> Batch:
-    """Add an address with the same local and peer form, as ip(8) sends it. With `nodad` an IPv6 address can be used
-    immediately. Without this flag a work queue of the kernel makes the address usable a little later, even if detection
-    is off."""
+    """Add an address, as both IFA_LOCAL and IFA_ADDRESS, like ip(8). With `nodad` an IPv6 address can be used
+    immediately. Without this flag a work queue of the kernel makes the address usable a little later, even if duplicate
+    address detection is off."""
     batch.begin(uapi.RTM_NEWADDR, CREATE, ifaddrmsg(family_of(packed), prefix, index,
                                                     flags=uapi.IFA_F_NODAD if nodad else 0), what)
     batch.raw(uapi.IFA_LOCAL, packed).raw(uapi.IFA_ADDRESS, packed)
@@ -328,8 +329,8 @@ def del_address(batch: Batch, index: int, packed: bytes, prefix: int, *, what: s
 
 
 def lend_address(batch: Batch, index: int, packed: bytes, seconds: int, *, what: str | None = None) -> Batch:
-    """Add an address to a link for `seconds`, or restart the time of an existing address. The address adds no route to
-    its network, the node does not use it as the source of its own connections, and IPv6 does no duplicate address
+    """Add an address to a link for `seconds`, or restart the lifetime of an existing address. The address adds no route
+    to its network, the node does not use it as the source of its own connections, and IPv6 does no duplicate address
     detection.
 
     struct ifa_cacheinfo   prefered:u32 valid:u32 cstamp:u32 tstamp:u32
@@ -370,8 +371,8 @@ def route(batch: Batch, dst: bytes, prefix: int, *, index: int, gateway: bytes |
           scope: int = uapi.RT_SCOPE_UNIVERSE, mtu: int = 0, advmss: int = 0, append: bool = False,
           delete: bool = False, what: str | None = None) -> Batch:
     """Add or delete a unicast route of protocol boot. Adding uses only NLM_F_CREATE, as in the reference plugins.
-    append: add the route after other routes to the same prefix. metric: the route's priority. mtu, advmss: its metrics
-    RTAX_MTU and RTAX_ADVMSS in bytes (ip-route(8))."""
+    append: add the route after other routes to the same prefix. metric: the route's priority. mtu, advmss: the route's
+    metrics RTAX_MTU and RTAX_ADVMSS in bytes (ip-route(8))."""
     kind, flags = (uapi.RTM_DELROUTE, NLM_F_ACK) if delete else (uapi.RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE)
     flags |= uapi.NLM_F_APPEND if append else 0
     family = family_of(dst)

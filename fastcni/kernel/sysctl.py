@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from fastcni.kernel.procfs import Mounts
 
 PROC, ROOT = "/proc/", "/proc/sys/"
-mounts: Mounts | None = None    # set by the server: look sysctls up in these mounts, not below /proc
+mounts: Mounts | None = None    # if the server has set these mounts, sysctls are looked up in them, not below /proc
 
 
 def path(name: str) -> str:
     """Return the file of a sysctl name. The separator is '.' or '/', whichever occurs first (sysctl(8)).
 
-    If a dot is first, slashes stand for dots: net.ipv4.conf.eth0/100.forwarding is a sysctl of link eth0.100. Raises
-    ValueError for a name that leads out of /proc/sys.
+    If a dot occurs first, slashes stand for dots: net.ipv4.conf.eth0/100.forwarding is a sysctl of link eth0.100.
+    Raises ValueError for a name that leads out of /proc/sys.
     """
     dot, slash = name.find("."), name.find("/")
     if dot >= 0 and (slash < 0 or dot < slash):
@@ -39,7 +39,7 @@ def exists(name: str) -> bool:
 
 
 def read(name: str) -> str:
-    """Return the value as text, white space trimmed. Raises OSError."""
+    """Return the value of a sysctl as text, white space trimmed. Raises OSError."""
     return _look_up(read_file, name, posix.O_RDONLY, 4096).decode("utf-8", "replace").strip()
 
 
@@ -49,12 +49,13 @@ def boot_id() -> str:
 
 
 def write(name: str, value: str) -> None:
-    """Write the value. Raises OSError."""
+    """Write the value of a sysctl. Raises OSError."""
     _look_up(write_file, name, value.encode(), 0)
 
 
 def _look_up(call: Callable[..., Any], name: str, *args: object) -> Any:
-    """Return call(file of the sysctl, *args, directory)."""
+    """Return call(path of the sysctl's file, *args). With `mounts`, the path is relative, and the last argument is the
+    descriptor of the current mount."""
     if mounts is None:
         return call(path(name), *args)
     mount = mounts.current()
@@ -84,8 +85,8 @@ def write_at(directory: int, name: str, value: str) -> None:
 
 
 def ensure(name: str, value: str) -> None:
-    """Write the value if the sysctl has another value: a write takes a lock that a read does not take. Raises
-    OSError."""
+    """Write the value only if the sysctl has another value, because a write takes a lock that a read does not take.
+    Raises OSError."""
     if read(name) != value:
         write(name, value)
 

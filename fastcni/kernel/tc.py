@@ -51,7 +51,7 @@ class Shape:
 
     rate    bytes per second
     limit   bytes that may be queued
-    buffer  the burst, as the number of ticks that it takes at this rate
+    buffer  the burst, as the number of ticks in which this rate sends it
     """
 
     __slots__ = ("rate", "limit", "buffer")
@@ -128,7 +128,7 @@ def rate64(batch: Batch, rate: int, *kinds: int) -> Batch:
 
 
 def new_bfifo(batch: Batch, index: int, parent: int, limit: int, what: str) -> Batch:
-    """Add the queue of a class, of `limit` bytes."""
+    """Add a queue of `limit` bytes to the class `parent`."""
     return new_qdisc(batch, index, "bfifo", what, parent=parent).raw(uapi.TCA_OPTIONS, limit.to_bytes(4, ORDER))
 
 
@@ -138,7 +138,8 @@ def new_ingress(batch: Batch, index: int, what: str) -> Batch:
 
 
 def new_clsact(batch: Batch, index: int, what: str) -> Batch:
-    """Add the qdisc whose filters get the packets that the link receives and sends. It replaces the ingress qdisc."""
+    """Add the qdisc whose filters get the packets that the link receives and sends. A link has an ingress qdisc or this
+    qdisc, not both."""
     return new_qdisc(batch, index, "clsact", what, handle=INGRESS, parent=uapi.TC_H_INGRESS)
 
 
@@ -153,12 +154,12 @@ def get_qdisc(batch: Batch, index: int, parent: int, what: str) -> Batch:
 
 
 def get_class(batch: Batch, index: int, classid: int, what: str) -> Batch:
-    """Ask for a class. The kernel answers ENOENT if it does not exist."""
+    """Ask for a class. The kernel answers ENOENT if the class does not exist."""
     return batch.begin(uapi.RTM_GETTCLASS, NLM_F_ACK | NLM_F_ECHO, tcmsg(index, classid), what)
 
 
 def ask_for_kind(batch: Batch, index: int, kind: str, parent: int) -> Batch:
-    """Ask for an invalid qdisc of `kind`, with an empty size table.
+    """Ask whether the kernel supports a kind of qdisc, by a request for an invalid qdisc with an empty size table.
 
     The kernel answers ENOENT if neither the kernel nor a module supports the kind, otherwise another error.
     """
@@ -202,8 +203,8 @@ def read_htb_default(options: bytes) -> int:
 # struct tc_u32_key   mask:be32 | val:be32 | off:s32 | offmask:s32
 
 def selector(keys: Sequence[tuple[bytes, bytes, int]] = ((b"\0\0\0\0", b"\0\0\0\0", 0),)) -> bytes:
-    """Return a selector of packets with these (value, mask, offset) in their network header, four bytes each; without
-    keys, of all packets."""
+    """Return a selector of packets that have all these keys in their network header: (value of four bytes, mask of four
+    bytes, offset). Without `keys`, return a selector of all packets."""
     parts = [b"%c\0%c\0" % (uapi.TC_U32_TERMINAL, len(keys)), bytes(12)]
     for value, mask, offset in keys:
         parts += mask, value, offset.to_bytes(4, ORDER), bytes(4)

@@ -2,7 +2,7 @@
 leaves.
 
 A server gives each worker thread a Request, which has the caller's connection, and lets the server run another request
-during a wait. Without a Request there is no caller that can leave, and a wait lasts until its limit.
+during a wait. A thread without a Request has no caller, so its waits last until their limits.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ LOCK_TIMEOUT_S = 30.0           # for a lock that only root can hold
 NAMESPACE_LOCK_TIMEOUT_S = 2.0  # for a lock that a pod can hold, too
 ROLLBACK_TIMEOUT_S = 10.0       # the limit of each wait while an ADD is rolled back
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.02       # between two tries
-GONE = 2                        # a result of await_input()
+GONE = 2                        # await_input() returns GONE if the caller has left
 
 # Kinds of waits. Waits for the lock of a namespace keep no other request out, because a pod can hold that lock.
 ANNOUNCEMENT, PROGRAM, LOCK, NAMESPACE_LOCK, BUS = "announcement", "program", "lock", "namespace lock", "bus"
 IPAM, DELEGATE = "ipam", "delegate"     # further phases of a request, see Request.spent()
-STORE = "store"                 # for an answer of a store of cluster-wide addresses: a few seconds at most
+STORE = "store"                 # for an answer of the store of cluster-wide addresses: a few seconds at most
 DHCP = "dhcp daemon"            # for a lease
 AGENT = "policy agent"          # for network policies: until the agent knows the pod
 OVSDB = "ovsdb"                 # for Open vSwitch: until its database answers or its daemon has set up a port
 
 
 class CallerGone(Exception):
-    """The caller has closed its connection, so nobody reads the answer of the request."""
+    """The caller has closed its connection, so no process reads the answer to the request."""
 
     def __str__(self) -> str:
         return "the caller has left"
 
 
 class Crowded(BaseException):
-    """Too many requests are in the same kind of wait: this request starts again, one-shot.
+    """Too many requests are in the same kind of wait: this request must start again as a one-shot request.
 
     Crowded is not an Exception, so that no error handler catches it.
     """
@@ -74,7 +74,7 @@ class Request:
         """Record that the request continues."""
 
     def spent(self, what: int | str, started: int) -> None:
-        """Record a phase of the request that ends now. what: the number of a netlink protocol, IPAM, DELEGATE or
+        """Record that a phase of the request ends now. what: the number of a netlink protocol, IPAM, DELEGATE or
         PROGRAM. started: when the phase began, by perf_counter_ns()."""
 
     def step(self, text: str) -> None:
@@ -83,7 +83,7 @@ class Request:
 
 class Here(_local):
     """The state of the calling thread. rolling_back: whether its work must be completed even if the caller has left.
-    patient_until: until when its waits may last at least, monotonic."""
+    patient_until: its waits may last until this time of the monotonic clock, even if their own limits are earlier."""
 
     request, rolling_back, patient_until = Request(), False, 0.0
 
@@ -120,8 +120,9 @@ class rolling_back:
 
 
 class patient:
-    """A context manager for repeated requests to a busy service, `with patient(until):`. Waits may last until that
-    moment of the monotonic clock. Another request would cost the service more than a late answer to this one."""
+    """A context manager for repeated requests to a busy service, `with patient(until):`. Waits may last until the time
+    `until` of the monotonic clock. If the caller gave up and repeated the request, the service would have more work
+    than with a late answer."""
 
     __slots__ = ("before", "until")
 

@@ -32,7 +32,7 @@ _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_C
 
 
 class NetlinkError(OSError):
-    """The kernel answered a request with an error. what: names the request. kernel_text: the text of the extended ACK,
+    """The kernel answered a request with an error. what: the request's name. kernel_text: the text of the extended ACK,
     or ""."""
 
     errno: int
@@ -70,7 +70,7 @@ class Socket(socket):
 
 
 def open_socket(protocol: int = uapi.NETLINK_ROUTE, groups: Iterable[int] = ()) -> Socket:
-    """Open a netlink socket in the calling thread's network namespace, strict and with extended ACKs.
+    """Open a netlink socket in the calling thread's network namespace, with strict checking and extended ACKs.
 
     groups: the RTNLGRP_* numbers that the socket subscribes to. Raises OSError.
     """
@@ -107,7 +107,7 @@ def set_buffer_size(sock: socket, size: int) -> None:
     try:
         sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_RCVBUFFORCE, size)
     except OSError:
-        return                  # not root in the initial user namespace; dropped notifications are detected
+        return                  # not root in the initial user namespace: fewer notifications can wait
 
 
 def set_request_size(sock: socket, size: int) -> None:
@@ -141,8 +141,8 @@ def receive(sock: Socket, milliseconds: int = ANSWER_MS, caller: int = -1) -> li
 
 
 def index_of(name: str, sock: Socket | None = None) -> int:
-    """Return the index of the link `name`, 0 if it does not exist, in the namespace of `sock`; None: in the calling
-    thread's namespace.
+    """Return the index of the link `name` in the namespace of `sock`, 0 if the link does not exist. sock None: search
+    the calling thread's namespace.
 
     index_of() uses the ioctl of netdevice(7), which, unlike RTM_GETLINK, does not wait for the kernel's RTNL lock.
     """
@@ -155,8 +155,8 @@ def index_of(name: str, sock: Socket | None = None) -> int:
 
 
 def has_link(index: int) -> bool:
-    """Return whether the calling thread's namespace has a link of this index. As in index_of() there is no wait for the
-    RTNL lock."""
+    """Return whether the calling thread's namespace has a link of this index. Like index_of(), has_link() does not wait
+    for the RTNL lock."""
     try:
         return bool(if_indextoname(index))
     except OSError:
@@ -172,7 +172,7 @@ def exchange(sock: Socket, batch: Batch) -> Replies:
     """
     replies, refused = attempt(sock, batch)
     if refused:
-        raise refused.pop(0)            # with this frame's reference, the error would live until a garbage collection
+        raise refused.pop(0)            # pop(): this frame must keep no reference, which would keep the error
     return replies
 
 
@@ -285,9 +285,9 @@ def dump(sock: Socket, kind: int, header: bytes, what: str,
          fill: Callable[[Batch], object] | None = None) -> Replies:
     """Return all objects of one RTM_GET*/NFT_MSG_GET* dump: [(type, payload)].
 
-    fill(batch) adds attributes that filter. The kernel marks a dump as interrupted if the table changed during the
-    dump. An interrupted dump is requested again, five times in all; then NetlinkError has errno EINTR. So no caller
-    gets a list that may lack an entry.
+    fill(batch) adds the attributes by which the kernel selects objects. The kernel marks a dump as interrupted if the
+    table changed during the dump. An interrupted dump is requested again, five times in all; then NetlinkError has
+    errno EINTR. So no caller gets a list that may lack an entry.
     """
     for _ in range(DUMP_TRIES):
         batch = Batch().begin(kind, uapi.NLM_F_DUMP, header, what)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Traced(waiting.Request):
-    """A Request for waiting.here.request. write(bytes) gets rows() of each datagram."""
+    """A Request that shows the netlink messages of its thread: write(bytes) gets the text of each datagram."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self.write = write

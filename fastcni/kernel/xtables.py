@@ -111,7 +111,7 @@ class Table:
         return self._verdict(entry) == DROP
 
     def refusals(self) -> int:
-        """Return the number of rules and policies that drop, plus that of rules that reject."""
+        """Return how many rules and policies drop packets, plus how many rules reject packets."""
         return self.entries.count(DROPPING) + self.entries.count(REJECTING)
 
     def rules(self, chain: str) -> Iterator[bytes]:
@@ -153,7 +153,7 @@ class Table:
             at += size
 
     def mentions(self, rule: bytes, packed: bytes) -> bool:
-        """Return whether a rule is about one address: -s or -d with the whole address, not inverted."""
+        """Return whether a rule has -s or -d with exactly the address `packed`, not inverted."""
         size = self.length
         source, destination, *masks = (rule[at:at + size] for at in range(0, 4 * size, size))
         whole = b"\xff" * size

@@ -1,6 +1,7 @@
 """Load BPF programs, and create, pin and read BPF maps by bpf(2), without libbpf and BTF (linux/bpf.h).
 
-Objects are descriptors. A pin is a path in bpffs that keeps an object without a process.
+The functions take and return file descriptors of programs and maps. A pin is a path in bpffs that keeps a program or a
+map when no process has a descriptor of it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, PROG_LOAD, OBJ_PI
 OBJ_GET_INFO_BY_FD, MAP_LOOKUP_BATCH = 15, 24
 MAP_TYPE_HASH, PROG_TYPE_SCHED_CLS = 1, 3
 F_NO_PREALLOC = 1
-PSEUDO_MAP_FD = 1               # as the source register of a 64-bit load: the value is a map's descriptor
+PSEUDO_MAP_FD = 1               # the source register of a 64-bit load whose value is a map's descriptor
 INSTRUCTION_BYTES = 8
-BATCH = 4096                    # elements in one answer, which must hold a bucket of the hash table
+BATCH = 4096                    # elements in one answer, in which a bucket of the hash table must fit
 LOG_BYTES = 1 << 18
 
 
@@ -45,32 +46,35 @@ def u64(*numbers: int) -> bytes:
 
 
 def create_hash(key_bytes: int, value_bytes: int, elements: int) -> int:
-    """Create a hash map that allocates memory only for existing elements. Return its descriptor. Raises OSError."""
+    """Create a hash map for up to `elements` elements, without allocating their memory in advance. Return the map's
+    descriptor. Raises OSError."""
     return bpf(MAP_CREATE, bytearray(u32(MAP_TYPE_HASH, key_bytes, value_bytes, elements, F_NO_PREALLOC)))
 
 
 def pin(fd: int, path: str) -> None:
-    """Pin an object. Raises OSError: EEXIST if the pin exists, EPERM if `path` is not in bpffs."""
+    """Pin the program or map `fd` at `path`. Raises OSError: EEXIST if the pin exists, EPERM if `path` is not in
+    bpffs."""
     name = bytearray(path.encode() + b"\0")
     bpf(OBJ_PIN, bytearray(u64(address_of(name)) + u32(fd)))
 
 
 def get(path: str) -> int:
-    """Return a descriptor of the object at a pin. Raises OSError: ENOENT if the pin does not exist."""
+    """Return a new descriptor of the program or map that is pinned at `path`. Raises OSError: ENOENT if the pin does
+    not exist."""
     name = bytearray(path.encode() + b"\0")
     return bpf(OBJ_GET, bytearray(u64(address_of(name)) + u32(0, 0)))
 
 
 def program_id(fd: int) -> int:
-    """Return the number that the kernel gave to a program. Raises OSError. struct bpf_prog_info begins with type,
-    id:u32."""
+    """Return the kernel's id of a loaded program. Raises OSError. struct bpf_prog_info begins with type, id:u32."""
     info = bytearray(8)
     bpf(OBJ_GET_INFO_BY_FD, bytearray(u32(fd, len(info)) + u64(address_of(info))))
     return int.from_bytes(info[4:], ORDER)
 
 
 def load(instructions: bytes, relocations: tuple[tuple[int, str], ...], maps: Mapping[str, int]) -> int:
-    """Load a program of cls_bpf. maps: {name: descriptor} for the relocations. Return its descriptor. Raises OSError;
+    """Load a program for cls_bpf, the BPF classifier of traffic control, and return the program's descriptor.
+    relocations: (index of an instruction that loads a map, the map's name). maps: {name: descriptor}. Raises OSError;
     Refused if the verifier rejects the program."""
     code, licence = bytearray(instructions), bytearray(b"Apache-2.0\0")
     for index, name in relocations:
@@ -92,8 +96,8 @@ def load(instructions: bytes, relocations: tuple[tuple[int, str], ...], maps: Ma
 
 
 def element(fd: int, key: bytearray, value: bytearray | None = None) -> bytearray:
-    """Return the attributes of a request about one element. The caller must keep `key` and `value` until bpf() has
-    returned."""
+    """Return union bpf_attr for a call of bpf(2) about one element. The caller must keep `key` and `value` until bpf()
+    has returned."""
     return bytearray(u32(fd, 0) + u64(address_of(key), 0 if value is None else address_of(value), 0))
 
 
@@ -104,7 +108,7 @@ def update(fd: int, key: bytes, value: bytes) -> None:
 
 
 def look_up(fd: int, key: bytes, value_bytes: int) -> bytes | None:
-    """Return the value of a key, None if the map does not have it. Raises OSError."""
+    """Return the value of a key, None if the map does not have the key. Raises OSError."""
     name, data = bytearray(key), bytearray(value_bytes)
     try:
         bpf(MAP_LOOKUP_ELEM, element(fd, name, data))

@@ -35,5 +35,6 @@ def read(path: str) -> str:
 
 
 def target(path: str) -> str:
-    """Return the name that a symbolic link leads to, for example of a device's driver. Raises OSError."""
+    """Return the name of the file that a symbolic link points to, for example the name of a device's driver. Raises
+    OSError."""
     return posix.readlink(ROOT + path).rpartition("/")[2]

@@ -38,8 +38,8 @@ class ContextRefused(OSError):
 
 
 def open_device() -> int:
-    """Open /dev/net/tun. A device that is made with this descriptor is in the namespace in which it was opened. Raises
-    OSError."""
+    """Open /dev/net/tun. The kernel puts a device that is made with this descriptor into the network namespace in which
+    the descriptor was opened. Raises OSError."""
     return posix.open(PATH, posix.O_RDWR | posix.O_CLOEXEC)
 
 

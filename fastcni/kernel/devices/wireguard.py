@@ -42,9 +42,9 @@ WG_CMD_GET_DEVICE, WG_CMD_SET_DEVICE = 0, 1
 
 
 class Device:
-    """A WireGuard device: public_key (32 bytes; b"" without a private key), port, and peers: {public key: (keepalive in
-    s, frozenset of the (packed, prefix length) that may be its source addresses, (packed address, port) of its
-    endpoint, preshared key)}. Absent values are b"" and 0."""
+    """A WireGuard device. public_key: 32 bytes, b"" without a private key. port: the UDP port. peers: {public key:
+    (keepalive in seconds, frozenset of the peer's allowed (packed network, prefix length), the peer's endpoint (packed
+    address, port), preshared key)}. Absent values are b"" and 0."""
 
     __slots__ = ("peers", "port", "public_key")
 
@@ -54,14 +54,14 @@ class Device:
 
 
 def set_device(batch: Batch, family: int, index: int, private_key: bytes, port: int) -> Batch:
-    """Give a device its key and UDP port."""
+    """Set the private key and the UDP port of a device."""
     begin(batch, family, index, "set the key of a wireguard link")
     return batch.raw(WGDEVICE_A_PRIVATE_KEY, private_key).u16(WGDEVICE_A_LISTEN_PORT, port)
 
 
 def put_peer(batch: Batch, family: int, index: int, key: bytes, endpoint: tuple[bytes, int], allowed: Networks,
              preshared_key: bytes, keepalive_s: int) -> Batch:
-    """Add a peer, or replace its settings and networks."""
+    """Add the peer with the public key `key`, or replace the settings and the allowed networks of an existing peer."""
     begin(batch, family, index, "add a wireguard peer").nest(WGDEVICE_A_PEERS).nest(0)
     batch.raw(WGPEER_A_PUBLIC_KEY, key).u32(WGPEER_A_FLAGS, WGPEER_F_REPLACE_ALLOWEDIPS)
     batch.raw(WGPEER_A_PRESHARED_KEY, preshared_key or bytes(KEY_BYTES))
@@ -92,8 +92,8 @@ def read_device(sock: Socket, family: int, index: int) -> Device:
 
 
 def note_peer(device: Device, found: dict[int, bytes]) -> None:
-    """Add a message about a peer to the device. A peer with many networks arrives in several messages; only the first
-    has the peer's other attributes."""
+    """Record the attributes of a peer in `device.peers`. A peer with many networks arrives in several messages; only
+    the first has the peer's other attributes."""
     key, networks = found[WGPEER_A_PUBLIC_KEY], set()
     for _, each in attribute_list(found.get(WGPEER_A_ALLOWEDIPS, b"")):
         allowed = attributes(each)

@@ -1,7 +1,8 @@
 """Read the sockets that wait for packets at a port: listening TCP and SCTP sockets, and UDP sockets without a peer
 (sock_diag(7)).
 
-The kernel searches only its table of listening sockets. /proc/net/tcp also has each connection of the node.
+For TCP and SCTP the kernel searches only its table of listening sockets. /proc/net/tcp would also list each connection
+of the node.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 TCP, UDP, SCTP = 6, 17, 132             # IPPROTO_*
 TCP_CLOSE, TCP_LISTEN = 7, 10           # net/tcp_states.h; an unconnected UDP socket has TCP_CLOSE
 WAITING = {TCP: TCP_LISTEN, UDP: TCP_CLOSE, SCTP: TCP_LISTEN}
-MAPPED = bytes(10) + b"\xff\xff"        # begins an IPv4 address in an IPv6 socket
+MAPPED = bytes(10) + b"\xff\xff"        # the prefix of an IPv4-mapped address, as IPv6 sockets have
 ID_BYTES, MESSAGE_BYTES = 48, 72        # struct inet_diag_sockid, struct inet_diag_msg
 
 
 class Waiting:
-    """A socket that waits for packets. packed: its address, zeros for every address. lengths: the lengths of the
-    addresses that it serves: 4, 16 or both. inode: the number in the link /proc/PID/fd/N, "socket:[INODE]"."""
+    """A socket that waits for packets. packed: the address to which the socket is bound, zeros for any address.
+    lengths: the lengths in bytes of the destination addresses that reach the socket: 4, 16 or both. inode: the number
+    in the link /proc/PID/fd/N, "socket:[INODE]"."""
 
     __slots__ = ("protocol", "port", "packed", "lengths", "inode")
 
@@ -32,7 +34,8 @@ class Waiting:
         self.protocol, self.port, self.packed, self.lengths, self.inode = protocol, port, packed, lengths, inode
 
     def serves(self, packed: bytes, length: int) -> bool:
-        """Return whether packets to an address reach the socket. packed b"": any address with `length` bytes."""
+        """Return whether packets to the address `packed` of `length` bytes reach the socket. packed b"": to any address
+        of that length."""
         return length in self.lengths and (not packed or not any(self.packed) or packed == self.packed)
 
 
@@ -50,7 +53,7 @@ def waiting(protocol: int) -> Iterator[Waiting]:
 
 
 def request(family: int, protocol: int) -> bytes:
-    """Return struct inet_diag_req_v2.
+    """Return struct inet_diag_req_v2, which asks for the waiting sockets of a protocol.
 
     family:u8 protocol:u8 ext:u8 pad:u8 states:u32 id:48 bytes of zeros
     """
@@ -58,7 +61,7 @@ def request(family: int, protocol: int) -> bytes:
 
 
 def read(protocol: int, payload: bytes) -> Waiting:
-    """Read struct inet_diag_msg.
+    """Return the socket that a struct inet_diag_msg describes.
 
     family:u8 state:u8 timer:u8 retrans:u8
     id: sport:be16 dport:be16 src:16 bytes dst:16 bytes if:u32 cookie:8 bytes

@@ -1,6 +1,6 @@
 """Look up the addresses of a host's name within a time limit. getaddrinfo(3) waits for name servers as long as
-resolv.conf says, which may be half a minute. So each lookup runs in a thread. A late lookup continues, and its result
-is not used."""
+resolv.conf says, which may be half a minute. So each lookup runs in a thread. After the time limit the lookup
+continues, but the caller gets an error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class Lookup:
-    """A running lookup. done: a lock that is held until the lookup ends. found: the addresses. failure: the error, if
-    the lookup failed."""
+    """A running lookup. done: a lock that is held until the lookup ends. found: the addresses; [] if the lookup failed.
+    failure: the error to raise if `found` is []."""
 
     __slots__ = ("done", "failure", "found")
 
@@ -44,7 +44,7 @@ class Lookups:
                 start_new_thread(self._look_up, (key, one))
         if not one.done.acquire(timeout=seconds):
             raise gaierror(EAI_AGAIN, f"no name server has answered about {host} within {seconds:.1f} s")
-        one.done.release()              # for the next thread that waits
+        one.done.release()              # wakes the next thread that waits for this lookup
         if not one.found:
             raise one.failure
         return one.found

@@ -1,8 +1,8 @@
-"""Open packet sockets of one link (packet(7)) for DHCP without an address, ARP probes and announcements of addresses;
-and UDP sockets for DHCP with an address.
+"""Open the sockets of one link: packet sockets (packet(7)) for ARP and for DHCP before the link has an address, UDP
+sockets for DHCP afterwards. Announce addresses to neighbours.
 
-A socket is opened in the calling thread's namespace and stays in that namespace. A BPF filter drops all packets but
-those of one exchange, so that broadcasts of other pods wake no thread.
+A socket is opened in the calling thread's namespace and stays in that namespace. The BPF filter of a DHCP socket passes
+only the packets of one DHCP exchange, so that broadcasts of other pods wake no thread.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from fastcni.kernel import filters, uapi
 
 BROADCAST = b"\xff" * 6
 SERVER_PORT, CLIENT_PORT = 67, 68
-UDP, FRAGMENT_BITS = 17, 0x1FFF         # of the IP header: the protocol, the offset of a fragment
-# linux/bpf_common.h: absolute loads; loads after the IP header, whose length LDX_IP loads
+UDP, FRAGMENT_BITS = 17, 0x1FFF         # in the IP header: protocol number, bits of the fragment offset
+# linux/bpf_common.h: LDB and LDH load from an offset in the packet; LDX_IP sets x to the length of the IP header; LDH_X
+# and LD_X load from an offset after x
 LDB, LDH, LDH_X, LD_X, LDX_IP = 0x30, 0x28, 0x48, 0x40, 0xB1
 JEQ, JSET, RET = 0x15, 0x45, 0x06
 RECEIVE_BYTES = 1 << 16
@@ -27,14 +28,14 @@ FLAGS = SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK
 
 
 def open_dhcp(ifname: str, xid: int) -> socket:
-    """Open a socket for IP packets with a DHCP server's answers to this transaction. Raises OSError."""
+    """Open a packet socket that receives only a DHCP server's answers to the transaction `xid`. Raises OSError."""
     sock = _open(ifname, uapi.ETH_P_IP, dhcp_filter(xid))
     sock.setsockopt(uapi.SOL_PACKET, uapi.PACKET_AUXDATA, 1)
     return sock
 
 
 def dhcp_filter(xid: int) -> filters.Program:
-    """Pass unfragmented UDP to port 68 with this xid, as bpf_dbg would print it:
+    """Return the filter that passes unfragmented UDP to port 68 with this xid. bpf_dbg would print the filter as:
 
     ldb [9]; jeq 17             UDP
     ldh [6]; jset 0x1fff        a fragment
@@ -48,7 +49,7 @@ def dhcp_filter(xid: int) -> filters.Program:
 
 
 def open_arp(ifname: str) -> socket:
-    """Open a socket for ARP. Raises OSError."""
+    """Open a packet socket that receives the ARP packets of a link. Raises OSError."""
     return _open(ifname, uapi.ETH_P_ARP, [])
 
 
@@ -65,7 +66,7 @@ def _open(ifname: str, protocol: int, program: filters.Program) -> socket:
 
 
 def send_to(sock: socket, ifname: str, packet: bytes, mac: bytes = BROADCAST, protocol: int = uapi.ETH_P_IP) -> None:
-    """Send an IP or ARP packet to a MAC. Raises OSError, with ENETDOWN if the link is down."""
+    """Send an IP or ARP packet to a MAC over the link `ifname`. Raises OSError, with ENETDOWN if the link is down."""
     sock.sendto(packet, (ifname, protocol, 0, 0, mac))
 
 
