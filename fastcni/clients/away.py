@@ -7,4 +7,5 @@ class Away(Exception):
 
 
 class Busy(Away):
-    """The service is overloaded: it answered so, or did not answer in time. Another try soon may succeed."""
+    """The service is overloaded: it answered with an error that says so, or did not answer in time. If the caller soon
+    repeats the request, the service may answer."""

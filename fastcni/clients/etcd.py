@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from fastcni.clients.http import Stream
 
-GATEWAYS = ("/v3", "/v3beta", "/v3alpha")       # of etcd 3.4 and later, 3.3, 3.2
-MAX_OPERATIONS = 128            # --max-txn-ops; counted for comparisons and for each branch
-MAX_BYTES = 1 << 20             # of values in a transaction; --max-request-bytes is 1.5 MiB
+GATEWAYS = ("/v3", "/v3beta", "/v3alpha")       # path of the gateway in etcd 3.4 and later, in 3.3, in 3.2
+MAX_OPERATIONS = 128            # etcd's --max-txn-ops: the limit of comparisons, and of the operations of each branch
+MAX_BYTES = 1 << 20             # limit of the values in a transaction; etcd's --max-request-bytes is 1.5 MiB
 MAX_PASSWORD_BYTES = 4096
 # gRPC status codes
 INVALID, NOT_FOUND, DENIED, PRECONDITION, UNAUTHENTICATED = 3, 5, 7, 9, 16
@@ -45,7 +45,7 @@ class Refused(Exception):
 
 class Pair:
     """A key with its value. revision: the revision of the last change. created: the revision that created the key.
-    lease: 0 for none."""
+    lease: the id of the key's lease, 0 without a lease."""
 
     __slots__ = ("key", "value", "revision", "lease", "created")
 
@@ -74,7 +74,8 @@ def value_is(key: str, value: str) -> dict[str, Any]:
 
 
 def revision_is(key: str, revision: int) -> dict[str, Any]:
-    """Return the comparison that the key has this revision; 0: that the key does not exist."""
+    """Return a comparison of a transaction, which holds if the key's last change has this revision; 0: if the key does
+    not exist."""
     return {"key": encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision}
 
 
@@ -87,7 +88,7 @@ def exists(key: str) -> dict[str, Any]:
 
 
 def none_in(first: str, end: str) -> dict[str, Any]:
-    """Return the comparison that no key from `first` up to, but excluding, `end` exists."""
+    """Return a comparison of a transaction, which holds if no key from `first` up to, but excluding, `end` exists."""
     return {"key": encode(first), "range_end": encode(end), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
 
 
@@ -98,7 +99,7 @@ def put(key: str, value: str, lease: int = 0) -> dict[str, Any]:
 
 
 def get(key: str, end: str = "") -> dict[str, Any]:
-    """Return the operation that reads a key, or all keys from it up to, but excluding, `end`."""
+    """Return the operation that reads a key, or with `end` all keys from `key` up to, but excluding, `end`."""
     return {"request_range": {"key": encode(key)} | ({"range_end": encode(end)} if end else {})}
 
 
@@ -125,8 +126,8 @@ def read_pair(document: dict[str, Any]) -> Pair:
 
 
 class Client:
-    """A cluster of etcd. settings: {"endpoints": [...]}, and optionally "ca", "cert", "key", "username", "password",
-    "password_file"."""
+    """A client of an etcd cluster. settings: {"endpoints": [...]}, and optionally "ca", "cert", "key", "username",
+    "password", "password_file"."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.http = Http(settings["endpoints"], ca=settings.get("ca", ""), cert=settings.get("cert", ""),
@@ -150,7 +151,8 @@ class Client:
         return Outcome(bool(document.get("succeeded")), answers, int(document["header"]["revision"]))
 
     def read(self, *keys: str) -> list[Pair | None]:
-        """Return the Pair of each key, None for a missing key. Up to MAX_OPERATIONS keys are read at one revision."""
+        """Return the Pair of each key, None for a missing key. etcd reads up to MAX_OPERATIONS keys at the same
+        revision."""
         found: list[Pair | None] = []
         for at in range(0, len(keys), MAX_OPERATIONS):
             outcome = self.txn([], [get(key) for key in keys[at:at + MAX_OPERATIONS]])
@@ -158,14 +160,14 @@ class Client:
         return found
 
     def read_range(self, first: str, end: str) -> tuple[list[Pair], int]:
-        """Return all Pairs from `first` up to, but excluding, `end`, by key; and the revision at which they were
-        read."""
+        """Return (all Pairs from `first` up to, but excluding, `end`, by key; the revision at which etcd read the
+        Pairs)."""
         pairs, _, revision = self.read_changes(first, end, 0)
         return pairs, revision
 
     def read_changes(self, first: str, end: str, since: int, timeout_s: float = 0.0) -> tuple[list[Pair], int, int]:
-        """Return the Pairs of read_range() whose last change has the revision `since` or a later one, the number of all
-        keys, and the revision at which they were read. timeout_s: seconds; 0.0: the default."""
+        """Return (the Pairs of read_range() whose last change has the revision `since` or a later revision; the number
+        of all keys in the range; the revision at which etcd read the Pairs). timeout_s: seconds; 0.0: the default."""
         began = monotonic()
         document = self.call("/kv/range", {"key": encode(first), "range_end": encode(end)} | (
             {"min_mod_revision": since} if since else {}), timeout_s)
@@ -190,8 +192,8 @@ class Client:
         return int(result.get("TTL", 0)) > 0
 
     def watch(self, first: str, end: str, revision: int, stop: Callable[[], object], idle: float) -> Stream:
-        """Return the stream of changes of the keys from `first` up to, but excluding, `end`, from a revision on. stop
-        and idle: see Http. Raises Away."""
+        """Return the stream of changes of the keys from `first` up to, but excluding, `end`. The stream begins with the
+        changes of `revision`. stop and idle: see Http. Raises Away."""
         body = {"create_request": {"key": encode(first), "range_end": encode(end), "start_revision": revision,
                                    "progress_notify": True}}
 
@@ -226,8 +228,8 @@ class Client:
         self.http.close()
 
     def _with_token(self, path: str, attempt: Callable[[str], Any]) -> Any:
-        """Return attempt() with the path of the cluster's gateway. Try once more with a new token if the token has
-        expired."""
+        """Return attempt(the gateway's path + `path`). If the token has expired, get a new token and call attempt()
+        once more."""
         renewed = self.token is None
         if self.token is None:
             self.token = self._authenticate()
@@ -272,8 +274,9 @@ class Client:
         return {"Authorization": self.token} if self.token else {}
 
     def _note(self, document: dict[str, Any], began: float) -> None:
-        """Record cluster and revision. A lower revision than the recorded one counts only if its request began after
-        the recorded one was known, because answers to several threads may overtake each other."""
+        """Record the cluster and the revision of an answer. Answers to several threads may overtake each other. So a
+        lower revision than the recorded revision counts only if its request began after the recorded revision was
+        known."""
         header = document["header"]
         now = header["cluster_id"], int(header["revision"])
         if self.history is None or now > self.history or began > self._noted:
@@ -281,7 +284,7 @@ class Client:
 
 
 def refusal(answer: Answer) -> Refused:
-    """Return the error in an answer that is not 200."""
+    """Return the error in an answer whose status is not 200."""
     try:
         document = json.read(answer.data)
         return Refused(int(document.get("code", 0)), str(document.get("message") or document.get("error")),
@@ -292,7 +295,8 @@ def refusal(answer: Answer) -> Refused:
 
 
 def is_unknown_path(e: Refused) -> bool:
-    """Return whether the gateway does not have the path. A missing lease has the same code."""
+    """Return whether the error says that the gateway does not have the path. An error about a missing lease has the
+    same code."""
     return e.code == NOT_FOUND and "not found" in e.text.lower() and "etcdserver" not in e.text
 
 

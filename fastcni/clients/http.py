@@ -8,8 +8,8 @@ deadline for all endpoints together.
         for document in stream: ...             # one document a line, as they arrive
 
 Connections are kept, and shared by threads. If an endpoint fails or does not answer in time, the next endpoint is
-tried. The endpoint that has answered is the first for the next request. So a request may reach a service twice: send
-only requests that may be repeated. The first request imports urllib3.
+tried. The next request goes first to the endpoint that has answered. A request may reach a service twice, through two
+endpoints: send only requests that may be repeated. The first request imports urllib3.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 REQUEST_TIMEOUT_S = 5.0         # for all endpoints together
-ENDPOINT_TIMEOUT_S = 1.5        # for each endpoint but the last, if there are several
+ENDPOINT_TIMEOUT_S = 1.5        # for each endpoint except the last
 STREAM_IDLE_S = 3600.0
 HUNG_UP = ("EOF", "closed", "reset", "pipe", "certificate required")
-PIECE_BYTES = 1 << 16           # at most, of a stream
+PIECE_BYTES = 1 << 16           # the most bytes in a piece of a stream
 STOP_CHECK_MS = 500             # how often a stream calls stop()
-AWAY = (502, 503, 504)          # statuses of an endpoint, or a proxy in front of it, that cannot reach its own service
+AWAY = (502, 503, 504)          # statuses of an endpoint or proxy that cannot reach the service behind it
 
 
 class Answer:
-    """An answer. status: the HTTP status. data: the body. headers: case-insensitive. endpoint: the endpoint that
-    answered."""
+    """The answer to a request. status: the HTTP status. data: the body in bytes. headers: case-insensitive. endpoint:
+    the endpoint that answered."""
 
     __slots__ = ("status", "data", "headers", "endpoint")
 
@@ -62,7 +62,7 @@ class Stopped(Exception):
 
 
 class Now(_local):
-    """The limits of the calling thread's waits: until `deadline`, and while stop() is false."""
+    """The limits of the calling thread's waits. A wait ends at `deadline`, and when stop() returns true."""
 
     deadline = 0.0
     stop: Callable[[], object] | None = None
@@ -86,9 +86,10 @@ class Now(_local):
 class Http:
     """A service at several endpoints.
 
-    endpoints: "http://HOST:PORT" or "https://...", optionally with a path in front of each request's path. ca, cert,
-    key: PEM files, which are read again when they change, or PEM texts; without `ca` the system's CAs. server_name: see
-    Tls. headers: a function that returns headers for each request, for example a token. service: its name in errors.
+    endpoints: "http://HOST:PORT" or "https://...", optionally with a path, which is put in front of each request's
+    path. ca, cert, key: PEM files, which are read again when they change, or PEM texts; without `ca` the system's CAs.
+    server_name: see Tls. headers: a function that returns headers for each request, for example a token. service: the
+    service's name in errors.
     """
 
     def __init__(self, endpoints: Sequence[str], *, ca: str = "", cert: str = "", key: str = "", verify: bool = True,
@@ -105,8 +106,8 @@ class Http:
 
     def request(self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None,
                 timeout: float = 0.0) -> Answer:
-        """Send a request, its body as JSON (None: no body; bytes: sent unchanged), and return the answer, which may
-        have any status but those of AWAY. timeout: seconds for all endpoints together.
+        """Send a request and return the answer, which may have any status except those in AWAY. body: encoded as JSON;
+        bytes are sent unchanged; None: no body. timeout: seconds for all endpoints together; 0.0: the default.
 
         Raises Away, waiting.CallerGone.
         """
@@ -136,8 +137,8 @@ class Http:
             pools.close()
 
     def away(self, endpoint: str, failure: BaseException) -> Away:
-        """Return the Away of a failure. With TLS 1.3 a server that requires a client certificate may just close the
-        connection."""
+        """Return the Away that describes a failure. With TLS 1.3 a server that requires a client certificate may close
+        the connection without an error."""
         why = reason(failure)
         if endpoint.startswith("https:") and not self.tls.cert and any(text in why for text in HUNG_UP):
             why += "; the configuration names no client certificate"
@@ -243,11 +244,12 @@ class Stream:
         self.close()
 
     def _pieces(self, seconds: float, least: int = 1) -> Iterator[bytes]:
-        """Yield the body in pieces as they arrive. seconds: the longest silence. least: bytes of a piece."""
+        """Yield the body in pieces as they arrive. seconds: the longest time without a piece. least: bytes of a piece,
+        if the body has no chunks."""
         now, response = self.http._now, self.response
         if not response:
             return
-        # Without chunks, a longer read would wait until all its bytes have arrived.
+        # If the body has no chunks, a read of more than `least` bytes would wait until all these bytes have arrived.
         pieces = response.stream(PIECE_BYTES if response.chunked else least, decode_content=False)
         while True:
             now.deadline, now.stop = monotonic() + seconds, self.stop

@@ -1,8 +1,8 @@
 """Make urllib3's connection pools for http.py: TLS from PEM files, and waits that end when the caller leaves or at a
 deadline.
 
-urllib3 is imported when Pools are made, so servers and plugins without a remote store do not load it. Works with
-urllib3 1.26 (Debian 12) and 2.
+Pools() imports urllib3, so servers and plugins without a remote store do not load it. This module works with urllib3
+1.26 (Debian 12) and 2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MAX_CONNECTIONS = 64            # kept for each endpoint; for more threads urllib3 opens more, and warns
+MAX_CONNECTIONS = 64            # kept connections of an endpoint; for more threads urllib3 opens more, with a warning
 PEM = "-----BEGIN"
 X509_STRICT = 0x20              # ssl.VERIFY_X509_STRICT
 # (level, option, value) of setsockopt(2): TCP_NODELAY, and keepalive that ends a connection 40 s after its peer has
@@ -29,7 +29,7 @@ SOCKET_OPTIONS = ((6, 1, 1), (1, 9, 1), (6, 4, 20), (6, 5, 5), (6, 6, 4))
 
 
 class Reader(RawIOBase):
-    """The reader of an answer, which calls wait(socket) before each read of the socket."""
+    """A reader of an HTTP answer, which calls wait(socket) before each read of the socket."""
 
     def __init__(self, raw: Any, sock: Any, wait: Callable[[Any], None]) -> None:
         self.raw, self.sock, self.wait = raw, sock, wait
@@ -57,7 +57,7 @@ class Tls:
         self.ca, self.cert, self.key, self.verify, self.server_name = ca, cert, key, verify, server_name
 
     def stamp(self) -> list[tuple[int, int, int]]:
-        """Return a value that changes when one of the files changes. Raises Away."""
+        """Return a value that changes when one of the PEM files changes. Raises Away."""
         stamps = []
         for path in (self.ca, self.cert, self.key):
             if path and PEM not in path:
@@ -106,9 +106,9 @@ def as_path(pem: str) -> str:
 
 
 class Pools:
-    """A pool of connections for each endpoint. wait(socket) is called before each read.
+    """urllib3's pools, one for each endpoint. wait(socket) is called before each read.
 
-    failures: the exceptions of a request. Raises Away if urllib3 is not installed.
+    failures: the exceptions that a failed request raises. Raises Away if urllib3 is not installed.
     """
 
     def __init__(self, tls: Tls, wait: Callable[[Any], None]) -> None:
@@ -121,7 +121,7 @@ class Pools:
         self.urllib3: Any = urllib3
         self.failures = (urllib3.exceptions.HTTPError, OSError)
         if not tls.verify:
-            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)     # the configuration says so
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)     # verification is switched off
         self.tls, self.wait, self.stamp = tls, wait, tls.stamp()
         self.pools: dict[str, Any] = {}
         self.lookups = Lookups()
@@ -141,7 +141,7 @@ class Pools:
         return self.urllib3.Timeout(connect=seconds, read=seconds)
 
     def was_closed(self, failure: Exception) -> bool:
-        """Return whether the failure is that of a kept connection that the service has closed."""
+        """Return whether a request failed because the service had closed a kept connection."""
         return (isinstance(failure, self.urllib3.exceptions.ProtocolError)
                 and isinstance(failure.args[-1], ConnectionError))
 
@@ -167,8 +167,9 @@ class Pools:
 
 def connection_class(base: Any, wait: Callable[[Any], None], lookups: Lookups,
                      failures: tuple[type[Exception], ...]) -> Any:
-    """Return a subclass of urllib3's connection class. Reader reads its answers. The connection's timeout covers the
-    lookup of the host's name and the attempts to connect to all addresses of the host together. The connection sends
+    """Return a subclass of urllib3's connection class `base`. Its connections read answers by Reader. The connection's
+    timeout covers the lookup of the host's name and the attempts to connect to all addresses of the host together. The
+    connection sends
     a request by one write: urllib3 writes headers and body separately, which would wake the service twice."""
     class Response(base.response_class):
         def __init__(self, sock: Any, *args: Any, **named: Any) -> None:

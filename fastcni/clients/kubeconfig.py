@@ -34,9 +34,10 @@ REFUSED = {
 class Access:
     """An API server and the credentials for it.
 
-    source: where this was read, for errors. server: URL. ca, cert, key: PEM files or texts. verify: whether to check
-    the server's certificate. server_name: the name in the certificate, "" for the URL's host. namespace: that of the
-    context, or "". token, token_file, basic ("user:password"): one of them, or none.
+    source: where the Access was read, for errors. server: the URL. ca, cert, key: PEM files or texts. verify: whether
+    to check the server's certificate. server_name: the name in the certificate, "" for the URL's host. namespace: the
+    namespace of the context, or "". token, token_file, basic ("user:password"): at most one of them is set, the others
+    are "".
     """
 
     __slots__ = ("source", "server", "ca", "cert", "key", "verify", "server_name", "namespace", "token", "token_file",
@@ -50,7 +51,7 @@ class Access:
         self._read, self._until, self._lock = "", 0.0, allocate_lock()
 
     def place(self) -> tuple[Any, ...]:
-        """Return the values that a connection depends on; credentials in headers are not among them."""
+        """Return the values on which a connection depends. Credentials in headers are not among these values."""
         return self.server, self.ca, self.cert, self.key, self.verify, self.server_name
 
     def headers(self) -> dict[str, str]:
@@ -74,8 +75,8 @@ class Access:
 
 
 def in_cluster(directory: str = POD_FILES, environment: dict[bytes, bytes] | None = None) -> Access:
-    """Return the Access from within a pod. environment: has KUBERNETES_SERVICE_HOST and _PORT; by default the process's
-    environment. Raises Away."""
+    """Return the Access of the pod in which this process runs. environment: the variables, with KUBERNETES_SERVICE_HOST
+    and _PORT; None: the process's environment. Raises Away."""
     variables = posix.environ if environment is None else environment
     host = variables.get(b"KUBERNETES_SERVICE_HOST", b"").decode()
     if not host:
@@ -88,8 +89,8 @@ def in_cluster(directory: str = POD_FILES, environment: dict[bytes, bytes] | Non
 
 
 def read_kubeconfig(path: str, context: str = "") -> Access:
-    """Return the Access of a kubeconfig. context: by default the current context. Raises Away, which names the wrong
-    key."""
+    """Return the Access of a kubeconfig. context: the context's name, "" for the current context. Raises Away, which
+    names the wrong key."""
     document = read_document(path)
     name = context or document.get("current-context") or ""
     chosen = find(path, document, "context", name)
@@ -114,7 +115,7 @@ def read_document(path: str) -> dict[str, Any]:
             found: dict[str, Any] = json.read(text.encode())
             return found
         except json.JsonError:
-            pass                        # YAML has braces, too
+            pass                        # no JSON: a YAML document may begin with a brace, too
     make_importable()
     try:
         import yaml

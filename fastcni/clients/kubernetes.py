@@ -1,9 +1,9 @@
 """Send requests to a Kubernetes API server: read, list in pages, create, merge patch, delete with preconditions, watch.
-Knows no kinds of objects.
+This module knows no kinds of objects.
 
 Reads and lists name no resourceVersion, except list_each(). So the API server's answers contain all earlier writes,
-as etcd's do, and never come from an older cache. The order of requests in kit/ipam/cluster/stores/kubernetes.py depends
-on that.
+like etcd's answers, and never come from an older cache. The order of requests in kit/ipam/cluster/stores/kubernetes.py
+depends on that.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 MANAGER = "fieldManager=fastcni"
 MERGE_PATCH = {"Content-Type": "application/merge-patch+json"}
 STRATEGIC_PATCH = {"Content-Type": "application/strategic-merge-patch+json"}       # of the kinds of Kubernetes itself
-# The API server leaves out all of an object but its metadata. One that is older than 1.15 answers with whole objects.
+# With this header the API server sends only the metadata of objects. API servers before 1.15 send complete objects.
 METADATA = "application/json;as={};g=meta.k8s.io;v=v1,application/json"
 METADATA_LIST, METADATA_OBJECT = (METADATA.format(f"PartialObjectMetadata{each}") for each in ("List", ""))
 PAGE = 500                      # objects in one answer of a list
 WATCH_S = 240                   # the API server ends a watch after this time or up to twice as long, at random
 WATCH_GRACE_S = 20.0
-LIST_WAIT_S = 60.0              # for the begin of a list from the cache: an API server may encode the whole list first
-LIST_SILENCE_S = 20.0           # at most, in the middle of such a list
+LIST_WAIT_S = 60.0              # until a list from the cache begins: an API server may encode the complete list first
+LIST_SILENCE_S = 20.0           # the longest time without data within a list from the cache
 # Seconds before a request that was answered "429 Too Many Requests" is sent again; longer if Retry-After says so
 BUSY_WAITS_S, MAX_RETRY_AFTER_S = (0.1, 0.5, 1.0), 10.0
-TOO_LARGE = "Too large resource version"        # of a list with status 504
+TOO_LARGE = "Too large resource version"        # in the answer to a list, with status 504
 OK, CREATED, ACCEPTED = 200, 201, 202
 UNAUTHORIZED, NOT_FOUND, CONFLICT, GONE, BUSY = 401, 404, 409, 410, 429
 
@@ -61,8 +61,9 @@ class NoSuchKind(Away):
 
 
 class Api:
-    """An API server. access: returns its Access; called at the first request, and when the server no longer accepts the
-    credentials. timeout_s: seconds for requests other than watches; 0.0: the default."""
+    """An API server. access: a function that returns the server's Access. Api calls it at the first request, and when
+    the server no longer accepts the credentials. timeout_s: seconds for requests other than watches; 0.0: the
+    default."""
 
     def __init__(self, access: Callable[[], Access]) -> None:
         self._find, self._lock = access, allocate_lock()
@@ -112,8 +113,8 @@ class Api:
                                       "preconditions": {"uid": uid, "resourceVersion": revision}})
 
     def list_all(self, path: str, selector: str = "", optional: bool = False) -> list[Object]:
-        """Return the objects of a kind, all at one revision. selector: a query. optional: return [] if the kind does
-        not exist. Raises Away."""
+        """Return the objects of a kind, all at one revision. selector: a query that selects objects. optional: return
+        [] if the kind does not exist. Raises Away."""
         try:
             return self.list_with_revision(path, selector)[0]
         except NoSuchKind:
@@ -180,7 +181,7 @@ class Api:
 
     def _pages(self, ask: Callable[[str], Object], selector: str, since: str) -> Iterator[Object]:
         """Yield the answers of ask(query). See pages()."""
-        # With a limit, the API server asks etcd. With the version 0 it does so only if it has no cache.
+        # If the query has a limit, the API server asks etcd. With the version 0 it asks etcd only if it has no cache.
         limit = "" if since.strip("0") else f"limit={PAGE}"
         version: str | None = f"resourceVersion={since}" if since else ""
         while version is not None:
@@ -200,14 +201,14 @@ class Api:
         return number_of(self._page(path, "limit=1", metadata=True)["metadata"]["resourceVersion"])
 
     def _note_seen(self, path: str, revision: str, from_etcd: bool = False) -> None:
-        """Record what this Api has seen of a path. Two watches of one path, with different selectors, may be at
-        different revisions: the higher one counts, unless the revision is from_etcd."""
+        """Record the last revision that this Api has seen of a path. Two watches of one path, with different selectors,
+        may be at different revisions: the higher revision counts. A revision from_etcd always counts."""
         if from_etcd or number_of(revision) >= number_of(self._seen.get(path, "")):
             self._seen[path] = revision
 
     def _note_revision(self, revision: int, started: float) -> None:
-        """Record a revision. Requests of several threads may end in another order than they were answered. So a lower
-        revision counts only if its request began after the higher one was known."""
+        """Record a revision. Requests of several threads may end in another order than the server has answered them. So
+        a lower revision counts only if its request began after the higher revision was known."""
         with self._lock:
             if revision >= self.revision or started > self._revision_at:
                 self.revision, self._revision_at = revision, time.monotonic()
@@ -246,7 +247,8 @@ class Api:
 
     def _stream(self, path: str, query: str, stop: Callable[[], bool], headers: dict[str, str] | None, idle: float,
                 timeout_s: float = 0.0) -> Stream:
-        """Return the answer of a successful GET as a Stream. idle, timeout_s: see Http.stream(). Raises as _read()."""
+        """Return the answer of a successful GET as a Stream. idle, timeout_s: see Http.stream(). Raises the exceptions
+        of _read()."""
         waits, repeated = iter(BUSY_WAITS_S), False
         while True:
             session = self._open()
@@ -301,7 +303,7 @@ class Api:
             raise NoSuchKind(f"{where}: the cluster has no such objects; are their CRDs applied?")
         raise (Busy if answer.status == BUSY else Away)(f"{where}: status {answer.status}: {message}")
 
-    # -- who we are -----------------------------------------------------------------------------------
+    # -- address and credentials ----------------------------------------------------------------------
 
     def _open(self) -> tuple[Access, Http]:
         with self._lock:
@@ -318,7 +320,7 @@ class Api:
         """Read the credentials again, because the server did not accept them."""
         with self._lock:
             if self._session is not used:
-                return                  # another thread has already read them
+                return                  # another thread has already read the credentials
             access = self._find()
             if access.place() == used[0].place():
                 used[1].headers = access.headers
@@ -329,8 +331,9 @@ class Api:
 
 
 def busy_wait(least: float, headers: Any) -> float:
-    """Return the seconds to wait before a busy API server is asked again: at least those of its Retry-After, which API
-    Priority and Fairness sends, and a random part, because it tells all agents the same."""
+    """Return the seconds to wait before a busy API server is asked again: at least the seconds of its header
+    Retry-After, which API Priority and Fairness sends, plus a random part, because the server sends the same
+    Retry-After to all agents."""
     import random
 
     asked = headers.get("Retry-After", "")
@@ -359,5 +362,5 @@ def read_date(text: str) -> float:
 
 
 def open_api(kubeconfig: str) -> Api:
-    """Return the API server of a kubeconfig; "": that of the cluster in which this process is a pod."""
+    """Return the API server of a kubeconfig; "": the API server of the cluster in which this process is a pod."""
     return Api((lambda: read_kubeconfig(kubeconfig)) if kubeconfig else in_cluster)

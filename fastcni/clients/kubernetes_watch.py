@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     Tell = Callable[[str, Object, bool], object]        # (plural, object, whether it was deleted)
     Key = tuple[str, str]                               # namespace or "", name
 
-# The watches of all nodes may end at the same time. Before a list from the cache each waits for a random time, so that
-# one processor of the API server can encode the lists: 20 us for a pod, for 20 pods of each node.
+# The watches of all nodes may end at the same time. Each node waits for a random time before it lists from the cache,
+# so that one processor of the API server can encode the lists: 20 us for a pod, with 20 pods on each node.
 LIST_S_OF_AN_OBJECT, MAX_SPREAD_S = 1e-6, 10.0
 PAUSE_S = 1.0                   # seconds between two watches, if the server ends them immediately; randomised by half
 
@@ -25,14 +25,13 @@ PAUSE_S = 1.0                   # seconds between two watches, if the server end
 def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[], bool],
               listed: Callable[[str], object] = lambda plural: None, base: str = "", cached: Collection[str] = (),
               metadata: Collection[str] = ()) -> None:
-    """Call tell() for each existing object, then for each change, one call at a time. Ends when stop() returns true;
-    raises the exception of a watch.
+    """Call tell() for each existing object, then for each change, one call at a time. Return when stop() returns true.
+    If a watch fails, raise its exception.
 
     plurals: the plurals of kinds below the path `base`; for other kinds a path such as "/api/v1/pods". For these paths,
     tell() gets only the name of an object that a later list no longer has, because keeping all pods of a cluster would
     take hundreds of megabytes. listed(): called with the plural after each list. cached: plurals whose lists may come
-    from the API server's cache.
-    metadata: plurals whose objects have only their metadata.
+    from the API server's cache. metadata: plurals whose objects are read without spec and status.
     """
     import threading
 
@@ -105,7 +104,7 @@ def list_all(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bo
         there.add(key_of(document))
         note(plural, document, False, known, tell)
 
-    if cached:                          # in the order of their arrival: all pods of a cluster take gigabytes
+    if cached:                          # handle each object when it arrives: all pods of a cluster would take gigabytes
         revision = api.list_each(path, tell_one, stop, selector, metadata)
     else:
         documents, revision = api.list_with_revision(path, selector, metadata)

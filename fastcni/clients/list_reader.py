@@ -1,4 +1,5 @@
-"""Read the answer of a list in Kubernetes' API while it arrives: one object after the other, in little memory."""
+"""Read the API server's answer to a list request while the answer arrives: one object after the other, in little
+memory."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-MAX_OBJECT = 16 << 20           # characters; the API server's limit of a request is 3 MB
+MAX_OBJECT = 16 << 20           # characters of one object; the API server limits a request to 3 MB
 SPACE = " \t\r\n"
 
 
@@ -47,7 +48,7 @@ class Text:
         self.decode = getincrementaldecoder("utf-8")("replace").decode
 
     def next(self) -> str:
-        """Return the next character that is no space, and leave it."""
+        """Return the next character that is no space, without reading past it."""
         while True:
             while self.at < len(self.text):
                 if (character := self.text[self.at]) not in SPACE:
@@ -56,7 +57,7 @@ class Text:
             self._read_more()
 
     def expect(self, character: str) -> None:
-        """Read one character. Raises ListError for another one."""
+        """Read one character. Raises ListError if it is not `character`."""
         if (found := self.next()) != character:
             raise ListError(f"expected {character!r}, got {found!r}")
         self.at += 1
@@ -72,7 +73,7 @@ class Text:
         while True:
             try:
                 value, end = scan(self.text, self.at)
-            except (StopIteration, ValueError):         # incomplete, or no JSON
+            except (StopIteration, ValueError):         # the value is incomplete, or is not JSON
                 end = len(self.text)
             except RecursionError:
                 raise ListError("exceeded max depth") from None

@@ -1,7 +1,7 @@
 """Use OVSDB, the database of Open vSwitch, by JSON-RPC on one connection (RFC 7047), without fetching the schema.
 
-The maintained package `ovs` copies tables, for which it needs the schema. Importing it takes ten times as long as this
-module: CONTRIBUTING.md has the figures.
+The Python package `ovs` of Open vSwitch copies tables, for which it needs the schema. Importing it takes ten times as
+long as this module: CONTRIBUTING.md has the figures.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ MAX_ANSWER_BYTES = 16 << 20         # limit of one message: enough for many time
 
 
 class Refused(Exception):
-    """The database rejected a transaction, and made none of its changes. The text is the database's."""
+    """The database rejected a transaction, and made none of the transaction's changes. The exception has the database's
+    text."""
 
 
 class Ovsdb:
-    """One connection. Close it by `with` or close().
+    """One connection to a database. Close the connection by `with` or close().
 
     address: "unix:PATH", "tcp:IP:PORT", or a path. seconds: the limit of all methods together. Each method raises Away,
     whose text names the address, CallerGone and, if no database answers at the address, Refused. The constructor raises
@@ -42,7 +43,7 @@ class Ovsdb:
     def __init__(self, address: str, seconds: float) -> None:
         self.address, self.received, self.asked = address, b"", 0
         self.answers: dict[int, Any] = {}           # {number of a request: an answer not fetched yet}
-        self.updates: list[dict[str, Any]] = []     # updates for monitor() that next_update() has not returned
+        self.updates: list[dict[str, Any]] = []     # updates of monitored tables that next_update() has not returned
         try:
             self.stream = streams.Stream(socket_address(address), waiting.limit(seconds), waiting.OVSDB)
         except OSError as e:
@@ -65,7 +66,8 @@ class Ovsdb:
     def transacted(self, number: int, operations: tuple[Operation, ...]) -> list[Any]:
         """Return the results of transact() for a request that was sent."""
         results = self.answer(number)
-        # A failed operation ends the list; an error of the whole transaction, such as a constraint, is one more item
+        # A failed operation is the last result. An error of the whole transaction, such as a constraint, is an
+        # additional result
         for i, result in enumerate(results):
             if result and "error" in result:
                 where = f"{operations[i]['op']} {operations[i].get('table', '')}: " if i < len(operations) else ""
@@ -73,7 +75,8 @@ class Ovsdb:
         return results
 
     def vswitchd_runs(self) -> bool:
-        """Return whether ovs-vswitchd is connected, that is, holds its lock of the database. Writes nothing.
+        """Return whether ovs-vswitchd is connected, that is, holds its lock of the database. The method changes no
+        table.
 
         If the lock is free, the same message releases it again, before a starting ovs-vswitchd requests it.
         """
@@ -82,8 +85,9 @@ class Ovsdb:
         return not self.answer(locked)["locked"]
 
     def await_vswitchd(self) -> None:
-        """Return when ovs-vswitchd has applied the database's configuration. Raises Away if it does not: it is stopped,
-        but keeps its lock. As ovs-vsctl does, this increments next_cfg, which ovs-vswitchd copies to cur_cfg.
+        """Return when ovs-vswitchd has applied the database's configuration. Raises Away if ovs-vswitchd does not apply
+        it, for example because the process is stopped but keeps its lock. Like ovs-vsctl, this method increments
+        next_cfg, which ovs-vswitchd copies to cur_cfg.
 
         Source: ovs-vswitchd.conf.db(5), next_cfg.
         """
@@ -97,8 +101,8 @@ class Ovsdb:
 
     def monitor(self, table: str, columns: list[str], where: list[list[Any]], *,
                 after: tuple[Operation, ...] = ()) -> list[Any]:
-        """Return the results of the transaction `after`, which is sent in the same message. next_update() then returns
-        the rows that match `where`, first their current state."""
+        """Start to monitor a table, after the transaction `after` in the same message. Return the results of the
+        transaction. Then next_update() returns the rows that match `where`, first with their current state."""
         number = self.ask("transact", [DATABASE, *after],
                           more=("monitor_cond", [DATABASE, None, {table: [{"columns": columns, "where": where}]}]))
         results = self.transacted(number, after)
@@ -106,7 +110,8 @@ class Ovsdb:
         return results
 
     def next_update(self, table: str) -> Row | None:
-        """Return the columns of a row that are new or have changed; None if a row was deleted."""
+        """Wait for the next change in a monitored table. Return the columns of a row that are new or have changed; None
+        if a row was deleted."""
         while True:
             while self.updates:
                 rows = self.updates.pop(0).get(table, {})
@@ -116,8 +121,8 @@ class Ovsdb:
             self.receive()
 
     def ask(self, method: str, parameters: list[Any], *, more: tuple[str, list[Any]] | None = None) -> int:
-        """Send a request, and in the same message the request `more` with the next number. Return the number of the
-        first request."""
+        """Send a request, followed in the same write by the request `more` with the next number. Return the number of
+        the first request."""
         data = b""
         for each, its in ((method, parameters), *([more] if more else ())):
             data += json.write({"method": each, "params": its, "id": self.asked})
@@ -178,7 +183,7 @@ class Ovsdb:
 
 
 def socket_address(address: str) -> str | tuple[str, int]:
-    """Return the socket address of an OVSDB address. Raises ValueError for an invalid address."""
+    """Return the argument of Stream() for an OVSDB address. Raises ValueError for an invalid address."""
     kind, _, rest = address.partition(":")
     if "\0" in address:
         raise ValueError("a NUL in an address")

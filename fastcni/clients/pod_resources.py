@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 TIMEOUT_S = 5.0
-MAX_ANSWER_BYTES = 16 << 20         # as in Multus
+MAX_ANSWER_BYTES = 16 << 20         # the same limit as in Multus
 HEADERS = ((":method", "POST"), (":scheme", "http"), (":authority", "localhost"),
            (":path", "/v1.PodResourcesLister/List"), ("te", "trailers"), ("content-type", "application/grpc"),
            ("user-agent", "fastcni"))
@@ -27,7 +27,8 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5        # wire types of protocol buf
 
 
 def devices_of(namespace: str, name: str, path: str) -> dict[str, set[str]]:
-    """Return {resource: ids} of the devices of a pod's containers. Raises Away, also if the package h2 is missing."""
+    """Return {resource name: device ids} for the devices of a pod's containers. Raises Away, also if the package h2 is
+    missing."""
     try:
         return read_devices(call(path), namespace.encode(), name.encode())
     except OSError as e:
@@ -37,7 +38,8 @@ def devices_of(namespace: str, name: str, path: str) -> dict[str, set[str]]:
 
 
 def call(path: str) -> bytes:
-    """Call List, and return the bytes of its answer. Raises Away, OSError."""
+    """Call the method List of the kubelet's API, and return the bytes of its answer. path: the kubelet's socket. Raises
+    Away, OSError."""
     make_importable()
     try:
         import h2.connection as http2
@@ -60,8 +62,8 @@ def call(path: str) -> bytes:
 
 
 def exchange(stream: streams.Stream, connection: Any, path: str) -> tuple[bytes, str]:
-    """Send the call. Return (the bytes of the answer, its gRPC status). connection: h2's connection. Raises Away,
-    OSError."""
+    """Send the call of List. Return (the bytes of the answer, its gRPC status). connection: h2's connection. Raises
+    Away, OSError."""
     connection.initiate_connection()
     connection.send_headers(1, HEADERS)
     connection.send_data(1, EMPTY_MESSAGE, end_stream=True)
@@ -95,7 +97,7 @@ def as_text(value: bytes | str) -> str:
 
 
 def read_devices(message: bytes, namespace: bytes, name: bytes) -> dict[str, set[str]]:
-    """Read ListPodResourcesResponse. Raises ValueError, IndexError."""
+    """Return {resource name: device ids} of one pod in a ListPodResourcesResponse. Raises ValueError, IndexError."""
     found: dict[str, set[str]] = {}
     for pod in (dict_of(it) for it in dict_of(message).get(1, ())):
         if (pod.get(1), pod.get(2)) != ([name], [namespace]):
@@ -108,7 +110,7 @@ def read_devices(message: bytes, namespace: bytes, name: bytes) -> dict[str, set
 
 
 def dict_of(message: bytes) -> dict[int, list[bytes]]:
-    """Return {number: values} of the fields that hold bytes. Raises ValueError, IndexError."""
+    """Return {field number: values} of a message's fields that hold bytes. Raises ValueError, IndexError."""
     found: dict[int, list[bytes]] = {}
     for number, value in fields(message):
         found.setdefault(number, []).append(value)
@@ -136,7 +138,7 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return (number, the offset after it). Raises IndexError, ValueError."""
+    """Return (the varint at an offset, the offset after the varint). Raises IndexError, ValueError."""
     found = shift = 0
     while True:
         byte, at = message[at], at + 1

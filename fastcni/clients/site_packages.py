@@ -6,12 +6,12 @@ from __future__ import annotations
 import sys
 
 NEEDED = ("urllib3", "yaml", "h2")
-DIRECTORIES: tuple[str, ...] = ()           # where they were when the plugin file was made: launcher/modules.py adds it
+DIRECTORIES: tuple[str, ...] = ()           # launcher/modules.py writes the directories into a plugin file
 
 
 def make_importable() -> None:
-    """Append DIRECTORIES and the interpreter's site-packages directories to sys.path, as the site module would. Their
-    .pth files are not read."""
+    """Append DIRECTORIES and the interpreter's site-packages directories to sys.path, as the site module would, but
+    read no .pth files."""
     if "site" in sys.modules:
         return
     import site  # under -S site only defines functions; Debian's version includes dist-packages

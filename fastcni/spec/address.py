@@ -8,7 +8,7 @@ MAPPED = bytes(10) + b"\xff\xff"        # ::ffff:0:0/96, which Go always treats 
 
 
 def read_ip(text: str) -> bytes:
-    """Return an address without prefix length as 4 or 16 bytes. Raises ValueError."""
+    """Return the text of an address, without prefix length, as 4 or 16 bytes. Raises ValueError."""
     try:
         if ":" not in text:
             return inet_pton(AF_INET, text)
@@ -22,7 +22,7 @@ def ip_text(packed: bytes) -> str:
     """Return the text of an address, IPv6 in the form of RFC 5952."""
     if len(packed) == 4:
         return inet_ntop(AF_INET, packed)
-    if not any(packed[:12]) and any(packed[12:14]):     # libc would print ::1.2.3.4 here
+    if not any(packed[:12]) and any(packed[12:14]):     # inet_ntop(3) prints these addresses as ::1.2.3.4
         return f"::{int.from_bytes(packed[12:14], 'big'):x}:{int.from_bytes(packed[14:], 'big'):x}"
     if packed.startswith(MAPPED):
         return inet_ntop(AF_INET, packed[12:])
@@ -30,7 +30,7 @@ def ip_text(packed: bytes) -> str:
 
 
 def read_cidr(text: str) -> tuple[bytes, int]:
-    """Return `address/prefix` as (packed, prefix length), host bits kept. Raises ValueError."""
+    """Return the text `address/prefix` as (packed address with its host bits, prefix length). Raises ValueError."""
     try:
         ip, _, length = text.partition("/")
         if not length.isdigit() or not length.isascii():
@@ -50,7 +50,7 @@ def read_cidr(text: str) -> tuple[bytes, int]:
 
 
 def cidr_text(packed: bytes, prefix: int) -> str:
-    """Return `address/prefix`, the reverse of read_cidr()."""
+    """Return the text `address/prefix`, the reverse of read_cidr()."""
     return f"{ip_text(packed)}/{prefix}"
 
 
@@ -76,7 +76,7 @@ def broadcast(packed: bytes, prefix: int) -> bytes:
 
 
 def plus(packed: bytes, n: int) -> bytes:
-    """Return the address `n` after this one; n may be negative. Raises OverflowError outside of the family."""
+    """Return the address `packed` plus `n`; n may be negative. Raises OverflowError if the sum is no address."""
     return (int.from_bytes(packed, "big") + n).to_bytes(len(packed), "big")
 
 

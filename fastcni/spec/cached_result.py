@@ -24,7 +24,8 @@ TO_LOW = bytes.maketrans(DIGITS, OCTAL * 8)
 def document(network: str, container_id: str, ifname: str, config: bytes, *, netns: str,
              args: Iterable[tuple[str, str]], capability_args: Mapping[str, Any],
              outcome: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the document, its keys in libcni's order. config: the configuration's bytes. outcome: the result."""
+    """Return the document, with keys in libcni's order. config: the configuration's bytes. outcome: the result of
+    ADD."""
     found: dict[str, Any] = {"kind": KIND, "containerId": container_id,
                              "config": to_base64(config), "ifName": ifname,
                              "networkName": network}
@@ -40,9 +41,11 @@ def document(network: str, container_id: str, ifname: str, config: bytes, *, net
 
 
 def to_base64(data: bytes) -> str:
-    """Encode base64 (RFC 4648, section 4), without binascii: one-shot its import takes 3 ms of processor time.
+    """Encode base64 (RFC 4648, section 4) without binascii, whose import takes a one-shot plugin 3 ms of processor
+    time.
 
-    A digit of base64 is two octal digits: their values times 8 and times 1 add up without a carry between bytes.
+    The value of a base64 digit is a pair of octal digits: 8 times the first plus the second. Two long integers have all
+    first values and all second values as their bytes. Their sum never carries into the next byte.
     """
     size = (len(data) * 4 + 2) // 3                 # digits
     number = int.from_bytes(data, "big") << (size * 6 - len(data) * 8)
@@ -64,7 +67,7 @@ def from_base64(text: str) -> bytes:
 
 
 def sort_keys(value: Any) -> Any:
-    """Return the value with the keys of its objects sorted, as the Go library prints generic maps."""
+    """Return the value with the keys of its objects sorted, as Go prints generic maps."""
     if hasattr(value, "keys"):          # any mapping: the import of collections.abc would cost a one-shot plugin time
         return {key: sort_keys(value[key]) for key in sorted(value)}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Read a configuration by the rules of CNI programs: objects with typed keys, names, CNI_ARGS. Changes nothing."""
+"""Read a configuration by the rules of CNI programs: objects with typed keys, names, CNI_ARGS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_SHOWN = 80          # characters of a bad value that its error repeats
 IFNAME_BYTES = 15       # IFNAMSIZ of linux/if.h, without the closing NUL
 INT64 = 1 << 63
-VALID_ATTACHMENTS = "cni.dev/valid-attachments"       # GC releases what all other attachments have (spec section 2)
+VALID_ATTACHMENTS = "cni.dev/valid-attachments"       # GC releases all other attachments (spec section 2)
 
 # unicode.IsSpace of Go; str.isspace() would also take U+001C to U+001F.
 SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
@@ -28,10 +28,10 @@ class Section:
     """One JSON object of a configuration.
 
     Keys are case-insensitive, and the exact spelling has precedence. null is read as absent. A value of the wrong type
-    raises a CniError 7, which names the key by its path and shows the value. A Lenient (see there) warns instead.
+    raises a CniError 7, which names the key by its path and shows the value. The subclass Lenient warns instead.
 
-    values  the object as decoded
-    where   its path for errors, "ipam.ranges[0]"; "" for the top
+    values  the decoded object
+    where   the object's path for errors, "ipam.ranges[0]"; "" for the whole configuration
     common  the Section without prevResult, which several requests share; None: this Section itself
     """
 
@@ -47,8 +47,8 @@ class Section:
         return self._common or self
 
     def once(self, read: Callable[[Section], T]) -> T:
-        """Return read(common Section). read() is called once, and many requests may share its result, so do not change
-        the result."""
+        """Return read(the common Section). once() calls read() only the first time, and many requests share the result,
+        so do not change it."""
         common = self._common or self
         if common._read is None:
             common._read = {}
@@ -59,7 +59,7 @@ class Section:
         return found
 
     def raw(self, key: str, default: Any = None) -> Any:
-        """Return the value as decoded; the parameter `default` if the key is absent."""
+        """Return the decoded value under `key`; the parameter `default` if the key is absent."""
         value = self.values.get(key)
         if value is None:
             if self._folded is None:
@@ -72,11 +72,11 @@ class Section:
         return self.raw(key) is not None
 
     def text(self, key: str, default: str | None = "") -> Any:
-        """Return a string; the parameter `default` if the key is absent."""
+        """Return the string under `key`; the parameter `default` if the key is absent."""
         return self._typed(key, str, "a string", default)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return true or false; the parameter `default` if the key is absent."""
+        """Return the boolean under `key`; the parameter `default` if the key is absent."""
         found: bool = self._typed(key, bool, "true or false", default)
         return found
 
@@ -102,7 +102,8 @@ class Section:
         return value
 
     def texts(self, key: str) -> list[str]:
-        """Return a list of strings, [] if the key is absent; a null in it is an empty string, as in Go."""
+        """Return the list of strings under `key`, [] if the key is absent. A null in the list is an empty string, as in
+        Go."""
         values = ["" if value is None else value for value in self.items(key)]
         for i, value in enumerate(values):
             if type(value) is not str:
@@ -110,7 +111,8 @@ class Section:
         return values
 
     def sections(self, key: str) -> list[Section]:
-        """Return a list of objects as Sections, [] if the key is absent; a null in it is an empty object, as in Go."""
+        """Return the list of objects under `key` as Sections, [] if the key is absent. A null in the list is an empty
+        object, as in Go."""
         found = []
         for i, value in enumerate(self.items(key)):
             if value is not None and type(value) is not dict:
@@ -119,7 +121,7 @@ class Section:
         return found
 
     def ip(self, key: str) -> bytes | None:
-        """Return an address as 4 or 16 bytes; None if the key is absent or empty."""
+        """Return the address under `key` as 4 or 16 bytes; None if the key is absent or its text is empty."""
         text = self.text(key)
         try:
             return address.read_ip(text) if text else None
@@ -128,8 +130,8 @@ class Section:
             return None
 
     def cidr(self, key: str) -> tuple[bytes, int] | None:
-        """Return `address/prefix` as (packed, prefix length), host bits kept; None if the key is absent. An empty text
-        is an error."""
+        """Return `address/prefix` under `key` as (packed address with its host bits, prefix length); None if the key is
+        absent. An empty text is an error."""
         text = self.text(key, None)
         try:
             return None if text is None else address.read_cidr(text)
@@ -142,7 +144,7 @@ class Section:
         return f"{self.where}.{key}" if self.where else key
 
     def wrong(self, key: str, why: str) -> CniError:
-        """Return the CniError 7 for a bad value."""
+        """Return the CniError 7 for a bad value under `key`. why: the text after the key's path."""
         return CniError(errors.INVALID_CONFIG, f"failed to load netconf: {self.path(key)}: {why}")
 
     def bad(self, key: str, why: str, instead: Any) -> Any:
@@ -155,7 +157,7 @@ class Section:
         return self
 
     def below(self, values: dict[str, Any], where: str) -> Section:
-        """Return a Section of the same class for an object below this one. where: the object's path."""
+        """Return a Section of the same class for an object inside this Section. where: the object's path."""
         return Section(values, where)
 
     def _typed(self, key: str, kind: type, expected: str, default: Any) -> Any:
@@ -170,7 +172,7 @@ class Section:
 class Lenient(Section):
     """A Section for DEL: it treats a bad value as absent, and calls warn(text).
 
-    A bad flag is read as true: ADD may have acted on the flag, so DEL must search for the result.
+    A bad flag is read as true: ADD may have acted on the flag, so DEL must search for what ADD has made.
     """
 
     __slots__ = ("warn",)
@@ -196,13 +198,13 @@ class Lenient(Section):
 
 
 def fold(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that are not null, by their keys in lower case. If a key has several spellings, the last value
-    is returned."""
+    """Return {key in lower case: value} of the values that are not null. If a key occurs in several spellings, its last
+    value counts."""
     return {key.lower(): value for key, value in values.items() if value is not None}
 
 
 def shown(value: Any) -> str:
-    """Return a JSON value for an error text: its kind and at most MAX_SHOWN characters."""
+    """Return the text of a JSON value for an error: the value's kind and at most MAX_SHOWN characters."""
     kinds = {str: "string ", int: "number ", float: "number ", list: "list ", dict: "object "}
     text = kinds.get(type(value), "") + json.write(value).decode()
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN - 3]}..."
@@ -259,7 +261,8 @@ def valid_attachments(conf: Section) -> set[tuple[str, str]]:
 # CNI_ARGS
 
 def read_args(text: str, known: Collection[str]) -> dict[str, str]:
-    """Return CNI_ARGS, "K=V;K2=V2", as {name: value} of the names in `known`. A later pair replaces an earlier pair.
+    """Return the names in `known` that CNI_ARGS, "K=V;K2=V2", has, as {name: value}. If a name occurs twice, the last
+    value counts.
 
     Raises CniError 4 for text that is not a pair, and for other names unless IgnoreUnknown is true.
     """

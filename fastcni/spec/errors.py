@@ -15,7 +15,7 @@ INVALID_ENVIRONMENT = 4
 IO_FAILURE = 5
 DECODING_FAILURE = 6
 INVALID_CONFIG = 7
-INVALID_NETNS = 8               # codes of the reference library, not of the spec
+INVALID_NETNS = 8               # a code of the reference library, not of the spec
 TRY_AGAIN_LATER = 11
 PLUGIN_NOT_AVAILABLE = 50
 LIMITED_CONNECTIVITY = 51
@@ -27,14 +27,14 @@ EXHAUSTED = (ENOMEM, ENFILE, EMFILE)        # the request may succeed later
 
 
 def of_errno(number: int) -> int:
-    """Return the code for a file that cannot be read, by the errno of the attempt."""
+    """Return the error code for a file that cannot be read. number: the errno of the attempt."""
     return TRY_AGAIN_LATER if number in EXHAUSTED else IO_FAILURE
 
 
 class CniError(Exception):
     """An error for the runtime.
 
-    code        one of the codes above, or a plugin's own from 100 on
+    code        one of the codes above, or a plugin's own code, 100 or more
     msg         one sentence: what failed
     details     why, and what to check; may be ""
     failed_at   the index of the failed plugin in a chain, for fastcni's runtime; None: unknown
@@ -58,10 +58,11 @@ class CniError(Exception):
 
 
 class NestedError(Exception):
-    """A plugin of a chain failed: its error is `__cause__`.
+    """A plugin of a chain failed. The attribute `__cause__` is the plugin's error.
 
-    kind: the plugin's type. index: its index in the chain. doing: "add". bare: for fastcni's runtime, the error
-    document has the plugin's error unchanged, and the index as FAILED_AT; otherwise the text names the plugin.
+    kind: the plugin's type. index: the plugin's index in the chain. doing: the command, such as "add". bare: whether
+    the error document has the plugin's error unchanged and the index as FAILED_AT, for fastcni's runtime. Otherwise the
+    text names the plugin.
     """
 
     def __init__(self, kind: str, index: int, doing: str, bare: bool) -> None:

@@ -1,4 +1,4 @@
-"""Read the keys that all IPAM plugins share: the ipam section, requested addresses, routes, dns. Changes nothing."""
+"""Read the keys that all IPAM plugins share: the ipam section, requested addresses, routes, dns."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def ipam_section(conf: Section) -> Section:
 
 
 def requested_ips(conf: Section) -> list[tuple[str, list[str]]]:
-    """Return [(path of the key, its texts)] of the addresses that the caller requests in args.cni.ips and
-    runtimeConfig.ips."""
+    """Return the addresses that the caller requests in args.cni.ips and runtimeConfig.ips: [(path of the key, its list
+    of texts)]."""
     sections = (conf.section("args").section("cni"), conf.section("runtimeConfig"))
     return [(section.path("ips"), section.texts("ips")) for section in sections]
 
@@ -61,8 +61,8 @@ def read_dns(section: Section) -> dict[str, Any]:
 
 def make_result(ips: Iterable[tuple[bytes, int, bytes | None]], routes: list[dict[str, Any]],
                 dns: dict[str, Any]) -> dict[str, Any]:
-    """Return a new result in the 1.1.0 shape. ips: (packed, prefix, packed gateway or None). routes and dns are copied,
-    because many pods share them."""
+    """Return a new result in the 1.1.0 shape. ips: (packed, prefix, packed gateway or None). make_result() copies
+    routes and dns, because many pods share these arguments."""
     document: dict[str, Any] = {"ips": []}
     for packed, prefix, gateway in ips:
         entry = {"address": address.cidr_text(packed, prefix)}

@@ -1,4 +1,4 @@
-"""Decode and encode JSON by the rules of Go, which CNI's programs use: errors, escapes and number formats are Go's.
+"""Decode and encode JSON like Go, in which most CNI programs are written: with Go's errors, escapes and number formats.
 
 This module uses only the C scanner of the json package, because importing the package takes a plugin six milliseconds.
 If a document is invalid, the scanner imports the package for its exception.
@@ -18,7 +18,8 @@ MAX_DEPTH = 500         # depth of nested lists and objects. Go allows 10,000; a
 EXACT = 1 << 53         # integers up to here are exact as a float64
 HEX = "0123456789abcdefABCDEF"
 
-# (how the scanner's message begins, Go's text for it, the wrong character's distance from the scanner's position)
+# (begin of the scanner's message, Go's text for the same error, offset of the wrong character from the scanner's
+# position)
 MESSAGES = (
     ("Expecting property name", "looking for beginning of object key string", 0),
     ("Illegal trailing comma before end of o", "looking for beginning of object key string", 0),
@@ -29,7 +30,7 @@ MESSAGES = (
     ("Invalid \\escape", "in string escape code", 1),
 )
 
-# Characters that occur only in strings, and their escapes: Go's output is safe in HTML and JavaScript.
+# Characters that Go escapes so that its output is safe in HTML and JavaScript. JSON has them only in strings.
 ESCAPES = (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 # Escapes of Go's strconv.Quote.
@@ -38,7 +39,8 @@ QUOTED = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n":
 
 
 class JsonError(ValueError):
-    """Bytes that are not a JSON document. The text is Go's if programs are known to match it."""
+    """The bytes are not a JSON document. Where CNI programs are known to compare Go's error text, the exception has
+    that text."""
 
 
 # Reading
@@ -46,7 +48,7 @@ class JsonError(ValueError):
 def read(data: bytes) -> Any:
     """Decode one JSON document to dict, list, str, int, float, bool, None. Raises JsonError.
 
-    If a key is repeated, its last value is returned. Bytes that are not UTF-8, and lone surrogates, become U+FFFD.
+    If an object repeats a key, the last value counts. Bytes that are not UTF-8, and lone surrogates, become U+FFFD.
     """
     try:
         text = data.decode()
@@ -129,7 +131,7 @@ def refuse_constant(name: str) -> None:
 
 
 def unexpected(text: str, at: int, where: str) -> JsonError:
-    """Return the JsonError for the character at an index of the text, or for the text's end."""
+    """Return the JsonError that reports the character at an index of the text, or the end of the text."""
     if at >= len(text):
         return JsonError("unexpected end of JSON input")
     shown = chr(text[at].encode("utf-8", "replace")[0])         # Go prints one byte
@@ -138,11 +140,11 @@ def unexpected(text: str, at: int, where: str) -> JsonError:
 
 
 def to_go_error(text: str, error: ValueError) -> JsonError:
-    """Return the scanner's error with Go's text."""
+    """Convert the scanner's error to a JsonError with Go's text."""
     message, at = getattr(error, "msg", ""), getattr(error, "pos", None)
-    if at is None:              # an integer of thousands of digits
+    if at is None:              # int() rejects an integer of thousands of digits
         return JsonError("json: cannot unmarshal number into Go value of type float64")
-    if message.startswith("Illegal trailing comma"):    # Go reports the next character
+    if message.startswith("Illegal trailing comma"):    # Go reports the character after the comma
         at = len(text) - len(text[at + 1:].lstrip(SPACE))
     for start, where, offset in MESSAGES:
         if message.startswith(start):
@@ -156,7 +158,7 @@ def to_go_error(text: str, error: ValueError) -> JsonError:
 
 
 class Dialect:
-    """The scanner's settings."""
+    """The settings of the json package's scanner."""
 
     strict = True               # control characters in strings are errors
     object_hook: Any = None
@@ -166,7 +168,7 @@ class Dialect:
 
 
 class Pairs(Dialect):
-    """A tuple of (key, value), as which the scanner returns an object."""
+    """The settings with which the scanner returns each object as a tuple of (key, value)."""
 
     object_pairs_hook = tuple
 
@@ -204,7 +206,8 @@ def write_members(members: dict[str, bytes]) -> bytes:
 
 
 def put_value(value: Any, put: Callable[[str], object], colon: str, line: str, step: str, sort: bool) -> None:
-    """Pass the pieces of a value's text to `put`; `line` starts a line of the value's level."""
+    """Pass the pieces of a value's JSON text to put(). line: the text that begins a new line at the value's depth.
+    step: the indent of each further depth."""
     kind = type(value)
     if kind is str:
         put(encode_basestring(value))
@@ -277,7 +280,7 @@ def escape(c: str) -> str:
 
 
 def normalize(value: Any) -> Any:
-    """Return the value as in a Go map[string]interface{}: each number is a float64.
+    """Return the value as Go decodes it into a map[string]interface{}: each number is a float64.
 
     Integers that are exact as a float64 stay integers, because both print the same text. Raises JsonError for a number
     that is too large.

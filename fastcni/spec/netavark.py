@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-NAME = "netavark"               # the plugin that runs these requests
+NAME = "netavark"               # the plugin that handles netavark's requests
 API_VERSION = "1.0.0"
 # netavark sets no CNI_PATH. fastcni searches this directory only for other projects' plugins in a list of the option
 # conflist
@@ -29,7 +29,8 @@ MAX_BYTES = 64 << 10            # limit of a request to the server
 
 
 def as_cni(env: Mapping[str, str], stdin: bytes) -> tuple[dict[str, str], bytes]:
-    """Return the variables and stdin of an ADD or DEL for the plugin NAME. Raises CniError 4, 6 and 7."""
+    """Convert netavark's setup or teardown request to the variables and stdin of an ADD or DEL for the plugin NAME.
+    Raises CniError 4, 6 and 7."""
     if env.get("CNI_COMMAND") not in ("ADD", "DEL"):
         raise CniError(errors.INVALID_ENVIRONMENT, f"netavark's protocol has no {env.get('CNI_COMMAND')}")
     document = read(stdin)
@@ -53,7 +54,7 @@ def read(stdin: bytes) -> Section:
 
 
 def answer(status: int, stdout: bytes) -> bytes:
-    """Convert the answer of handle() to netavark's answer."""
+    """Convert the output of a plugin to netavark's answer. status, stdout: the plugin's exit status and output."""
     if not stdout:
         return b""
     document = json.read(stdout)

@@ -34,7 +34,7 @@ def ips_of(result: Result) -> list[tuple[bytes, int]]:
 
 
 def host_interfaces(result: Mapping[str, Any]) -> list[str]:
-    """Return the names of a result's interfaces on the host, in their order."""
+    """Return the names of a result's interfaces on the host, in the result's order."""
     return [entry["name"] for entry in result.get("interfaces", ()) if not entry.get("sandbox")]
 
 
@@ -54,22 +54,22 @@ def integer(value: Any) -> int:
 
 
 def index(value: Any) -> int:
-    """Check an integer that is printed even if it is 0."""
+    """Check an integer that encode() prints even if it is 0."""
     return integer(value)
 
 
 def real(value: Any) -> int:
-    """Check an integer that the reference prints as a float64, from a generic map."""
+    """Check an integer. The reference decodes it into a generic map, so encode() prints it as a float64."""
     return integer(value)
 
 
 def real_index(value: Any) -> int:
-    """Check an integer that is printed even if it is 0, and that the reference prints as a float64."""
+    """Check an integer that encode() prints even if it is 0, and as a float64, like real()."""
     return integer(value)
 
 
 def cidr(value: Any) -> str:
-    if value is None:           # for other kinds null is read as absent
+    if value is None:           # a key of another kind is absent if its value is null
         raise ValueError("invalid CIDR address: ")
     return address.cidr_text(*address.read_cidr(text(value)))
 
@@ -132,7 +132,7 @@ def create(version: str, document: Any) -> Result:
 
 
 def create_any(document: Any) -> Result:
-    """Do the same as create(), with the version that the document names; 0.1.0 for a document without a version."""
+    """Do create() with the version that the document names, or 0.1.0 for a document without a version."""
     try:
         version = read({} if document is None else document, shape(SHAPE_A["cniversion"])).get("cniVersion", "")
     except CniError as e:
@@ -141,8 +141,8 @@ def create_any(document: Any) -> Result:
 
 
 def read(value: Any, kind: Any, where: str = "result") -> Any:
-    """Return a value after checking it against its kind; of an object only the members that its rows name. Raises
-    CniError 6."""
+    """Check a value against its kind, and return the canonical form. An object keeps only the members that the rows of
+    its shape name. Raises CniError 6."""
     try:
         if type(kind) is dict:
             return read_object(value, kind, where)
@@ -151,7 +151,7 @@ def read(value: Any, kind: Any, where: str = "result") -> Any:
         return kind(value)
     except TypeError as e:
         raise CniError(DECODING_FAILURE, f"{where}: {e}") from None
-    except ValueError as e:         # with the reference's text
+    except ValueError as e:         # this error has the reference's text
         raise CniError(DECODING_FAILURE, str(e), where) from None
 
 
@@ -174,7 +174,7 @@ def read_list(value: Any, kind: Any, where: str) -> list[Any]:
 
 
 def arrange(values: Result, rows: Any, *, printed: bool = False) -> Result:
-    """Return a result, or a part of a result, with its keys in order. Unset members are left out or have the table's
+    """Return a result, or a part of a result, with its keys in order. Unset members are left out or have the shape's
     value. printed: convert the numbers that are printed as floats."""
     found = {}
     for key, kind, unset in rows.values():
@@ -208,10 +208,10 @@ def printed(result: Result) -> Result:
 
 
 def to_version(result: Result, version: str) -> Result:
-    """Convert a result to the shape of another version. Return the same object if it has that version.
+    """Convert a result to the shape of another version. Return the same object if the result has that version.
 
-    Raises CniError 999 for an unknown version. Raises it also for converting a result without addresses to 0.2.0 or
-    older, whose shape has only addresses.
+    Raises CniError 999 for an unknown version, and for a result without addresses if `version` is 0.2.0 or older,
+    because that shape cannot hold such a result.
     """
     own, version = result.get("cniVersion") or CURRENT, version or OLDEST
     if own == version:
@@ -243,7 +243,8 @@ def drop_ip_version(result: Result) -> Result:
 
 
 def add_ip_version(result: Result) -> Result:
-    """Convert 1.0.0 to 0.4.0. Drop the members of interfaces that 1.1.0 added, and keep those of routes."""
+    """Convert 1.0.0 to 0.4.0. Drop the members of interfaces that 1.1.0 added, and keep the members of routes that
+    1.1.0 added."""
     ips = [{**one, "version": "4" if is_ip4(one["address"]) else "6"} for one in result.get("ips", ())]
     interfaces = [{key: one[key] for key, _, _ in INTERFACE_B.values() if key in one}
                   for one in result.get("interfaces", ())]
@@ -297,7 +298,7 @@ def read_prev_result(section: Section, config_version: str) -> Result | None:
         return None
     values = {"CNIVersion": config_version, **section.section("prevResult").values}
     try:
-        # Sorted like the reference's map, so that cniVersion comes after CNIVersion and overrides it.
+        # Sort the keys like the reference's map, so that cniVersion comes after CNIVersion and overrides its value.
         return check_set(to_version(create(config_version, dict(sorted(values.items()))), CURRENT))
     except CniError as e:
         raise CniError(e.code, f"could not parse prevResult: {e.msg}", e.details) from None

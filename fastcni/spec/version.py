@@ -14,7 +14,7 @@ CURRENT = ALL[-1]
 OLDEST = ALL[0]             # the version of a document without cniVersion
 
 PARTS = ("major", "minor", "micro")
-MAX_DIGITS = 18             # digits; with more, Go's int may overflow
+MAX_DIGITS = 18             # digits of a number; with more digits, Go's int may overflow
 
 
 def parse(text: str) -> tuple[int, int, int]:
@@ -61,7 +61,7 @@ def version_reply(supported: Sequence[str]) -> bytes:
 
 
 def read_version_reply(data: bytes) -> list[str]:
-    """Return the versions in a plugin's answer to VERSION, unchecked. Raises ValueError."""
+    """Return the versions in a plugin's answer to VERSION. The function does not check them. Raises ValueError."""
     try:
         document = json.read(data)
     except json.JsonError as e:
