@@ -1,4 +1,4 @@
-"""`python -m fastcni` is the fastcni command."""
+"""Run the command `fastcni`, for `python -m fastcni`."""
 
 from fastcni.cli import main
 

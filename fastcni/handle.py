@@ -1,9 +1,9 @@
 """Serve one CNI request: call the plugin and return the answer. handle() is the only caller of plugins, in every mode.
 
-The order of work is that of the reference's plugin skeleton. handle() uses no process globals: no stdout, argv,
-environment or signals. It differs from the reference in two ways. It returns a result only when all steps have
-succeeded, so that stdout never has two documents. It compares CNI_NETNS with the caller's own namespace before anything
-is changed.
+handle() works in the same order as the plugin skeleton of the reference library, and uses no process globals: no
+stdout, argv, environment or signals. It differs from the reference in two ways. It returns a result only when all steps
+have succeeded, so that stdout never has two documents. It compares CNI_NETNS with the caller's own namespace before the
+plugin changes anything.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ NEEDS = {                       # {command: required variables (spec section 2)}
 }
 VALID = {"CNI_CONTAINERID": config.check_container_id, "CNI_IFNAME": config.check_ifname}
 UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # errnos with which loading an extension module fails
-# Exceptions that are no error of the plugin: the thread is lost, the request is passed on, or the request is over.
+# Exceptions that are no error of the plugin: the thread cannot leave the pod's namespace, another process handles the
+# request, or the request has ended.
 NOT_ERRORS = (netns.Lost, Crowded, Abandoned)
-REPORT = "fastcni/report"       # set by fastcni's runtime: GC works in every version and prints what was released
-UPDATE = "UPDATE"               # the command of a request of update()
+REPORT = "fastcni/report"       # key of fastcni's runtime: GC works in every version, and prints what it has released
+UPDATE = "UPDATE"               # the command of the Request that update() makes
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
 
@@ -53,9 +54,9 @@ def needs_stdin(env: Mapping[str, str]) -> bool:
 
 
 def handle(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Reply:
-    """Serve one request for the plugin type `plugin`; raises only NOT_ERRORS.
+    """Serve one request for the plugin type `plugin`. Raises only the exceptions in NOT_ERRORS.
 
-    env: the caller's whole environment. stdin: the bytes of stdin. The calling thread is in the caller's network
+    env: the caller's complete environment. stdin: the bytes of stdin. The calling thread is in the caller's network
     namespace.
     """
     warnings: list[str] = []
@@ -72,8 +73,8 @@ def restore(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> li
     """Restore the rules and elements of an attachment in the host's firewall, and change nothing else. This is no
     command of the CNI spec.
 
-    `env` and `stdin` are those of CHECK: stdin has the attachment's result as prevResult. The configuration may have
-    any version. Does nothing if the plugin has no function restore(). Returns warnings; raises CniError.
+    env, stdin: the same as for CHECK: stdin has the attachment's result as prevResult. The configuration may have any
+    version. restore() does nothing if the plugin has no function restore(). Returns warnings; raises CniError.
     """
     warnings: list[str] = []
     try:
@@ -93,9 +94,11 @@ def restore(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> li
 
 
 def update(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Reply:
-    """Change a running attachment to what its configuration asks for now. This is no command of the CNI spec.
+    """Change an existing attachment so that it agrees with its changed configuration. This is no command of the CNI
+    spec.
 
-    env: that of CHECK. Only multus has a function update(); stdin has the pod's annotations. Raises only NOT_ERRORS.
+    env: the same as for CHECK. stdin has the pod's annotations. Only the plugin multus has a function update(). Raises
+    only the exceptions in NOT_ERRORS.
     """
     warnings: list[str] = []
     try:
@@ -127,8 +130,8 @@ def reply(status: int, stdout: bytes, warnings: Iterable[str]) -> Reply:
 
 
 def error_document(e: CniError) -> bytes:
-    """Encode a CniError for stdout: indented by four spaces, with code, msg and details. Errors of the rollback are in
-    details."""
+    """Encode a CniError for stdout: JSON indented by four spaces, with code, msg and details. The details contain the
+    errors of the rollback."""
     document = e.as_document()
     notes = getattr(e, "__notes__", ())
     if notes:
@@ -174,7 +177,8 @@ def _of_exhaustion(e: BaseException, text: str) -> CniError:
 
 
 def _of_nested(e: NestedError) -> CniError:
-    """Return the error of a plugin of a chain. The plugin's notes come first, then those of the chain's rollback."""
+    """Convert the error of a plugin in a chain. The plugin's notes come first, then the notes of the chain's
+    rollback."""
     inner = _as_cni_error(e.__cause__ or e, e.kind)
     found = CniError(inner.code, e.prefix + inner.msg, inner.details)
     for note in [*getattr(inner, "__notes__", ()), *getattr(e, "__notes__", ())]:
@@ -220,7 +224,7 @@ def _serve(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode, warnin
 
 
 def about(plugin: str, supported: Sequence[str]) -> tuple[str, str]:
-    """Return lines for a person that starts a plugin by hand. A missing command is no error."""
+    """Return two lines of text for a user who starts a plugin without CNI_COMMAND, which is no error."""
     from fastcni import __version__
 
     return (f"CNI {plugin} plugin fastcni {__version__}", f"CNI protocol versions supported: {', '.join(supported)}")
@@ -257,20 +261,20 @@ def check_version(req: Request, supported: Sequence[str]) -> None:
 
 
 def reports(req: Request) -> bool:
-    """Return whether this is a GC of fastcni's own runtime, which passes the valid attachments to fastcni's plugins in
-    versions below 1.1.0, too."""
+    """Return whether this is a GC of fastcni's own runtime. That runtime passes the valid attachments to fastcni's
+    plugins in versions below 1.1.0, too."""
     return req.command == "GC" and req.conf.flag(REPORT)
 
 
 def check_other_netns(req: Request) -> None:
-    """Raise CniError 8 if CNI_NETNS is the caller's own namespace: the plugin would change the host."""
+    """Raise CniError 8 if CNI_NETNS is the caller's own namespace, because the plugin would change the host."""
     override = req.env.get("CNI_NETNS_OVERRIDE", "")
     if override == "1" or override.lower() == "true":
         return
     try:
         same = req.mode.is_home(req.open_netns())
     except CniError:
-        return                          # missing, or no namespace: if that matters, the plugin reports it
+        return                          # the path is missing or no namespace: if that matters, the plugin reports it
     if same:
         raise CniError(errors.INVALID_NETNS, "plugin's netns and netns from CNI_NETNS should not be the same")
 
@@ -279,7 +283,7 @@ def _run(module: ModuleType, req: Request) -> bytes:
     if req.command == "GC" and not req.conf.has(config.VALID_ATTACHMENTS):
         req.warn(f'GC of network "{req.name}": no "{config.VALID_ATTACHMENTS}", nothing is released')
         return b""
-    if req.command == "GC" and not reports(req):        # fastcni's runtime names pods of multus
+    if req.command == "GC" and not reports(req):        # fastcni's runtime has already added the pods of multus
         from fastcni.kit.networks.other_caches import with_pods_of_multus
 
         req = with_pods_of_multus(req)
@@ -294,6 +298,6 @@ def _run(module: ModuleType, req: Request) -> bytes:
             req.mode.deliver(reply(0, stdout, req.warnings))
             return stdout
     function = getattr(module, {"DEL": "delete"}.get(req.command, req.command.lower()), None)
-    if function:                    # gc and status are optional
+    if function:                    # gc() and status() are optional
         function(req, conf)
     return json.write({"released": req.released}) if reports(req) else b""

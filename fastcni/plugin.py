@@ -8,21 +8,21 @@ A plugin is a module with the functions of `Plugin`, declared by its distributio
 
 docs/write-a-plugin.md builds a plugin step by step; fastcni.testing has a test class for it. A module may also have
 
-    gc(req, conf)       release the resources of attachments that are not in req.valid_attachments, and report each by
-                        req.release(what) status(req, conf)   raise CniError 50 if an ADD cannot succeed now, 51 if pods
-                        would have limited connectivity
+    gc(req, conf)       release the resources of attachments that are not in req.valid_attachments, and report each
+                        release by req.release(what)
+    status(req, conf)   raise CniError 50 if an ADD cannot succeed now, 51 if pods would have limited connectivity
     KIND                "interface" (default), "ipam" or "chained"
-    VERSIONS            the CNI versions that it supports, a tuple; default: all
-    CAPABILITIES, ARGS  names of the runtimeConfig entries and CNI_ARGS that it reads, tuples, for `fastcni plugins`
+    VERSIONS            a tuple of the CNI versions that the plugin supports; default: all
+    CAPABILITIES, ARGS  tuples of the runtimeConfig entries and CNI_ARGS that the plugin reads, for `fastcni plugins`
 
-Rules: importing the module does nothing. State belongs to the request: in the server many threads run plugins at once.
-A plugin writes nothing to stdout, and reads the environment only from req.env. Wrap calls that block in `with
-waiting():`; functions of this module need no wrapper. An exception other than CniError is reported as code 999, and the
-ADD is rolled back.
+Rules: importing the module does nothing. State belongs to the request: in the server many threads run plugins at the
+same time. A plugin writes nothing to stdout, and reads the environment only from req.env. Wrap calls that block in
+`with waiting():`; functions of this module need no wrapper. An exception other than CniError is reported as code 999,
+and the ADD is rolled back.
 
 This module follows semantic versioning, which covers the names in `__all__`, their parameters, and the statements of
-their docstrings. Only a new major version of fastcni changes these incompatibly; before 1.0 a new minor version may.
-Other modules of fastcni may change at any time.
+their docstrings. Only a new major version of fastcni changes them incompatibly. Before 1.0, a new minor version may
+change them incompatibly. Other modules of fastcni may change at any time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         """The functions of a plugin module. conf: the value that read() returned for this request."""
 
         def read(self, req: Request, /) -> Any:
-            """Check and return the configuration; change nothing. Called before each command.
+            """Check and return the configuration; change nothing. fastcni calls read() before each command.
 
             read() must ask for each key of the plugin: `fastcni netconf --strict` reports other keys as misspelt.
 
@@ -80,19 +80,20 @@ __all__ = [
 ]
 
 
-# Links. A `sock` is one of a Pod: pod.host is in the caller's namespace, pod.inside in the pod's namespace. A Link has
-# name, index, kind ("veth"), address (6 bytes), mac (text), mtu, up, master (an index), peer (an index).
+# Links. The argument `sock` is a socket of a Pod: pod.host is in the caller's namespace, pod.inside in the pod's
+# namespace. A Link has name, index, kind ("veth"), address (6 bytes), mac (text), mtu, up, master (an index), peer (an
+# index).
 
 def find_link(sock: Socket, name: str | None = None, *, index: int = 0) -> Link | None:
-    """Return the Link of that name, or with that index; None if there is none. Raises NetlinkError."""
+    """Return the Link with that name or index; None if no link has it. Raises NetlinkError."""
     return find.link(sock, name, index=index)
 
 
 def add_veth(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, mac: bytes | None = None) -> tuple[Link, Link]:
     """Make a veth pair: return (host Link, pod Link). The pod's end is named CNI_IFNAME and down, the host's end is up.
 
-    mtu: bytes, 0: the kernel's default. mac: 6 bytes for the pod's end, None: a random one. The rollback is registered.
-    Raises CniError 999 if the pod has an interface of that name, NetlinkError for other kernel errors.
+    mtu: bytes, 0: the kernel's default. mac: 6 bytes for the pod's end, None: a random MAC. add_veth() registers the
+    rollback. Raises CniError 999 if the pod has an interface of that name, NetlinkError for other kernel errors.
     """
     return veth.add(req, pod, undo, mtu=mtu, mac=mac)
 
@@ -100,7 +101,7 @@ def add_veth(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, mac: bytes | N
 def add_link(req: Request, pod: Pod, undo: Undo, kind: str, *, mtu: int = 0, mac: bytes | None = None) -> Link:
     """Make a link of that kind ("dummy") in the pod: return its Link, named CNI_IFNAME and down.
 
-    Parameters as in add_veth(). The rollback is registered. Raises NetlinkError.
+    The parameters are the same as in add_veth(). add_link() registers the rollback. Raises NetlinkError.
     """
     from fastcni.kit.links import devices
 
@@ -108,7 +109,7 @@ def add_link(req: Request, pod: Pod, undo: Undo, kind: str, *, mtu: int = 0, mac
 
 
 def configure_link(pod: Pod, link: Link, result: Result) -> None:
-    """Give a link in the pod the addresses and routes of a result, and set it up.
+    """Set the addresses and routes of a result on a link in the pod, and set the link up.
 
     A route without "gw" goes to the first gateway of its family. No rollback is needed: the kernel deletes addresses
     and routes with the link. Raises NetlinkError, CniError 7 for a number that is too large for the kernel.
@@ -128,16 +129,18 @@ def configure_host(pod: Pod, host: Link, result: Result) -> None:
 
 
 def delete_link(req: Request) -> None:
-    """Delete CNI_IFNAME in the pod, and with it the other end of a pair. A missing link or pod is no error.
+    """Delete the link CNI_IFNAME in the pod; the kernel also deletes the other end of a veth pair. A missing link or
+    pod is no error.
 
-    The request's descriptors of the pod are closed. Raises NetlinkError, CniError 11 if the kernel does not notify the
-    deletion within 30 s.
+    delete_link() closes the request's descriptors of the pod. Raises NetlinkError; CniError 11 if the kernel does not
+    notify the deletion within 30 s.
     """
     remove.pod_link(req)
 
 
 def check_link(req: Request, kind: str = "") -> tuple[Pod, Link]:
-    """For CHECK: compare the pod's CNI_IFNAME with prevResult: MAC, addresses and routes; and its kind, if given.
+    """For CHECK: compare the MAC, addresses and routes of the pod's link CNI_IFNAME with prevResult. With `kind`, also
+    check that the link has this kind.
 
     Return (Pod, Link). Raises CniError 999 for a difference.
     """
@@ -152,23 +155,23 @@ def check_link(req: Request, kind: str = "") -> tuple[Pod, Link]:
     return pod, link
 
 
-# IPAM: the plugin that the configuration names in ipam.type. fastcni's own IPAM plugins are called without starting a
-# program.
+# These functions call the IPAM plugin, which the configuration names in ipam.type. They call fastcni's own IPAM plugins
+# without starting a program.
 
 def add_addresses(req: Request, undo: Undo, *, interface: int) -> Result:
     """Run the IPAM plugin's ADD, and return its result, which has at least one address.
 
-    interface: the entry of the result's "interfaces" that gets the addresses. The rollback is registered. Raises
-    CniError, also the IPAM plugin's error.
+    interface: the index of the entry in the result's "interfaces" that gets the addresses. add_addresses() registers
+    the rollback. Raises CniError, also the IPAM plugin's error.
     """
     return ipam.add_addresses(req, undo, interface)
 
 
 def free_addresses(req: Request) -> list[Step]:
-    """For DEL: find the IPAM plugin now; return the steps, for every(), that run its DEL.
+    """For DEL: find the IPAM plugin, and return the steps that run its DEL, as arguments of every().
 
     Call free_addresses() first, and run the steps last: another pod may get the addresses only when the link no longer
-    exists. [] if the configuration names no IPAM plugin. Raises CniError.
+    exists. Return [] if the configuration names no IPAM plugin. Raises CniError.
     """
     return ipam.prepare_delete(req)
 

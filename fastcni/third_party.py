@@ -3,8 +3,9 @@
     [project.entry-points."fastcni.plugins"]
     hello = "fastcni_hello"                 # CNI type = "package.module"
 
-Only long-lived processes and the installer search for them, because importlib.metadata takes some 30 ms. A packed
-plugin file lists them in its own table (launcher/pack.py). docs/write-a-plugin.md is the guide for authors.
+Only long-lived processes and the installer search for such plugins, because importlib.metadata takes some 30 ms. A
+plugin file lists the plugins of other distributions in its own table (launcher/pack.py). docs/write-a-plugin.md is the
+guide for authors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ GROUP = "fastcni.plugins"
 
 
 class ThirdParty:
-    """A declared plugin.
+    """A plugin that a distribution declares.
 
     kind          the CNI type
     module        "package.module"
@@ -40,7 +41,7 @@ class ThirdParty:
 
 
 def find() -> list[ThirdParty]:
-    """Return the plugins that installed distributions declare, by CNI type. No module of these is imported."""
+    """Return the plugins that installed distributions declare, sorted by CNI type, without importing their modules."""
     found = [read_entry_point(entry) for entry in metadata.entry_points(group=GROUP)]
     found.sort(key=lambda it: (it.kind, it.distribution))
     declared = Counter(it.kind for it in found)
@@ -52,7 +53,8 @@ def find() -> list[ThirdParty]:
 
 
 def read_entry_point(entry: metadata.EntryPoint) -> ThirdParty:
-    """Return the ThirdParty of one entry point; its problem names a fault in the declaration."""
+    """Return the ThirdParty of one entry point. `problem` says what is wrong with the declaration, "" if nothing is
+    wrong."""
     top, distribution = entry.value.partition(".")[0], "a distribution without metadata"
     packages = {top}
     if entry.dist:
@@ -71,9 +73,9 @@ def read_entry_point(entry: metadata.EntryPoint) -> ThirdParty:
 
 
 def register() -> list[ThirdParty]:
-    """Add the declared plugins to plugins.TABLE, so that requests can name them. No module of these is imported yet.
+    """Add the declared plugins to plugins.TABLE, so that requests can name them, without importing their modules.
 
-    Returns all plugins, also those with a problem, which are not added.
+    Return all declared plugins, also the plugins with a problem, which are not added.
     """
     found = find()
     plugins.TABLE.update((it.kind, it.module) for it in found if not it.problem)

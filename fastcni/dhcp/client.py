@@ -1,6 +1,6 @@
 """Run the DHCP client of one pod's lease, with a method for each transition of client_states.py.
 
-The client has no socket, clock or file of its own: it uses those of `world`, which is the engine or a test.
+The client has no socket, clock or file of its own: it uses the methods of `world`, which is the engine or a test.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.log import Logger
 
-    Waiter = Callable[[str, "Client | None"], object]    # gets (why there is no lease or "", the client)
+    Waiter = Callable[[str, "Client | None"], object]    # called with (why there is no lease or "", the client)
 
     class World(Protocol):
-        """The environment of a client. Times are seconds of CLOCK_BOOTTIME."""
+        """The methods by which a client uses its environment. Times are seconds of CLOCK_BOOTTIME."""
 
         settings: Settings
         log: Logger
@@ -35,32 +35,32 @@ if TYPE_CHECKING:
         def listen(self, client: Client) -> None:
             """Open a packet socket for client.xid; set client.mac and client.configured. Raises LinkGone, OSError."""
         def listen_from_address(self, client: Client) -> None:
-            """Open the socket of listen(), and a UDP socket at the lease's address to send from. Raises LinkGone,
-            OSError, also if the link does not have that address."""
+            """Open a packet socket like listen(), and a UDP socket at the lease's address to send from. Raises
+            LinkGone, OSError, also if the link does not have that address."""
         def listen_arp(self, client: Client) -> None:
-            """Open a socket for ARP. Raises LinkGone, OSError."""
+            """Open a packet socket that receives ARP on the pod's link. Raises LinkGone, OSError."""
         def send(self, client: Client, data: bytes) -> None:
             """Send a DHCP message by the open socket: from the lease's address to the server if there is a UDP socket,
             otherwise as a broadcast."""
         def probe(self, client: Client, wanted: bytes) -> None:
             """Send an ARP probe by the open socket."""
         def quiet(self, client: Client) -> None:
-            """Close the socket, if one is open."""
+            """Close the client's socket, if it has one."""
         def keep(self, client: Client) -> None:
             """Write the lease to its file."""
         def assign(self, client: Client) -> None:
-            """Give the pod's link the address and the routes of the lease."""
+            """Set the lease's address and routes on the pod's link."""
         def unassign(self, client: Client) -> None:
             """Remove the lease's address from the pod's link."""
         def settle(self, client: Client, error: str = "") -> None:
             """Answer the plugins that wait for the lease."""
         def drop(self, client: Client) -> None:
-            """Forget the client, which has no lease."""
+            """Remove the client, which has no lease, from the clients."""
         def vanished(self, client: Client, why: str) -> None:
             """Handle that the pod's namespace or link no longer exists: release the lease, and forget the client."""
 
 QUICK_WAITS_S = 0.5, 1.0, 2.0, 4.0      # the first waits are short, because a new link may drop the first packets
-REQUEST_TRIES = 4               # REQUESTs, then DISCOVER again
+REQUEST_TRIES = 4               # number of REQUESTs; after them the client sends DISCOVER again
 REBOOT_TRIES = 3
 PROBES, PROBE_INTERVAL_S = 2, 0.1       # RFC 5227 waits 6 s in all, too long for a pod's start
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # pauses after a NAK or a conflict
@@ -68,7 +68,7 @@ MAX_MESSAGE_BYTES = 1500        # the value of option 57
 
 
 class LinkGone(Exception):
-    """The pod's namespace or link does not exist; the text is the reference's."""
+    """The pod's namespace or link does not exist. The exception has the error text of the reference plugin."""
 
 
 class Settings:
@@ -83,8 +83,8 @@ class Settings:
 
 
 class Ear:
-    """A client's open packet socket. arp: whether it receives ARP. sender: the UDP socket to send from; None: send from
-    the packet socket."""
+    """The open packet socket of a client. arp: whether the socket receives ARP. sender: the UDP socket to send from;
+    None: send from the packet socket."""
 
     __slots__ = ("arp", "sender", "sock")
 
@@ -98,7 +98,7 @@ class Client:
     owner     the attachment that has the lease
     lease     the pod's lease, or None
     offered   the acknowledged Lease whose address is not yet probed
-    wanted    the address and the server of the open REQUEST, packed
+    wanted    (address, server) of the open REQUEST, packed
     mac       the MAC of the pod's link, b"": not known yet
     configured    whether the pod's link had the lease's address when the socket was opened
     shared    whether other links on the network have the same MAC (ipvlan): servers must broadcast
@@ -108,7 +108,7 @@ class Client:
     began     when the current attempt to acquire a lease began, None: no attempt
     failures  number of consecutive NAKs and conflicts
     lost      whether the pod has lost a lease: the daemon then sets the address of the next lease
-    sock      the open socket, None: none; waiters: plugins that wait; timer: when it is due
+    sock      the open socket, None: none; waiters: callbacks of waiting plugins; timer: when to call due()
     """
 
     __slots__ = ("began", "configured", "failures", "lease", "lost", "mac", "offered", "owner", "sent", "shared",
@@ -127,7 +127,7 @@ class Client:
         self.sock: Ear | None = None
         self.waiters: list[Waiter] = []
 
-    # What happens to it ----------------------------------------------------------------------------
+    # Events ----------------------------------------------------------------------------------------
 
     def event(self, kind: str, message: packets.Message | Lease | None = None) -> None:
         """Make the transition for an event, if the table has one. message: the message of an OFFER or NAK, the Lease of
@@ -153,7 +153,7 @@ class Client:
             return
         server = packets.address_of(message.options.get(packets.SERVER_ID, b""))
         if self.wanted[1] not in (packets.NO_ADDRESS, server) and self.state == states.REQUESTING:
-            return                      # another server than that of the REQUEST
+            return                      # not from the server of the REQUEST
         if message.kind == packets.OFFER and packets.NO_ADDRESS not in (server, message.yiaddr):
             self.event(states.OFFER, message)
         elif message.kind == packets.NAK:
@@ -177,13 +177,13 @@ class Client:
             self.event(states.ACK, lease)
 
     def _fail(self, error: str) -> None:
-        """Answer the waiting plugins with an error. Forget a client that never had a lease, because its ADD has
+        """Answer the waiting plugins with an error. Forget the client if it never had a lease, because its ADD has
         failed."""
         self.world.settle(self, error)
         if not self.lease and not self.lost:
             self.world.drop(self)
 
-    # Beginnings ------------------------------------------------------------------------------------
+    # Begin -----------------------------------------------------------------------------------------
 
     def acquire(self) -> None:
         """Begin to acquire a lease, in INIT."""
@@ -191,7 +191,7 @@ class Client:
         self.event(states.DUE)
 
     def reboot(self, wanted: bytes) -> None:
-        """Ask for the address that this attachment had before (RFC 2131, 3.2)."""
+        """Begin to ask for the address `wanted`, which this attachment had before (RFC 2131, 3.2)."""
         self.state, self.lease, self.wanted = states.REBOOTING, None, (wanted, packets.NO_ADDRESS)
         self._begin()
         try:
@@ -200,7 +200,7 @@ class Client:
             self.world.vanished(self, str(e))
 
     def resume(self) -> None:
-        """Continue with a lease of an earlier daemon."""
+        """Continue with the lease that a previous daemon has stored."""
         assert self.lease
         now = self.world.now()
         self.state = states.BOUND
@@ -212,7 +212,7 @@ class Client:
         else:
             self.world.schedule(self, self.lease.t1)
 
-    # Acquiring -------------------------------------------------------------------------------------
+    # Acquire a lease -------------------------------------------------------------------------------
 
     def discover(self, _: object) -> None:
         self.wanted = packets.NO_ADDRESS, packets.NO_ADDRESS
@@ -295,7 +295,7 @@ class Client:
         self.offered = None
         self._pause()
 
-    # Holding ---------------------------------------------------------------------------------------
+    # Renew and lose a lease ------------------------------------------------------------------------
 
     def renew(self, _: object) -> None:
         self._begin()
@@ -320,7 +320,8 @@ class Client:
             self._renew(self.lease.expires)
 
     def _renew(self, until: float) -> None:
-        """Send a REQUEST for the present address; send it again after half of the remaining time (RFC 2131, 4.4.5)."""
+        """Send a REQUEST for the lease's address, and the next REQUEST after half of the time to `until` (RFC 2131,
+        4.4.5)."""
         assert self.lease
         now = self.world.now()
         self.world.schedule(self, min(until, now + max((until - now) / 2, self.lease.least_pause)))
@@ -332,15 +333,16 @@ class Client:
             self._not_sent(e)
 
     def _renewal(self, held: bytes) -> bytes:
-        """Return the REQUEST. The field ciaddr is set only if the client can answer ARP requests for the address, to
-        which the server then sends (RFC 2131, table 1). Otherwise the REQUEST is like one after a reboot."""
+        """Return the REQUEST to renew the lease. With ciaddr, the server sends to that address (RFC 2131, table 1), so
+        ciaddr is set only if the client can answer ARP for the address. Without ciaddr it is the REQUEST of a
+        reboot."""
         if self.configured:
             return self._encode(packets.REQUEST, ciaddr=held)
         return self._encode(packets.REQUEST, wanted=held)
 
     def _listen_to_renew(self) -> None:
-        """Open a socket to renew by unicast. That needs the address on the link, and permission for port 68; otherwise
-        broadcast, as the reference does."""
+        """Open a socket to renew by unicast. Unicast needs the address on the link, and permission for port 68.
+        Otherwise open a socket to renew by broadcast, like the reference plugin."""
         if self.state == states.RENEWING:
             try:
                 self.world.listen_from_address(self)
@@ -350,8 +352,8 @@ class Client:
         self.world.listen(self)
 
     def extend(self, lease: Lease) -> None:
-        """Replace the lease by the renewed one. The pod's link stays as the ADD of its plugins has configured it. As in
-        the reference, changed options only change the answers to a later ADD or CHECK."""
+        """Replace the lease by the renewed lease. The pod's link stays as the plugins' ADD has configured it. As in the
+        reference plugin, changed options change only the answers to a later ADD or CHECK."""
         assert self.lease
         if changed := changed_options(self.lease, lease):
             self.world.log.warning("lease_changed", lease=self.owner.name, options=", ".join(changed),
@@ -393,14 +395,14 @@ class Client:
             self.began = self.sent
 
     def _pause(self) -> None:
-        """Return to INIT: immediately for the first time, later after a pause."""
+        """Return to INIT: immediately the first time, after a pause the next times."""
         self.world.quiet(self)
         pause = min(FIRST_PAUSE_S * 2 ** (self.failures - 1), MAX_PAUSE_S) if self.failures else 0.0
         self.failures += 1
         self.world.schedule(self, self.world.now() + pause)
 
     def _transmit(self, kind: int) -> None:
-        """Send DISCOVER or REQUEST, and set the timer for the next one."""
+        """Send a message of type `kind`, DISCOVER or REQUEST, and set the timer for the next message."""
         when = self.world.now() + self._wait()
         if self.waiters:                # an ADD must fail before its plugin's timeout
             when = min(when, (self.began or 0.0) + self.world.settings.resend_timeout_s)
@@ -413,8 +415,8 @@ class Client:
             self._not_sent(e)
 
     def _wait(self) -> float:
-        """Return the seconds until the next try: short at first, then `timeout`, doubled each time up to
-        `resendmax`."""
+        """Return the seconds until the next try: first the short waits of QUICK_WAITS_S, then the flag `timeout`,
+        doubled each time up to the flag `resendmax`."""
         settings, late = self.world.settings, self.tries - len(QUICK_WAITS_S)
         if late < 0:
             wait = min(QUICK_WAITS_S[self.tries], settings.timeout_s)
@@ -442,7 +444,7 @@ class Client:
                                               flags=packets.BROADCAST_FLAG if broadcast else 0))
 
     def release_message(self) -> bytes:
-        """Return the RELEASE of the lease."""
+        """Return the RELEASE message of the lease."""
         assert self.lease
         self.xid = int(self.world.random() * 0xFFFFFFFF)
         return self._encode(packets.RELEASE, server=self.lease.server, ciaddr=self.lease.address)

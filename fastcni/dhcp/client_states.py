@@ -4,8 +4,8 @@
                                                    ^-----------'----------'
     REBOOTING (a lease from before) -> PROBING, or INIT
 
-Each row says which state follows, and which method of client.Client carries the transition out. An event without a row
-is ignored, for example a late or repeated answer.
+Each row of the table says which state follows an event, and which method of client.Client carries out the transition.
+An event without a row, such as a late or repeated answer, is ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ INIT, SELECTING, REQUESTING, PROBING = "init", "selecting", "requesting", "probi
 BOUND, RENEWING, REBINDING, REBOOTING = "bound", "renewing", "rebinding", "rebooting"
 STATES = (INIT, SELECTING, REQUESTING, PROBING, BOUND, RENEWING, REBINDING, REBOOTING)
 
-# Events: answers of the server, an answer to the ARP probe, and timers
+# Events: answers of the server, an answer to the ARP probe, and the expiry of timers
 OFFER, ACK, NAK, CONFLICT = "offer", "ack", "nak", "conflict"
 DUE, SILENCE, T2, EXPIRED = "due", "silence", "t2", "expired"
 

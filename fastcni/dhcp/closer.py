@@ -1,7 +1,7 @@
 """Close packet sockets in other threads, because each close waits for an RCU grace period, 6.5 ms on an idle machine.
 
 With two closes for each lease, the daemon's only thread could acquire at most 75 leases a second. Eight closes at the
-same time share their grace periods: 0.35 ms each. The threads do nothing else, and end when there is nothing to close.
+same time share their grace periods and take 0.35 ms each. A thread ends when no socket is left to close.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ IDLE_S = 1.0
 
 
 class Closer:
-    """The closing threads. close(sock) returns immediately. Only one thread may call it, in the daemon's namespace."""
+    """The threads that close sockets. close(sock) returns immediately. Only one thread may call close(), in the
+    daemon's namespace."""
 
     def __init__(self) -> None:
         self.sockets: SimpleQueue[socket] = SimpleQueue()
@@ -41,7 +42,7 @@ class Closer:
         while self._close_one(IDLE_S):
             continue
         self._ended()
-        self._close_one(0)                      # a close() may have relied on this thread
+        self._close_one(0)                      # close() may have left the socket to this thread
 
     def _close_one(self, seconds: float) -> bool:
         try:

@@ -1,5 +1,5 @@
-"""Run `dhcp daemon`: one process with the leases of the node. `fastcni serve --dhcp` runs the same daemon in a
-thread."""
+"""Run `dhcp daemon`: one process that acquires and renews the DHCP leases of the node's pods. `fastcni serve --dhcp`
+runs the same daemon in a thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Daemon:
-    """The daemon's loop, leases and socket. Create it in the daemon's network namespace, then call run() in its thread.
+    """The daemon's loop, leases and socket. Create a Daemon in its network namespace, then call run() in the daemon's
+    thread.
 
     Raises ListenError, OSError.
     """
@@ -98,9 +99,9 @@ class Daemon:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `dhcp daemon` with these flags until SIGTERM or SIGINT. Return the exit status, as in the reference: 2 for a
-    wrong command line, 1 for an error, otherwise 0."""
-    gc.enable()                         # a plugin file switches it off for its only request
+    """Run `dhcp daemon` with these flags until SIGTERM or SIGINT. Return the exit status, the same as the reference
+    plugin's: 2 for a wrong command line, 1 for an error, otherwise 0."""
+    gc.enable()                         # a plugin file switches the garbage collector off
     try:
         flags = flag.read(arguments)
     except flag.Help:
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     log = Log()
     raise_descriptor_limit()
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)      # until there is a daemon to stop
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)      # until the handler can stop a daemon
     try:
         write_pidfile(flags.pidfile)
         daemon = Daemon(flags, log)
@@ -127,7 +128,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def refuse_second(path: str) -> None:
-    """Raise ListenError if a daemon answers at the path, because the reference's daemon holds no lock file."""
+    """Raise ListenError if a daemon answers at the path. The reference plugin's daemon holds no lock file, so only a
+    connection shows that it runs."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
@@ -143,7 +145,7 @@ def raise_descriptor_limit() -> None:
 
 
 def write_pidfile(path: str) -> None:
-    """Write the process id in decimal without a newline, as the reference does. Raises OSError."""
+    """Write the process id in decimal without a newline, like the reference plugin. Raises OSError."""
     if path:
         with open(path, "w", encoding="ascii", opener=lambda name, how: os.open(name, how, 0o644)) as file:
             file.write(str(os.getpid()))

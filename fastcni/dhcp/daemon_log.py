@@ -1,4 +1,4 @@
-"""Write the log of `dhcp daemon`: logfmt lines on stderr, with the fields and events of the server's log.
+"""Write the log of `dhcp daemon` as logfmt lines to stderr, with the same fields and events as the server's log.
 
 The server logs with structlog, which a plugin file does not have."""
 
@@ -14,8 +14,8 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class Log:
-    """log.info(event, name=value, ...). A line that cannot be written is lost. level: the lowest level that is
-    written."""
+    """The log, used as log.info(event, name=value, ...). A line that cannot be written is lost. level: the lowest level
+    that is written."""
 
     def __init__(self, level: str = "info") -> None:
         self.least = LEVELS.index(level)

@@ -1,5 +1,5 @@
-"""Keep all leases of the node, and connect each Client to the loop, its sockets and its file. One thread runs all of
-this."""
+"""Keep all DHCP leases of the node, and connect each Client to the event loop, its sockets and its file. One thread
+runs the complete engine."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ CHECK_S = 30.0                  # seconds between searches for pods that no long
 
 
 class Engine:
-    """The leases. clients: {key: Client}. former: leases of another boot, {key: Saved}. seen: the unix time when the
-    pod's namespace was last seen, {key: seconds}.
+    """The leases of the node, by the key of their Owner. clients: {key: Client}. former: leases of a previous boot,
+    {key: Saved}. seen: the unix time when the pod's namespace was last seen, {key: seconds}.
 
-    root: the prefix of namespaces' paths. home: a descriptor of the daemon's network namespace. The Engine is the World
-    of its clients: client.World describes those methods.
+    root: the prefix of namespaces' paths. home: a descriptor of the daemon's network namespace. An Engine is the World
+    of its clients: client.World describes the methods that clients call.
     """
 
     def __init__(self, loop: Loop, files: LeaseFiles, settings: Settings, log: Logger, root: str = "") -> None:
@@ -76,7 +76,8 @@ class Engine:
             client.acquire()
 
     def _is_same(self, client: Client, owner: Owner) -> bool:
-        """Return whether the client belongs to the owner's namespace, and its link is the link with the lease."""
+        """Return whether the client is in the owner's namespace, and the link there is still the link that got the
+        lease."""
         if client.owner.inode != owner.inode:
             return False
         try:
@@ -85,11 +86,12 @@ class Engine:
             return False
         except OSError as e:
             self.log.warning("link_unread", lease=owner.name, why=str(e))
-        client.owner = owner            # its configuration may have changed
+        client.owner = owner            # the owner's configuration may have changed
         return True
 
     def leave(self, waiter: Waiter) -> None:
-        """Handle that a plugin has left before its answer. End an attempt for which no other plugin waits."""
+        """Handle that a plugin has closed its connection before the answer. End the attempt to get a lease if no other
+        plugin waits for it."""
         for client in list(self.clients.values()):
             if waiter in client.waiters:
                 client.waiters.remove(waiter)
@@ -98,7 +100,7 @@ class Engine:
                     self._let_go(client)
 
     def release(self, key: bytes) -> str:
-        """Release the lease of that key. Return its address as text, "" if there is none."""
+        """Release the lease with that key. Return the released address as text, "" if no lease has the key."""
         client, saved = self.clients.get(key), self.former.pop(key, None)
         if client:
             lease = client.lease
@@ -112,13 +114,14 @@ class Engine:
         return ""
 
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Release the network's leases of other attachments than `valid`. Return [(address, container and ifname)]."""
+        """Release the leases of a network whose attachment is not in `valid`. Return the released [(address, container
+        and ifname)]."""
         owners = [client.owner for client in self.clients.values()] + [saved.owner for saved in self.former.values()]
         stale = [owner for owner in owners
                  if owner.network == network and (owner.container_id, owner.ifname) not in valid]
         return [(found, owner.name) for owner in stale if (found := self.release(owner.key))]
 
-    # From start to end -----------------------------------------------------------------------------
+    # Start, maintenance and stop ---------------------------------------------------------------------
 
     def start(self) -> None:
         """Continue with the leases on disk. Raises OSError."""
@@ -150,7 +153,7 @@ class Engine:
             self._remove_file(key)
 
     def stop(self) -> None:
-        """Close all sockets. The leases stay for the next daemon."""
+        """Close all sockets. The lease files stay for the next daemon."""
         for client in self.clients.values():
             self.settle(client, "the dhcp daemon is stopping")
             self.quiet(client)
@@ -211,7 +214,7 @@ class Engine:
                                protocol=ETH_P_ARP)
 
     def _read(self, client: Client, ear: Ear) -> None:
-        """Read all that waits on the socket, until the client closes it."""
+        """Read all packets that wait on the socket, until the client closes the socket."""
         while client.sock is ear:
             try:
                 if not self._read_one(client, ear):
@@ -281,7 +284,7 @@ class Engine:
     # The end of a lease ----------------------------------------------------------------------------
 
     def _let_go(self, client: Client) -> None:
-        """Release the client's lease, over the pod's link if that exists, and forget the client."""
+        """Release the client's lease, over the pod's link if the link exists, and forget the client."""
         self.quiet(client)
         client.lease = lease = client.lease or client.offered
         if lease:
@@ -289,8 +292,8 @@ class Engine:
         self._remove(client)
 
     def _release_from_pod(self, client: Client, lease: Lease) -> None:
-        """Remove the address from the link, so that no packet uses it any more, then send RELEASE by a packet socket.
-        RELEASE goes to the MAC that the ACK came from, without ARP, so the link may be deleted immediately."""
+        """Remove the address from the link, so that no packet uses the address any more, then send RELEASE by a packet
+        socket. RELEASE goes without ARP to the MAC from which the ACK came, so the link may be deleted immediately."""
         self.unassign(client)
         try:
             sock, link, _ = links.listen(client.owner, self.root, self.home, 0)
@@ -309,9 +312,9 @@ class Engine:
         self.log.info("lease_released", lease=client.owner.name, address=address.ip_text(lease.address), sent_by="pod")
 
     def _release_from_here(self, client: Client, lease: Lease) -> None:
-        """Release a lease whose link no longer exists. RELEASE identifies the lease by client id and address, so
-        another host may send it. A server that the node reaches frees the address now, any other server when the lease
-        expires."""
+        """Release a lease whose link no longer exists. RELEASE identifies the lease by client id and address, so the
+        node may send it. A server that the node can reach frees the address now. Any other server frees the address
+        when the lease expires."""
         try:
             packet_sockets.send_from_here(address.ip_text(lease.server), client.release_message())
         except OSError as e:

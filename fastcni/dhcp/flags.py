@@ -26,7 +26,7 @@ Usage of dhcp daemon:
 
 
 class FlagError(ValueError):
-    """The command line is wrong; the text says how."""
+    """The command line is wrong; the text says why."""
 
 
 class Help(Exception):
@@ -34,7 +34,7 @@ class Help(Exception):
 
 
 class Flags:
-    """The values of the flags; durations in seconds."""
+    """The values of the flags. Durations are in seconds."""
 
     def __init__(self) -> None:
         self.broadcast = False

@@ -1,4 +1,4 @@
-"""Encode and read IPv4, UDP and ARP packets around DHCP messages. The kernel adds the Ethernet header."""
+"""Encode and read the IPv4 and UDP headers of DHCP messages, and ARP packets. The kernel adds the Ethernet header."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pseudo_header(source: bytes, destination: bytes, size: int) -> bytes:
 
 
 def to_server(data: bytes, source: bytes = NO_ADDRESS, destination: bytes = EVERYWHERE) -> bytes:
-    """Return an IP packet with UDP from port 68 to port 67."""
+    """Return an IP packet that has `data` in a UDP packet from port 68 to port 67."""
     size = UDP.size + len(data)
     udp = UDP.pack(CLIENT_PORT, SERVER_PORT, size, 0) + data
     check = checksum(pseudo_header(source, destination, size) + udp) or 0xFFFF
@@ -43,7 +43,8 @@ def to_server(data: bytes, source: bytes = NO_ADDRESS, destination: bytes = EVER
 
 
 def payload(packet: bytes, complete: bool) -> bytes:
-    """Return the content of a UDP packet. complete: whether to check the checksum. Raises FrameError."""
+    """Return the UDP content of an IP packet. complete: whether the packet has a complete checksum to check. Raises
+    FrameError."""
     if len(packet) < IP.size or packet[0] >> 4 != 4:
         raise FrameError("no IPv4")
     start, total = (packet[0] & 0xF) * 4, int.from_bytes(packet[2:4], "big")

@@ -14,10 +14,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-DEFAULT_LEASE_S = 3600          # if the server gives no time, as in the reference
+DEFAULT_LEASE_S = 3600          # if the server gives no lease time, as in the reference plugin
 FOREVER_S = 0xFFFFFFFF          # the value of option 51 for a lease without end
 T1_SHARE, T2_SHARE = 0.5, 0.875         # fractions of the lease, if the server gives no times (RFC 2131, 4.4.5)
-MIN_RENEW_S, MIN_RENEW_SHARE = 60.0, 1 / 16     # between two renewals, the lesser of both: the RFC's least, and a share
+MIN_RENEW_S, MIN_RENEW_SHARE = 60.0, 1 / 16     # minimum pause of renewals: the RFC's, or a share of a short lease
 ZERO_LEASE_S = 2 * int(MIN_RENEW_S)     # length of a lease of 0 seconds: it is renewed each minute
 MAX_ENTRIES = 64                # limit of routes, name servers and domains in a result: a server is not trusted
 SCOPE_LINK = 253
@@ -27,9 +27,9 @@ MIN_MTU = 68                    # RFC 2132, 5.1
 
 
 class Owner:
-    """The attachment of a lease, and the options that it sends and requests.
+    """The attachment of a lease, and the DHCP options that its client sends and requests.
 
-    key               option 61, "\\0container/network/ifname", which is the lease's name
+    key               option 61 and the lease's name, "\\0container/network/ifname"
     container_id, network, ifname
     netns, inode      the path of the pod's namespace, and the number that identifies it
     provide           {code: content} of the options to send
@@ -47,14 +47,14 @@ class Owner:
 
     @property
     def name(self) -> str:
-        """Return the name for the log."""
+        """Return the attachment's name for the log."""
         return f"{self.container_id} {self.ifname}"
 
 
 class Lease:
     """The lease that a server has acknowledged.
 
-    address, prefix   as packed bytes, and the length of its netmask
+    address, prefix   the packed address, and the length of its netmask in bits
     server            the packed address of the server, its option 54
     server_mac        the MAC that the ACK came from: the server's or a relay's
     options           {code: content} of the ACK
@@ -81,7 +81,7 @@ class Lease:
 
     @property
     def least_pause(self) -> float:
-        """Return the minimum seconds between two renewals, so that no server can make a client send without a pause."""
+        """Return the minimum seconds between two renewals, whatever times the server gives."""
         return min(MIN_RENEW_S, self.seconds * MIN_RENEW_SHARE)
 
     @property
@@ -93,13 +93,15 @@ class Lease:
         return self.acked + self._share(packets.T1, T1_SHARE, self.t2 - self.acked)
 
     def _share(self, code: int, share: float, most: float) -> float:
-        """Return T1 or T2 in seconds: the server's value, unless it is 0 or above `most`; at least least_pause."""
+        """Return T1 or T2 in seconds: the value of option `code`, at least least_pause. If that value is missing, 0 or
+        not below `most`, return `share` of the lease, at most `most`."""
         found = packets.number_of(self.options.get(code, b""), 4)
         return max(found, self.least_pause) if found and found < most else min(self.seconds * share, most)
 
 
 def read_lease(ack: packets.Message, server_mac: bytes, sent: float) -> Lease:
-    """Return the Lease of an ACK. Raises PacketError, with the reference's text if the netmask is missing."""
+    """Return the Lease of an ACK. sent: when the client sent the acknowledged REQUEST. Raises PacketError; if the
+    netmask is missing, with the reference plugin's text."""
     mask = ack.options.get(packets.SUBNET_MASK, b"")
     if not mask:
         raise packets.PacketError("DHCP option Subnet Mask not found in DHCPACK")
@@ -119,8 +121,8 @@ def read_lease(ack: packets.Message, server_mac: bytes, sent: float) -> Lease:
 def result_of(lease: Lease, priority: int = 0) -> dict[str, Any]:
     """Return the lease as a CNI result in the 1.1.0 shape.
 
-    The gateway is the first router of option 3. If the server sent option 121, the routes are only those of that
-    option; otherwise those of option 33 and the default route. Each has the MTU of option 26.
+    The gateway is the first router of option 3. If the server sent option 121, the routes are only the routes of option
+    121; otherwise the routes of option 33 and the default route. Each route has the MTU of option 26.
     """
     routers = packets.addresses_of(lease.options.get(packets.ROUTERS, b""))
     gateway = routers[0] if routers else None
@@ -129,7 +131,7 @@ def result_of(lease: Lease, priority: int = 0) -> dict[str, Any]:
 
 
 def changed_options(before: Lease, after: Lease) -> list[str]:
-    """Return the names of the options of result_of() that differ."""
+    """Return the names of the options used by result_of() in which the two leases differ."""
     return [name for name, code in dhcp_conf.OPTION_NAMES.items()
             if code in OF_RESULT and before.options.get(code) != after.options.get(code)]
 

@@ -1,8 +1,8 @@
 """Keep leases on disk, one file each, so that they survive the daemon and the node's reboot.
 
 A file is a line with a version and a checksum, and the lease as JSON. The daemon writes a temporary file and renames
-it, so a killed daemon leaves a complete file. The file is not synced to disk: after a power cut no pod is left, and if
-a file is torn, its pod may get another address.
+it, so a killed daemon leaves a complete file. The daemon does not sync the file to disk: after a power cut all pods
+start again, and a pod whose file is damaged may get another address.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Damaged(Exception):
 
 
 class Saved:
-    """A lease from its file. boot: the id of the boot in which it was written. ends: when the lease expires by the wall
-    clock; for leases of another boot, because their other times are of that boot's CLOCK_BOOTTIME."""
+    """A lease from its file. boot: the id of the boot in which the file was written. ends: when the lease expires by
+    the wall clock. Leases of another boot need `ends`, because their other times are of that boot's CLOCK_BOOTTIME."""
 
     __slots__ = ("boot", "ends", "lease", "owner")
 
@@ -71,7 +71,7 @@ class LeaseFiles:
     def read_all(self) -> Iterator[Saved | tuple[str, str]]:
         """Do read_directory(), and rename damaged files. Raises OSError."""
         for name in os.listdir(self.directory):
-            if name.endswith(".new"):   # of a daemon that was killed before the rename
+            if name.endswith(".new"):   # left by a daemon that was killed before the rename
                 os.unlink(f"{self.directory}/{name}")
         for found in read_directory(self.directory):
             if isinstance(found, tuple):
@@ -83,7 +83,7 @@ class LeaseFiles:
 
 
 def read_directory(directory: str) -> Iterator[Saved | tuple[str, str]]:
-    """Yield a Saved for each lease, and (path, why) for each damaged file. Changes nothing. Raises OSError."""
+    """Yield a Saved for each lease, and (path, why) for each damaged file. Change no file. Raises OSError."""
     for name in sorted(os.listdir(directory)):
         path = f"{directory}/{name}"
         if not name.endswith(SUFFIX):

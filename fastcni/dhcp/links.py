@@ -1,7 +1,8 @@
-"""Use the pod's link in the pod's network namespace: find it, set it up, open its sockets, set and remove its address.
+"""Use the pod's link in the pod's network namespace: find the link, set it up, open its sockets, set and remove its
+address.
 
-The daemon keeps no descriptor of a namespace, and a socket only during an exchange, because both keep a deleted pod's
-namespace alive.
+The daemon keeps no descriptor of a pod's namespace, and keeps a socket only during an exchange, because a descriptor or
+a socket keeps a deleted pod's namespace alive.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ class NamespaceUnseen(OSError):
 
 
 def presence_of(owner: Owner, since: float, root: str = "") -> str:
-    """Return the state of the pod's namespace, ALIVE, GONE or UNKNOWN, see kernel/presence.py. since: when it was last
-    seen."""
+    """Return the state of the pod's namespace, ALIVE, GONE or UNKNOWN, see kernel/presence.py. since: the unix time
+    when the namespace was last seen."""
     path = root + owner.netns
     state, _ = presence.state_of(path, since)
     return presence.GONE if state == presence.ALIVE and inode_of(path) not in (0, owner.inode) else state
 
 
 def seen_now() -> float:
-    """Return the current unix time as in file times, that is, of the clock's last tick."""
+    """Return the current unix time as files get it: the time of the clock's last tick."""
     return time.time() - TICK_S
 
 
 def unix_time(boottime: float) -> float:
-    """Return the unix time, as in file times, of a time of CLOCK_BOOTTIME."""
+    """Convert a time of CLOCK_BOOTTIME to unix time, comparable with the times of files."""
     return seen_now() - time.clock_gettime(time.CLOCK_BOOTTIME) + boottime
 
 
@@ -109,15 +110,15 @@ def usable_link(ifname: str, mac: bytes = b"") -> Link:
 
 
 def has_address(link: Link, packed: bytes) -> bool:
-    """Return whether a link of this namespace has an IPv4 address. bind(2) cannot be used to check: it accepts any
-    address if the namespace has none, or if the sysctl ip_nonlocal_bind is set. Raises OSError."""
+    """Return whether a link of this namespace has an IPv4 address. bind(2) cannot check this: it accepts any address if
+    the namespace has no address, or if the sysctl ip_nonlocal_bind is set. Raises OSError."""
     with closing(wire.open_socket()) as sock:
         return any(found.packed == packed for found in find.addresses(sock, link.index, (uapi.AF_INET,)))
 
 
 def listen(owner: Owner, root: str, home: int, xid: int, lease: Lease | None = None) -> tuple[socket, Link, bool]:
-    """Return (a packet socket for the answers to this transaction, the link, whether the link has the lease's address).
-    Raises the errors of look_up()."""
+    """Return (a packet socket for the answers to the transaction `xid`, the link, whether the link has the lease's
+    address). Raises the errors of look_up()."""
     with inside(owner, root, home):
         link = usable_link(owner.ifname)
         configured = lease is not None and has_address(link, lease.address)
@@ -125,7 +126,7 @@ def listen(owner: Owner, root: str, home: int, xid: int, lease: Lease | None = N
 
 
 def listen_arp(owner: Owner, root: str, home: int) -> socket:
-    """Open a socket for ARP. Raises the errors of inside()."""
+    """Open a packet socket that receives ARP on the pod's link. Raises the errors of inside()."""
     with inside(owner, root, home):
         return packet_sockets.open_arp(owner.ifname)        # type: ignore[return-value]
 
@@ -148,8 +149,8 @@ def listen_from_address(owner: Owner, root: str, home: int, mac: bytes, xid: int
 
 
 def assign(owner: Owner, root: str, home: int, lease: Lease, result: dict[str, Any]) -> None:
-    """Give the link the address and the routes of a result. Existing ones are no error. Raises the errors of
-    look_up()."""
+    """Set the address and the routes of a result on the pod's link. An existing address or route is no error. Raises
+    the errors of look_up()."""
     with inside(owner, root, home), closing(wire.open_socket()) as sock:
         link = find_link(sock, owner.ifname, lease.mac)
         batch = rtnl.new_address(Batch(), link.index, lease.address, lease.prefix,
@@ -162,7 +163,8 @@ def assign(owner: Owner, root: str, home: int, lease: Lease, result: dict[str, A
 
 
 def unassign(owner: Owner, root: str, home: int, lease: Lease) -> None:
-    """Remove the address from the link; the kernel removes its routes. Raises the errors of inside()."""
+    """Remove the lease's address from the pod's link; the kernel removes the routes of the address. Raises the errors
+    of inside()."""
     with inside(owner, root, home), closing(wire.open_socket()) as sock:
         link = find_link(sock, owner.ifname, lease.mac)
         batch = rtnl.del_address(Batch(), link.index, lease.address, lease.prefix, what="delete the address")

@@ -25,8 +25,8 @@ MAX_WAIT_S = 30.0               # epoll's clock stops while the node is suspende
 
 
 class Loop:
-    """The event loop. add(fd, call) calls call() while the descriptor is readable; schedule(item, when) calls
-    item.due() at that time."""
+    """The event loop. After add(fd, call) the loop calls call() while the descriptor is readable. After schedule(item,
+    when) the loop calls item.due() at that time."""
 
     def __init__(self, log: Logger) -> None:
         self.log = log
@@ -57,14 +57,15 @@ class Loop:
             self.epoll.unregister(fd)
 
     def schedule(self, item: Timed, when: float) -> None:
-        """Call item.due() at the time `when` of now(), which replaces an earlier schedule; inf: never."""
+        """Call item.due() at the time `when` of now(); inf: never. This replaces an earlier schedule of the item."""
         item.timer = when
         if when != float("inf"):
             self.count += 1
             heapq.heappush(self.heap, (when, self.count, item))
 
     def run(self) -> None:
-        """Run until stop(). An exception of a call is logged, so that it does not end the renewals of other leases."""
+        """Handle events until stop(). The loop logs an exception of a call, so that the exception does not end the
+        renewals of other leases."""
         while not self.ended:
             self.step()
 
@@ -73,7 +74,7 @@ class Loop:
         wait = min(most_s, max(0.0, self.heap[0][0] - self.now())) if self.heap else most_s
         for fd, _ in self.epoll.poll(wait + 0.001 if wait else 0):
             call = self.calls.get(fd)
-            if call:                    # None: an earlier call of this round has closed it
+            if call:                    # None: an earlier call of this round has removed the descriptor
                 self._run(call)
         now = self.now()
         while self.heap and self.heap[0][0] <= now:

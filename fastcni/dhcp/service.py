@@ -1,4 +1,4 @@
-"""Serve the socket that plugins call, and its methods; kit/dhcp/rpc.py describes the messages."""
+"""Serve the unix socket by which plugins call the daemon's methods; kit/dhcp/rpc.py describes the messages."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ class Service:
 
 
 class Later:
-    """A call for Loop.schedule()."""
+    """A function that Loop.schedule() calls later."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.due, self.timer = call, 0.0
 
 
 class Connection:
-    """The connection of a plugin. The plugin greets, calls, and closes the connection after the answer."""
+    """The connection of a plugin. The plugin sends a greeting and one call, and closes the connection after the
+    answer."""
 
     def __init__(self, service: Service, sock: socket.socket) -> None:
         self.service, self.engine, self.loop, self.sock = service, service.engine, service.loop, sock
@@ -151,7 +152,7 @@ class Connection:
         self._send(rpc.answer(self.encoder, header, result, error))
 
     def _send(self, data: bytes = b"") -> None:
-        """Send data. Bytes that do not fit the socket are sent when the plugin reads."""
+        """Send data. If the socket's buffer is full, send the remaining bytes when the plugin has read some."""
         self.unsent += data
         try:
             sent = self.sock.send(self.unsent)
@@ -165,7 +166,7 @@ class Connection:
 
 
 def arguments(args: dict[str, Any]) -> tuple[str, str, Any]:
-    """Return (container id, ifname, the configuration as a Section) of a call. Raises CniError."""
+    """Return (container id, ifname, the configuration as a Section) from the arguments of a call. Raises CniError."""
     return args.get("ContainerID", ""), args.get("IfName", ""), read_conf(args.get("StdinData", b""))
 
 

@@ -1,8 +1,8 @@
 """Run first in the Python of a one-shot plugin: find fastcni's modules inside the plugin file, then answer one request.
 
 The bootstrap runs from the plugin file, under `python -I -S`, and writes nothing to disk. pack.py packs the file and
-makes the index. launcher.c calls main(); if Python runs the file as a zipapp, the file's own __main__.py does. It
-imports only built-in modules: each other module would take more time than this whole module.
+makes the index. launcher.c calls main(); if Python runs the file as a zipapp, the file's own __main__.py calls main().
+The bootstrap imports only built-in modules: each other module would take more time than the complete bootstrap.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 class Finder:
     """A meta path finder and loader of the modules in the open plugin file.
 
-    index: {module name: (kind, offset, length)}, kind one of "package", "module", "extension"; offsets in
-    bytes from the start of the file. Code is read when it is imported. The kind "group" is a module whose import runs
-    all modules of some parts, whose places are its offset. The kind "elsewhere" is an extension of the interpreter,
-    with its file name as the offset, so that the interpreter's directory need not be listed.
+    index: {module name: (kind, offset, length)}; offset and length in bytes of the file. The Finder reads the code of a
+    "package", "module" or "extension" when it is imported. The import of a "group" runs all modules of some parts; its
+    offset is the list of these parts' places. An "elsewhere" is an extension module of the interpreter; its offset is
+    the file name, so that the Finder need not list the interpreter's directory.
 
     late: the marshalled index of further modules, which few requests import. extensions: the interpreter's directory of
-    extension modules, for python_core.elf. plain: modules that preload() has run and that are not packages, so that
-    their names need no search. parts: offsets of the parts that read() has read.
+    extension modules, for python_core.elf. plain: the modules, except packages, that preload() has run. parts: offsets
+    of the parts that read() has read.
     paths: {offset: path of the shared object, as the dynamic linker can open it}.
     """
 
@@ -64,7 +64,7 @@ class Finder:
             self.late = b""
         found = self.spec(name) if name in self.index else None
         if not found and is_core():
-            complete_start()  # Python's own finder now follows this one, and is asked next
+            complete_start()  # from now on Python's own finder follows this finder, and searches next
         return found
 
     def spec(self, name: str) -> ModuleSpec | None:
@@ -85,11 +85,11 @@ class Finder:
             # with -I -S the last entry of sys.path is lib-dynload
             origin = f"{self.extensions if is_core() else sys.path[-1]}/{offset}"
             if not posix.access(origin, posix.R_OK):
-                return None  # built in, or moved: Python's own finder finds it
+                return None  # the module is built in, or has moved: Python's own finder finds it
         return ModuleSpec(name, self, origin=origin, is_package=kind == "package")  # type: ignore[arg-type]  # by protocol
 
     def read(self, places: Iterable[tuple[int, int]]) -> Packed:
-        """Return the modules of the parts at these places. Parts that were read before are skipped."""
+        """Return the modules of the parts at these (offset, length). Skip the parts that were read before."""
         packed: Packed = []
         for offset, length in places:
             if offset not in self.parts:
@@ -98,7 +98,8 @@ class Finder:
         return packed
 
     def extension(self, name: str) -> ModuleType:
-        """Return an extension module of the file, or the same module of python_core.elf, before its code runs."""
+        """Make an extension module from the plugin file, or from python_core.elf if that has the module. The module's
+        code has not run yet."""
         if is_builtin(name):
             return create_builtin(ModuleSpec(name, self))  # type: ignore[arg-type]  # by protocol
         return create_dynamic(self.spec(name))  # type: ignore[arg-type]  # it is there
@@ -117,8 +118,9 @@ class Finder:
     def extension_path(self, name: str, offset: int, length: int) -> str:
         """Return a path by which the dynamic linker can open the shared object inside the plugin file.
 
-        A shared object can have several modules, and is loaded once. Its memory file stays open: if its descriptor
-        number were used again, the linker would take the next shared object, whose path is the same, for this one.
+        A shared object can have several modules, and is loaded once. Its memory file stays open. Otherwise the next
+        shared object could get the same descriptor and thus the same path, and the linker would use the first shared
+        object again.
         """
         start = offset
         try:
@@ -140,7 +142,8 @@ def is_core() -> bool:
 
 
 def complete_when_needed() -> None:
-    """Run the main phase of Python's start when code first uses one of its results: an attribute of sys, or open().
+    """Arrange that the main phase of Python's start runs when code first uses a result of that phase: an attribute of
+    sys, or open().
 
     Watching imports is not enough. Modules that are frozen into Python are found before those of this file; one of
     them, `site`, reads sys.prefix.
@@ -171,12 +174,12 @@ def complete_start() -> None:
 
 
 def preload(packed: Packed, finder: Finder) -> None:
-    """Run modules in an order in which each finds its imports, without calling the import system for each.
+    """Run modules, each after the modules that it imports, without calling the import system for each.
 
     packed: [(module name, its package, its name in that package, whether it is a package, code)], code None for an
-    extension. For the modules of a bridge ADD this takes 0.9 ms less: half is the import system's own work; half is
-    saved because code that is marshalled together shares its names. While preload() runs, `from module import name` is
-    faster, too: the import system would check for each import whether the module is a package, and each check would
+    extension. For the modules of a bridge ADD this saves 0.9 ms: half is the work of the import system; the other half
+    is saved because code that is marshalled together shares its names. While preload() runs, `from module import name`
+    is faster, too: the import system would check for each import whether the module is a package, and each check would
     make the text of an AttributeError.
     """
     modules, plain, import_any = sys.modules, finder.plain, builtins.__import__
@@ -216,10 +219,11 @@ def preload(packed: Packed, finder: Finder) -> None:
 
 
 def main(name: str, fd: int, contents: tuple[Index, bytes, str, Packed, Parts]) -> None:
-    """Answer the request in environment and stdin as plugin `name`; never returns.
+    """Answer the request in the environment and on stdin as plugin `name`, then end the process. fd: a descriptor of
+    the plugin file.
 
     contents: (index, late and extensions for the Finder, the modules that every plugin needs, {plugin name: [(offset,
-    length) of more modules that it needs]}).
+    length) of the parts with the other modules that the plugin needs]}).
     """
     status = 1
     try:
@@ -230,7 +234,7 @@ def main(name: str, fd: int, contents: tuple[Index, bytes, str, Packed, Parts]) 
         finder = Finder(fd, index, late, extensions)
         sys.meta_path.insert(2, finder)  # after the finders of built-in and frozen modules
         preload(packed + finder.read(parts.get("chain" if name == "netavark" else name, ())), finder)
-        posix.set_inheritable(fd, False)  # not before: until then python_core.c may execute the interpreter
+        posix.set_inheritable(fd, False)  # only now: until here python_core.c may execute the interpreter
         words = daemon_words(sys.argv) if name == "dhcp" else []
         status = run_daemon(words[1:]) if words else answer(name)
     except BaseException as error:
@@ -240,8 +244,8 @@ def main(name: str, fd: int, contents: tuple[Index, bytes, str, Packed, Parts]) 
 
 
 def daemon_words(argv: list[str]) -> list[str]:
-    """Return the arguments of `dhcp daemon ...`, [] for a request. With the launcher they follow -c, the name and a
-    descriptor."""
+    """Return the arguments of `dhcp daemon ...`, [] for a request. If the launcher has started Python, the arguments
+    follow -c, the plugin's name and a descriptor."""
     words = argv[3:] if argv[0] == "-c" else argv[1:]
     return words if words[:1] == ["daemon"] else []
 
@@ -301,7 +305,7 @@ def print_answer(reply: Reply) -> int:
 
 
 def log_entry(name: str, env: dict[str, str], stdin: bytes) -> Entry:
-    """Return the log entry of this request. Without FASTCNI_LOG its module is not imported."""
+    """Return the object that logs this request. Without the variable FASTCNI_LOG the logging module is not imported."""
     from fastcni.kit.call.request_log import Entry
 
     return Entry(name, env, stdin)
@@ -333,7 +337,8 @@ def read_stdin(limit: int) -> bytes:
 def write(fd: int, data: bytes) -> None:
     """Write all of `data`, even if the stream accepts little at a time. Errors of stderr (2) are ignored.
 
-    After a write to stdout (1), programs do not inherit stdout, and python_core.c prints no error document.
+    After a write to stdout (1), programs that this process starts do not inherit stdout, and python_core.c prints no
+    error document.
     """
     while data:
         try:
@@ -385,12 +390,12 @@ def place(error: BaseException) -> str:
 
 
 def error_document(code: int, msg: str, details: str) -> bytes:
-    """Return the bytes of a CNI error, without using other modules, because fastcni's own may be broken."""
+    """Return the bytes of a CNI error, without other modules of fastcni, which may be damaged."""
     return (
         f'{{\n    "code": {code},\n    "msg": "{escape(msg)}",\n    "details": "{escape(details)}"\n}}'
     ).encode("utf-8", "replace")
 
 
 def escape(text: str) -> str:
-    """Return the inside of a JSON string."""
+    """Return `text` as the inside of a JSON string."""
     return "".join(c if c >= " " and c not in '"\\' else f"\\u{ord(c):04x}" for c in text)

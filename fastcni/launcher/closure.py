@@ -1,4 +1,5 @@
-"""Find, read and check the modules of another distribution's plugin that go into a plugin file, without importing them.
+"""Find, read and check the modules that a plugin of another distribution adds to a plugin file, without importing the
+modules.
 
 A module may import the standard library, the modules of fastcni that a plugin file has, and the Python modules of its
 distribution. In a `try:` that catches ImportError it may import any module. Imports under `if TYPE_CHECKING:` are
@@ -26,8 +27,8 @@ class Refused(Exception):
 
 
 def modules_of(plugin: ThirdParty, packed: Iterable[str]) -> dict[str, Module]:
-    """Return {name: Module} of all modules of its distribution that the plugin imports. `packed`: fastcni's modules in
-    the file.
+    """Return {name: Module} of all modules of the plugin's distribution that the plugin imports. packed: names of
+    fastcni's modules in the file.
 
     Raises PackError, which names the distribution.
     """
@@ -92,7 +93,8 @@ def find_spec(name: str) -> ModuleSpec | None:
 
 
 def compiled(tree: ast.Module, file: str) -> CodeType:
-    """Compile the module as Python does, but remove the import of __future__, which takes 0.2 ms one-shot."""
+    """Compile the module as Python does, but remove the import of __future__, which would take a one-shot plugin 0.2
+    ms."""
     flags, body = 0, []
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
@@ -120,8 +122,8 @@ def imports(tree: ast.AST, guarded: bool = False) -> Iterator[tuple[ast.Import |
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Return the names in an expression: {"TYPE_CHECKING"} for `TYPE_CHECKING` and `typing.TYPE_CHECKING`; for a tuple
-    those of each item."""
+    """Return the names in an expression: {"TYPE_CHECKING"} for `TYPE_CHECKING` and `typing.TYPE_CHECKING`. For a tuple,
+    return the names in all items."""
     parts = node.elts if isinstance(node, ast.Tuple) else [node]
     return {it.attr if isinstance(it, ast.Attribute) else getattr(it, "id", "") for it in parts}
 
@@ -138,7 +140,7 @@ def own_modules(node: ast.Import | ast.ImportFrom, importer: Module, plugin: Thi
     for name, is_module in wanted:
         top = name.partition(".")[0]
         if top in plugin.packages:
-            if is_module or find_spec(name):                # otherwise this is a name in the module
+            if is_module or find_spec(name):                # otherwise the import names an object in the module
                 found.append(name)
         elif top == "fastcni":
             if name not in known and (is_module or find_spec(name)):
@@ -149,7 +151,8 @@ def own_modules(node: ast.Import | ast.ImportFrom, importer: Module, plugin: Thi
 
 
 def absolute(node: ast.ImportFrom, importer: Module) -> str:
-    """Return the module of `from ... import`, "acme.cni" for `from .` in acme.cni.hello. Raises Refused."""
+    """Return the absolute name of the module in `from ... import`: "acme.cni" for `from .` in acme.cni.hello. Raises
+    Refused."""
     if not node.level:
         return node.module or ""
     parts = importer.name.split(".")

@@ -43,14 +43,14 @@ class Elf:
         self.segments = [struct.unpack_from("<IIQQ8xQ", image, table + size * i) for i in range(count)]
 
     def offset(self, address: int) -> int:
-        """Return the offset in the file of a loaded address."""
+        """Return the offset in the file of the byte at a memory address."""
         return next(at + address - start for kind, _, at, start, size in self.segments
                     if kind == PT_LOAD and start <= address < start + size)
 
     def before_main(self) -> list[tuple[int, int]]:
-        """Return [(offset, bytes)] of the parts that are used before main() has set its handlers: all bytes up to the
-        first instructions, the first page of each later segment (constants and initial functions), and the dynamic
-        linker's tables. The linker places main() directly before the first instruction."""
+        """Return [(offset, bytes)] of the parts that are used before main() has set its signal handlers: all bytes up
+        to the first instructions, the first page of each later segment (constants and initial functions), and the
+        dynamic linker's tables. The linker places main() directly before the first instruction."""
         head = up(self.offset(self.entry)) + PAGE_BYTES
         starts = [at & ~7 for kind, _, at, *_ in self.segments if kind in (PT_LOAD, PT_DYNAMIC) and at >= head]
         return [(0, head), *((at, PAGE_BYTES) for at in sorted(starts))]
@@ -66,7 +66,8 @@ class Core:
     __slots__ = ("digest", "modified_ns", "parts", "size")
 
     def __init__(self, path: str, modified_ns: int | None = None) -> None:
-        """Read the file at `path`. modified_ns: replaces the file's own time. Raises PackError, OSError."""
+        """Read the file at `path`. modified_ns: a time to use instead of the file's modification time. Raises
+        PackError, OSError."""
         image = read(path)
         self.size = len(image)
         self.modified_ns = os.stat(path).st_mtime_ns if modified_ns is None else modified_ns
@@ -81,8 +82,8 @@ class Core:
 
 
 def is_installed(path: str, fields: tuple[int, ...]) -> bool:
-    """Return whether the launcher would recognise the file at `path` by these Core.fields(). Raises PackError,
-    OSError."""
+    """Return whether the launcher would accept the file at `path` as the python_core.elf with these Core.fields().
+    Raises PackError, OSError."""
     try:
         return tuple(Core(path, modified_ns=None if fields[1] else 0).fields()) == fields
     except (struct.error, StopIteration):       # not an ELF program
@@ -93,7 +94,7 @@ NO_CORE = (0,) * (3 + 2 * MAX_PARTS)
 
 
 def up(offset: int) -> int:
-    """Return the end of the page that contains this offset."""
+    """Round an offset up to the end of its page."""
     return (offset // PAGE_BYTES + 1) * PAGE_BYTES
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 
 def replace(directory: str, names: Iterable[str], write: Callable[[str, str], None]) -> list[str]:
-    """Let write(name, path) make each file at a temporary path, then rename it to `name` in `directory`. Returns the
-    paths.
+    """Call write(name, path) to make each file at a temporary path, then rename the files to their names in
+    `directory`. Return the paths.
 
     At any time each name belongs to a complete file, the old or the new one. If a step before the renames fails, all
     files stay unchanged. Raises OSError.

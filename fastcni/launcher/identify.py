@@ -23,9 +23,10 @@ class Program:
     """A program and its version, "" if it is unknown.
 
     kind: FASTCNI, GO or OTHER. size: in bytes. target: the target of a symbolic link, or "". interpreter, python: the
-    Python that a plugin file of fastcni starts, and its version, or "". core: the python_core.elf that the plugin file
-    starts instead, or "". core_fields: how the plugin file recognises that file, see launcher/core.py. damaged: whether
-    a plugin file of fastcni lacks its end, or a file is no program at all.
+    path and the version of the Python that a plugin file of fastcni starts, or "". core: the path of the
+    python_core.elf that the plugin file starts instead, or "". core_fields: the properties by which the plugin file
+    recognises its python_core.elf, see launcher/core.py. damaged: whether a plugin file of fastcni lacks its end, or a
+    file is no program at all.
     """
 
     kind: str
@@ -85,8 +86,8 @@ def is_own_file(path: str) -> bool:
 
 
 def own_version(path: str) -> tuple[str, bool]:
-    """Return the version of fastcni that packed a plugin file, "" if the file has no version, and whether its zip is
-    damaged."""
+    """Return (version of the fastcni that packed a plugin file, "" if the file has no version; whether the file's zip
+    is damaged)."""
     try:
         with zipfile.ZipFile(path) as members:
             return members.read(pack.VERSION_MEMBER).decode(), False

@@ -1,6 +1,6 @@
 """Write the plugin files into a CNI bin dir: one file, with a hard link for each name, renamed into place.
 
-The replaced programs of other projects are kept (launcher/replaced.py).
+launcher/replaced.py keeps the programs of other projects that the plugin files replace.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
     bin_dir: created if it is missing. interpreter: the Python that runs the plugins, of the same version and build as
     this one. By default it is the base interpreter of this process: in a virtual environment, the interpreter with
     which the environment was made, so that the environment may be removed. names: CNI types, by default fastcni's
-    plugins and those of other distributions (fastcni/third_party.py). An existing file, running or not, is replaced by
-    rename(2): each name is a complete plugin at any time. Files that are not fastcni's are kept. server: the command
-    line with which a plugin that finds no server starts one, see autostart.h; by default none. core: the path of
-    python_core.elf, "" for none; by default this package's, if it is of the interpreter's build.
-    core_path: see pack.pack(). netavark_dir: also write the file NETAVARK there, podman's network driver.
+    plugins and the plugins of other distributions (fastcni/third_party.py). rename(2) replaces an existing file,
+    running or not: each name is a complete plugin at any time. Replaced files of other projects are kept. server: the
+    command line with which a plugin that finds no server starts one, see autostart.h; by default none. core: the path
+    of python_core.elf, "" for none; by default the python_core.elf of this package, if it is of the interpreter's
+    build. core_path: see pack.pack(). netavark_dir: also write the file NETAVARK there, podman's network driver.
 
     Raises InstallError, before anything is written if one of the plugins cannot be packed.
     """
@@ -131,7 +131,8 @@ def plan(bin_dir: str, interpreter: str, names: list[str], server: Sequence[str]
 
 
 def write_files(planned: Installed, image: bytes) -> None:
-    """Keep the programs of other projects, then replace all. Raises OSError; each name is then unchanged, or fastcni's.
+    """Keep the programs of other projects, then replace all names. Raises OSError; then each name is either unchanged
+    or a plugin of fastcni.
     """
     bin_dir = planned.bin_dir
     try:
@@ -147,8 +148,8 @@ def write_files(planned: Installed, image: bytes) -> None:
 
 
 def check(others: list[ThirdParty]) -> None:
-    """Import the plugins of other distributions. Raises InstallError for a plugin that cannot be used."""
-    with redirect_stdout(sys.stderr):               # for output of a module during its import
+    """Import the plugins of other distributions as a check. Raises InstallError for a plugin that cannot be used."""
+    with redirect_stdout(sys.stderr):               # a module may print during its import
         third_party.load(others)
     for plugin in others:
         if plugin.problem:
@@ -157,7 +158,8 @@ def check(others: list[ThirdParty]) -> None:
 
 
 def base_interpreter() -> str:
-    """Return the base interpreter of this process: not a virtual environment's link, not a shim."""
+    """Return the path of this process's base interpreter, which is neither a virtual environment's link nor a version
+    manager's shim."""
     base: str = sys._base_executable      # type: ignore[attr-defined]
     return base or sys.executable
 
@@ -166,8 +168,8 @@ def checked_interpreter(path: str) -> str:
     """Return the real path of an interpreter that can run the code that this interpreter packs. Runs the interpreter to
     check this.
 
-    For a version manager's shim or a virtual environment's link, the path is that of the interpreter which it starts.
-    Raises InstallError.
+    For a version manager's shim or a virtual environment's link, return the path of the interpreter that the shim or
+    link starts. Raises InstallError.
     """
     try:
         ran = subprocess.run(

@@ -3,7 +3,7 @@ for.
 
 A file's code runs only in a Python with the same bytecode and the same extension modules. An upgrade of the
 distribution can remove that Python, while the same Python exists at another path. So the file has a list of paths, and
-the launcher executes the first that exists. In a Python of another version or build, only REFUSE runs.
+the launcher executes the first path that exists. In a Python of another version or build, only REFUSE runs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ DIRECTORIES = ("/usr/bin", "/usr/local/bin")
 LIST_BYTES = 1024           # bytes of the launcher's field
 CORE = "python_core.elf"    # see python_core.c
 
-# Code that runs in a Python of any version. It executes the next interpreter of the list, or prints the error document.
-# f: a descriptor of the plugin file.
+# Code that runs in a Python of any version. The code executes the next interpreter of the list, or prints the error
+# document. f: a descriptor of the plugin file.
 REFUSE = """\
 import _imp, posix, sys
 rest = {interpreters!r}
@@ -47,20 +47,20 @@ posix._exit(1)
 
 
 def version() -> str:
-    """Return the version of the Python that this process runs and packs for, such as "3.11" or "3.13t"."""
+    """Return the version of this process's Python, for which it packs plugin files: "3.11" or "3.13t"."""
     return f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
 
 
 def suffix() -> str:
-    """Return the first suffix of this Python's extension modules. It names version, machine and C library (PEP
-    3149)."""
+    """Return the first file name suffix of this Python's extension modules. The suffix names version, machine and C
+    library (PEP 3149)."""
     return _imp.extension_suffixes()[0]
 
 
 def alternatives(interpreter: str) -> list[str]:
     """Return paths at which the same Python may be found if `interpreter` no longer exists.
 
-    The first is the interpreter of this process: a virtual environment's link follows an upgrade of its base
+    The first path is the interpreter of this process: a virtual environment's link follows an upgrade of its base
     interpreter.
     """
     paths = [sys.executable, *(f"{directory}/python{version()}" for directory in DIRECTORIES)]
@@ -68,7 +68,7 @@ def alternatives(interpreter: str) -> list[str]:
 
 
 def core_of(interpreter: str, directory: str = os.path.dirname(os.path.abspath(__file__))) -> str:
-    """Return the path of python_core.elf in a directory; "" if there is none, or if it is of another build than the
+    """Return the path of python_core.elf in a directory; "" if the file does not exist or is of another build than the
     interpreter, because the interpreter's library may not fit the built-in modules of another build."""
     path = os.path.join(directory, CORE)
     if not os.access(path, os.X_OK):
@@ -84,7 +84,7 @@ def same_build(core: str, interpreter: str) -> bool:
                       ([core, "--version"], [interpreter, "-ISB", "-c", "import sys; print(sys.version)"]))
     except PermissionError:
         raise
-    except (OSError, subprocess.SubprocessError):   # of another machine, or the interpreter was just removed
+    except (OSError, subprocess.SubprocessError):   # the file is for another machine, or was just removed
         return False
     return built == own
 
@@ -99,7 +99,7 @@ def as_list(interpreter: str, others: list[str]) -> list[str]:
 
 
 def refusal(interpreters: list[str]) -> bytes:
-    """Return the source of the code that runs in another Python."""
+    """Return the source code for a Python of another version or build: REFUSE with the list of interpreters."""
     build = suffix().strip(".").rsplit(".", 1)[0]
     text = REFUSE.format(interpreters=tuple(interpreters), version=version(), build=build)
     return text.encode("utf-8", "backslashreplace")

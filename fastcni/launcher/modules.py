@@ -1,4 +1,5 @@
-"""Collect the modules of a plugin file: fastcni's own, those of a library, and the extension modules."""
+"""Collect the modules of a plugin file: fastcni's modules, the modules of the library jeepney, and the extension
+modules."""
 
 from __future__ import annotations
 
@@ -16,17 +17,18 @@ from fastcni.launcher.strip import stripped, without_columns
 
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
 ROWS = ("spec", "kernel", "clients", "kit", "plugins")  # the packages below handle.py
-# Modules of these that only the server, the agent, commands and type checkers import
+# Modules of the packages in ROWS that only the server, the agent, commands and type checkers import
 NOT_PACKED = ("kernel/devices/vxlan.py", "kernel/devices/wireguard.py", "kernel/nft_trace.py",
               "kit/datapath/restrict.py", "kit/firewall/contract.py", "kit/ipam/cluster/stores/whereabouts_pools.py",
               "kit/ipam/cluster/upkeep.py")
-# Modules of `dhcp daemon`, which imports the rest from the standard library; no plugin imports these modules
+# Modules of fastcni that only `dhcp daemon` imports, no plugin; the daemon takes other modules from the standard
+# library
 DAEMON_DIRECTORY, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py")
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/netavark.py",
           "launcher/one_shot.py")
-ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # what bootstrap.py calls
+ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # modules that bootstrap.py calls
 LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_processes", "_rtnetlink", "_run_token", "_system")  # in leaves.so
-# Modules of Python for python_core.elf: texts that are not valid UTF-8 need them, before the standard library is found
+# Modules of Python that python_core.elf needs to decode invalid UTF-8 before it finds the standard library
 CODECS = ("encodings/__init__.py", "encodings/aliases.py", "encodings/utf_8.py")
 LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported for such a pod only
 
@@ -45,8 +47,8 @@ class Module:
 
 
 def own(more: dict[str, str]) -> dict[str, Module]:
-    """Return {name: Module} of fastcni's modules. more: {CNI type: module} of other distributions, for the packed
-    table."""
+    """Return {name: Module} of fastcni's modules. more: {CNI type: module} of other distributions' plugins, which are
+    added to the table of plugins."""
     found = ["fastcni/" + name for name in SINGLE]
     for row in ROWS:
         for directory, _, names in os.walk(os.path.join(PACKAGE, row)):
@@ -65,8 +67,8 @@ def own(more: dict[str, str]) -> dict[str, Module]:
 
 
 def site_packages() -> tuple[str, ...]:
-    """Return the directories of the packages that fastcni imports only if a configuration needs them. If these are in a
-    virtual environment, the interpreter of the plugin files, its base interpreter, does not find them by itself."""
+    """Return the directories of the packages that fastcni imports only if a configuration needs them. The plugin files
+    run in the base interpreter, which does not find the packages of a virtual environment by itself."""
     specs = [importlib.util.find_spec(name) for name in NEEDED]
     directories = [os.path.dirname(os.path.dirname(spec.origin)) for spec in specs if spec and spec.origin]
     return tuple(dict.fromkeys(directories))
@@ -80,8 +82,8 @@ def daemon() -> dict[str, Module]:
 
 
 def library() -> dict[str, Module]:
-    """Return {name: Module} of the library, without its subpackages, which fastcni does not use. {} if the library is
-    not installed: the code that needs it then raises an error."""
+    """Return {name: Module} of the library, without its subpackages, which fastcni does not use. Return {} if the
+    library is not installed; then code that imports it raises an error."""
     spec = importlib.util.find_spec(LIBRARY)
     if not (spec and spec.origin):
         return {}
@@ -91,7 +93,7 @@ def library() -> dict[str, Module]:
 
 
 def codecs() -> dict[str, Module]:
-    """Return {name: Module} of the modules by which Python finds a codec."""
+    """Return {name: Module} of Python's modules in CODECS."""
     return in_directory(os.path.dirname(os.__file__), CODECS)
 
 
@@ -110,7 +112,7 @@ def extensions() -> str:
 
 
 def library_licences() -> list[bytes]:
-    """Return the library's licence, which each copy must contain."""
+    """Return the licence files of the library: [text]. Each copy of the library must contain its licence."""
     try:
         files = metadata.files(LIBRARY) or ()
     except metadata.PackageNotFoundError:
@@ -138,7 +140,7 @@ def compiled(source: bytes, name: str) -> CodeType:
 
 
 def leaves() -> bytes:
-    """Return the shared object of all extension modules, for this Python."""
+    """Return the bytes of the shared object with all extension modules, for this Python."""
     return read(os.path.join(PACKAGE, "launcher", "leaves" + _imp.extension_suffixes()[0]))
 
 

@@ -12,16 +12,16 @@ from fastcni.launcher.strip import stripped
 from fastcni.plugins import BUILT_IN
 
 ASKS_IPAM = "fastcni.kit.call.ipam"     # the module that plugins import to ask an IPAM plugin
-FINDS_LINKS = "fastcni.kit.links.find"  # the module that plugins import to read links; all that ask IPAM do
+FINDS_LINKS = "fastcni.kit.links.find"  # the module that plugins import to read links, or to ask IPAM
 
 
 def needed(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict[str, list[str]]:
-    """Return {CNI type: the modules and extension modules of fastcni that it needs, in an order in which they can be
-    run}.
+    """Return {CNI type: the modules and extension modules of fastcni that the plugin needs, each after its imports}.
 
     A plugin that asks IPAM also gets the modules of host-local, the usual delegate. own: fastcni's modules. others:
-    {CNI type: the modules of a plugin of another distribution}. The import system loads these modules, because they may
-    import each other in a circle, and use the attributes that the import system sets in a module.
+    {CNI type: the modules of a plugin of another distribution}. The result does not contain the modules of other
+    distributions. The import system loads them, because they may import each other in a circle, and use the attributes
+    that the import system sets in a module.
     """
     needs = needs_of_all(own)
     ends = {kind: [module] for kind, module in BUILT_IN.items()}
@@ -37,14 +37,14 @@ def needed(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict
 
 
 def needs_of_all(own: dict[str, Module]) -> dict[str, list[str]]:
-    """Return needs_of() of fastcni's modules and extension modules."""
+    """Return {module: the modules that it imports}, see needs_of(), for fastcni's modules and extension modules."""
     return needs_of({name: module.source for name, module in own.items()} | {f"fastcni.{leaf}": b"" for leaf in LEAVES})
 
 
 def late_groups(own: dict[str, Module], every: Container[str]) -> list[tuple[list[str], list[int]]]:
-    """Return [(the modules of a group, the indexes of the groups that they need, including their own)] of the modules
-    that requests import late and together: the firewall backends and the modules that they need, without extension
-    modules and those in `every`."""
+    """Return the groups of modules that requests import late and together: [(the modules of a group, the indexes of the
+    groups that these modules need, including their own group)]. The modules are the firewall backends and the modules
+    that they need, without extension modules and the modules in `every`."""
     needs = needs_of_all(own)
     ends = [f"{backends.__package__}.{module}" for of in backends.TABLE.values() for module in of.values()]
     found = [[name for name in group if name in own and name not in every] for group in groups(ends, needs)]
@@ -55,7 +55,8 @@ def late_groups(own: dict[str, Module], every: Container[str]) -> list[tuple[lis
 
 
 def in_one_part(parts: dict[str, list[str]]) -> dict[str, str]:
-    """Return {module: a plugin that needs it} of the modules that are in only one part; equal parts count as one."""
+    """Return {module: a plugin that needs the module} for the modules that are in only one of `parts`, {plugin:
+    modules}. Equal parts count as one part."""
     distinct = {tuple(names): kind for kind, names in parts.items()}
     kinds: dict[str, list[str]] = {}
     for names, kind in distinct.items():
@@ -65,16 +66,16 @@ def in_one_part(parts: dict[str, list[str]]) -> dict[str, str]:
 
 
 def common(orders: Iterable[list[str]]) -> list[str]:
-    """Return the modules that are in all of `orders`, in a valid order: their imports are in all of `orders`, too."""
+    """Return the modules that are in all of `orders`, each after its imports, which are in all of `orders`, too."""
     first, *rest = orders
     return [name for name in first if all(name in other for other in rest)]
 
 
 def groups(ends: Iterable[str], needs: dict[str, list[str]]) -> list[list[str]]:
-    """Return the modules that `ends` need, in groups: all modules of a group are needed by the same ends.
+    """Return the modules that `ends` need, in groups: the same ends need all modules of a group.
 
-    Groups, and the modules in each, are in an order in which they can be run: an end that needs a module also needs the
-    module's imports, so groups of more ends come first.
+    Each module comes after its imports. So groups that more ends need come first: an end that needs a module also needs
+    the module's imports.
     """
     closures = [{*load_order([end], needs)} for end in ends]
     found: dict[tuple[bool, ...], list[str]] = {}
@@ -86,7 +87,8 @@ def groups(ends: Iterable[str], needs: dict[str, list[str]]) -> list[list[str]]:
 def needs_of(sources: dict[str, bytes]) -> dict[str, list[str]]:
     """Return {module name: the known modules that it imports when it is run} for {module name: source}.
 
-    Imports inside functions are ignored, because they are intentionally late; imports for type checkers, too.
+    Imports inside functions are ignored, because they are intentionally late. Imports for type checkers are ignored,
+    too.
     """
     return {name: imports(source, sources) for name, source in sources.items()}
 
@@ -105,12 +107,12 @@ def others(modules: dict[str, Module]) -> list[str]:
 
 
 def load_order(ends: Iterable[str], needs: dict[str, list[str]]) -> list[str]:
-    """Return the modules `ends` and all that they need, each after its package and after its imports."""
+    """Return the modules `ends` and all modules that they need, each after its package and after its imports."""
     return list(walk(ends, needs, {}))
 
 
 def walk(names: Iterable[str], needs: dict[str, list[str]], seen: dict[str, bool]) -> dict[str, bool]:
-    """Walk the modules depth first. seen: a dict, because it keeps the order."""
+    """Add the modules and their imports to `seen`, imports first. seen: a dict, because a dict keeps the order."""
     for name in names:
         if name and name not in seen:
             walk([name.rpartition(".")[0]], needs, seen)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def begin(env: dict[str, str], stdin: bytes, write: Write) -> tuple[dict[str, str], bytes, Handle, Write]:
-    """Return the variables and stdin of the CNI request, a function that replaces fastcni.handle.handle(), and the
-    function that writes the result of an ADD."""
+    """Convert a request of netavark. Return (the variables of the CNI request, its stdin, the function to call instead
+    of fastcni.handle.handle(), the function that writes the result of an ADD)."""
     def write_result(fd: int, data: bytes) -> None:
         write(fd, netavark.answer(0, data))
 

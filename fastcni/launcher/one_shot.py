@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class OneShotMode(Mode):
-    """The mode of one request. The result of an ADD is written to stdout. Long system calls run in other processes,
-    which do not hold the caller's streams. Threads could not do this, because a process ends only when its last thread
-    has left the kernel.
+    """The mode of one request. The result of an ADD is written to stdout. System calls that take long run in other
+    processes, which do not hold the caller's streams. Threads would not help, because a process ends only when its last
+    thread has left the kernel.
 
     write      write(fd, data), which writes all of the data
-    delivered  the written result, None before
+    delivered  the result of ADD that was written; None: not written yet
     """
 
     __slots__ = ("write", "delivered")
@@ -47,14 +47,14 @@ class OneShotMode(Mode):
     def send_deletion(self, watcher: Socket, data: bytes, request: DeleteRequest) -> None:
         try:
             wire.send_apart(watcher, data)
-        except OSError:                 # no process can be started, so the answer waits
+        except OSError:                 # no process can be started, so this process waits
             super().send_deletion(watcher, data, request)
 
     def close_later(self, sock: Socket) -> None:
         """Let another process make the last close() of a socket.
 
-        Both processes have the socket, and the kernel makes the last close() wait. So the other process ends later: it
-        reads a pipe until this process has closed the pipe's other end.
+        Both processes have the socket, and the kernel makes the process wait that closes it last. So the other process
+        ends later than this process: it reads a pipe until this process has closed the pipe's other end.
         """
         try:
             hold_files(*posix.pipe())

@@ -63,10 +63,11 @@ VERSIONS_BYTES = 1024
 SERVER_ARGUMENTS = 15  # arguments of the server's command line: MAX_ARGUMENTS of autostart.h
 DEADLINES = (UNREAD_S, ANSWER_S, QUICK_ANSWER_S)
 
-# {file} opens or names the plugin file. The test comes first: code of another Python cannot even be read. The garbage
-# collector is off, because it would search modules that live until the end, for 0.3 ms. {failed} is a string, which is
-# compiled only if it is needed, because compiling it takes as long as the rest. python_core.elf with the same extension
-# modules is of the same Python. So only an interpreter imports the module with the magic number, and io.
+# {file} opens or names the plugin file. The code first tests the Python, because another Python cannot even read the
+# packed code. The garbage collector is off: it would take 0.3 ms to search modules that live until the end. {failed} is
+# a string, which is compiled only if needed, because that takes as long as to compile the rest. python_core.elf with
+# the same extension modules is of the same Python. So only an interpreter imports io and the module with the magic
+# number.
 BOOTSTRAP = """\
 import sys,posix,marshal,gc
 try:
@@ -95,12 +96,12 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
          alternatives: Sequence[str] = (), server: Sequence[str] = (), core: str = "", core_path: str = "") -> bytes:
     """Return the bytes of a plugin file that starts `interpreter`, an absolute path to the same Python as this one.
 
-    alternatives: other paths at which that Python may be if `interpreter` no longer exists; those that fit are packed.
+    alternatives: other paths at which that Python may be if `interpreter` no longer exists; pack() uses as many as fit.
     core: the path of python_core.elf, if it is of the interpreter's build; the launcher tries it first. core_path: the
-    path of its copy on the node, with any modification time; by default the path `core`.
+    path of the copy of `core` on the node, with any modification time; by default the path `core`.
     server: the command line with which a request that finds no server starts one; by default none.
     deadlines: seconds that the plugin file waits for a server; only tests change the default. third_party: plugins of
-    other distributions, whose modules are also packed.
+    other distributions; pack() adds their modules.
 
     Raises PackError if a part is not compiled, a plugin cannot be packed, or a path is too long for the launcher;
     OSError if there is a core but no interpreter.
@@ -168,7 +169,8 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
 
 
 def shared_part(names: Container[str]) -> str:
-    """Return which shared part a plugin that needs these modules loads before its own part; "": none."""
+    """Return the name of the shared part, "ipam" or "links", that a plugin with these modules loads before its own
+    part; "": none."""
     return "ipam" if ASKS_IPAM in names else "links" if FINDS_LINKS in names else ""
 
 
@@ -186,7 +188,7 @@ def packed(
 
 
 def joined(modules: dict[str, Module]) -> tuple[bytes, dict[str, tuple[str, int, int]]]:
-    """Return the code of all modules: (blob, {module name: (kind, offset in blob, length)})."""
+    """Return the marshalled code of all modules: (blob, {module name: (kind, offset in blob, length)})."""
     pieces, index, at = [], {}, 0
     for name, module in modules.items():
         data = marshal.dumps(module.code)
@@ -197,7 +199,7 @@ def joined(modules: dict[str, Module]) -> tuple[bytes, dict[str, tuple[str, int,
 
 
 def add(out: zipfile.ZipFile, image: io.BytesIO, name: str, data: bytes) -> tuple[int, int]:
-    """Store one member; return (offset, length) of its bytes in the file."""
+    """Add one member to the zip; return (offset, length) of the member's bytes in the file."""
     info = zipfile.ZipInfo(name)  # dated 1980, so that the same input gives the same file
     info.external_attr = 0o644 << 16
     out.writestr(info, data)
@@ -207,7 +209,7 @@ def add(out: zipfile.ZipFile, image: io.BytesIO, name: str, data: bytes) -> tupl
 
 
 def bootstrap_text(places: dict[str, tuple[int, int]], way: dict[str, str]) -> bytes:
-    """Return the lines of Python that find the member boot, or otherwise refuse.py."""
+    """Return the Python source that runs the zip's member `boot`, or in another Python the member `refuse.py`."""
     magic = _frozen_importlib_external.MAGIC_NUMBER
     failed = FAILED.format(exhausted=EXHAUSTED)
     return BOOTSTRAP.format(magic=magic, suffix=interpreters.suffix(), leaves=leaves_digest(), failed=failed, **places,
@@ -221,13 +223,13 @@ def leaves_digest() -> str:
 
 
 def as_field(texts: Sequence[str]) -> bytes:
-    """Return a list for the launcher: a NUL ends each text, and NULs fill the rest of the field."""
+    """Encode a list for the launcher: a NUL ends each text. NULs fill the rest of the field."""
     return b"".join(os.fsencode(text) + b"\0" for text in texts)
 
 
 def version_answers(third_party: Iterable[ThirdParty]) -> dict[bytes, list[str]]:
-    """Return {answer to VERSION: CNI types of the plugins that give it}, for the launcher. A module of another
-    distribution that cannot be imported is left out, so that Python reports its error."""
+    """Return {answer to VERSION: CNI types of the plugins that give it}, for the launcher. A plugin of another
+    distribution that cannot be imported is not in the answer, so that Python reports the error."""
     found: dict[bytes, list[str]] = {}
     for kind, module in [*plugins.BUILT_IN.items(), *((it.kind, it.module) for it in third_party)]:
         try:
@@ -240,7 +242,7 @@ def version_answers(third_party: Iterable[ThirdParty]) -> dict[bytes, list[str]]
 
 
 def as_versions(answers: Mapping[bytes, Iterable[str]]) -> bytes:
-    """Return the launcher's field `versions`. Python gives the answers that do not fit."""
+    """Return the launcher's field `versions`. Python answers VERSION for the plugins that do not fit into the field."""
     field = b""
     for answer, kinds in answers.items():
         part = answer + b"\0" + as_field(list(kinds)) + b"\0"
@@ -250,7 +252,7 @@ def as_versions(answers: Mapping[bytes, Iterable[str]]) -> bytes:
 
 def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: Sequence[str], libraries: Sequence[str],
                core: Iterable[int], deadlines: Sequence[float], versions: bytes) -> bytes:
-    """Return the file with the launcher's config filled in."""
+    """Return the plugin file `image` with the launcher's struct config filled in."""
     at = image.find(CONFIG_MAGIC)
     if len(server) > SERVER_ARGUMENTS or "" in server:
         raise PackError(f"the launcher cannot start this command line: {server!r}")

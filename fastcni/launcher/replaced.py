@@ -52,7 +52,8 @@ def locked(bin_dir: str) -> Iterator[None]:
 
 
 def keep(bin_dir: str, name: str) -> None:
-    """Keep the file `name`, which also stays in its place. It replaces a file that was kept before. Raises OSError."""
+    """Keep the file `name` of the plugin directory, which also stays there. A file that was kept before under this name
+    is lost. Raises OSError."""
     make_directories(directory(bin_dir), 0o755)
     path, place = os.path.join(bin_dir, name), os.path.join(directory(bin_dir), name)
     temporary = os.path.join(directory(bin_dir), f".fastcni-{secrets.token_hex(8)}-{name}")
@@ -65,7 +66,8 @@ def keep(bin_dir: str, name: str) -> None:
 
 
 def link_or_copy(path: str, new: str) -> None:
-    """Give a file, or a symbolic link, a second name; copy it if the file system has no hard links. Raises OSError."""
+    """Give a file, or a symbolic link, the second name `new`. If the file system has no hard links, copy the file.
+    Raises OSError."""
     try:
         os.link(path, new, follow_symlinks=False)
         return
@@ -81,7 +83,7 @@ def link_or_copy(path: str, new: str) -> None:
 
 
 def restore(bin_dir: str, name: str) -> None:
-    """Put the kept file back in one step. Raises OSError."""
+    """Move the kept file back into the plugin directory in one step. Raises OSError."""
     place = os.path.join(directory(bin_dir), name)
     os.rename(place, os.path.join(bin_dir, name))
     with contextlib.suppress(FileNotFoundError):
@@ -89,7 +91,8 @@ def restore(bin_dir: str, name: str) -> None:
 
 
 def is_in_place(bin_dir: str, name: str) -> bool:
-    """Return whether the kept file is still the installed file, because an install stopped after keeping it."""
+    """Return whether the kept file is still the file in the plugin directory, because an install stopped after keeping
+    it."""
     try:
         one, other = (os.lstat(os.path.join(where, name)) for where in (bin_dir, directory(bin_dir)))
     except FileNotFoundError:
@@ -105,7 +108,7 @@ def forget(bin_dir: str, name: str) -> None:
 
 
 def remove_directory(bin_dir: str) -> None:
-    """Remove the directory if it exists and is empty. Raises OSError."""
+    """Remove the directory of kept files if it exists and is empty. Raises OSError."""
     try:
         os.rmdir(directory(bin_dir))
     except OSError as error:

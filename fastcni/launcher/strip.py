@@ -23,7 +23,7 @@ from types import CodeType
 from typing import Any
 
 NO_COLUMNS, NO_LOCATION = 13, 15        # kinds of entries in a code object's location table
-MAX_UNITS = 8                           # of two bytes of instructions, for one entry
+MAX_UNITS = 8                           # units of two bytes of instructions in one entry
 
 
 def stripped(source: bytes | str, filename: str | PathLike[str]) -> ast.Module:
@@ -34,14 +34,14 @@ def stripped(source: bytes | str, filename: str | PathLike[str]) -> ast.Module:
 
 
 def without_columns(code: CodeType) -> CodeType:
-    """Return the code, and all code in it, with the same lines and no columns."""
+    """Return a copy of the code object, and of all code objects in it, with the same lines and without columns."""
     consts = tuple(without_columns(it) if isinstance(it, CodeType) else it for it in code.co_consts)
     return code.replace(co_consts=consts, co_linetable=line_table(code))
 
 
 def line_table(code: CodeType) -> bytes:
-    """Return the location table with only the lines. Source: "Source code locations", Objects/locations.md of
-    CPython."""
+    """Return the code's location table with lines and without columns. Source: "Source code locations",
+    Objects/locations.md of CPython."""
     table, before = bytearray(), code.co_firstlineno
     for line, units in groupby(line for line, *_ in code.co_positions()):
         left = sum(1 for _ in units)
@@ -56,8 +56,8 @@ def line_table(code: CodeType) -> bytes:
 
 
 def signed_varint(number: int) -> bytes:
-    """Encode a number with six bits in each byte, the lowest first, and a bit that says whether more bytes follow; the
-    sign is the lowest bit."""
+    """Encode a number: six bits in each byte, lowest bits first, and a bit that says whether more bytes follow. The
+    lowest bit is the sign."""
     number = -number << 1 | 1 if number < 0 else number << 1
     found = bytearray()
     while number >= 64:
@@ -70,8 +70,8 @@ class Stripper(ast.NodeTransformer):
     """An AST transformer with the rules in the module's docstring."""
 
     def visit(self, node: ast.AST) -> Any:
-        """Visit no expressions: they contain neither statements nor annotations, and are most of a tree. A block of
-        which nothing is left becomes `pass`."""
+        """Visit statements, not expressions, which contain neither statements nor annotations and are the largest part
+        of a tree. An empty block becomes `pass`."""
         found: Any = node if isinstance(node, ast.expr) else super().visit(node)
         if getattr(found, "body", None) == [] and not isinstance(found, ast.Module):
             found.body = [ast.copy_location(ast.Pass(), getattr(node, "pattern", node))]    # a case has no line

@@ -1,7 +1,7 @@
-"""Write and remove the systemd units: the warm server's, those that repeat the install when the plugins' Python
-changes, and those of the dhcp daemon.
+"""Write and remove the systemd units of the warm server, of the dhcp daemon, and of the command that repeats the
+install when the plugins' Python changes.
 
-`fastcni install` writes them and never runs systemctl. `fastcni uninstall` stops, disables and removes them.
+`fastcni install` writes the units and never runs systemctl. `fastcni uninstall` stops, disables and removes the units.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ RestrictSUIDSGID=yes
 WantedBy=multi-user.target
 Also=fastcni.socket
 """
-# This is a path unit instead of a package manager's hook, because it works for all distributions and for interpreters
-# without a package, and cannot make a package manager fail.
+# A path unit starts the repeated install. Unlike a hook of a package manager, a path unit works for all distributions
+# and for interpreters without a package, and cannot make a package manager fail.
 REINSTALL_PATH = """\
 # Written by `fastcni install --systemd`, which overwrites it. Put changes into fastcni-reinstall.path.d/*.conf.
 [Unit]
@@ -168,19 +168,19 @@ done; \
 echo "no Python here can install the fastcni plugins: install the fastcni package, then run: fastcni install $*" >&2; \
 exit 1"""
 UNITS = ("fastcni.socket", "fastcni.service", "fastcni-reinstall.path", "fastcni-reinstall.service")
-PLAIN = frozenset(string.ascii_letters + string.digits + "/._-+=,")      # need no quotes in a command line
-UNSAFE = frozenset("\"'\\")          # systemd rejects a program's path with these, string_is_safe()
+PLAIN = frozenset(string.ascii_letters + string.digits + "/._-+=,")      # characters that need no quotes
+UNSAFE = frozenset("\"'\\")          # systemd rejects a program's path with these characters, see string_is_safe()
 CAPABILITIES = ("CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN")
 
 
 def install_units(unit_dir: str | os.PathLike[str] = UNIT_DIR,
                   command: Sequence[str | os.PathLike[str]] | None = None, plugins: Installed | None = None,
                   names: Sequence[str] = (), *, dhcp: bool = False, dry_run: bool = False) -> list[str]:
-    """Write the units, replacing old ones in one step. Return their paths, the socket's first.
+    """Write the units, and replace old units in one step. Return the paths, beginning with the socket unit.
 
     unit_dir: created if it is missing. command: the server's command line, its first item an absolute path; by default
-    the server in this Python. plugins: the result of the install, for the units that repeat it; without it these units
-    are not written. names: the requested CNI types, () for all. dhcp: also write the units of the dhcp daemon of
+    the server in this Python. plugins: the result of the install, for the units that repeat the install; None: do not
+    write these units. names: the requested CNI types, () for all. dhcp: also write the units of the dhcp daemon of
     `plugins`. Raises InstallError.
     """
     if command is None:
@@ -220,7 +220,7 @@ def reinstall(plugins: Installed, unit_dir: str, names: Sequence[str],
 
 
 def next_command(written: Sequence[str]) -> str:
-    """The command that enables the units at these paths."""
+    """Return the command line that enables the units at these paths."""
     return NEXT + (f" {systemd_dhcp.NAMES[1]}" if systemd_dhcp.enabled(written) else "")
 
 
@@ -239,7 +239,7 @@ def is_written(path: str) -> bool:
 
 
 def remove_units(paths: Sequence[str]) -> list[str]:
-    """Stop, disable and remove units. Return the names of those that ran. Raises InstallError.
+    """Stop, disable and remove units. Return the names of the units that ran. Raises InstallError.
 
     systemctl is called only for units that systemd has loaded from these files.
     """
@@ -258,7 +258,8 @@ def remove_units(paths: Sequence[str]) -> list[str]:
 
 
 def fragment(unit: str) -> str:
-    """Return the real path of the file that systemd has loaded a unit from, "" without systemd or such a unit."""
+    """Return the real path of the file from which systemd has loaded a unit; "" without systemd, or if it has no such
+    unit."""
     try:
         found = systemctl("show", "--property=FragmentPath", "--value", unit).strip()
     except InstallError:
@@ -267,7 +268,7 @@ def fragment(unit: str) -> str:
 
 
 def systemctl(*words: str) -> str:
-    """Run systemctl; return its output. Raises InstallError."""
+    """Run systemctl with the arguments `words`; return its output. Raises InstallError."""
     try:
         return subprocess.run(["systemctl", *words], capture_output=True, text=True, timeout=STOP_S, check=True).stdout
     except subprocess.CalledProcessError as error:
@@ -282,7 +283,8 @@ def service(command: Sequence[str | os.PathLike[str]]) -> str:
 
 
 def own_command() -> list[str]:
-    """Return the command line of the server in this Python. Raise InstallError if it cannot run there."""
+    """Return the command line that runs the server in this Python. Raise InstallError if the server cannot run in this
+    Python."""
     if not os.path.isabs(sys.executable or ""):
         raise InstallError("this Python does not know its own path (sys.executable), so no unit can start it")
     python = [sys.executable, "-I"]
@@ -314,7 +316,7 @@ def command_line(arguments: Sequence[str | os.PathLike[str]]) -> str:
 
 def quoted(argument: str) -> str:
     """Return one argument quoted. Raise InstallError if a unit cannot contain it."""
-    if not argument.isprintable():      # also bytes that are not UTF-8: os.fsdecode turns these into surrogates
+    if not argument.isprintable():      # also rejects bytes that are not UTF-8, which os.fsdecode turns into surrogates
         raise InstallError(f"a systemd unit cannot contain {argument!r}; use a path of printable characters")
     escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return argument if PLAIN.issuperset(argument) and argument else f'"{escaped}"'

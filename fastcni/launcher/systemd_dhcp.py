@@ -63,5 +63,5 @@ def texts(command: str) -> dict[str, str]:
 
 
 def enabled(written: Sequence[str]) -> bool:
-    """Return whether the units at these paths include the daemon's."""
+    """Return whether the units at these paths include the units of the dhcp daemon."""
     return any(path.endswith(NAMES[1]) for path in written)

@@ -18,7 +18,7 @@ class Uninstalled:
     """The outcome of an uninstall, or of its dry run, by name.
 
     restored: {name: the program that fastcni's plugin had replaced}. removed: fastcni's plugins that had replaced no
-    program. left: {name: a program that is neither fastcni's nor the kept one}: another program has replaced fastcni's
+    program. left: {name: a program that is neither fastcni's nor the kept file}. Another program has replaced fastcni's
     plugin, so both this program and the kept file stay.
     """
 
@@ -67,7 +67,7 @@ def carry_out(planned: Uninstalled) -> None:
     bin_dir = planned.bin_dir
     for name in planned.restored:
         replaced.restore(bin_dir, name)
-    # Only after the other programs are restored: a plugin of fastcni may need one of them.
+    # Restore the other programs first: until its removal, a plugin of fastcni may need one of them.
     for name in planned.removed:
         os.unlink(os.path.join(bin_dir, name))
     replaced.remove_directory(bin_dir)
