@@ -183,7 +183,7 @@ class Client:
         """Keep a lease alive. Return False if the lease no longer exists. key: any key that this user may read.
 
         The answer has the revision of the answering member, which may be behind. So if that revision is lower than the
-        one in `history`, a read checks whether the cluster was restored from a backup.
+        revision in `history`, a read checks whether the cluster was restored from a backup.
         """
         result = self.call("/lease/keepalive", {"ID": lease}).get("result", {})
         header = result.get("header", {})

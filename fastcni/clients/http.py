@@ -7,9 +7,9 @@ deadline for all endpoints together.
     with http.stream("POST", "/v3/watch", {...}, stop=lambda: False) as stream:
         for document in stream: ...             # one document a line, as they arrive
 
-Connections are kept, and shared by threads. If an endpoint fails or does not answer in time, the next endpoint is
-tried. The next request goes first to the endpoint that has answered. A request may reach a service twice, through two
-endpoints: send only requests that may be repeated. The first request imports urllib3.
+The object keeps its connections, which threads share. If an endpoint fails or does not answer in time, the request goes
+to the next endpoint. The next request goes first to the endpoint that has answered. A request may reach a service
+twice, through two endpoints: send only requests that may be repeated. The first request imports urllib3.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Http:
         return Stream(self, response, endpoint, stop, idle)
 
     def close(self) -> None:
-        """Close the connections that no request uses. The next request opens new ones."""
+        """Close the connections that no request uses. The next request opens a new connection."""
         with self._lock:
             pools, self._pools = self._pools, None
         if pools:
@@ -206,7 +206,7 @@ class Stream:
     """The documents of an endless answer: `for document in stream`. Use a Stream in one thread, in a `with` block.
 
     status: the HTTP status. If it is not 200, answer() returns the body. If stop() returned true before an answer
-    arrived, the status is 200 and there are no documents.
+    arrived, the status is 200 and the Stream has no documents.
     """
 
     def __init__(self, http: Http, response: Any, endpoint: str, stop: Callable[[], object], idle: float) -> None:
@@ -214,7 +214,7 @@ class Stream:
         self.status: int = response.status if response else 200
 
     def answer(self) -> Answer:
-        """Return the complete answer, if it ends. Raises Away."""
+        """Read the complete body and return the Answer, if the status is not 200. Raises Away."""
         return Answer(self.status, b"".join(self._pieces(self.http.timeout)), self.response.headers, self.endpoint)
 
     def __iter__(self) -> Iterator[Any]:

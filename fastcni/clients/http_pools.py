@@ -88,7 +88,7 @@ class Tls:
                 context.load_verify_locations(self.ca)
             if self.cert:
                 what = f"{self.cert} and {self.key or 'no key'}"
-                # Give a password, because otherwise OpenSSL would ask for one at the terminal.
+                # Pass a password, because otherwise OpenSSL would ask for a password at the terminal.
                 context.load_cert_chain(as_path(self.cert), as_path(self.key) if self.key else None, "none")
         except (OSError, ValueError) as e:
             shown = "the certificates of the configuration" if PEM in what else what
@@ -221,8 +221,8 @@ LATE = "no answer in time"
 
 
 def reason(failure: BaseException) -> str:
-    """Return the cause of a failure for an error message: the operating system's or OpenSSL's message if there is
-    one."""
+    """Return the cause of a failure for an error message: the message of the operating system or of OpenSSL, if the
+    failure has such a message."""
     cause: BaseException | None = failure
     while cause is not None and not isinstance(cause, OSError):
         inner = [each for each in cause.args if isinstance(each, BaseException)]

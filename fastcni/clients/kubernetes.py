@@ -70,7 +70,7 @@ class Api:
         self._session: tuple[Access, Http] | None = None
         self.timeout_s = 0.0
         self.revision = 0               # the resourceVersion of the last list or new object, 0 if it is not a number
-        self._revision_at = 0.0         # when that answer arrived
+        self._revision_at = 0.0         # monotonic time at which the answer with that revision arrived
         self.clock_offset = 0.0         # the server's clock minus this node's, by the last answer
         self._seen: dict[str, str] = {}         # {path of list_each(): the last resourceVersion}
 
@@ -136,9 +136,9 @@ class Api:
         object has arrived. Return the resourceVersion to watch from.
 
         The answer may be older than the last write, but contains all that this Api has seen of that path so far. The
-        API server sends all pods of a cluster in one answer, so the objects are not kept. The list ends with Away when
-        stop() returns true. Raises Expired: forget the objects, and call again; the next list comes from etcd. Raises
-        Away.
+        API server sends all pods of a cluster in one answer, so list_each() does not keep the objects. The list ends
+        with Away when stop() returns true. Raises Expired: forget the objects, and call again; the next list comes from
+        etcd. Raises Away.
         """
         since, started = self._seen.get(path, "0"), time.monotonic()
         try:
@@ -237,7 +237,7 @@ class Api:
                 yield event["type"], document
 
     def close(self) -> None:
-        """Close the connections. The next request opens new ones."""
+        """Close the connections. The next request opens a new connection."""
         with self._lock:
             session, self._session = self._session, None
         if session:

@@ -96,7 +96,7 @@ def follow(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bool
 
 def list_all(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bool], selector: str, cached: bool,
              metadata: bool, known: dict[Key, Object | None]) -> str:
-    """Call tell() for all objects of a list, and for those that were deleted since the last list. Return the
+    """Call tell() for all objects of a list, and for the objects that were deleted since the last list. Return the
     resourceVersion to watch from. See follow()."""
     there: set[Key] = set()
 

@@ -130,8 +130,8 @@ class Client:
     # Events ----------------------------------------------------------------------------------------
 
     def event(self, kind: str, message: packets.Message | Lease | None = None) -> None:
-        """Make the transition for an event, if the table has one. message: the message of an OFFER or NAK, the Lease of
-        an ACK."""
+        """Make the transition for an event, if TABLE has a row for the event. message: the message of an OFFER or NAK,
+        the Lease of an ACK."""
         row = states.TABLE.get((self.state, kind))
         if row is None:
             return

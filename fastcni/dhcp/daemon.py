@@ -64,7 +64,7 @@ class Daemon:
         while not self.loop.ended:
             try:
                 self.loop.run()
-            except netns.Lost as e:     # the thread is in a pod's namespace, where it must not open anything
+            except netns.Lost as e:     # the thread is still in a pod's namespace, where it must open no socket
                 self.log.error("namespace_lost", why=str(e))
                 self._come_home()
         service.close()

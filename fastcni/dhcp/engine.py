@@ -52,7 +52,8 @@ class Engine:
     # Requests of plugins --------------------------------------------------------------------------
 
     def allocate(self, owner: Owner, waiter: Waiter) -> None:
-        """Call waiter(error, client) when the attachment has a lease, immediately if it already has one."""
+        """Call waiter(error, client) when the attachment has a lease, immediately if it already has a lease, or when
+        the attempt fails."""
         client = self.clients.get(owner.key)
         wanted: bytes | None = None
         if client and self._is_same(client, owner):

@@ -14,7 +14,7 @@ EVERYWHERE, NO_ADDRESS, NO_MAC = b"\xff" * 4, bytes(4), bytes(6)
 
 
 class FrameError(ValueError):
-    """The packet is not of the kind that the filter passes, or its checksum is wrong."""
+    """The packet is not IPv4, has a wrong length, or has a wrong UDP checksum."""
 
 
 def checksum(data: bytes) -> int:

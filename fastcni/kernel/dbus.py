@@ -57,7 +57,8 @@ class Refused(Exception):
 def system_bus(env: Mapping[str, str]) -> str:
     """Return the address of the system bus's socket, for connect(2).
 
-    The address is that of DBUS_SYSTEM_BUS_ADDRESS, or the default. Raises Gone if the variable names no unix socket.
+    The address comes from the variable DBUS_SYSTEM_BUS_ADDRESS, or is the default. Raises Gone if the variable names no
+    unix socket.
     """
     text = env.get(ADDRESS) or SYSTEM_BUS
     for address in text.split(";"):
@@ -71,7 +72,8 @@ def system_bus(env: Mapping[str, str]) -> str:
 
 
 def has_owner(where: str, name: str, seconds: float) -> bool:
-    """Return whether a program on the bus has the name. False also if the bus does not exist or refuses the connection.
+    """Return whether a program on the bus has the name. Return False also if the bus does not exist or refuses the
+    connection.
 
     Raises TimeoutError if the bus does not answer within `seconds`.
     """
@@ -89,8 +91,8 @@ def name_has_owner(name: str) -> bytes:
 
 
 class Connection:
-    """An authenticated connection to a bus, on which Hello and the messages `more` were sent. Close the connection by
-    `with` or close().
+    """An authenticated connection to a bus. The constructor sends Hello and the messages `more`. Close the connection
+    by `with` or close().
 
     seconds: the time limit of all methods together. Methods raise Gone, TimeoutError and, if memory is short, OSError.
     """
@@ -134,7 +136,7 @@ class Connection:
         try:
             with waiting.waiting(waiting.BUS):
                 return function(*args)
-        except BlockingIOError:         # the bus accepts no connections: its queue is full
+        except BlockingIOError:         # the bus accepts no connection now: its queue is full
             raise TimeoutError from None
         except TimeoutError:
             raise

@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
-GROUP = 1 << 26                 # one of 32 groups that any program may use; MAGIC identifies fastcni's messages
+GROUP = 1 << 26                 # multicast group; other programs may use it, so MAGIC identifies fastcni's messages
 MAGIC = b"fastcni-del\0"
 SIZE, CREDENTIALS = 256, 12     # bytes: the longest message; struct ucred: pid, uid, gid
 

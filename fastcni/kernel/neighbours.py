@@ -82,9 +82,9 @@ def get_station(batch: Batch, bridge: int, mac: bytes, *, what: str | None = Non
 
 
 class Neighbour:
-    """The used fields of an RTM_NEWNEIGH: family, index (the link's; in an FDB entry the port's), state (NUD_*), flags
-    (NTF_*), packed (in an FDB entry the remote node's address, b"" on a bridge), mac (b"" if the neighbour does not
-    answer), protocol, master (in an FDB entry the index of the bridge)."""
+    """The fields of an RTM_NEWNEIGH that fastcni uses: family, index (the link's; in an FDB entry the port's), state
+    (NUD_*), flags (NTF_*), packed (in an FDB entry the remote node's address, b"" on a bridge), mac (b"" if the
+    neighbour does not answer), protocol, master (in an FDB entry the index of the bridge)."""
 
     __slots__ = ("family", "index", "state", "flags", "packed", "mac", "protocol", "master")
     family: int

@@ -87,8 +87,8 @@ class locked:
     the same namespace.
 
     The lock is an flock(2) of the namespace itself, without a lock file. A process in the pod can hold the lock, too.
-    So after NAMESPACE_LOCK_TIMEOUT_S the body runs without the lock, and warn(text) is called. A conflict in that
-    namespace harms only that pod. Raises OSError.
+    So after NAMESPACE_LOCK_TIMEOUT_S the body runs without the lock, after a call of warn(text). A conflict between two
+    requests in that namespace harms only that pod. Raises OSError.
     """
 
     __slots__ = ("fd", "held", "warn")
@@ -112,7 +112,7 @@ class inside:
     """A context manager: `with inside(fd):` runs its body in that namespace. Raises OSError on entering, Lost if the
     thread cannot return.
 
-    home: a descriptor of the namespace to return to, if the caller has one.
+    home: a descriptor of the namespace to return to; None: the calling thread's namespace.
     """
 
     __slots__ = ("fd", "home", "opened")

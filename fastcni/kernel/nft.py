@@ -70,7 +70,7 @@ def read_family(payload: bytes) -> int:
 
 
 def start(batch: Batch, generation: int = 0) -> Batch:
-    """Open a transaction. At stop() either all changes take effect or none.
+    """Open a transaction. At stop() either all changes of the transaction take effect, or no change.
 
     generation: the value of read_generation(). The kernel rejects the transaction (ERESTART) if another transaction was
     committed since.
@@ -94,7 +94,7 @@ def comment_data(text: str) -> bytes:
 
 
 def read_comment(data: bytes) -> str:
-    """Return the comment in user data, "" if there is none."""
+    """Return the comment in user data, "" if the user data has no comment."""
     at = 0
     while at + 2 <= len(data):
         kind, length = data[at], data[at + 1]
@@ -163,7 +163,7 @@ def add_base_chain(batch: Batch, family: int, table: str, name: str, *, kind: st
 
 
 def del_chain(batch: Batch, family: int, table: str, name: str) -> Batch:
-    """Delete a chain. The kernel answers EBUSY if the chain has rules, or if a rule or element leads to it."""
+    """Delete a chain. The kernel answers EBUSY if the chain has rules, or if a rule or element jumps to the chain."""
     batch.begin(NFT_MSG_DELCHAIN, NLM_F_ACK, nfgenmsg(family), f"delete nftables chain {table} {name}")
     return batch.text(NFTA_CHAIN_TABLE, table).text(NFTA_CHAIN_NAME, name)
 
@@ -195,7 +195,7 @@ def read_base_chain(payload: bytes) -> tuple[int, str, str, str, int, int] | Non
 
 
 def chain_of_verdict(data: bytes) -> str:
-    """Return the chain to which a jump or goto in NFTA_DATA_VERDICT leads, "" for another verdict."""
+    """Return the target chain of a jump or goto in NFTA_DATA_VERDICT, "" for another verdict."""
     verdict = attributes(data).get(NFTA_DATA_VERDICT, b"")
     return as_text(attributes(verdict).get(NFTA_VERDICT_CHAIN, b""))
 
@@ -212,7 +212,7 @@ def get_generation(batch: Batch) -> Batch:
 
 
 def read_generation(payload: bytes) -> tuple[int, str]:
-    """Read an NFT_MSG_NEWGEN payload: (generation, name of a thread). The thread has made the transaction; in the
-    answer to get_generation(), the thread is the one that asked."""
+    """Read an NFT_MSG_NEWGEN payload: (generation, name of a thread). In a notification, the thread has made the
+    transaction. In the answer to get_generation(), the thread has sent the request."""
     found = attributes(payload, 4)
     return int.from_bytes(found.get(NFTA_GEN_ID, b""), "big"), as_text(found.get(NFTA_GEN_PROC_NAME, b""))

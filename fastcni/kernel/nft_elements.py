@@ -321,7 +321,7 @@ def read_elements(payload: bytes) -> list[tuple[bytes, str]]:
 
 
 def read_value(payload: bytes) -> bytes:
-    """Read the value of the only element in an NFT_MSG_NEWSETELEM payload; b"" if it has no value."""
+    """Read the value of the only element in an NFT_MSG_NEWSETELEM payload; b"" if the element has no value."""
     (_, item), *_ = attribute_list(attributes(payload, 4)[NFTA_SET_ELEM_LIST_ELEMENTS])
     return attributes(attributes(item).get(NFTA_SET_ELEM_DATA, b"")).get(NFTA_DATA_VALUE, b"")
 
@@ -345,7 +345,7 @@ def raw_comment(element: bytes) -> str:
 
 
 def raw_chains(elements: Iterable[bytes]) -> set[str]:
-    """Return the chains to which raw elements of a map lead."""
+    """Return the chains to which the raw elements of a verdict map jump."""
     values = {attributes(element).get(NFTA_SET_ELEM_DATA, b"") for element in elements}
     return {chain for value in values if (chain := chain_of_verdict(value))}
 

@@ -1,6 +1,6 @@
 """Encode messages about flowtables of nftables, and the expression that adds a packet's connection to a flowtable.
 
-Once a flowtable has a connection, the kernel forwards the connection's packets from the ingress hook of the listed
+When a connection is in a flowtable, the kernel forwards the connection's packets from the ingress hook of the listed
 devices to the next hop, past all other hooks (Documentation/networking/nf_flowtable.rst). When the conntrack entry of a
 connection is deleted, the connection's next packet passes all hooks again (flow_offload_lookup() in
 net/netfilter/nf_flow_table_core.c). Names and layouts: include/uapi/linux/netfilter/nf_tables.h.
@@ -52,5 +52,5 @@ def _hook(batch: Batch, table: str, name: str, devices: Collection[str]) -> Batc
 
 
 def flow_add(name: str) -> Expression:
-    """flow add @<name>. NFTA_FLOW_TABLE_NAME 1"""
+    """flow add @<name>: add the packet's connection to a flowtable. NFTA_FLOW_TABLE_NAME 1"""
     return "flow_offload", lambda b: b.text(1, name)

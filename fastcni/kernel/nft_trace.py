@@ -3,8 +3,8 @@
     sock = wire.open_socket(uapi.NETLINK_NETFILTER, (NFNLGRP_NFTRACE,))
     wire.drain(sock, lambda kind, payload: print(Trace(payload).chain), lost)
 
-The kernel makes these messages only while a socket of the packet's network namespace is in the group. Names and
-layouts: include/uapi/linux/netfilter/nf_tables.h; net/netfilter/nf_tables_trace.c.
+The kernel makes trace messages only while a socket of the packet's network namespace is in the group NFNLGRP_NFTRACE.
+Names and layouts: include/uapi/linux/netfilter/nf_tables.h; net/netfilter/nf_tables_trace.c.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Trace:
     id: the same in all messages about one packet. kind: NFT_TRACETYPE_*. family: NFPROTO_*. handle: the rule's handle,
     0 for the policy of a chain. verdict: NF_DROP, NF_ACCEPT, NFT_CONTINUE, NFT_JUMP and so on. network, transport: the
     first 40 and 20 bytes of these headers, in the first message of each base chain only, else b"". iif, oif: indexes of
-    the links that receive and send the packet, 0 if there is none or the message has no headers.
+    the links that receive and send the packet, 0 if no link does so or the message has no headers.
     """
 
     __slots__ = ("id", "kind", "family", "table", "chain", "handle", "verdict", "network", "transport", "iif", "oif")

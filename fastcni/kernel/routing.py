@@ -73,8 +73,8 @@ def delete_rule(batch: Batch, payload: bytes, *, what: str | None = None) -> Bat
 
 
 class Rule:
-    """The used fields of an RTM_NEWRULE: source (b"" for any), prefix (the source's prefix length), table (0: none),
-    priority, protocol (the originator, 0 for none)."""
+    """The fields of an RTM_NEWRULE that fastcni uses: source (b"" for any), prefix (the source's prefix length), table
+    (0: none), priority, protocol (the originator, 0 for none)."""
 
     __slots__ = ("source", "prefix", "table", "priority", "protocol")
     source: bytes
@@ -85,7 +85,7 @@ class Rule:
 
     @property
     def host(self) -> bool:
-        """Return whether the rule matches one source address."""
+        """Return whether the rule matches a single source address."""
         return bool(self.source) and self.prefix == 8 * len(self.source)
 
 

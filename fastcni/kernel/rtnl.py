@@ -291,7 +291,7 @@ def read_ipv4_conf(payload: bytes, number: int) -> int:
 def set_alias(batch: Batch, index: int, alias: str, *, what: str | None = None) -> Batch:
     """Set a link's alias, a text of up to 255 bytes. The kernel accepts no alias in the request that makes the link."""
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"set the alias of link {index}")
-    return batch.raw(uapi.IFLA_IFALIAS, alias.encode())         # the kernel would count a NUL as a character
+    return batch.raw(uapi.IFLA_IFALIAS, alias.encode())         # no closing NUL: the kernel would count it as a character
 
 
 def set_group(batch: Batch, index: int, group: int, *, what: str | None = None) -> Batch:
@@ -343,7 +343,7 @@ def lend_address(batch: Batch, index: int, packed: bytes, seconds: int, *, what:
 
 
 class Address:
-    """The used fields of an RTM_NEWADDR: index, packed, prefix, scope, flags."""
+    """The fields of an RTM_NEWADDR that fastcni uses: index (the link's), packed, prefix, scope, flags."""
 
     __slots__ = ("index", "packed", "prefix", "scope", "flags")
     packed: bytes
@@ -411,8 +411,8 @@ def read_way(payload: bytes) -> tuple[int, int]:
 
 
 class Route:
-    """The used fields of an RTM_NEWROUTE: dst (b"" for default), prefix, gateway and source (or b""), index, table,
-    protocol, scope, kind (RTN_*)."""
+    """The fields of an RTM_NEWROUTE that fastcni uses: dst (b"" for default), prefix, gateway and source (or b""),
+    index (the link's), table, protocol, scope, kind (RTN_*)."""
 
     __slots__ = ("dst", "prefix", "gateway", "source", "index", "table", "protocol", "scope", "kind")
     dst: bytes

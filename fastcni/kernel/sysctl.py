@@ -92,10 +92,10 @@ def ensure(name: str, value: str) -> None:
 
 
 def offer(name: str, value: str) -> bool:
-    """Write a sysctl that this kernel may lack or not allow to change. Return whether it was written. Use offer() for a
-    new link, whose value is known to differ: reading it first would be a needless open()."""
+    """Write a sysctl that this kernel may lack or not allow to change. Return whether the write succeeded. Use offer()
+    for a new link, whose value is known to differ: reading it first would be a needless open()."""
     try:
         write(name, value)
     except OSError:
-        return False            # no IPv6 in this kernel, or /proc/sys mounted read-only
+        return False            # this kernel has no IPv6, or /proc/sys is mounted read-only
     return True

@@ -1,7 +1,7 @@
 """Encode and read messages of traffic control: qdiscs, classes and filters of a link (tc(8), linux/pkt_sched.h,
 linux/pkt_cls.h).
 
-As in kernel/rtnl.py, requests are added to a Batch and replies are read into small records. This module does not send.
+Like kernel/rtnl.py, this module adds requests to a Batch and reads replies into small records. It does not send.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ORDER = sys.byteorder
 INGRESS = 0xFFFF0000            # the handle of an ingress qdisc, ffff:
 MAX_U32 = 0xFFFFFFFF
 QUANTUM = 60000                 # bytes that an htb class sends before the next class; fastcni has only one class
-# {bytes of an address: its offset} in struct iphdr and struct ipv6hdr
+# {length of an address in bytes: offset of the address in struct iphdr or struct ipv6hdr}
 SOURCE, DESTINATION = {4: 12, 16: 8}, {4: 16, 16: 24}
 PROTOCOLS = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}
 PSCHED = "/proc/net/psched"     # has the same numbers in every namespace
@@ -167,7 +167,7 @@ def ask_for_kind(batch: Batch, index: int, kind: str, parent: int) -> Batch:
 
 
 def read_kind(payload: bytes) -> tuple[str, bytes]:
-    """Read an RTM_NEWQDISC, RTM_NEWTCLASS or RTM_NEWTFILTER payload: (kind, its options).
+    """Read an RTM_NEWQDISC, RTM_NEWTCLASS or RTM_NEWTFILTER payload: (kind, options in bytes).
 
     Raises ValueError for a truncated message.
     """
@@ -292,7 +292,7 @@ def read_filter(payload: bytes) -> Filter | None:
     info, (kind, data) = u32(payload[16:20]), read_kind(payload)
     options = attributes(data) if kind == "u32" else {}
     if uapi.TCA_U32_SEL not in options:
-        return None                     # for example a hash table
+        return None                     # a u32 object without a selector, for example a hash table
     protocol = int.from_bytes((info & 0xFFFF).to_bytes(2, ORDER), "big")
     redirect = 0
     for action in attributes(options.get(uapi.TCA_U32_ACT, b"")).values():

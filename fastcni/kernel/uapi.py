@@ -1,4 +1,5 @@
-"""The kernel's names and values, each group under the header that defines it (include/uapi/linux/...)."""
+"""Define constants with the kernel's names and values. Above each group stands the header that defines it
+(include/uapi/linux/...)."""
 
 # netlink.h
 NETLINK_ROUTE = 0

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 # Seconds; docs/server-waits.md has the table of these limits.
 DELEGATE_TIMEOUT_S = 240.0      # for other projects' IPAM plugins; the slowest known, dhcp, tries for 208 s
 PROGRAM_TIMEOUT_S = 60.0        # iptables and other tools
-LOCK_TIMEOUT_S = 30.0           # for a lock that only root can hold
-NAMESPACE_LOCK_TIMEOUT_S = 2.0  # for a lock that a pod can hold, too
+LOCK_TIMEOUT_S = 30.0           # limit for a lock that only root can hold
+NAMESPACE_LOCK_TIMEOUT_S = 2.0  # limit for a lock that a pod can hold, too
 ROLLBACK_TIMEOUT_S = 10.0       # the limit of each wait while an ADD is rolled back
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.02       # between two tries
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.02       # pause between two tries of until()
 GONE = 2                        # await_input() returns GONE if the caller has left
 
-# Kinds of waits. Waits for the lock of a namespace keep no other request out, because a pod can hold that lock.
+# Kinds of waits. The server does not limit how many requests wait for the lock of a namespace, because a pod can hold
+# that lock.
 ANNOUNCEMENT, PROGRAM, LOCK, NAMESPACE_LOCK, BUS = "announcement", "program", "lock", "namespace lock", "bus"
 IPAM, DELEGATE = "ipam", "delegate"     # further phases of a request, see Request.spent()
 STORE = "store"                 # for an answer of the store of cluster-wide addresses: a few seconds at most
@@ -64,8 +65,8 @@ class Request:
     show: Callable[[str, bytes], None] | None = None
 
     def admit(self, kind: str) -> None:
-        """Check whether this request may wait for `kind` now. Raises Crowded, or CniError 11 if a one-shot request
-        would wait, too."""
+        """Check whether this request may begin a wait of this kind now. Raises Crowded, or CniError 11 if a one-shot
+        request would wait, too."""
 
     def pause(self, kind: str) -> None:
         """Record that the request begins to wait."""
@@ -148,8 +149,8 @@ def check_caller() -> None:
 
 
 def admit(kind: str) -> None:
-    """Check whether the request may wait for `kind`. Call admit() before the first step that would need a rollback.
-    Raises Crowded, or CniError 11."""
+    """Check whether the request may begin a wait of this kind. Call admit() before the first step that would need a
+    rollback. Raises Crowded, or CniError 11."""
     if not here.rolling_back:
         here.request.admit(kind)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ANSWER_MS = 30_000              # the kernel answers within send(); only a lost answer takes so long
 RECEIVE_TRIES = 5               # tries to receive the replies of one batch
 DUMP_TRIES = 5                  # an interrupted dump is requested five times in all, as by the reference plugins
-MAX_SEQUENCE = 1 << 31          # beyond it a socket counts from 0 again
+MAX_SEQUENCE = 1 << 31          # after this number a socket counts from 0 again
 EINTR_DUMP = "the kernel's table kept changing while it was read"
 
 _STRICT = (uapi.NETLINK_EXT_ACK, uapi.NETLINK_CAP_ACK, uapi.NETLINK_GET_STRICT_CHK)
@@ -50,7 +50,7 @@ class AnswerLost(NetlinkError):
 
 
 class ProtocolError(RuntimeError):
-    """A reply belongs to none of the requests: a bug of fastcni."""
+    """A reply belongs to no request of this socket: a bug of fastcni."""
 
 
 class Socket(socket):
@@ -286,8 +286,8 @@ def dump(sock: Socket, kind: int, header: bytes, what: str,
     """Return all objects of one RTM_GET*/NFT_MSG_GET* dump: [(type, payload)].
 
     fill(batch) adds the attributes by which the kernel selects objects. The kernel marks a dump as interrupted if the
-    table changed during the dump. An interrupted dump is requested again, five times in all; then NetlinkError has
-    errno EINTR. So no caller gets a list that may lack an entry.
+    table changed during the dump. dump() requests an interrupted dump again, five times in all, then raises
+    NetlinkError with errno EINTR. So no caller gets a list that may lack an entry.
     """
     for _ in range(DUMP_TRIES):
         batch = Batch().begin(kind, uapi.NLM_F_DUMP, header, what)
@@ -302,8 +302,8 @@ def dump(sock: Socket, kind: int, header: bytes, what: str,
 
 
 def drain(sock: Socket, note: Callable[[int, bytes], object], lost: Callable[[], object], own: int = -1) -> None:
-    """Read the notifications that wait on a socket. Call note(type, payload) for each, and lost() if the kernel has
-    dropped notifications. Notifications of requests of the port `own` are skipped. Raises OSError."""
+    """Read the notifications that wait on a socket. Call note(type, payload) for each notification, and lost() if the
+    kernel has dropped notifications. Skip notifications about requests from the port `own`. Raises OSError."""
     while True:
         try:
             messages = receive(sock, 0)
@@ -320,8 +320,8 @@ def drain(sock: Socket, note: Callable[[int, bytes], object], lost: Callable[[],
 
 
 def forget(sock: Socket) -> None:
-    """Discard the notifications that wait on a socket, and the error that the kernel has dropped notifications. Raises
-    OSError."""
+    """Discard the notifications that wait on a socket, and ENOBUFS, the error that the kernel has dropped
+    notifications. Raises OSError."""
     drain(sock, lambda kind, payload: None, lambda: None)
 
 

@@ -1,4 +1,4 @@
-"""Show each netlink message of the calling thread, for FASTCNI_WIRE."""
+"""Show each netlink message of the calling thread, if the variable FASTCNI_WIRE asks for this."""
 
 from __future__ import annotations
 

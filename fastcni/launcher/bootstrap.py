@@ -145,8 +145,8 @@ def complete_when_needed() -> None:
     """Arrange that the main phase of Python's start runs when code first uses a result of that phase: an attribute of
     sys, or open().
 
-    Watching imports is not enough. Modules that are frozen into Python are found before those of this file; one of
-    them, `site`, reads sys.prefix.
+    Watching imports is not enough. Python finds its frozen modules before the modules of the plugin file, and the
+    frozen module `site` reads sys.prefix.
     """
 
     def attribute(name: str) -> Any:
@@ -260,7 +260,8 @@ def run_daemon(words: list[str]) -> int:
 def answer(name: str) -> int:
     """Run one request through handle() and write its answer. Returns the exit status.
 
-    The result of an ADD is written before handle() returns: if it cannot be written, the ADD is rolled back.
+    handle() writes the result of an ADD before it returns. If the result cannot be written, handle() rolls back the
+    ADD.
     """
     from fastcni.handle import handle, needs_stdin
     from fastcni.kit.call.request import MAX_STDIN_BYTES

@@ -1,4 +1,5 @@
-"""Replace several files together: write the new files next to the old ones under other names, then rename them."""
+"""Replace several files together: write the new files next to the old files under other names, then rename the new
+files."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ def replace(directory: str, names: Iterable[str], write: Callable[[str, str], No
     """Call write(name, path) to make each file at a temporary path, then rename the files to their names in
     `directory`. Return the paths.
 
-    At any time each name belongs to a complete file, the old or the new one. If a step before the renames fails, all
+    At any time each name belongs to a complete file, the old or the new file. If a step before the renames fails, all
     files stay unchanged. Raises OSError.
     """
     staged: dict[str, str] = {}

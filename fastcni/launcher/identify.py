@@ -41,7 +41,7 @@ class Program:
 
     @property
     def is_own(self) -> bool:
-        """Return whether this is a plugin file of fastcni, and not a symbolic link to one."""
+        """Return whether this is a plugin file of fastcni, and not a symbolic link to such a file."""
         return self.kind == FASTCNI and not self.target
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ def identify(path: str) -> Program | None:
 
 
 def is_own_file(path: str) -> bool:
-    """Return whether a path is a plugin file of fastcni, and not a symbolic link to one. Runs no program."""
+    """Return whether a path is a plugin file of fastcni, and not a symbolic link to such a file. Runs no program."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode) and search.is_own(path)
     except FileNotFoundError:

@@ -69,15 +69,16 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
     """Write the plugin files. With dry_run, write nothing.
 
     bin_dir: created if it is missing. interpreter: the Python that runs the plugins, of the same version and build as
-    this one. By default it is the base interpreter of this process: in a virtual environment, the interpreter with
-    which the environment was made, so that the environment may be removed. names: CNI types, by default fastcni's
-    plugins and the plugins of other distributions (fastcni/third_party.py). rename(2) replaces an existing file,
-    running or not: each name is a complete plugin at any time. Replaced files of other projects are kept. server: the
-    command line with which a plugin that finds no server starts one, see autostart.h; by default none. core: the path
-    of python_core.elf, "" for none; by default the python_core.elf of this package, if it is of the interpreter's
-    build. core_path: see pack.pack(). netavark_dir: also write the file NETAVARK there, podman's network driver.
+    the Python of this process. By default it is the base interpreter of this process: in a virtual environment, the
+    interpreter with which the environment was made, so that the environment may be removed. names: CNI types, by
+    default fastcni's plugins and the plugins of other distributions (fastcni/third_party.py). rename(2) replaces an
+    existing file, running or not: each name is a complete plugin at any time. Replaced files of other projects are
+    kept. server: the command line with which a plugin that finds no server starts the server, see autostart.h; by
+    default none. core: the path of python_core.elf, "" for none; by default the python_core.elf of this package, if it
+    is of the interpreter's build. core_path: see pack.pack(). netavark_dir: also write the file NETAVARK there,
+    podman's network driver.
 
-    Raises InstallError, before anything is written if one of the plugins cannot be packed.
+    Raises InstallError. If a plugin cannot be packed, install_plugins() has written no file.
     """
     others = third_party.find()
     known = BUILT_IN.keys() | {plugin.kind for plugin in others}

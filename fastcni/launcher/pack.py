@@ -6,17 +6,17 @@
     | zip, nothing packed: |
     |   code               |  marshalled code of each other module that a one-shot plugin may need, concatenated
     |   part/ipam          |  the modules that every plugin which asks IPAM needs, marshalled together
-    |   part/links         |  those that every other plugin needs which reads links
+    |   part/links         |  the modules that every other plugin which reads links needs, marshalled together
     |   part/of-bridge, ...|  the other modules that a plugin, or several, need, marshalled together
-    |   part/late-1, ...   |  modules that firewall backends need; in one part, those that the same backends need
-    |   leaves.so          |  the compiled leaves: one shared object, since each one more takes longer to load
+    |   part/late-1, ...   |  modules that firewall backends need; a part has the modules that the same backends need
+    |   leaves.so          |  fastcni's extension modules in one shared object, which loads faster than several
     |   version            |  fastcni's version
     |   jeepney-LICENSE    |  the licence of jeepney, a library whose modules follow fastcni's in code
     |   python-LICENSE     |  the licence of Python: code has three of Python's modules, for python_core.elf
-    |   refuse.py          |  source, for an interpreter that cannot read our code
+    |   refuse.py          |  source code, for an interpreter that cannot read the marshalled code
     |   boot               |  marshalled (code of bootstrap.py, (indexes, the modules that every plugin needs, places
     |                      |  of the parts)), for bootstrap.main; read by the bootstrap text
-    |   __main__.py        |  the same text once more, for `python3 -I -S FILE`
+    |   __main__.py        |  the bootstrap text, for `python3 -I -S FILE`
     +----------------------+
 
 The bootstrap text contains offsets into this file, so that the launcher and Python need not search.
@@ -52,12 +52,12 @@ from fastcni.third_party import ThirdParty
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 VERSION_MEMBER = "version"
-# Extension modules of the interpreter, where they are not built in
+# Extension modules that plugins need from the interpreter, if it does not have them built in
 BORROWED = ("_json", "_sha2", "_sha256", "_sha512", "_socket", "fcntl")
 
 CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c
 CONFIG = struct.Struct("16s1024s32s1008s1024s504s3Q8I4I1024s")
-# Bytes of interpreters, version, bootstrap, server, libraries
+# Sizes in bytes of the fields interpreters, version, bootstrap, server and libraries
 FIELDS = (interpreters.LIST_BYTES, 32, 1008, 1024, LIBRARIES_BYTES)
 VERSIONS_BYTES = 1024
 SERVER_ARGUMENTS = 15  # arguments of the server's command line: MAX_ARGUMENTS of autostart.h
@@ -99,12 +99,12 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     alternatives: other paths at which that Python may be if `interpreter` no longer exists; pack() uses as many as fit.
     core: the path of python_core.elf, if it is of the interpreter's build; the launcher tries it first. core_path: the
     path of the copy of `core` on the node, with any modification time; by default the path `core`.
-    server: the command line with which a request that finds no server starts one; by default none.
+    server: the command line with which a request that finds no server starts the server; by default none.
     deadlines: seconds that the plugin file waits for a server; only tests change the default. third_party: plugins of
     other distributions; pack() adds their modules.
 
     Raises PackError if a part is not compiled, a plugin cannot be packed, or a path is too long for the launcher;
-    OSError if there is a core but no interpreter.
+    OSError if `core` is given but the interpreter does not exist.
     """
     others = list(alternatives)
     first, *rest = [core_path or core, interpreter, *others] if core else [interpreter, *others]

@@ -1,7 +1,7 @@
 """Keep the files that fastcni's plugins replaced, in BIN/.fastcni-replaced, until `fastcni uninstall` restores them.
 
-A file is kept as a hard link, so that its mode, times, owner and other names stay. Each step is one rename(2) or
-link(2): a crash at any point leaves complete files, and a second run finishes the work.
+The kept file is a hard link to the replaced file, so its mode, times, owner and other names stay. Each step is one
+rename(2) or link(2): a crash at any point leaves complete files, and a second run finishes the work.
 """
 
 from __future__ import annotations

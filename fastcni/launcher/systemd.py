@@ -178,10 +178,10 @@ def install_units(unit_dir: str | os.PathLike[str] = UNIT_DIR,
                   names: Sequence[str] = (), *, dhcp: bool = False, dry_run: bool = False) -> list[str]:
     """Write the units, and replace old units in one step. Return the paths, beginning with the socket unit.
 
-    unit_dir: created if it is missing. command: the server's command line, its first item an absolute path; by default
-    the server in this Python. plugins: the result of the install, for the units that repeat the install; None: do not
-    write these units. names: the requested CNI types, () for all. dhcp: also write the units of the dhcp daemon of
-    `plugins`. Raises InstallError.
+    unit_dir: the directory, which is created if it is missing. command: the server's command line, whose first item is
+    an absolute path; by default the server in this Python. plugins: the result of the install, for the units that
+    repeat the install; None: do not write these units. names: the requested CNI types, () for all. dhcp: also write the
+    units of the dhcp daemon of `plugins`. Raises InstallError.
     """
     if command is None:
         command = own_command()
@@ -241,7 +241,7 @@ def is_written(path: str) -> bool:
 def remove_units(paths: Sequence[str]) -> list[str]:
     """Stop, disable and remove units. Return the names of the units that ran. Raises InstallError.
 
-    systemctl is called only for units that systemd has loaded from these files.
+    remove_units() calls systemctl only for units that systemd has loaded from these files.
     """
     loaded = [os.path.basename(path) for path in paths if fragment(os.path.basename(path)) == os.path.realpath(path)]
     if loaded:

@@ -15,7 +15,7 @@ StrPath = str | PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Uninstalled:
-    """The outcome of an uninstall, or of its dry run, by name.
+    """The outcome of an uninstall, or of its dry run, for each plugin name.
 
     restored: {name: the program that fastcni's plugin had replaced}. removed: fastcni's plugins that had replaced no
     program. left: {name: a program that is neither fastcni's nor the kept file}. Another program has replaced fastcni's

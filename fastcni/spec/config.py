@@ -86,7 +86,7 @@ class Section:
         return found
 
     def section(self, key: str) -> Section:
-        """Return the Section under `key`, an empty one if the key is absent."""
+        """Return the Section under `key`, an empty Section if the key is absent."""
         return self.below(self._typed(key, dict, "an object", {}), self.path(key))
 
     def integer(self, key: str, default: Any = 0, low: int | None = None, high: int | None = None) -> Any:
