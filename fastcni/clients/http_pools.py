@@ -74,7 +74,7 @@ class Tls:
 
         context: Any = create_urllib3_context()
         # From Python 3.13 on, the default rejects certificates without some extensions of RFC 5280. Many clusters have
-        # such certificates; their signatures are checked nevertheless.
+        # such certificates; Python still checks their signatures.
         context.verify_flags &= ~X509_STRICT
         if not self.verify:
             context.check_hostname, context.verify_mode = False, 0      # CERT_NONE

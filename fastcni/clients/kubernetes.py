@@ -243,7 +243,7 @@ class Api:
         if session:
             session[1].close()
 
-    # -- one request ----------------------------------------------------------------------------------
+    # -- send a request -------------------------------------------------------------------------------
 
     def _stream(self, path: str, query: str, stop: Callable[[], bool], headers: dict[str, str] | None, idle: float,
                 timeout_s: float = 0.0) -> Stream:

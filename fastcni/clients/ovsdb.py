@@ -42,7 +42,7 @@ class Ovsdb:
 
     def __init__(self, address: str, seconds: float) -> None:
         self.address, self.received, self.asked = address, b"", 0
-        self.answers: dict[int, Any] = {}           # {number of a request: an answer not fetched yet}
+        self.answers: dict[int, Any] = {}           # {number of a request: received answer that answer() has not returned}
         self.updates: list[dict[str, Any]] = []     # updates of monitored tables that next_update() has not returned
         try:
             self.stream = streams.Stream(socket_address(address), waiting.limit(seconds), waiting.OVSDB)
@@ -78,7 +78,8 @@ class Ovsdb:
         """Return whether ovs-vswitchd is connected, that is, holds its lock of the database. The method changes no
         table.
 
-        If the lock is free, the same message releases it again, before a starting ovs-vswitchd requests it.
+        The request `lock` takes the lock if it is free. The same write sends `unlock`, so that a starting ovs-vswitchd
+        gets the lock.
         """
         locked = self.ask("lock", [VSWITCHD_LOCK], more=("unlock", [VSWITCHD_LOCK]))
         self.answer(locked + 1)

@@ -50,7 +50,7 @@ class Closer:
         except Empty:
             return False
         except OSError:
-            return True                         # the socket is closed nevertheless
+            return True                         # close(2) closes the socket even if it fails
         return True
 
     def _ended(self) -> None:

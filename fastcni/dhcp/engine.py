@@ -200,11 +200,11 @@ class Engine:
     def send(self, client: Client, data: bytes) -> None:
         ear, lease = client.sock, client.lease
         assert ear                      # the client has called listen()
-        if ear.sender and lease:        # RENEWING
+        if ear.sender and lease:        # in state RENEWING
             try:
                 ear.sender.sendto(data, (address.ip_text(lease.server), packet_sockets.SERVER_PORT))
                 return
-            except OSError as e:        # for example a firewall in the pod rejects it
+            except OSError as e:        # for example a firewall in the pod rejects the message
                 self.log.debug("no_unicast", lease=client.owner.name, why=str(e))
         source = lease.address if lease and client.configured else packets.NO_ADDRESS
         packet_sockets.send_to(ear.sock, client.owner.ifname, frames.to_server(data, source))

@@ -43,7 +43,7 @@ BY_SOURCE, BY_PROTOCOL, BY_DESTINATION_PORT = 1 << 0, 1 << 3, 1 << 5
 
 
 def forget_untranslated(batch: Batch, family: int, protocol: int, port: int) -> Batch:
-    """Delete the flows to a port that have no NAT. Linux before 6.8 answers EINVAL."""
+    """Delete the flows without NAT whose first packet went to `port`. Linux before 6.8 answers EINVAL."""
     batch.begin(IPCTNL_MSG_CT_DELETE, NLM_F_ACK, nfgenmsg(family), f"forget flows to port {port}")
     to_port(batch, protocol, port)
     return batch.be32(CTA_STATUS, 0).be32(CTA_STATUS_MASK, IPS_SRC_NAT | IPS_DST_NAT)

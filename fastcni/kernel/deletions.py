@@ -42,7 +42,7 @@ def announce(sock: Socket, mark: str) -> None:
     try:
         out.sendto(message, (0, GROUP))
     except OSError as e:
-        if e.errno not in (ECONNREFUSED, ENOBUFS):      # ECONNREFUSED: sent to the group, but port 0 has no receiver
+        if e.errno not in (ECONNREFUSED, ENOBUFS):      # ECONNREFUSED: the group got the message; no socket has port 0
             raise
     finally:
         out.close()

@@ -39,7 +39,7 @@ SKF_AD_NLATTR, SKF_AD_NLATTR_NEST = 0xFFFFF00C, 0xFFFFF010
 TYPE, PORT, FAMILY, INDEX, NETCONF_INDEX = 4, 12, 16, 20, 24        # offsets in a notification
 NEIGHBOUR_FLAGS, NEIGHBOUR_ATTRIBUTES, LINK_ATTRIBUTES = 26, 28, 32
 ALL = 0xFFFFFFFF
-MAX_LINKS = 64                                 # jumps are 8 bits wide
+MAX_LINKS = 64                                 # limit for links(), because a BPF jump has 8 bits
 
 
 def links(indexes: Collection[int]) -> Program:

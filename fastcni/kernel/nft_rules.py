@@ -229,7 +229,7 @@ def drop() -> Expression:
 
 
 def leave() -> Expression:
-    """return: continue in the calling chain"""
+    """Do `return`: continue in the calling chain."""
     return verdict(nft.NFT_RETURN)
 
 
@@ -238,7 +238,7 @@ def jump(chain: str) -> Expression:
 
 
 def go_to(chain: str) -> Expression:
-    """goto <chain>"""
+    """Do `goto <chain>`."""
     return verdict(nft.NFT_GOTO, chain)
 
 
@@ -266,12 +266,12 @@ def update_limit(set_name: str, set_id: int, rate: int, burst: int) -> Expressio
 
 
 def limit(rate: int, burst: int) -> Expression:
-    """limit rate <rate>/second burst <burst> packets. NFTA_LIMIT_RATE 1, _UNIT 2 (seconds), _BURST 3"""
+    """Continue within `limit rate <rate>/second burst <burst> packets`. NFTA_LIMIT_RATE 1, _UNIT 2 (seconds), _BURST 3"""
     return "limit", lambda b: b.be64(1, rate).be64(2, 1).be32(3, burst)
 
 
 def set_nftrace(on: bool) -> tuple[Expression, ...]:
-    """meta nftrace set 1, or 0. NFTA_IMMEDIATE_DREG 1, _DATA 2; NFTA_META_KEY 2, _SREG 3"""
+    """Do `meta nftrace set 1`, or `0` if not `on`. NFTA_IMMEDIATE_DREG 1, _DATA 2; NFTA_META_KEY 2, _SREG 3"""
     return (("immediate", lambda b: b.be32(1, NFT_REG_1).nest(2).raw(nft.NFTA_DATA_VALUE, b"%c" % on).end()),
             ("meta", lambda b: b.be32(2, NFT_META_NFTRACE).be32(3, NFT_REG_1)))
 
@@ -309,7 +309,7 @@ def masquerade(flags: int = 0) -> Expression:
 
 
 def dup_to_iif() -> tuple[Expression, ...]:
-    """dup to iif: send a copy over the link that has received the packet. NFTA_DUP_SREG_DEV 2"""
+    """Send a copy of the packet over the link that has received it: `dup to iif`. NFTA_DUP_SREG_DEV 2"""
     return meta(NFT_META_IIF), ("dup", lambda b: b.be32(2, NFT_REG_1))
 
 
@@ -326,22 +326,22 @@ def daddr(length: int) -> tuple[Expression, ...]:
 
 
 def saddr_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
-    """ip saddr <network>/<prefix>"""
+    """Match `ip saddr <network>/<prefix>`."""
     return *saddr(len(network)), *_within(network, prefix)
 
 
 def saddr_not_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
-    """ip saddr != <network>/<prefix>"""
+    """Match `ip saddr != <network>/<prefix>`."""
     return *saddr(len(network)), *_within(network, prefix, NFT_CMP_NEQ)
 
 
 def daddr_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
-    """ip daddr <network>/<prefix>"""
+    """Match `ip daddr <network>/<prefix>`."""
     return *daddr(len(network)), *_within(network, prefix)
 
 
 def daddr_not_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
-    """ip daddr != <network>/<prefix>"""
+    """Match `ip daddr != <network>/<prefix>`."""
     return *daddr(len(network)), *_within(network, prefix, NFT_CMP_NEQ)
 
 
@@ -377,67 +377,67 @@ def iifname_and_oifname() -> tuple[Expression, ...]:
 
 
 def iif_is_not(ifindex: int) -> tuple[Expression, ...]:
-    """iif != <ifindex>"""
+    """Match `iif != <ifindex>`."""
     return meta(NFT_META_IIF), compare(ifindex.to_bytes(4, nft.ORDER), NFT_CMP_NEQ)
 
 
 def ether_type(number: int) -> tuple[Expression, ...]:
-    """meta protocol <number>; if the frame has a VLAN tag, the ethertype after the tag"""
+    """Match `meta protocol <number>`: if the frame has a VLAN tag, the ethertype after the tag."""
     return meta(NFT_META_PROTOCOL), compare(number.to_bytes(2, "big"))
 
 
 def other_ether_type(number: int) -> tuple[Expression, ...]:
-    """meta protocol != <number>"""
+    """Match `meta protocol != <number>`."""
     return meta(NFT_META_PROTOCOL), compare(number.to_bytes(2, "big"), NFT_CMP_NEQ)
 
 
 def icmpv6_type(number: int) -> tuple[Expression, ...]:
-    """icmpv6 type <number>; an earlier expression must select IPv6"""
+    """Match `icmpv6 type <number>`. An earlier expression must select IPv6."""
     return (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(ICMPV6_TYPE), compare(bytes((number,))))
 
 
 def to_local_address() -> tuple[Expression, ...]:
-    """fib daddr type local"""
+    """Match `fib daddr type local`."""
     return fib_daddr_type(), compare(RTN_LOCAL.to_bytes(4, nft.ORDER))
 
 
 def from_local_address() -> tuple[Expression, ...]:
-    """fib saddr type local"""
+    """Match `fib saddr type local`."""
     return fib_type(NFTA_FIB_F_SADDR), compare(RTN_LOCAL.to_bytes(4, nft.ORDER))
 
 
 def any_ct_mark(bits: int) -> tuple[Expression, ...]:
-    """ct mark and <bits> != 0"""
+    """Match `ct mark and <bits> != 0`."""
     return ct(NFT_CT_MARK), *_any_bit(bits)
 
 
 def any_mark(bits: int) -> tuple[Expression, ...]:
-    """meta mark and <bits> != 0"""
+    """Match `meta mark and <bits> != 0`."""
     return meta(NFT_META_MARK), *_any_bit(bits)
 
 
 def destination_translated() -> tuple[Expression, ...]:
-    """ct status dnat"""
+    """Match `ct status dnat`."""
     return ct(NFT_CT_STATUS), *_any_bit(nft.IPS_DST_NAT)
 
 
 def established() -> tuple[Expression, ...]:
-    """ct state established"""
+    """Match `ct state established`."""
     return ct(NFT_CT_STATE), *_any_bit(NF_CT_STATE_ESTABLISHED)
 
 
 def related() -> tuple[Expression, ...]:
-    """ct state related"""
+    """Match `ct state related`."""
     return ct(NFT_CT_STATE), *_any_bit(NF_CT_STATE_RELATED)
 
 
 def established_or_related() -> tuple[Expression, ...]:
-    """ct state established,related"""
+    """Match `ct state established,related`."""
     return ct(NFT_CT_STATE), *_any_bit(NF_CT_STATE_ESTABLISHED | NF_CT_STATE_RELATED)
 
 
 def destination_not_translated() -> tuple[Expression, ...]:
-    """ct status & dnat == 0"""
+    """Match `ct status & dnat == 0`."""
     return ct(NFT_CT_STATUS), mask(nft.IPS_DST_NAT.to_bytes(4, nft.ORDER)), compare(bytes(4))
 
 

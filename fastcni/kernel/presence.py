@@ -183,8 +183,8 @@ def has_namespaces(directory: str) -> bool:
 
 
 def shares_mounts() -> bool:
-    """Return whether this process has the same mounts as the node's first process. False also if this process does not
-    see all processes of the node, because process 1 may then be a container's."""
+    """Return whether this process has the same mounts as the node's first process. Return False also if this process
+    does not see all processes of the node, because process 1 may then be a container's."""
     try:
         return sees_processes() and os.stat("/proc/self/ns/mnt").st_ino == os.stat("/proc/1/ns/mnt").st_ino
     except OSError:

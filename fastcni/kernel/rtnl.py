@@ -291,7 +291,7 @@ def read_ipv4_conf(payload: bytes, number: int) -> int:
 def set_alias(batch: Batch, index: int, alias: str, *, what: str | None = None) -> Batch:
     """Set a link's alias, a text of up to 255 bytes. The kernel accepts no alias in the request that makes the link."""
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"set the alias of link {index}")
-    return batch.raw(uapi.IFLA_IFALIAS, alias.encode())         # no closing NUL: the kernel would count it as a character
+    return batch.raw(uapi.IFLA_IFALIAS, alias.encode())     # no closing NUL: the kernel would count it as a character
 
 
 def set_group(batch: Batch, index: int, group: int, *, what: str | None = None) -> Batch:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 # Seconds; docs/server-waits.md has the table of these limits.
-DELEGATE_TIMEOUT_S = 240.0      # for other projects' IPAM plugins; the slowest known, dhcp, tries for 208 s
-PROGRAM_TIMEOUT_S = 60.0        # iptables and other tools
+DELEGATE_TIMEOUT_S = 240.0      # limit for other projects' IPAM plugins; the slowest known plugin, dhcp, tries for 208 s
+PROGRAM_TIMEOUT_S = 60.0        # limit for iptables and other tools
 LOCK_TIMEOUT_S = 30.0           # limit for a lock that only root can hold
 NAMESPACE_LOCK_TIMEOUT_S = 2.0  # limit for a lock that a pod can hold, too
 ROLLBACK_TIMEOUT_S = 10.0       # the limit of each wait while an ADD is rolled back
@@ -33,10 +33,10 @@ GONE = 2                        # await_input() returns GONE if the caller has l
 # that lock.
 ANNOUNCEMENT, PROGRAM, LOCK, NAMESPACE_LOCK, BUS = "announcement", "program", "lock", "namespace lock", "bus"
 IPAM, DELEGATE = "ipam", "delegate"     # further phases of a request, see Request.spent()
-STORE = "store"                 # for an answer of the store of cluster-wide addresses: a few seconds at most
-DHCP = "dhcp daemon"            # for a lease
-AGENT = "policy agent"          # for network policies: until the agent knows the pod
-OVSDB = "ovsdb"                 # for Open vSwitch: until its database answers or its daemon has set up a port
+STORE = "store"                 # wait for an answer of the store of cluster-wide addresses: a few seconds at most
+DHCP = "dhcp daemon"            # wait for a lease
+AGENT = "policy agent"          # wait for network policies: until the agent knows the pod
+OVSDB = "ovsdb"                 # wait for Open vSwitch: until its database answers or its daemon has set up a port
 
 
 class CallerGone(Exception):

@@ -16,7 +16,7 @@ from fastcni.clients.site_packages import NEEDED
 from fastcni.launcher.strip import stripped, without_columns
 
 PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
-ROWS = ("spec", "kernel", "clients", "kit", "plugins")  # the packages below handle.py
+ROWS = ("spec", "kernel", "clients", "kit", "plugins")  # packages whose modules go into a plugin file
 # Modules of the packages in ROWS that only the server, the agent, commands and type checkers import
 NOT_PACKED = ("kernel/devices/vxlan.py", "kernel/devices/wireguard.py", "kernel/nft_trace.py",
               "kit/datapath/restrict.py", "kit/firewall/contract.py", "kit/ipam/cluster/stores/whereabouts_pools.py",

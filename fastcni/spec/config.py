@@ -90,8 +90,8 @@ class Section:
         return self.below(self._typed(key, dict, "an object", {}), self.path(key))
 
     def integer(self, key: str, default: Any = 0, low: int | None = None, high: int | None = None) -> Any:
-        """Return an integer from low to high, or without bounds any integer of 64 bits; the parameter `default` if the
-        key is absent. 1500.0 is not an integer."""
+        """Return the integer under `key`, which must be from `low` to `high`, or without bounds any integer of 64 bits;
+        the parameter `default` if the key is absent. 1500.0 is not an integer."""
         value = self.raw(key)
         if value is None:
             return default
