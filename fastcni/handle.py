@@ -231,7 +231,7 @@ def about(plugin: str, supported: Sequence[str]) -> tuple[str, str]:
 
 
 def check_variables(env: Mapping[str, str], command: str) -> None:
-    """Raise CniError 3 or 4 for invalid variables, then CniError 4 for missing ones."""
+    """Raise CniError 3 or 4 for invalid variables, then CniError 4 for missing variables."""
     missing = []
     for name in NEEDS.get(command, ()):
         value = env.get(name)

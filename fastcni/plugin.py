@@ -99,7 +99,8 @@ def add_veth(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, mac: bytes | N
 
 
 def add_link(req: Request, pod: Pod, undo: Undo, kind: str, *, mtu: int = 0, mac: bytes | None = None) -> Link:
-    """Make a link of that kind ("dummy") in the pod: return its Link, named CNI_IFNAME and down.
+    """Make a link of the kind `kind`, such as "dummy", in the pod. Return its Link, which has the name CNI_IFNAME and
+    is down.
 
     The parameters are the same as in add_veth(). add_link() registers the rollback. Raises NetlinkError.
     """
@@ -118,8 +119,8 @@ def configure_link(pod: Pod, link: Link, result: Result) -> None:
 
 
 def configure_host(pod: Pod, host: Link, result: Result) -> None:
-    """Give the host end of a veth pair the gateways of a result as addresses, and a route to each of the pod's
-    addresses.
+    """Set the gateways of a result as addresses of the host end of a veth pair, and add a route to each of the pod's
+    addresses over this end.
 
     Each of the result's "ips" must have a "gateway". No rollback is needed. Raises NetlinkError.
     """

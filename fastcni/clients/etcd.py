@@ -182,8 +182,8 @@ class Client:
     def renew(self, lease: int, key: str) -> bool:
         """Keep a lease alive. Return False if the lease no longer exists. key: any key that this user may read.
 
-        The answer has the revision of the answering member, which may be behind. So if that revision is lower than the
-        revision in `history`, a read checks whether the cluster was restored from a backup.
+        The answer has the revision of the etcd member that answers. This member may be behind other members. So if that
+        revision is lower than the revision in `history`, a read checks whether the cluster was restored from a backup.
         """
         result = self.call("/lease/keepalive", {"ID": lease}).get("result", {})
         header = result.get("header", {})

@@ -7,8 +7,8 @@ deadline for all endpoints together.
     with http.stream("POST", "/v3/watch", {...}, stop=lambda: False) as stream:
         for document in stream: ...             # one document a line, as they arrive
 
-The object keeps its connections, which threads share. If an endpoint fails or does not answer in time, the request goes
-to the next endpoint. The next request goes first to the endpoint that has answered. A request may reach a service
+An Http object keeps its connections, which threads share. If an endpoint fails or does not answer in time, the request
+goes to the next endpoint. The next request goes first to the endpoint that has answered. A request may reach a service
 twice, through two endpoints: send only requests that may be repeated. The first request imports urllib3.
 """
 

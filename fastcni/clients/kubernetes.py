@@ -87,7 +87,7 @@ class Api:
             return None
 
     def create(self, path: str, document: Object) -> Object:
-        """Create an object, and return it as stored. Raises Conflict, Away."""
+        """Create an object, and return the object as the API server has stored it. Raises Conflict, Away."""
         started = time.monotonic()
         try:
             made = self._expect("POST", f"{path}?{MANAGER}", document)

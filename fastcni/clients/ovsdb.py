@@ -42,7 +42,7 @@ class Ovsdb:
 
     def __init__(self, address: str, seconds: float) -> None:
         self.address, self.received, self.asked = address, b"", 0
-        self.answers: dict[int, Any] = {}           # {number of a request: received answer that answer() has not returned}
+        self.answers: dict[int, Any] = {}           # {number of a request: answer that answer() has not returned}
         self.updates: list[dict[str, Any]] = []     # updates of monitored tables that next_update() has not returned
         try:
             self.stream = streams.Stream(socket_address(address), waiting.limit(seconds), waiting.OVSDB)

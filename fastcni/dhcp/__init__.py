@@ -1,4 +1,4 @@
-"""The DHCP daemon: it acquires and renews the leases of pods, in one thread.
+"""Run the DHCP daemon, which acquires and renews the leases of pods in one thread.
 
     daemon         the program `dhcp daemon`: flags, signals, pidfile
     flags          the daemon's flags, in the form of Go's flag package

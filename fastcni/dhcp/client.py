@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         def settle(self, client: Client, error: str = "") -> None:
             """Answer the plugins that wait for the lease."""
         def drop(self, client: Client) -> None:
-            """Remove the client, which has no lease, from the clients."""
+            """Remove the client, which has no lease, from the engine's clients."""
         def vanished(self, client: Client, why: str) -> None:
             """Handle that the pod's namespace or link no longer exists: release the lease, and forget the client."""
 

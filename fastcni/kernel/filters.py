@@ -81,8 +81,8 @@ def link_kinds(kinds: Iterable[str]) -> Program:
 
 
 def deletions() -> Program:
-    """Return the filter that passes answers to requests, and each RTM_DELLINK of a link itself. It drops the earlier
-    RTM_DELLINK in which a bridge reports that a port has left."""
+    """Return the filter that passes answers to requests, and each RTM_DELLINK of a link itself. The filter drops the
+    earlier RTM_DELLINK in which a bridge reports that a port has left."""
     return [
         (LDH, 0, 0, TYPE),
         (JEQ, 1, 0, swap16(uapi.RTM_DELLINK)),

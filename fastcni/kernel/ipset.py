@@ -86,7 +86,7 @@ def read_match_flags(info: bytes) -> int | None:
 
 
 def get_match(batch: Batch, length: int) -> Batch:
-    """Ask whether iptables rules can match sets. The kernel answers ENOENT without xt_set, EINVAL without
-    nft_compat."""
+    """Ask whether iptables rules can match sets. The kernel answers ENOENT if it has no module xt_set, EINVAL if it has
+    no module nft_compat."""
     batch.begin(NFNL_MSG_COMPAT_GET, NLM_F_ACK, nfgenmsg(FAMILIES[length][0]), "look up the iptables match set")
     return batch.text(NFTA_COMPAT_NAME, "set").be32(NFTA_COMPAT_REV, 1).be32(NFTA_COMPAT_TYPE, 0)

@@ -6,8 +6,8 @@
     wire.exchange(sock, nft.stop(b))
 
 kernel/nft_elements.py has the messages of sets and elements, kernel/nft_rules.py has the messages of rules. Names and
-layouts: include/uapi/linux/netfilter/nf_tables.h. Comments are stored as libnftnl stores them, so that `nft list
-ruleset` shows them.
+layouts: include/uapi/linux/netfilter/nf_tables.h. Comments have libnftnl's format, so that `nft list ruleset` shows
+them.
 """
 
 from __future__ import annotations

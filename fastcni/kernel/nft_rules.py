@@ -266,7 +266,7 @@ def update_limit(set_name: str, set_id: int, rate: int, burst: int) -> Expressio
 
 
 def limit(rate: int, burst: int) -> Expression:
-    """Continue within `limit rate <rate>/second burst <burst> packets`. NFTA_LIMIT_RATE 1, _UNIT 2 (seconds), _BURST 3"""
+    """Match `limit rate <rate>/second burst <burst> packets`. NFTA_LIMIT_RATE 1, _UNIT 2 (seconds), _BURST 3"""
     return "limit", lambda b: b.be64(1, rate).be64(2, 1).be32(3, burst)
 
 

@@ -31,8 +31,8 @@ def fib_rule_hdr(family: int, source_prefix: int = 0, table: int = 0, action: in
 
 
 def rule(batch: Batch, source: bytes, table: int, *, delete: bool = False, what: str | None = None) -> Batch:
-    """Add `from <source> lookup <table>`, in front of all rules but the local table's, or delete the first such
-    rule."""
+    """Add `from <source> lookup <table>` after the rule of table local and in front of all other rules; or delete the
+    first rule with this text."""
     kind, flags = (uapi.RTM_DELRULE, NLM_F_ACK) if delete else (uapi.RTM_NEWRULE, rtnl.CREATE)
     batch.begin(kind, flags, fib_rule_hdr(rtnl.family_of(source), 8 * len(source), table, uapi.FR_ACT_TO_TBL), what)
     batch.raw(uapi.FRA_SRC, source)

@@ -40,7 +40,7 @@ def read_index(payload: bytes) -> int:
 
 def is_of_link(payload: bytes) -> bool:
     """Return whether an RTM_*LINK payload is about the link itself. A bridge also sends RTM_*LINK about its ports, with
-    the family AF_BRIDGE. If a port's link is deleted, the bridge's RTM_DELLINK comes before the link's."""
+    the family AF_BRIDGE. If a port's link is deleted, the bridge's RTM_DELLINK comes before the link's own."""
     return payload[0] == uapi.AF_UNSPEC
 
 

@@ -224,7 +224,7 @@ class Filter:
 
     protocol  ETH_P_*
     priority  filters of one protocol have the same priority
-    classid   a number as from handle()
+    classid   a number made by handle()
     selector  the bytes of selector()
     redirect  index of the link to which packets are redirected, 0 for none
     """

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-# Seconds; docs/server-waits.md has the table of these limits.
-DELEGATE_TIMEOUT_S = 240.0      # limit for other projects' IPAM plugins; the slowest known plugin, dhcp, tries for 208 s
-PROGRAM_TIMEOUT_S = 60.0        # limit for iptables and other tools
-LOCK_TIMEOUT_S = 30.0           # limit for a lock that only root can hold
-NAMESPACE_LOCK_TIMEOUT_S = 2.0  # limit for a lock that a pod can hold, too
-ROLLBACK_TIMEOUT_S = 10.0       # the limit of each wait while an ADD is rolled back
+# Limits of waits in seconds; docs/server-waits.md has the table of these limits.
+DELEGATE_TIMEOUT_S = 240.0      # for other projects' IPAM plugins; the slowest known plugin, dhcp, tries for 208 s
+PROGRAM_TIMEOUT_S = 60.0        # for iptables and other tools
+LOCK_TIMEOUT_S = 30.0           # for a lock that only root can hold
+NAMESPACE_LOCK_TIMEOUT_S = 2.0  # for a lock that a pod can hold, too
+ROLLBACK_TIMEOUT_S = 10.0       # for each wait while an ADD is rolled back
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.02       # pause between two tries of until()
 GONE = 2                        # await_input() returns GONE if the caller has left
 

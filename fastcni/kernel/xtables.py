@@ -54,7 +54,7 @@ def forward_bytes(info: bytes) -> int:
 
 
 def read_table(length: int, table: str) -> Table:
-    """Return the rules of a table. Arguments and errors are those of get_info()."""
+    """Return the rules of a table. The arguments and errors are the same as for get_info()."""
     for left in reversed(range(MAX_TRIES)):
         info = get_info(length, table)
         size = number(info, SIZE)

@@ -38,9 +38,9 @@ class Finder:
     """A meta path finder and loader of the modules in the open plugin file.
 
     index: {module name: (kind, offset, length)}; offset and length in bytes of the file. The Finder reads the code of a
-    "package", "module" or "extension" when it is imported. The import of a "group" runs all modules of some parts; its
-    offset is the list of these parts' places. An "elsewhere" is an extension module of the interpreter; its offset is
-    the file name, so that the Finder need not list the interpreter's directory.
+    "package", "module" or "extension" when code imports the module. The import of a "group" runs all modules of some
+    parts; its offset is the list of these parts' places. An "elsewhere" is an extension module of the interpreter; its
+    offset is the file name, so that the Finder need not list the interpreter's directory.
 
     late: the marshalled index of further modules, which few requests import. extensions: the interpreter's directory of
     extension modules, for python_core.elf. plain: the modules, except packages, that preload() has run. parts: offsets

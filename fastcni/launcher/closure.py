@@ -1,9 +1,9 @@
 """Find, read and check the modules that a plugin of another distribution adds to a plugin file, without importing the
 modules.
 
-A module may import the standard library, the modules of fastcni that a plugin file has, and the Python modules of its
-distribution. In a `try:` that catches ImportError it may import any module. Imports under `if TYPE_CHECKING:` are
-ignored. Imports by a computed name, for example by importlib.import_module(), are not found.
+A module may import the standard library, the modules of fastcni that a plugin file has, and the Python modules of the
+plugin's distribution. In a `try:` that catches ImportError it may import any module. Imports under `if TYPE_CHECKING:`
+are ignored. Imports by a computed name, for example by importlib.import_module(), are not found.
 """
 
 from __future__ import annotations

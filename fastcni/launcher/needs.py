@@ -85,7 +85,8 @@ def groups(ends: Iterable[str], needs: dict[str, list[str]]) -> list[list[str]]:
 
 
 def needs_of(sources: dict[str, bytes]) -> dict[str, list[str]]:
-    """Return {module name: the known modules that it imports when it is run} for {module name: source}.
+    """Return {module name: the modules of `sources` that the module imports when it is run}. sources: {module name:
+    source}.
 
     Imports inside functions are ignored, because they are intentionally late. Imports for type checkers are ignored,
     too.

@@ -315,7 +315,7 @@ def command_line(arguments: Sequence[str | os.PathLike[str]]) -> str:
 
 
 def quoted(argument: str) -> str:
-    """Return one argument quoted. Raise InstallError if a unit cannot contain it."""
+    """Return one argument quoted. Raise InstallError if a unit cannot contain the argument."""
     if not argument.isprintable():      # also rejects bytes that are not UTF-8, which os.fsdecode turns into surrogates
         raise InstallError(f"a systemd unit cannot contain {argument!r}; use a path of printable characters")
     escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")

@@ -279,8 +279,8 @@ DOWN = (fold_into_ip4_and_ip6, add_ip_version)
 
 
 def check_set(result: Result) -> Result:
-    """Return the result, in the newest shape. Raises CniError 6 for an entry of ips without an address, or of routes
-    without a destination."""
+    """Check and return a result in the newest shape. Raises CniError 6 for an entry of ips without an address, or an
+    entry of routes without a destination."""
     for key, member in (("ips", "address"), ("routes", "dst")):
         for i, entry in enumerate(result.get(key, ())):
             if entry.get(member, UNSET_CIDR) == UNSET_CIDR:

@@ -1,1 +1,1 @@
-"""Sockets other than netlink's: packet sockets, streams to daemons, the sockets that wait at a port; host names."""
+"""Open packet sockets and streams to daemons, list the sockets that wait at a port, and look up host names."""
