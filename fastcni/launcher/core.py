@@ -94,7 +94,7 @@ NO_CORE = (0,) * (3 + 2 * MAX_PARTS)
 
 
 def up(offset: int) -> int:
-    """Round an offset up to the end of its page."""
+    """Return the end of the page that contains the byte at this offset."""
     return (offset // PAGE_BYTES + 1) * PAGE_BYTES
 
 
