@@ -10,5 +10,5 @@ request.
     hosts            the network namespaces of callers, each with its open sockets and cached state
     facts            cached kernel state, valid until the kernel notifies a change
     configurations   network configurations, decoded once for all pods of a network
-    grouped_deletes  deletes links together
+    grouped_deletes  deletes the links of several requests by one request to the kernel
 """

@@ -1,8 +1,8 @@
 """Accept connections, read the request of each, and put the request on the queue.
 
 Any number of threads may call wait(); the kernel wakes one of them for each event (epoll(7), EPOLLONESHOT). The thread
-that accepts a connection also reads its request, which usually follows within microseconds. Otherwise epoll watches the
-connection. So a caller that only connects, or never reads, cannot block the acceptor.
+that accepts a connection also reads its request, which usually follows within microseconds. If the request does not
+follow, epoll watches the connection. So a caller that only connects, or never reads, cannot block the acceptor.
 
 Requests go onto the queue in the order of their connections. So before a thread reads a request, it reads the requests
 that have arrived on earlier connections, whose threads have not woken up yet.
@@ -51,7 +51,7 @@ ONCE = select.EPOLLIN | select.EPOLLONESHOT
 class Acceptor:
     """listener: a listening SEQPACKET socket, non-blocking. queue: a RequestQueue. wakeup: wakes a thread in wait().
     uids: the user ids whose requests are served. latency: a LatencyRequest. control: {name of a control request:
-    function that answers it, given the connection and its variables}. records: gets the ended requests."""
+    function that answers it, given the connection and its variables}. records: the Records of ended requests."""
 
     def __init__(self, listener: socket, queue: RequestQueue, wakeup: Wakeup, uids: frozenset[int],
                  latency: LatencyRequest, log: Logger) -> None:
@@ -93,7 +93,7 @@ class Acceptor:
             self.wakeup.clear()
             self.events.modify(self.wakeup, ONCE)
         elif fd == self.latency.timer:
-            with self.order:            # no request holds the lock
+            with self.order:            # the lock under which threads call latency.hold()
                 self.latency.release()
             self.events.modify(fd, ONCE)
         elif fd >= 0 and self.open:
@@ -102,8 +102,8 @@ class Acceptor:
             self._close_silent()
 
     def probe(self) -> socket:
-        """Send a VERSION request to this server. Return this end of its connection, a non-blocking socket. The answer
-        arrives when a worker has taken the request from the queue."""
+        """Send a VERSION request to this server. Return the sender's end of the connection, a non-blocking socket. The
+        answer arrives when a worker has taken the request from the queue."""
         probe, peer = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK)
         probe.send(protocol.request("loopback", {"CNI_COMMAND": "VERSION"}))
         self.probe_connection = Connection(peer.detach())
@@ -111,8 +111,8 @@ class Acceptor:
         return probe
 
     def submit(self, plugin: str, env: dict[str, str], stdin: bytes, home: int) -> socket:
-        """Put a request of the server itself onto the queue. Return this end of its connection: closing it ends the
-        request. home: a descriptor of the namespace in which the request runs. Raises OSError."""
+        """Put a request of the server itself onto the queue. Return the sender's end of the connection; closing that
+        socket ends the request. home: a descriptor of the namespace in which the request runs. Raises OSError."""
         ours, peer = socketpair(AF_UNIX, SOCK_SEQPACKET)
         message = protocol.Message()
         message.plugin, message.env, message.stdin, message.netns = plugin, env, stdin, None
@@ -161,14 +161,14 @@ class Acceptor:
         await_message(fd, REQUEST_DELAY_MS)
         with self.order:
             if conn not in self.arriving:
-                return                  # the thread of a later connection has read it
+                return                  # the thread of a later connection has read the request
             self._read_up_to(conn)
             if conn in self.arriving:
                 del self.arriving[conn]
                 self._watch(conn)
 
     def _read_up_to(self, conn: Connection) -> None:
-        """Read the requests that have arrived on the connections up to this one, in the order of the connections."""
+        """Read the requests that have arrived on the connections up to `conn`, in the order of the connections."""
         for each in list(self.arriving):
             if self._read(each):
                 del self.arriving[each]
@@ -193,7 +193,7 @@ class Acceptor:
             if conn.uid in self.uids:
                 return conn
             self.user_refused("user_refused", uid=conn.uid, pid=conn.pid)
-            conn.close()                # unread: the launcher goes one-shot
+            conn.close()                # the request stays unread, so the launcher goes one-shot
 
     def _read(self, conn: Connection) -> bool:
         """Read a connection's request. Return False if the request has not arrived."""
@@ -244,7 +244,7 @@ class Acceptor:
         for fd, (conn, since) in list(self.silent.items()):
             if len(self.silent) <= MAX_SILENT and since + SILENT_TIMEOUT_S > monotonic():
                 return
-            if self.silent.pop(fd, None):       # no other thread has handled it
+            if self.silent.pop(fd, None):       # no other thread has handled the connection
                 conn.close()
 
 
@@ -297,7 +297,7 @@ def decline(conn: Connection) -> None:
 
 
 def refuse(call: Call, why: str) -> None:
-    """Answer a call that is not run: code 11, try again later."""
+    """Reject a call: answer with error code 11, try again later."""
     call.message.close()
     error = CniError(errors.TRY_AGAIN_LATER, why, "the node has more to do than it can; it is safe to try again")
     try:

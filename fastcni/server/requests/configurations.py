@@ -1,4 +1,4 @@
-"""Decode the configuration that the pods of a network share once, and keep what their plugins read of it."""
+"""Decode each network configuration once for all pods of the network, and keep the values that plugins read from it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fastcni.kit.call.request import check_conf, decode_conf, read_name_and_vers
 from fastcni.server.bounded import forget_oldest
 from fastcni.spec.config import Section
 
-MAX_KNOWN = 256                 # the number of configurations; the oldest is forgotten
+MAX_KNOWN = 256                 # decoded configurations to keep; a further configuration replaces the oldest
 MAX_BYTES = 16 << 10            # bytes of one configuration
 
 
 class Configurations:
-    """The decoded configurations. decode(stdin) has the results and errors of kit.call.request.read_conf(). A
-    prevResult belongs to one pod; pods share the rest.
+    """The decoded configurations. decode(stdin) returns and raises the same as kit.call.request.read_conf(). Pods share
+    a configuration without its prevResult, which belongs to one pod.
 
     known  {stdin, or a configuration without its prevResult: Section}, the oldest first
     """
@@ -38,11 +38,11 @@ class Configurations:
         return Section(values, common=self.known.get(key) or self._keep(key, check_conf(Section(rest))))
 
     def read(self, stdin: bytes) -> tuple[str, Callable[[bytes], Section]]:
-        """Return (the network's name, decode). decode(stdin) is for the mode: it returns the decoded configuration, or
-        raises its error; in that case the name is ""."""
+        """Return (the network's name, decode). The mode calls decode(stdin), which returns the decoded configuration.
+        If the configuration is invalid, the name is "", and decode() raises the error."""
         try:
             section = self.decode(stdin)
-        except Exception as e:          # handle() reports the error, in its order of checks
+        except Exception as e:          # handle() calls decode() after its other checks, and reports the error
             return "", raising(e)
         return section.once(read_name_and_version)[0], lambda stdin: section
 

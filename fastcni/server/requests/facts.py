@@ -1,10 +1,11 @@
 """Cache kernel state of a caller's namespace until the kernel notifies a change, without any time limit.
 
-The kernel queues a notification in the same step as a change. Before cached state is used, the queued notifications are
-read. Of notifications about links, a BPF filter in the kernel passes only those of links with cached state.
+The kernel queues a notification in the same step as a change. Before the server uses cached state, it reads the queued
+notifications. Of the notifications about links, a BPF filter in the kernel passes only those about links with cached
+state.
 
-No notifications are read about the veth pairs that ADDs made: a DEL checks whether its pair still exists
-(WarmMode.take_pair).
+The server reads no notifications about the veth pairs that ADDs made. Instead, a DEL checks whether its pair still
+exists (WarmMode.take_pair).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from fastcni.server.bounded import forget_oldest
 ROUTE_GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR, uapi.RTNLGRP_IPV4_NETCONF,
                 uapi.RTNLGRP_IPV6_NETCONF)
 NETCONF = (uapi.RTM_NEWNETCONF, uapi.RTM_DELNETCONF)
-MAX_PAIRS = 10_000              # a DEL whose pair was forgotten asks the kernel
-ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # messages that change no table
+MAX_PAIRS = 10_000              # veth pairs to keep; the DEL of a forgotten pair asks the kernel
+ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # they invalidate no cached state
 
 RULES = (nft.NFT_MSG_NEWRULE, nft.NFT_MSG_DELRULE)
 CHAIN_NAMES = {nft.NFT_MSG_NEWCHAIN: nft.NFTA_CHAIN_NAME, nft.NFT_MSG_DELCHAIN: nft.NFTA_CHAIN_NAME,
@@ -34,14 +35,14 @@ Key = tuple[Any, ...]           # see Mode.recall()
 
 
 class Facts:
-    """The cache of one namespace, for any number of threads. Create it in a thread that is in the namespace. Raises
-    OSError."""
+    """The cache of one namespace, for any number of threads. Create the object in a thread that is in the namespace.
+    The constructor raises OSError."""
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.facts: dict[Key, Any] = {}
         self.pairs: dict[Any, Pair] = {}        # veth pairs that ADDs made, the oldest first
-        self.received = 0               # number of notifications: it must not change between a request and its answer
+        self.received = 0               # number of notifications; if it changes during ask(), the result is not cached
         self.watched: set[int] = set()          # indexes of links with cached state
         self.forgotten: tuple[str, int, str, bool] | None = None        # the last change, if nothing was cached since
         self.route = wire.open_socket(groups=ROUTE_GROUPS)
@@ -62,7 +63,8 @@ class Facts:
         return self.pairs.pop(key, None)
 
     def recall(self, key: Key, ask: Callable[[], Any]) -> Any:
-        """Return ask(), cached. ask() is called again only after its result may have changed. See Mode.recall()."""
+        """Return the cached result of ask(). ask() is called again only after a notification of a change that may
+        change the result. See Mode.recall()."""
         with self.lock:
             self._catch_up(key)
             if key in self.facts:
@@ -82,7 +84,7 @@ class Facts:
         return fact
 
     def _watch(self, index: int) -> bool:
-        """Let the filter pass notifications about a link. Return False if it already did."""
+        """Let the filter pass notifications about a link. Return False if the filter already passed them."""
         with self.lock:
             if index in self.watched:
                 return False
@@ -98,7 +100,7 @@ class Facts:
         self.watched.clear()
 
     def _catch_up(self, key: Key) -> None:
-        """Read the notifications about state of this kind."""
+        """Read the queued notifications about the kind of state that `key` names."""
         if key[0] != "nftables":
             wire.drain(self.route, self._receive_route, self._lost)
             return
@@ -122,7 +124,8 @@ class Facts:
             self._receive_link(kind, payload)
 
     def _receive_link(self, kind: int, payload: bytes) -> None:
-        """Update the cached state of a link from its notification, or forget it if the link was deleted."""
+        """Update the cached state of a link from its notification. Forget the state if the link was deleted or
+        renamed."""
         link = rtnl.read_link(payload)
         if kind == uapi.RTM_NEWLINK:
             key = "link", link.name
@@ -139,7 +142,7 @@ class Facts:
         table, family = nft.as_text(fields.get(nft.NFTA_TABLE_NAME, b"")), nft.read_family(payload)
         chain = nft.as_text(fields.get(CHAIN_NAMES.get(kind, -1), b""))
         change = table, family, chain, kind in RULES
-        if change == self.forgotten:    # the next rule of a chain
+        if change == self.forgotten:    # the next rule of a chain whose state is forgotten already
             self.received += 1
             return
         self._forget(lambda key, _: key[0] == "nftables" and depends(key, *change))

@@ -1,13 +1,14 @@
-"""Delete links of one namespace together.
+"""Delete the links of one namespace together, for several CNI requests.
 
-The kernel notifies the deletion of a link within a millisecond, and ends the request 20 ms later. Deletions that arrive
-while a request runs wait, and are sent together as the next request:
+The kernel notifies the deletion of a link within a millisecond, and acknowledges the request 20 ms later. Deletions
+that arrive while a request runs wait, and are sent together as the next request:
 
-    RTM_NEWLINK index=7 IFLA_GROUP=g    for each
+    RTM_NEWLINK index=7 IFLA_GROUP=g    for each link
     RTM_DELLINK IFLA_GROUP=g
 
-For a single link the request is a plain RTM_DELLINK. The first thread leads: it sends the request for all waiting
-threads, and receives the notifications. If its caller leaves, it passes the request to another waiting thread.
+For a single link the request is a plain RTM_DELLINK. The first thread is the leader: it sends the request for all
+waiting threads, and receives the notifications. If the leader's caller leaves, another waiting thread becomes the
+leader.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from fastcni.kernel.waiting import CallerGone, check_caller, waiting
 from fastcni.kit.call.deletion import Deleter, DeleteRequest, Deletion, raise_first, send_out, write_each
 from fastcni.kit.links import announced, find
 
-MAX_LINKS = 128                 # pods' links in one request: the notifications fit into the receive buffer
-LOOK_MS = 100                   # between two checks whether the caller is still connected
+MAX_LINKS = 128                 # pods' links in one request, so that the notifications fit into the receive buffer
+LOOK_MS = 100                   # milliseconds between two checks whether the caller is still connected
 
 
 class SharedRequest(DeleteRequest):
-    """A request of several threads."""
+    """A request to the kernel that deletes the links of several threads."""
 
     __slots__ = ("shared",)
 
@@ -57,8 +58,8 @@ class Shared:
 
 
 class GroupedDeletes(Deleter):
-    """The deletions of one namespace, for any number of threads. Create it in a thread that is in the namespace. Raises
-    OSError.
+    """The deletions of one namespace, for any number of threads. Create the object in a thread that is in the
+    namespace. The constructor raises OSError.
 
     defer(fn, *args): runs a function in another thread.
     """
@@ -81,7 +82,7 @@ class GroupedDeletes(Deleter):
         Raises NetlinkError; CniError 11 if no notification arrives; CallerGone, after which the links may still be
         deleted.
         """
-        check_request()             # another thread sends
+        check_request()             # here, because another thread may send the deletion
         mine = Shared(links)
         with self.lock:
             if self.busy:
@@ -101,7 +102,7 @@ class GroupedDeletes(Deleter):
         raise_first(mine.deletions)
 
     def _lead(self, mine: Shared) -> None:
-        """Run a request: a request that was begun, or a new request for all waiting deletions."""
+        """Run the request that a previous leader has begun, or a new request for all waiting deletions."""
         if not mine.request:
             with self.lock:
                 group = [mine, *(each for each in self.waiting[:MAX_LINKS] if each is not mine)]
@@ -132,7 +133,8 @@ class GroupedDeletes(Deleter):
                 each.gate.open()
 
     def _leave(self, mine: Shared) -> None:
-        """Handle that the caller of `mine` has left: another thread of its request leads, if there is one."""
+        """Handle that the caller of `mine` has left: make another thread of the same request the leader, if its caller
+        has not left."""
         with self.lock:
             mine.caller_left = True
             if mine in self.waiting:
@@ -150,7 +152,7 @@ class GroupedDeletes(Deleter):
             self._pass_on(mine)
 
     # The overridden steps, for a group of links
-
+    # Steps of Deleter, overridden for a group of links
     def send_all(self, request: DeleteRequest) -> None:
         wire.forget(self.watcher)       # notifications of other requests' deletions, and late acknowledgements
         self.send(request, request.deletions, write_group)
@@ -162,7 +164,7 @@ class GroupedDeletes(Deleter):
             if code:
                 super().answered(request, deletions, code, text, offset)
         elif code not in (0, ENODEV):
-            # The kernel has deleted no link of the group: find the link that it does not delete
+            # The kernel has deleted no link of the group: delete the links one by one, to find the rejected link
             self.send(request, [*request.remaining.values()], write_each)
 
     def missed(self, request: DeleteRequest) -> None:
@@ -171,8 +173,8 @@ class GroupedDeletes(Deleter):
 
 
 def write_group(batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequence[Deletion]]:
-    """Write the messages that delete a group, as write_each(). If the kernel rejects the last message, all deletions
-    have failed."""
+    """Write the messages that delete a group of links. Return {sequence: deletions that the answer is about}, like
+    write_each(). If the kernel rejects the last message, all deletions have failed."""
     if len(deletions) == 1:
         return write_each(batch, deletions)
     number = int.from_bytes(os.urandom(4), "big") or 1     # an unused group; 0 is the group of all other links

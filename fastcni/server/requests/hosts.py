@@ -30,8 +30,8 @@ MAX_NAMESPACES = 64             # namespaces in addition to the server's; reques
 class Namespace:
     """A network namespace, with its sockets and cached state.
 
-    fd: its descriptor. home: whether it is the server's own. idle: WarmModes that no request uses. users: how many
-    requests use a WarmMode. left: when the last request ended.
+    fd: a descriptor of the namespace. home: whether it is the server's own namespace. idle: WarmModes that no request
+    uses. users: how many requests use a WarmMode. left: when the last request ended, in monotonic seconds.
     """
 
     __slots__ = ("fd", "home", "facts", "deletes", "watch", "idle", "users", "left")
@@ -53,10 +53,11 @@ class Namespace:
 
 
 class Hosts:
-    """The namespaces. In `with hosts.visit(fd) as mode:` the thread is in the namespace `fd`, and has a WarmMode of it.
+    """The callers' network namespaces. In `with hosts.visit(fd) as mode:` the thread is in the namespace `fd`, and
+    `mode` is a WarmMode of that namespace.
 
     home: a descriptor of the server's own namespace, in which the calling thread is; close() closes the descriptor.
-    cluster, networks: arguments of the modes."""
+    cluster, networks: passed to each WarmMode."""
 
     def __init__(self, home: int, defer: Callable[..., None], restoring: Restoring, cluster: ClusterUpkeep,
                  networks: NetworkSources) -> None:
@@ -70,14 +71,14 @@ class Hosts:
         return Visit(self, fd)
 
     def tidy(self) -> None:
-        """Close namespaces without a request for KEEP_S."""
+        """Close the namespaces that have had no request for KEEP_S."""
         with self.lock:
             gone = [self._forget(key) for key, it in self._unused() if monotonic() - it.left > KEEP_S]
         for namespace in gone:
             namespace.close()
 
     def make_room(self) -> None:
-        """If there are MAX_NAMESPACES, close the namespace that has been unused for the longest time. The caller holds
+        """If MAX_NAMESPACES are open, close the namespace that has been unused for the longest time. The caller holds
         the lock. Raises OSError if requests use all namespaces."""
         if len(self.known) <= MAX_NAMESPACES:
             return
@@ -110,15 +111,15 @@ class Hosts:
 
 
 class Visit:
-    """The visit of a worker to a caller's namespace. Raises OSError on entering it, netns.Lost if the worker cannot
-    return."""
+    """The visit of a worker to a caller's namespace. Entering raises OSError. Leaving raises netns.Lost if the worker
+    cannot return to the server's namespace."""
 
     def __init__(self, hosts: Hosts, fd: int) -> None:
         self.hosts, self.fd = hosts, fd
         self.namespace: Namespace
         self.mode: WarmMode
         self.away: netns.inside | None = None
-        self.clean = False              # the worker sets it if no unread replies are left in the mode's sockets
+        self.clean = False              # the worker sets True if the mode's sockets have no unread replies
 
     def __enter__(self) -> WarmMode:
         key = netns.identity(self.fd)
@@ -152,7 +153,7 @@ class Visit:
         fd = os.dup(self.fd)
         try:
             return Namespace(fd, False, self.hosts.defer, self.hosts.restoring)
-        except BaseException:           # for example without a free descriptor
+        except BaseException:           # for example: no descriptor is free
             os.close(fd)
             raise
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 try:
     import orjson
-except ImportError:             # for example Debian 12, which has no package of it
+except ImportError:             # for example Debian 12 has no package of orjson
     orjson = None               # type: ignore[assignment]
 
 from fastcni.daemon.stamp import stamp
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_OWN_FILES = 64
-SETTLED_NS = 2 * 10**9          # after this time, a further change of a file changes its time of change
+SETTLED_NS = 2 * 10**9          # nanoseconds after which a further change of a file gets a different time of change
 
 
 class WarmMode(Mode):
-    """The mode of one request at a time, after begin(); its sockets stay open. facts, deletes: those of the namespace,
-    shared by all its WarmModes. background(fn, *args): runs a function in another thread. cluster: has the stores of
-    cluster-wide addresses. networks: has the pods and network definitions."""
+    """The mode of one request at a time, from begin() to forget_request(); its sockets stay open. facts, deletes: the
+    cache and the deletions of the namespace, shared by all its WarmModes. background(fn, *args): runs a function in
+    another thread. cluster: keeps the stores of cluster-wide addresses open. networks: keeps the watches of pods and
+    network definitions."""
 
     __slots__ = ("facts", "deletes", "background", "cluster", "networks", "identity", "decode_conf", "message",
                  "answer", "pod", "own_files")
@@ -53,11 +54,11 @@ class WarmMode(Mode):
         self.cluster, self.networks = cluster, networks
         self.own_files: dict[str, Stamp] = {}       # {path of a plugin file of fastcni's: its stamp}
         self.pod: tuple[int, int] | None = None         # the identity of the pod's namespace, when that is open
-        self.identity = netns.identity(home)            # with nsfs, the device of every namespace
+        self.identity = netns.identity(home)            # (device, inode); with nsfs, all namespaces have this device
 
     def begin(self, decode: Callable[[bytes], Section], message: Message, answer: Answer) -> None:
-        """Begin a request. decode: decodes the configuration. message: has the pod's namespace. answer: gets an ADD's
-        result."""
+        """Begin a request. decode: decodes the configuration. message: has a descriptor of the pod's namespace.
+        answer: sends an ADD's result."""
         self.decode_conf, self.message, self.answer = decode, message, answer
         self.pod = None
 
@@ -84,7 +85,7 @@ class WarmMode(Mode):
         """Return the descriptor that the launcher sent, if it is a network namespace; otherwise open `path`."""
         fd = self.message.netns
         if fd is not None and (identity := netns.identity(fd))[0] == self.identity[0]:
-            self.message.netns = None       # the request closes it
+            self.message.netns = None       # from here on the plugin's Request closes the descriptor
         else:
             fd = super().open_netns(path)
             try:
@@ -96,7 +97,8 @@ class WarmMode(Mode):
         return fd
 
     def find_plugin(self, name: str, directories: list[str], own: bool) -> str:
-        """Find a plugin. A plugin file that was found to be fastcni's is not read again until it changes."""
+        """Return a plugin's path, or "" if `own` is true and the file is fastcni's. Once a file was found to be
+        fastcni's, it is not read again until it changes."""
         first = f"{directories[0]}/{name}" if directories else ""
         state = stamp(first) if own else ()
         if state and self.own_files.get(first) == state:
@@ -119,11 +121,11 @@ class WarmMode(Mode):
         """Do nothing: the sockets stay open until close()."""
 
     def cluster_store(self, key: Hashable, open_store: Callable[[], Any]) -> Any:
-        """Return a store, which stays open for all requests."""
+        """Return the store of `key`. open_store() opens the store once; it stays open for all requests."""
         return self.cluster.store(key, open_store)
 
     def network_objects(self, key: Hashable, open_objects: Callable[[], Any]) -> Any:
-        """Return a source whose watches serve all requests."""
+        """Return the source of `key`, opened once by open_objects(). Its watches serve all requests."""
         return self.networks.objects(key, open_objects)
 
     def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:

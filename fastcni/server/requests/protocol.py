@@ -3,10 +3,10 @@
     request   magic:4 "fcni"  version:u32  descriptors:u32  environment:u32    native byte order
               `environment` bytes of NUL-terminated strings: the plugin's name, then NAME=VALUE
               stdin, up to the end of the message; if it does not fit, the request goes one-shot
-              with it (SCM_RIGHTS), if bit NETNS 1 of `descriptors` is set: a descriptor of CNI_NETNS
+              a descriptor of CNI_NETNS comes with the message (SCM_RIGHTS) if bit NETNS 1 of `descriptors` is set
     answer    magic:4 "fcni"  version:u32  status:u32  stderr:u32
-              `stderr` bytes for stderr, the rest for stdout; if they are too long for a message, a memfd with both
-              instead
+              `stderr` bytes for stderr, the rest for stdout; if stderr and stdout are too long for a message, a memfd
+              has both instead
               status: 0 and 1 are exit statuses; DECLINED 2: nothing was done, go one-shot
 
 Each connection carries one request. The kernel knows in which network namespace the caller made its socket (SIOCGSKNS),
@@ -110,7 +110,7 @@ class Connection:
 
 
 def accept(listener: socket.socket) -> Connection | None:
-    """Accept the next Connection of a listening socket; None if none waits. Raises OSError."""
+    """Accept the next Connection of a listening socket; None if no connection waits. Raises OSError."""
     taken = _acceptor.accept(listener.fileno())
     return taken and Connection(*taken)
 
@@ -169,7 +169,7 @@ def read_environment(block: bytes) -> tuple[str, dict[str, str]]:
 
 
 def answer(conn: Connection, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
-    """Send the answer. Raises OSError: EPIPE if the caller has left, EAGAIN if it does not read."""
+    """Send the answer. Raises OSError: EPIPE if the caller has left, EAGAIN if the caller does not read."""
     if conn.shown:
         stdout = conn.shown(status, stdout)
     head = HEAD.pack(MAGIC, VERSION, status, len(stderr))

@@ -6,7 +6,7 @@ or GC. Requests whose attachment has an earlier unfinished request have to wait.
 light       VERSION, STATUS and loopback need almost nothing. One worker is reserved for them.
 oldest      Once a DEL or GC has waited for OVERTAKEN_S, every second request is a DEL or GC. ADD and CHECK go first
             because a pod cannot start before them; the pod of a DEL has ended.
-attachment  The container id and the interface's name. The network's name is not known yet.
+attachment  The container id and the interface's name. The queue does not know the network's name yet.
 free        See slots.py: a request that hangs occupies no worker.
 """
 
@@ -34,8 +34,8 @@ OVERTAKEN_S = 1.0
 class Call:
     """A request that waits or runs.
 
-    key         (container id, ifname): requests with the same key run one after another; None: at the same time as any
-                other
+    key         (container id, ifname): requests with the same key run one after another. A request with key None may
+                run at the same time as any other request
     command     CNI_COMMAND
     connection  the caller's connection
     message     the received request
@@ -65,7 +65,7 @@ class Call:
 
 
 class RequestQueue:
-    """Requests from their arrival to their end. Any thread may call any method: each is atomic.
+    """The requests from their arrival to their end. Any thread may call any method: each method is atomic.
 
     recording: whether the queue records the steps of requests, see stories.py. workers, busy: see Slots. size: limit of
     waiting requests. timeout_s: how long a request may wait. wake(): ends one worker's wait for events, so that the
@@ -78,7 +78,7 @@ class RequestQueue:
         self.waiting, self.recording = 0, False
         self._lock, self._slots = Lock(), Slots(workers, busy)
         self.min_threads = self._slots.min_threads      # threads that are needed while no call hangs
-        # Runnable calls.
+        # Runnable calls: light requests, ADD and CHECK, DEL and GC
         self._light: deque[Call] = deque()
         self._first: deque[Call] = deque()
         self._deferred: deque[Call] = deque()
@@ -110,7 +110,7 @@ class RequestQueue:
         """Take the call that runs next, and return its Running, for which the caller must call done(). None if no call
         may run."""
         if not self.waiting:
-            return None                 # the thread that puts a call then takes a call itself
+            return None                 # the thread that puts the next call takes a call itself
         with self._lock:
             call = self._choose()
             if call is None:
@@ -120,7 +120,7 @@ class RequestQueue:
             return running
 
     def _choose(self) -> Call | None:
-        """Decide which call runs next: see the top of this module."""
+        """Return the call that runs next, by the rules at the top of this module, or None."""
         any_may_run, light_may_run = self._slots.free()
         while True:
             if self._light and light_may_run:
@@ -146,7 +146,7 @@ class RequestQueue:
             self._release(running.call.key)
 
     def is_awaited(self, key: Key) -> bool:
-        """Return whether a call waits for the end of an earlier one with this key."""
+        """Return whether a call waits for the end of an earlier call with this key."""
         with self._lock:
             return any(not call.left for call in self._behind.get(key, ()))
 
@@ -201,7 +201,7 @@ class RequestQueue:
         return self._slots.working
 
     def begin_wait(self, running: Running, kind: str) -> None:
-        """Record that a running call begins a wait of this kind: another call may run during the wait."""
+        """Record that a running call begins a wait of kind `kind`: another call may run during the wait."""
         with self._lock:
             self._slots.move(running, kind)
             needed = self.waiting > 0
@@ -214,13 +214,13 @@ class RequestQueue:
             self._slots.move(running, "")
 
     def stuck_in(self, kind: str, network: str) -> int:
-        """Return how many calls of that network are stuck in that kind of wait; 0 if a further call may begin such a
+        """Return how many calls of `network` are stuck in a wait of kind `kind`; 0 if a further call may begin such a
         wait."""
         with self._lock:
             return self._slots.stuck_in(kind, network)
 
     def wanted_threads(self) -> int:
-        """Return how many threads are needed now."""
+        """Return how many worker threads the queue needs now."""
         with self._lock:
             return self._slots.wanted_threads()
 

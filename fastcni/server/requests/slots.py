@@ -1,10 +1,10 @@
-"""Limit how many requests run at the same time, and find those that hang.
+"""Limit how many requests run at the same time, and find the requests that hang.
 
-A request hangs when it has been in one wait or system call for longer than HANGS_S: in a program, in a lock, in the
-kernel. A hanging request uses no worker's slot: another request runs in its place, up to MAX_HANGING times the number
-of workers. When a quarter of the workers has been in one kind of wait for one network for longer than STUCK_S,
-the next request of that network that would have to wait goes one-shot. If a one-shot request would wait for the same,
-the request fails with code 11.
+A request hangs when one wait or system call has taken longer than HANGS_S: for a program, for a lock, in the kernel. A
+hanging request uses no worker's slot: another request runs in its place, up to MAX_HANGING times the number of workers.
+When a quarter of the workers has been in one kind of wait for one network for longer than STUCK_S, the next request of
+that network that would have to wait goes one-shot. If also a one-shot request would have to wait for the lock, the
+request fails with code 11.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HANGS_S = 1.0
 STUCK_S = 5.0                   # seconds; thirty runs of iptables, one after another, take two seconds
 STUCK_SHARE = 4                 # a quarter of the workers
-MAX_HANGING = 4                 # times the workers
+MAX_HANGING = 4                 # limit of the hanging requests that others replace, in multiples of the workers
 RESERVED = 1                    # workers for light requests, in addition to all other workers
 SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits that also a one-shot request would have
 # All waits of other kinds are short, or in the kernel
@@ -33,10 +33,10 @@ BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS, waiting.DHCP, waiting.AGE
 
 
 class Running(waiting.Request):
-    """A running call, for the waits of its thread.
+    """A running call, to which its thread reports waits and spent time.
 
-    kind: the kind of its wait, "" while it works. since: when it began to wait or work, in monotonic seconds. phases:
-    see server/records/ended.py.
+    kind: the kind of its wait, "" while the call works. since: when it began to wait or work, in monotonic seconds.
+    phases: see server/records/ended.py.
     """
 
     def __init__(self, queue: RequestQueue, call: Call) -> None:
@@ -75,7 +75,7 @@ class Running(waiting.Request):
 
 
 class Slots:
-    """The calls that run, counted against two limits. Only the RequestQueue uses it, under its lock.
+    """The running calls, counted against two limits. Only the RequestQueue calls these methods, under its lock.
 
     workers: how many calls may run at the same time. busy: how many of these calls may work while the other calls wait;
     more working calls would only wait for each other's locks, the GIL and the kernel's RTNL.
@@ -83,7 +83,7 @@ class Slots:
 
     def __init__(self, workers: int, busy: int) -> None:
         self.workers, self.busy = workers, busy
-        self.min_threads = workers + RESERVED + 1       # one for each call that may run, and one that takes the next
+        self.min_threads = workers + RESERVED + 1       # a thread for each call that may run; one takes the next call
         self.running: dict[Running, None] = {}  # the call that has waited or worked longest is the first
         self.working = 0                # calls that do not wait
 
@@ -111,7 +111,8 @@ class Slots:
         self.working -= not running.kind
 
     def stuck_in(self, kind: str, network: str) -> int:
-        """How many calls of that network are stuck in that kind of wait; 0 if one more may begin it."""
+        """Return how many calls of `network` are stuck in a wait of kind `kind`; 0 if a further call may begin such a
+        wait."""
         if kind not in BOUNDED:
             return 0
         stuck = sum(each.kind == kind and each.call.network == network for each in self._longer_than(STUCK_S))

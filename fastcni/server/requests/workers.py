@@ -69,12 +69,12 @@ class Workers:
             raise RuntimeError("cannot start a thread")
 
     def _start_one(self) -> bool:
-        """Start a thread, and return whether that was possible."""
+        """Start a thread. Return False if Python cannot start a thread."""
         thread = threading.Thread(target=self._work, name="worker", daemon=True)
         self.threads.append(thread)
         try:
             thread.start()
-        except CANNOT_START as e:       # the taken request is served nevertheless
+        except CANNOT_START as e:       # the calling worker serves its request nevertheless
             self.threads.remove(thread)
             self.no_thread("no_thread", workers=len(self.threads), why=str(e) or "no memory")
             return False
@@ -92,10 +92,10 @@ class Workers:
         self.queue.wake()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end of the workers. Return False if some still run after `seconds`."""
+        """Wait for the end of the workers. Return False if a worker still runs after `seconds`."""
         deadline = monotonic() + seconds
         for thread in [*self.threads]:
-            while thread.ident is None and thread in self.threads:      # keep() is about to start it
+            while thread.ident is None and thread in self.threads:      # keep() is about to start this thread
                 sleep(STARTING_PAUSE_S)
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - monotonic()))
@@ -241,11 +241,11 @@ class Workers:
 
 
 class Answer:
-    """The answer to a caller. status: set when the answer was sent. unsent: whether the caller had left. warning: the
-    text for stderr.
+    """The answer to a caller. status: the sent exit status, None before. unsent: whether the caller had left before the
+    answer. warning: the text for stderr.
 
-    Before sending, it closes the message's descriptor of CNI_NETNS if no plugin has used it: the caller may unmount the
-    namespace immediately, and umount(2) would fail with EBUSY.
+    Before Answer sends, it closes the message's descriptor of CNI_NETNS if no plugin has used that descriptor: the
+    caller may unmount the namespace immediately, and an open descriptor would make umount(2) fail with EBUSY.
     """
 
     def __init__(self, conn: protocol.Connection, message: protocol.Message) -> None:
