@@ -17,7 +17,7 @@ SWEEP_S = 30.0
 
 
 class DatapathSweep:
-    """The periodic sweep. background(fn, *args): runs fn in a thread of the server's network namespace."""
+    """The periodic sweep. background(fn, *args): runs fn in a thread that is in the server's network namespace."""
 
     def __init__(self, background: Callable[..., object], logger: Logger) -> None:
         self.background, self.logger = background, logger
@@ -30,7 +30,7 @@ class DatapathSweep:
             self.background(self.sweep)
 
     def sweep(self) -> None:
-        """Sweep. Log an error once, until a different error occurs."""
+        """Sweep now. Log an error once, until a different error occurs."""
         try:
             sock = wire.open_socket()
             try:

@@ -1,6 +1,6 @@
-"""At the server's start: release host-local addresses of pods from before a reboot, in the usual dataDir.
+"""Release host-local addresses of pods from before a reboot, in the usual dataDir, when the server starts.
 
-In other dataDirs, the first request of each network releases them.
+In another dataDir, the first request of each network releases them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def release_addresses(log: Logger, data_dir: str = DATA_DIR) -> None:
-    """Open each network that has an index. Opening releases the addresses of another boot, see kit/ipam/former.py."""
+    """Open each network that has an index. Opening releases the addresses of a previous boot, see
+    kit/ipam/former.py."""
     try:
         networks = sorted(entry.name for entry in os.scandir(data_dir)
                           if os.path.exists(f"{entry.path}/.fastcni.index"))

@@ -1,6 +1,6 @@
-"""End a server that has had no requests for a while, as by SIGTERM.
+"""End a server that has had no requests for a while, in the same way as SIGTERM does.
 
-As at any stop, the server answers requests that have arrived; later requests run one-shot or go to the next server.
+The server answers the requests that have arrived; later requests run one-shot or go to the next server.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ class IdleExit:
             self.since = monotonic()
         elif monotonic() - self.since >= self.limit_s:
             self.log.info("server_idle", seconds=round(monotonic() - self.since, 1))
-            os.kill(os.getpid(), signal.SIGTERM)    # blocked in all threads: serve() waits for it
+            os.kill(os.getpid(), signal.SIGTERM)    # blocked in all threads: serve() takes it by sigwait()
             self.limit_s = 0

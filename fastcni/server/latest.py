@@ -1,5 +1,5 @@
-"""Keep the latest value of a slow function. A thread calls the function, so that no caller waits long for a file
-system."""
+"""Keep the latest value of a slow function. A thread calls the function, so that a caller gets an old value rather than
+wait long for a file system."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ WAIT_S = 1.0                    # seconds that a caller waits for a new value be
 
 
 class Latest(Generic[Value]):
-    """The latest value of make(), which may be slow and runs in a thread. first: the initial value. good_s: how long a
-    value is valid. make() runs only after a call of get()."""
+    """The latest value of make(), which may be slow and runs in a thread. first: the initial value. good_s: for how
+    many seconds a value is valid. make() runs only after a call of get()."""
 
     def __init__(self, make: Callable[[], Value], first: Value, good_s: float, log: Logger, name: str) -> None:
         self.make, self.last, self.good_s, self.log, self.name = make, first, good_s, log, name
@@ -28,7 +28,7 @@ class Latest(Generic[Value]):
         self.running, self.made = False, 0.0
 
     def get(self) -> Value:
-        """Return the last value. If it is older than good_s, wait up to WAIT_S for a new value."""
+        """Return the last value. If that value is older than good_s, first wait up to WAIT_S for a new value."""
         with self.lock:
             fresh = self.made and monotonic() - self.made < self.good_s
             begin = not fresh and not self.running

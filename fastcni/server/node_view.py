@@ -1,5 +1,5 @@
-"""Define NodeView, the questions of the server about its node. With this base class the server neither restores nor
-shows attachments of the node."""
+"""Define NodeView: what the server reads about its node. With this base class the server neither restores nor shows the
+node's attachments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class NodeView:
-    """An unknown node. `fastcni serve` uses the class in node/served.py, which reads the node's files.
+    """A node without readable files. `fastcni serve` uses the class in node/served.py, which reads the node's files.
 
     replay  restores the firewall rules of all attachments; None: the server does not restore rules
-    drops   finds the pods whose packets another program's firewall drops; None: the server does not check this
-    pods    returns whether the pod of an attachment still exists
+    drops   finds the pods whose packets another program's firewall drops; None: the server does not search
+    pods    answers whether the pod of an attachment still exists
     """
 
     replay: Run | None = None
@@ -44,8 +44,8 @@ class NodeView:
         return Counted()
 
     def make_status(self, describe: Callable[[], Document], ask: Ask | None) -> Callable[[], Document]:
-        """Return a function that makes the status page's document of requests. describe: makes the server's own
-        document. ask: returns the requests; None without a history."""
+        """Return a function that makes the status page's document of requests. describe: makes the server's status
+        document. ask: returns the requests; None if the server keeps no history."""
         return dict
 
     def topology(self) -> Document:

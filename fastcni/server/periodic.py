@@ -1,4 +1,4 @@
-"""Do the server's periodic work: show that the server is not stopped, report to systemd's watchdog, and free unused
+"""Do the server's periodic work: send heartbeats to one-shot requests, report to systemd's watchdog, and free unused
 memory and descriptors."""
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.server.idle import IdleExit
 
-BEAT_S = 1.0                    # far less than STALL_S
+BEAT_S = 1.0                    # seconds between heartbeats; far less than STALL_S
 TIDY_S = 5.0
 
 
 class Upkeep:
     """The thread that does the periodic work once a second.
 
-    tidy(): frees unused resources, called every tidy_s seconds. watchdog: a Watchdog. idle: an IdleExit.
+    tidy(): called every tidy_s seconds, frees unused resources. watchdog: a Watchdog. idle: an IdleExit.
     """
 
     def __init__(self, tidy: Callable[[], None], watchdog: Watchdog, idle: IdleExit, log: Logger, *,
@@ -71,7 +71,7 @@ class Watchdog:
         self.due = monotonic()                  # when to send the next probe
 
     def poll(self) -> None:
-        """Send a probe when one is due, or read its answer. Never blocks."""
+        """Send a probe when the next probe is due, or read the answer to the last probe. Never blocks."""
         if not self.interval_s or (self.answer is None and monotonic() < self.due):
             return
         if self.answer is None:
@@ -79,7 +79,7 @@ class Watchdog:
         try:
             answer = self.answer.recv(protocol.HEAD.size)
         except BlockingIOError:
-            return                      # without an answer send no report
+            return                      # no report before the answer
         self.answer.close()
         self.answer = None
         if len(answer) == protocol.HEAD.size and protocol.HEAD.unpack(answer)[2] == 0:

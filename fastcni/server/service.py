@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
     class Beside(Protocol):
-        """A part that runs in its own thread: the dhcp daemon, the node agent."""
+        """A part that runs in its own thread next to the server: the dhcp daemon, the node agent."""
 
         def start(self) -> None: ...
         def join(self) -> None: ...
 
     class Part(Protocol):
-        """A part that an option adds to the server. start() is also called periodically, because a thread cannot always
-        be started."""
+        """A part that an option adds to the server. The server also calls start() periodically, because Python cannot
+        always start a thread."""
 
         def attach(self, server: Server) -> None: ...
         def start(self) -> None: ...
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 MAX_BACKGROUND_THREADS = 64     # background threads, which wait for the kernel's deferred work
 DRAIN_TIMEOUT_S = 80            # seconds; systemd usually waits for 90
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
-# GIL: if another thread computes when a system call returns, the caller waits at most so long for the GIL.
+# GIL: if another thread computes when a system call returns, the caller waits at most this time for the GIL.
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -87,7 +87,7 @@ class Options:
     kubernetes_events: str = ""                         # a kubeconfig's path, or "in-cluster"; "": no Kubernetes Events
     log: log.LogOptions = field(default_factory=log.LogOptions)
     receivers: Sequence[Processor] = ()                 # called with the fields of each log line
-    node: NodeView = field(default_factory=NodeView)
+    node: NodeView = field(default_factory=NodeView)    # what the server reads about its node
     beside: Sequence[Callable[[Logger], Beside]] = ()   # functions that make a Beside
     parts: Sequence[Part] = ()                          # further parts
     collectors: Sequence[Collector] = ()                # for the metrics of `beside` and `parts`
@@ -100,7 +100,7 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     """
     started, options = monotonic(), options or Options()
     faulthandler.enable()           # systemd ends a stuck server by SIGABRT: the log shows where each thread is
-    # Threads inherit the mask; this thread waits for the signals below
+    # Threads inherit this mask, so the signals stay pending until sigwait() below
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     events = kubernetes_events(options)
     logger = log.make(*options.log, [*(it.receive for it in events), *options.receivers])
@@ -119,8 +119,8 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
 
 
 def kubernetes_events(options: Options) -> list[KubernetesEvents]:
-    """Return the part that sends Kubernetes Events, if the options ask for it. It is made first, because it reads the
-    log of the other parts."""
+    """Return the part that sends Kubernetes Events, or [] if the options have no kubeconfig. The server makes this part
+    first, because the part reads the log of the other parts."""
     if not options.kubernetes_events:
         return []
     from fastcni.daemon.kubernetes_events import KubernetesEvents
@@ -129,7 +129,7 @@ def kubernetes_events(options: Options) -> list[KubernetesEvents]:
 
 
 def make_parts(options: Options, logger: log.Logger) -> list[Part]:
-    """Make the parts that the options ask for. The modules and packages of other parts are not imported. Raises
+    """Make the parts that the options ask for. Only the modules and packages of these parts are imported. Raises
     ListenError."""
     parts: list[Part] = []
     if options.otlp:
@@ -142,8 +142,8 @@ def make_parts(options: Options, logger: log.Logger) -> list[Part]:
 
 
 def make_pages(options: Options, logger: log.Logger) -> list[Part]:
-    """Make the parts of --metrics and --http. One listener serves both if they have the same address. Raises
-    ListenError."""
+    """Make the parts of --metrics and --http. If both options have the same address, one listener serves both pages.
+    Raises ListenError."""
     from fastcni.server.web.site import Site
 
     sites = {where: Site(where, logger) for where in (options.metrics, options.http) if where}
@@ -175,7 +175,7 @@ def prepare_process(logger: log.Logger) -> None:
 
 
 def open_mounts(later: Callable[..., object]) -> procfs.Mounts | None:
-    """Return mounts of procfs for the sysctls of pods. None: this process may not mount, and uses /proc."""
+    """Return mounts of procfs for the sysctls of pods. None: this process may not mount; requests then use /proc."""
     try:
         return procfs.Mounts(later)
     except OSError:
@@ -183,14 +183,14 @@ def open_mounts(later: Callable[..., object]) -> procfs.Mounts | None:
 
 
 class Server:
-    """The parts of the server, in the order in which they need each other. started: the time of the start, by
-    monotonic(). parts: the parts that options add."""
+    """The server's parts, made in an order in which each part finds the parts that it needs. started: monotonic() at
+    the start. parts: the parts that options add."""
 
     def __init__(self, options: Options, listen: listening.Listening, beside: Sequence[Beside], logger: log.Logger,
                  started: float, parts: Sequence[Part] = ()) -> None:
         self.listen, self.beside, self.logger, self.started = listen, beside, logger, started
         self.workers, self.parts = options.workers, parts
-        # One more than the number of processors, because one request usually waits for a lock of the kernel
+        # One more call than processors may work, because one request usually waits for a lock of the kernel
         busy = len(os.sched_getaffinity(0)) + 1
         home, wakeup = netns.open_own(), Wakeup()
         self.background = Background(MAX_BACKGROUND_THREADS, home)
@@ -219,8 +219,8 @@ class Server:
             part.attach(self)
 
     def answer_control(self, history_size: int) -> None:
-        """Answer control requests. The accepting thread makes the status document itself, because it must not wait for
-        another thread."""
+        """Answer control requests. The accepting thread makes the status document itself, so that the document is
+        available even if no other thread is free."""
         self.acceptor.control[status.NAME] = lambda conn, _: control.answer(conn, lambda: json.write(self.describe()))
         self.history = past = History(history_size) if history_size else None
         if past:
@@ -241,7 +241,7 @@ class Server:
         self.notify("READY=1")          # before the first answer, because requests may already wait in the socket
         self.logger.info("server_ready", socket=self.listen.path or "handed over", workers=self.workers,
                          ms=round((monotonic() - self.started) * 1e3, 1))
-        # This starts first, so that it detects a stopped server from the first request on
+        # The heartbeat starts first, so that requests detect a stopped server from the beginning
         self.upkeep.start()
         sysctl.mounts = self.sysctls
         for each in self.beside:
@@ -257,7 +257,7 @@ class Server:
         self.background(self.report_unseen)
 
     def report_unseen(self) -> None:
-        """Log in which directories this process does not see the namespaces of pods."""
+        """Log the directories in which this process does not see the namespaces of pods, and why."""
         for directory, why in self.cluster.pods.unseen():
             self.logger.warning("namespaces_unseen", directory=directory, why=why)
 

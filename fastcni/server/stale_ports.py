@@ -1,6 +1,6 @@
-"""At the server's start: remove ports of Open vSwitch whose pod no longer exists, of fastcni and of ovs-cni.
+"""Remove Open vSwitch ports of fastcni and ovs-cni whose pod no longer exists, when the server starts.
 
-The server reads the database at the usual socket, and the databases that the files of pods name.
+The server reads the database at the usual socket, and the databases that the cache files of pods name.
 """
 
 from __future__ import annotations
@@ -36,6 +36,6 @@ def remove_stale_ports(log: Logger, directory: str = cache.DIRECTORY, usual: str
 
 
 def listens(address: str) -> bool:
-    """Return whether a unix socket exists: most nodes have no Open vSwitch."""
+    """Return whether a database's unix socket exists: most nodes have no Open vSwitch."""
     path = ovsdb.socket_address(address)
     return isinstance(path, str) and os.path.exists(path)

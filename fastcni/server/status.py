@@ -1,4 +1,4 @@
-"""Answer the control request NAME of `fastcni doctor`: the state of a running server.
+"""Answer the control request NAME, by which `fastcni doctor` reads the state of a running server.
 
     {"version": "0.1.0", "pid": 812, "uptimeSeconds": 4711.0, "running": 2, "waiting": 0, "queueSize": 1024,
      "workers": 32, "watching": 1,
@@ -6,9 +6,10 @@
          {"space": "default", "dataDir": "/var/lib/cni/cluster", "blocks": 3, "idle": 1, "conflicts": [],
           "ranges": [{"range": "10.0.0.0/16", "free": 150, "size": 192}]}]}]}
 
-watching: the network namespaces whose firewall the server restores. cluster: the stores of cluster-wide addresses;
-awaySeconds and why are present only while a store cannot be reached; free and size count the addresses of a range in
-this node's blocks; conflicts: blocks that another node has, too. A server without this request declines it.
+watching: the number of network namespaces whose firewall the server restores. cluster: the stores of cluster-wide
+addresses; awaySeconds and why are present only while the server cannot reach the store; free and size count the
+addresses of a range in this node's blocks; conflicts: blocks that another node has, too. A server that does not know
+this request declines it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NAME = "fastcni-status"         # valid as a plugin's name, but no plugin has th
 
 
 def document(started: float, queue: RequestQueue, restoring: Restoring, cluster: ClusterUpkeep) -> dict[str, Any]:
-    """Return the document. started: monotonic() at the server's start."""
+    """Return the status document. started: monotonic() at the server's start."""
     return {
         "version": fastcni.__version__, "pid": os.getpid(), "uptimeSeconds": round(monotonic() - started, 1),
         "running": queue.running, "waiting": queue.waiting, "queueSize": queue.size, "workers": queue.workers,

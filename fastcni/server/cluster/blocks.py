@@ -1,6 +1,6 @@
 """Claim blocks of an address space ahead, compare them with the local state, and return idle blocks.
 
-kit/ipam/cluster/upkeep.py and claims.py change the blocks. This module decides when, and writes the log.
+kit/ipam/cluster/upkeep.py and claims.py change the blocks. This module decides when they do so, and writes the log.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Blocks:
         self.conflicts: dict[str, str] = {}
 
     def claim_ahead(self, keys: Keys) -> list[str]:
-        """Claim a block for each range of `keys` that is short of addresses. Return the cidrs. Raises as a store,
-        CniError."""
+        """Claim a block for each range of `keys` that is short of addresses. Return the cidrs of the claimed blocks.
+        Raises the errors of a store, CniError."""
         return upkeep.claim_ahead(self.space.member.store, keys, self.local.warn)
 
     def compare(self, node: Node, mine: Mapping[str, Block], restored: bool) -> Node:

@@ -1,5 +1,5 @@
-"""Find the networks with cluster-wide addresses in the node's configurations, which this node may have used before the
-server started."""
+"""Find the networks with cluster-wide addresses in the node's configurations. This node may have used these networks
+before the server started."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ KINDS = ("cluster", "whereabouts")
 
 
 def read_configured(configurations: Iterable[Any]) -> Iterator[Keys]:
-    """Yield the Keys of each plugin with such an `ipam`, anywhere in the configurations, also of delegates. Invalid
-    configurations are skipped, because their requests report the error."""
+    """Yield the Keys of each plugin whose `ipam` is of one of KINDS, anywhere in the configurations, also in delegates.
+    Skip invalid configurations, because their requests report the error."""
     for plugin in plugins_in(list(configurations)):
         try:
             yield read_keys(Section(plugin))

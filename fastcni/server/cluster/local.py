@@ -1,6 +1,7 @@
 """Read and change the local state of one address space for the server's thread, see kit/ipam/cluster/node_state.py.
 
-Each method opens and locks the directory for some 0.1 ms, so no request waits longer. No method contacts the store.
+Each method opens and locks the directory for some 0.1 ms, so requests wait no longer than that. No method contacts the
+store.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fastcni.kit.ipam.cluster.singles import forget_kept
 from fastcni.kit.ipam.cluster.upkeep import held_in, room_of
 from fastcni.spec.address import read_ip
 
-MAX_TRIED = 256                 # addresses; in a larger block the directory is listed, not each file tried
+MAX_TRIED = 256                 # addresses; for a larger block the directory is listed instead of trying each file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 
 class Counts:
-    """The state and the free addresses of an address space. state: its local state. room: the free addresses of each
-    range, see upkeep.room_of(). idle: the number of own blocks without an address in use."""
+    """The state and the free addresses of an address space. state: the state in this node's files. room: the free
+    addresses of each range, see upkeep.room_of(). idle: the number of this node's blocks without an address in use."""
 
     __slots__ = ("state", "room", "idle")
 
@@ -56,7 +57,7 @@ class LocalSpace:
         """Log a warning of a library function."""
         self.log.debug("address_warning", text=text)
 
-    # What is there
+    # Reading
 
     def count(self, networks: Iterable[Keys]) -> Counts:
         """Count the addresses of the ranges of these networks. Raises CniError."""
@@ -70,7 +71,7 @@ class LocalSpace:
             return found
 
     def holders(self, cidrs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-        """Return the holders of addresses of these blocks in the form of a Use: {cidr: holders}. Takes no lock. Raises
+        """Return {cidr: holders of addresses of the block}, the holders in the form of a Use. Takes no lock. Raises
         CniError."""
         found = {}
         for cidr in cidrs:
@@ -82,7 +83,7 @@ class LocalSpace:
         return found
 
     def _names_in(self, bits: int, first: int, last: int) -> list[str]:
-        """Return the names of the files of these addresses, in order."""
+        """Return the names of the address files from `first` to `last`, sorted by address."""
         with self.open_files() as files:
             held = sorted(to_int(packed) for name in files.names()
                           if (packed := address_of(name)) is not None and len(packed) * 8 == bits)
@@ -93,13 +94,13 @@ class LocalSpace:
         return [holder for holder in self._read() if holder["container"]]
 
     def singles(self) -> list[str]:
-        """Return the addresses whose files hold them for an address claim, or are imported. Takes no lock. Raises
+        """Return the addresses that a file holds for an address claim, or that were imported. Takes no lock. Raises
         CniError."""
         return [holder["address"] for holder in self._read()
                 if not holder["container"] or holder["network"] == IMPORTED]
 
     def _read(self, names: Iterable[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the holders of these addresses; without names, of all addresses."""
+        """Yield the holders of the addresses `names`; None: the holders of all addresses."""
         with self.open_files() as files:
             for name in files.names() if names is None else names:
                 if (holder := read_holder(files, name)) and address_of(name) is not None:
@@ -116,7 +117,7 @@ class LocalSpace:
             os.close(files.fd)
 
     def block_of(self, state: State, packed: bytes) -> str:
-        """Return the cidr of an address's block, "" before the block size is known."""
+        """Return the cidr of the block of an address; "" while the block size is unknown."""
         prefix = state.grid.get("4" if len(packed) == 4 else "6")
         return "" if prefix is None else block_of(packed, prefix)
 
@@ -131,10 +132,10 @@ class LocalSpace:
                 found.setdefault(cidr, []).append(holder["address"])
         return found
 
-    # What changes
+    # Changing
 
     def forget_single(self, address: str) -> None:
-        """Release an address whose file holds it for an address claim, or is imported. Raises CniError."""
+        """Release an address that a file holds for an address claim, or that was imported. Raises CniError."""
         with self.open() as space:
             if space is None:
                 return
@@ -155,7 +156,7 @@ class LocalSpace:
                 space.save(state)
 
     def stop_claims(self) -> None:
-        """Begin the pause in which this node, its one-shot ADDs too, claims no block (hold.py). Raises CniError."""
+        """Begin the pause in which this node claims no block, also not for one-shot ADDs (hold.py). Raises CniError."""
         self._change(lambda state: setattr(state, "hold", hold.begin(self.keys.store)))
 
     def add(self, block: Block) -> None:
@@ -177,8 +178,8 @@ class LocalSpace:
             return state
 
     def release(self, holder: dict[str, Any], is_gone: Callable[[dict[str, Any]], bool]) -> bool:
-        """Release the address of an attachment, as DEL does. Return False, and change nothing, if the attachment has
-        been made again, or is_gone(holder) is no longer true. Raises CniError."""
+        """Release the address of an attachment, as DEL does. Return False, and change nothing, if a request has made
+        the attachment again, or if is_gone(holder) is no longer true. Raises CniError."""
         with self.open() as space:
             if space is None or read_holder(space.files, holder["address"]) != holder or not is_gone(holder):
                 return False
@@ -186,7 +187,7 @@ class LocalSpace:
 
     def take_imported(self, single: Single) -> bool:
         """Make the address file of an address claim that was imported for a pod of this node, so that DEL finds the
-        file. Return whether it was made. Raises CniError."""
+        file. Return whether this call made the file. Raises CniError."""
         with self.open(create=True) as space:
             if space is None or any(one["address"] == single.address for one in space.state.later):
                 return False
@@ -194,8 +195,8 @@ class LocalSpace:
             return space.take(read_ip(single.address), owner_of(single.container, single.ifname))
 
     def take_single(self, single: Single) -> str:
-        """Hold an address for an address claim. Return "", or the attachment that has the address, unless that is the
-        claim's own attachment. Raises CniError."""
+        """Hold an address for an address claim. Return the attachment that has the address; "" if the address is now
+        held, or if the claim's own attachment has it. Raises CniError."""
         packed = read_ip(single.address)
         with self.open() as space:
             if space is None:
@@ -210,8 +211,8 @@ class LocalSpace:
 
 
 def read_holder(files: SpaceFiles, name: str) -> dict[str, Any] | None:
-    """Return the holder of an address in the form of a Use, with its marks and its namespace's path. "container" is ""
-    for an address that is held for an address claim or by an operator's remark. None if the address is free."""
+    """Return the holder of an address in the form of a Use, with its marks and its namespace's path. None if the
+    address is free. "container" is "" if the file holds the address for an address claim or by an operator's remark."""
     owner = files.read_owner(name)
     if owner is None:
         return None
@@ -230,5 +231,5 @@ def made(files: SpaceFiles, name: str) -> float:
 
 
 def is_kept(owner: bytes) -> bool:
-    """Return whether the owner of an address's file is an address claim."""
+    """Return whether the owner in an address's file is an address claim."""
     return owner.startswith(KEPT_OWNER.encode())

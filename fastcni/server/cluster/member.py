@@ -1,5 +1,5 @@
-"""Represent this node in one store of cluster-wide addresses: send its heartbeats, and check that its blocks are still
-its own.
+"""Represent this node in one store of cluster-wide addresses: send the node's heartbeats, and check that the node still
+owns its blocks.
 
     confirm   sends a heartbeat, while an address space of this node has a block
     compare   compares this node's blocks in the store with its local state: at the first contact, when the node was
@@ -7,7 +7,7 @@ its own.
               periodically
     nodes     checks other nodes without heartbeats, see lost.py
 
-While the store is unavailable, all of this waits; the work on local files continues.
+While the store is unavailable, these jobs wait; the work on local files continues.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 class Away:
     """Whether the store is unavailable. since: when the store first could not be reached, in monotonic seconds; None:
-    it is available. until: when to try again. why: the last error."""
+    the store is available. until: when to contact the store again. why: the last error."""
 
     def __init__(self, times: Times) -> None:
         self.times, self.until, self.pause, self.why = times, 0.0, 0.0, ""
@@ -58,15 +58,15 @@ class Away:
 
 class Member:
     """This node in one store. store: the open store. name: this node's name. wake(): ends the wait of the thread that
-    calls run(). Only that thread may use this object, except for the part of the watch."""
+    calls run(). Only that thread may call the methods, except _wanted(), which the watch's thread calls."""
 
     def __init__(self, store: contract.Store, name: str, times: Times, log: Logger, wake: Callable[[], object]) -> None:
         self.store, self.name, self.times, self.log = store, name, times, log
         self.node: Node | None = None
         self.history: tuple[str, int] | None = None
-        self.forgotten = False              # whether the node was, since the last compare
-        self.restored = False               # whether the store was, since the last compare
-        self.restored_until = 0.0           # no block is claimed until then, in monotonic seconds
+        self.forgotten = False              # whether the store has forgotten the node since the last compare
+        self.restored = False               # whether the store was restored since the last compare
+        self.restored_until = 0.0           # until this time no block is claimed, in monotonic seconds
         self.spaces: dict[tuple[str, str], ClusterSpace] = {}
         self.own: frozenset[tuple[str, str]] = frozenset()          # (space, cidr) of this node's blocks
         self.away, self.failed = Away(times), RateLimited(log.warning)
@@ -78,7 +78,7 @@ class Member:
         self.jobs = [self.confirm, self.compare, self.nodes]
 
     def add(self, space: ClusterSpace) -> None:
-        """Maintain a further address space of this store."""
+        """Maintain one more address space of this store."""
         self.spaces[space.data_dir, space.name] = space
         self.jobs += space.jobs
         if self.history is None and space.state.history[0]:
@@ -99,13 +99,13 @@ class Member:
 
     def _run(self, job: Job, now: float) -> None:
         job.due = NEVER                     # the job may set its own `due`
-        again = now + spread(self.times.max_away_s)             # the next try, if this one fails
+        again = now + spread(self.times.max_away_s)             # the next try, if this try fails
         try:
             again = job.run(now)
             if job.remote:
                 self._note_answer(monotonic())
         except StoreAway as e:
-            again = now                     # again when the pause is over
+            again = now                     # try again as soon as the pause `away` is over
             self.note_away(e)
         except (Fenced, Changed) as e:      # this node or its blocks have changed in the store
             again = self.confirm.due = self.compare.due = now + spread(self.times.away_s)
@@ -133,7 +133,7 @@ class Member:
 
     def _confirm(self, now: float) -> float:
         if not any(space.needs_node for space in self.spaces.values()):
-            return NEVER                    # wake() makes the job due again
+            return NEVER                    # wake() makes this job due again
         self.watch.start()
         former = self.node
         try:
@@ -146,7 +146,7 @@ class Member:
         if former is None or self.forgotten or former.epoch != self.node.epoch:
             self._note_epoch(former)
             self.compare.due = now
-        elif not self.restored:             # otherwise compare records the history, after it has found the lost records
+        elif not self.restored:             # after a restore, _compare() records the history when it has compared
             self._note_confirmed()
         return now + spread(self.times.confirm_s)
 
@@ -191,7 +191,7 @@ class Member:
     def _compare(self, now: float) -> float:
         if self.node is None:
             self.confirm.due = now
-            return NEVER                    # confirm makes the job due
+            return NEVER                    # _confirm() makes this job due
         mine: dict[str, dict[str, contract.Block]] = {name: {} for name, _ in self.own}
         for block in self.store.blocks(node=self.name):
             mine.setdefault(block.space, {})[block.cidr] = block
@@ -212,7 +212,7 @@ class Member:
         self.wake()
 
     def wake(self) -> None:
-        """Begin to send heartbeats, if they are needed."""
+        """Begin to send heartbeats, if this node sends none."""
         if self.confirm.due == NEVER:
             self.confirm.due = 0.0
 
@@ -246,7 +246,7 @@ class Member:
         else:
             self.compare.due = now
 
-    # The end, and other threads
+    # The end, and calls from other threads
 
     def stop(self) -> None:
         """End the watch. Any thread may call this."""

@@ -1,4 +1,4 @@
-"""Decide which pods no longer exist, by their network namespaces; kernel/presence.py has the proof."""
+"""Decide by a pod's network namespace whether the pod no longer exists; kernel/presence.py explains the proof."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     Attachment = tuple[str, str, str]           # network, container id, ifname
-    Place = tuple[str, float]                   # path of the namespace, and when it existed: as state_of() has them
+    Place = tuple[str, float]                   # path of the namespace, and when the namespace existed: see state_of()
 
 
 class Pods:
-    """The pods of the node. state_of: see kernel/presence.py. cached(): returns the places in the runtimes' result
-    caches."""
+    """The pods of the node. state_of: see kernel/presence.py. cached(): returns the Place of each attachment that the
+    runtimes' result caches have."""
 
     def __init__(self, state_of: Callable[[str, float], tuple[str, str]],
                  cached: Callable[[], Mapping[Attachment, Place]]) -> None:
@@ -27,8 +27,8 @@ class Pods:
 
     def is_gone(self, attachment: Attachment, path: str = "", since: float = 0.0) -> bool:
         """Return whether the pod of an attachment no longer exists. path: the path of its network namespace, which ADD
-        wrote into the address file at the time `since`. If a cache has another path, neither namespace may exist. False
-        if no path is known."""
+        wrote into the address file at the time `since`. If a result cache has another path, True only if both
+        namespaces no longer exist. False if no path is known."""
         if path and not self._is_gone(path, since):
             return False
         if self.places is None:
@@ -37,7 +37,7 @@ class Pods:
         return self._is_gone(cached, cached_since) if cached and cached != path else bool(path)
 
     def unseen(self) -> list[tuple[str, str]]:
-        """Return [(directory, why)] of the directories in which namespaces of pods cannot be seen."""
+        """Return (directory, why) of each directory in which this process cannot see namespaces of pods."""
         return list(unseen(path for path, _ in self.cached().values() if path))
 
     def _is_gone(self, path: str, since: float) -> bool:

@@ -1,8 +1,8 @@
-"""Release addresses whose pod no longer exists but had no DEL, when two checks have found that the pod's namespace does
-not exist.
+"""Release an address whose pod no longer exists but had no DEL, when two checks have found that the pod's network
+namespace does not exist.
 
-Between the checks and the release a request may make the attachment again. So the record and the namespace are read
-again under the lock of the address files.
+Between the checks and the release a request may make the attachment again. So release() reads the record and the
+namespace again, under the lock of the address files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Reconcile:
-    """The search for such addresses in one address space."""
+    """The search for addresses without a pod in one address space."""
 
     def __init__(self, space: ClusterSpace, pods: Pods) -> None:
         self.space, self.pods = space, pods
@@ -45,7 +45,7 @@ class Reconcile:
         return self._next(now, self.gone)
 
     def _look_at_singles(self, now: float) -> float:
-        """Check the address claims of this node that have no file. A sticky claim is kept for its pod."""
+        """Check the pods of this node's address claims that have no file. Keep a sticky claim for its pod."""
         space = self.space
         if not space.singles.any:
             return now + spread(space.times.reconcile_s)
@@ -59,7 +59,7 @@ class Reconcile:
         return self._next(now, self.gone_singles)
 
     def _end(self, single: Single) -> bool:
-        """Release an address claim, unless it has changed since it was read: Changed passes to the caller's caller."""
+        """Release an address claim. Raises Changed if the claim in the store is no longer `single`."""
         space = self.space
         if single.sticky and single.pod:
             space.member.store.change_single(single, state=KEPT)
@@ -72,7 +72,7 @@ class Reconcile:
 
     def _due(self, holders: Mapping[Key, Mapping[str, Any]], before: dict[Key, float],
              now: float) -> tuple[list[Key], dict[Key, float]]:
-        """Return the addresses to release now, and since when the pod of each remaining address is missing."""
+        """Return (the addresses to release now, {each address without a pod: since when its pod is missing})."""
         gone = {key: before.get(key, now) for key, one in holders.items() if self._is_gone(one)}
         return [key for key, since in gone.items() if now - since >= self.space.times.apart_s], gone
 

@@ -1,9 +1,9 @@
-"""Maintain the address claims (Singles) in this node's blocks: fixed addresses, and sticky addresses of pods.
+"""Maintain the address claims (class Single) in this node's blocks: fixed addresses, and sticky addresses of pods.
 
-Another node asks for an address by a Single in state ASKED. This node answers: it takes the address out of its block
-and sets the Single to HELD. If one of its own pods has the address, it sets the Single to REFUSED, with the holder as
-reason. For each Single that is HELD, or KEPT for a pod that comes again, this node has an address file, so that no ADD
-allocates the address. The node removes the file when the Single no longer exists.
+Another node asks for an address by a claim in state ASKED. This node answers: it takes the address out of its block and
+sets the claim to HELD. If one of this node's pods has the address, this node sets the claim to REFUSED, with the holder
+as reason. For each claim that is HELD, or KEPT for a pod that comes again, this node has an address file, so that no
+ADD allocates the address. The node removes the file when the claim no longer exists.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Singles:
-    """The Singles in this node's blocks of one address space. any: whether pods of this node have Singles, in blocks of
-    any node."""
+    """The address claims in this node's blocks of one address space. any: whether pods of this node have claims, in
+    blocks of any node."""
 
     def __init__(self, space: ClusterSpace) -> None:
         self.space, self.local, self.any = space, space.local, False
-        self.changed: dict[str, tuple[Single, bool]] = {}           # {address: (Single, whether it was deleted)}
-        self.stale: set[str] = set()        # addresses whose file had no Single at the last check
+        self.changed: dict[str, tuple[Single, bool]] = {}           # {address: (claim, whether it was deleted)}
+        self.stale: set[str] = set()        # addresses whose file had no claim at the last check
         self.conflicts: set[str] = set()
         self.attend_job, self.list_job = Job(self._attend), Job(self._list, 0.0 if space.owned else NEVER)
         self.jobs = [self.attend_job, self.list_job]
 
     def note(self, single: Single, gone: bool) -> None:
-        """Record a change that the store shows."""
+        """Record a change of an address claim that the watch has seen."""
         self.changed[single.address] = single, gone
         self.attend_job.due = 0.0
 
@@ -45,7 +45,7 @@ class Singles:
                 self._end_mirror(single.address)
             else:
                 self._attend_one(single)
-            # Only now: if the store was unavailable, the change is tried again; a newer change stays.
+            # Only now: if the store was unavailable, this thread tries the change again. A newer change stays.
             if self.changed.get(address) is change:
                 del self.changed[address]
         return NEVER
@@ -77,20 +77,19 @@ class Singles:
             self._end_mirror(single.address)            # a DEL has released the address in between
 
     def _is_current(self, single: Single) -> bool:
-        """Return whether the store still has this Single, because an event may be old."""
+        """Return whether the store still has exactly this claim, because an event of the watch may be old."""
         return self.space.member.store.single(single.space, single.address) == single
 
     def _answer(self, single: Single) -> None:
-        """Answer the node that asks for an address."""
+        """Answer the node that asks for an address by the claim `single`."""
         space = self.space
         answer = upkeep.answer_asked(space.member.store, self.local.keys, self.local.warn, single)
-        if answer is not None:              # otherwise the node no longer asks
+        if answer is not None:              # None: the node no longer asks
             space.log.info("cluster_address_asked", space=space.name, address=single.address, node=single.node,
                            answer=answer.state, holder=answer.reason)
 
     def _end_mirror(self, address: str) -> None:
-        """Remove the file of an address that was held for a Single, unless the store has a Single for the address
-        again."""
+        """Remove the file that held an address for a claim, unless the store has a claim for the address again."""
         space = self.space
         now = space.member.store.single(space.name, address)
         if now is None or now.state == REFUSED:
@@ -98,7 +97,8 @@ class Singles:
             self.conflicts.discard(address)
 
     def _list(self, now: float) -> float:
-        """Compare all Singles of this node's blocks with the files, because the watch may have missed changes."""
+        """Compare all claims of this node's blocks with the address files, because the watch may have missed
+        changes."""
         space = self.space
         if not space.owned:
             return NEVER
@@ -107,8 +107,8 @@ class Singles:
         self.any = any(one.node == space.member.name for one in found.values())
         for single in found.values():
             self._attend_one(single)
-        # A request makes the file before the Single in the store, so a file without a Single is stale only at the
-        # second check
+            # A request makes the file before the claim in the store, so a file without a claim is stale only at the
+            # second check
         stale = {address for address in self.local.singles() if address not in found}
         for address in stale & self.stale:
             self._end_mirror(address)

@@ -1,14 +1,14 @@
-"""Maintain one cluster-wide address space on this node: claim the next block ahead, return idle blocks, and write their
-use to the store.
+"""Maintain one cluster-wide address space on this node: claim the next block ahead, return idle blocks, and write the
+use of blocks to the store.
 
     prefetch   after a request: if less than a quarter of a range's addresses in this node's blocks is free, claim one
                more block
     write      after a request: write the use of the changed blocks, for many requests in one transaction
     idle       return a block without a pod, one at a time, while more than MAX_IDLE blocks have no pod
-    later      release Singles that a DEL could not release because the store was unavailable
-    compare    this node's blocks in the store with those of the local state, see blocks.py
-    singles    see singles.py
-    reconcile  see reconcile.py
+    later      release address claims that a DEL could not release because the store was unavailable
+    compare    compare this node's blocks in the store with those of the local state, see blocks.py
+    singles    maintain address claims, see singles.py
+    reconcile  release addresses whose pods no longer exist, see reconcile.py
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from fastcni.server.cluster.times import Times
 
 SHOWN = ("address", "container", "ifname", "pod", "network", "since")          # members of a holder, see contract.Use
-FULL_PAUSE_S = 5.0              # seconds after a range had no free block
+FULL_PAUSE_S = 5.0              # seconds without a further try after a range had no free block
 
 
 class ClusterSpace:
-    """An address space, for the thread of upkeep.py.
+    """An address space, used by the thread of upkeep.py.
 
-    name, data_dir  the space's name and directory; its local state is in data_dir/name
+    name, data_dir  the space's name and directory; the state on this node is in data_dir/name
     networks        the Keys of its networks, by the texts of their ranges
-    used            since when this server knows of requests that use the space
+    used            whether a request has used the space since the server started
     state           the local state as of the last count()
-    until_scarce    how many addresses can be allocated until the next count(). A count takes the directory's lock, for
-                    which requests wait
+    until_scarce    how many addresses requests can allocate until the next count(). A count takes the directory's lock,
+                    for which requests wait
     """
 
     def __init__(self, keys: Keys, pods: Pods, member: Member) -> None:
@@ -63,7 +63,7 @@ class ClusterSpace:
         self.used = False
         self.full_until: dict[str, float] = {}
         self.count()
-        # Blocks whose use is not in the store yet, the number of changes, and the use that is in the store
+        # Blocks whose use is not in the store yet, the number of changed addresses, and {block: use in the store}
         self.dirty: set[str] = set(self.owned)
         self.changes = 0
         self.written: dict[str, list[dict[str, Any]]] = {}
@@ -74,21 +74,22 @@ class ClusterSpace:
         self.jobs = [self.prefetch_job, self.write_job, self.idle_job, self.later_job,
                      *self.singles.jobs, *self.reconcile.jobs]
 
-    # What is there
+    # Reading
 
     state: State
     until_scarce: int
     room: list[Room]
-    idle: int                       # number of own blocks without an address in use
+    idle: int                       # number of this node's blocks without an address in use
 
     @property
     def owned(self) -> dict[str, Own]:
-        """Return its blocks, {cidr: Own}."""
+        """Return this node's blocks of the space, {cidr: Own}."""
         return self.state.blocks
 
     @property
     def needs_node(self) -> bool:
-        """Return whether this node has a block or claim in the store."""
+        """Return whether this node must send heartbeats: it has a block or an address claim, or a request used the
+        space."""
         return bool(self.owned) or self.used or self.singles.any
 
     def count(self) -> None:
@@ -137,7 +138,7 @@ class ClusterSpace:
         self.count()
         if before != set(self.owned):
             self.member.note_own()
-            self.singles.list_job.due = 0.0         # a new block may already have Singles
+            self.singles.list_job.due = 0.0         # a new block may already have address claims
         if self.state.later:
             self.later_job.due = 0.0
 
@@ -173,7 +174,7 @@ class ClusterSpace:
         node, dirty = self.member.node, self.dirty & self.owned.keys()
         if node is None:
             return now + self.times.write_s if dirty else NEVER
-        taken, self.dirty, self.changes = self.dirty, set(), 0          # later changes are written the next time
+        taken, self.dirty, self.changes = self.dirty, set(), 0          # the next write has the later changes
         try:
             uses = [Use(self.name, cidr, node.name, node.epoch, node.boot_id, shown, time())
                     for cidr, holders in self.local.holders(dirty).items()
@@ -194,7 +195,7 @@ class ClusterSpace:
         return NEVER if self.idle <= MAX_IDLE else now + self.times.idle_s / 10
 
     def status(self) -> dict[str, Any]:
-        """Return its part of the status document."""
+        """Return the space's part of the status document."""
         return {"space": self.name, "dataDir": self.data_dir, "blocks": len(self.owned),
                 "idle": self.idle, "conflicts": sorted(self.blocks.conflicts),
                 "ranges": [{"range": str(one), "free": free, "size": size} for one, size, free in self.room]}

@@ -1,4 +1,4 @@
-"""Define when the server maintains cluster-wide addresses. All times are in seconds."""
+"""Define how often the server does each work on cluster-wide addresses. All times are in seconds."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 NEVER = float("inf")
-KUBERNETES_WRITE_S = 5.0        # write_s for the API server, whose etcd has other users, too
+KUBERNETES_WRITE_S = 5.0        # write_s with an API server, whose etcd has other users, too
 
 
 class Times:
-    """gather_s      requests of this time are handled together, so that a request need not share its processor with
-                     this work
+    """gather_s      the thread handles the requests of this time together, so that a request need not share its
+                     processor with the thread
     confirm_s       between two heartbeats; far below NODE_TTL_S
-    list_s          between two comparisons of this node's blocks and singles with the store's
+    list_s          between two comparisons of this node's blocks and address claims with the store
     write_s         between two writes of uses; after write_changes changed addresses the next write begins immediately
     idle_s          how long a block must be without a pod before it may be returned
     reconcile_s     between two searches for pods that no longer exist
     apart_s         between the two checks of a search
-    nodes_s         between two checks of the cluster's nodes, if there are at most CROWD
+    nodes_s         between two checks of the cluster's nodes, if the cluster has at most CROWD nodes
     grace_s         how long a node must be LOST before it is declared dead
-    restored_s      for how long at least no block is claimed after the store was restored from a backup: hold.PAUSE_S
+    restored_s      for this time no block is claimed after the store was restored from a backup; at least hold.PAUSE_S
     away_s, max_away_s   the first and the longest pause after the store could not be reached
     stop_s          how long stop() waits for the thread
     """
@@ -57,7 +57,7 @@ class Times:
             setattr(self, name, value)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Times:
-        """Return a copy with the times of a store's configuration: node_ttl and dead_after, see
+        """Return a copy with the times of a store's configuration: the keys node_ttl and dead_after, see
         kit/ipam/cluster/stores/__init__.py."""
         ttl = settings.get("node_ttl", NODE_TTL_S)
         own = {"grace_s": settings.get("dead_after", self.grace_s), "confirm_s": min(self.confirm_s, ttl / 3),

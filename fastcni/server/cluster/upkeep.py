@@ -1,14 +1,15 @@
 """Run the thread that maintains cluster-wide addresses, for all address spaces that requests of this node have used.
 
-    member.py          this node in one store: heartbeats, and whether its blocks are still its own
-    space.py           one address space: its next block, idle blocks, and their use in the store
-    singles.py         addresses of its blocks with a claim of their own
+    member.py          this node in one store: sends heartbeats, and checks that the node still owns its blocks
+    space.py           one address space: claims the next block, returns idle blocks, writes their use to the store
+    singles.py         addresses of the space's blocks that have a claim of their own
     reconcile.py       addresses whose pod no longer exists
     lost.py            other nodes without heartbeats
     watch.py           the thread that waits for changes in a store
 
 A request waits for this thread only if the request itself must ask the store: both need the space's claim lock. A store
-that does not answer delays the work for other stores by its timeout, and is then contacted less often.
+that does not answer delays the work on other stores by its timeout. After that, the thread contacts the store less
+often.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
 
 
 class ClusterUpkeep:
-    """The thread, and the stores that requests share with the thread.
+    """The thread that maintains addresses, and the stores that requests share with the thread.
 
     home: a descriptor of the server's network namespace, which the thread enters. pods: a Pods. configured(): returns
-    the Keys of the networks that this node is known to have.
+    the Keys of the networks in this node's configurations.
 
-    The thread starts with the first space. Any thread may call the methods without an underscore.
+    The thread starts with the first address space. Any thread may call the methods without an underscore.
     """
 
     def __init__(self, home: int, log: Logger, pods: Pods, configured: Callable[[], Iterable[Keys]] = tuple,
@@ -52,8 +53,8 @@ class ClusterUpkeep:
         self.lock, self.event, self.stopping = Lock(), Event(), False
         self.stores: dict[Hashable, Store] = {}
         self.members: dict[tuple[Hashable, str], Member] = {}
-        # Input that the thread has not handled yet: configurations, and the addresses that requests have given or
-        # released
+        # Input that the thread has not handled yet: {keys of configurations} from learn(), and from note() the
+        # addresses that requests have given or released
         self.learned: list[Keys] = []
         self.noted: dict[tuple[str, str], tuple[Keys, set[bytes]]] = {}
         self.thread: Thread | None = None
@@ -79,7 +80,7 @@ class ClusterUpkeep:
     # The thread
 
     def learn(self) -> None:
-        """Maintain the address spaces that this node has used before the server started."""
+        """Maintain also the address spaces that this node used before the server started."""
         try:
             found = [*self.configured()]
         except Exception:
@@ -91,8 +92,8 @@ class ClusterUpkeep:
         self.keep()
 
     def keep(self) -> None:
-        """Start the thread if there is work and it does not run. Call keep() periodically, because a thread cannot
-        always be started."""
+        """Start the thread if it has work and does not run. Call keep() periodically, because Python cannot always
+        start a thread."""
         with self.lock:
             if self.stopping or (self.thread and self.thread.is_alive()) or not (self.learned or self.noted):
                 return
@@ -101,7 +102,7 @@ class ClusterUpkeep:
                 self.thread = thread
 
     def stop(self) -> None:
-        """End the thread after it has written the pending changes. Stop waiting for a store that hangs after stop_s."""
+        """End the thread after it has written the pending changes. Wait at most stop_s, because a store may hang."""
         self.stopping = True
         self.event.set()
         deadline = monotonic() + self.times.stop_s

@@ -1,4 +1,4 @@
-"""Watch one store of cluster-wide addresses: a thread passes on the changes."""
+"""Watch one store of cluster-wide addresses in a thread, and pass the changes to the thread of upkeep.py."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class ClusterWatch:
-    """The watch of one store. wanted(record): returns whether to pass on a change of this record; called in the watch's
-    thread for all records of the cluster. wake(): called when `changes` has a first entry.
+    """The watch of one store. wanted(event): returns whether to pass on a change; called in the watch's thread for the
+    changes of the whole cluster. wake(): called after each change that is passed on.
 
     changes: the changes for take().
     """
@@ -33,7 +33,7 @@ class ClusterWatch:
         self.thread: Thread | None = None
 
     def start(self) -> None:
-        """Start the thread unless it runs. Call start() periodically, because a thread cannot always be started."""
+        """Start the thread unless it runs. Call start() periodically, because Python cannot always start a thread."""
         if self.thread and self.thread.is_alive():
             return
         thread = Thread(target=self._work, name=f"watch-{self.store.name}", daemon=True)
@@ -65,7 +65,7 @@ class ClusterWatch:
                 pause = self.times.max_away_s
 
     def _log_lost(self, pause: float, why: str) -> None:
-        """Log a lost connection once, until the watch is connected again."""
+        """Log a lost connection once, until the watch has connected again."""
         if pause:
             return
         self.log.info("cluster_watch_lost", store=self.store.name, why=why)
