@@ -1,8 +1,8 @@
-"""Count the requests that went one-shot although a server should run them. The plugin files write the counts.
+"""Count the requests that went one-shot although a server should have run them. The plugin files write the counts.
 
-The file PATH.one-shot, next to the server's socket at PATH, has one byte for each such request: its reason. A server
-with --metrics creates the file. A plugin file only appends to an existing file (launcher/one_shot_count.h). So plugin
-files count requests even while no server runs, and a node without metrics has no such file.
+The file PATH.one-shot, next to the server's socket at PATH, has one byte for each such request: the reason. A server
+with --metrics creates the file; a plugin file only appends to an existing file (launcher/one_shot_count.h). So plugin
+files count requests even while no server runs, and on a node without metrics they write no file.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from stat import S_ISREG
 SUFFIX = ".one-shot"
 REASONS = {b"n": "no_server", b"b": "busy", b"u": "unread", b"d": "declined", b"t": "too_long", b"l": "lost"}
 OTHER = "other"
-SHORTEN_BYTES = 256 << 10       # a plugin file appends up to 1 MiB
+SHORTEN_BYTES = 256 << 10       # read() empties the file at this size; a plugin file appends up to 1 MiB
 PIECE_BYTES = 64 << 10
 
 
 class OneShotCount:
-    """The file next to a server's socket. Only one thread may call read(). Raises OSError."""
+    """The file next to a server's socket. Only one thread may call read(). The constructor raises OSError."""
 
     def __init__(self, socket_path: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -32,8 +32,8 @@ class OneShotCount:
         self.counts = dict.fromkeys((*REASONS.values(), OTHER), 0)
 
     def read(self) -> dict[str, int]:
-        """Return {reason: number of requests} since the file was created. Empty a long file; a request that appends
-        its reason in these microseconds is lost. Raises OSError."""
+        """Return {reason: number of requests} since the file was created. If the file is long, empty it; a reason that
+        a plugin file appends in these microseconds is lost. Raises OSError."""
         while piece := os.pread(self.file, PIECE_BYTES, self.at):
             self.at += len(piece)
             left = len(piece)
@@ -42,7 +42,7 @@ class OneShotCount:
                 self.counts[reason] += count
                 left -= count
             self.counts[OTHER] += left
-        if self.at > os.fstat(self.file).st_size:       # another program has emptied it
+        if self.at > os.fstat(self.file).st_size:       # another program has emptied the file
             self.at = 0
         elif self.at >= SHORTEN_BYTES:
             os.ftruncate(self.file, 0)

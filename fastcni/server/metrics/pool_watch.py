@@ -1,4 +1,5 @@
-"""Log when the addresses of a range run out: once when more than WARN of them are held, once when less than CLEAR are.
+"""Log when the addresses of a range run out: once when pods hold more than WARN of them, and once when pods hold less
+than CLEAR.
 
 Cluster-wide ranges have their own event, cluster_range_full, because a node claims a further block when it needs one.
 """
@@ -20,7 +21,7 @@ HOST_LOCAL = "host-local"
 
 
 class PoolWatch:
-    """The periodic check. count(): see metrics.pools.Counter. defer(fn): runs fn in another thread, because a count
+    """The periodic check. count(): counts all ranges. defer(fn): runs fn in another thread, because a count
     lists directories."""
 
     def __init__(self, count: Callable[[], Counted], defer: Callable[[Callable[[], None]], object],
@@ -30,7 +31,7 @@ class PoolWatch:
         self.full: set[tuple[str, str]] = set()         # (network, range) whose held part has exceeded WARN
 
     def poll(self) -> None:
-        """Begin a count if one is due. Never blocks."""
+        """Begin a count if the next count is due. Never blocks."""
         if monotonic() >= self.due and not self.running:
             self.due, self.running = monotonic() + PERIOD_S, True
             self.defer(self._work)

@@ -1,4 +1,4 @@
-"""Count addresses and attachments."""
+"""Define the result of counting a node's addresses and attachments."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ UNKNOWN = "none"                # the name of the range for addresses outside of
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A range of addresses. ipam: "host-local" or "cluster". network: for "cluster" the address space. free: None if
-    the range is unknown."""
+    """A range of addresses. ipam: "host-local" or "cluster". network: the network's name; for "cluster" the address
+    space. held, free: numbers of addresses; free is None if the range is unknown."""
 
     ipam: str
     network: str
@@ -28,7 +28,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The result of a count. attachments: {network: number}. moment: when it was made, in monotonic seconds."""
+    """The result of a count. attachments: {network: number}. moment: when the server counted, in monotonic seconds."""
 
     pools: tuple[Pool, ...] = ()
     attachments: dict[str, int] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Counted:
 
 
 def cluster_pools(stores: Iterable[dict[str, Any]]) -> Iterator[Pool]:
-    """Yield the ranges of cluster-wide addresses. stores: a part of the status document, see server/status.py."""
+    """Yield the ranges of cluster-wide addresses. stores: "cluster" of the status document, see server/status.py."""
     for store in stores:
         for space in store["spaces"]:
             for one in space["ranges"]:

@@ -36,8 +36,8 @@ PATH = "/metrics"
 
 
 class ServerCollector(Collector):
-    """The collector of the metrics in table.py. The arguments are the parts of the server that have the values; the
-    collector only reads them.
+    """The collector of the metrics in table.py. The arguments are the parts of the server from which the collector
+    reads the values.
 
     counts: None if the file PATH.one-shot cannot be used.
     """

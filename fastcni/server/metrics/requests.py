@@ -1,8 +1,8 @@
-"""Count ended requests, and keep histograms of their times. These are plain numbers, to which a request adds in
-microseconds.
+"""Count ended requests, and keep histograms of their times. Counts and histograms are plain numbers, which a request
+updates in microseconds.
 
-The numbers become metrics only when Prometheus scrapes them. Their count is limited: the label of further networks is
-"other".
+The numbers become metrics only when Prometheus scrapes them. The number of label values is limited: from a limit on,
+the label of further networks is "other".
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "UPDATE")
 OTHER = "other"
 MAX_NETWORKS, MAX_PLUGINS, MAX_CODES = 100, 40, 40
-MAX_COUNTS = 2000               # of different (command, plugin, network, code)
-MAX_HISTOGRAMS = 200            # of different (command, plugin)
+MAX_COUNTS = 2000               # limit of different (command, plugin, network, code)
+MAX_HISTOGRAMS = 200            # limit of different (command, plugin)
 MAX_NAME = 128                  # characters of a label
 
 
 class Labels:
-    """The label texts of one label. labels(value) returns the text for a value. After `most` different values it
-    returns OTHER for further values."""
+    """The texts of one label. labels(value) returns the text for a value. After `most` different values it returns
+    OTHER for each further value."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -43,7 +43,7 @@ class Labels:
 
 
 class Histogram:
-    """A histogram. counts: the count of each single bucket; the last has no upper end. total: the sum in seconds."""
+    """A histogram. counts: the count of each bucket; the last bucket has no upper end. total: the sum in seconds."""
 
     __slots__ = ("counts", "total")
 

@@ -1,4 +1,4 @@
-"""Serve the metrics of a server."""
+"""Serve the page /metrics of a server."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Metrics:
-    """The page /metrics of a site. Make it before the server, then attach() it.
+    """The page /metrics of a site. Create the object before the server, then call attach() with the server.
 
-    count: counts addresses and attachments. more: collectors of other parts of the server, such as the agent. Raises
-    ListenError.
+    count: counts addresses and attachments. more: collectors of other parts of the server, such as the agent. The
+    constructor raises ListenError.
     """
 
     def __init__(self, site: Site, count: Callable[[], Counted], log: Logger, more: Sequence[Collector] = ()) -> None:
@@ -37,12 +37,12 @@ class Metrics:
         self.counts: one_shot.OneShotCount | None = None
 
     def attach(self, server: Server) -> None:
-        """Read the values of this server."""
+        """Read the metrics from the parts of this server."""
         requests = Requests()
         server.acceptor.records.receivers.append(requests.note)
         try:
             self.counts = one_shot.OneShotCount(server.listen.sock.getsockname())
-        except OSError as e:            # for example a read-only directory; all other metrics are available
+        except OSError as e:            # for example a read-only directory; the page then lacks only this metric
             self.log.warning("one_shot_uncounted", error=str(e))
         collector = self.registry.ServerCollector(
             requests, server.queue, server.hosts, server.restoring, server.cluster,
@@ -51,7 +51,7 @@ class Metrics:
         self.site.announce("metrics_ready")
 
     def start(self) -> None:
-        """Do nothing: the site starts."""
+        """Do nothing: the site starts the listener."""
 
     def stop(self) -> None:
         if self.counts:

@@ -9,7 +9,7 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric. name: as Prometheus scrapes it, without the suffixes of a histogram."""
+    """A metric. name: as Prometheus scrapes it; for a histogram, the name without its suffixes."""
 
     name: str
     kind: str

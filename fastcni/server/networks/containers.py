@@ -1,7 +1,7 @@
 """Find the containers to which multus has attached networks, by pod, from libcni's files in one cniDir.
 
-From these files the server also knows the containers after a restart, and containers that one-shot requests or Multus
-have added.
+Because the server reads these files, it knows the containers also after a restart, and containers that one-shot
+requests or Multus have added.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Attachment:
-    """The attachment of one file. args: the CNI_ARGS of the ADD, {name: value}."""
+    """The attachment that one of libcni's files records. args: the CNI_ARGS of the ADD, {name: value}."""
 
     __slots__ = ("container_id", "ifname", "netns", "args")
 
     def __init__(self, section: Section) -> None:
-        """Read a decoded file. Raises CniError for a damaged file."""
+        """Read a decoded file. Raises CniError if the file is damaged."""
         self.container_id, self.netns = section.text("containerId"), section.text("netns")
         self.ifname = section.text("ifName")
         self.args = {str(pair[0]): str(pair[1]) for pair in section.items("cniArgs") if len(pair) == 2}
@@ -36,8 +36,8 @@ class Attachment:
 
 
 class Containers:
-    """The containers of one cniDir. Each file is read once, because its name has the container, whose pod does not
-    change."""
+    """The containers of one cniDir. Each file is read once, because its name contains the container's id, and a
+    container's pod does not change."""
 
     def __init__(self, cni_dir: str) -> None:
         self.directory = f"{cni_dir}/{RESULTS}"
@@ -45,7 +45,7 @@ class Containers:
         self.by_pod: dict[Key, list[Attachment]] = {}
 
     def read(self) -> None:
-        """Read the files that are new. Raises CniError."""
+        """Read the files that appeared since the last call. Raises CniError."""
         names = set(files.names(self.directory))
         for name in self.known.keys() - names:
             del self.known[name]

@@ -1,7 +1,7 @@
 """Attach and detach networks of running pods whose annotation has changed, if the configuration has `hotPlug`.
 
 A thread compares each pod's annotation with the files of its containers: when the watch of pods reports a change, when
-an ADD has ended, and after a restart of the server. A difference becomes a request UPDATE of the server to itself. The
+an ADD has ended, and after a restart of the server. For a difference, the server sends itself a request UPDATE. The
 queue never runs an UPDATE at the same time as another request of the same attachment.
 """
 
@@ -37,31 +37,32 @@ if TYPE_CHECKING:
     from fastcni.server.networks.watched import WatchedObjects
     from fastcni.server.requests.acceptor import Acceptor
 
-SETTLE_S = 0.1                  # seconds from a change to the comparison, because an annotation is often changed twice
+SETTLE_S = 0.1                  # seconds from a change to the comparison: an annotation is often changed twice
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 60.0
-POLL_MS = 200                   # between checks whether a DEL waits for the end of an UPDATE
+POLL_MS = 200                   # milliseconds between two checks whether a DEL waits for the end of an UPDATE
 LIMIT_S = 100.0                 # seconds for one UPDATE; longer than the deadline of a request
 STOP_S = 1.0
 
 
 class HotPlug:
-    """The pods of one source. conf: a configuration of multus with this kubeconfig and cniDir; conf may be replaced."""
+    """Hot plug for the pods of one source. conf: a configuration of multus with this kubeconfig and cniDir. The owner
+    may replace `conf`."""
 
     def __init__(self, source: WatchedObjects, conf: dict[str, Any], acceptor: Acceptor, log: Logger,
                  home: int) -> None:
         self.source, self.conf, self.acceptor, self.log, self.home = source, conf, acceptor, log, home
         self.containers = Containers(read_keys(Section(conf)).cni_dir)
         self.lock, self.wake, self.stopping = Lock(), Event(), Event()
-        self.due: dict[Key, float] = {}                 # {pod: when to compare it, by monotonic()}
-        self.handled: dict[Key, tuple[str, str]] = {}   # (uid, annotation) of pods that have its networks
-        self.delays: dict[Key, float] = {}              # seconds before the last retry of an UPDATE that failed
+        self.due: dict[Key, float] = {}                 # {pod: when to compare the pod, by monotonic()}
+        self.handled: dict[Key, tuple[str, str]] = {}   # (uid, annotation) of pods that have the annotation's networks
+        self.delays: dict[Key, float] = {}              # {pod: seconds before the last retry of a failed UPDATE}
         self.thread: Thread | None = None
         source.pods.changed = self.note
 
     # Any thread
 
     def note(self, key: Key, pod: Pod | None) -> None:
-        """Record the state of a pod in the watch; None: the pod no longer exists."""
+        """Record the state of a pod that the watch reports; None: the pod no longer exists."""
         if pod is None:
             with self.lock:
                 self.due.pop(key, None)
@@ -71,7 +72,8 @@ class HotPlug:
             self._compare_later(key, SETTLE_S)
 
     def compare_all(self) -> None:
-        """After an ADD has ended: compare the pods without a known container."""
+        """Compare the pods whose annotation is not handled yet, for example because the pod had no container. Called
+        after an ADD has ended."""
         for key, pod in list(self.source.pods.found.items()):
             if key not in self.due and self.handled.get(key) != state_of(pod):
                 self._compare_later(key, SETTLE_S)
@@ -82,7 +84,7 @@ class HotPlug:
         self.wake.set()
 
     def start(self) -> None:
-        """Start the thread unless it runs. Call start() periodically, because a thread cannot always be started."""
+        """Start the thread unless it runs. Call start() periodically, because Python cannot always start a thread."""
         if not self.stopping.is_set() and not (self.thread and self.thread.is_alive()):
             thread = Thread(target=self._run, name="hot-plug", daemon=True)
             self.thread = thread if start_thread(thread, self.log) else None
@@ -123,7 +125,7 @@ class HotPlug:
                 self.containers.read()
             except CniError as e:
                 self.log.warning("networks_unchanged", why=e.msg)
-                return                  # the next ADD, or change of a pod, tries again
+                return                  # the next ADD, or the next change of a pod, begins another try
         for key in keys:
             pod = self.source.pods.found.get(key)
             if pod and not self.stopping.is_set():
@@ -143,7 +145,7 @@ class HotPlug:
             self.delays.pop(key, None)
 
     def _first(self, container_id: str, attachments: list[Attachment], key: Key, pod: Pod) -> Attachment | None:
-        """The attachment to the container's first network, None if the container has the networks of the annotation.
+        """Return the attachment to the container's first network. None: the container has the annotation's networks.
         Raises CniError."""
         keys = read_keys(Section(self.conf))
         by_name = {it.ifname: it for it in attachments}
@@ -154,7 +156,7 @@ class HotPlug:
         others = {network.ifname for _, network in known[1:]}
         first = next((it for name, it in sorted(by_name.items()) if name not in others), None)
         if first is None:
-            return None                 # DEL has deleted it, or an ADD is not complete
+            return None                 # DEL has deleted the attachment, or an ADD is not complete
         listed = [network for _, network in state.listed(first.ifname)]
         plan = make_plan(listed, read_networks(pod.annotations.get(NETWORKS, ""), key[0]), keys.default_titles(key[0]))
         return first if listed and plan else None
@@ -176,7 +178,7 @@ class HotPlug:
         return self._failed(key, first.container_id, error) if error else True
 
     def _answer(self, ours: socket, attachment: tuple[str, str]) -> str:
-        """Wait for the answer of an UPDATE. Return "", or why the UPDATE failed. A DEL of the pod ends the UPDATE."""
+        """Wait for the answer to an UPDATE. Return "", or why the UPDATE failed. A DEL of the pod ends the UPDATE."""
         poll, until = select.poll(), monotonic() + LIMIT_S
         poll.register(ours, select.POLLIN)
         while not poll.poll(POLL_MS):
@@ -191,7 +193,8 @@ class HotPlug:
         return read_error(data[protocol.HEAD.size + size:]) if status else ""
 
     def _failed(self, key: Key, container_id: str, error: str) -> bool:
-        """Log a failure, and try again later: after 1 s, then after twice as long each time, up to MAX_RETRY_S."""
+        """Log a failure, and compare the pod again later: after 1 s, then after twice as long each time, up to
+        MAX_RETRY_S. Return False."""
         delay = self.delays[key] = min(max(FIRST_RETRY_S, 2 * self.delays.get(key, 0.0)), MAX_RETRY_S)
         self.log.warning("networks_unchanged", pod="/".join(key), container=container_id, error=error, retry_s=delay)
         self._compare_later(key, delay)

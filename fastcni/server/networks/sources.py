@@ -1,4 +1,4 @@
-"""Keep the sources of pods' networks: an API server for each kubeconfig and cniDir in configurations."""
+"""Keep one source of pods and network definitions for each kubeconfig and cniDir that configurations name."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 
 class NetworkSources:
-    """home: a descriptor of the server's network namespace. configured(): returns the decoded plugin configurations of
-    this node. Their watches start with the server, so that the first pod does not wait for a list."""
+    """The sources, opened when a configuration needs them. home: a descriptor of the server's network namespace.
+    configured(): returns the decoded plugin configurations of this node. Their watches start with the server, so that
+    the first pod does not wait for a list."""
 
     def __init__(self, home: int, log: Logger, configured: Callable[[], Iterable[Any]] = tuple, node: str = "") -> None:
         self.home, self.log, self.configured, self.lock = home, log, configured, Lock()
@@ -37,17 +38,17 @@ class NetworkSources:
         self.stopping = False
 
     def attach(self, acceptor: Acceptor) -> None:
-        """Use this acceptor to send the server's own requests, and to receive the records of ended requests."""
+        """Send the server's own requests to this acceptor, and receive its records of ended requests."""
         self.acceptor = acceptor
 
     def note(self, ended: Ended) -> None:
-        """Compare the pods whose ADD has ended."""
+        """If an ADD has ended, compare its pod. Receives the records of ended requests."""
         if ended.call.command == "ADD" and ended.call.message.plugin in RUNS_NETWORKS:
             for hot_plug in list(self.hot_plugs.values()):
                 hot_plug.compare_all()
 
     def objects(self, key: Hashable, open_objects: Callable[[], ApiObjects]) -> Any:
-        """Return the source of a configuration, opened once for all requests."""
+        """Return the source of a configuration. open_objects() opens the source once, for all requests."""
         with self.lock:
             if key not in self.sources:
                 self.sources[key] = WatchedObjects(open_objects(), self.node, self.log, self.home)
@@ -56,7 +57,7 @@ class NetworkSources:
             return self.sources[key]
 
     def learn(self) -> None:
-        """Start the watches of the configurations that exist now."""
+        """Start the watches that the node's current configurations need."""
         try:
             for values in self.configured():
                 if isinstance(values, dict) and values.get("type") in RUNS_NETWORKS:
@@ -88,8 +89,8 @@ class NetworkSources:
                 self.hot_plugs[key].start()
 
     def keep(self) -> None:
-        """Read changed configurations, start threads that could not be started, and write statuses that could not be
-        written."""
+        """Read the configurations again, start threads that Python could not start, and write pod statuses that the
+        server could not write."""
         if self.sources:
             self.learn()
         for source in list(self.sources.values()):
@@ -98,7 +99,7 @@ class NetworkSources:
                 source.keep()
         for hot_plug in list(self.hot_plugs.values()):
             hot_plug.start()
-            hot_plug.compare_all()              # an ADD may have run one-shot
+            hot_plug.compare_all()              # a one-shot ADD leaves no record in this server
 
     def stop(self) -> None:
         self.stopping = True

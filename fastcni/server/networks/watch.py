@@ -27,12 +27,12 @@ STOP_S = 1.0                    # seconds that stop() waits for the thread
 
 class Watch(Generic[T]):
     """The watch of one kind. path: the kind's path in the API. selector: a query that selects objects, "" for all.
-    reduce(document): returns the part of an object to keep. changed(key, kept): called in the thread, with None for an
-    object that no longer exists. complete(): called in the thread after each list. home: a descriptor of the server's
-    network namespace.
+    reduce(document): returns the part of an object to keep. changed(key, kept): called in the thread after each change;
+    kept is None if the object no longer exists. complete(): called in the thread after each list. home: a descriptor of
+    the server's network namespace.
 
-    found: {(namespace, name): the kept part}. why: why the watch is not connected, "" if it is. listed: whether `found`
-    has been complete once.
+    found: {(namespace, name): the kept part}. why: why the watch is not connected; "" if it is connected. listed:
+    whether `found` has been complete once.
     """
 
     def __init__(self, api: Api, path: str, reduce: Callable[[dict[str, Any]], T], log: Logger, home: int, *,
@@ -43,16 +43,16 @@ class Watch(Generic[T]):
         self.log, self.home, self.stopping = log, home, Event()
         self.found: dict[Key, T] = {}
         self.why, self.listed = "", False
-        self._listed_keys: set[Key] = set()             # keys of this connection's list
+        self._listed_keys: set[Key] = set()             # keys in the list of the current connection
         self.thread: Thread | None = None
 
     @property
     def current(self) -> bool:
-        """Return whether `found` agrees with the API server, as far as this process knows."""
+        """Return whether the watch is connected and `found` is complete, so that `found` agrees with the API server."""
         return self.listed and not self.why
 
     def start(self) -> None:
-        """Start the thread unless it runs. Call it from time to time: a thread cannot always be started."""
+        """Start the thread unless it runs. Call start() periodically, because Python cannot always start a thread."""
         if self.stopping.is_set() or (self.thread and self.thread.is_alive()):
             return
         thread = Thread(target=self._run, name=f"watch-{self.path.rpartition('/')[2]}", daemon=True)

@@ -1,4 +1,4 @@
-"""Keep pods of this node and network definitions up to date by watches of the Kubernetes API."""
+"""Keep copies of this node's pods and the network definitions up to date by watches of the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.copies import Stored
 
 FIRST_LIST_S = 2.0              # seconds that a request waits for the first list
-SEEN_S = 1.0                    # seconds that a request waits until the watch has its pod: kubelets are often faster
-MAX_UNWRITTEN = 4096            # statuses that wait for the API server; a node has some hundred pods
+SEEN_S = 1.0                    # seconds that a request waits until the watch has its pod; kubelets often know it first
+MAX_UNWRITTEN = 4096            # pod statuses that wait for the API server; a node has some hundred pods
 WRITE_TIMEOUT_S = 5.0           # seconds for writing a status that no ADD waits for
 
 
 class WatchedObjects:
-    """ApiObjects that ask the API server only for objects that the watches do not have. Any thread may call the
-    methods.
+    """ApiObjects that read the copies of the watches, and ask the API server only for missing objects. Any thread may
+    call the methods.
 
     start() starts the watch of definitions. The watch of pods starts with watch_pods() or the first request that needs
     a pod, because most runtimes pass a pod's annotations with the request.
@@ -40,12 +40,12 @@ class WatchedObjects:
         self.pods: Watch[Pod] = Watch(objects.api, PODS, Pod, log, home,
                                       selector=f"fieldSelector=spec.nodeName%3D{node}")
         self.pods_wanted = False
-        self.unwritten: dict[Key, tuple[str, str]] = {}         # (uid, status) of pods
+        self.unwritten: dict[Key, tuple[str, str]] = {}         # {pod: (uid, status)}
 
     # For requests
 
     def pod(self, namespace: str, name: str, uid: str) -> Pod | None:
-        """See ApiObjects."""
+        """Return a pod, see ApiObjects.pod()."""
         if not self.pods_wanted:
             self.watch_pods()
         self._await_list(self.pods)
@@ -59,15 +59,15 @@ class WatchedObjects:
         return self.objects.pod(namespace, name, uid)
 
     def definition(self, namespace: str, name: str) -> Stored | None:
-        """See ApiObjects."""
+        """Return a network definition, see ApiObjects.definition()."""
         self._await_list(self.definitions)
         if self.definitions.current and (found := self.definitions.found.get((namespace, name))):
             return found
         return self.objects.definition(namespace, name)
 
     def write_status(self, namespace: str, name: str, uid: str, text: str) -> None:
-        """Write a pod's status now, for STATUS_TIMEOUT_S at most. If that fails, keep() writes the status later, and
-        the ADD continues."""
+        """Write a pod's status now, for at most STATUS_TIMEOUT_S. Raises Away if that fails: the ADD continues, and
+        keep() writes the status later."""
         key = namespace, name
         with self.lock:
             self.unwritten.pop(key, None)
@@ -89,7 +89,7 @@ class WatchedObjects:
 
     @property
     def away(self) -> str:
-        """Return why the API server does not answer, "" if it answers."""
+        """Return why the API server does not answer; "" if the server answers."""
         return self.definitions.why
 
     def start(self) -> None:
@@ -103,19 +103,19 @@ class WatchedObjects:
         self.pods.start()
 
     def _remove_copies(self) -> None:
-        """Remove the copies of definitions that are not in the list, because they were deleted before the server
-        started."""
+        """Remove the stored copies of definitions that the list does not have: these definitions were deleted before
+        the server started."""
         copies = self.objects.copies
         try:
             copies.remove_incomplete()
             for key in list(copies.names()):
                 if key not in self.definitions.found:
                     copies.keep(*key, None)
-        except CniError as e:           # for example a file in the place of the directory
+        except CniError as e:           # for example a file has the directory's name
             self.log.warning("networks_copies_unreadable", error=e.msg)
 
     def keep(self) -> None:
-        """Write the statuses that could not be written before. Stop at the first error."""
+        """Write the pod statuses that write_status() could not write. Stop at the first error."""
         if self.unwritten and self.writing.acquire(blocking=False):
             try:
                 self._write_later()

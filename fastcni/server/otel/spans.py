@@ -3,7 +3,7 @@
     ADD bridge                  kind SERVER; its parent is the caller's span
       queue
       ipam
-        netlink                 a phase that lies inside another one is its child
+        netlink                 a phase that lies inside another phase is its child
       netlink
       nftables
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from fastcni.server.otel.traces import Traced
 
 PATH = "/v1/traces"
-ARGUMENT = "TRACEPARENT"        # the key of CNI_ARGS
+ARGUMENT = "TRACEPARENT"        # the variable, or the key of CNI_ARGS, that has the caller's span
 # {key of CNI_ARGS: OpenTelemetry's attribute}
 POD = {"K8S_POD_NAMESPACE": "k8s.namespace.name", "K8S_POD_NAME": "k8s.pod.name", "K8S_POD_UID": "k8s.pod.uid"}
 VARIABLES = {"CNI_CONTAINERID": "cni.container_id", "CNI_IFNAME": "cni.ifname", "CNI_NETNS": "cni.netns"}
 MAX_DESCRIPTION = 512
-GOOD = ("0", DECLINED)          # a declined request goes one-shot
+GOOD = ("0", DECLINED)          # outcomes that are no errors: a declined request goes one-shot
 
 
 class Finished(SpanProcessor):
-    """A span processor that collects the ended, sampled spans."""
+    """A span processor that collects the sampled spans when they end."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
@@ -56,7 +56,7 @@ class Finished(SpanProcessor):
 
 
 class LastLine(logging.Handler):
-    """A log handler that keeps the SDK's last line, its only report of a failed export."""
+    """A log handler that keeps the SDK's last log line, because the SDK reports a failed export only in its log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -93,7 +93,7 @@ class Sender:
         return self.last_line.text or "the export failed"
 
     def close(self) -> None:
-        """Stop sending. Any thread may call this."""
+        """Stop sending. Any thread may call close()."""
         self.exporter.shutdown()
 
     def make(self, traced: Traced) -> None:
@@ -109,7 +109,7 @@ class Sender:
         root.end(traced.ended + traced.to_unix)
 
     def parent(self, env: Mapping[str, str], arguments: Mapping[str, str]) -> Context:
-        """Return the caller's span from its environment, otherwise from CNI_ARGS. An invalid span is ignored."""
+        """Return the caller's span from the environment, otherwise from CNI_ARGS. Ignore an invalid span."""
         for values in (env, arguments):
             if ARGUMENT in values:
                 carrier = {"traceparent": values[ARGUMENT], "tracestate": values.get("TRACESTATE", "")}
@@ -118,7 +118,7 @@ class Sender:
         return Context()
 
     def add_phases(self, root: Span, traced: Traced) -> None:
-        """Add a child span for the time in the queue, and one for each phase."""
+        """Add a child span for the time in the queue, and a child span for each phase."""
         outer = [(root, traced.ended)]              # the spans around the next phase, and when they end
         phases = [("queue", traced.arrived, traced.queued - traced.arrived), *traced.phases]
         contexts: dict[Span, Context] = {}
@@ -159,11 +159,11 @@ def description(traced: Traced) -> str:
 
 
 def clean(value: str) -> str:
-    """Return the value as text that can be encoded: bytes that are not UTF-8 become question marks."""
+    """Return the value as text that can be encoded in UTF-8: other bytes become question marks."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def read_arguments(text: str) -> dict[str, str]:
-    """Return the keys and values of CNI_ARGS. Parts without "=" are ignored."""
+    """Return the keys and values of CNI_ARGS. Ignore parts without "="."""
     pairs: Sequence[tuple[str, str, str]] = [pair.partition("=") for pair in text.split(";")]
     return {key: value for key, equals, value in pairs if equals}

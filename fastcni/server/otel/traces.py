@@ -1,7 +1,7 @@
 """Queue ended requests, and make and send their spans in a thread.
 
-A request only appends to the queue. A collector that is unavailable, slow or hangs never delays a request, and delays
-the server's stop by at most STOP_S. Requests beyond MAX_WAITING get no spans; the log reports their number.
+A request only appends to the queue. A collector that is unavailable, slow or hangs delays no request, and delays the
+server's stop by at most STOP_S. Requests beyond MAX_WAITING get no spans; the log reports their number.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Traced(NamedTuple):
     env: the caller's variables. outcome, error: as in Ended. phases, merged: as in Phases. arrived, queued, ended: when
     the request entered the queue, left the queue, and ended, in nanoseconds of monotonic_ns(), which on Linux equals
     perf_counter_ns().
-    to_unix: the difference to Unix time.
+    to_unix: the nanoseconds to add to these times for Unix time.
     """
 
     command: str
@@ -57,8 +57,8 @@ class Traced(NamedTuple):
 
 
 class Traces:
-    """The traces of a server. url: the collector's URL, without /v1/traces. Raises ListenError if OpenTelemetry's SDK
-    is missing."""
+    """The traces of a server. url: the collector's URL, without /v1/traces. The constructor raises ListenError if
+    OpenTelemetry's SDK is missing."""
 
     def __init__(self, url: str, log: Logger) -> None:
         try:
@@ -70,7 +70,7 @@ class Traces:
         self.url, self.log, self.sender = url, log, Sender(url)
         self.waiting: deque[Traced] = deque()
         self.sending = 0                # requests whose spans are being sent
-        self.lost = 0                   # requests without spans since the last line about them
+        self.lost = 0                   # requests that lost their spans since the last log line about lost spans
         self.wake, self.stopping = Event(), Event()
         self.next_line = 0.0            # when the next line may be logged, by monotonic()
         self.thread = Thread(target=self._run, name="traces", daemon=True)
@@ -80,7 +80,8 @@ class Traces:
         server.acceptor.records.receivers.append(self.note)
 
     def start(self) -> None:
-        """Start the thread if it does not run. A thread cannot always be started."""
+        """Start the thread if it does not run. Call start() periodically, because Python cannot always start a
+        thread."""
         if self.thread.ident is None and start_thread(self.thread, self.log):
             self.log.info("traces_ready", url=self.url)
 
@@ -104,7 +105,7 @@ class Traces:
         self.wake.set()
         if self.thread.is_alive():
             self.thread.join(STOP_S)
-        if self.thread.is_alive():      # as a daemon thread it does not delay the end of the process
+        if self.thread.is_alive():      # a daemon thread: it does not delay the end of the process
             self.log.warning("traces_lost", requests=self.lost + len(self.waiting) + self.sending, url=self.url,
                              why=f"the collector did not take them within {STOP_S} s of the server's stop")
             self.sender.close()
@@ -139,7 +140,7 @@ class Traces:
 
 
 def read_url(text: str) -> str:
-    """Check the URL of a collector. Raises UrlError."""
+    """Return the URL of a collector, if it is valid. Raises UrlError."""
     try:
         parts = urlsplit(text)
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

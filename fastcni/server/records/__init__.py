@@ -4,5 +4,5 @@
     stories          the steps of a request
     secrets          hides secrets in output for people
     history          the control request of `fastcni trace`: the last requests
-    retried_deletes  DELs that a runtime repeats after an error
+    retried_deletes  logs the DELs that a runtime repeats after an error
 """

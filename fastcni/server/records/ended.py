@@ -1,7 +1,7 @@
 """Record an ended request: its names, its outcome and its phases.
 
-A running request records each phase when it ends; the log line is made from the phases. An Ended is made only if there
-is a receiver.
+A running request records each phase when the phase ends; the log line and the metrics use the phases. The server makes
+an Ended only if there is a receiver.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Phase = tuple[int | str, int, int]      # kind, begin (perf_counter_ns()), duration in nanoseconds
 
-MAX_PHASES = 256                # of one request; GC of many attachments has more phases
+MAX_PHASES = 256                # recorded phases of one request; GC of many attachments has more phases
 NAMES: dict[int | str, str] = {uapi.NETLINK_ROUTE: "netlink", uapi.NETLINK_NETFILTER: "nftables",
                                uapi.NETLINK_SOCK_DIAG: "sockets"}
 # Outcomes other than "0" and the codes of errors
@@ -32,7 +32,7 @@ class Phases:
     """The phases of a running request, in the order of their ends.
 
     Phases can be nested: the netlink messages of an IPAM plugin are "netlink" within "ipam". merged: {kind:
-    nanoseconds} of the phases beyond MAX_PHASES. steps: the request's steps, see stories.py; None if they are not kept.
+    nanoseconds} of the phases beyond MAX_PHASES. steps: the request's steps, see stories.py; None: none are recorded.
     """
 
     __slots__ = ("entries", "merged", "steps", "sums")
@@ -66,11 +66,11 @@ class Ended:
     """A request that has ended.
 
     call     the Call, with the request's names and its message
-    outcome  "0", the code of its error, or one of DECLINED, CALLER_GONE, ABANDONED, FAULT, which have no answer
+    outcome  "0", the code of the error, or one of DECLINED, CALLER_GONE, ABANDONED, FAULT if the caller got no answer
     queued   seconds in the queue
-    took     seconds from the queue to its end; 0.0 if it was rejected in the queue
-    phases   its Phases
-    error    its error document, or why it was declined, or ""
+    took     seconds from the end of the queue to the request's end; 0.0 if the queue rejected the request
+    phases   the request's Phases
+    error    the error document, or why the server declined the request, or ""
     """
 
     __slots__ = ("call", "error", "outcome", "phases", "queued", "took")
@@ -81,9 +81,8 @@ class Ended:
 
 
 class Records:
-    """The receivers of ended requests. report() passes them each Ended, and does nothing without receivers. receivers:
-    functions that are called in the request's thread, after its answer. fault(event): logs an exception of a
-    receiver."""
+    """The receivers of ended requests. report() passes an Ended to each receiver, in the request's thread after the
+    answer. receivers: functions of one Ended. fault(event): logs an exception of a receiver."""
 
     __slots__ = ("fault", "receivers")
 
@@ -99,12 +98,12 @@ class Records:
             ended = Ended(call, outcome, queued, took, phases or Phases(), error)
             for receive in self.receivers:
                 receive(ended)
-        except Exception:               # a defect of fastcni, and the request has ended
+        except Exception:               # a defect of fastcni, after the request's answer
             self.fault("server_fault")
 
 
 def code_of(document: str) -> str:
-    """Return the code of an error document, as an outcome."""
+    """Return the code of an error document as an outcome; FAULT if the document has no code."""
     try:
         code = json.read(document.encode("utf-8", "replace")).get("code")
     except (json.JsonError, AttributeError):

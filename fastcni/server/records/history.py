@@ -1,4 +1,5 @@
-"""Keep the last ended requests, and answer the control request NAME of `fastcni trace` and `fastcni top`.
+"""Keep the last ended requests, and answer the control request NAME, by which `fastcni trace` and `fastcni top` read
+them.
 
     {"pid": 812, "size": 1024, "first": 3689, "next": 4712, "lost": 0, "requests": [
         {"number": 4711, "id": "ab12-17", "time": 1763900000.123, "command": "ADD", "plugin": "bridge",
@@ -9,7 +10,7 @@ AFTER=4711 selects requests with a higher number, LIMIT=100 at most 100 requests
 server also keeps the steps of successful requests, for WIRE_S seconds. Without AFTER the answer has the newest
 requests.
 
-first    from this number on no request is missing
+first    from this number on the history has all requests
 next     the value of AFTER for the next control request
 lost     how many requests after AFTER the server has already dropped
 time     the request's arrival in Unix seconds; queueMs: time in the queue; ms: time from the queue to the end
@@ -78,11 +79,11 @@ class Entry:
 
 
 class History:
-    """The last `size` requests. note() is a receiver of Records. Any thread may call any method."""
+    """The last `size` requests. note() receives the records of ended requests. Any thread may call any method."""
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
         self.entries: deque[Entry] = deque(maxlen=size)
-        self.failed: deque[Entry] = deque(maxlen=MAX_STORIES)   # also in entries, until these are full
+        self.failed: deque[Entry] = deque(maxlen=MAX_STORIES)   # failed requests, which stay longer than in `entries`
         self.traced: deque[Entry] = deque()                     # successful requests whose steps are kept
         self.number, self.wire_until, self.lock = 0, 0.0, Lock()
 
@@ -109,21 +110,21 @@ class History:
         if variables.get("WIRE"):
             self.wire_until = monotonic() + WIRE_S
         head, found = self.find(int(after) if after is not None else None, limit)
-        # One request after another, so that other threads can run in between
+        # Encode request by request, so that other threads can run in between
         requests = [dumps(entry.document()) for entry in found]
         return f'{dumps(head)[:-1]}, "requests": [{", ".join(requests)}]}}'.encode()
 
     def after(self, number: int) -> dict[str, Any]:
-        """Return the document for this AFTER, for a reader in this process."""
+        """Return the answer to AFTER=number as a dict, for a reader in this process."""
         head, found = self.find(number, MAX_LIMIT)
         return {**head, "requests": [entry.document() for entry in found]}
 
     def find(self, after: int | None, limit: int) -> tuple[dict[str, Any], list[Entry]]:
-        """Return the document without its requests, and the requests."""
+        """Return (the document without its requests, the entries of the requests)."""
         with self.lock:
             entries, failed, last = self.entries.copy(), self.failed.copy(), self.number
         first = entries[0].number if entries else last + 1
-        # A number above the last one is from another server, so all requests of this server are new
+        # A number above `last` is from a previous server, so all requests of this server are new
         start = after if after is not None and after <= last else 0
         found = [*(entry for entry in failed if start < entry.number < first),
                  *(entry for entry in entries if entry.number > start)]
@@ -135,8 +136,8 @@ class History:
 
 def ask(path: str, after: int | None = None, limit: int = MAX_LIMIT, *, wire: bool = False,
         timeout_s: float = control.TIMEOUT_S) -> dict[str, Any] | None:
-    """Ask the server at a socket. Return None if the server keeps no history or is of an older version. after: None
-    asks for the newest requests. Raises OSError as control.ask()."""
+    """Ask the server at a socket for its history. after: None asks for the newest requests. Return None if the server
+    keeps no history or is of an older version. Raises OSError as control.ask()."""
     variables = {"LIMIT": str(limit)}
     if after is not None:
         variables["AFTER"] = str(after)

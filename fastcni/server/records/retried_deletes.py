@@ -1,5 +1,5 @@
-"""Log the DELs that a runtime repeats because they failed: the 1st, 2nd, 4th, 8th repetition of each, and so on, and
-the DEL that succeeds."""
+"""Log the DELs that a runtime repeats because they failed: repetitions 1, 2, 4, 8 and so on of each DEL, and the
+repetition that succeeds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.server.records.ended import Ended
 
-MAX_FAILED = 1024               # remembered DELs; beyond this number the oldest is forgotten
+MAX_FAILED = 1024               # DELs to remember; a further DEL replaces the oldest
 
 
 class RetriedDeletes:
-    """The failed DELs. note() is a receiver of Records."""
+    """The failed DELs. note() receives the records of ended requests."""
 
     def __init__(self, log: Logger) -> None:
         self.log = log
-        self.failed: dict[tuple[str, ...], int] = {}    # {(plugin, network, container, ifname): DELs that failed}
+        self.failed: dict[tuple[str, ...], int] = {}    # {(plugin, network, container, ifname): number of failed DELs}
 
     def note(self, ended: Ended) -> None:
         call = ended.call

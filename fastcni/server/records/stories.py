@@ -6,8 +6,8 @@ ran, its rollback, and its answer.
                {"ms": 0.12, "kind": "received", "data": "4c00000002000000..."},
                {"ms": 1.9, "kind": "step", "text": "rollback"}]}
 
-data: a netlink datagram in hexadecimal digits. ms: milliseconds since the end of the queue. dropped: bytes that did not
-fit.
+data: a netlink datagram in hexadecimal digits. ms: milliseconds since the request left the queue. dropped: number of
+bytes beyond MAX_BYTES, which the story lacks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
     Step = tuple[int, str, bytes]       # perf_counter_ns(); ">" sent, "<" received, "!" a text; the bytes
 
-MAX_BYTES = 32 << 10            # of one request's datagrams
+MAX_BYTES = 32 << 10            # bytes for the steps of one request
 STEP_BYTES = 100                # memory of a step besides its datagram
-MAX_INPUT = 16 << 10            # limit of a configuration
-MAX_VALUE = 1024                # characters of a variable
+MAX_INPUT = 16 << 10            # bytes of a configuration or an error document
+MAX_VALUE = 1024                # characters of an environment variable
 KINDS = {">": "sent", "<": "received", "!": "step"}
 
 
 class Steps:
-    """The steps of a running request. note() is the function `show` of kernel.waiting.Request."""
+    """The steps of a running request. note() is called as kernel.waiting.Request.show()."""
 
     __slots__ = ("dropped", "entries", "left")
 
@@ -62,8 +62,7 @@ class Story:
         self.dropped = steps.dropped if steps else 0
 
     def document(self, started: float) -> dict[str, Any]:
-        """Return this story as JSON values. started: the end of the request's time in the queue, in monotonic
-        seconds."""
+        """Return this story as JSON values. started: when the request left the queue, in monotonic seconds."""
         return {"environment": {name: utf8(shown(name, value)) for name, value in self.env.items()},
                 "configuration": configuration(self.stdin), "error": read(self.error), "dropped": self.dropped,
                 "steps": [step(at / 1e9 - started, way, data) for at, way, data in self.steps]}
@@ -75,8 +74,8 @@ def step(seconds: float, way: str, data: bytes) -> dict[str, Any]:
 
 
 def configuration(stdin: bytes) -> Any:
-    """Return the configuration without its secrets; the text "... bytes" for a configuration that is too long or not
-    JSON."""
+    """Return the configuration without its secrets. If the configuration is too long or no JSON, return a text with
+    its size, as "17 bytes that are no JSON"."""
     if len(stdin) > MAX_INPUT:
         return f"more than {MAX_INPUT} bytes"
     try:
@@ -90,7 +89,7 @@ def shown(name: str, value: str) -> str:
 
 
 def read(error: str) -> Any:
-    """Return an error document without secrets; None without an error document."""
+    """Return an error document without secrets; the text if it is no JSON; None if there is no error."""
     try:
         return secrets.hide(json.read(error.encode("utf-8", "replace"))) if error else None
     except json.JsonError:

@@ -1,9 +1,9 @@
-"""Log when other programs' firewalls begin to drop packets of pods: each chain or rule once, with the command that
-shows it.
+"""Log when other programs' firewalls begin to drop packets of pods: once for each chain or rule, with a command that
+shows the chain or rule.
 
 A notification of a rule that drops, or of a chain with policy drop, does not say whose packets are dropped. So a
-separate thread then reads the whole firewall: SETTLE_S later, because a replay may let the pods through, and at most
-every PAUSE_S, because kube-proxy changes such rules all the time.
+separate thread then reads the whole firewall. It reads SETTLE_S later, because a replay may let the pods through, and
+at most every PAUSE_S, because kube-proxy changes such rules all the time.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ SETTLE_S, PAUSE_S = 3.0, 60.0
 
 
 class DropWatch:
-    """The watch of one network namespace. One thread calls its methods.
+    """The watch of one network namespace. Only one thread may call the methods.
 
     home: a descriptor of the namespace, for the caller to close. drops(): reads the firewall of the calling thread's
-    namespace; returns (name, sentence with the pods, what to do) of each chain or rule that drops packets of pods.
-    None: this server logs no drops.
+    namespace; returns (name, sentence with the pods, what to do) for each chain or rule that drops packets of pods.
+    None: this server logs no dropped packets.
     """
 
     def __init__(self, home: int, drops: Drops | None, log: Logger) -> None:
         self.home, self.drops, self.log = home, drops, log
         self.due = inf
         self.known: set[str] = set()            # chains and rules that dropped packets at the last reading
-        self.read_at = -PAUSE_S                 # in monotonic seconds
+        self.read_at = -PAUSE_S                 # when the last reading began, in monotonic seconds
         self.running = False
 
     def receive(self, kind: int, table: str, payload: bytes) -> None:
-        """Read a message about a table. Messages about fastcni's own tables, also the agent's, are ignored."""
+        """Handle a message about a table. Messages about fastcni's own tables, also the agent's, are ignored."""
         if table.startswith(TABLE):
             return
         if kind == nft.NFT_MSG_NEWRULE and nft_rules.refuses(payload):
@@ -55,12 +55,12 @@ class DropWatch:
                 self.suspect()
 
     def suspect(self) -> None:
-        """Have the firewall read soon."""
+        """Schedule a reading of the firewall in SETTLE_S."""
         self.due = min(self.due, monotonic() + SETTLE_S)
 
     def proceed(self, now: float, *, settled: bool) -> float:
-        """Read the firewall if the next read is due. settled: true if no replay is running or scheduled. Return when to
-        call proceed() again, in monotonic seconds; infinite: after the next message."""
+        """Begin to read the firewall if a reading is due. settled: whether no replay is running or scheduled. Return
+        when to call proceed() again, in monotonic seconds; infinite: after the next message."""
         if not self.drops or self.due == inf:
             return inf
         if not settled:
@@ -88,7 +88,7 @@ class DropWatch:
                 if name not in self.known:
                     self.log.warning("pods_dropped", what=what, do=do, netns=netns.identity(home)[1])
             self.known = {name for name, _, _ in found}
-        except (OSError, netns.Lost) as e:      # Lost: this thread ends
+        except (OSError, netns.Lost) as e:      # Lost: this thread cannot return to its namespace, and ends
             self.log.warning("drops_unread", error=str(e))
         except Exception:
             self.log.exception("server_fault")

@@ -1,11 +1,11 @@
 """Detect that a program has flushed pods' rules in iptables-nft or firewalld, in one namespace.
 
-The signs are the jumps from iptables' own chains, and from CNI-FORWARD, to chains of pods, CNI-*. A DEL deletes a pod's
-jump together with the jump's chain. If only the jump was deleted, or the whole table, or a jump that all pods share,
-another program did it.
+The watch observes the jumps from iptables' own chains, and from CNI-FORWARD, to chains of pods, CNI-*. A DEL deletes a
+pod's jump together with the jump's target chain. If only the jump was deleted, or the whole table, or a jump that all
+pods share, another program did it.
 
-If the chain FORWARD appears in table filter, iptables begins to filter pods' forwarded packets, but only another
-firewall accepts the packets of the pods that were added before.
+If the chain FORWARD appears in table filter, iptables begins to filter pods' forwarded packets. Pods that were added
+before have no rule there that accepts their packets.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ FILTER, FORWARD = "filter", "FORWARD"
 
 
 class IptablesWatch:
-    """jumps: {(family, table): {handle: (chain, target)}}; for iptables-legacy, `family` is a length of addresses, and
-    `handle` the jump itself. lost: the jumps deleted since take_missing(), as sets of (chain, target). others: the
-    names of other objects deleted since take_missing(). by: the program that last deleted or added a watched object.
+    """The watched jumps and chains of one namespace.
 
-    filtering: the names of the chains FORWARD that exist. began: the names of those that have appeared since
-    take_began(), except in the first reading. read_before: whether the first reading is over.
+    jumps: {(family, table): {handle: (chain, target)}}; for iptables-legacy, `family` is the length of an address in
+    bytes, and `handle` is the jump itself. lost: the jumps deleted since take_missing(), as sets of (chain, target).
+    others: names of other objects deleted since take_missing(). by: the program that last deleted or added a watched
+    object.
+
+    filtering: the names of the chains FORWARD that exist. began: the names of the chains FORWARD that have appeared
+    since take_began(), except in the first reading. read_before: whether the first reading is over.
     """
 
     def __init__(self) -> None:
@@ -55,7 +58,7 @@ class IptablesWatch:
         self.lost: dict[Where, set[tuple[str, str]]] = {where: set() for where in TABLES}
         self.others: set[str] = set()
         self.by = ""
-        # Deleted by the transaction whose notifications are being read.
+        # Objects deleted by the transaction whose notifications are being read
         self.deleted_jumps: set[tuple[Where, str, str]] = set()
         self.deleted_chains: set[tuple[Where, str]] = set()
         self.deleted_tables: set[Where] = set()
@@ -71,7 +74,7 @@ class IptablesWatch:
             name = nft.as_text(fields[nft.NFTA_CHAIN_NAME])
             if where[1] == FILTER and name == FORWARD:
                 self.begin_to_filter(chain_name(where, FORWARD))
-            elif where[1] == FILTER and name == ZONES:          # the same for a firewalld that uses iptables
+            elif where[1] == FILTER and name == ZONES:          # a firewalld that uses iptables starts or reloads
                 self.suspect(FIREWALLD_SOURCES, FIREWALLD)
         elif kind == nft.NFT_MSG_DELTABLE:
             self.stop_to_filter(chain_name(where, FORWARD))
@@ -98,10 +101,10 @@ class IptablesWatch:
 
     def replace(self, where: Where, jumps: set[tuple[str, str]], exists: Callable[[str], bool], deletions: int) -> None:
         """Record all jumps of a legacy table. exists(chain): whether the table has a chain. deletions: the number of
-        DELs that have begun since the last poll, and shortly before it.
+        DELs that have begun since the last poll or shortly before.
 
-        A flush with a deletion of all chains between two polls looks like DELs of all pods. It is a flush if no jump is
-        left, and more jumps were deleted than DELs have begun.
+        If a flush also deletes all chains between two polls, the poll sees the same as after DELs of all pods. It is a
+        flush if no jump is left, and more jumps were deleted than DELs have begun.
         """
         before = {*self.jumps.get(where, {}).values()}
         gone = before - jumps
@@ -114,13 +117,13 @@ class IptablesWatch:
     def lose(self, where: Where, jumps: set[tuple[str, str]]) -> None:
         """Record jumps that a legacy table has lost."""
         self.lost.setdefault(where, set()).update(jumps)
-        self.by = ""                    # the kernel does not report it
+        self.by = ""                    # the kernel does not report the program
 
     def begin_to_filter(self, chain: str, *, new: bool = True) -> None:
         """Record that a chain FORWARD exists. new: whether the chain is new."""
         if new and chain not in self.filtering:
             self.began.add(chain)
-            self.by = ""                # the end of the transaction reports it
+            self.by = ""                # the end of the transaction reports the program
         self.filtering.add(chain)
 
     def stop_to_filter(self, chain: str) -> None:
@@ -141,9 +144,10 @@ class IptablesWatch:
             deleted.clear()
 
     def read(self, sock: Socket) -> None:
-        """Read the tables from the kernel, at the start and after it has dropped notifications. Raises NetlinkError.
+        """Read the tables from the kernel, at the start and after the kernel has dropped notifications. Raises
+        NetlinkError.
 
-        A pod's own jump that is missing then is no sign of a flush: a DEL may have deleted it.
+        If a pod's own jump is missing in this reading, that is no sign of a flush: a DEL may have deleted the jump.
         """
         for where in TABLES:
             self.deleted_jumps |= {(where, *jump) for jump in self.jumps[where].values() if not is_of_one_pod(jump[1])}
@@ -172,8 +176,8 @@ class IptablesWatch:
 
     @property
     def certain(self) -> bool:
-        """Return whether another program certainly did it, that is, whether a jump that all pods share was deleted.
-        Neither a DEL of fastcni nor of the reference plugins deletes such a jump."""
+        """Return whether the change is certainly another program's, for example because a jump that all pods share was
+        deleted: no DEL of fastcni or of the reference plugins deletes such a jump."""
         return bool(self.others or self.began) or any(not is_of_one_pod(target) for jumps in self.lost.values()
                                         for _, target in jumps)
 

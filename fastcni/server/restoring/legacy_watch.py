@@ -1,8 +1,8 @@
 """Poll the tables of legacy iptables in one namespace once a second, while pods have rules: the kernel sends no
 notification of a change. iptables_watch.py collects the rules and chains that the tables lose.
 
-If fastcni adds a jump after one poll, and another program deletes the jump before the next poll, no poll sees it. So a
-poll after an ADD or a replay checks whether the jump to CNI-FORWARD exists.
+If fastcni adds a jump after a poll, and another program deletes the jump before the next poll, no poll sees the loss.
+So a poll after an ADD or a replay checks whether the jump to CNI-FORWARD exists.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     Where = tuple[int, str]
 
 POLL_S = 1.0
-ADD_S = 3.0                     # seconds of polls after an ADD without an element in nftables
+ADD_S = 3.0                     # seconds of polls after an ADD, even if no pod has an element in nftables
 TABLES = ("nat", FILTER)
 JUMP = (FORWARD, "CNI-FORWARD")
-MAX_REPLAYS = 3                 # for a jump that stays missing: maybe no program of this node changes the table
+MAX_REPLAYS = 3                 # replays for a jump that stays missing, which may have another cause than a program
 
 
 class LegacyWatch:
     """The polls of one namespace. home: a descriptor of the namespace. iptables: gets the objects that the tables lose.
     suspect_drops(): called when a table filter has more rules that drop or reject than at the last poll. known:
-    {(length, table): the kernel's counts} at the last poll, None before the first. refusals: {length: number of rules
-    that drop or reject}.
+    {(length, table): the kernel's counts} at the last poll; None before the first poll. refusals: {length: number of
+    rules that drop or reject}. A length is the length of an address in bytes: 4 or 16.
 
-    recorded: {length: number of pods' addresses that fastcni has let through iptables} at the last call. expected:
-    since when these addresses need JUMP, in monotonic seconds; None: JUMP was seen since. misses: number of consecutive
-    polls without JUMP.
+    recorded: {length: number of pods' addresses that fastcni has let through iptables} at the last attend(). expected:
+    from when on the tables must have JUMP for these addresses, in monotonic seconds; None: a poll has seen JUMP since.
+    misses: number of consecutive polls without JUMP.
     """
 
     def __init__(self, home: int, iptables: IptablesWatch, suspect_drops: Callable[[], None]) -> None:
@@ -61,10 +61,10 @@ class LegacyWatch:
 
     def attend(self, now: float, *, pods: bool, recorded: dict[int, int],
                deleted_since: Callable[[float], int]) -> float:
-        """Poll if that is due. now: monotonic seconds. pods: whether any pod has elements in nftables. recorded: see
-        the class. deleted_since(moment): the number of DELs that have begun since.
+        """Poll if the next poll is due. now: monotonic seconds. pods: whether any pod has elements in nftables.
+        recorded: see the class. deleted_since(moment): returns the number of DELs that have begun since `moment`.
 
-        Return when to call attend() again; infinite: when a pod has rules. Raises OSError, netns.Lost.
+        Return when to call attend() again; infinite: when a pod gets rules. Raises OSError, netns.Lost.
         """
         pods = pods or now < self.added + ADD_S or any(self.iptables.jumps[where] for where in self.known or ())
         if not pods and self.known is not None:
@@ -86,7 +86,7 @@ class LegacyWatch:
 
     def expect(self, now: float) -> None:
         """Record that an ADD or a replay adds JUMP within POLL_S. Any thread may call this."""
-        if self.expected is None:       # further requests do not delay it
+        if self.expected is None:       # a further request does not delay the check
             self.expected = now + POLL_S
 
     def _miss(self) -> None:
@@ -118,7 +118,7 @@ class LegacyWatch:
     def _read(self, where: Where, deletions: int, *, first: bool) -> None:
         table = xtables.read_table(*where)
         jumps = {(chain, target) for chain in CHAINS for target in table.targets(chain) if target.startswith(PREFIX)}
-        # A reload of firewalld removes the rules of sources, and a start adds the chain.
+        # A reload of firewalld removes the rules of sources; a start of firewalld adds the chain ZONES.
         jumps |= {(ZONES, target) for target in table.targets(ZONES)}
         if not table.has_chain(ZONES):
             self.zoned.discard(where)
@@ -135,13 +135,13 @@ class LegacyWatch:
 
 
 def listed() -> list[Where]:
-    """Return the legacy tables of the calling thread's namespace. A request about another table would make the kernel
-    create the table."""
+    """Return the legacy tables of the calling thread's namespace that exist. The kernel would create a table that a
+    request names."""
     found = []
     for length, path in LEGACY_TABLES.items():
         try:
             with open(path, encoding="ascii") as file:
                 found += [(length, table) for table in file.read().split() if table in TABLES]
-        except (FileNotFoundError, PermissionError):    # modules not loaded; namespace of another user namespace
+        except (FileNotFoundError, PermissionError):    # module not loaded, or a namespace of another user namespace
             continue
     return found

@@ -1,5 +1,5 @@
-"""Watch one network namespace whose firewall state the server restores: read nftables' notifications, and act on
-them."""
+"""Watch one network namespace whose firewall state the server restores: read the notifications of nftables, and restore
+what other programs delete."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from fastcni.server.requests.request_queue import Call
     from fastcni.server.restoring.restorer import Restoring
 
-RETRY_S = 0.1                   # seconds, if nftables has changed while the server read it
-BUFFER_BYTES = 4 << 20          # of notifications
+RETRY_S = 0.1                   # seconds until the next reading, if nftables changed during a reading
+BUFFER_BYTES = 4 << 20          # bytes of notifications that the kernel queues
 
 
 class Watch:
     """The watch of one namespace, with the states of restore_states.py.
 
-    Create it in a thread that is in the namespace. One thread calls attend(); any thread may call note(), deleted_at()
-    and close(). home: a descriptor of the namespace, for the caller to close after close(). at_start: see Replay.
-    Raises OSError.
+    Create the object in a thread that is in the namespace; the constructor raises OSError. One thread calls attend();
+    any thread may call note(), deleted_at() and close(). home: a descriptor of the namespace, for the caller to close
+    after close(). at_start: see Replay.
 
     due: when to call attend() without a notification, in monotonic seconds; infinite: never.
     """
@@ -61,8 +61,8 @@ class Watch:
         self.due = 0.0
 
     def note(self, call: Call, mode: Mode) -> None:
-        """Record that a request begins: a DEL may run between a flush and its restore, and an ADD may add rules of
-        iptables-legacy, which the kernel does not notify. Raises OSError."""
+        """Record that a request begins: a DEL may run between a flush and the restore, and an ADD may add rules of
+        iptables-legacy, whose changes the kernel does not notify. Raises OSError."""
         if call.command == "ADD":
             self.legacy.note_add(monotonic())
             if self.due == inf:
@@ -83,8 +83,8 @@ class Watch:
                 sock.close()
 
     def attend(self, started: float) -> None:
-        """Read the notifications, and do the work that is due. started: when the first of them arrived, in monotonic
-        seconds."""
+        """Read the notifications, and do the work that is due. started: when the first notification arrived, in
+        monotonic seconds."""
         with self.lock:
             if self.closed:
                 return
@@ -113,7 +113,7 @@ class Watch:
                 self.log.error("restore_failed", netns=self.name, error=str(e))
 
     def fault(self) -> None:
-        """Record an exception in attend(), a defect of fastcni: notifications that it has read may be lost."""
+        """Record that attend() raised an exception, a defect of fastcni: notifications that it had read may be lost."""
         self.copy.on(FAULT)
         self._try_again()
 
@@ -123,7 +123,7 @@ class Watch:
         return netns.identity(self.home)[1]
 
     def deleted_at(self, attachment: Attachment) -> float:
-        """Return when the last DEL of an attachment began, in seconds since the epoch; 0.0 if no DEL is known."""
+        """Return when the last DEL of an attachment began, in Unix seconds; 0.0 if no DEL is known."""
         self._note_deletions()
         mark = names.hashes(attachment.network, attachment.container_id, attachment.ifname)
         _, moment = self.mirror.deletions.get(mark, (0, 0.0))
@@ -149,7 +149,7 @@ class Watch:
         self.due = min(self.due, when)
 
     def _dropped(self) -> None:
-        self.copy.on(DROPPED)           # the notifications that follow are newer
+        self.copy.on(DROPPED)           # drain() continues with newer notifications
 
     def _receive(self, kind: int, payload: bytes) -> None:
         if kind == nft.NFT_MSG_NEWGEN:
@@ -177,7 +177,7 @@ class Watch:
             self.copy.on(READ)
 
     def _restore(self, started: float) -> None:
-        """Restore fastcni's own tables, unless that must wait."""
+        """Restore fastcni's own tables, if an object may be missing and the last restore was not too recent."""
         if not self.mirror.may_miss_something:
             return
         if self.mirror.suspects and started < self.backoff.until:
@@ -193,7 +193,7 @@ class Watch:
             self.log.warning("rules_restored", table=nft_name(*where), gone=gone, by=self.mirror.by, elements=count,
                              netns=self.name, ms=round((monotonic() - started) * 1e3, 1),
                              next_after=self.backoff.seconds)
-            if gone == WHOLE_TABLE:     # the flush may have deleted other tables, too, with pods' rules in them
+            if gone == WHOLE_TABLE:     # the flush may also have deleted other tables that have pods' rules
                 self.iptables.suspect(f"table {nft_name(*where)}", self.mirror.by)
 
     def _restore_neighbours(self, started: float) -> None:
@@ -204,7 +204,7 @@ class Watch:
 
 
 class NoWatch:
-    """The stand-in for a Watch if the kernel offers no notifications of nftables to this process; does nothing."""
+    """The stand-in for a Watch that does nothing, if the kernel sends this process no notifications of nftables."""
 
     def note(self, call: Call, mode: Mode) -> None:
         return

@@ -2,8 +2,8 @@
 namespace.
 
 The kernel sends a notification of each deleted FDB entry with all fields, and of each deleted neighbour, often without
-its MAC. The server keeps a copy of both, to know these MACs and because the kernel may drop notifications. Entries that
-a DEL deletes are not restored, because their port no longer exists, or no port has their MAC.
+the MAC. The server keeps a copy of both, to know these MACs and because the kernel may drop notifications. The server
+does not restore entries that a DEL deletes, because their port no longer exists, or no port has their MAC.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
     Key = tuple[int, bytes]
 
-BUFFER_BYTES = 4 << 20          # of notifications: `ip neigh flush` deletes all neighbours in one step
+BUFFER_BYTES = 4 << 20          # bytes of notifications; `ip neigh flush` deletes all neighbours in one step
 PORT_GONE = (ENODEV, EINVAL, ENOENT, EOPNOTSUPP)        # the kernel's errors for a link that is no port of a bridge
 
 
 class NeighbourWatch:
-    """The watch of one namespace. Create it in a thread that is in the namespace; one thread calls attend(). Raises
-    OSError.
+    """The watch of one namespace. Create the object in a thread that is in the namespace; the constructor raises
+    OSError. One thread calls attend().
 
-    netns: the namespace's inode, for the log. known: {(index of the bridge, packed): MAC}. stations: the static FDB
-    entries, {(index of the bridge, MAC): entry}. dropped: whether the kernel has dropped notifications. The caller then
-    replays result caches, and sets `dropped` to False.
+    netns: the namespace's inode, for the log. known: {(index of the bridge, packed address): MAC} of the neighbours.
+    stations: {(index of the bridge, MAC): entry} of the static FDB entries. dropped: whether the kernel has dropped
+    notifications. In that case the caller replays result caches, and sets `dropped` to False.
     """
 
     def __init__(self, log: Logger, netns: int) -> None:
@@ -84,11 +84,11 @@ class NeighbourWatch:
         return inf
 
     def _read(self) -> None:
-        """Read the entries from the kernel, at the start and after it has dropped notifications. Entries deleted before
-        cannot be found."""
+        """Read the entries from the kernel, at the start and after the kernel has dropped notifications. Entries that
+        were deleted before the first reading stay unknown."""
         known, stations = self.known, self.stations
         ours = {(it.index, it.packed): it.mac for it in unflooded.every_one(self.ask) if it.ours}
-        # For a neighbour that does not answer, the kernel gives no MAC.
+        # If a neighbour does not answer, the kernel gives no MAC: keep the known MAC.
         self.known = {key: mac or known[key] for key, mac in ours.items() if mac or key in known}
         self.stations = {(it.master, it.mac): it for it in unflooded.every_station(self.ask)}
         self.lost |= {key: mac for key, mac in known.items() if key not in self.known}
@@ -115,7 +115,8 @@ class NeighbourWatch:
         self.dropped = True
 
     def _restore_station(self, neighbour: Neighbour) -> bool:
-        """Add an FDB entry again if its port is still on that bridge. Return whether it was added. Raises OSError."""
+        """Add an FDB entry again if its port is still on that bridge. Return whether the entry was added. Raises
+        OSError."""
         port = find.link(self.ask, index=neighbour.index)
         if port is None or port.kind != "veth" or port.master != neighbour.master:
             return False
@@ -129,7 +130,7 @@ class NeighbourWatch:
         return True
 
     def _restore_neighbours(self, bridge: int, lost: dict[bytes, bytes]) -> int:
-        """Add again the neighbours {packed: MAC} whose MAC is in the bridge's FDB. Return their number."""
+        """Add the neighbours {packed address: MAC} whose MAC is in the bridge's FDB again. Return their number."""
         try:
             here = unflooded.stations(self.ask, bridge, {*lost.values()})
             missing = [(packed, mac) for packed, mac in lost.items() if mac in here]

@@ -1,7 +1,7 @@
-"""Replay pods' rules in iptables, firewalld and an administrator's chains from the runtimes' result caches.
+"""Replay pods' rules in iptables, in firewalld and in an administrator's chains from the runtimes' result caches.
 
-The server has no copy of these rules. It waits until signs of a loss have lasted for a short time, because a reload or
-a DEL consists of many transactions. See docs/server-restore.md; the states are those of restore_states.py.
+The server has no copy of these rules. A replay begins only when signs of a loss have lasted for a short time, because a
+reload or a DEL consists of many transactions. See docs/server-restore.md; restore_states.py has the states.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
     Run = Callable[[DeletedAt], Restored]
 
 DELAY_S, DELAY_AFTER_DEL_S = 0.02, 0.5
-MAX_ERRORS = 3                  # in the log line of a replay
-MAX_REPEATS = 5                 # of a replay that has failed: firewalld may have started or ended during it
+MAX_ERRORS = 3                  # errors in the log line of a replay
+MAX_REPEATS = 5                 # repetitions of a failed replay, during which firewalld may have started or ended
 FAILED_BEFORE = "what the last replay could not restore"
-AT_START = "start"              # the reason for a replay without a notification
+AT_START = "start"              # the reason for the replay at the server's start, without a notification
 
 
 class Replay:
     """The replays of one network namespace.
 
-    home: a descriptor of the namespace, for the caller to close. run(deleted_at): does the replay in the calling
-    thread's namespace, returns a runtime.restore.Restored; None: this server replays nothing. deleted_at: the argument
-    of run(). iptables, mirror: the namespace's IptablesWatch and TableMirror. ended(outcome): called in the replay's
-    thread when the replay has ended; "done" or "failed". at_start: whether to replay once without a loss, because rules
+    home: a descriptor of the namespace, for the caller to close. run(deleted_at): replays in the calling thread's
+    namespace, and returns a runtime.restore.Restored; None: this server replays nothing. deleted_at: the argument of
+    run(). iptables, mirror: the namespace's IptablesWatch and TableMirror. ended(outcome): called in the replay's
+    thread when the replay has ended, with "done" or "failed". at_start: whether to replay once without a loss, because
     may have been flushed while no server ran.
     """
 
@@ -68,7 +68,7 @@ class Replay:
 
     @property
     def idle(self) -> bool:
-        """Return whether no replay runs or is due."""
+        """Return whether no replay runs or is scheduled."""
         return self.machine.state == IDLE
 
     @property
@@ -76,7 +76,7 @@ class Replay:
         return self.machine.state == RUNNING
 
     def proceed(self, now: float) -> float:
-        """Begin a replay if it is due. Return when to call proceed() again without a notification; infinite: never."""
+        """Begin a replay if one is due. Return when to call proceed() again without a notification; infinite: never."""
         if not self.run or self.running:
             return inf
         self._note_losses(now)
@@ -105,7 +105,7 @@ class Replay:
             self.machine.on(LOST)
 
     def _start(self, run: Run, gone: str, began: str) -> float:
-        """Start the thread. If that fails, record the loss again, and return when to try again."""
+        """Start the thread of a replay. If that fails, record the loss again, and return when to try again."""
         self.machine.on(BEGUN)
         self.mirror.keep_deletions = True
         by, home = self.iptables.by, -1
@@ -123,8 +123,8 @@ class Replay:
         return inf
 
     def _work(self, run: Run, home: int, gone: str, began: str, by: str, marks: Collection[bytes]) -> None:
-        """Replay all lost rules. If none were lost, but another firewall begins to filter, replay only attachments of
-        fastcni: other plugins add their own rules for their pods, and would not delete fastcni's."""
+        """Replay all lost rules. If no rule was lost, but another firewall begins to filter, replay only attachments of
+        fastcni: other plugins add their own rules for their pods, and would not delete the rules of fastcni."""
         started, outcome, again = monotonic(), "failed", True
 
         def deleted_at(attachment: Attachment) -> float:
@@ -137,10 +137,10 @@ class Replay:
             with netns.inside(home):
                 done = run(deleted_at)
             outcome = "failed" if done.failed else "done"
-            again = any(each.plugin for each in done.failed)    # without a plugin: a damaged cache file, which stays so
+            again = any(each.plugin for each in done.failed)    # no plugin: a damaged cache file, which stays damaged
             self._report(done, gone, began, by, netns=netns.identity(home)[1],
                          ms=round((monotonic() - started) * 1e3, 1))
-        except (OSError, netns.Lost) as e:      # Lost: this thread ends
+        except (OSError, netns.Lost) as e:      # Lost: this thread cannot return to its namespace, and ends
             self.log.error("replay_failed", gone=gone or began, by=by, error=str(e))
         finally:
             os.close(home)
@@ -169,4 +169,4 @@ def name_thread() -> None:
         with open("/proc/thread-self/comm", "w", encoding="ascii") as file:
             file.write(OWN_NAME)
     except OSError:
-        return                          # the watch then takes the transactions for another program's
+        return                          # the watch then takes the transactions for those of another program

@@ -1,44 +1,45 @@
 """Define the states of restoring in one network namespace, and their transitions.
 
-There are three state machines. TRANSITIONS has each arrow of the drawings; any other event is a defect of fastcni.
+There are three state machines. TRANSITIONS has each arrow of the drawings. Any other event is a defect of fastcni.
 
 The copy (namespace_watch.Watch): is the server's copy of the kernel's tables current?
 
               READ
-    STALE ---------------> VALID        STALE: the server reads everything when it next attends to the namespace.
+    STALE ---------------> VALID        STALE: the server reads all tables when it next handles the namespace.
       ^                      |          INTERRUPTED: nftables changed during the reading; STALE stays, for 0.1 s at
       +----------------------+          least.
-         DROPPED or FAULT               DROPPED: the kernel dropped announcements. FAULT: an exception of fastcni.
+         DROPPED or FAULT               DROPPED: the kernel dropped notifications. FAULT: an exception of fastcni.
 
-Our own tables (table_mirror.TableMirror): is something missing from `inet fastcni`, `bridge fastcni`, `netdev fastcni`?
+fastcni's own tables (table_mirror.TableMirror): is an object missing from `inet fastcni`, `bridge fastcni` or
+`netdev fastcni`?
 
               MESSAGE
-    CURRENT ---------------> PARTIAL    PARTIAL: a transaction is announced in part; the rest is on its way.
-      ^  ^                    |   ^     MESSAGE: an announcement about one of the tables, in any state.
-      |  +--------------------+   |     COMPLETE: the transaction has ended, and has taken nothing.
-      |    COMPLETE           |   |     SUSPICIOUS: it has ended, and something may have to be restored.
+    CURRENT ---------------> PARTIAL    PARTIAL: a part of a transaction was notified; the rest will follow.
+      ^  ^                    |   ^     MESSAGE: a notification about one of the tables, in any state.
+      |  +--------------------+   |     COMPLETE: the transaction has ended, and has deleted no object.
+      |    COMPLETE           |   |     SUSPICIOUS: the transaction has ended, and the server may have to restore.
       |            SUSPICIOUS |   | MESSAGE
       |    RESTORED           v   |
       +-------------------- SUSPECT     SUSPECT: the server compares the tables with its copy, and restores them.
-      |                       |   ^     READING: the copy is read anew, in any state: it may show that something is
-      |    RESTORED  TOO_SOON |   |     missing.
+      |                       |   ^     READING: the server reads the copy again, in any state, and may find that an
+      |    RESTORED  TOO_SOON |   |     object is missing.
       |                REFUSED|   | READING
-      |                       v   |     DELAYED: as SUSPECT, but the last time was a moment ago (TOO_SOON), or the
-      +-------------------- DELAYED     kernel has refused something (REFUSED): not before a delay.
+      |                       v   |     DELAYED: as SUSPECT, but after a delay: the last restore was a moment ago
+      +-------------------- DELAYED     (TOO_SOON), or the kernel has returned an error (REFUSED).
 
 iptables, firewalld and an administrator's chains (replay.Replay): is a replay needed?
 
              MAYBE_LOST
-     IDLE --------------> MAYBE_NEEDED  MAYBE_LOST: a pod's jump is gone without its chain; a DEL may be at work, so the
-      | ^                  |  |         server waits for a longer time.
-      | |   PRESENT        |  | LOST    LOST: what all pods share is gone, iptables begins to
+     IDLE --------------> MAYBE_NEEDED  MAYBE_LOST: a pod's jump was deleted without its chain. A DEL may be running, so
+      | ^                  |  |         the server waits for a longer time.
+      | |   PRESENT        |  | LOST    LOST: an object that all pods share was deleted, iptables begins to
       | +------------------+  v         filter, a replay has failed, or the server starts.
-      | +------------------- NEEDED     PRESENT: after the wait all is there again.
+      | +------------------- NEEDED     PRESENT: after the wait all objects exist again.
       | |   PRESENT           ^  |
       +-|---------------------+  | BEGUN (also of MAYBE_NEEDED)
         |     LOST               v
-        +------------------- RUNNING    RUNNING: a thread replays result caches. NOT_STARTED: it could not be
-          ENDED, NOT_STARTED            started. A loss meanwhile counts once the replay has ended.
+        +------------------- RUNNING    RUNNING: a thread replays result caches. NOT_STARTED: the thread could not be
+          ENDED, NOT_STARTED            started. The server handles a loss during a replay when the replay has ended.
 """
 
 from __future__ import annotations

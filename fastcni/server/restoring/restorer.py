@@ -1,5 +1,5 @@
-"""Restore firewall state that another program has flushed: one thread for all namespaces, which sleeps until nftables
-sends a notification.
+"""Restore firewall state that another program has flushed. One thread does this for all network namespaces, and sleeps
+until nftables sends a notification.
 
 The thread restores fastcni's own tables from a copy (table_mirror.py). It restores the pods' state in iptables and
 firewalld by a replay from the runtimes' result caches (replay.py). restore_states.py has the states of both.
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from fastcni.server.restoring.drop_watch import Drops
     from fastcni.server.restoring.replay import Run
 
-# Seconds: notifications of this time are read together, so that no ADD shares the processor with this thread
+# Seconds in which the thread collects notifications before it reads them, so that it does not run during an ADD
 GATHER_S = 0.02
-NOTHING_TO_WATCH = (EACCES, EPERM, EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)         # no rights; a kernel without nf_tables
+NOTHING_TO_WATCH = (EACCES, EPERM, EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)     # no permission; a kernel without nf_tables
 
 
 class Restoring:
-    """The thread, and the watched namespaces.
+    """The thread that restores, and the watched namespaces.
 
     replay(deleted_at): restores the pods' rules in the calling thread's namespace, and returns a
     runtime.restore.Restored; None: this server replays nothing. deleted_at: see Watch.deleted_at(). drops: see
@@ -42,14 +42,15 @@ class Restoring:
         self.log, self.replay, self.drops = log, replay, drops
         self.watches: dict[int, Watch] = {}             # {descriptor: Watch}
         self.lock, self.stopping = Lock(), False
-        # Counts for the metrics: tables and elements that were restored; replays of all namespaces
+        # Counts for the metrics, over all namespaces: restored tables, restored elements, and replays by outcome
         self.restores, self.elements, self.replays = 0, 0, {"done": 0, "failed": 0}
         self.poll, self.wakeup = select.epoll(), Wakeup()
         self.poll.register(self.wakeup, select.EPOLLIN)
         self.thread = Thread(target=self._work, name="restoring", daemon=True)
 
     def start(self) -> None:
-        """Start the thread if it does not run. Call start() periodically, because a thread cannot always be started."""
+        """Start the thread if it does not run. Call start() periodically, because Python cannot always start a
+        thread."""
         if not self.thread.is_alive():
             start_thread(self.thread, self.log)
 
@@ -108,7 +109,7 @@ class Restoring:
                 self._attend(it, now)
 
     def _next_due(self) -> float:
-        """Return the seconds until a Watch has work to do; -1: only after a notification."""
+        """Return the seconds until a Watch has work to do; -1: no work before the next notification."""
         with self.lock:
             due = min([it.due for it in self.watches.values()], default=inf)
         return -1 if due == inf else max(0.0, due - monotonic())

@@ -2,7 +2,7 @@
 after a flush.
 
 The copy follows elements that any program adds or deletes one by one. If a set with elements is deleted, or a chain
-loses all its rules, another program did it: fastcni deletes no set and leaves no chain without rules.
+loses all its rules, another program did it: fastcni deletes no set, and leaves no chain without rules.
 """
 
 from __future__ import annotations
@@ -44,17 +44,19 @@ if TYPE_CHECKING:
 
 OWN_NAME = "fastcni-restore"    # the name of threads that restore; the kernel allows 15 characters
 WHOLE_TABLE = "table"
-KEEP_DELETIONS_S = 2.0          # seconds: the notification of a flush before a DEL may arrive so much later
-RULE_CHECKS = 4
+KEEP_DELETIONS_S = 2.0          # seconds by which the notification of a flush may arrive after a later DEL has begun
+RULE_CHECKS = 4                 # checks whether the rules are complete, because a transaction may be replacing them
 
 
 class TableMirror:
-    """The copy of the tables. `where` is a table's (family, name). `state` is a state of restore_states.py.
+    """The copy of fastcni's tables in one namespace. `where` is a table's (family, name). `state` is a state of
+    restore_states.py.
 
     present, lost: {where: {set: {key: element}}}, elements as nft_elements.read_raw_elements() returns them.
-    deletions: {mark: (generation of nftables, monotonic seconds)}, both when the attachment's last DEL began, in this
-    server or one-shot; under `lock`, oldest first. If a thread named OWN_NAME adds an element with such a mark, the
-    mirror deletes the element again. Any thread may call note_deletion(); one thread calls all other methods.
+    deletions: {mark: (generation of nftables, monotonic seconds)}, both from the moment when the attachment's last DEL
+    began, in this server or one-shot; under `lock`, oldest first. If a thread named OWN_NAME adds an element with such
+    a mark, the mirror deletes the element again. Any thread may call note_deletion(); one thread calls the other
+    methods.
     """
 
     def __init__(self) -> None:
@@ -66,7 +68,7 @@ class TableMirror:
         self.present: dict[Where, Elements] = {where: {} for where in self.stores}
         self.lost: dict[Where, Elements] = {where: {} for where in self.stores}
         self.chains: set[tuple[int, str, str]] = set()  # (family, table, chain) that existed
-        # Chains that lost a rule without a new one; and deleted tables, sets and chains, for the log.
+        # Chains that lost a rule and got no new rule; for the log, the deleted tables, sets and chains
         self.emptied: dict[Where, set[str]] = {where: set() for where in self.stores}
         self.missing: dict[Where, set[str]] = {where: set() for where in self.stores}
         self.suspects: set[Where] = set()       # tables from which an element or rule may be missing
@@ -74,8 +76,8 @@ class TableMirror:
         self.deletions: dict[str, tuple[int, float]] = {}
         self.lock = Lock()
         self.keep_deletions = False     # a replay runs: keep `deletions` until its end
-        # Added by this transaction; and by transactions of OWN_NAME since delete_returned(): (where, set, {key:
-        # element}).
+        # Elements that this transaction added, and elements that transactions of OWN_NAME added since
+        # delete_returned(): (where, set, {key: element})
         self.added: list[tuple[Where, str, dict[bytes, bytes]]] = []
         self.added_by_us: list[tuple[Where, str, dict[bytes, bytes]]] = []
 
@@ -141,7 +143,7 @@ class TableMirror:
         self.missing[where].add(what)
 
     def end_transaction(self, generation: int, by: str) -> None:
-        """Handle the end of a transaction of the program `by`. The transaction may have changed other tables only."""
+        """Handle the end of a transaction of the program `by`, which may have changed only other tables."""
         if self.machine.state == PARTIAL:
             self.machine.on(SUSPICIOUS if self.suspects else COMPLETE)
         if by == OWN_NAME:
@@ -155,8 +157,8 @@ class TableMirror:
         self.losses = losses
 
     def _note_additions(self, marks: Iterable[str], generation: int) -> None:
-        """Handle the additions of an ADD after a DEL of the same attachment: elements that were lost earlier do not
-        belong to this ADD."""
+        """Handle the elements that an ADD adds after a DEL of the same attachment: do not restore elements that the
+        attachment lost before."""
         for mark in marks:
             since, _ = self.deletions.get(mark, (generation, 0))
             if since < generation:
@@ -170,11 +172,11 @@ class TableMirror:
                 sets[name] = {key: element for key, element in elements.items() if mark_of(element) != mark}
 
     def read(self, sock: Socket) -> None:
-        """Read the tables from the kernel, at the start and after it has dropped notifications.
+        """Read the tables from the kernel, at the start and after the kernel has dropped notifications.
 
-        Before restore(), call receive() with the notifications of changes during the reading: otherwise a flush that
-        the reading saw in part would be restored now, and again after its notification. Raises NetlinkError, with EINTR
-        if nftables changed during the reading; the tables that were read until then may be restored.
+        Before restore(), call receive() with the notifications of changes during the reading. Otherwise the server
+        would restore a flush that the reading saw in part now, and again after its notification. Raises NetlinkError,
+        with EINTR if nftables changed during the reading; the tables that were read until then may be restored.
         """
         self.machine.on(READING)
         for where, stores in self.stores.items():
@@ -226,7 +228,7 @@ class TableMirror:
         """Restore missing elements and rules. Return [(where, a text that names the missing objects, number of
         elements)] of the restored tables.
 
-        Raises NetlinkError after a kernel error; the restore is then still due.
+        Raises NetlinkError if the kernel returns an error; the restore is then still due.
         """
         restored = []
         try:
@@ -261,8 +263,8 @@ class TableMirror:
         return text, count
 
     def delete_returned(self, sock: Socket) -> None:
-        """Delete the elements that threads named OWN_NAME have added for attachments whose DEL has begun, because the
-        DEL may have read nftables before. Raises NetlinkError."""
+        """Delete the elements that threads named OWN_NAME have added for attachments whose DEL has begun: the DEL may
+        have read nftables before the element was added. Raises NetlinkError."""
         added, self.added_by_us = self.added_by_us, []
         with self.lock:
             deleted = {*self.deletions} if added else set()
@@ -289,7 +291,7 @@ class TableMirror:
         return WHOLE_TABLE if WHOLE_TABLE in missing else few(sorted(missing))
 
     def note_deletion(self, mark: str, generation: int) -> None:
-        """Record that a DEL has begun at that generation of nftables. Any thread may call this."""
+        """Record that a DEL has begun at `generation` of nftables. Any thread may call this method."""
         now = monotonic()
         with self.lock:
             self.deletions.pop(mark, None)          # first remove the mark, so that it moves to the end
@@ -299,7 +301,7 @@ class TableMirror:
                 del self.deletions[oldest]
 
     def deleted_since(self, moment: float) -> int:
-        """Return how many attachments have a DEL that began since a moment, in monotonic seconds."""
+        """Return how many attachments have a DEL that began since `moment`, in monotonic seconds."""
         with self.lock:
             return sum(begun >= moment for _, begun in self.deletions.values())
 
@@ -307,7 +309,7 @@ class TableMirror:
 def has_rules(store: Store, sock: Socket) -> bool:
     """Return whether the chains of a Store have their rules.
 
-    While a transaction replaces the rules, the kernel already gives the new number of rules.
+    While a transaction replaces the rules, the kernel already returns the number of the new rules.
     """
     for _ in range(RULE_CHECKS):
         if store.complete_on(sock):

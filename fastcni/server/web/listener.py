@@ -1,7 +1,7 @@
 """Answer GET requests over HTTP/1.1 in one thread, one request for each connection.
 
-The thread never blocks on one client, so a slow client delays no other. A client has CLIENT_TIMEOUT_S in all. Beyond
-MAX_CLIENTS the oldest connection is closed.
+The thread never blocks on one client, so a slow client delays no other client. A connection is closed after
+CLIENT_TIMEOUT_S. Beyond MAX_CLIENTS the oldest connection is closed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 CLIENT_TIMEOUT_S = 10.0
 MAX_CLIENTS = 16
 MAX_HEAD_BYTES = 16 << 10
-ACCEPT_PAUSE_S = 0.1            # seconds, if there is no free descriptor
+ACCEPT_PAUSE_S = 0.1            # seconds of pause if no descriptor is free
 TEXT = "text/plain; charset=utf-8"
 REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
            500: "Internal Server Error", 503: "Service Unavailable"}
 
 
 class NotReady(Exception):
-    """The content is not ready; the client may ask again in a second."""
+    """The content does not exist yet; the client may ask again in a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """A page. make: returns the content, or raises NotReady. headers: further header lines, each with its line end.
-    local: whether the Host header must name a loopback address, because a script of another site can make a browser
-    send requests under that site's name."""
+    local: whether the Host header must name a loopback address. Without this check, a script of another site could
+    read the page in a browser by a name of that site that resolves to this machine (DNS rebinding)."""
 
     kind: str
     make: Callable[[], bytes]
@@ -59,8 +59,8 @@ class Client:
 
 
 class Listener:
-    """The thread and its clients. sock: a listening, non-blocking socket. pages: {path: Page}. log: the server's
-    log."""
+    """The thread that answers requests, and its clients. sock: a listening, non-blocking socket. pages: {path: Page}.
+    log: the server's log."""
 
     def __init__(self, sock: socket, pages: dict[str, Page], log: Logger) -> None:
         self.sock, self.pages, self.log = sock, pages, log
@@ -71,7 +71,8 @@ class Listener:
         self.thread = Thread(target=self._run, name="http", daemon=True)
 
     def start(self) -> bool:
-        """Start the thread if it does not run. A thread cannot always be started: return whether it was started now."""
+        """Start the thread if it does not run. Return whether this call started the thread: Python cannot always start
+        a thread."""
         return not self.thread.is_alive() and not self.stopping and start_thread(self.thread, self.log)
 
     def stop(self) -> None:

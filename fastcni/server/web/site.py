@@ -1,4 +1,4 @@
-"""Serve the pages of one address."""
+"""Serve the pages of one address of --http or --metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Site:
     def __init__(self, where: str | tuple[str, int], log: Logger) -> None:
         self.where, self.log = where, log
         self.pages: dict[str, Page] = {}
-        self.ready: list[str] = []      # events for the log
+        self.ready: list[str] = []      # events to log when the site begins to answer
         self.listening: Listening | None = None
 
     def listen(self) -> None:
@@ -28,14 +28,14 @@ class Site:
         self.listening = address.listen(self.where)
 
     def release(self) -> None:
-        """Undo listen(), for a server that does not start."""
+        """Undo listen(), because the server does not start."""
         if self.listening:
             self.listening.unlink()
             self.listening.unlock()
             self.listening.sock.close()
 
     def announce(self, event: str) -> None:
-        """Log this event with the address when the site begins to answer."""
+        """Log this event, with the address, when the site begins to answer."""
         self.ready.append(event)
 
     def attach(self, _: object = None) -> None:

@@ -36,15 +36,15 @@ HEADERS = ("Cache-Control: no-store\r\nCross-Origin-Resource-Policy: same-origin
 
 
 class StatusPage:
-    """The status page of a site. make_status(describe, ask): returns the function that makes /status.json; ask: None
-    without a history. make_topology: makes /topology.json."""
+    """The status page of a site. make_status(describe, ask): returns the function that makes /status.json; ask is None
+    if the server keeps no history. make_topology: makes /topology.json."""
 
     def __init__(self, site: Site, make_status: Callable[[Callable[[], Document], Ask | None], Callable[[], Document]],
                  make_topology: Callable[[], Document], log: Logger) -> None:
         self.site, self.make_status, self.make_topology, self.log = site, make_status, make_topology, log
 
     def attach(self, server: Server) -> None:
-        """Add the pages about this server."""
+        """Add the pages that show this server."""
         local = not isinstance(self.site.where, str)        # no browser connects to a unix socket by itself
         content, policy = read_page()
         self.site.pages["/"] = Page("text/html; charset=utf-8", lambda: content, f"{HEADERS}{policy}\r\n", local)
@@ -54,10 +54,10 @@ class StatusPage:
         self.site.announce("page_ready")
 
     def start(self) -> None:
-        """The site does it."""
+        """Do nothing: the site starts the listener."""
 
     def stop(self) -> None:
-        """The site does it."""
+        """Do nothing: the site stops the listener."""
 
 
 def latest(make: Callable[[], Document], good_s: float, log: Logger, name: str) -> Callable[[], bytes]:
@@ -74,7 +74,7 @@ def latest(make: Callable[[], Document], good_s: float, log: Logger, name: str) 
 
 
 def read_page() -> tuple[bytes, str]:
-    """Return the HTML with its style and script, and the header that allows only these two."""
+    """Return the HTML with its style and script, and the header line that allows only this style and this script."""
     directory = os.path.dirname(__file__)
     html, style, script = (read(f"{directory}/page.{kind}") for kind in ("html", "css", "js"))
     policy = (f"Content-Security-Policy: default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
