@@ -1,12 +1,12 @@
-"""Take the inventory of a node's attachments, and find faults of the node. Only `own` changes the node's network: it
-removes fastcni.
+"""Take the inventory of a node's attachments, and find faults of the node. Only the subpackage `own` changes the node's
+network: it removes fastcni.
 
     attachments     which attachments exist, where each was seen, and its state
-    checks          the checks of `fastcni doctor`
+    checks          the checks of `fastcni doctor`, which compare the node with its configuration
     cluster         cluster-wide addresses: the store, its blocks and holders, repair
     activity        a server's activity: figures, requests and their messages as text
     own             fastcni's own state on the node, and its removal
-    served          answers the server's questions about its node
+    served          reads the node's files for the server
     confs           the files of a configuration directory
     ranges          the ranges of host-local that configurations name
     pod_policies    the network policies that apply to an address

@@ -16,8 +16,8 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class ConfFile:
-    """A configuration file. net: None for a broken file, whose `error` says why. unreadable: whether this user may not
-    read the file."""
+    """A configuration file. net: None if the file is broken; `error` then says why. unreadable: whether this user may
+    not read the file."""
 
     path: str
     net: NetworkList | None
@@ -32,7 +32,7 @@ def read_directory(conf_dir: str) -> list[ConfFile]:
 
 
 def read(path: str) -> ConfFile:
-    """Read one file."""
+    """Read one configuration file."""
     try:
         if path.endswith(".conflist"):
             return ConfFile(path, discover.load_list_file(path))
@@ -44,7 +44,7 @@ def read(path: str) -> ConfFile:
 
 
 def networks(files: Iterable[ConfFile]) -> list[NetworkList]:
-    """Return the valid networks; of two with one name the first."""
+    """Return the valid networks. If two files have the same network name, the first file counts."""
     found: dict[str, NetworkList] = {}
     for file in files:
         if file.net:
@@ -58,7 +58,7 @@ def values_of(nets: Iterable[NetworkList]) -> list[Any]:
 
 
 def read_quietly(conf_dir: str, unseen: list[str]) -> list[ConfFile]:
-    """Do read_directory(). If the directory cannot be listed, add that to `unseen`, and return []."""
+    """Return read_directory(). If the directory cannot be listed, add a text about that to `unseen`, and return []."""
     try:
         found = read_directory(conf_dir)
         unseen += [f"network configuration {file.path}: {file.error}" for file in found if file.unreadable]

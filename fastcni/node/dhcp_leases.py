@@ -1,4 +1,4 @@
-"""Read the leases of the dhcp daemon from its files. Changes nothing."""
+"""Read the leases of the dhcp daemon from its files, without changing any file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DIRECTORY = STATE_DIR
 
 @dataclass(frozen=True, slots=True)
 class PodLease:
-    """A lease. pod: its container and interface. running: whether it was leased in this boot, and its pod may exist.
-    ends: unix time."""
+    """A lease. path: its file. pod: the container and the interface. running: whether the lease is of this boot, and
+    its pod may exist. ends: when the lease ends, in Unix seconds."""
 
     path: str
     pod: str
@@ -33,7 +33,7 @@ class PodLease:
 
 @dataclass(slots=True)
 class Leases:
-    """The leases of a directory. damaged: paths of files that are not valid leases, or that the daemon has found
+    """The leases in a directory. damaged: paths of files that are no valid leases, or that the daemon has marked as
     damaged."""
 
     directory: str
@@ -50,7 +50,7 @@ class Leases:
 
 
 def read(directory: str = "") -> Leases:
-    """Read a directory, DIRECTORY by default. A directory that does not exist has no leases. Raises OSError."""
+    """Read the leases in a directory; "" stands for DIRECTORY. A missing directory has no leases. Raises OSError."""
     directory = directory or DIRECTORY
     leases = Leases(directory)
     if not os.path.isdir(directory):
@@ -69,6 +69,6 @@ def read(directory: str = "") -> Leases:
 
 
 def sockets(configurations: Iterable[Any]) -> list[str]:
-    """Return the sockets of the daemons that dhcp sections of configurations name."""
+    """Return the sockets of the dhcp daemons that configurations name."""
     found = [section.get("daemonSocketPath") or SOCKET_PATH for section in sections(list(configurations), "dhcp")]
     return list(dict.fromkeys(path for path in found if isinstance(path, str)))

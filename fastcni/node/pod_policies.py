@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from fastcni.runtime.records import NetworkList
 
 DIRECTIONS = ("ingress", "egress")
-MAX_SHOWN = 5                   # addresses of a domain name
+MAX_SHOWN = 5                   # addresses of a domain name in a text
 
 
 def sockets(networks: Iterable[NetworkList], directory: str = "") -> list[str]:
-    """Return the agents' sockets of the networks' plugin `policy`. directory: the --folder of one more agent, or ""."""
+    """Return the agents' sockets that the networks' plugins `policy` name. directory: the --folder of one more agent,
+    or ""."""
     found = {plugin.values.get("agentSocketPath") or policies.SOCKET for network in networks
              for plugin in flattened(network.plugins) if plugin.type == "policy"}
     return sorted(found | ({os.path.join(directory, os.path.basename(policies.SOCKET))} if directory else set()))
 
 
 def texts_on(networks: Iterable[NetworkList], ip: str, directory: str = "") -> Iterator[str]:
-    """Yield sentences about an address from each agent. directory: see sockets()."""
+    """Yield sentences from each agent about an address: the pod, its policies, its way out. directory: see
+    sockets()."""
     for path in sockets(networks, directory):
         try:
             for pod in policies.ask(path, {"do": "explain", "address": ip})["pods"]:
@@ -41,14 +43,15 @@ def texts_on(networks: Iterable[NetworkList], ip: str, directory: str = "") -> I
 
 
 def names_text(ip: str, name: str, told: list[str]) -> str:
-    """Return which addresses of a domain name are open for a pod, as text. told: a part of the answer to `explain`."""
+    """Return a sentence: at which addresses of a domain name a pod may reach the name. told: these addresses, from the
+    answer to `explain`."""
     more = f" and {len(told) - MAX_SHOWN} more" if len(told) > MAX_SHOWN else ""
     return (f"{ip} may reach {name} at {', '.join(told[:MAX_SHOWN])}{more}" if told else
             f"{ip} may reach {name}, but its resolver has told it no address that is open now")
 
 
 def egress_text(ip: str, found: dict[str, str]) -> str:
-    """Return from which address a pod leaves the cluster, as text. found: a part of the answer to `explain`."""
+    """Return a sentence: from which address a pod leaves the cluster. found: a part of the answer to `explain`."""
     if not found["address"]:
         return f"{ip} does not leave the cluster: no node holds an address of EgressAddress {found['name']}"
     return (f"{ip} leaves the cluster from {found['address']} of EgressAddress {found['name']}, which the node "
@@ -56,8 +59,8 @@ def egress_text(ip: str, found: dict[str, str]) -> str:
 
 
 def text(direction: str, pod: dict[str, Any]) -> str:
-    """Return which policies decide on a direction, in their order, as text. pod: a part of the answer to `explain`;
-    agents of earlier versions have no tiers."""
+    """Return as text which policies decide about a direction, in their order. pod: a part of the answer to `explain`;
+    agents of earlier versions send no tiers."""
     names, admin, baseline = (pod[direction], *(pod.get(tier, {}).get(direction, ()) for tier in ("admin", "baseline")))
     parts = [f"first as the cluster policies {', '.join(admin)} say"] if admin else []
     if names:

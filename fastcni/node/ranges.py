@@ -16,7 +16,7 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class NetworkRange:
-    """A range, with the network and the directory of its address files."""
+    """A range of addresses, with its network's name and the directory of its address files."""
 
     network: str
     directory: str
@@ -28,9 +28,9 @@ class NetworkRange:
 
 
 def ranges_of(nets: Iterable[NetworkList]) -> Iterator[NetworkRange]:
-    """Yield each range of each host-local plugin. Invalid sections are skipped, because doctor reports them.
+    """Yield each range of each host-local plugin. Skip invalid sections, because `fastcni doctor` reports them.
 
-    Ranges that the runtime gives with each ADD (the capability ipRanges) are unknown.
+    The ranges that the runtime passes with each ADD (the capability ipRanges) are unknown.
     """
     for net in nets:
         for plugin in flattened(net.plugins):

@@ -1,6 +1,6 @@
 """Read the node's files for `fastcni serve`: the network configurations, and the results that runtimes cached.
 
-Most modules are imported when they are needed, after the server is ready: at the first scrape or page request.
+Most modules are imported only at the first scrape or page request, so that the server is ready early.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Served(NodeView):
-    """The node, from its files. cache_dir: the runtimes' cache directory, "" for the default."""
+    """The node, read from its files. cache_dir: the runtimes' cache directory, "" for the default."""
 
     def __init__(self, cache_dir: str = "") -> None:
         self.cache = Cache(cache_dir)
@@ -45,8 +45,8 @@ class Served(NodeView):
         return kernel.pods_dropped(doctor.node_of(self._places(enter_pods=False), (), ""))
 
     def configured(self) -> Iterable[Keys]:
-        """Yield the keys in the configuration directory, those of cached attachments, and those of the other spaces
-        that this node has joined."""
+        """Yield the keys of the networks in the configuration directory, those of cached attachments, and those of
+        further address spaces that this node has joined."""
         from fastcni.node import confs
         from fastcni.node.attachments import address_dirs, caches
         from fastcni.node.cluster import state

@@ -17,8 +17,8 @@ UCRED = struct.Struct("iII")    # pid, uid, gid
 
 
 def listener(path: str, *, stream: bool = False) -> int:
-    """Return the process that listens at a socket: a server, 1 for systemd, 0 for none. stream: whether the socket is a
-    dhcp daemon's. Raises OSError."""
+    """Return the pid of the process that listens at a socket: a server, 1 for systemd, 0 for no process. stream:
+    whether the socket is a dhcp daemon's. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM if stream else socket.SOCK_SEQPACKET) as sock:
         try:
             sock.connect(path)
@@ -29,7 +29,7 @@ def listener(path: str, *, stream: bool = False) -> int:
 
 
 def owns_lock(path: str) -> bool:
-    """Return whether a server has made the socket itself, that is, holds the lock file next to it. Raises OSError."""
+    """Return whether a server has made the socket itself, and so holds the lock file next to it. Raises OSError."""
     try:
         handle = os.open(f"{path}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def owns_lock(path: str) -> bool:
 
 
 def stop(pid: int) -> bool:
-    """End a server by SIGTERM, and wait until it has answered its requests. Return whether it has ended."""
+    """Send SIGTERM to a server, and wait until it has answered its requests. Return whether the server has ended."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -60,7 +60,8 @@ def stop(pid: int) -> bool:
 
 
 def remove_files(path: str) -> list[str]:
-    """Remove the files of a server that does not run, and their directory. Return the removed files. Raises OSError."""
+    """Remove the files of a server that does not run, and their directory. Return the paths of the removed files.
+    Raises OSError."""
     removed = []
     attempt = os.path.join(os.path.dirname(path), os.path.basename(ATTEMPT))
     for each in (path, f"{path}.lock", attempt):

@@ -22,7 +22,7 @@ Attributes = dict[int, bytes]
 
 HEADER = struct.Struct("=IHHII")        # struct nlmsghdr: length, type, flags, sequence, port
 MIN_MESSAGE, MIN_ATTRIBUTE = HEADER.size, 4
-TYPE_MASK = 0x3FFF                      # NLA_TYPE_MASK: without the flags "nested" and "network byte order"
+TYPE_MASK = 0x3FFF                      # NLA_TYPE_MASK: clears the flags "nested" and "network byte order"
 MAX_TEXT = 64
 DONE = "done"
 NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11           # linux/netfilter/nfnetlink.h
@@ -31,7 +31,7 @@ FAMILIES = {0: "", **nft.FAMILIES}
 
 
 def text(value: bytes) -> str:
-    """Return a name of the kernel up to its NUL, without control characters."""
+    """Return a name from the kernel up to its NUL. U+FFFD replaces control characters."""
     found = value.partition(b"\0")[0][:MAX_TEXT].decode("utf-8", "replace")
     return "".join(char if char.isprintable() else "\ufffd" for char in found)
 
@@ -57,7 +57,7 @@ def kind(value: bytes) -> str:
 
 
 Show = tuple[str, Callable[[bytes], str]]
-# Sizes of struct ifinfomsg, ifaddrmsg, rtmsg, ndmsg, tcmsg, fib_rule_hdr, and the shown attributes
+# For each kind of message: the size of struct ifinfomsg, ifaddrmsg and so on, and the attributes to show
 LINK: tuple[int, dict[int, Show]] = (16, {
     uapi.IFLA_IFNAME: ("ifname", text), uapi.IFLA_LINKINFO: ("kind", kind), uapi.IFLA_ADDRESS: ("address", mac),
     uapi.IFLA_MTU: ("mtu", number), uapi.IFLA_MASTER: ("master", number), uapi.IFLA_LINK: ("link", number),
@@ -73,18 +73,18 @@ NEIGHBOUR: tuple[int, dict[int, Show]] = (12, {uapi.NDA_DST: ("dst", address), u
 TRAFFIC: tuple[int, dict[int, Show]] = (20, {uapi.TCA_KIND: ("kind", text)})
 RULE: tuple[int, dict[int, Show]] = (12, {uapi.FRA_SRC: ("from", address), uapi.FRA_TABLE: ("table", number)})
 NETCONF: tuple[int, dict[int, Show]] = (4, {})
-# RTM_*: a family has consecutive numbers for NEW, DEL, GET and SET
+# RTM_*: each kind of message has consecutive numbers for NEW, DEL, GET and SET
 FAMILY_OF = {uapi.RTM_NEWLINK: ("LINK", LINK), uapi.RTM_NEWADDR: ("ADDR", ADDRESS), uapi.RTM_NEWROUTE: ("ROUTE", ROUTE),
              uapi.RTM_NEWNEIGH: ("NEIGH", NEIGHBOUR), uapi.RTM_NEWRULE: ("RULE", RULE),
              uapi.RTM_NEWQDISC: ("QDISC", TRAFFIC), uapi.RTM_NEWTCLASS: ("TCLASS", TRAFFIC),
              uapi.RTM_NEWTFILTER: ("TFILTER", TRAFFIC), uapi.RTM_NEWNETCONF: ("NETCONF", NETCONF),
              uapi.RTM_GETNSID - 2: ("NSID", NETCONF)}
 VERBS = ("NEW", "DEL", "GET", "SET")
-# Subsystems of nfnetlink: (prefix, names of the messages in their order, {attribute: its meaning})
+# Subsystems of nfnetlink: (prefix, names of the messages in their order). NFT_NAMES: {attribute: its meaning}
 NFT = ("NFT_MSG_", "NEWTABLE GETTABLE DELTABLE NEWCHAIN GETCHAIN DELCHAIN NEWRULE GETRULE DELRULE NEWSET GETSET DELSET "
        "NEWSETELEM GETSETELEM DELSETELEM NEWGEN GETGEN TRACE NEWOBJ GETOBJ DELOBJ".split())
 NFT_NAMES = {"TABLE": {1: "table"}, "CHAIN": {1: "table", 3: "chain"}, "RULE": {1: "table", 2: "chain"},
-             "SET": {1: "table", 2: "set"}, "SETELEM": {1: "table", 2: "set"}}      # NFTA_*_TABLE and the name
+             "SET": {1: "table", 2: "set"}, "SETELEM": {1: "table", 2: "set"}}      # NFTA_*_TABLE and NFTA_*_NAME
 NFTA_SET_ELEM_LIST_ELEMENTS = 3
 IPSET = ("IPSET_CMD_", "NONE PROTOCOL CREATE DESTROY FLUSH RENAME SWAP LIST SAVE ADD DEL TEST HEADER TYPE".split())
 IPSET_ATTR_SETNAME = 2
@@ -93,8 +93,8 @@ SUBSYSTEMS = {1: CTNETLINK, 6: IPSET, 10: NFT}                  # NFNL_SUBSYS_*
 
 
 def lines(datagram: bytes) -> list[str]:
-    """Return a line for each message; "done" for any number of acknowledgements without an error. Truncated or unknown
-    messages are shown as numbers; there are no exceptions."""
+    """Return a line for each message of a datagram; a single "done" for consecutive acknowledgements without an error.
+    Truncated or unknown messages become numbers; lines() raises no exception."""
     found = [line(kind_, flags, payload) for kind_, flags, payload in messages(datagram)]
     return [text_ for text_, before in zip(found, ["", *found], strict=False) if not text_ == before == DONE]
 
@@ -110,7 +110,7 @@ def messages(datagram: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def attributes(data: bytes) -> Attributes:
-    """Return {type: payload} of the attributes of a message; of several attributes with one type the last."""
+    """Return {type: payload} of the attributes of a message. If a type occurs again, its last attribute counts."""
     found, at = {}, 0
     while at + MIN_ATTRIBUTE <= len(data):
         size, kind_ = struct.unpack_from("=HH", data, at)
@@ -125,16 +125,16 @@ def line(kind_: int, flags: int, payload: bytes) -> str:
         return acknowledgement(kind_, flags, payload)
     if kind_ == uapi.NLMSG_DONE:
         return "end of the dump"
-    if kind_ in (NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END) and len(payload) < LINK[0]:      # RTM_NEWLINK's number, too
+    if kind_ in (NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END) and len(payload) < LINK[0]:      # also RTM_NEWLINK's number
         return "begin transaction" if kind_ == NFNL_MSG_BATCH_BEGIN else "commit transaction"
-    if kind_ == uapi.SOCK_DIAG_BY_FAMILY and is_sock_diag(payload):         # RTM_NEWADDR's number, too
+    if kind_ == uapi.SOCK_DIAG_BY_FAMILY and is_sock_diag(payload):         # also RTM_NEWADDR's number
         return sock_diag(payload)
     return netfilter(kind_, payload) if kind_ >= 1 << 8 else routing(kind_, payload)
 
 
 def is_sock_diag(payload: bytes) -> bool:
-    """Return whether a message belongs to sock_diag(7): in an address message, valid attributes would fill the rest
-    after the header."""
+    """Return whether a message belongs to sock_diag(7). RTM_NEWADDR has the same number, but after its header valid
+    attributes fill the rest of the message."""
     at = ADDRESS[0]
     while at + MIN_ATTRIBUTE <= len(payload):
         size = int.from_bytes(payload[at:at + 2], sys.byteorder)
@@ -145,7 +145,7 @@ def is_sock_diag(payload: bytes) -> bool:
 
 
 def sock_diag(payload: bytes) -> str:
-    """Describe a request for sockets, or a socket (see kernel/sockets/inet_sockets.py)."""
+    """Return the text of a request for sockets, or of a socket (see kernel/sockets/inet_sockets.py)."""
     if len(payload) < inet_sockets.MESSAGE_BYTES:
         return f"SOCK_DIAG_BY_FAMILY {ROUTE_FAMILIES.get(payload[0], str(payload[0]))} protocol {payload[1]}"
     packed = payload[8:24 if payload[0] == uapi.AF_INET6 else 12]
@@ -165,7 +165,7 @@ def acknowledgement(kind_: int, flags: int, payload: bytes) -> str:
 
 
 def routing(kind_: int, payload: bytes) -> str:
-    """Describe a message of rtnetlink(7)."""
+    """Return the text of a message of rtnetlink(7)."""
     name, (size, shown) = FAMILY_OF.get(kind_ & ~3, ("", NETCONF))
     if not name or len(payload) < size:
         return f"message of type {kind_}, {len(payload)} bytes"
@@ -186,7 +186,7 @@ def routing(kind_: int, payload: bytes) -> str:
 
 
 def netfilter(kind_: int, payload: bytes) -> str:
-    """Describe a message of nfnetlink: nf_tables, ipset, conntrack."""
+    """Return the text of a message of nfnetlink: nf_tables, ipset or conntrack."""
     prefix, names = SUBSYSTEMS.get(kind_ >> 8, ("", []))
     if kind_ & 0xFF >= len(names) or len(payload) < 4:
         return f"netfilter message of subsystem {kind_ >> 8}, type {kind_ & 0xFF}, {len(payload)} bytes"
@@ -204,7 +204,7 @@ def netfilter(kind_: int, payload: bytes) -> str:
 
 
 def elements(nested: bytes) -> str:
-    """Return the number of elements of a list as text."""
+    """Return the number of elements in a nested list as text, such as "2 elements"."""
     count, at = 0, 0
     while at + MIN_ATTRIBUTE <= len(nested):
         size = max(integer(nested[at:at + 2]), MIN_ATTRIBUTE)

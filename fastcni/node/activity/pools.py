@@ -1,7 +1,7 @@
 """Count the held addresses of each range, and the attachments of each network, for the server's metrics.
 
-Only directories are listed: no address file and no cached result is opened, and no lock is taken. The server counts
-while requests run, so the count pauses often. docs/metrics.md says what is not counted.
+The count only lists directories: it opens no address file and no cached result, and takes no lock. The server counts
+while requests run, so the count pauses often. docs/metrics.md lists what the count does not include.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fastcni.node.ranges import ranges_of
 from fastcni.server.metrics.pools import MAX_POOLS, UNKNOWN, Counted, Pool
 from fastcni.server.metrics.requests import MAX_NETWORKS, OTHER, text
 
-STEP, PAUSE_S = 256, 0.001      # number of names that are handled without a pause, in some 0.2 ms
+STEP, PAUSE_S = 256, 0.001      # names between two pauses, which take some 0.2 ms; seconds of a pause
 
 
 def count(conf_dir: str, *results: str) -> Counted:
-    """Count the addresses of host-local, and the attachments in `results`, directories of libcni's result cache.
+    """Count the held addresses of host-local, and the attachments in `results`, directories of libcni's result cache.
 
     The ranges are those of the configurations in conf_dir. Directories and files that cannot be read count as empty.
     """
@@ -40,7 +40,7 @@ def count(conf_dir: str, *results: str) -> Counted:
 
 
 def pools_of(network: str, directory: str, ranges: list[Range]) -> list[Pool]:
-    """Return the pools of one directory. Addresses outside of all ranges are a pool without a size."""
+    """Return the pools of one directory. The addresses outside of all ranges form one pool without a size."""
     held, elsewhere = [0] * len(ranges), 0
 
     def note(name: str) -> None:
@@ -61,8 +61,8 @@ def pools_of(network: str, directory: str, ranges: list[Range]) -> list[Pool]:
 
 
 def attachments(results: Iterable[str], known: Iterable[str]) -> dict[str, int]:
-    """Return {network: number of attachments} by the names of the files, NETWORK-CONTAINERID-IFNAME. All three parts
-    may contain hyphens, so the longest known network counts; files of unknown networks count as "other"."""
+    """Return {network: number of attachments} by the names of the files, NETWORK-CONTAINERID-IFNAME. Each part may
+    contain hyphens, so a file counts for the longest known network that fits. Other files count as "other"."""
     names = sorted(dict.fromkeys(known), key=len, reverse=True)[:MAX_NETWORKS]
     found = {text(name): 0 for name in names}
 
@@ -83,7 +83,7 @@ def names_in(directory: str) -> list[str]:
 
 
 def handle(names: list[str], note: Callable[[str], None]) -> None:
-    """Call note(name) for each name, with pauses for the server's requests."""
+    """Call note(name) for each name, with pauses in which the server's requests run."""
     for at, name in enumerate(names, 1):
         note(name)
         if not at % STEP:

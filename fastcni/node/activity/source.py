@@ -1,4 +1,4 @@
-"""Collect the data for the document of summary.py: a server's answers, and counts of this node's files."""
+"""Collect the data for the document of summary.py: the server's status and history, and counts of this node's files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from fastcni.server.metrics.pools import COUNT_S, Counted, cluster_pools
 
 
 class Source:
-    """The data of `fastcni top` and the status page. describe(): returns the server's status. ask(after): returns its
-    history's answer; None if it keeps no history. count(): see node/activity/pools.py."""
+    """The data of `fastcni top` and the status page. describe(): returns the server's status document. ask(after):
+    returns the answer of the server's history; None if the server keeps no history. count(): see
+    node/activity/pools.py."""
 
     def __init__(self, describe: Callable[[], dict[str, Any]], ask: Callable[[int], dict[str, Any]] | None,
                  count: Callable[[], Counted]) -> None:
@@ -31,7 +32,8 @@ class Source:
             self.counted = self.count()
 
     def view(self) -> tuple[summary.Sample, summary.Node]:
-        """Return the sample and the node of which document() is made. The next poll() does not change them."""
+        """Return the sample and the node from which document() makes its result. A later poll() does not change
+        them."""
         pools = (*self.counted.pools, *cluster_pools(self.server.get("cluster", ())))
         sample = self.recent.sample(self.now) if self.recent else summary.Sample((), self.now, self.now)
         return sample, summary.Node(self.server, pools, self.counted.attachments)

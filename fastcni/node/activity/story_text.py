@@ -1,5 +1,5 @@
-"""Show the requests of a server's history as text: a line for each, its phases as a waterfall, and the steps of its
-story.
+"""Show the requests of a server's history as text: a line for each request, its phases as a waterfall, and the steps of
+its story.
 
     15:36:02.123 ADD bridge mynet pod1/eth0: done in 1.93 ms
       ipam       0.31 |    =====                                       |
@@ -18,7 +18,7 @@ from fastcni.node.activity.netlink_text import DONE, lines
 from fastcni.spec.errors import FAILED_AT
 
 WIDTH = 48                      # columns of a waterfall
-ASKS = "_GET"                   # in the name of a message that changes nothing
+ASKS = "_GET"                   # a part of the names of messages that change nothing
 NAMED = re.compile(r'plugin type="([^"]+)" \(index \d+\) failed')         # the text of spec.errors.NestedError
 WAYS = {"sent": ">", "received": "<"}
 OUTCOMES = {"0": "done", "declined": "declined, it went one-shot", "caller_gone": "its caller left",
@@ -39,7 +39,7 @@ def headline(request: dict[str, Any]) -> str:
 
 
 def failed_in_chain(request: dict[str, Any]) -> str:
-    """Return the type of the failed plugin in a chain, "" if no plugin of a chain has failed."""
+    """Return the type of the chain's plugin that has failed; "" if no plugin of a chain has failed."""
     story = request.get("story", {})
     found = story.get("error")
     if not isinstance(found, dict):
@@ -67,7 +67,7 @@ def waterfall(request: dict[str, Any], width: int = WIDTH) -> Iterator[str]:
 
 
 def error(request: dict[str, Any]) -> Iterator[str]:
-    """Yield the error of a failed request: message, then details."""
+    """Yield the lines of a failed request's error: the message, then the details."""
     found = request.get("story", {}).get("error")
     if isinstance(found, dict):
         yield f"  {found.get('msg', '')}"
@@ -77,8 +77,8 @@ def error(request: dict[str, Any]) -> Iterator[str]:
 
 
 def steps(request: dict[str, Any], *, brief: bool) -> Iterator[str]:
-    """Yield the steps of a request's story with their milliseconds. brief: yield only, for a failed request, the
-    changes that the kernel rejected, each with the preceding request, and the steps that are no netlink messages."""
+    """Yield the steps of a request's story with their milliseconds. brief: only for a failed request, yield only the
+    changes that the kernel rejected, each with the request before, and the steps that are no netlink messages."""
     if brief and request["outcome"] == "0":
         return
     story = request.get("story", {})
@@ -92,14 +92,14 @@ def steps(request: dict[str, Any], *, brief: bool) -> Iterator[str]:
         found = [f"{at}{WAYS[step['kind']]} {text}" for text in lines(bytes.fromhex(step["data"]))]
         if not brief:
             if done and [text.partition("< ")[2] for text in found] == [DONE]:
-                continue                # one line for the answers to all messages of a request
+                continue                # show one line for the answers to all messages of a request
             done = found[-1].endswith(f"< {DONE}")
             yield from found
         elif step["kind"] == "sent":
             sent = found
         else:
             refused = [text for text in found if text.split("< ", 1)[-1].startswith("E")]
-            asked = sent and all(ASKS in text for text in sent)     # that something is not there is an answer
+            asked = sent and all(ASKS in text for text in sent)     # an error is a usual answer to a question
             if refused and not asked:
                 yield from (*sent, *refused)
                 sent = []
@@ -108,7 +108,8 @@ def steps(request: dict[str, Any], *, brief: bool) -> Iterator[str]:
 
 
 def given(request: dict[str, Any]) -> Iterator[str]:
-    """Yield the request's id and, if it has a story, its variables and its configuration without secrets."""
+    """Yield the request's id. If the request has a story, yield also its variables and its configuration, without
+    secrets."""
     from json import dumps
 
     story = request.get("story", {})

@@ -1,7 +1,7 @@
 """Summarize a server's activity in one document: rates, times by phase, errors, slow requests and pools.
 
-This module only computes; `fastcni top` and the status page draw the document. The document (times are milliseconds,
-`time` is in Unix seconds; a value is null if no request has it):
+This module only computes; `fastcni top` and the status page draw the document. Keys that end in Ms are milliseconds,
+`time` and `ended` are in Unix seconds. A value is null if no request has the value:
 
     {"time": 1763900000.5, "seconds": 60.0, "filter": "", "requests": 740, "perSecond": 12.3, "failed": 2, "lost": 0,
      "server": {"version": "0.1.0", "pid": 812, "uptimeSeconds": 4711.0, "running": 2, "waiting": 0, "queueSize": 1024,
@@ -19,9 +19,9 @@ This module only computes; `fastcni top` and the status page draw the document. 
                   "phases": {"netlink": 6.0}}]}
 
 flows: as in the server's status; null without `serve --flows`.
-seconds: the time that the figures cover. lost: requests of this time that are counted only in perSecond, because the
-server's history dropped them before they were read. pool: the fullest of the network's pools, or null. slowest: by
-queueMs and ms together.
+seconds: the time that the figures cover. lost: requests of this time that the server's history dropped before `fastcni`
+read them; only perSecond counts these requests. pool: the fullest of the network's pools, or null. slowest: sorted by
+the sum of queueMs and ms.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from fastcni.server.metrics.pools import Pool
 from fastcni.server.records import ended as records
 from fastcni.spec import errors
 
-SPAN_S = 60.0                   # that the figures cover
-MAX_REQUESTS = 10_000           # number of kept requests; with more in SPAN_S the figures cover less time
-MAX_POLLS = 64                  # answers read by one poll(), which a busy server must not prolong
+SPAN_S = 60.0                   # seconds that the figures cover
+MAX_REQUESTS = 10_000           # requests to keep; with more requests in SPAN_S the figures cover less time
+MAX_POLLS = 64                  # answers that one poll() reads, so that a busy server cannot prolong the poll
 SLOWEST = 20
 QUEUE = "queue"
 FAILED_NOT = ("0", records.DECLINED)
@@ -57,8 +57,8 @@ TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An ended request. time, ended: Unix seconds of its arrival and end. phases: {name: ms} without the time in the
-    queue."""
+    """An ended request. time, ended: its arrival and its end in Unix seconds. phases: {name: ms}, without the time in
+    the queue."""
 
     number: int
     id: str
@@ -84,14 +84,14 @@ class Request:
 
     @property
     def timed(self) -> bool:
-        """Return whether the request was answered after some work. As in the metrics, other requests would distort the
-        times."""
+        """Return whether the request was answered after some work. The times include only these requests, as in the
+        metrics, because other requests would distort them."""
         return self.ms > 0 and self.outcome.isdecimal()
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The requests that ended between two times (Unix seconds). lost: as in the document."""
+    """The requests that ended between `since` and `until` (Unix seconds). lost: as in the document."""
 
     requests: tuple[Request, ...]
     since: float
@@ -101,8 +101,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The data that do not come from requests. server: the document of server/status.py. pools, attachments: as in
-    Counted."""
+    """The data that do not come from requests. server: the status document, see server/status.py. pools, attachments:
+    as in Counted."""
 
     server: dict[str, Any] = field(default_factory=dict)
     pools: Sequence[Pool] = ()
@@ -110,7 +110,7 @@ class Node:
 
 
 def read_request(entry: dict[str, Any]) -> Request:
-    """Read an entry of the server's history."""
+    """Convert an entry of the server's history to a Request."""
     phases: dict[str, float] = {}
     for phase in entry["phases"]:
         phases[phase["name"]] = phases.get(phase["name"], 0.0) + phase["ms"]
@@ -121,15 +121,15 @@ def read_request(entry: dict[str, Any]) -> Request:
 
 
 class Recent:
-    """The requests of a server in the last SPAN_S. ask(after): returns the history's answer, see
+    """The requests of a server in the last SPAN_S. ask(after): returns the answer of the server's history, see
     server/records/history.py."""
 
     def __init__(self, ask: Callable[[int], dict[str, Any]], span_s: float = SPAN_S) -> None:
         self.ask, self.span_s = ask, span_s
         self.requests: deque[Request] = deque(maxlen=MAX_REQUESTS)
-        self.losses: deque[tuple[float, int]] = deque()         # (when they were noticed, how many)
+        self.losses: deque[tuple[float, int]] = deque()         # (time of the poll, number of lost requests)
         self.pid = self.after = 0
-        self.complete_from = 0.0        # requests before this time are not known
+        self.complete_from = 0.0        # the requests that ended before this time are unknown
 
     def poll(self, now: float) -> None:
         """Read the requests that have ended since the last call. Raises the exceptions of ask()."""
@@ -153,12 +153,12 @@ class Recent:
     def _note_loss(self, answer: dict[str, Any], now: float) -> None:
         if answer["lost"]:
             self.losses.append((now, answer["lost"]))
-        elif not self.after and answer["first"] > 1:            # requests were dropped before the first poll
+        elif not self.after and answer["first"] > 1:            # the history dropped requests before the first poll
             kept = (read_request(entry) for entry in answer["requests"] if entry["number"] >= answer["first"])
             self.complete_from = next((request.ended for request in kept), now)
 
     def sample(self, now: float) -> Sample:
-        """Return the requests of the last SPAN_S, or of the shorter time for which they are known."""
+        """Return the requests of the last SPAN_S, or of a shorter time if earlier requests are unknown."""
         since = max(now - self.span_s, self.complete_from)
         while self.requests and self.requests[0].ended < now - self.span_s:
             self.requests.popleft()
@@ -169,8 +169,8 @@ class Recent:
 
 
 def document(sample: Sample, node: Node, chosen: str = "") -> dict[str, Any]:
-    """Return the document of this module. chosen: include only requests and networks with this text in network or
-    container."""
+    """Return the document of this module. chosen: include only requests and networks that have this text in the
+    network's name or the container's id."""
     requests = [it for it in sample.requests if chosen in it.network or chosen in it.container]
     uptime = node.server.get("uptimeSeconds")
     since = sample.since if uptime is None else max(sample.since, sample.until - uptime)
@@ -189,7 +189,7 @@ def document(sample: Sample, node: Node, chosen: str = "") -> dict[str, Any]:
 
 
 def grouped(requests: Iterable[Request], key: Callable[[Request], str]) -> list[tuple[str, list[Request]]]:
-    """Return [(key, its requests)], most requests first."""
+    """Return (key, the requests of the key) for each key, the key with most requests first."""
     found: dict[str, list[Request]] = {}
     for it in requests:
         found.setdefault(key(it), []).append(it)
@@ -197,7 +197,8 @@ def grouped(requests: Iterable[Request], key: Callable[[Request], str]) -> list[
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least this share of the values does not exceed; None without values."""
+    """Return the smallest of the values that a share of all values does not exceed; None without values. ordered: the
+    values in ascending order. share: from 0.0 to 1.0."""
     return round(ordered[max(0, ceil(share * len(ordered)) - 1)], 3) if ordered else None
 
 
@@ -207,13 +208,13 @@ def times(values: Iterable[float]) -> dict[str, float | None]:
 
 
 def row(requests: Sequence[Request], seconds: float) -> dict[str, Any]:
-    """Return the members that a command's and a network's row have in common."""
+    """Return the members that the rows of commands and of networks have in common."""
     return {"requests": len(requests), "perSecond": round(len(requests) / seconds, 2),
             "failed": sum(it.failed for it in requests), **times(it.total_ms for it in requests if it.timed)}
 
 
 def phase_rows(requests: Iterable[Request]) -> list[dict[str, Any]]:
-    """Return a row for each phase and command: first the queue, then the phases that take most time."""
+    """Return a row for each phase and command: first the time in the queue, then the phases that take most time."""
     spent: dict[tuple[str, str], list[float]] = {}
     for it in requests:
         if it.timed:

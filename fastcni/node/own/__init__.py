@@ -1,8 +1,8 @@
-"""Find and remove fastcni's own state on the node.
+"""Find and remove the state of fastcni itself on the node.
 
     state      the firewall elements, and the pods that need them
-    tables     removal of tables, sets and shared rules
-    files      indexes of address files, marks and backups of link attributes
-    datapath   the datapath ebpf: its state, its update and its removal
-    uninstall  all of `fastcni uninstall`
+    tables     removes tables, sets and shared rules
+    files      finds and removes indexes of address files, and marks and backups of link attributes
+    datapath   reads, updates and removes the datapath ebpf
+    uninstall  does all of `fastcni uninstall`
 """

@@ -1,4 +1,4 @@
-"""Read, update and remove the datapath ebpf of a node, for commands."""
+"""Read, update and remove a node's datapath ebpf, for `fastcni datapath`, doctor and uninstall."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Pod(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flowtable:
-    """The flowtable of `fastcni agent --flowtable`. links: number of links of pods in it. connections: number of
-    connections between these pods that a flowtable has."""
+    """The flowtable of `fastcni agent --flowtable`. links: number of pods' links in the flowtable. connections: number
+    of connections between these pods that the kernel has offloaded to a flowtable."""
 
     links: int
     connections: int
@@ -38,8 +38,8 @@ class Flowtable:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of the datapath. pods: the map of pods, {packed address: Pod}. entries: number of elements in the map
-    of flows. flows: the redirected flows, those with the most packets first."""
+    """The state of the datapath. pods: {packed address: Pod}, the map of pods. entries: number of elements in the map
+    of flows. flows: the redirected flows; the flows with the most packets come first."""
 
     pods: dict[bytes, Pod]
     entries: int
@@ -52,7 +52,7 @@ class Status:
 
 
 def read(sock: Socket) -> Status | None:
-    """Return the state of the socket's network namespace, None if no pod has used the datapath. Raises OSError."""
+    """Return the state in the socket's network namespace; None if no pod has used the datapath. Raises OSError."""
     opened = pins.open_maps(sock)
     if opened is None:
         return None
@@ -65,10 +65,10 @@ def read(sock: Socket) -> Status | None:
 
 
 def read_flowtable(sock: Socket) -> Flowtable | None:
-    """Return the state of the agent's flowtable, None if there is none. Raises OSError.
+    """Return the state of the agent's flowtable; None if there is no flowtable. Raises OSError.
 
-    conntrack does not say which flowtable has a connection, and another program may have one. The routes by the links
-    say which addresses the pods have.
+    conntrack does not say which flowtable has a connection, and another program's flowtable may have it. So only
+    connections between addresses count to which routes lead by the links of the agent's flowtable.
     """
     with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as netfilter:
         names = flowtable.links_in_kernel(netfilter)
@@ -85,8 +85,8 @@ def pinned(sock: Socket) -> list[str]:
 
 
 def links(sock: Socket, found: Status | None) -> list[int]:
-    """Return the indexes of the existing host ends in the map of pods, and of links that have filters of the datapath.
-    Raises OSError."""
+    """Return the indexes of links: the existing host ends in the map of pods, and the links that have filters of the
+    datapath. Raises OSError."""
     named = {pod.link for pod in found.pods.values()} if found else set()
     return sorted(named.intersection(link.index for link in find.all_links(sock)).union(filters.linked(sock)))
 
@@ -95,8 +95,8 @@ def load(sock: Socket, warn: Callable[[str], object]) -> int:
     """Load this version's programs, and attach them to the links of all pods. Return the number of links. Raises
     OSError, Unavailable.
 
-    Flows of a link that had lost its filters then pass through the host's stack, because a policy may have begun to
-    forbid them.
+    Redirected flows of a link that had lost its filters then pass through the host's stack, because a policy may have
+    begun to forbid these flows.
     """
     with pins.open_or_load(sock, warn) as opened:
         wanted = links(sock, read(sock))
@@ -116,8 +116,8 @@ def load(sock: Socket, warn: Callable[[str], object]) -> int:
 
 
 def remove(sock: Socket) -> tuple[int, int]:
-    """Remove the datapath. Return the number of links that had filters, and the number of flows that now pass through
-    the host's stack. Raises OSError."""
+    """Remove the datapath. Return (number of links that had filters, number of flows that now pass through the host's
+    stack). Raises OSError."""
     flows, opened = 0, pins.open_maps(sock)
     if opened:
         with opened, closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as netfilter:

@@ -1,5 +1,5 @@
-"""Find and remove fastcni's own files on a node: indexes of address files, and marks and backups of attributes of pods'
-links."""
+"""Find and remove the files of fastcni itself on a node: indexes of address files, and marks and backups of attributes
+of pods' links."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DIRECTORIES = (TUNING, HOST_DEVICE)
 
 
 def find(state: OwnState, directories: Collection[str] = DIRECTORIES) -> tuple[list[str], list[str]]:
-    """Return (files that no pod needs, files that a pod needs), as paths. directories: directories with attribute
-    backups.
+    """Return (files that no pod needs, files that a pod needs), as paths. directories: the directories with backups of
+    link attributes.
 
-    The Go plugins ignore an index. They use backups of tuning, too, but only fastcni's GC needs a backup's mark. Only
-    fastcni has backups of host-device.
+    The reference plugins ignore an index. They use the backups of tuning, too, but only fastcni's GC needs the marks of
+    these backups. Only fastcni has backups of host-device.
     """
     free = [path for where in state.data_dirs for path in indexes(where)]
     alive = {(it.network, f"{it.container_id}_{it.ifname}.json") for it in state.known
@@ -41,7 +41,7 @@ def find(state: OwnState, directories: Collection[str] = DIRECTORIES) -> tuple[l
 
 
 def indexes(data_dir: str) -> Iterator[str]:
-    """Yield the index files below a dataDir of host-local."""
+    """Yield the paths of the index files below a dataDir of host-local."""
     for network in listed(data_dir):
         path = os.path.join(data_dir, network, INDEX)
         if os.path.lexists(path):
@@ -49,7 +49,7 @@ def indexes(data_dir: str) -> Iterator[str]:
 
 
 def marks(directory: str) -> Iterator[tuple[str, str]]:
-    """Yield (network, file name) of the marks below a directory."""
+    """Yield (network, file name) of the marks of backups below a directory."""
     top = os.path.join(directory, MARKS)
     for network in listed(top):
         for name in listed(os.path.join(top, network)):
@@ -57,7 +57,7 @@ def marks(directory: str) -> Iterator[tuple[str, str]]:
 
 
 def listed(directory: str) -> list[str]:
-    """Return the names in a directory; [] if it does not exist. Raises OSError."""
+    """Return the names in a directory, sorted; [] if the directory does not exist. Raises OSError."""
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
@@ -65,7 +65,7 @@ def listed(directory: str) -> list[str]:
 
 
 def remove(paths: Collection[str], directories: Collection[str] = DIRECTORIES) -> list[str]:
-    """Remove files, then empty directories of marks. Return the removed files. Raises OSError."""
+    """Remove files, then the empty directories of marks. Return the paths of the removed files. Raises OSError."""
     removed = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):

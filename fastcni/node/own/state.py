@@ -1,7 +1,8 @@
-"""Find and remove fastcni's own state on a node, which the Go plugins do not remove, unless a pod needs it.
+"""Find and remove the state of fastcni itself on a node, unless a pod needs it. The reference plugins would not remove
+this state.
 
-The state consists of fastcni's nftables tables, sets and elements, ipsets, and files (node/own/files.py). The Go
-plugins remove chains of iptables and address files themselves.
+The state consists of fastcni's nftables tables, sets and elements, ipsets, and files (node/own/files.py). The reference
+plugins themselves remove chains of iptables and address files.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ FAMILIES = (FAMILY, BRIDGE_FAMILY, NETDEV_FAMILY)
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An attachment that has elements in fastcni's sets. needed: whether a pod needs them or may need them. why: the
-    reason."""
+    """An attachment that has elements in fastcni's sets. elements: their number. needed: whether a pod needs the
+    elements, or may need them. why: the reason for `needed`."""
 
     attachment: NodeAttachment
     hashes: str
@@ -45,7 +46,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class OwnState:
-    """The existing state. data_dirs: those of host-local. known: all attachments of the node."""
+    """fastcni's state on the node. data_dirs: the dataDirs of host-local. known: all attachments of the node. unseen:
+    texts about files that could not be read."""
 
     holders: list[Holder]
     data_dirs: list[str]
@@ -62,7 +64,7 @@ class OwnState:
 
 
 def find(places: Places) -> OwnState:
-    """Return the state in the calling thread's network namespace. Changes nothing."""
+    """Return the state in the calling thread's network namespace, without changing any of it."""
     seen = look(places)
     inventory = merge(seen.facts)
     owned = owned_addresses(inventory.attachments)
@@ -84,8 +86,8 @@ def owned_addresses(attachments: Collection[NodeAttachment]) -> dict[str, NodeAt
 def is_needed(attachment: NodeAttachment, facts: Facts, owned: dict[str, NodeAttachment]) -> tuple[bool, str]:
     """Return (whether a pod still needs the attachment's elements, why).
 
-    During an ADD, the pod has the address, and no other record of the attachment exists. If another attachment now has
-    the address, the pod is that attachment's.
+    During an ADD, the pod already has the address, but no other record of the attachment exists yet: the elements are
+    needed. If another attachment now has the address, the address belongs to that attachment's pod.
     """
     if attachment.state not in (GONE, ORPHANED):
         return True, attachment.why
@@ -117,7 +119,7 @@ def release(mode: Mode, hashes: Collection[str]) -> int:
 
 
 def remove(req: Request, store: Store, found: list[tuple[str, bytes, str]]) -> None:
-    """Delete elements of one store. Owner records are deleted after the addresses that they record."""
+    """Delete elements of one store. Delete owner records after the addresses that they record."""
     ips = [key for _, key, _ in found]
     if store.sets == forward_iptables.records().sets:
         forward_iptables.remove(req, ips, found, [])
@@ -128,12 +130,12 @@ def remove(req: Request, store: Store, found: list[tuple[str, bytes, str]]) -> N
 
 
 def request(mode: Mode) -> Request:
-    """Return a request without a network, for functions of the kit."""
+    """Return a GC request without a network, which functions of the kit need as an argument."""
     return Request(mode, command="GC", env=os.environ)
 
 
 def marked(mode: Mode) -> int:
-    """Return how many elements belong to an attachment. Raises NetlinkError."""
+    """Return how many elements of fastcni's sets belong to an attachment. Raises NetlinkError."""
     return sum(bool(comment) for store in tables.own_stores(mode.firewall)
                for _, _, comment in store.read_all(mode.firewall))
 
@@ -144,7 +146,7 @@ def own_tables(mode: Mode) -> list[int]:
 
 
 def chains_of_others(mode: Mode) -> Iterator[str]:
-    """Yield the chains in fastcni's tables that have rules of an administrator, for example CNI-ADMIN. Raises
+    """Yield the names of chains in fastcni's tables that have an administrator's rules, for example CNI-ADMIN. Raises
     NetlinkError.
     """
     for family in own_tables(mode):

@@ -17,14 +17,14 @@ from fastcni.kit.firewall.table import LENGTHS, TABLE
 from fastcni.node.attachments import tables
 from fastcni.node.own import state
 
-ERESTART = 85                   # include/linux/errno.h: another transaction was committed before this one
+ERESTART = 85                   # include/linux/errno.h: another transaction was committed before this transaction
 TRIES = 5
 BUSY_TRIES, BUSY_PAUSE_S = 40, 0.05
 
 
 def remove_all(mode: Mode) -> tuple[list[str], list[str]]:
-    """Remove tables, rules and sets that no pod uses. Return (removed, why the rest stays), as texts. Raises
-    NetlinkError, CniError."""
+    """Remove the tables, rules and sets that no pod uses. Return (texts of the removed objects, reasons why other
+    objects stay). Raises NetlinkError, CniError."""
     if count := state.marked(mode):
         return [], [f"{count} elements of pods are in nftables"]
     removed = [*remove_ipsets(mode), *remove_from_policies(mode)]
@@ -34,10 +34,10 @@ def remove_all(mode: Mode) -> tuple[list[str], list[str]]:
 
 
 def remove_tables(mode: Mode) -> list[str]:
-    """Delete the tables. Return their names; [] if an ADD keeps adding to them.
+    """Delete fastcni's tables. Return their names; [] if ADDs keep adding elements.
 
-    The transaction names the generation of nftables at which the tables had no pods, so that the kernel rejects the
-    transaction if an ADD has changed nftables since.
+    The transaction names the generation of nftables at which the tables had no elements of pods. So the kernel rejects
+    the transaction if an ADD has changed nftables since.
     """
     for _ in range(TRIES):
         generation = deletions.generation(mode.firewall)
@@ -56,8 +56,8 @@ def remove_tables(mode: Mode) -> list[str]:
 
 
 def remove_from_policies(mode: Mode) -> list[str]:
-    """Delete fastcni's rules and sets in other programs' chains that drop by policy, see
-    kit/firewall/forward/nftables_policies.py."""
+    """Delete the rules and sets that fastcni has added to other programs' tables whose chains drop by policy, see
+    kit/firewall/forward/nftables_policies.py. Return the removed sets as texts."""
     removed = []
     for store in tables.own_stores(mode.firewall):
         if not isinstance(store, Addresses) or store.table == TABLE:
@@ -68,7 +68,7 @@ def remove_from_policies(mode: Mode) -> list[str]:
         for name in store.sets:
             nft_elements.del_set(batch, store.family, store.table, name)
         _, refused = wire.attempt(mode.firewall, nft.stop(batch))
-        if refused and refused[0].errno not in (ENOENT, EBUSY):         # EBUSY: an administrator's rule uses it
+        if refused and refused[0].errno not in (ENOENT, EBUSY):         # EBUSY: an administrator's rule uses the set
             raise refused[0]
         if not refused:
             removed.append(f"nftables sets {SETS}* in {nft.FAMILIES[store.family]} {store.table}")
@@ -76,13 +76,13 @@ def remove_from_policies(mode: Mode) -> list[str]:
 
 
 def remove_ipsets(mode: Mode) -> list[str]:
-    """Delete the ipsets of pods, and the two rules that use each ipset."""
+    """Delete the ipsets of pods, and the two rules that use each ipset. Return the removed ipsets as texts."""
     removed, req = [], state.request(mode)
     for length in LENGTHS:
         name = iptables_chain.set_of(length)
         _, refused = wire.attempt(mode.firewall, ipset.test(Batch(), name, bytes(length)))
         if refused and refused[0].errno != ipset.IPSET_ERR_EXIST:
-            continue                        # ENOENT: no such set; others: no ipset in this kernel
+            continue                        # ENOENT: no such set; other errors: this kernel has no ipset
         program, table = iptables.PROGRAMS[length], iptables_chain.TABLE
         lines = iptables.read_if_there(req, program, table)
         present = [rule for rule in iptables_chain.set_rules(length) if rule in lines]
@@ -94,7 +94,8 @@ def remove_ipsets(mode: Mode) -> list[str]:
 
 
 def destroy(mode: Mode, name: str) -> bool:
-    """Delete an ipset. Return False if it does not exist, or if another program's rule uses it. Raises NetlinkError."""
+    """Delete an ipset. Return False if the ipset does not exist, or if another program's rule uses it. Raises
+    NetlinkError."""
     for _ in range(BUSY_TRIES):
         _, refused = wire.attempt(mode.firewall, ipset.destroy(Batch(), name))
         if not refused:
