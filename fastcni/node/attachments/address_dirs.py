@@ -20,18 +20,20 @@ CLUSTER_KINDS = ("cluster", "whereabouts")          # CNI types of the plugin
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An address file that no ADD wrote: torn, or with an operator's text."""
+    """An address file that no ADD wrote: a torn file, or a file with an operator's text. why: a sentence that says
+    so."""
 
     path: str
     why: str
 
 
-# path, directory's name, ip, content, mtime
+# Arguments: path, name of the directory, address, content, time of the last change
 Reader = Callable[[str, str, str, bytes, float], "Sighting | Note | None"]
 
 
 def data_dirs(configurations: Iterable[Any]) -> list[str]:
-    """Return the dataDir of each host-local section anywhere in the configurations, and the default; each once."""
+    """Return the dataDir of each host-local section anywhere in the configurations, and the default dataDir; each once.
+    """
     return named_dirs(configurations, ("host-local",), DATA_DIR)
 
 
@@ -41,7 +43,7 @@ def cluster_dirs(configurations: Iterable[Any]) -> list[str]:
 
 
 def named_dirs(configurations: Iterable[Any], kinds: Iterable[str], default: str) -> list[str]:
-    """Return the dataDir of each section of these CNI types, and the default."""
+    """Return the dataDir of each section of these CNI types, and the default directory; each directory once."""
     found, values = [default], list(configurations)
     for section in (one for kind in kinds for one in sections(values, kind)):
         where = section.get("dataDir")
@@ -51,7 +53,7 @@ def named_dirs(configurations: Iterable[Any], kinds: Iterable[str], default: str
 
 
 def sections(value: Any, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of this CNI type inside a JSON value: also those of delegates."""
+    """Yield the objects of CNI type `kind` inside a JSON value, also those in the configurations of delegates."""
     if isinstance(value, dict):
         if value.get("type") == kind:
             yield value
@@ -63,7 +65,7 @@ def sections(value: Any, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def networks(data_dir: str, unseen: list[str]) -> list[str]:
-    """Return the names of the subdirectories of a dataDir, which are networks."""
+    """Return the names of the subdirectories of a dataDir: each subdirectory is a network or an address space."""
     try:
         with os.scandir(data_dir) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -76,7 +78,8 @@ def networks(data_dir: str, unseen: list[str]) -> list[str]:
 
 def read_directory(data_dir: str, network: str, unseen: list[str],
                 read: Reader) -> Iterator[Sighting | Note]:
-    """Yield a Sighting for each address file of a network, a Note for a file that names no attachment. Takes no lock.
+    """Yield a Sighting for each address file of a network, or a Note for a file that names no attachment. Takes no
+    lock.
 
     read: read_owner(), or read_space_owner() for the directory of an address space.
     """
@@ -110,7 +113,7 @@ def read_directory(data_dir: str, network: str, unseen: list[str],
 
 
 def read_owner(path: str, network: str, ip: str, content: bytes, since: float) -> Sighting | Note:
-    """Read the trimmed content of an address file of host-local."""
+    """Return the Sighting or Note for the trimmed content of an address file of host-local."""
     if is_torn(content):
         return Note(path, "it is empty or torn")
     if not is_attachment(content) or b"/" in content:
@@ -121,8 +124,8 @@ def read_owner(path: str, network: str, ip: str, content: bytes, since: float) -
 
 
 def read_space_owner(path: str, space: str, ip: str, content: bytes, since: float) -> Sighting | Note | None:
-    """Read the trimmed content of an address file of an address space, see kit/ipam/cluster/node_state.py. None for an
-    address that is kept for a pod or belongs to another node."""
+    """Return the Sighting or Note for the trimmed content of an address space's file, see
+    kit/ipam/cluster/node_state.py. None: the address is kept for a pod, or belongs to another node."""
     if content.startswith(KEPT_OWNER.encode()):
         return None
     lines = content.split(b"\r\n")

@@ -25,7 +25,7 @@ BUILT, WOULD_BUILD, FAILED = "built", "would be built", "failed"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An attachment, and whether fastcni can check and delete it. why: why not, or a remark, or ""."""
+    """An attachment, and whether fastcni can check and delete it (owned). why: why not, or a remark, or ""."""
 
     attachment: NodeAttachment
     owned: bool
@@ -35,7 +35,7 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class IndexedDirectory:
     """The directory of a host-local network. addresses: the number of its address files. state: BUILT, WOULD_BUILD or
-    FAILED."""
+    FAILED. error: why building the index failed, or ""."""
 
     path: str
     addresses: int
@@ -45,7 +45,7 @@ class IndexedDirectory:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """The outcome of adopt()."""
+    """The outcome of adopt(): all attachments, a Verdict for each of them, and the directories with an index."""
 
     inventory: Inventory
     verdicts: tuple[Verdict, ...]
@@ -53,10 +53,10 @@ class Adoption:
 
 
 def adopt(places: Places, *, dry_run: bool = False) -> Adoption:
-    """Judge every attachment, and build the index of each network's address files unless dry_run is set.
+    """Decide about every attachment. Unless dry_run is set, build the index of each network's address files.
 
-    The index is a file next to host-local's files (kit/ipam/store.py), which the Go plugins ignore. Nothing else is
-    changed.
+    The index is a file next to host-local's files (kit/ipam/store.py), which the reference plugins ignore. adopt()
+    changes nothing else.
     """
     seen = look(places)
     inventory = merge(seen.facts)
@@ -75,7 +75,8 @@ def adopt(places: Places, *, dry_run: bool = False) -> Adoption:
 
 def judge(attachment: NodeAttachment, known: Collection[str], inventory: Inventory, places: Places,
           of_gc: str) -> Verdict:
-    """Decide whether fastcni can check and delete an attachment. of_gc: the network whose GC releases it."""
+    """Decide whether fastcni can check and delete an attachment. of_gc: the network whose GC releases the
+    attachment."""
     foreign = [kind for kind in attachment.plugins if kind not in known]
     if foreign:
         return Verdict(attachment, False,
@@ -94,8 +95,8 @@ def judge(attachment: NodeAttachment, known: Collection[str], inventory: Invento
 
 
 def gc_networks(inventory: Inventory, nets: Iterable[NetworkList]) -> Callable[[NodeAttachment], str]:
-    """Return a function that returns the network whose GC releases all of an attachment: for an attachment that multus
-    has made, the network of multus. nets: the configured networks."""
+    """Return a function of an attachment. That function returns the network whose GC releases the whole attachment:
+    the network of multus if multus made the attachment, else its own. nets: the configured networks."""
     kinds = set(RUNS_NETWORKS)
     by_pod = {it.container_id: it.network for it in inventory.attachments if kinds.intersection(it.plugins)}
     by_dir = {plugin.get("cniDir") or CNI_DIR: net.name for net in nets for kind in RUNS_NETWORKS
@@ -109,11 +110,11 @@ def gc_networks(inventory: Inventory, nets: Iterable[NetworkList]) -> Callable[[
 
 
 def gc_command(inventory: Inventory, network: str, places: Places = DEFAULT_PLACES) -> str:
-    """Return the command that releases what is left on a network. The command asks first if it knows no running pod of
-    the network.
+    """Return the command that releases what pods have left on a network. If the command knows no running pod of the
+    network, it asks the operator first.
 
-    The command names the running pods that are not in the first cache directory, which gc reads, and the directories if
-    gc would read others.
+    The command names the running pods that are not in the first cache directory, because gc reads only that directory.
+    It names directories that are not gc's defaults.
     """
     found = [it for it in inventory.attachments if it.network == network]
     cached = [it for it in found if it.cached and it.cached.path.startswith(f"{places.cache_dirs[0]}/")]

@@ -1,4 +1,4 @@
-"""The directories of cached results: the runtimes' directory, and those in which multus keeps the results of its
+"""List the directories of cached results: the runtimes' directory, and those in which multus keeps the results of its
 networks."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ IN_HELP = f"{DEFAULT_DIR}, and the cniDir of networks of type multus"
 
 
 def known_cache_dirs(given: Iterable[str], conf_dir: str) -> tuple[str, ...]:
-    """Return the given directories. If none is given, return the default: the runtimes' directory, the cniDir of each
-    network of type multus in conf_dir, and the usual cniDir, in which Multus may have left pods."""
+    """Return the given directories. Without given directories return the defaults: the runtimes' directory, the cniDir
+    of each network of type multus in conf_dir, and the usual cniDir, in which Multus may have left pods."""
     if found := tuple(given):
         return found
     values = confs.values_of(confs.networks(confs.read_quietly(conf_dir, [])))

@@ -1,4 +1,4 @@
-"""Read attachments from the result caches of runtimes: the files of every libcni version."""
+"""Read attachments from the result caches of runtimes. Files of all libcni versions are readable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastcni.spec.errors import CniError
 
 
 def read_cache(cache: Cache, unseen: list[str]) -> Iterator[tuple[Sighting, Cached]]:
-    """Yield the Sighting and Cached of each file of a cache. Add texts about unreadable files to `unseen`."""
+    """Yield (Sighting, Cached) of each file of a cache. Add texts about unreadable files to `unseen`."""
     directory = cache.results()
     try:
         names = cache.file_names()
@@ -39,7 +39,7 @@ def read_cache(cache: Cache, unseen: list[str]) -> Iterator[tuple[Sighting, Cach
 
 
 def read(path: str, raw: bytes, since: float) -> tuple[Sighting, Cached] | None:
-    """Read the bytes of a cache file; None for a file that is not libcni's. Raises ValueError for a damaged file.
+    """Read the bytes of a cache file. Return None if the file is not libcni's. Raises ValueError for a damaged file.
     """
     document = read_document(raw, os.path.basename(path))
     it = document.attachment
@@ -57,7 +57,7 @@ def read(path: str, raw: bytes, since: float) -> tuple[Sighting, Cached] | None:
 
 
 def read_result(document: Any) -> Mapping[str, Any]:
-    """Return the result in version 1.1.0; {} if it is missing or unreadable."""
+    """Return the result in version 1.1.0; {} if the result is missing or invalid."""
     if not isinstance(document, dict):
         return {}
     try:
@@ -76,7 +76,7 @@ def addresses_of(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def read_config(raw: bytes) -> Mapping[str, Any]:
-    """Return the configuration; {} if it is not a JSON object."""
+    """Return the decoded configuration; {} if the configuration is not a JSON object."""
     try:
         values = json.read(raw) if raw else {}
     except json.JsonError:
@@ -85,7 +85,7 @@ def read_config(raw: bytes) -> Mapping[str, Any]:
 
 
 def read_ports(capability_args: Mapping[str, Any], ips: tuple[str, ...]) -> tuple[HostPort, ...]:
-    """Return the port mappings that the runtime asked for; invalid entries are left out."""
+    """Return the port mappings that the runtime asked for, without invalid entries."""
     found = []
     mappings = capability_args.get("portMappings")
     for it in mappings if isinstance(mappings, list) else ():
@@ -101,7 +101,7 @@ def read_ports(capability_args: Mapping[str, Any], ips: tuple[str, ...]) -> tupl
 
 
 def types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the CNI types of a list or of a single plugin; an IPAM type follows its plugin."""
+    """Return the CNI types in a network list or of a single plugin. An IPAM type follows the type of its plugin."""
     plugins = config.get("plugins")
     found: list[str] = []
     for plugin in plugins if isinstance(plugins, list) else [config]:

@@ -11,7 +11,7 @@ Document = dict[str, Any]
 
 
 def moment(since: float) -> str | None:
-    """Return a time as RFC 3339 text in UTC; None if it is unknown."""
+    """Return a time as RFC 3339 text in UTC; None if the time is unknown (0.0)."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since)) if since else None
 
 
@@ -26,7 +26,7 @@ def sighting(sighting: Sighting) -> Document:
 
 
 def unowned(it: Sighting) -> Document:
-    """Return the document of an object without an attachment, with the names of its owner that it contains."""
+    """Return the document of an object without an attachment, with the addresses and links of the object."""
     return {**sighting(it), "addresses": list(it.addresses), "links": list(it.links)}
 
 

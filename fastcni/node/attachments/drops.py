@@ -1,7 +1,7 @@
-"""Find chains of the host's firewall that drop pods' forwarded packets, and the pods that they do not let through.
+"""Find chains of the host's firewall that drop pods' forwarded packets, and the pods whose packets they do not accept.
 
-A chain lets a pod through if a rule of its table accepts the pod's address or link without another condition. Rules
-with further conditions, for example marks, may let single packets through.
+A chain accepts a pod's packets if a rule of its table accepts the pod's address or link without another condition.
+Rules with further conditions, for example marks, may accept single packets.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from fastcni.kit.firewall.forward.iptables_chain import set_of
 from fastcni.kit.firewall.iptables import behind
 from fastcni.spec import address as addresses
 
-ROUTED = ("bridge", "ptp", "ipvlan", "flannel")     # plugins whose pods need forwarding
+ROUTED = ("bridge", "ptp", "ipvlan", "flannel")     # plugins whose pods need the host to forward their packets
 FIREWALL = "firewall"
 VALUE = 1                       # NFTA_DATA_VALUE
 
 
 @dataclass(frozen=True, slots=True)
 class Dropping:
-    """A chain that drops forwarded packets which no rule accepts.
+    """A chain that drops the forwarded packets that no rule accepts.
 
-    name: as in "chain FORWARD of iptables-nft". length: of the addresses that it filters, 4 or 16. networks, links:
-    networks and links that its rules accept. payloads: the other rules as netlink payloads. of_iptables: whether plugin
-    firewall adds pods to this chain without the key "backend".
+    name: as in "chain FORWARD of iptables-nft". length: the length of the addresses that the chain filters, 4 or 16
+    bytes. networks, links: the networks and links that its rules accept. payloads: the other rules as netlink payloads.
+    of_iptables: whether the plugin firewall adds pods to this chain if the configuration has no key "backend".
     """
 
     name: str
@@ -51,12 +51,12 @@ class Dropping:
 
 
 def matches(pattern: str, link: str) -> bool:
-    """Return whether a link's name matches a name in a rule of iptables: "cni0", "cali+"."""
+    """Return whether a link has the name in a rule of iptables, such as "cni0", or "cali+" for each name after cali."""
     return link.startswith(pattern[:-1]) if pattern.endswith("+") else link == pattern
 
 
 def may_accept(payload: bytes, packed: bytes, links: Collection[str]) -> bool:
-    """Return whether a rule of nftables names a network of this address, or a link."""
+    """Return whether a rule of nftables names one of these links, or a network that contains this address."""
     length, number = len(packed), int.from_bytes(packed, "big")
     for prefix in range(8, 8 * length + 1):
         network = (number >> (8 * length - prefix) << (8 * length - prefix)).to_bytes(length, "big")
@@ -72,7 +72,8 @@ def attribute(value: bytes) -> bytes:
 
 
 def of_iptables(saved: Mapping[str, list[str]], members: Collection[str]) -> Iterator[Dropping]:
-    """Yield the chains of iptables. saved: {program: its output}. members: addresses in fastcni's ipsets."""
+    """Yield the chains FORWARD of iptables that drop. saved: {program: the lines that it printed}. members: the
+    addresses in fastcni's ipsets."""
     for program, lines in saved.items():
         length = 16 if program.startswith("ip6") else 4
         if "*filter" not in lines:
@@ -91,8 +92,7 @@ def of_iptables(saved: Mapping[str, list[str]], members: Collection[str]) -> Ite
 
 
 def accepts(line: str) -> dict[str, str] | None:
-    """Return {option: value} of a rule that accepts by source or incoming link, {} for a rule that accepts without such
-    a condition; None for other rules."""
+    """Return {option: value} of a rule that accepts only by source (-s) or incoming link (-i). None for other rules."""
     if not line.startswith("-A ") or behind("-j", line) != "ACCEPT" or "!" in line:
         return None
     try:
@@ -107,7 +107,7 @@ def accepts(line: str) -> dict[str, str] | None:
 
 
 def of_nftables(sock: wire.Socket) -> Iterator[Dropping]:
-    """Yield the dropping chains of an administrator's nftables tables. Raises NetlinkError."""
+    """Yield the chains of an administrator's nftables tables that drop forwarded packets. Raises NetlinkError."""
     found = [nft.read_base_chain(payload) for _, payload in
              wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")]
     for family, table, name in nftables_policies.dropping(filter(None, found)):
@@ -120,7 +120,7 @@ def of_nftables(sock: wire.Socket) -> Iterator[Dropping]:
 
 
 def members(sock: wire.Socket, ips: Iterable[str]) -> set[str]:
-    """Return those of the addresses that fastcni's ipsets have."""
+    """Return the addresses among `ips` that are in fastcni's ipsets."""
     found = set()
     for ip in ips:
         packed = ipaddress.ip_address(ip).packed

@@ -1,5 +1,5 @@
-"""Explain an address, a port, a link, a chain or a container id on this node: its meaning, and the attachment that owns
-it."""
+"""Explain an address, a port, a link, a chain or a container id on this node: what it is, and which attachment owns it.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ GO_MAPPING = "port mapping"
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation of one object. kind: ADDRESS, PORT ... what: a sentence. owners: the attachments that the object
-    belongs to."""
+    """The explanation of one object. kind: ADDRESS, PORT, LINK, CHAIN or CONTAINER. what: a sentence. owners: the
+    attachments that own the object."""
 
     kind: str
     what: str
@@ -69,7 +69,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The state of the node from which explanations are made."""
+    """The state of the node that the explanations use. ask_stores, agent_folder: see explain()."""
 
     seen: Seen
     inventory: Inventory
@@ -77,7 +77,7 @@ class Node:
     agent_folder: str
 
     def policies(self, ip: str) -> Iterator[str]:
-        """Yield what agents say of an address: policies, domain names, the egress address."""
+        """Yield sentences from the agents about an address: its policies, domain names and egress address."""
         if self.ask_stores:
             yield from pod_policies.texts_on(confs.networks(self.seen.files), ip, self.agent_folder)
 
@@ -97,10 +97,10 @@ class Node:
 
 def explain(places: Places, text: str, *, ask_stores: bool = True,
             agent_folder: str = "") -> tuple[list[Explanation], Inventory]:
-    """Return all meanings of `text` on this node, and the inventory; [] if nothing is known about it.
+    """Return all explanations of `text` on this node, and the inventory. Without an explanation the list is empty.
 
-    ask_stores: for an address, also ask the store of a cluster-wide range, and the agent for network policies.
-    agent_folder: the --folder of an agent that no network names, "" without one.
+    ask_stores: for an address, also ask the store of a cluster-wide range, and ask the agent about network policies.
+    agent_folder: the --folder of an agent that no network names, or "".
     """
     seen = look(places)
     node = Node(seen, merge(seen.facts), ask_stores, agent_folder)
@@ -141,7 +141,7 @@ def explain_address(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def explain_port(node: Node, text: str) -> Iterator[Explanation]:
-    """Explain a host port: 8080, 8080/tcp, 192.0.2.1:8080."""
+    """Explain a host port, given as 8080, 8080/tcp or 192.0.2.1:8080."""
     host_ip, _, rest = text.rpartition(":")
     found = PORT_TEXT.fullmatch(rest)
     if not found or not 0 < int(found[1]) < 65536:
@@ -165,9 +165,9 @@ def explain_port(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def verb_of(node: Node, attachment: NodeAttachment, port: int) -> str:
-    """Return a key of VERBS: whether the kernel has the mapping of a host port to the attachment."""
+    """Return a key of VERBS, by whether the kernel has the mapping of a host port to the attachment."""
     for each in attachment.sightings:
-        # A rule of the reference plugin's nftables backend names only its container.
+        # A rule of the reference plugin portmap with nftables names only its container.
         if each.kind in (ELEMENT, RULE) and (any(own.port == port for own in each.ports) or each.text == GO_MAPPING):
             return LEADS
     if not node.seen.facts.firewall:
@@ -203,14 +203,14 @@ def explain_link(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def explain_chain(node: Node, text: str) -> Iterator[Explanation]:
-    """Explain a chain of iptables or nftables, or a set of fastcni's tables, even if it does not exist now."""
+    """Explain a chain of iptables or nftables, or a set of fastcni's tables, also if it does not exist now."""
     for it in meaning_of_chain(node, text):
         exists = text in node.chains()
         yield it if exists else replace(it, what=f"there is no chain or set {text} now. By its name: {it.what}")
 
 
 def meaning_of_chain(node: Node, text: str) -> Iterator[Explanation]:
-    """Explain the name of a chain or set."""
+    """Explain the name of a chain or set, whether or not the kernel has it."""
     for prefix, what in POD_CHAINS.items():
         owners = node.owners(lambda it: names.container_chain(
             prefix, it.network, it.container_id) == text)          # noqa: B023 - called at once
@@ -235,7 +235,7 @@ def meaning_of_chain(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def explain_container(node: Node, text: str) -> Iterator[Explanation]:
-    """Explain a container id, its beginning, or NAMESPACE/NAME of a pod."""
+    """Explain a container id, the beginning of a container id, or NAMESPACE/NAME of a pod."""
     owners = tuple(matching(node.inventory.attachments, text))
     if owners and text.strip("/"):
         yield Explanation(CONTAINER, f"{text} is {those(owners)}", owners)
@@ -244,7 +244,7 @@ def explain_container(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def those(owners: tuple[NodeAttachment, ...]) -> str:
-    """Return the attachments as text: "eth0 of container c1 in network net1"."""
+    """Return attachments as text: "eth0 of container c1 in network net1"; "3 attachments" for more than two."""
     if len(owners) > 2:
         return f"{len(owners)} attachments"
     return " and ".join(f"{it.ifname or 'an interface'} of {named(it)}"
@@ -252,7 +252,7 @@ def those(owners: tuple[NodeAttachment, ...]) -> str:
 
 
 def named(attachment: NodeAttachment) -> str:
-    """The pod of an attachment as text: "container c1", or "pod shop/web (container c1)"."""
+    """Return the pod of an attachment as text: "container c1", or "pod shop/web (container c1)"."""
     container = f"container {attachment.container_id[:SHORT_ID]}"
     return f"pod {attachment.pod} ({container})" if attachment.pod else container
 

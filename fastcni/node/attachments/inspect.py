@@ -1,4 +1,4 @@
-"""Find an attachment by the operator's text, and collect all its details: links, counters and configuration."""
+"""Find the attachment that an operator's text names, and collect its details: links, counters and configuration."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """A link of the host. counters: the counters of the host end, {} if the link no longer exists. master: the name of
-    its bridge, or ""."""
+    """A link of the host. counters: the kernel's counters of the link, {} if it no longer exists. master: the name of
+    the link's bridge, or ""."""
 
     name: str
     index: int
@@ -33,8 +33,8 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """The details of an attachment. links: its links on the host. config, result, capability_args, args: those in the
-    cache, {} and () without a cache file."""
+    """The details of an attachment. links: its links on the host. config, result, capability_args, args: from the
+    cached result; {} and () if no result is cached."""
 
     links: tuple[HostLink, ...]
     config: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Details:
 
 def find(inventory: Inventory, text: str, network: str = "") -> NodeAttachment:
     """Return the attachment that `text` names: CONTAINERID/IFNAME, the beginning of a container id, or NAMESPACE/NAME.
-    network: "": any network. An interface of a pod of multus has two networks.
+    network: the attachment's network, "" for any network; with multus, one interface has attachments of two networks.
 
     Raises CniError 4 unless exactly one attachment matches.
     """
@@ -86,7 +86,7 @@ def matching(attachments: Iterable[NodeAttachment], text: str) -> list[NodeAttac
 
 
 def similar_to(attachments: Iterable[NodeAttachment], text: str) -> str:
-    """Return 'did you mean "..."?' with a similar container id or NAMESPACE/NAME, "" without one."""
+    """Return 'did you mean "..."?' with a similar container id or NAMESPACE/NAME; "" if no text is similar."""
     known = [name for it in attachments for name in (it.container_id, it.pod) if name]
     return meant_id(text, known) or meant_id(text.partition("/")[0], known)
 
@@ -101,7 +101,7 @@ def inspect_one(attachment: NodeAttachment) -> Details:
 
 
 def host_links(names: Iterable[str]) -> tuple[HostLink, ...]:
-    """Return the links of these names that still exist. Raises NetlinkError."""
+    """Return the existing links among `names`. Raises NetlinkError."""
     sock = wire.open_socket()
     try:
         found = [link for link in (find_links.link(sock, name) for name in names) if link]

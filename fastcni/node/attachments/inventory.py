@@ -3,7 +3,7 @@
     collect(Places())       reads the result caches, host-local's address files, nftables, iptables, links and network
                             namespaces, and merges what they show
 
-The inventory changes nothing. Without root it finds less; `Inventory.unseen` says what could not be read.
+The inventory changes nothing. Without root it finds fewer attachments; `Inventory.unseen` says what it could not read.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from fastcni.spec.address import ip_text
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places to read. cache_dirs: directories with a subdirectory `results`. data_dirs: those of host-local,
-    besides those that the configurations name. path: the directories of programs, separated by ":"; "": the usual
-    directories. quick: enter no namespace and run no program. enter_pods: read the interfaces in the pods' namespaces,
-    which then cannot be unmounted for a moment."""
+    """The places to read. cache_dirs: directories with a subdirectory `results`. data_dirs: dataDirs of host-local, in
+    addition to those in configurations. path: the directories of programs, separated by ":"; "" for the usual
+    directories. quick: enter no namespace and run no program. enter_pods: read also the interfaces in the pods'
+    namespaces; for a moment these namespaces then cannot be unmounted."""
 
     conf_dir: str = DEFAULT_CONF_DIR
     cache_dirs: tuple[str, ...] = (DEFAULT_DIR,)
@@ -52,7 +52,8 @@ class Places:
 
 @dataclass(slots=True)
 class Seen:
-    """The results of the readers: the input of merge(), the configuration files, and address files without owner."""
+    """The results of all readers. facts: the input of merge(). files: the configuration files. notes: address files
+    without an attachment. data_dirs: the dataDirs of host-local."""
 
     facts: Facts
     files: list[confs.ConfFile]
@@ -66,7 +67,7 @@ def collect(places: Places) -> Inventory:
 
 
 def look(places: Places) -> Seen:
-    """Run all readers. If a reader cannot read something, record that, and continue with the other readers."""
+    """Run all readers. If a reader cannot read a part, record that in `unseen`, and run the other readers."""
     unseen: list[str] = []
     files = confs.read_quietly(places.conf_dir, unseen)
     nets = confs.networks(files)
@@ -124,7 +125,7 @@ def look_at_datapath(facts: Facts, sock: wire.Socket) -> None:
     found = datapath.read(sock)
     for packed, pod in found.pods.items() if found else ():
         ip, link = ip_text(packed), facts.links.get(pod.link)
-        if link:                        # otherwise GC or the server removes the element
+        if link:                        # without the link, GC or the server removes the element of the map
             facts.sightings.append(Sighting(MAP, f"{pins.directory(sock)}/pods-{pins.LAYOUT}",
                                             f"{ip} {RESTRICTED if pod.restricted else REDIRECTED}", addresses=(ip,),
                                             links=(link.name,), author=FASTCNI, alive=True))
@@ -135,7 +136,7 @@ def by_index(found: list[Link]) -> Mapping[int, Link]:
 
 
 def look_at_nftables(facts: Facts) -> None:
-    """Read nftables."""
+    """Read the elements, rules and flowtables of attachments from nftables."""
     def name_of(index: int) -> str:
         link = facts.links.get(index)
         return link.name if link else ""
@@ -149,7 +150,7 @@ def look_at_nftables(facts: Facts) -> None:
 
 
 def look_at_iptables(facts: Facts, path: str) -> None:
-    """Read iptables, if nftables could be read."""
+    """Read the rules of attachments from iptables, if nftables could be read."""
     if not facts.firewall:
         return                              # without permission iptables-save would report the same error four times
     for program in iptables.installed(iptables.VARIANTS, path) or iptables.installed(iptables.PROGRAMS, path):
@@ -174,7 +175,7 @@ def look_at_drops(facts: Facts) -> None:
 
 
 def with_socket(facts: Facts, what: str, protocol: int, read: Callable[[wire.Socket], object]) -> bool:
-    """Call read(sock), and record a kernel error. Return whether the call succeeded."""
+    """Call read(sock). Record a kernel error in `unseen`. Return whether the call succeeded."""
     try:
         sock = wire.open_socket(protocol)
         try:

@@ -1,7 +1,7 @@
-"""Read attachments from iptables rules of the Go plugins or of fastcni's iptables backends, as iptables-save prints
-them.
+"""Read attachments from the iptables rules that the reference plugins or fastcni's iptables backends add, as
+iptables-save prints them.
 
-Both add the same rules, so a rule does not show which implementation added it.
+Both implementations add the same rules, so a rule does not show which of them added it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TIMEOUT_S = 20.0
 
 
 class Unusable(Exception):
-    """A program could not be run, or failed; the text is for the operator."""
+    """A program could not run, or failed. The text is for the operator."""
 
 
 def installed(names: Iterable[str], path: str = "") -> list[str]:
@@ -70,7 +70,7 @@ def read_lines(family: str, lines: Iterable[str]) -> Iterator[Sighting]:
 
 
 def comment_of(line: str) -> str:
-    """Return the comment of a rule, "" if it has none."""
+    """Return the comment of a rule; "" if the rule has no comment."""
     try:
         words = shlex.split(line)
     except ValueError:
@@ -79,7 +79,7 @@ def comment_of(line: str) -> str:
 
 
 def read_comment(comment: str) -> tuple[str, str]:
-    """Return (network, container id) of the Go plugins' comments, ("", "") of other comments:
+    """Return (network, container id) from a comment of the reference plugins; ("", "") from other comments.
 
         name: "net1" id: "c1"            dnat name: "net1" id: "c1"
     """
@@ -91,7 +91,7 @@ def read_comment(comment: str) -> tuple[str, str]:
 
 
 def single_address(line: str) -> str:
-    """Return the single address that a rule compares with source or destination, "" if there is none."""
+    """Return the address that a rule compares with source or destination; "" if it compares none, or a network."""
     for option in ("-s", "-d"):
         ip, _, prefix = behind(option, line).partition("/")
         if ip and "!" not in line and prefix in ("", "128" if ":" in ip else "32"):
@@ -100,7 +100,7 @@ def single_address(line: str) -> str:
 
 
 def mapped(lines: Iterable[str]) -> Mapping[str, list[HostPort]]:
-    """Return {chain of a pod: the ports that its rules translate}."""
+    """Return {chain of a pod: the host ports that its rules map to the pod}."""
     found: dict[str, list[HostPort]] = {}
     for line in lines:
         chain, to = behind("-A", line), behind("--to-destination", line)

@@ -1,4 +1,4 @@
-"""Read the host's links that lead to pods by rtnetlink, without root."""
+"""Read the host's links that lead to pods, by rtnetlink. This needs no root."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fastcni.kit.shaping.ifbs import MARK
 from fastcni.node.attachments.records import FASTCNI, LINK, Sighting
 from fastcni.node.attachments.tables import read_mark
 
-VETH = re.compile(r"veth[0-9a-f]{8}")           # the name of the host end in both implementations
-IFB = re.compile(r"bwp[0-9a-f]{12}")            # the name of bandwidth's ifb
+VETH = re.compile(r"veth[0-9a-f]{8}")           # names of host ends, by fastcni and by the reference plugins
+IFB = re.compile(r"bwp[0-9a-f]{12}")            # names of the ifb links of the plugin bandwidth
 COUNTERS = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
 
 
 def read_links(links: Iterable[Link]) -> Iterator[Sighting]:
-    """Yield a Sighting for each link with a name or alias of a CNI plugin."""
+    """Yield a Sighting for each link whose name or alias is a CNI plugin's."""
     for link in links:
         if link.kind == "ifb" and IFB.fullmatch(link.name):
             known = read_mark(link.alias.removeprefix(MARK)) if link.alias.startswith(MARK) else {}
@@ -31,7 +31,8 @@ def read_links(links: Iterable[Link]) -> Iterator[Sighting]:
 
 
 def counters(sock: wire.Socket, index: int) -> dict[str, int]:
-    """Return {name of rtnl_link_stats64: value} of a link, {} if it no longer exists. Raises NetlinkError."""
+    """Return {name of a field of rtnl_link_stats64: value} of a link; {} if the link no longer exists. Raises
+    NetlinkError."""
     batch = Batch().begin(uapi.RTM_GETLINK, uapi.NLM_F_ACK, rtnl.ifinfomsg(index), f"read counters of link {index}")
     replies, refused = wire.attempt(sock, batch)
     if refused:

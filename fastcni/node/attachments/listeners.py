@@ -1,5 +1,5 @@
-"""Read the node's addresses, and the processes that wait for packets at its ports. Without root the names of other
-users' processes are unknown."""
+"""Read the node's addresses, and the processes that listen on its ports. Without root, the names of other users'
+processes are unknown."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fastcni.spec import address
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A process that waits for packets at a port. address: as text, "0.0.0.0" or "::" for all addresses. lengths: the
-    lengths of the addresses that it serves: 4, 16 or both. pid, name: 0 and "" if unknown."""
+    """A process that listens on a port. address: as text, "0.0.0.0" or "::" for all addresses. lengths: the lengths in
+    bytes of the addresses that the process serves: 4, 16 or both. pid, name: 0 and "" if unknown."""
 
     protocol: str
     port: int
@@ -27,8 +27,8 @@ class Listener:
     name: str = ""
 
     def serves(self, host_ip: str, length: int) -> bool:
-        """Return whether packets to an address of the node reach the process. host_ip "": any address with `length`
-        bytes."""
+        """Return whether packets to an address of the node reach the process. host_ip: the address; "" for any address
+        of `length` bytes."""
         return length in self.lengths and (not host_ip or self.address in ("0.0.0.0", "::", host_ip))
 
     def __str__(self) -> str:
@@ -47,8 +47,8 @@ def own_addresses() -> list[tuple[str, str]]:
 
 
 def listening(ports: Collection[int], protocol: str = "") -> list[Listener]:
-    """Return the processes at some ports, in the calling thread's namespace. protocol "": all protocols. Raises
-    NetlinkError."""
+    """Return the processes that listen on some of `ports` in the calling thread's namespace. protocol: for example
+    "tcp"; "" for all protocols. Raises NetlinkError."""
     found = [(name, it) for name, number in PROTOCOLS.items() if protocol in ("", name)
              for it in sockets(number) if it.port in ports]
     owners = processes({it.inode for _, it in found})
@@ -57,7 +57,7 @@ def listening(ports: Collection[int], protocol: str = "") -> list[Listener]:
 
 
 def sockets(number: int) -> list[inet_sockets.Waiting]:
-    """Return the waiting sockets of a protocol; [] for SCTP on a kernel without it. Raises NetlinkError."""
+    """Return the listening sockets of a protocol; [] for SCTP if the kernel has no SCTP. Raises NetlinkError."""
     try:
         return list(inet_sockets.waiting(number))
     except wire.NetlinkError:
@@ -67,7 +67,8 @@ def sockets(number: int) -> list[inet_sockets.Waiting]:
 
 
 def processes(inodes: Collection[int]) -> dict[int, tuple[int, str]]:
-    """Return {inode: (process id, name)} of sockets; for each the first process that has it."""
+    """Return {inode: (process id, name)} of sockets. If several processes have a socket, the lowest process id counts.
+    """
     found: dict[int, tuple[int, str]] = {}
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdecimal()) if wanted else ()):

@@ -1,4 +1,4 @@
-"""Merge sightings to attachments, and derive each attachment's state. Reads no files and no kernel state."""
+"""Merge sightings to attachments, and derive the state of each attachment, without reading files or kernel state."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ Key = tuple[str, str, str]          # network, container id, ifname
 
 @dataclass(slots=True)
 class Facts:
-    """The state that the readers found.
+    """The state of the node that the readers found.
 
-    state_of: see kernel/presence.py. cached: the cache entries, by attachment. links: the host's links, by index.
-    interfaces: those inside of namespaces. all_namespaces: whether all namespaces could be entered. blind: [(directory,
-    why)] of presence.unseen(). configured: {network: CNI types} of the configuration directory. firewall: whether
-    nftables could be read. saved: {program: its output} of iptables-save and the like. dropping: nftables chains that
-    drop pods' forwarded packets. members: addresses in fastcni's ipsets. chains: nftables chains at the hook forward.
-    refusals: {name: rule} of the rules that drop pods' forwarded packets, added by merge().
+    state_of: see kernel/presence.py. cached: {attachment: its cached result}. links: {index: link} of the host.
+    interfaces: the interfaces inside of namespaces. all_namespaces: whether all namespaces could be entered. blind:
+    [(directory, why)] of presence.unseen(). configured: {network: CNI types} of the configuration directory. firewall:
+    whether nftables could be read. saved: {program: the lines that it printed} of iptables-save and its variants.
+    dropping: nftables chains that drop pods' forwarded packets. members: addresses in fastcni's ipsets. chains:
+    nftables chains at the hook forward. refusals: {name: rule} of the rules that drop pods' forwarded packets, which
+    merge() adds.
     """
 
     state_of: Callable[[str, float], tuple[str, str]]
@@ -60,13 +61,13 @@ class Facts:
     refusals: dict[str, refusals.Refusal] = field(default_factory=dict)
 
     def chains_that_drop(self) -> list[drops.Dropping]:
-        """Return the chains of both kinds of iptables and of nftables that drop pods' forwarded packets."""
+        """Return all chains that drop pods' forwarded packets, of both kinds of iptables and of nftables."""
         return [*drops.of_iptables(self.saved, self.members), *self.dropping]
 
 
 class Group:
-    """The sightings of one attachment. hashes: names.hashes() of the attachment, "" while its names are not
-    complete."""
+    """The sightings of one attachment. hashes: names.hashes() of the attachment; "" while one of its names is
+    unknown."""
 
     __slots__ = ("container_id", "cut", "hashes", "ifname", "network", "sightings")
 
@@ -83,7 +84,7 @@ class Group:
         return self.network, self.container_id, self.ifname
 
     def has(self, sighting: Sighting) -> bool:
-        """Return whether the sighting may belong to this attachment. The text of a mark has no quotes."""
+        """Return whether the sighting may belong to this attachment: names that both have are equal."""
         return (sighting.network in ("", self.network) and sighting.container_id in ("", self.container_id)
                 and sighting.ifname in ("", self.ifname))
 
@@ -95,7 +96,7 @@ class Group:
 
 
 def merge(facts: Facts) -> Inventory:
-    """Return the inventory of the facts."""
+    """Return the inventory: the attachments that the sightings show, and the sightings without an attachment."""
     groups = group([it for it in facts.sightings if it.container_id])
     interfaces, ended = Interfaces(facts, groups), replaced(facts)
     for each in groups:
@@ -112,9 +113,9 @@ def merge(facts: Facts) -> Inventory:
 
 
 def replaced(facts: Facts) -> dict[Key, str]:
-    """Return {attachment: why its state is unknown} of pods whose namespace's path another pod now has: a later ADD
-    made an interface of the same name at this path, and the pod's own links on the host no longer exist. The namespace
-    at the path says nothing about the pod that had the path before."""
+    """Return {attachment: why its state is unknown} of the pods at whose namespace's path another pod now is: a later
+    ADD made an interface of the same name at this path, and the pod's own links on the host no longer exist. The
+    namespace at the path then says nothing about the previous pod."""
     newest: dict[tuple[str, str], tuple[float, Key]] = {}
     added = {(it.network, it.container_id, it.ifname): it for it in facts.sightings if it.kind == CACHE}
     for key, cached in facts.cached.items():
@@ -128,8 +129,8 @@ def replaced(facts: Facts) -> dict[Key, str]:
 
 
 def group(sightings: Iterable[Sighting]) -> list[Group]:
-    """Group the sightings that name a container. Sightings with more names come first; sightings with fewer names join
-    their groups."""
+    """Group the sightings that name a container by attachment. Sightings with more names come first; a sighting with
+    fewer names joins the groups that may be its attachment."""
     groups: list[Group] = []
     by_hashes: dict[str, Group] = {}
     by_container: dict[str, list[Group]] = {}
@@ -152,8 +153,8 @@ def group(sightings: Iterable[Sighting]) -> list[Group]:
 
 
 def put_to_owners(sightings: Iterable[Sighting], groups: list[Group]) -> list[Sighting]:
-    """Add sightings without a container to the groups that share an address or a link. Return the remaining
-    sightings."""
+    """Add each sighting without a container to the groups that share an address or a link with it. Return the sightings
+    that fit no group."""
     by_thing: dict[str, list[Group]] = {}           # {an address or the name of a link: groups}
     for each in groups:
         for thing in each.addresses() | each.links():
@@ -169,27 +170,27 @@ def put_to_owners(sightings: Iterable[Sighting], groups: list[Group]) -> list[Si
 
 
 def vagueness(sighting: Sighting) -> int:
-    """Return 0 for a sighting that names its attachment, a higher number for fewer names."""
+    """Return 0 for a sighting that has all names of its attachment, up to 3 for a sighting with few names."""
     return 0 if exact(sighting) else 1 if sighting.hashes else 2 if sighting.network else 3
 
 
 def exact(sighting: Sighting) -> str:
-    """Return the hashes of the attachment if the sighting has all its names, otherwise ""."""
+    """Return names.hashes() of the attachment if the sighting has all its names; otherwise ""."""
     if sighting.network and sighting.container_id and sighting.ifname and not sighting.cut:
         return names.hashes(sighting.network, sighting.container_id, sighting.ifname)
     return ""
 
 
 def narrowed(groups: list[Group], sighting: Sighting) -> list[Group]:
-    """Return the groups that share an address with the sighting; all groups if none does."""
+    """Return the groups that share an address with the sighting; if no group does, return all groups."""
     return [each for each in groups if each.addresses().intersection(sighting.addresses)] or groups
 
 
 class Interfaces:
     """The interfaces inside namespaces, found by namespace and by address.
 
-    holders: {address: the attachments that hold it by an address file or a cached result}. An address that another
-    attachment holds says nothing about this one, because host-local has given it to a new pod.
+    holders: {address: the attachments that hold it by an address file or a cached result}. If another attachment holds
+    an address, host-local has given the address to a new pod, and the interface with the address is the new pod's.
     """
 
     def __init__(self, facts: Facts, groups: Iterable[Group]) -> None:
@@ -206,8 +207,8 @@ class Interfaces:
                 self.by_address.setdefault(ip, []).append(it)
 
     def of(self, each: Group, cached: Cached | None) -> list[Sighting]:
-        """Return the sightings of the pod's interface: in the namespace of the cache, otherwise in a namespace with its
-        address."""
+        """Return the sightings of the pod's interface: in the namespace that the cached result names, otherwise in each
+        namespace with an address of the pod."""
         if cached and cached.netns:
             found = self.by_namespace.get(cached.netns, [])
         else:
@@ -223,12 +224,12 @@ class Interfaces:
 
 
 def attachment(each: Group, facts: Facts, kinds: Mapping[str, str], ended: Mapping[Key, str]) -> NodeAttachment:
-    """Return the record of a group. kinds: {name: kind} of the host's links. ended: see replaced()."""
+    """Return the NodeAttachment of a group. kinds: {name: kind} of the host's links. ended: see replaced()."""
     cached = facts.cached.get(each.key)
     order = (CACHE, NAMESPACE, ADDRESS_FILE, FILE)
     sightings = sorted(each.sightings, key=lambda it: order.index(it.kind) if it.kind in order else len(order))
     links = tuple(dict.fromkeys(name for it in sightings for name in it.links if kinds.get(name, "bridge") != "bridge"))
-    # A veth pair is deleted with its pod; an ifb stays.
+    # A veth pair shows that the pod runs, because the kernel deletes the pair with the pod; an ifb stays.
     state, why = (UNKNOWN, ended[each.key]) if each.key in ended else state_of(
         each, cached, [name for name in links if kinds[name] == "veth"], facts)
     authors = {it.author for it in sightings if it.author}
@@ -242,12 +243,12 @@ def attachment(each: Group, facts: Facts, kinds: Mapping[str, str], ended: Mappi
 
 
 def masters_of(facts: Facts) -> dict[str, str]:
-    """Return {name of a link: name of its bridge}."""
+    """Return {name of a link: name of its master, for example of a bridge}."""
     return {link.name: facts.links[link.master].name for link in facts.links.values() if link.master in facts.links}
 
 
 def dropped(attachment: NodeAttachment, chains: Sequence[drops.Dropping], masters: Mapping[str, str]) -> NodeAttachment:
-    """Return the record with the chains that do not let the pod through."""
+    """Return the attachment with the names of the chains that do not accept the pod's packets in `dropped_by`."""
     if attachment.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(attachment.plugins):
         return attachment
     links = {*attachment.links, *(masters[name] for name in attachment.links if name in masters)}
@@ -258,7 +259,8 @@ def dropped(attachment: NodeAttachment, chains: Sequence[drops.Dropping], master
 
 def refused(attachment: NodeAttachment, rules: Sequence[refusals.IptablesForward | refusals.NftChain],
             masters: Mapping[str, str], seen: dict[str, refusals.Refusal]) -> NodeAttachment:
-    """Return the record with the rules that drop the pod's forwarded packets, and add these to `seen`, by name."""
+    """Return the attachment with the rules that drop the pod's forwarded packets in `dropped_by`. Add these rules to
+    `seen`, by name."""
     if attachment.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(attachment.plugins):
         return attachment
     links = [masters.get(name, name) for name in attachment.links]
@@ -269,12 +271,12 @@ def refused(attachment: NodeAttachment, rules: Sequence[refusals.IptablesForward
 
 
 def plugins_of(each: Group, cached: Cached | None, facts: Facts) -> tuple[str, ...]:
-    """Return the CNI types of the configuration at ADD, otherwise of the network's current configuration."""
+    """Return the CNI types of the configuration at ADD; if that is unknown, of the network's current configuration."""
     return types_of(cached.config) if cached and cached.config else facts.configured.get(each.network, ())
 
 
 def state_of(each: Group, cached: Cached | None, links: Sequence[str], facts: Facts) -> tuple[str, str]:
-    """Return (state, why) of a group. links: names of its veth links on the host."""
+    """Return (state, why) of a group. links: names of the attachment's veth links on the host."""
     why = ""
     if cached:
         known, why = facts.state_of(cached.netns, since_of(each.sightings))
@@ -296,12 +298,13 @@ def state_of(each: Group, cached: Cached | None, links: Sequence[str], facts: Fa
 
 
 def since_of(sightings: Iterable[Sighting]) -> float:
-    """Return when the attachment was added: the earliest time of its files, 0.0 without files."""
+    """Return when the attachment was added: the earliest time of its files in Unix seconds, 0.0 without files."""
     return min((it.since for it in sightings if it.since), default=0.0)
 
 
 def ports_of(sightings: Iterable[Sighting]) -> tuple[HostPort, ...]:
-    """Return the host ports, each once; the firewall's mappings have precedence over the runtime's request."""
+    """Return the host ports, each once. A mapping in the firewall replaces the same mapping in the runtime's
+    request."""
     found: dict[tuple[str, str, int, bool], HostPort] = {}
     for it in sightings:
         for port in it.ports:

@@ -1,4 +1,4 @@
-"""Read addresses and links inside the network namespaces of this node. Needs root; changes nothing."""
+"""Read addresses and links inside the network namespaces of this node, without changing them. Needs root."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fastcni.spec import address
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """An interface in a namespace. namespace: the namespace's path. peer: the index of its peer or parent in another
-    namespace; 0: none. addresses: its global addresses. linked: whether a link connects the namespace with the
-    caller's.
+    """An interface in a namespace. namespace: the namespace's path. peer: the index of the peer or parent in another
+    namespace; 0 without one. addresses: its global addresses. linked: whether a link connects the namespace with the
+    namespace of the caller.
     """
 
     namespace: str
@@ -32,8 +32,8 @@ class Interface:
 
 
 def paths(more: Iterable[str] = ()) -> Iterator[str]:
-    """Yield paths that may be network namespaces: those of `more`, named namespaces, then those of all processes but
-    init."""
+    """Yield paths that may be network namespaces: first the paths `more`, then named namespaces, then the namespaces of
+    all processes but init."""
     yield from more
     for directory in USUAL_DIRECTORIES:
         try:
@@ -48,7 +48,8 @@ def paths(more: Iterable[str] = ()) -> Iterator[str]:
 
 
 def read_all(more: Iterable[str], unseen: list[str]) -> list[Interface]:
-    """Return the interfaces of all namespaces but the caller's; each namespace once, under its first path."""
+    """Return the interfaces of all namespaces but the caller's. Each namespace counts once, under its first path. Add a
+    text to `unseen` if namespaces could not be entered."""
     home = netns.open_own()
     seen = {identity(home)}
     found, refused = [], 0
@@ -80,8 +81,8 @@ def read_all(more: Iterable[str], unseen: list[str]) -> list[Interface]:
 
 
 def read(path: str, fd: int, home: int, linked: bool) -> list[Interface]:
-    """Return the interfaces of one namespace. linked: whether the caller's namespace has an nsid for it. Raises
-    OSError."""
+    """Return the interfaces of one namespace. linked: whether the caller's namespace has an nsid for the namespace.
+    Raises OSError."""
     with netns.inside(fd, home):
         sock = wire.open_socket()
     try:

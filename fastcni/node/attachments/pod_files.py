@@ -1,5 +1,5 @@
-"""Read attachments from files that plugins keep, other than host-local's: attributes of a link before ADD (tuning,
-host-device), and the configuration of flannel's delegate."""
+"""Read attachments from the files that plugins other than host-local keep for pods: attributes of a link before ADD
+(tuning, host-device), and the configuration of flannel's delegate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MARKS = ".fastcni"              # attribute_backup.py: <dataDir>/.fastcni/<netwo
 
 
 def directories(configurations: Iterable[Any]) -> list[tuple[str, str]]:
-    """Return (CNI type, directory) of each plugin that keeps such files, and the defaults; each once."""
+    """Return (CNI type, directory) of the directories in which plugins keep files of pods: the defaults, and those that
+    configurations name; each once."""
     configurations = list(configurations)
     found = [*DEFAULTS.items()]
     for kind, default in DEFAULTS.items():
@@ -32,7 +33,7 @@ def directories(configurations: Iterable[Any]) -> list[tuple[str, str]]:
 
 
 def read_directory(kind: str, directory: str, unseen: list[str]) -> Iterator[Sighting]:
-    """Yield a Sighting for each file of an attachment in the directory of a plugin of this type."""
+    """Yield a Sighting for each file of an attachment in a directory of a plugin. kind: the plugin's CNI type."""
     networks = {} if kind == "flannel" else marks(directory)
     for name in listed(directory, unseen):
         path = os.path.join(directory, name)
@@ -49,19 +50,19 @@ def read_directory(kind: str, directory: str, unseen: list[str]) -> Iterator[Sig
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return (container id, ifname) of the file name ID_IFNAME.json, ("", "") for other names."""
+    """Return (container id, ifname) from a file name ID_IFNAME.json; ("", "") for other names."""
     container_id, _, ifname = name.removesuffix(".json").rpartition("_")
     return (container_id, ifname) if name.endswith(".json") and container_id else ("", "")
 
 
 def marks(directory: str) -> dict[str, str]:
-    """Return {file name: network} of fastcni's marks below a directory."""
+    """Return {file name: network} of the marks that fastcni keeps next to the files in a directory."""
     top = os.path.join(directory, MARKS)
     return {name: network for network in listed(top, []) for name in listed(os.path.join(top, network), [])}
 
 
 def listed(directory: str, unseen: list[str]) -> list[str]:
-    """Return the sorted names in a directory; [] if it does not exist."""
+    """Return the sorted names in a directory; [] if the directory does not exist or cannot be read."""
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):

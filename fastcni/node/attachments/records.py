@@ -13,10 +13,10 @@ CACHE, ADDRESS_FILE, FILE, ELEMENT = "cache", "address file", "file", "element"
 RULE, LINK, NAMESPACE, MAP, FLOWTABLE = "rule", "link", "namespace", "bpf map", "flowtable"
 
 # States of an attachment
-RUNNING = "running"         # its network namespace exists, or another sign of the pod
+RUNNING = "running"         # its network namespace, or another object that ends with the pod, exists
 GONE = "gone"               # its network namespace no longer exists
 ORPHANED = "orphaned"       # only files or rules of an ADD exist, and no namespace has its addresses
-UNKNOWN = "unknown"         # this node does not show whether the pod runs
+UNKNOWN = "unknown"         # the files and the kernel of this node do not show whether the pod runs
 STATES = (RUNNING, GONE, ORPHANED, UNKNOWN)
 
 # Text of a MAP sighting after its address: whether the datapath ebpf redirects the pod's flows
@@ -28,7 +28,8 @@ FASTCNI, GO = "fastcni", "Go plugins"       # the implementation that added an a
 
 @dataclass(frozen=True, slots=True, order=True)
 class HostPort:
-    """A port of the host that leads to a pod. host_ip "": every address of the node. to: the pod's address, or ""."""
+    """A port of the host that leads to a pod. host_ip: the node's address; "" for every address of the node. to: the
+    pod's address, or ""."""
 
     port: int
     protocol: str
@@ -42,20 +43,20 @@ class HostPort:
 
 
 def bracketed(address: str) -> str:
-    """Return the address as written before a port: [fd00::1], 10.1.0.5."""
+    """Return the address as it is written before a port: [fd00::1], 10.1.0.5."""
     return f"[{address}]" if ":" in address else address
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An object on the node that belongs to an attachment, and the properties of the attachment that it shows.
+    """An object on the node that belongs to an attachment, and the properties of the attachment that the object shows.
 
-    kind: CACHE, ADDRESS_FILE ... place: a file's path, "nftables inet fastcni pods4", a link's name. text: its content
-    for people: "10.1.0.5". network, container_id, ifname: "" if the object does not show them. cut: whether
-    container_id is only the beginning of the id. hashes: names.hashes() of the attachment, or "".
-    addresses: without prefix length. links: names of links of the host. namespaces: paths. since: when the object was
-    written, in seconds since the epoch, 0.0 if unknown. author: FASTCNI or GO if only one of them makes such objects.
-    alive: whether the object is a sign of a running pod.
+    kind: CACHE, ADDRESS_FILE and so on. place: a file's path, "nftables inet fastcni pods4", a link's name. text: the
+    object's content for people, such as "10.1.0.5". network, container_id, ifname: "" if the object does not show them.
+    cut: whether container_id is only the beginning of the id. hashes: names.hashes() of the attachment, or "".
+    addresses: without prefix length. links: names of links of the host. since: when the object was written, in Unix
+    seconds; 0.0 if unknown. author: FASTCNI or GO if only one of the implementations makes such objects. alive: whether
+    the object shows that the pod runs.
     """
 
     kind: str
@@ -78,8 +79,8 @@ class Sighting:
 class Cached:
     """The entry of a result cache for an attachment.
 
-    config: the list at ADD, {} if the file has none. result: in version 1.1.0, {} if it is unreadable. capability_args:
-    as in RuntimeConf. netns: a path, or "".
+    config: the network list at ADD, {} if the file has none. result: in version 1.1.0, {} if it is invalid.
+    capability_args: as in RuntimeConf. netns: the path of the pod's namespace, or "".
     """
 
     path: str
@@ -94,10 +95,11 @@ class Cached:
 class NodeAttachment:
     """An attachment that this node shows.
 
-    network, ifname: "" if no source names them. why: the reason for `state`. netns: a path, or "". links: names of its
-    links on the host. plugins: CNI types; an IPAM type follows its plugin. since: the time of the ADD, in seconds since
-    the epoch, 0.0 if unknown. author: FASTCNI, GO, or "" if unknown. cached: None without a cache file. dropped_by:
-    names of chains that drop the pod's forwarded packets, such as "chain FORWARD of iptables-nft".
+    network, ifname: "" if no object shows them. why: the reason for `state`. netns: the path of the pod's namespace, or
+    "". links: names of its links on the host. plugins: CNI types; an IPAM type follows its plugin. since: the time of
+    the ADD in Unix seconds, 0.0 if unknown. author: FASTCNI, GO, or "" if unknown. cached: None without a cached
+    result. dropped_by: names of the chains and rules that drop the pod's forwarded packets, such as "chain FORWARD of
+    iptables-nft".
     """
 
     network: str
@@ -123,7 +125,7 @@ class NodeAttachment:
 
     @property
     def pod(self) -> str:
-        """Kubernetes' name of the pod, NAMESPACE/NAME, "" if the ADD had none."""
+        """Return the pod's name in Kubernetes, NAMESPACE/NAME; "" if the ADD had none."""
         return kubernetes_name(self.cached.args) if self.cached else ""
 
     @property
@@ -140,8 +142,8 @@ class NodeAttachment:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All attachments of a node. unowned: objects of CNI plugins that belong to no attachment. unseen: sentences that
-    say what could not be read, and why."""
+    """All attachments of a node. unowned: objects of CNI plugins that belong to no attachment. unseen: sentences about
+    what could not be read, and why."""
 
     attachments: tuple[NodeAttachment, ...] = ()
     unowned: tuple[Sighting, ...] = ()

@@ -5,7 +5,7 @@ hook forward, but not the answers. A rule with other conditions (ports, marks, t
 If such a rule may accept the packet earlier, or if such a rule drops packets of the pod's address or link, the name of
 the dropping rule begins with "possibly".
 
-drops.py has the chains that drop by policy.
+drops.py finds the chains that drop by policy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OWN = "fastcni"                 # begins the names of fastcni's own tables
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A rule that drops or rejects what a pod sends.
+    """A rule that drops or rejects packets that a pod sends.
 
     rule: for example "rule 7 of chain forward of nftables inet admin". show: the command that prints the rule. certain:
     whether no earlier rule may accept the pod's packets.
@@ -52,13 +52,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class NftChain:
-    """A base chain at the hook forward."""
+    """A base chain of nftables at the hook forward."""
 
     table: nft_read.Table
     name: str
 
     def refusal(self, ip: str, link: str) -> Refusal | None:
-        """Return the rule that drops the packets which a pod with this address sends by this link of the host."""
+        """Return the rule that drops the packets that a pod with address `ip` sends by the host's link `link`; None if
+        no rule does."""
         packed = ipaddress.ip_address(ip).packed
         if len(packed) not in FAMILIES[self.table.family]:
             return None
@@ -71,7 +72,8 @@ class NftChain:
 
 
 def packet(packed: bytes, link: str) -> nft_walk.Packet:
-    """Return what is known of the first packet of a TCP connection."""
+    """Return the known fields of the first packet of a TCP connection. packed: its source address. link: the host's
+    link on which it arrives."""
     length = len(packed)
     meta = {nft_rules.NFT_META_NFPROTO: bytes((nft_rules.NFPROTOS[length],)),
             nft_rules.NFT_META_L4PROTO: bytes((IPPROTO_TCP,)), nft_rules.NFT_META_PROTOCOL: ETHER_TYPES[length],
@@ -97,7 +99,8 @@ def of_nftables(sock: wire.Socket) -> list[NftChain]:
 
 @dataclass(frozen=True, slots=True)
 class IptablesRule:
-    """A rule of iptables-save. words: without -A, chain and target. jump: "-j" or "-g"."""
+    """A rule that iptables-save prints. words: the rule's words without -A, chain, jump and target. jump: "-j" or
+    "-g"."""
 
     line: str
     words: list[str]
@@ -105,8 +108,8 @@ class IptablesRule:
     target: str
 
     def fits(self, ip: str, link: str, members: Collection[str]) -> tuple[bool | None, bool]:
-        """Return (whether the rule matches, None: possibly; whether it has a condition on the pod's address or
-        link)."""
+        """Return (whether the rule matches the pod's packets, whether the rule has a condition on the pod's address or
+        link). The first is None if the rule may match."""
         at, certain, of_pod = 0, True, False
         while at < len(self.words):
             inverted = self.words[at] == "!"
@@ -137,7 +140,8 @@ class IptablesRule:
 
 
 class IptablesForward:
-    """The chain FORWARD of table filter of one iptables. program: its name, such as "iptables-nft"."""
+    """The chain FORWARD in table filter of one iptables, with the chains that it leads to. program: the name of the
+    iptables, such as "iptables-nft"."""
 
     def __init__(self, program: str, table: list[str], members: Collection[str]) -> None:
         self.program, self.length, self.members = program, 16 if program.startswith("ip6") else 4, members
@@ -157,7 +161,8 @@ class IptablesForward:
             IptablesRule(line, words[2:at], jump, words[at + 1] if jump else ""))
 
     def refusal(self, ip: str, link: str) -> Refusal | None:
-        """Return the rule that drops the packets which a pod with this address sends by this link of the host."""
+        """Return the rule that drops the packets that a pod with address `ip` sends by the host's link `link`; None if
+        no rule does."""
         if (16 if ":" in ip else 4) != self.length:
             return None
         walk = IptablesWalk(self, ip, link)
@@ -171,8 +176,8 @@ class IptablesForward:
 
 @dataclass
 class IptablesWalk:
-    """The path of one packet. last: the deciding rule. unsure: whether an earlier rule may have accepted the packet.
-    possibly: rules with a condition on the pod that may drop its packets."""
+    """The path of one packet through the chains. last: the rule that decides. unsure: whether an earlier rule may have
+    accepted the packet. possibly: rules with a condition on the pod that may drop the packet."""
 
     table: IptablesForward
     ip: str
@@ -182,7 +187,7 @@ class IptablesWalk:
     possibly: list[IptablesRule] = field(default_factory=list)
 
     def run(self, chain: str) -> str:
-        """Return the verdict of the rules of a chain, "" at its end."""
+        """Return the verdict of a chain: the target of the rule that ends the packet's path; "" at the chain's end."""
         for rule in self.table.chains.get(chain, ()):
             fits, of_pod = rule.fits(self.ip, self.link, self.table.members)
             ends, leads = rule.target in (*REFUSING, "ACCEPT", "RETURN"), rule.target in self.table.chains
@@ -202,7 +207,7 @@ class IptablesWalk:
 
 
 def of_iptables(saved: Mapping[str, list[str]], members: Collection[str]) -> Iterator[IptablesForward]:
-    """Yield the chain FORWARD of each iptables. saved: {program: its output}."""
+    """Yield the chain FORWARD of each iptables that has rules. saved: {program: the lines that it printed}."""
     for program, lines in saved.items():
         if "*filter" in lines:
             table = lines[lines.index("*filter") + 1:]

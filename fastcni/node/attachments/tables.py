@@ -1,4 +1,5 @@
-"""Read attachments from nftables: the marked elements of fastcni's own tables, and the rules of the Go plugins."""
+"""Read attachments from nftables: the marked elements of fastcni's own tables, and the rules of the reference
+plugins."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ Read = Callable[[bytes, bytes], "tuple[str, tuple[str, ...], tuple[HostPort, ...
 
 
 def own_stores(sock: wire.Socket) -> list[Store]:
-    """Return fastcni's sets in its own tables, and those for chains of other programs that drop by policy."""
+    """Return the sets in fastcni's own tables, and fastcni's sets in other programs' tables whose chains drop by
+    policy.
+    """
     stores: dict[tuple[int, str, str], Store] = {}
     for store in backends.stores():
         stores.update({(store.family, store.table, name): store for name in store.sets})
@@ -64,8 +67,8 @@ def has_set(sock: wire.Socket, family: int, table: str, begins: str) -> bool:
 
 
 def read_elements(sock: wire.Socket, link_name: Callable[[int], str]) -> Iterator[Sighting]:
-    """Yield a Sighting for each marked element of fastcni. link_name(index): returns the name of the host's link, "" if
-    it no longer exists.
+    """Yield a Sighting for each marked element of fastcni. link_name(index): returns the name of a link of the host; ""
+    if the link no longer exists.
 
     Raises NetlinkError.
     """
@@ -80,13 +83,13 @@ def read_elements(sock: wire.Socket, link_name: Callable[[int], str]) -> Iterato
 
 
 def value_of(raw: bytes) -> bytes:
-    """Return the value of a raw element, b"" if it has no value or leads to a chain."""
+    """Return the value of a raw element; b"" if the element has no value, or if its value leads to a chain."""
     return attributes(attributes(raw).get(NFTA_SET_ELEM_DATA, b"")).get(nft.NFTA_DATA_VALUE, b"")
 
 
 def read_element(place: str, name: str, key: bytes, value: bytes, comment: str,
                  link_name: Callable[[int], str]) -> Sighting:
-    """Read one element: its set, key, value and comment."""
+    """Return the Sighting of one element, by its set, key, value and comment."""
     text, ips, ports, links = read_key(name, key, value)
     known = read_mark(comment)
     link = link_name(int(known["link"])) if known["link"] else ""
@@ -134,10 +137,10 @@ def protocol(part: bytes) -> str:
 
 
 def read_mark(comment: str) -> dict[str, str]:
-    """Return the parts of a mark: hashes, link (a number), network, ifname, id; cut is "yes" if the id is not complete.
+    """Return the parts of a mark: hashes, link (a number), network, ifname, id; cut is "yes" if the id is incomplete.
 
-    A mark consists of hashes and text for people, of which nftables keeps about 90 bytes: a long id is cut, which the
-    hashes show. All parts are "" if the comment is no mark.
+    A mark consists of hashes and text for people. nftables keeps about 90 bytes of it, so a long id is cut; then the id
+    does not fit the hashes. All parts are "" if the comment is no mark.
     """
     found = MARK.match(comment)
     parts = {key: text or "" for key, text in found.groupdict().items()} if found else dict.fromkeys(
@@ -147,7 +150,8 @@ def read_mark(comment: str) -> dict[str, str]:
 
 
 def read_rules(sock: wire.Socket) -> Iterator[Sighting]:
-    """Yield a Sighting for each rule of the Go plugins' nftables backends. Raises NetlinkError."""
+    """Yield a Sighting for each rule that nftables backends of the reference plugins have added. Raises
+    NetlinkError."""
     inet, bridge = nft.NFPROTO_INET, nft.NFPROTO_BRIDGE
     for comment in comments(sock, inet, masquerade_nftables.REFERENCE_TABLE, masquerade_nftables.REFERENCE_CHAIN):
         known = read_mark(comment)
@@ -166,8 +170,8 @@ def read_rules(sock: wire.Socket) -> Iterator[Sighting]:
 
 
 def read_flowtable(sock: wire.Socket, existing: Collection[str]) -> Iterator[Sighting]:
-    """Yield a Sighting for each link in the agent's flowtable. existing: names of the host's links; the agent removes
-    the others. Raises NetlinkError."""
+    """Yield a Sighting for each link in the agent's flowtable that exists. existing: names of the host's links. The
+    agent removes other links from the flowtable. Raises NetlinkError."""
     place = f"nftables inet {flowtable.FLOWTABLE} {flowtable.LINKS}"
     for name in sorted(flowtable.links_in_kernel(sock) or ()):
         if name in existing:
@@ -175,7 +179,7 @@ def read_flowtable(sock: wire.Socket, existing: Collection[str]) -> Iterator[Sig
 
 
 def comments(sock: wire.Socket, family: int, table: str, chain: str) -> list[str]:
-    """Return the comments of a chain's rules, without empty ones; [] if the chain does not exist. Raises
+    """Return the comments of the rules in a chain, without empty comments; [] if the chain does not exist. Raises
     NetlinkError."""
     try:
         found = rulesets.rules_of(sock, family, table, chain)

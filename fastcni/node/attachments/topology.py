@@ -8,7 +8,7 @@
 links: links of the host that have an address and lead to no pod. parents: bridges, also of Open vSwitch; the masters of
 macvlan, ipvlan and vlan; a parent of kind "routed" for pods to which the node has routes; a parent of kind "none" for
 pods whose parent is unknown. up is null if the link does not exist. attachments: as in `fastcni list --json`, without
-"seen". unseen: what could not be read.
+"seen". omitted: number of attachments beyond MAX_ATTACHMENTS. unseen: texts about what could not be read.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from fastcni.node.attachments.merge import merge
 from fastcni.node.attachments.namespaces import addresses
 from fastcni.node.attachments.records import LOOPBACK, NodeAttachment
 
-MAX_ATTACHMENTS = 2000          # in one document
-BRIDGE, OVS, ROUTED, NONE = "bridge", "ovs", "routed", "none"       # kinds other than those of links
-ROUTES, UNKNOWN = "routes", "not known"                  # names of parents that are not links
+MAX_ATTACHMENTS = 2000          # attachments in one document
+BRIDGE, OVS, ROUTED, NONE = "bridge", "ovs", "routed", "none"       # kinds of parents, in addition to kinds of links
+ROUTES, UNKNOWN = "routes", "not known"                  # names of the parents that are no links
 ON_A_LINK = ("macvlan", "ipvlan", "vlan")       # plugins whose key "master" names a link of the host
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A parent of pods. name: a link of the host; for ROUTED and NONE the text that the page shows. kind: the link's
-    kind, the plugin's type, ROUTED or NONE."""
+    """A parent of pods. name: the name of a link of the host; for ROUTED and NONE the text that the page shows. kind:
+    the parent link's kind, the plugin's type, ROUTED or NONE."""
 
     name: str
     kind: str
 
 
 def document(places: Places) -> dict[str, Any]:
-    """Return the document of this module. Pods' namespaces are not entered, and no program is run."""
+    """Return the document of this module, without entering pods' namespaces or running a program."""
     started = time.perf_counter()
     seen = look(replace(places, quick=True))
     inventory = merge(seen.facts)
@@ -82,7 +82,7 @@ def link_row(name: str, kind: str, link: Link | None, ips: list[str]) -> dict[st
 
 
 def addresses_of(links: list[Link]) -> Iterator[tuple[str, list[str]]]:
-    """Yield (name, its global addresses) of each link that still exists."""
+    """Yield (name, global addresses) of each of these links that still exists."""
     sock = wire.open_socket()
     try:
         for link in links:
@@ -97,8 +97,8 @@ def addresses_of(links: list[Link]) -> Iterator[tuple[str, list[str]]]:
 def parent_of(attachment: NodeAttachment, links: Mapping[int, Link], by_name: Mapping[str, Link],
               configured: Mapping[str, Any]) -> Parent:
     """Return the parent of an attachment: the master of its links in the kernel, otherwise the parent that its
-    configuration names. The kernel does not show the bridge of an ovs attachment, so this bridge is the configured
-    one."""
+    configuration names. For an ovs attachment, always return the bridge in the configuration, because the kernel does
+    not show it."""
     config = attachment.cached.config if attachment.cached else None
     config = config or configured.get(attachment.network, {})
     for plugin in plugins_in(config):
@@ -122,7 +122,7 @@ def parent_of(attachment: NodeAttachment, links: Mapping[int, Link], by_name: Ma
 
 
 def plugins_in(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the plugins of a list or a single configuration, also those inside of `chain`."""
+    """Yield the plugins of a list or of a single configuration, and the plugins inside of `chain`."""
     plugins = config.get("plugins")
     for plugin in plugins if isinstance(plugins, list) else [config]:
         if isinstance(plugin, dict):

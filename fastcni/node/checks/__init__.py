@@ -2,7 +2,7 @@
 
     doctor    all checks in one table, and the diagnosis
     findings  the input of a check, and its findings
-    denied    tells a missing permission from a fault of the node
+    denied    distinguishes a missing permission from a fault of the node
     kernel    features, sysctls, tables that fill up, both kinds of iptables
     conf      configuration files and plugin files
     state     the server, and pods' addresses, rules and links

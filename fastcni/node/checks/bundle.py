@@ -1,7 +1,7 @@
 """Write the tar.gz of `fastcni doctor --bundle`: the data for a bug report, without secrets.
 
-In configurations, values of keys such as token, password, secret and key are replaced. The archive has no result
-caches, no environments of processes and no rules of other programs.
+The bundle replaces the values of keys such as token, password, secret and key in configurations. The bundle has no
+result caches, no environments of processes and no rules of other programs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ TIMEOUT_S = 20.0
 
 
 def write(path: str, node: Node, found: Diagnosis) -> list[str]:
-    """Write the bundle, with mode 0600; an existing file is not replaced. Return the names in it. Raises OSError."""
+    """Write the bundle with mode 0600, unless the file exists already. Return the names of the files in the bundle.
+    Raises OSError."""
     parts = list(contents(node, found))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with open(os.open(path, flags, 0o600), "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as out:
@@ -72,7 +73,7 @@ def encoded(document: Any) -> bytes:
 
 
 def output(node: Node, program: str, *arguments: str) -> bytes:
-    """Return the output of a program, or why it could not be run."""
+    """Return the output of a program, or a text that says why the program could not be run."""
     paths = installed([program], node.places.path)
     if not paths:
         return f"{program} is not installed\n".encode()
@@ -92,8 +93,8 @@ def own_lines(lines: list[str]) -> Iterator[str]:
 
 
 def configuration(path: str) -> bytes:
-    """Return a configuration file without secrets; nothing of a file that is not a JSON object, because secrets in it
-    cannot be found."""
+    """Return a configuration file without secrets. If the file is not a JSON object, return only why: the secrets in
+    such a file cannot be found."""
     try:
         values = json.read(discover.read_conf(path))
     except (CniError, ValueError) as e:

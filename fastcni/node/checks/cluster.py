@@ -46,7 +46,8 @@ blocks only of spaces that a network here uses."""
 
 
 def unused_spaces(node: Node) -> Iterator[Finding]:
-    """Yield a finding for each address space of which this node has blocks, but no network and no pod."""
+    """Yield a finding for each address space of which this node has blocks, but which no network and no pod here uses.
+    """
     used = {(os.path.normpath(it.keys.data_dir), it.keys.space) for one in stores_of(node.networks) for it in one}
     for it in held(cluster_dirs(confs.values_of(node.networks)), node.unseen):
         if (os.path.dirname(it.directory), it.space) not in used and not it.addresses:
@@ -73,7 +74,8 @@ def dead_nodes(found: Survey, own: str) -> Iterator[Finding]:
 
 
 def full_ranges(network: ClusterNetwork, found: Survey) -> Iterator[Finding]:
-    """Yield a finding for each range of a network that is full or nearly full. Addresses in quarantine are not free."""
+    """Yield a finding for each range of a network that is full or nearly full. Addresses in quarantine count as
+    held."""
     for one in ranges_of(network):
         held = count(found, network.keys.space, one.first, one.last, one.bits)
         total = one.size()
@@ -86,7 +88,7 @@ def full_ranges(network: ClusterNetwork, found: Survey) -> Iterator[Finding]:
 
 
 def count(found: Survey, space: str, first: int, last: int, bits: int) -> int:
-    """Return how many addresses from first to last are held."""
+    """Return how many addresses of a space from `first` to `last` are held. bits: 32 or 128."""
     held: Sequence[str] = [holder.address for it in found.blocks if it.block.space == space
                            for holder in it.holders if holder.state != "refused"]
     return sum(first <= int(ipaddress.ip_address(ip)) <= last for ip in held

@@ -64,7 +64,7 @@ def plugin_files(node: Node) -> Iterator[Finding]:
         old: dict[str, list[str]] = defaultdict(list)
         lost: dict[str, list[str]] = defaultdict(list)
         cores: dict[tuple[str, str, tuple[int, ...]], list[str]] = defaultdict(list)
-        closed: dict[int, list[str]] = defaultdict(list)        # by inode: the names are links to one file
+        closed: dict[int, list[str]] = defaultdict(list)        # by inode, because several names are links to one file
         for kind in kinds:
             path = os.path.join(directory, kind)
             try:
@@ -107,15 +107,16 @@ def plugin_files(node: Node) -> Iterator[Finding]:
 
 
 def damaged_plugins(directory: str, names: list[str]) -> Iterator[Finding]:
-    """Yield a finding for plugin files that are cut off or no program."""
+    """Yield a finding for the plugin files `names`, which are cut off or no programs."""
     if names:
         yield Finding(ERROR, f"{plural(len(names), 'plugin')} in {directory} {'is' if len(names) == 1 else 'are'} "
                       f"damaged: {some(names, 6)}", "ADD fails", f"fastcni install --bin-dir {directory}")
 
 
 def core_findings(path: str, fields: tuple[int, ...], interpreter: str, whose: str, again: str) -> Iterator[Finding]:
-    """python_core.elf exists, is the file of the installation, and of the interpreter's build. fields: Core.fields() of
-    the plugin files. again: the command that writes the plugin files. Raises PermissionError if this user cannot tell.
+    """Yield a finding if python_core.elf does not exist, is not the installed file, or is of another build than the
+    interpreter. fields: Core.fields() of the plugin files. whose: the plugin files, as text. again: the command that
+    writes the plugin files. Raises PermissionError if this user may not read the file.
     """
     slower = "one-shot requests start the interpreter, and take longer"
     if not is_there(path):
@@ -129,7 +130,7 @@ def core_findings(path: str, fields: tuple[int, ...], interpreter: str, whose: s
 
 
 def is_there(path: str) -> bool:
-    """Return whether a file exists; True also if this user may not check."""
+    """Return whether a file exists. Return True also if this user may not check."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -140,7 +141,7 @@ def is_there(path: str) -> bool:
 
 
 def own_files(node: Node) -> dict[str, list[str]]:
-    """Return {directory: names of fastcni's plugin files}, without directories that have none."""
+    """Return {directory: names of fastcni's plugin files}. Leave out directories that have no such file."""
     found = {}
     for directory in node.plugin_dirs:
         if not os.path.isdir(directory):
@@ -158,8 +159,8 @@ def own_files(node: Node) -> dict[str, list[str]]:
 
 
 def is_own(path: str, unseen: list[str], unknown: bool = False) -> bool:
-    """Return whether a file is a plugin file of fastcni; `unknown` if the file cannot be read, which is added to
-    `unseen`."""
+    """Return whether a file is a plugin file of fastcni. If the file cannot be read, add a text to `unseen`, and return
+    `unknown`."""
     try:
         if search.is_own(path):
             return True
@@ -181,7 +182,7 @@ def foreign_plugins(node: Node) -> Iterator[Finding]:
         try:
             path = search.find(kind, node.plugin_dirs)
         except CniError:
-            continue                        # keys() reports the error
+            continue                        # the check keys() reports the error
         if kind in plugins.BUILT_IN and not is_own(path, node.unseen, unknown=True):
             found = identify.identify(path)
             (damaged if found and found.damaged else foreign)[os.path.dirname(path)].append(kind)

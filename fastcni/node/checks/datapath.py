@@ -56,7 +56,7 @@ def own_programs(sock: Socket) -> set[int]:
 
 
 def of_links(node: Node, found: own.Status, links: dict[int, set[int]], programs: set[int]) -> Iterator[Finding]:
-    """Yield findings for links in the map that lack the programs."""
+    """Yield findings for links in the map of pods that lack filters, or have programs of another version."""
     names = {link.index: link.name for link in node.links}
     other = [names.get(index, str(index)) for index, ids in links.items() if not ids <= programs]
     if other:
@@ -72,7 +72,7 @@ def of_links(node: Node, found: own.Status, links: dict[int, set[int]], programs
 
 
 def full(found: own.Status) -> Iterator[Finding]:
-    """Yield findings for full maps."""
+    """Yield findings for maps that are full or nearly full."""
     for name, count, effect in (("pods", len(found.pods), "pods that are added work without the datapath"),
                                 ("flows", found.entries, "new flows pass through the host's stack")):
         most = pins.MAPS[name][2]
@@ -83,7 +83,7 @@ def full(found: own.Status) -> Iterator[Finding]:
 
 
 def without(node: Node) -> Iterator[Finding]:
-    """Yield findings for running pods whose network has datapath "ebpf" and that are not in the map."""
+    """Yield a finding for running pods that are not in the map although their network has datapath "ebpf"."""
     lacking = [it.name for it in node.inventory.attachments if it.state == RUNNING and it.cached and not it.datapath
                and "bandwidth" not in it.plugins
                and any(keys.get("datapath") == EBPF for keys in sections(it.cached.config, "ptp"))]

@@ -1,5 +1,4 @@
-"""Distinguish a missing permission from other errors, because a file that this user may not read is no fault of the
-node."""
+"""Distinguish a missing permission from other errors: a file that this user may not read is no fault of the node."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import errno
 
 
 def denied(error: BaseException | None) -> bool:
-    """Return whether an error, or one of its causes, is a missing permission."""
+    """Return whether an error, or an error that caused it, is a missing permission."""
     while error:
         if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM):
             return True

@@ -17,7 +17,7 @@ from fastcni.node.checks.findings import ERROR, Finding, Node, plural, some
 from fastcni.server import status
 from fastcni.spec.errors import CniError
 
-# {name: check}; the first sentence of a check's docstring is true on a healthy node.
+# {name: check}. On a healthy node, the first sentence of the check's docstring is true.
 CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "netlink": kernel.netlink, "nftables": kernel.nf_tables, "modules": kernel.modules,
     "forwarding": kernel.forwarding, "bridge-nf-call": kernel.bridge_nf_call,
@@ -38,13 +38,13 @@ CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "dhcp-leases": dhcp.leases, "policy-agent": policy.agent, "datapath": datapath.datapath,
 }
 
-UNSEEN = 3                      # exit status: findings may be missing, because not everything could be read
+UNSEEN = 3                      # exit status: findings may be missing, because parts of the node could not be read
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The result of all checks. facts: (name, text) of the node's properties. findings: errors first, one for each
-    cause. unseen: what could not be read, and why."""
+    """The result of all checks. facts: (name, text) of each property of the node. findings: errors first, one finding
+    for each cause. unseen: texts about parts of the node that could not be read, and why."""
 
     facts: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
@@ -52,19 +52,19 @@ class Diagnosis:
 
     @property
     def status(self) -> int:
-        """Return the exit status: 0 no findings, 1 warnings, 2 errors; UNSEEN if a part of the node could not be
-        read."""
+        """Return the exit status: 0 without findings, 1 after warnings, 2 after errors; UNSEEN if a part of the node
+        could not be read."""
         return UNSEEN if self.unseen else max((2 if it.severity == ERROR else 1 for it in self.findings), default=0)
 
 
 def node_of(places: Places, plugin_dirs: Sequence[str], socket: str) -> Node:
-    """Read the node."""
+    """Read the node's files and kernel state, and return them as the input of the checks."""
     seen = look(places)
     return Node(places, seen, merge(seen.facts), tuple(plugin_dirs), socket)
 
 
 def diagnose(node: Node) -> Diagnosis:
-    """Run all checks. If a check itself fails, record that, and continue with the other checks."""
+    """Run all checks. If a check itself fails, record the error in `unseen`, and continue with the other checks."""
     found: list[Finding] = []
     for name, check in CHECKS.items():
         try:
@@ -85,7 +85,7 @@ def grouped(found: list[Finding]) -> list[Finding]:
 
 
 def facts_of(node: Node) -> Iterator[tuple[str, str]]:
-    """Yield the node's properties for the head of the report."""
+    """Yield the node's properties for the head of the report, as (name, text)."""
     yield "fastcni", f"{fastcni.__version__}, Python {sys.version.partition(' ')[0]}, Linux {node.release}"
     files = [file for file in node.seen.files if file.net]
     default = f"{files[0].net.name} ({os.path.basename(files[0].path)})" if files and files[0].net else "none"

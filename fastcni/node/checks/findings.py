@@ -15,14 +15,14 @@ from fastcni.node.checks.pods import PodLink, read_all
 from fastcni.runtime.parse import flattened
 from fastcni.runtime.records import NetworkList
 
-ERROR, WARNING = "error", "warning"     # an ADD fails or traffic stops; it may, or something is left over
+ERROR, WARNING = "error", "warning"     # ADDs fail or traffic stops; this may happen, or state of a pod is left over
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault of the node. severity: ERROR or WARNING. what: a sentence. why: why the fault matters. do: the command
-    that repairs the fault, or a sentence.
-    check: the name of the check, set by doctor."""
+    """A fault of the node. severity: ERROR or WARNING. what: a sentence that states the fault. why: why the fault
+    matters. do: the command that repairs the fault, or a sentence. check: the name of the check, which diagnose() sets.
+    """
 
     severity: str
     what: str
@@ -32,7 +32,7 @@ class Finding:
 
 
 def read_sysctl(name: str) -> str:
-    """Return the value of a sysctl in the calling thread's namespace, "" if it cannot be read."""
+    """Return the value of a sysctl in the calling thread's namespace; "" if the sysctl cannot be read."""
     try:
         return sysctl.read(name)
     except OSError:
@@ -41,12 +41,13 @@ def read_sysctl(name: str) -> str:
 
 @dataclass(slots=True)
 class Node:
-    """The node, as the checks see it. The checks read the kernel and files, and change nothing but a counter of
-    OVSDB (see ports.find_bridge()).
+    """The node, as the checks see it. The checks read the kernel and files, and change nothing but a counter in OVSDB
+    (see ports.find_bridge()).
 
-    plugin_dirs: in order. socket: the server's. unit_dir: the directory of systemd units. sysctl(name): returns its
-    value, or "". release: the kernel's. root: the directory of sys, proc and lib. unseen: texts about what could not be
-    read. pod_links: see `pods`; None until they are read. agent_folder: of an agent that no network names, or "".
+    plugin_dirs: the directories of plugin files, in order. socket: the server's socket. unit_dir: the directory of
+    systemd units. sysctl(name): returns the value of a sysctl, or "". release: the kernel's release. root: the
+    directory that contains sys, proc and lib. unseen: texts about what could not be read. pod_links: the links of
+    running pods; None until they are read. agent_folder: the --folder of an agent that no network names, or "".
     """
 
     places: Places
@@ -64,7 +65,7 @@ class Node:
 
     @property
     def pods(self) -> list[PodLink]:
-        """Return the links of running pods, which are read once."""
+        """Return the links of running pods. They are read only once."""
         if self.pod_links is None:
             self.pod_links = read_all(self.seen, self.inventory, self.unseen)
         return self.pod_links
@@ -85,12 +86,12 @@ class Node:
         return self.seen.facts.links.values()
 
     def number(self, name: str) -> int | None:
-        """Return the value of a sysctl as a number, None if it is not a number."""
+        """Return the value of a sysctl as a number; None if the value is missing or no number."""
         text = self.sysctl(name).partition(" ")[0]
         return int(text) if text.isdecimal() else None
 
     def text(self, path: str) -> str:
-        """Return the text of a file below root, "" if it cannot be read."""
+        """Return the text of a file below `root`; "" if the file cannot be read."""
         try:
             with open(os.path.join(self.root, path), encoding="utf-8", errors="replace") as file:
                 return file.read()
@@ -99,7 +100,7 @@ class Node:
 
 
 def some(names: Iterable[str], most: int = 3, between: str = ", ") -> str:
-    """Return the first names, and the number of the remaining ones: "a, b, c and 2 more"."""
+    """Return the first `most` names, and the number of the remaining names: "a, b, c and 2 more"."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more

@@ -18,14 +18,14 @@ from fastcni.runtime.parse import flattened
 
 NETLINKS = {uapi.NETLINK_ROUTE: ("rtnetlink", "links, addresses and routes", "CONFIG_NET"),
             uapi.NETLINK_NETFILTER: ("nfnetlink", "nftables: masquerade, port mappings, firewall", "nfnetlink")}
-# {CNI type: modules that it needs}
+# {CNI type: kernel modules that the plugin needs}
 MODULES = {"bridge": ("bridge", "veth"), "ptp": ("veth",), "macvlan": ("macvlan",), "ipvlan": ("ipvlan",),
            "vlan": ("8021q",), "dummy": ("dummy",), "vrf": ("vrf",), "tap": ("tun",), "bandwidth": ("ifb", "sch_tbf"),
            "ovs": ("veth",), "portmap": ("nf_tables", "nft_nat"), "firewall": ("nf_tables",)}
 FIREWALLD = "nftables inet firewalld"       # occurs in the name of firewalld's rules
 BRIDGES = {"bridge", "flannel"}     # CNI types whose pods are connected to ports of a bridge
 MAX_BRIDGE_PORTS = 1 << 10      # BR_MAX_PORTS, net/bridge/br_private.h
-NEARLY = 0.9                    # share of a limit
+NEARLY = 0.9                    # share of a limit from which on a table counts as nearly full
 CACHES = {"IPv4": ("arp_cache", "ipv4"), "IPv6": ("ndisc_cache", "ipv6")}
 
 
@@ -80,8 +80,8 @@ def modules(node: Node) -> Iterator[Finding]:
 
 
 def lacks_vlan_filtering(node: Node) -> bool:
-    """Return whether bridges have no VLAN filtering. The kernel reports the setting of each bridge, if it has the
-    feature; without a bridge, the kernel's configuration in /boot shows it."""
+    """Return whether bridges have no VLAN filtering. If the kernel has the feature, it reports the setting of each
+    bridge. Without a bridge, the kernel's configuration in /boot shows whether it has the feature."""
     bridges = [link.vlan_filtering for link in node.links if link.kind == "bridge"]
     if bridges:
         return bridges[0] is None
@@ -89,7 +89,7 @@ def lacks_vlan_filtering(node: Node) -> bool:
 
 
 def has_module(node: Node, name: str) -> bool | None:
-    """Return whether a module is loaded, built in, or can be loaded; None: the kernel's list of modules is missing."""
+    """Return whether a module is loaded, built in, or can be loaded. None: the kernel's list of modules is missing."""
     if os.path.exists(os.path.join(node.root, "sys/module", name)):
         return True
     directory = f"lib/modules/{node.release}"
@@ -126,7 +126,7 @@ def bridge_nf_call(node: Node) -> Iterator[Finding]:
 
 
 def off(node: Node, paths: Iterable[str], severity: str, why: str) -> Iterator[Finding]:
-    """Yield a finding if sysctls of br_netfilter are not 1."""
+    """Yield a finding for each of these sysctls of br_netfilter that is not 1. paths: below /proc/sys."""
     for name in (path.replace("/", ".") for path in paths):
         value = node.number(name)
         if value != 1:
@@ -168,13 +168,14 @@ def forward_rules(node: Node) -> Iterator[Finding]:
 
 
 def pods_dropped(node: Node) -> list[tuple[str, str, str]]:
-    """Return (name, sentence with the pods, what to do) of each chain or rule that drops pods' forwarded packets."""
+    """Return (name, sentence with the pods, what to do) for each chain or rule that drops pods' forwarded packets."""
     split = [(it.what.partition(" what pod"), it) for check in (forward_policy, forward_rules) for it in check(node)]
     return [(name, it.what, it.do) for (name, of_pods, _), it in split if of_pods]
 
 
 def without_pods(node: Node, chain: str) -> Iterator[Finding]:
-    """Yield a finding for networks that have neither plugin firewall nor pods yet."""
+    """Yield a finding for networks that have neither the plugin firewall nor a pod: the chain will drop their
+    packets."""
     used = {it.network for it in node.inventory.attachments}
     kinds = {net.name: {it.type for it in flattened(net.plugins)} for net in node.networks}
     bare = [name for name, types in kinds.items()

@@ -1,4 +1,4 @@
-"""Check networks against each other: addresses, subnets, bridges and stores that only one of them may have."""
+"""Check networks against each other: addresses, subnets, bridges and stores that only one network or pod may have."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def duplicate_addresses(node: Node) -> Iterator[Finding]:
 
 
 def meet(one: NodeAttachment, other: NodeAttachment) -> bool:
-    """Return whether two pods can reach each other: they are in one network, or the node routes to both."""
+    """Return whether two pods can reach each other, because they are in one network, or the node routes to both."""
     return one.network == other.network or all(set(ROUTED).intersection(it.plugins) for it in (one, other))
 
 
@@ -55,7 +55,7 @@ def given(attachment: NodeAttachment) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The link layer of a network's pods. layer: ("bridge", name, vlan), ("macvlan", master) and the like; () if each
+    """The link layer of a network's pods. where: ("bridge", name, vlan), ("macvlan", master) and the like; () if each
     pod has a separate link. routed: whether the node routes to the pods."""
 
     network: NetworkList
@@ -68,7 +68,7 @@ class Place:
 
 
 def place_of(net: NetworkList) -> Place | None:
-    """Return the Place of a network, by its first plugin that makes a link; None if no plugin makes a link."""
+    """Return the Place of a network by its first plugin that makes a link. None: no plugin makes a link."""
     for plugin in flattened(net.plugins):
         values = plugin.values
         if plugin.type == "bridge":
@@ -117,7 +117,7 @@ def same_subnet(one: NetworkRange, other: NetworkRange) -> bool:
 
 
 def clashes(one: Place, other: Place, a: NetworkRange, b: NetworkRange) -> bool:
-    """Return whether two ranges of one subnet give the same addresses, or addresses whose routes conflict."""
+    """Return whether two ranges of one subnet give the same addresses, or give addresses whose routes conflict."""
     overlap = a.range.overlaps(b.range)
     if one.routed and other.routed:
         return overlap or (bool(one.where and other.where) and one.where != other.where)

@@ -43,7 +43,7 @@ def ports(node: Node) -> Iterator[Finding]:
         lost = {bridge: found for bridge, pods in by_bridge.items() if (found := [
             it for it in pods if not known.has(host_of(it), bridge)])}
         if lost:
-            time.sleep(PAUSE_S)         # a DEL may run, which removes the cached result last
+            time.sleep(PAUSE_S)         # a DEL may run, which first deletes the port and last the cached result
         for bridge, pods in lost.items():
             found = [it for it in pods if it.cached and os.path.exists(it.cached.path)]
             names = some(it.name for it in found)
@@ -64,12 +64,12 @@ def ports(node: Node) -> Iterator[Finding]:
 
 
 def is_on_ovs(attachment: NodeAttachment) -> bool:
-    """Return whether the plugin ovs made the interface. Multus only runs the network that has the plugin."""
+    """Return whether the plugin ovs made the interface. False for multus, which only runs the network that has ovs."""
     return KIND in attachment.plugins and set(RUNS_NETWORKS).isdisjoint(attachment.plugins)
 
 
 def has_vlans(known: Names, attachment: NodeAttachment, bridge: str, address: str, unseen: list[str]) -> bool:
-    """Return whether the pod's port has the VLANs that ADD gives it, or those are unknown."""
+    """Return whether the pod's port has the VLANs that ADD gives it. Return True also if these VLANs are unknown."""
     assert attachment.cached
     try:
         conf = ovs_conf.with_file(ovs_conf.read_keys(Section(next(sections(attachment.cached.config, KIND)))),
@@ -82,20 +82,21 @@ def has_vlans(known: Names, attachment: NodeAttachment, bridge: str, address: st
 
 
 def is_usual(address: str) -> bool:
-    """Return whether the address is that of the database of Debian's and Red Hat's service."""
+    """Return whether `address` is the database of the service openvswitch-switch of Debian and Red Hat."""
     usual, path = (os.path.realpath(it.removeprefix("unix:")) for it in (DEFAULT_ADDRESS, address))
     return path == usual
 
 
 def restart(address: str) -> str:
-    """Return what restarts the ovs-vswitchd of a database."""
+    """Return the command that restarts the ovs-vswitchd of a database, or a sentence about it."""
     if is_usual(address):
         return "systemctl restart openvswitch-switch"
     return f"restart the ovs-vswitchd that was started with {address}"
 
 
 def place_of(attachment: NodeAttachment, keys: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (address of the database, bridge), as ADD kept them in the pod's file, otherwise as configured."""
+    """Return (address of the database, bridge). ADD recorded both in the pod's file; otherwise the configuration says.
+    """
     path = cache.path(str(keys.get("dataDir") or cache.DIRECTORY), attachment.container_id, attachment.ifname)
     kept = cache.parsed(files.read(path), "Netconf") or {}
     address = cache.address_in(kept) or str(keys.get("socket_file") or "") or DEFAULT_ADDRESS
@@ -103,5 +104,5 @@ def place_of(attachment: NodeAttachment, keys: Mapping[str, Any]) -> tuple[str, 
 
 
 def host_of(attachment: NodeAttachment) -> str:
-    """Return the name of the pod's port in the result of ADD, "" if it has none."""
+    """Return the name of the pod's port in the result of ADD; "" if the result has no port."""
     return next(iter(results.host_interfaces(attachment.cached.result)), "") if attachment.cached else ""

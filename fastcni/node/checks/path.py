@@ -17,14 +17,14 @@ from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, 
 from fastcni.node.checks.pods import PodLink, names_of
 from fastcni.spec import address
 
-# Flags of a bridge port: as Link has them, the key of the plugin bridge, what their loss does
+# Flags of a bridge port: (field of Link, key of the plugin bridge, effect if another program clears the flag)
 FLAGS = (("isolated", "portIsolation", "other pods of the bridge reach the pod"),
          ("hairpin", "hairpinMode", "the pod does not reach itself by its host ports"))
 AGAIN = "delete the pod, so that its runtime makes it again"
 
 
 def shell(commands: Iterable[str], most: int = 6) -> str:
-    """Return commands as one shell line, with a comment if some are left out."""
+    """Return commands as one shell line. If commands are left out, the line ends with a comment that says so."""
     found = list(dict.fromkeys(commands))
     more = f"  # and likewise for the others: {len(found) - most} more commands" if len(found) > most else ""
     return "; ".join(found[:most]) + more
@@ -57,8 +57,8 @@ def bridges(node: Node) -> Iterator[Finding]:
 
 
 def gateways_of(link: PodLink) -> Iterator[tuple[str, str]]:
-    """Yield (address, address with prefix length) of the gateways that the pod's ADD gave its bridge. With a VLAN the
-    gateway is on another link."""
+    """Yield (address, address with prefix length) of each gateway that the pod's ADD gave to the bridge itself. With a
+    VLAN, the gateway is on another link."""
     assert link.attachment.cached
     config, result = link.attachment.cached.config, link.attachment.cached.result
     flannel = next(sections(config, "flannel"), {}).get("delegate") or {}
@@ -94,7 +94,7 @@ def host_links(node: Node) -> Iterator[Finding]:
 
 
 def join(link: PodLink) -> Iterator[str]:
-    """Yield the commands that make the host's link a port of its bridge, with the flags that a new port lacks."""
+    """Yield the commands that make the host's link a port of its bridge, and set the flags that a new port lacks."""
     if link.host:
         yield f"ip link set {link.host.name} master {link.bridge}"
         yield from (f"bridge link set dev {link.host.name} {flag} on" for flag, key, _ in FLAGS
@@ -102,7 +102,8 @@ def join(link: PodLink) -> Iterator[str]:
 
 
 def masters(node: Node) -> Iterator[Finding]:
-    """Yield a finding for each link of the host that is down and on which pods have a macvlan, an ipvlan or a VLAN."""
+    """Yield a finding for each link of the host that is down although pods have a macvlan, an ipvlan or a VLAN on
+    it."""
     by_index = {link.index: link for link in node.links}
     found: dict[str, list[PodLink]] = defaultdict(list)
     for it in node.pods:
@@ -126,7 +127,7 @@ def port_flags(node: Node) -> Iterator[Finding]:
 
 
 def keys_of(link: PodLink) -> Mapping[str, Any]:
-    """Return the configuration of the plugin bridge at the pod's ADD."""
+    """Return the configuration of the plugin bridge that the pod's ADD had, {} if it is unknown."""
     return next(sections(link.attachment.cached.config, "bridge"), {}) if link.attachment.cached else {}
 
 
@@ -173,7 +174,7 @@ def mtu(node: Node) -> Iterator[Finding]:
 
 
 def tuned(link: PodLink) -> bool:
-    """Return whether the plugin tuning has made the MTU of the pod's end smaller than that of the host's end."""
+    """Return whether the plugin tuning has made the MTU of the pod's end smaller than the MTU of the host's end."""
     if not (link.link and link.host and link.attachment.cached):
         return False
     tuned = sections(link.attachment.cached.config, "tuning")
@@ -181,7 +182,8 @@ def tuned(link: PodLink) -> bool:
 
 
 def usual_mtu(node: Node, pod: PodLink) -> int:
-    """Return the most frequent MTU of the veth links on the pod's bridge; of equally frequent ones the smallest."""
+    """Return the most frequent MTU of the veth links on the pod's bridge; if several are equally frequent, the
+    smallest."""
     there = [it for it in node.pods if it is pod or (it.bridge and it.bridge == pod.bridge)]
     found = Counter(link.mtu for it in there for link in (it.link, it.host) if link)
     return max(found, key=lambda value: (found[value], -value))
@@ -206,7 +208,7 @@ def default_link(links: Iterable[Link]) -> Link | None:
     sock = wire.open_socket()
     try:
         for family in find.FAMILIES:
-            for route, _ in routing.routes(sock, [family]):         # the kernel lists them by metric
+            for route, _ in routing.routes(sock, [family]):         # the kernel lists the routes by metric
                 if not route.prefix and route.table == uapi.RT_TABLE_MAIN and route.index in by_index:
                     return by_index[route.index]
     finally:
@@ -230,6 +232,6 @@ def host_ports(node: Node) -> Iterator[Finding]:
 
 
 def pods(found: list[PodLink]) -> str:
-    """Return a text such as "pod c1/eth0", "2 pods (c1/eth0, c2/eth0)"."""
+    """Return the pods as text, such as "pod c1/eth0" or "2 pods (c1/eth0, c2/eth0)"."""
     names = names_of(found)
     return f"pod {names[0]}" if len(names) == 1 else f"{len(names)} pods ({some(names)})"

@@ -18,8 +18,8 @@ from fastcni.spec import address
 from fastcni.spec import result as results
 
 BRIDGES = ("bridge", "flannel")         # CNI types whose pods are connected to ports of a bridge
-NO_ADDRESSES = ("dhcp", "loopback")     # plugins whose addresses change after ADD, or have no routes
-PAUSE_S = 0.3                           # seconds; longer than a usual DEL
+NO_ADDRESSES = ("dhcp", "loopback")     # plugins whose addresses change after ADD, or whose addresses need no routes
+PAUSE_S = 0.3                           # seconds before the second reading; a usual DEL takes less time
 NAMED = ("/run/netns/", "/var/run/netns/")
 
 
@@ -27,9 +27,9 @@ NAMED = ("/run/netns/", "/var/run/netns/")
 class PodLink:
     """A running pod's interface, with the result of its ADD.
 
-    host: the host end of its veth pair, or None. bridge: the name of the bridge of which ADD made it a port, or "".
-    link: the interface in the pod, None if it does not exist. lacks: shell commands that add the pod's missing
-    addresses and routes.
+    host: the host end of the pod's veth pair, or None. bridge: the name of the bridge to which ADD added the host end,
+    or "". link: the interface in the pod, None if it does not exist. lacks: shell commands that add the addresses and
+    routes that the pod lacks.
     """
 
     attachment: NodeAttachment
@@ -56,10 +56,10 @@ def in_namespace(path: str, command: str) -> str:
 
 
 def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLink]:
-    """Return the links of all running pods that have a result in the cache. Texts about pods whose namespace cannot be
-    entered are added to `unseen`.
+    """Return the links of all running pods that have a result in the cache. If the namespaces of pods cannot be
+    entered, add a text to `unseen`.
 
-    A pod with missing addresses or routes is read again after PAUSE_S, because a DEL may run, which removes the cached
+    A pod that lacks addresses or routes is read again after PAUSE_S: a DEL may be running, which removes the cached
     result last.
     """
     by_name = {link.name: link for link in seen.facts.links.values()}
@@ -93,9 +93,9 @@ def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLin
 
 
 def with_interface(attachments: Iterable[NodeAttachment]) -> list[NodeAttachment]:
-    """Return one attachment for each interface: multus and the network that multus added for it have the same one. The
-    network's configuration names the plugin that made the interface, and its result has the routes that the pod's
-    annotation chose."""
+    """Return one attachment for each interface. The attachment of multus and the attachment of a network that multus
+    added have the same interface. Prefer the network's attachment: its configuration names the plugin that made the
+    interface, and its result has the routes that the pod's annotation chose."""
     found: dict[tuple[str, str], NodeAttachment] = {}
     for it in sorted(attachments, key=lambda it: set(RUNS_NETWORKS).isdisjoint(it.plugins)):
         found[it.container_id, it.ifname] = it
@@ -103,7 +103,7 @@ def with_interface(attachments: Iterable[NodeAttachment]) -> list[NodeAttachment
 
 
 def read(attachment: NodeAttachment, by_name: dict[str, Link], home: int, *, several: bool) -> PodLink:
-    """Return the link of one pod. several: whether the pod has more attachments. Raises OSError, ValueError."""
+    """Return the link of one pod. several: whether the pod has further attachments. Raises OSError, ValueError."""
     fd = netns.open_path(attachment.netns)
     try:
         with netns.inside(fd, home):
@@ -120,8 +120,8 @@ def read(attachment: NodeAttachment, by_name: dict[str, Link], home: int, *, sev
 
 
 def bridge_of(attachment: NodeAttachment) -> str:
-    """Return the name of the bridge in the result of ADD, that is, its first interface on the host; "" if there is
-    none."""
+    """Return the name of the pod's bridge, which is the first interface on the host in the result of ADD; "" without a
+    bridge."""
     assert attachment.cached
     on_host = results.host_interfaces(attachment.cached.result)
     if not on_host or on_host[0] in attachment.links or not set(BRIDGES).intersection(attachment.plugins):
@@ -131,8 +131,8 @@ def bridge_of(attachment: NodeAttachment) -> str:
 
 def commands(attachment: NodeAttachment, sock: wire.Socket, link: Link, several: bool) -> Iterator[str]:
     """Yield the commands that add the addresses and routes of the ADD's result that the pod lacks. several: whether the
-    pod has more attachments: then the default route of one is enough, and each command adds one, in the order of
-    ADD."""
+    pod has further attachments. In that case one default route is enough for all attachments, and a command adds a
+    default route in the order of ADD, by `prepend`."""
     if not link.up:
         yield in_namespace(attachment.netns, f"link set {attachment.ifname} up")
     if set(NO_ADDRESSES).intersection(attachment.plugins):

@@ -58,7 +58,7 @@ def agent(node: Node) -> Iterator[Finding]:
 
 
 def unreadable(status: dict[str, Any]) -> Iterator[Finding]:
-    """Yield findings for policies that the agent cannot read."""
+    """Yield a finding for each policy that the agent cannot read. status: the agent's answer to `status`."""
     texts = status.get("unreadable", [])
     if status.get("more"):
         texts = [*texts, f"{status['more']} more documents"]

@@ -31,10 +31,10 @@ from fastcni.node.ranges import ranges_of
 from fastcni.server import status
 
 NEARLY = 0.9
-LEAST_FREE_BYTES = 1 << 16      # a result and an address take a block each, mostly of 4 KiB
+LEAST_FREE_BYTES = 1 << 16      # a result and an address file take one block each, usually of 4 KiB
 IPV4, IPV6 = "IPv4", "IPv6"
-MASQUERADE_SETS, PORT_SETS = ("pods",), ("hostports", "hostip-hostports")      # without the family, 4 or 6
-# {key of the plugin bridge: the set that has an element of each guarded pod}; ipspoofchk implies macspoofchk
+MASQUERADE_SETS, PORT_SETS = ("pods",), ("hostports", "hostip-hostports")      # names of sets without the 4 or 6
+# {key of the plugin bridge: the set with an element for each guarded pod}. ipspoofchk also turns macspoofchk on
 GUARDS = {"macspoofchk": "guarded", "ipspoofchk": "bound"}
 ISOLATION = "ingressPolicy isolated"
 IPTABLES_ISOLATION = "CNI-ISOLATION-STAGE-1"
@@ -102,7 +102,7 @@ def ranges(node: Node) -> Iterator[Finding]:
 
 def state_directories(node: Node) -> Iterator[Finding]:
     """The directories of cached results and of addresses can be written, and have room."""
-    seen: set[int] = set()              # devices: one finding for each file system
+    seen: set[int] = set()              # devices, to yield only one finding for each file system
     for path in (*(os.path.join(it, "results") for it in node.places.cache_dirs), *node.seen.data_dirs):
         while not os.path.isdir(path):
             path = os.path.dirname(path)
@@ -164,7 +164,7 @@ def unowned(node: Node) -> Iterator[Finding]:
     """No link and no rule of a CNI plugin is without an attachment."""
     facts = node.seen.facts
     if not (facts.firewall and facts.all_namespaces):
-        return                              # unread parts of the node may have the attachments
+        return                              # the attachments may be in parts of the node that could not be read
     for kind, noun, do in ((RULE, "firewall rule", "fastcni explain ADDRESS"), (LINK, "link", "ip link delete {}")):
         found = [it for it in node.inventory.unowned if it.kind == kind]
         if found:
@@ -206,7 +206,7 @@ def lost_rules(node: Node) -> Iterator[Finding]:
 
 
 def unguarded(node: Node, attachment: NodeAttachment) -> Iterator[str]:
-    """Yield the keys of the guards and of the isolation that ADD gave a pod, and of which the firewall has no element.
+    """Yield each guard and isolation that ADD gave a pod but of which the firewall has no element, by its key.
     """
     assert attachment.cached
     there = {(each.place.rpartition(" ")[2], each.kind) for each in attachment.sightings} | {
@@ -223,8 +223,8 @@ def unguarded(node: Node, attachment: NodeAttachment) -> Iterator[str]:
 
 
 def flushed_chains(node: Node) -> Iterator[Finding]:
-    """Yield a finding for tables whose sets have elements of running pods, and whose chains have lost rules: `nft flush
-    table` and `nft flush chain` keep the sets."""
+    """Yield a finding for tables whose sets have elements of running pods, but whose chains have lost rules: `nft flush
+    table` and `nft flush chain` delete rules and keep the sets."""
     places = {each.place for it in running(node) for each in it.sightings if each.kind == ELEMENT}
     with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
         found = [f"{nft.FAMILIES[store.family]} {store.table} {chain}" for store in backends.stores()
@@ -236,20 +236,20 @@ def flushed_chains(node: Node) -> Iterator[Finding]:
 
 
 def running(node: Node) -> Iterator[NodeAttachment]:
-    """Yield running pods whose configuration is known and that have a link on this node."""
+    """Yield the running pods that have a link on this node and whose configuration is known."""
     yield from (it for it in node.inventory.attachments
                 if it.state == RUNNING and it.cached and types_of(it.cached.config) and it.links)
 
 
 def masqueraded(attachment: NodeAttachment) -> set[str]:
-    """Return the address families for which ADD gave the pod masquerade."""
+    """Return the address families in which ADD set up masquerade for the pod."""
     config = attachment.cached.config if attachment.cached else {}
     wanted = any(plugin.get("ipMasq") is True for kind in ("bridge", "ptp") for plugin in sections(config, kind))
     return pod_families(attachment) if wanted else set()
 
 
 def mapped(attachment: NodeAttachment) -> set[str]:
-    """Return the address families for which ADD mapped ports of the host to the pod."""
+    """Return the address families in which ADD mapped ports of the host to the pod."""
     if not attachment.ports or "portmap" not in attachment.plugins:
         return set()
     mappings = attachment.cached.capability_args.get("portMappings") if attachment.cached else None
@@ -259,7 +259,7 @@ def mapped(attachment: NodeAttachment) -> set[str]:
 
 
 def pod_families(attachment: NodeAttachment) -> set[str]:
-    """Return the address families of the result of ADD."""
+    """Return the address families of the addresses in the result of ADD."""
     given = (*addresses_of(attachment.cached.result if attachment.cached else {}),)
     return {family_of(ip) for ip in given or attachment.addresses}
 
@@ -269,9 +269,9 @@ def family_of(ip: str) -> str:
 
 
 def families_of(attachment: NodeAttachment, sets: Collection[str], *rules: str) -> set[str]:
-    """Return the address families for which the attachment has an element in one of the sets, whose names end with the
-    family, or such a rule of another plugin or of iptables. The result of multus shows one of the pod's networks, so
-    any family counts as all."""
+    """Return the address families in which the attachment has an element in one of `sets`, or one of `rules` by another
+    plugin or by iptables. The name of a set ends with 4 or 6. The result of multus shows only one of the pod's
+    networks, so with multus one family counts as all."""
     found: set[str] = set()
     for each in attachment.sightings:
         if each.kind == ELEMENT and (name := each.place.rpartition(" ")[2])[:-1] in sets:

@@ -1,12 +1,12 @@
 """Import the addresses that whereabouts has allocated, so that fastcni allocates none of them again.
 
-    make_plan   compares the addresses with the store, and returns the changes. Changes nothing
+    make_plan   compares the addresses with the store, and returns the necessary changes, without making them
     apply       shares the blocks and claims the addresses
 
-Each block with such an address becomes SHARED, and the address becomes a Single of the pod's node. whereabouts
-allocates the first free address of a range, so its next addresses are in these blocks or in the following ones. So the
-following blocks become SHARED, too, and no node claims them. A second import takes over the addresses that whereabouts
-has allocated since the first.
+Each block with such an address becomes SHARED, and the address becomes an address claim (Single) of the pod's node.
+whereabouts allocates the first free address of a range, so its next addresses are in these blocks or in the following
+blocks. So the following blocks become SHARED, too, and no node claims them. A second import takes over the addresses
+that whereabouts has allocated since the first import.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Key = tuple[str, str]                   # space, address or cidr
 
 @dataclass(slots=True)
 class Plan:
-    """The changes of an import. blocks: (space, cidr) to share. singles: addresses to claim. known: number of addresses
-    that an earlier import has claimed. gone: addresses of pods that no longer exist, which are left out. ended: Singles
-    of an earlier import whose pods no longer exist, which are released. conflicts: texts about addresses that cannot be
-    imported.
+    """The changes of an import. blocks: (space, cidr) of each block to share. singles: claims to make. known: number of
+    addresses that an earlier import has claimed. gone: addresses of pods that no longer exist, which the import leaves
+    out. ended: claims of an earlier import whose pods no longer exist, which apply() releases. conflicts: texts about
+    addresses that cannot be imported.
     """
 
     blocks: list[Key] = field(default_factory=list)
@@ -45,21 +45,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class There:
-    """The content of the store: blocks, Singles, and the block sizes of each space, {"4": 26, "6": 122}."""
+    """The content of the store: blocks, address claims, and the block sizes {space: {"4": 26, "6": 122}}."""
 
     blocks: Mapping[Key, Block]
     singles: Mapping[Key, Single]
     grids: Mapping[str, Mapping[str, int]]
 
     def block_of(self, space: str, address: Address) -> Net:
-        """Return the block that contains an address, by the space's block size."""
+        """Return the block that contains an address, by the address space's block size."""
         return ipaddress.ip_network((address, self.grids[space][str(address.version)]), strict=False)
 
 
 def make_plan(source: Source, found: Survey, grids: Mapping[str, Mapping[str, int]], now: float,
               headroom: int = 1) -> Plan:
     """Return the Plan. grids: the block sizes of each space of ranges_of(source). headroom: how many blocks after each
-    used block become SHARED. now: unix time, for the records."""
+    block with an address become SHARED. now: Unix time, for the records."""
     plan = Plan(conflicts=[f"{text}; it was left out" for text in source.found.unreadable])
     there = There({(it.block.space, it.block.cidr): it.block for it in found.blocks},
                   {(holder.space, holder.address): holder.single for it in found.blocks for holder in it.holders
@@ -86,7 +86,8 @@ def make_plan(source: Source, found: Survey, grids: Mapping[str, Mapping[str, in
 
 def blocks_to_share(living: Iterable[Given], ranges: Mapping[str, Sequence[Net]], there: There,
                     headroom: int) -> list[Key]:
-    """Return the blocks with these addresses, and the following blocks that are in a range of the space, in order."""
+    """Return the blocks that contain the addresses `living`, and the `headroom` blocks after each of them that overlap
+    a range of the space, in order."""
     wanted: dict[str, set[Net]] = defaultdict(set)
     for given in living:
         block = there.block_of(given.space, given.address)
@@ -101,7 +102,7 @@ def blocks_to_share(living: Iterable[Given], ranges: Mapping[str, Sequence[Net]]
 
 
 def plan_address(plan: Plan, given: Given, node: str, taken: dict[Key, Given], there: There, now: float) -> None:
-    """Add an address to the plan: to claim, known, or a conflict."""
+    """Add an address to the plan: as a claim to make, as known, or as a conflict."""
     key, cidr = (given.space, str(given.address)), str(there.block_of(given.space, given.address))
     block, single = there.blocks.get((given.space, cidr)), there.singles.get(key)
     first = taken.setdefault(key, given)
@@ -122,19 +123,19 @@ def plan_address(plan: Plan, given: Given, node: str, taken: dict[Key, Given], t
 
 
 def owner(allocation: Given | Single) -> str:
-    """Return the owner of an address as text."""
+    """Return the owner of an address as text, such as "pod shop/web"."""
     return f"pod {allocation.pod}" if allocation.pod else f"container {allocation.container[:12] or 'unknown'}"
 
 
 def apply(store: Store, plan: Plan) -> list[str]:
-    """Release the ended Singles, share the blocks, and claim each address for its pod's node. Return texts about blocks
-    and addresses that another node has claimed since the plan.
+    """Release the ended claims, share the blocks, and claim each address for its pod's node. Return texts about the
+    blocks and addresses that another node has claimed since make_plan().
 
-    Nodes that are not in the store are registered. A second call after Away does the remaining changes.
+    Nodes that the store does not know are registered. After Away, a second call makes the remaining changes.
     """
     lost = []
     for single in plan.ended:
-        store.release_single(single)        # False: it has changed, so its pod's node maintains it
+        store.release_single(single)        # False: the claim has changed, so its pod's node maintains it
     for space, cidr in plan.blocks:
         try:
             store.share(space, cidr)
@@ -152,6 +153,6 @@ def apply(store: Store, plan: Plan) -> list[str]:
 
 
 def join(store: Store, name: str, nodes: dict[str, Node]) -> Node:
-    """Register a node that does not run fastcni yet."""
+    """Register a node that does not run fastcni yet, and add it to `nodes`."""
     nodes[name] = store.join(name, "")
     return nodes[name]

@@ -1,6 +1,6 @@
 """Repair cluster-wide addresses for an operator: release an address, forget a node.
 
-Each function raises an error if a change could give an address to two pods, and says what to do instead.
+Each function raises an error if its change could give one address to two pods. The error says what to do instead.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.contract import Store
 
-ASK_S = 10.0                    # longer than any ADD waits for the answer to its ASKED Single
+ASK_S = 10.0                    # seconds; an ADD waits for less time for the answer to its claim in state ASKED
 
 
 def refused(what: str, do: str) -> CniError:
-    """Return the error of a repair that was refused before it changed anything. what: why. do: the advice."""
+    """Return the error of a repair that was rejected before it changed anything. what: the reason. do: the advice."""
     return CniError(errors.INVALID_ENVIRONMENT, what, do)
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Whether a pod exists. state: RUNNING, GONE or UNKNOWN. why: a text."""
+    """Whether a pod exists. state: RUNNING, GONE or UNKNOWN. why: the reason, as text."""
 
     state: str
     why: str
@@ -55,10 +55,11 @@ def life_of(holder: Holder, own_node: str, inventory: Inventory) -> Life:
 
 def release(store: Store, place: Place, own_node: str, inventory: Inventory, release_here: Callable[[Holder], bool],
             force: bool = False, now: float = 0.0) -> str:
-    """Release an address, and return a sentence about the release.
+    """Release an address. Return a sentence about the release.
 
-    release_here(holder): removes the address from this node's own files, and returns False if another pod now has it.
-    Raises CniError 4 with the owner and the next step if the pod exists or may exist; Away.
+    release_here(holder): removes the address from this node's own files; returns False if another pod now has the
+    address. force: release the address also if the pod may exist. Raises CniError 4, with the owner and the next step,
+    if the pod exists or may exist; CniError 11 if the holder has changed; Away.
     """
     holder = place.holder or holder_here(place, own_node, inventory)
     if holder is None:
@@ -73,12 +74,12 @@ def release(store: Store, place: Place, own_node: str, inventory: Inventory, rel
         raise CniError(errors.TRY_AGAIN_LATER, f"{holder.address} has changed meanwhile; nothing was released",
                        f"`fastcni ipam show {holder.address}` shows who has it now")
     if holder.single is not None and holder.node == own_node:
-        release_here(holder)                # its file, if this node has one
+        release_here(holder)                # removes the address's file, if this node has one
     return f"released {holder.address} of {holder.owner}"
 
 
 def holder_here(place: Place, own_node: str, inventory: Inventory) -> Holder | None:
-    """Return the holder of an address in this node's own block by its files, which are newer than the node's report."""
+    """Return the holder of an address in this node's own block by the node's files, which are newer than its report."""
     if place.held is None or place.held.block.node != own_node:
         return None
     return next((Holder(place.space, place.address, place.held.block.cidr, USED, own_node, it.container_id, it.ifname,
@@ -111,8 +112,9 @@ def guard(place: Place, holder: Holder, own_node: str, life: Life, force: bool, 
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """The changes of forget(). blocks: the node's blocks, with the holders that lose their address. singles: its
-    addresses in shared blocks and in blocks of other nodes. kept: sticky addresses, which stay kept for their pods."""
+    """The changes of forget(). blocks: the node's blocks, with the holders that lose their addresses. singles: the
+    node's claims in shared blocks and in blocks of other nodes. kept: sticky addresses, which stay reserved for their
+    pods."""
 
     node: Node
     blocks: tuple[HeldBlock, ...]
@@ -121,13 +123,15 @@ class Forgetting:
 
     @property
     def freed(self) -> list[Holder]:
-        """Return the holders that lose their address."""
+        """Return the holders that lose their addresses."""
         return [it for held in self.blocks for it in held.holders if it.state not in (KEPT, REFUSED)] + list(
             self.singles)
 
 
 def plan_forget(found: Survey, name: str, now: float = 0.0) -> Forgetting:
-    """Return what forgetting this node frees. Raises CniError 4 if the node does not exist, or is alive."""
+    """Return the blocks and addresses that forget() will free. Raises CniError 4 if the node does not exist or is
+    alive.
+    """
     node = found.nodes.get(name)
     if node is None:
         raise refused(f"the store has no node {name}", f"its nodes: {', '.join(found.nodes) or 'none'}")
@@ -144,8 +148,8 @@ def plan_forget(found: Survey, name: str, now: float = 0.0) -> Forgetting:
 
 
 def forget(store: Store, plan: Forgetting) -> None:
-    """Declare the node dead if necessary, then remove it with its blocks. Raises CniError 11 if the node has come back,
-    Away."""
+    """Declare the node dead if that is necessary, then remove the node and its blocks from the store. Raises CniError
+    11 if the node has come back; Away."""
     try:
         node = plan.node if plan.node.state == DEAD else store.declare_dead(plan.node)
         store.forget(node)

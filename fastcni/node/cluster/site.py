@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClusterNetwork:
-    """A network with cluster-wide addresses. section: the plugin's configuration. keys: its keys about the store, the
-    space and this node's files."""
+    """A network with cluster-wide addresses. section: the plugin's configuration. keys: the keys that name the store,
+    the address space and the directory of this node's files."""
 
     name: str
     section: Section
@@ -42,9 +42,9 @@ class ClusterNetwork:
 
 @dataclass(slots=True)
 class Site:
-    """A store, and the networks of this node that use it. `with` closes the store.
+    """A store, and this node's networks that use the store. `with` closes the store.
 
-    node: this node's name in the store.
+    node: this node's name in the store. where: the store as text.
     """
 
     store: Store
@@ -61,7 +61,8 @@ class Site:
             raise away(self.where, error) from None
 
     def survey(self, space: str = "") -> Survey:
-        """Return the Survey of the store; the holders in this node's blocks come from its own files. Raises Away."""
+        """Return the Survey of the store. The holders in this node's blocks come from this node's files. Raises
+        Away."""
         here: dict[tuple[str, str], list[Holder]] = {}
         for keys in {it.keys.space: it.keys for it in self.networks}.values():
             if space in ("", keys.space):
@@ -69,8 +70,8 @@ class Site:
         return survey(self.store, space, here)
 
     def release_here(self, holder: Holder) -> bool:
-        """Remove an address from this node's files. Return False if this holder does not have the address. Raises
-        CniError 5."""
+        """Remove an address from this node's files. Return False if another holder has the address. Raises CniError 4
+        and 5."""
         keys = next((it.keys for it in self.networks if it.keys.space == holder.space), None)
         if keys is None:
             raise CniError(errors.INVALID_ENVIRONMENT, f"no network of this node has the space {holder.space}",
@@ -87,8 +88,8 @@ class Site:
             return True
 
     def read_whereabouts(self, kubeconfig: str, namespace: str) -> Source:
-        """Read whereabouts' objects with this kubeconfig, otherwise with that of the networks. Raises CniError 4
-        without a kubeconfig, 11 if the API does not answer."""
+        """Read whereabouts' objects, with this kubeconfig or, if it is "", with the kubeconfig of the networks. Raises
+        CniError 4 if there is no kubeconfig, 11 if the API server does not answer."""
         settings = {"type": "kubernetes", "kubeconfig": kubeconfig} if kubeconfig else self.kubernetes()
         store: Any = stores.open_store(settings)
         try:
@@ -101,7 +102,7 @@ class Site:
             store.close()
 
     def kubernetes(self) -> stores.Settings:
-        """Return the settings of the Kubernetes API: those of the store, otherwise those of whereabouts' key
+        """Return the settings of the Kubernetes API: the settings of the store, otherwise those in whereabouts' key
         `kubernetes`."""
         for it in self.networks:
             if it.keys.store["type"] == "kubernetes":
@@ -113,8 +114,8 @@ class Site:
 
 
 def holders_here(keys: conf.Keys) -> dict[tuple[str, str], list[Holder]]:
-    """Return {(space, cidr): holders} of this node's blocks, by its files. If these cannot be read, warn and return
-    {}."""
+    """Return {(space, cidr): holders} of this node's blocks, from the node's files. If the files cannot be read, print
+    a warning and return {}."""
     try:
         with node_state.Space(keys, warn) as space:
             if space is None or space.state.node != keys.node:
@@ -130,8 +131,8 @@ def holders_here(keys: conf.Keys) -> dict[tuple[str, str], list[Holder]]:
 
 
 def holder_here(space: node_state.Space, name: str) -> Holder | None:
-    """Return the holder of an address in this node's blocks, by the address's file. None for other files, and for an
-    address that is held for a Single."""
+    """Return the holder of an address in this node's blocks, from the address's file. None: the file is of no address
+    in these blocks, or holds its address for an address claim."""
     packed = address_of(name)
     block = space.state.own_block(packed) if packed else None
     owner = (space.files.read_owner(name) or b"").decode("utf-8", "replace")
@@ -144,7 +145,7 @@ def holder_here(space: node_state.Space, name: str) -> Holder | None:
 
 
 def warn(text: str) -> None:
-    """Print a warning about this node's files."""
+    """Print a warning about this node's files to stderr."""
     print(f"Warning: {text}", file=sys.stderr)
 
 
@@ -156,7 +157,7 @@ def away(where: str, error: Away) -> CniError:
 
 
 def networks_of(nets: Iterable[NetworkList]) -> Iterator[ClusterNetwork]:
-    """Yield each network with cluster-wide addresses. Raises CniError 5 and 7 if its keys about the store are
+    """Yield each network with cluster-wide addresses. Raises CniError 5 and 7 if the keys that name its store are
     invalid."""
     for net in nets:
         for kind in address_dirs.CLUSTER_KINDS:
@@ -166,10 +167,10 @@ def networks_of(nets: Iterable[NetworkList]) -> Iterator[ClusterNetwork]:
 
 
 def open_site(conf_dir: str, network: str = "") -> Site:
-    """Return the Site of a network, or of all networks with cluster-wide addresses if these have one store. The Site
-    connects at its first use. Raises CniError 4 if there is no such network, or if there are several stores.
+    """Return the Site of a network; without a name, of all networks with cluster-wide addresses. The Site connects to
+    the store at its first use. Raises CniError 4 if no such network exists, or if the networks have several stores.
 
-    If no file of the directory has such a network, use those of elsewhere()."""
+    If no configuration file in the directory has such a network, use the networks of elsewhere()."""
     nets = confs.networks(confs.read_directory(conf_dir))
     chosen = [net for net in nets if network in ("", net.name)]
     found = stores_of(chosen)
@@ -190,8 +191,8 @@ def open_site(conf_dir: str, network: str = "") -> Site:
 
 
 def elsewhere() -> list[ClusterNetwork]:
-    """Return the address spaces that this node has joined as networks; before its first pod, one with the store of the
-    flat file. With Multus, the networks themselves are in the API server."""
+    """Return the address spaces that this node has joined, as networks. Before the node's first pod, return a network
+    with the store of the flat file. With Multus, the networks themselves are in the API server."""
     joined = cluster_state.states(address_dirs.cluster_dirs(()), [])
     sections = [cluster_state.section_of(directory, state) for directory, state in joined if state.node and state.store]
     if not sections and flat_file.find("") is not flat_file.NONE:
@@ -201,8 +202,9 @@ def elsewhere() -> list[ClusterNetwork]:
 
 
 def grids(store: Store, ranges: Mapping[str, Sequence[Net]], dry_run: bool) -> dict[str, dict[str, int]]:
-    """Return {space: its block sizes}, {"4": 26, "6": 122}. For a new space the ranges decide: as for a configuration,
-    small ranges get small blocks. With dry_run the block sizes are not written to the store. Raises Away."""
+    """Return the block sizes {space: {"4": 26, "6": 122}}. In a new space the ranges decide about the block size: as
+    with a configuration, small ranges get small blocks. dry_run: do not write the block sizes to the store. Raises
+    Away."""
     found = {}
     for space, nets in ranges.items():
         wanted: dict[str, int] = {}
@@ -215,8 +217,8 @@ def grids(store: Store, ranges: Mapping[str, Sequence[Net]], dry_run: bool) -> d
 
 
 def stores_of(nets: Iterable[NetworkList]) -> list[list[ClusterNetwork]]:
-    """Return the networks with cluster-wide addresses, grouped by store. A network with wrong keys is left out, because
-    doctor's check of the keys reports it."""
+    """Return the networks with cluster-wide addresses, grouped by store. Leave out networks with invalid keys, because
+    doctor's check of the keys reports them."""
     found: list[ClusterNetwork] = []
     for net in nets:
         try:
@@ -235,7 +237,7 @@ def by_store(networks: Iterable[ClusterNetwork]) -> list[list[ClusterNetwork]]:
 
 
 def ranges_of(net: ClusterNetwork) -> Sequence[Range]:
-    """Return the ranges of a network, () if its keys are wrong."""
+    """Return the ranges of a network; () if its keys are invalid."""
     try:
         return conf.read_keys(net.section).ranges
     except CniError:
@@ -243,7 +245,7 @@ def ranges_of(net: ClusterNetwork) -> Sequence[Range]:
 
 
 def texts_on(nets: Iterable[NetworkList], packed: bytes) -> Iterator[str]:
-    """Yield a sentence about an address for each space of these networks that contains it."""
+    """Yield a sentence about an address for each address space of these networks that contains the address."""
     for networks in stores_of(nets):
         spaces = {it.keys.space: it for it in networks if any(one.contains(packed) for one in ranges_of(it))}
         for space, net in spaces.items():

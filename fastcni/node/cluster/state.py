@@ -1,4 +1,4 @@
-"""Read this node's blocks of cluster-wide addresses from its own files. Changes nothing, and contacts no store."""
+"""Read this node's blocks of cluster-wide addresses from its own files, without contacting a store."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fastcni.spec.errors import CniError
 
 @dataclass(frozen=True, slots=True)
 class HeldBlocks:
-    """The blocks of an address space. directory: the space's directory. node: this node's name in the store. where: the
-    store as text. addresses: how many addresses this node holds."""
+    """The blocks that a node has in an address space. directory: the space's directory. node: this node's name in the
+    store. where: the store as text. blocks, addresses: how many blocks and addresses this node holds."""
 
     directory: str
     space: str
@@ -29,7 +29,7 @@ class HeldBlocks:
 
 
 def held(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[HeldBlocks]:
-    """Yield the spaces of which this node has blocks. data_dirs: the result of address_dirs.cluster_dirs()."""
+    """Yield the address spaces in which this node has blocks. data_dirs: the result of address_dirs.cluster_dirs()."""
     for directory, state in states(data_dirs, unseen):
         if state.blocks:
             count = sum(address_of(name) is not None for name in os.listdir(directory))
@@ -39,8 +39,8 @@ def held(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[HeldBlocks]:
 
 
 def used(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[conf.Keys]:
-    """Yield the Keys, without ranges, of each space that this node has joined. Its network need not be in a file of
-    this node: with Multus it is in the API server."""
+    """Yield the Keys, without ranges, of each address space that this node has joined. The network of a space may be
+    missing in this node's files: with Multus, the API server has the network."""
     for directory, state in states(data_dirs, unseen):
         if state.node and state.store:
             try:
@@ -50,14 +50,14 @@ def used(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[conf.Keys]:
 
 
 def section_of(directory: str, state: State) -> Section:
-    """Return the parts of a space's configuration that are in this node's state. Raises JsonError."""
+    """Return the parts of a space's configuration that this node's state records. Raises JsonError."""
     where, space = os.path.split(directory)
     return Section({"name": space, "ipam": {"type": "cluster", "network_name": space, "dataDir": where, "node_name":
                                             state.node, "store": json.read(state.store.encode())}})
 
 
 def states(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[tuple[str, State]]:
-    """Yield the directory and the state of each space."""
+    """Yield (directory, state) of each address space that has a state file in one of the dataDirs."""
     for where in data_dirs:
         for space in networks(where, unseen):
             directory = os.path.join(where, space)
@@ -74,5 +74,5 @@ def states(data_dirs: Iterable[str], unseen: list[str]) -> Iterator[tuple[str, S
 
 
 def store_text(key: str) -> str:
-    """Return a store as text, from its identifying key. Raises JsonError."""
+    """Return a store as text. key: the JSON text that identifies the store. Raises JsonError."""
     return stores.store_text(json.read(key.encode())) if key else "a store"

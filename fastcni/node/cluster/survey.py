@@ -1,6 +1,6 @@
 """Read the nodes, blocks and holders of addresses in a store, for people.
 
-This module changes nothing; node/cluster/repair.py does.
+This module only reads the store; node/cluster/repair.py changes it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.contract import Store
 
 Key = tuple[str, str]           # space, cidr
-USED = "used"                   # a Holder's state: allocated in a node's block, as that node reported
+USED = "used"                   # state of a Holder: the block's node has reported that a pod has the address
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The holder of an address.
 
-    block: the CIDR that the address is in. state: USED, or that of a Single (HELD, KEPT, ASKED, REFUSED). container,
-    ifname, pod ("namespace/name"), network: "" if unknown. since: unix time of the ADD. written: unix time of the
-    node's report; 0.0 for a Single, whose record in the store is `single`. reason: why a Single was REFUSED.
+    block: the CIDR of the block that contains the address. state: USED, or the state of an address claim (HELD, KEPT,
+    ASKED, REFUSED). container, ifname, pod ("namespace/name"), network: "" if unknown. since: Unix time of the ADD.
+    written: Unix time of the node's report; 0.0 for a claim. single: the claim's record in the store. reason: why the
+    claim was REFUSED.
     """
 
     space: str
@@ -57,15 +58,15 @@ class Holder:
 
     @property
     def owner(self) -> str:
-        """Return the pod, otherwise interface and container, as text."""
+        """Return the pod as text; if it is unknown, the interface and the container."""
         attached = f"{self.ifname or 'an interface'} of container {self.container[:12]}" if self.container else ""
         return f"pod {self.pod}" if self.pod else attached or "an unknown owner"
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBlock:
-    """A block with the holders of its addresses, by address. reported: whether the holders are known: the block's node
-    has reported them, or the block is this node's or shared."""
+    """A block with the holders of its addresses, sorted by address. reported: whether the holders are known, because
+    the block's node has reported them, or the block is this node's or shared."""
 
     block: Block
     holders: tuple[Holder, ...] = ()
@@ -73,19 +74,19 @@ class HeldBlock:
 
     @property
     def size(self) -> int:
-        """Return the number of its addresses, including those outside of all ranges."""
+        """Return the number of addresses in the block, including addresses outside of all ranges."""
         return ipaddress.ip_network(self.block.cidr).num_addresses
 
     @property
     def held(self) -> int:
-        """Return how many of its addresses are held by or kept for a pod."""
+        """Return how many addresses of the block a pod holds, or are kept for a pod."""
         return sum(it.state != REFUSED for it in self.holders)
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The content of a store. nodes: by name. blocks: by space and address. grids: the block sizes, {space: {"4": 26,
-    "6": 122}}."""
+    """The content of a store. nodes: {name: node}. blocks: sorted by space and address. grids: the block sizes, {space:
+    {"4": 26, "6": 122}}."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     blocks: tuple[HeldBlock, ...] = ()
@@ -93,7 +94,7 @@ class Survey:
 
     @property
     def spaces(self) -> list[str]:
-        """Return the names of spaces that have blocks."""
+        """Return the names of the address spaces that have blocks."""
         return sorted({it.block.space for it in self.blocks})
 
     def of_node(self, name: str) -> list[HeldBlock]:
@@ -102,10 +103,10 @@ class Survey:
 
 
 def survey(store: Store, space: str = "", here: Mapping[Key, Sequence[Holder]] | None = None) -> Survey:
-    """Read nodes, blocks, address claims and the nodes' reports. space "": all spaces.
+    """Read the nodes, blocks, address claims and nodes' reports. space: an address space; "" for all spaces.
 
-    here: the holders in this node's blocks by its own files, {(space, cidr): holders}, which are newer than its report.
-    Raises Away. The survey makes several reads, so a change between two of them may show in one, or not at all.
+    here: {(space, cidr): holders} of this node's blocks, from its own files, which are newer than its report. Raises
+    Away. The survey makes several reads, so a change between two reads may show in one of them, or in neither.
     """
     nodes = {node.name: node for node in store.nodes()}
     blocks = store.blocks(space)
@@ -123,10 +124,10 @@ def survey(store: Store, space: str = "", here: Mapping[Key, Sequence[Holder]] |
 
 def reports(nodes: Mapping[str, Node], blocks: Iterable[Block],
             uses: Iterable[Use]) -> dict[Key, dict[str, Holder]]:
-    """Return {(space, cidr): {address: holder}} of the nodes' reports.
+    """Return {(space, cidr): {address: holder}} from the nodes' reports.
 
-    A report is valid while the block belongs to that node, and if the report is of the node's last known boot, because
-    a reboot ends all pods of a node.
+    A report is valid while the block belongs to the reporting node, and if the node made the report in its last known
+    boot, because a reboot ends all pods of a node.
     """
     owners = {(block.space, block.cidr): block.node for block in blocks}
     found = {}
@@ -154,7 +155,7 @@ def reported(use: Use) -> Iterator[Holder]:
 
 
 def of_single(single: Single) -> Holder:
-    """Return the holder of an address with a Single."""
+    """Return the holder of an address that has an address claim."""
     return Holder(single.space, single.address, single.block, single.state, single.node, single.container,
                   single.ifname, single.pod, single.network, single.since or 0.0, 0.0, single.reason, single)
 
@@ -162,7 +163,7 @@ def of_single(single: Single) -> Holder:
 @dataclass(frozen=True, slots=True)
 class Place:
     """The place of an address in an address space. held: its block, None if no node has claimed the block. holder: None
-    if no holder is known. node: the holder's node, otherwise the block's; None if there is none."""
+    if no holder is known. node: the holder's node, otherwise the block's node, otherwise None."""
 
     space: str
     address: str
@@ -184,22 +185,22 @@ class Place:
 
 
 def places_of(found: Survey, ip: str, space: str = "") -> list[Place]:
-    """Return the place of an address in each space that has a block for it. Raises ValueError for an invalid
-    address."""
+    """Return the Place of an address in each address space that has a block for the address. Raises ValueError if the
+    address is invalid."""
     address = ipaddress.ip_address(ip)
     return [place_in(found, it, str(address)) for it in found.blocks
             if space in ("", it.block.space) and address in ipaddress.ip_network(it.block.cidr)]
 
 
 def place_in(found: Survey, held: HeldBlock, ip: str) -> Place:
-    """Return the place of an address in a block."""
+    """Return the Place of an address in a block."""
     holder = next((it for it in held.holders if it.address == ip), None)
     node = found.nodes.get(holder.node if holder else held.block.node)
     return Place(held.block.space, ip, held, holder, node)
 
 
 def sentence(place: Place, times: bool = True) -> str:
-    """Return the store's knowledge of an address in one sentence. times: include since when."""
+    """Return one sentence about an address, by the data in the store. times: include since when a pod has it."""
     if place.holder:
         return holder_sentence(place.holder, times)
     if place.held is None:
@@ -215,7 +216,7 @@ def sentence(place: Place, times: bool = True) -> str:
 
 
 def holder_sentence(holder: Holder, times: bool = True) -> str:
-    """Return the holder of an address in one sentence."""
+    """Return one sentence about the holder of an address. times: include since when."""
     since = f" since {moment(holder.since)}" if holder.since and times else ""
     node = f"on node {holder.node or 'unknown'}"
     on = f"{holder.owner} {node}"
@@ -227,9 +228,9 @@ def holder_sentence(holder: Holder, times: bool = True) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node with its numbers. blocks: of blocks. held: of addresses that pods hold. free: of addresses in active
-    blocks that no pod holds. quarantine: of such addresses in quarantined blocks. reported: whether the store has the
-    node's report for each block."""
+    """A node with its numbers. blocks: number of blocks. held: number of addresses that pods hold. free: number of
+    addresses in active blocks that no pod holds. quarantine: number of such addresses in quarantined blocks. reported:
+    whether the store has the node's report for each of its blocks."""
 
     node: Node
     blocks: int
@@ -240,7 +241,8 @@ class NodeView:
 
 
 def node_views(found: Survey) -> list[NodeView]:
-    """Return all nodes by name. An address claimed in a shared block is held by the node that claimed it."""
+    """Return all nodes, sorted by name. An address in a shared block counts for the node that has claimed the
+    address."""
     return [node_view(found, node) for _, node in sorted(found.nodes.items())]
 
 

@@ -1,4 +1,4 @@
-"""Read the addresses that whereabouts has allocated from its objects in a Kubernetes cluster, and the existing pods."""
+"""Read from a Kubernetes cluster the addresses that whereabouts has allocated, and the existing pods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An address that whereabouts has allocated. where: the object that has it."""
+    """An address that whereabouts has allocated. where: the Kubernetes object that records the address."""
 
     space: str
     address: Address
@@ -39,8 +39,8 @@ class Given:
 
 
 def read_source(store: KubernetesStore, namespace: str) -> Source:
-    """Read whereabouts' objects and the pods. namespace: the objects' namespace, "": whereabouts' default. Raises
-    Away."""
+    """Read whereabouts' objects and the pods. namespace: the namespace of the objects; "" for whereabouts' default.
+    Raises Away."""
     from fastcni.kit.ipam.cluster.stores.whereabouts_pools import read_whereabouts
 
     found = read_whereabouts(store, namespace)
@@ -51,10 +51,11 @@ def read_source(store: KubernetesStore, namespace: str) -> Source:
 
 
 def read_given(source: Source) -> list[Given]:
-    """Return all addresses that whereabouts has allocated, each once for a pod and interface, by space and address.
+    """Return all addresses that whereabouts has allocated, each once for a pod and interface, sorted by space and
+    address.
 
-    A reservation without an entry in a pool counts, because whereabouts can leave an address in that state (its issue
-    712).
+    A reservation counts also without an entry in a pool, because whereabouts can leave an address in that state (issue
+    712 of whereabouts).
     """
     given = {(it.space, it.address, it.pod): it for it in reserved(source)}
     pooled = list(in_pools(source))
@@ -65,27 +66,27 @@ def read_given(source: Source) -> list[Given]:
 
 
 def in_pools(source: Source) -> Iterator[Given]:
-    """Yield each address of the IPPools."""
+    """Yield each address in the IPPools."""
     for pool in source.found.pools:
         for it in pool.allocations:
             yield given_of(pool.network, it, f"IPPool {pool.name}")
 
 
 def reserved(source: Source) -> Iterator[Given]:
-    """Yield each address of the OverlappingRangeIPReservations."""
+    """Yield each address in the OverlappingRangeIPReservations."""
     for it in source.found.reservations:
         yield given_of(it.network, it, f"OverlappingRangeIPReservation {it.name}")
 
 
 def given_of(network: str, allocation: Allocation | Reservation, where: str) -> Given:
-    """Return the record of one address."""
+    """Return the record of one address. where: the object that records the address."""
     return Given(network or DEFAULT_SPACE, ipaddress.ip_address(allocation.address), allocation.container,
                  allocation.ifname, allocation.pod, where)
 
 
 def ranges_of(source: Source) -> dict[str, list[Net]]:
-    """Return {space: the ranges of its pools}. An address outside of these ranges is treated as part of a /16, or of a
-    /64."""
+    """Return {space: the ranges of its pools}. For an address outside of these ranges, add the /16 or the /64 around
+    the address."""
     found: dict[str, list[Net]] = defaultdict(list)
     for pool in source.found.pools:
         found[pool.network or DEFAULT_SPACE].append(ipaddress.ip_network(pool.range, strict=False))

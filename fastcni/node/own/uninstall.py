@@ -31,12 +31,12 @@ from fastcni.runtime.mode import SharedMode
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-# {plugin that only fastcni has: what an operator must do before the uninstall}
+# {plugin type that only fastcni has: what an operator must do before the uninstall}
 ONLY_HERE = {chain.KIND: "fastcni unfuse {path}",
              "policy": "take it out of {path}, or if the node agent has written the file: fastcni agent --leave"}
 AGENT_TABLES = (masquerade.TABLE, ruleset.TABLE)
-LOOK_AGAIN_S = 10.0             # also without a notification: not every pod has a link on the host
-# After one the DEL still has steps: the runtime removes its result cache and the pod's network namespace.
+LOOK_AGAIN_S = 10.0             # seconds; also without a notification, because not every pod has a link on the host
+# After the deletion of a link the DEL goes on: the runtime removes its cached result and the pod's network namespace.
 AFTER_LINK_S = (0.1, 0.3, 0.6, 1.0, 3.0)
 
 
@@ -44,10 +44,10 @@ AFTER_LINK_S = (0.1, 0.3, 0.6, 1.0, 3.0)
 class State:
     """fastcni's own state: what was removed, and what stays.
 
-    released: attachments without a pod whose elements were deleted. removed: tables, ipsets and files. needed:
-    attachments that a pod needs. needed_files: files that a pod needs. stranded: attachments of pods whose network
-    needs a plugin that only fastcni had, so that DEL will fail. kept: other reasons why state stays. unseen: what could
-    not be read.
+    released: attachments without a pod whose elements were deleted. removed: texts of removed tables, ipsets and files.
+    needed: attachments whose elements a pod needs. needed_files: files that a pod needs. stranded: attachments of pods
+    whose network needs a plugin that only fastcni had, so that DEL will fail. kept: other reasons why state stays.
+    unseen: texts about what could not be read.
     """
 
     released: list[Holder] = field(default_factory=list)
@@ -61,8 +61,8 @@ class State:
 
 @dataclass(slots=True)
 class Report:
-    """The outcome of an uninstall, or of its dry run. elsewhere: other plugin directories with fastcni's plugins; if
-    there are any, units, server and state stay. server: the process that was stopped, 0 for none."""
+    """The outcome of an uninstall, or of its dry run. elsewhere: other directories with fastcni's plugin files; if one
+    exists, units, server and state stay. server: the pid of the server that was stopped, 0 for no server."""
 
     files: Uninstalled
     elsewhere: list[str]
@@ -73,10 +73,10 @@ class Report:
 
 def uninstall(bin_dir: str, bin_dirs: Sequence[str], unit_dir: str, socket: str, places: Places, *,
               dry_run: bool = False) -> Report:
-    """Remove fastcni from this node, except for state that pods need. With dry_run, change nothing.
+    """Remove fastcni from this node, except for state that pods need. dry_run: only report, and change nothing.
 
-    bin_dirs: the directories in which runtimes may look for plugins. socket: the server's, "" for none. Raises
-    InstallError, CniError, OSError; a second call then finishes the work.
+    bin_dirs: the directories in which runtimes may look for plugins. socket: the server's socket, "" for none. Raises
+    InstallError, CniError, OSError; in that case a second call finishes the work.
     """
     check_lists(places.conf_dir)
     report = Report(uninstall_plugins(bin_dir, dry_run=dry_run), others(bin_dir, bin_dirs))
@@ -85,7 +85,7 @@ def uninstall(bin_dir: str, bin_dirs: Sequence[str], unit_dir: str, socket: str,
     report.units = systemd.installed_units(unit_dir)
     if not dry_run:
         systemd.remove_units(report.units)
-    # Before the tables are removed, because a server would restore them.
+    # The server ends before its tables are removed, because a server would restore the tables.
     kept = stop_server(report, socket, dry_run) if socket else []
     report.state = State(kept=kept) if kept else remove_state(places, dry_run, report.files.removed)
     if socket and not dry_run and not kept:
@@ -94,7 +94,8 @@ def uninstall(bin_dir: str, bin_dirs: Sequence[str], unit_dir: str, socket: str,
 
 
 def check_lists(conf_dir: str) -> None:
-    """Raise CniError 7 if a network has a plugin that only fastcni has."""
+    """Check that no network needs a plugin that only fastcni has. Raises CniError 7 if a network needs such a
+    plugin."""
     for file in confs.read_quietly(conf_dir, []):
         if not file.net:
             continue
@@ -106,7 +107,7 @@ def check_lists(conf_dir: str) -> None:
 
 
 def others(bin_dir: str, bin_dirs: Sequence[str]) -> list[str]:
-    """Return the other plugin directories that have fastcni's plugins."""
+    """Return the directories in `bin_dirs`, other than `bin_dir`, that have fastcni's plugin files."""
     here, found = os.path.realpath(bin_dir), []
     for where in bin_dirs:
         if os.path.realpath(where) != here and os.path.isdir(where) and any(
@@ -116,13 +117,13 @@ def others(bin_dir: str, bin_dirs: Sequence[str]) -> list[str]:
 
 
 def stop_server(report: Report, path: str, dry_run: bool) -> list[str]:
-    """Stop the server at a socket. Return why it still runs; [] if none does. Raises OSError."""
+    """Stop the server at a socket. Return why a server still runs; [] if no server runs. Raises OSError."""
     pid = server_process.listener(path)
     if not pid:
         return []
     if not server_process.owns_lock(path):
         if dry_run and report.units:
-            return []                   # its units will be stopped
+            return []                   # the uninstall will stop the units of this process
         return [f"process {pid} listens at {path}, and fastcni did not make this socket: stop its systemd units"]
     report.server = pid
     if dry_run or server_process.stop(pid):
@@ -162,8 +163,8 @@ def remove_state(places: Places, dry_run: bool = False, missing: Collection[str]
 
 
 def remove_datapath(mode: SharedMode) -> list[str]:
-    """Remove the datapath ebpf; connections of running pods continue through the host's stack. Return what was
-    removed."""
+    """Remove the datapath ebpf. Connections of running pods continue through the host's stack. Return the removed
+    directory in a list, [] if none existed."""
     found = own_datapath.pinned(mode.route)
     if found:
         own_datapath.remove(mode.route)
@@ -171,7 +172,7 @@ def remove_datapath(mode: SharedMode) -> list[str]:
 
 
 def sort_leases(done: State) -> list[str]:
-    """Record the dhcp leases that stay, and return the files of leases that no pod needs."""
+    """Record in `done` the dhcp leases that stay. Return the files of the leases that no pod needs."""
     leases = dhcp_leases.read()
     if leases.found and server_process.owns_lock(SOCKET_PATH):
         done.kept.append(f"{plural(len(leases.found), 'dhcp lease')} in {leases.directory}, because a dhcp daemon of "
@@ -185,7 +186,7 @@ def sort_leases(done: State) -> list[str]:
 
 
 def kept_blocks(places: Places) -> list[str]:
-    """Return why the directories stay in which this node has blocks of cluster-wide addresses."""
+    """Return for each directory in which this node has blocks of cluster-wide addresses why the directory stays."""
     unseen: list[str] = []
     values = confs.values_of(confs.networks(confs.read_quietly(places.conf_dir, unseen)))
     return [f"{it.directory}, because node {it.node} has {plural(it.blocks, 'block')} of {it.where}. When no pod here "
@@ -195,9 +196,10 @@ def kept_blocks(places: Places) -> list[str]:
 
 
 def wait(places: Places, note: Callable[[State], object]) -> State:
-    """Repeat remove_state() when a link is deleted, until no pod needs any state. Call note(state) when fewer pods do.
+    """Repeat remove_state() after each deletion of a link, until no pod needs any state. Call note(state) when the
+    number of attachments and files that pods need has changed.
 
-    The returned State lists everything that was released during the wait. Raises CniError, OSError.
+    The returned State lists all attachments that were released during the wait. Raises CniError, OSError.
     """
     sock = wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
     released: list[Holder] = []
@@ -220,7 +222,7 @@ def wait(places: Places, note: Callable[[State], object]) -> State:
 
 
 def link_goes(sock: wire.Socket, seconds: float) -> bool:
-    """Wait until a link is deleted, for at most `seconds`. Return whether one was. Raises OSError."""
+    """Wait until a link is deleted, for at most `seconds`. Return whether a link was deleted. Raises OSError."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         try:
