@@ -1,4 +1,4 @@
-"""Hops behind the last firewall: NAT, conntrack, the listening socket, the MTU and the hosts outside.
+"""Examine the hops behind the last firewall: NAT, conntrack, the listening socket, the MTU and the hosts outside.
 
 Each function takes a Path and returns the Fault of its hop, or None.
 """
@@ -24,7 +24,7 @@ LOOPBACK = ("127.", "::1")
 
 
 def conntrack_full(path: Path) -> Fault | None:
-    """conntrack has room for the connection."""
+    """Return the Fault if conntrack has no room for the connection."""
     count, most = setting(COUNT), setting(MAX)
     if not count or not most or int(count) < int(most):
         return None
@@ -34,7 +34,8 @@ def conntrack_full(path: Path) -> Fault | None:
 
 
 def conntrack_stale(path: Path) -> Fault | None:
-    """No conntrack entry of the node sends packets of this connection to where a new connection does not go."""
+    """Return the Fault of a conntrack entry that sends packets of this connection to another target than a new
+    connection reaches."""
     if path.target.kind == ITSELF:
         return None
     own = path.probe.port if path.probe else 0
@@ -55,18 +56,18 @@ def conntrack_stale(path: Path) -> Fault | None:
 
 
 def forget_own(path: Path) -> None:
-    """Delete the conntrack entry that the probe has made."""
+    """Delete the conntrack entry that the probe has made on the node."""
     if path.flow is None:
         return
     from fastcni._netlink import Batch
 
     with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
-        wire.attempt(sock, conntrack.delete(Batch(), path.flow.flow))       # it may have ended with the connection
+        wire.attempt(sock, conntrack.delete(Batch(), path.flow.flow))       # the entry may have ended already
 
 
 def last_translation(path: Path, hooks: tuple[str, ...]) -> Seen | None:
-    """Return the trace message of the last rule that ended a chain of another program in one of these hooks, with
-    neither drop nor accept by policy: a rule of NAT."""
+    """Return the trace message of the last rule of another program that translated the packet: in one of these hooks,
+    it ended a chain without dropping the packet. None: the trace shows no such rule."""
     if path.spy is None:
         return None
     return next((it for it in reversed(path.spy.seen) if it.where == ON_NODE and it.hook in hooks and not it.reply
@@ -75,7 +76,7 @@ def last_translation(path: Path, hooks: tuple[str, ...]) -> Seen | None:
 
 
 def translated(path: Path, hooks: tuple[str, ...], what: str) -> Fault:
-    """Return the Fault of a translation, with the rule that made it, if the trace has it."""
+    """Return the Fault of a translation. If the trace shows the rule that translated, the Fault names the rule."""
     seen = last_translation(path, hooks)
     if seen is None:
         return Fault("NAT", what, do="see `conntrack -L`, `iptables-save -t nat`, `nft list ruleset`")
@@ -84,7 +85,7 @@ def translated(path: Path, hooks: tuple[str, ...], what: str) -> Fault:
 
 
 def destination_nat(path: Path) -> Fault | None:
-    """The address after DNAT is of a pod, or of a host that answers."""
+    """Return the Fault if DNAT sends the packet to an address of no pod of this node that does not answer."""
     if not path.translated or path.target.kind != OUTSIDE or links.target_neighbour(path) is None:
         return None
     return translated(path, ("prerouting", "output"),
@@ -93,7 +94,7 @@ def destination_nat(path: Path) -> Fault | None:
 
 
 def source_nat(path: Path) -> Fault | None:
-    """The source address behind the node is one to which answers find back."""
+    """Return the Fault if the packet leaves the node with a source address to which answers cannot find back."""
     if path.target.kind != OUTSIDE or path.source.kind != POD or not path.sent_from or path.progress < LEFT:
         return None
     seen, own = path.seen_as, {ip for _, ip in own_addresses()}
@@ -122,7 +123,7 @@ def source_nat(path: Path) -> Fault | None:
 
 
 def host_port(path: Path, inventory: Inventory) -> Fault | None:
-    """A port of the node that belongs to a pod leads there."""
+    """Return the Fault if the asked port of the node is a host port of a pod, but no rule leads to the pod."""
     if path.target.kind != NODE or path.translated:
         return None
     for it in inventory.attachments:
@@ -135,7 +136,7 @@ def host_port(path: Path, inventory: Inventory) -> Fault | None:
 
 
 def listening(path: Path) -> Fault | None:
-    """A process listens at the target."""
+    """Return the Fault if no process listens at the target, or if the process accepts no connections."""
     end = path.target
     if end.kind == OUTSIDE:
         return None
@@ -152,7 +153,7 @@ def listening(path: Path) -> Fault | None:
 
 
 def queue_full(path: Path, end: End) -> Fault | None:
-    """The listening socket still accepts connections."""
+    """Return the Fault if connections wait in the queue of the listening socket, because its process accepts none."""
     if path.protocol != "tcp" or (path.probe and path.probe.outcome in (CONNECTED, REFUSED)):
         return None
     waiting = end.inside(lambda: accept_queue(path.port))
@@ -164,7 +165,7 @@ def queue_full(path: Path, end: End) -> Fault | None:
 
 
 def accept_queue(port: int) -> int:
-    """Return how many connections wait for accept(2) at a TCP port of the calling thread's namespace."""
+    """Return how many connections to a TCP port wait for accept(2), in the calling thread's namespace."""
     found = 0
     for table in ("tcp", "tcp6"):
         try:
@@ -180,7 +181,7 @@ def accept_queue(port: int) -> int:
 
 
 def outside(path: Path) -> Fault | None:
-    """The host outside answers. Nothing on this node can tell why it does not."""
+    """Return the Fault if the packet left this node and no answer came. Nothing on this node shows the reason."""
     if path.target.kind != OUTSIDE or path.progress < path.left:
         return None
     link = path.leaves_by()
@@ -202,7 +203,7 @@ def outside(path: Path) -> Fault | None:
 
 
 def mtu(path: Path) -> Fault | None:
-    """A packet as long as the pod's MTU arrives, or the pod learns that it is too long."""
+    """Return the Fault if a packet as long as the pod's MTU is lost, and the pod does not learn that it is too long."""
     end = path.source
     if end.kind != POD or end.link is None or path.target.kind in (NODE, ITSELF) or not path.sent_from:
         return None

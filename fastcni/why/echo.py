@@ -1,4 +1,4 @@
-"""Echo requests of a size that nothing may fragment: does a packet as long as the MTU arrive?"""
+"""Send echo requests of a size that no host may fragment, to learn whether a packet as long as the MTU arrives."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}             # bytes of IP an
 
 
 def arrives(namespace: int, address: str, packet_bytes: int) -> bool:
-    """Return whether a host answers an echo request of this size. True also if the kernel has learned that the size is
-    too large for the path: TCP then sends smaller packets."""
+    """Return whether a host answers an echo request of this size. Return True also if the kernel has learned that the
+    size is too large for the path, because TCP then sends smaller packets. namespace: a descriptor."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     request, reply = icmp.ECHO[family]
     sock = namespaces.in_thread(lambda: namespaces.call(namespace, lambda: socket.socket(
@@ -40,7 +40,7 @@ def arrives(namespace: int, address: str, packet_bytes: int) -> bool:
 
 
 def request_packet(kind: int, identifier: int, number: int, payload: bytes) -> bytes:
-    """Return an echo request with data of an even length; the kernel computes the checksum of ICMPv6."""
+    """Return an echo request whose data have an even length. The kernel itself computes the checksum of ICMPv6."""
     payload = payload[:len(payload) & ~1]
     empty = icmp.HEADER.pack(kind, 0, 0, identifier, number) + payload
     return struct.pack("!BBHHH", kind, 0, icmp.checksum(empty), identifier, number) + payload

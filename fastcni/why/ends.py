@@ -1,6 +1,6 @@
-"""The two ends of a connection: a pod of this node, the node itself, or an address outside of both.
+"""Find the two ends of a connection: a pod of this node, the node itself, or an address outside of both.
 
-ITSELF is the source pod as its own target: the packet does not leave the pod.
+ITSELF is the source pod as its own target: the packet does not leave the pod's namespace.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Answer = TypeVar("Answer")
 
 
 class Switch(NamedTuple):
-    """What connects a pod's link to other hosts without routing. kind, name: BRIDGE, and the name of a Linux bridge;
-    OVS, of a bridge of Open vSwitch; PARENT, of the node's link on which a macvlan, an ipvlan or a VLAN is; ALONE, of a
-    link that the pod has for itself."""
+    """The device that connects a pod's link to other hosts without routing. kind, name: BRIDGE and the name of a Linux
+    bridge; OVS and the name of a bridge of Open vSwitch; PARENT and the node's link on which the pod's macvlan, ipvlan
+    or VLAN is; ALONE and the name of a link that only this pod has."""
 
     kind: str
     name: str
@@ -53,7 +53,7 @@ class Switch(NamedTuple):
 @dataclass(frozen=True)
 class End:
     """One end of the connection. packed: its address; b"" for a source until the kernel has chosen the address.
-    attachment: the pod's, None for other ends. namespace: a descriptor; -1 for an outside address."""
+    attachment: the pod's attachment; None for other ends. namespace: a descriptor; -1 for an outside address."""
 
     kind: str
     packed: bytes
@@ -66,14 +66,14 @@ class End:
 
     @property
     def name(self) -> str:
-        """The end in a sentence."""
+        """Return the name of the end for a sentence, such as "pod 8e4f2a1b3c4d" or "this node"."""
         if self.attachment:
             return f"pod {self.attachment.container_id[:SHORT_ID]}"
         return "this node" if self.kind == NODE else self.text
 
     @property
     def enter(self) -> str:
-        """The beginning of a shell command that runs in the end's namespace."""
+        """Return the beginning of a shell command that runs in the end's namespace; "" for the node."""
         return f"nsenter --net={self.attachment.netns} " if self.attachment else ""
 
     @property
@@ -81,27 +81,27 @@ class End:
         return (self.attachment.ifname if self.attachment else "") or "eth0"
 
     def inside(self, function: Callable[[], Answer]) -> Answer:
-        """Call a function in the end's namespace, in a thread of its own."""
+        """Return the result of a function that runs in the end's namespace, in a separate thread."""
         return namespaces.in_thread(lambda: namespaces.call(self.namespace, function))
 
     @cached_property
     def sock(self) -> wire.Socket:
-        """A route socket of the end's namespace."""
+        """Return a route socket in the end's namespace."""
         return self.inside(wire.open_socket)
 
     @cached_property
     def link(self) -> Link | None:
-        """The pod's link, None if the pod has none."""
+        """Return the pod's link; None if the link does not exist."""
         return find.link(self.sock, self.ifname)
 
     @cached_property
     def addresses(self) -> list[Address]:
-        """The addresses of the pod's link."""
+        """Return the addresses of the pod's link."""
         return find.addresses(self.sock, self.link.index) if self.link else []
 
     @cached_property
     def host(self) -> Link | None:
-        """The host's end of the pod's veth link. None: the link is gone, or of another kind."""
+        """Return the host's end of the pod's veth link. None: the link no longer exists, or is of another kind."""
         with closing(wire.open_socket()) as sock:
             if self.link is not None and self.link.kind == "veth" and self.link.peer:
                 found = find.link(sock, index=self.link.peer)
@@ -111,7 +111,7 @@ class End:
 
     @cached_property
     def bridge(self) -> Link | None:
-        """The bridge of the host's end, None if the host's end is no port."""
+        """Return the bridge of which the host's end is a port; None if the host's end is no port of a bridge."""
         if self.host is None or not self.host.master:
             return None
         with closing(wire.open_socket()) as sock:
@@ -120,7 +120,8 @@ class End:
 
     @cached_property
     def parent(self) -> Link | None:
-        """The node's link on which the pod's link is. None: the pod's link has no parent, or has it in the pod."""
+        """Return the node's link on which the pod's link is. None: the pod's link has no parent, or the parent is in
+        the pod's namespace."""
         if self.link is None or self.link.kind not in ON_A_LINK or not self.link.peer_elsewhere:
             return None
         with closing(wire.open_socket()) as sock:
@@ -128,8 +129,8 @@ class End:
 
     @cached_property
     def switch(self) -> Switch | None:
-        """The Switch of the pod's link. None: the pod's link leads to the node's routes, as with ptp, or no plugin that
-        this command knows has made the link."""
+        """Return the Switch of the pod's link. None: the pod's link leads to the node's routes, as with ptp, or a
+        plugin that this command does not know has made the link."""
         if self.kind != POD or self.attachment is None:
             return None
         if keys := self.keys(OVS):
@@ -142,50 +143,51 @@ class End:
 
     @property
     def network(self) -> str:
-        """The name of the pod's network, "" if no source names it."""
+        """Return the name of the pod's network; "" if it is unknown."""
         return self.attachment.network if self.attachment else ""
 
     def plugins(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the plugins' configurations of the pod's ADD."""
+        """Yield the configurations of the plugins that the pod's ADD ran."""
         cached = self.attachment.cached if self.attachment else None
         yield from plugins_in(cached.config if cached else {})
 
     def keys(self, kind: str) -> Mapping[str, Any]:
-        """Return the configuration of the plugin with this CNI type, {} if the pod's ADD had none."""
+        """Return the configuration of the plugin with CNI type `kind`; {} if the pod's ADD ran no such plugin."""
         return next((it for it in self.plugins() if it.get("type") == kind), {})
 
     @property
     def has_gateway(self) -> bool:
-        """Whether the node is the gateway of the pod's bridge, as configured; True for plugins other than bridge."""
+        """Return whether the node is the gateway of the pod's bridge by the configuration; True for other plugins."""
         keys = self.keys(BRIDGE)
         return not keys or bool(keys.get("isGateway") or keys.get("isDefaultGateway"))
 
     def result(self, key: str) -> list[dict[str, Any]]:
-        """Return a list of ADD's result: "ips" or "routes"."""
+        """Return the entries of a list in the result of ADD. key: "ips" or "routes"."""
         cached = self.attachment.cached if self.attachment else None
         found = cached.result.get(key) if cached else None
         return [it for it in found if isinstance(it, dict)] if isinstance(found, list) else []
 
     def bridge_name(self) -> str:
-        """Return the name of the bridge in the configuration of the pod's ADD, "" if it has none."""
+        """Return the name of the bridge in the configuration of the pod's ADD; "" if it has no plugin bridge."""
         keys = self.keys(BRIDGE)
         return str(keys.get("bridge") or "cni0") if keys else ""
 
 
 def with_namespaces(inventory: Inventory) -> Inventory:
-    """Return the inventory with the namespaces of networks that multus has added: only its own ADD had the path."""
+    """Return the inventory with namespaces also for the networks that multus has added. Only the ADD of multus itself
+    recorded the path of the namespace."""
     known = {it.container_id: it.netns for it in inventory.attachments if it.netns}
     return replace(inventory, attachments=tuple(
         replace(it, netns=it.netns or known.get(it.container_id, "")) for it in inventory.attachments))
 
 
 def pods_named(inventory: Inventory, text: str) -> list[NodeAttachment]:
-    """Return the attachments of the one pod that is meant: a container id or its beginning, or namespace/name.
+    """Return the attachments of the pod that `text` names: a container id, its beginning, or NAMESPACE/NAME.
 
-    Raises CniError 4 if there is none, or more than one.
+    Raises CniError 4 if `text` names no pod, or several pods.
     """
     found = matching(inventory.attachments, text)
-    if found and len({it.container_id for it in found}) == 1 and found[0].pod == text:     # networks of multus, too
+    if found and len({it.container_id for it in found}) == 1 and found[0].pod == text:     # also networks of multus
         found += [it for it in matching(inventory.attachments, found[0].container_id) if it not in found]
     ids = sorted({it.container_id for it in found})
     if not ids:
@@ -198,14 +200,14 @@ def pods_named(inventory: Inventory, text: str) -> list[NodeAttachment]:
 
 
 def passes_on(attachment: NodeAttachment) -> bool:
-    """Return whether an attachment is that of a plugin such as multus. The first network of multus is an attachment of
-    the same interface, whose configuration names the plugin that made the interface."""
+    """Return whether a plugin such as multus made an attachment, by running networks. For the same interface there is
+    an attachment of the network, whose configuration names the plugin that made the interface."""
     return not set(RUNS_NETWORKS).isdisjoint(attachment.plugins)
 
 
 def source_pod(inventory: Inventory, text: str, destination: bytes) -> End:
-    """Return the pod, with the attachment that its route to the destination uses, else its first attachment of that
-    family."""
+    """Return the pod as the source, with the attachment that the pod's route to the destination uses. Without such an
+    attachment, use the pod's first attachment of the destination's address family."""
     found = pods_named(inventory, text)
     of_family = [it for it in found if any((":" in ip) == (len(destination) == 16) for ip in it.addresses)]
     first = end_of(of_family[0] if of_family else found[0], len(destination))
@@ -219,8 +221,8 @@ def source_pod(inventory: Inventory, text: str, destination: bytes) -> End:
 
 
 def end_of(attachment: NodeAttachment, length: int) -> End:
-    """Return the End of a pod's attachment. length: bytes of the address. namespace is -1 if the namespace no longer
-    exists."""
+    """Return the End of a pod's attachment. length: bytes of the address, 4 or 16. The End's namespace is -1 if the
+    pod's namespace no longer exists."""
     own = [addresses.read_ip(ip) for ip in attachment.addresses if (":" in ip) == (length == 16)]
     try:
         namespace = netns.open_path(attachment.netns) if attachment.netns else -1
@@ -230,8 +232,8 @@ def end_of(attachment: NodeAttachment, length: int) -> End:
 
 
 def end_at(inventory: Inventory, packed: bytes, network: str = "") -> End:
-    """Return the End that has an address: a pod that is not known to be gone, this node, or an outside host. If pods of
-    several networks have the address, the pod of `network` comes first."""
+    """Return the End that has an address: a pod whose state is not GONE, this node, or an outside host. If pods of
+    several networks have the address, prefer the pod of `network`."""
     ip = addresses.ip_text(packed)
     having = [it for it in inventory.attachments if ip in it.addresses and it.state != GONE and it.netns]
     for it in sorted(having, key=lambda it: (passes_on(it), it.network != network)):
@@ -243,8 +245,8 @@ def end_at(inventory: Inventory, packed: bytes, network: str = "") -> End:
 
 
 def itself(source: End, packed: bytes) -> End | None:
-    """Return the source pod as its own target, if the address is one of its own, as those of loopback are. None: the
-    address is not, or the pod no longer exists."""
+    """Return the source pod as its own target, if the address is the pod's own or a loopback address. None: the address
+    is another host's, or the pod no longer exists."""
     if source.kind != POD or source.namespace < 0:
         return None
     if not addresses.is_loopback(packed) and packet_path.way(source.sock, packed).kind != packet_path.RTN_LOCAL:
@@ -253,7 +255,7 @@ def itself(source: End, packed: bytes) -> End | None:
 
 
 def require_one_host(sock: wire.Socket, packed: bytes) -> None:
-    """Check that an address is of one host, by the routes of the socket's namespace. Raises CniError 4."""
+    """Check by the routes of the socket's namespace that an address belongs to one host. Raises CniError 4 if not."""
     if not any(packed):
         what = "the unspecified address"
     elif packed[0] == IPV6_MULTICAST if len(packed) == 16 else packed[0] in IPV4_MULTICAST:

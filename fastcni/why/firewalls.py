@@ -1,4 +1,5 @@
-"""The hop where a rule dropped the packet: the rule as its program prints it, its owner, and what lets it pass."""
+"""Describe the rule that dropped the packet: as its program prints the rule, with its owner, and with a command that
+lets the packet pass."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ COMPAT = {nft.NFPROTO_IPV4: "iptables", nft.NFPROTO_IPV6: "ip6tables"}
 @dataclass(frozen=True, slots=True)
 class Text:
     """A rule as the report shows it. text: as the rule's program prints it. comment: the rule's comment. remove: the
-    command that deletes the rule, "" for a policy. chains: names of all chains of the table. program: "nft",
-    "iptables-nft", ..."""
+    command that deletes the rule, "" for a policy. chains: names of all chains in the rule's table. program: "nft",
+    "iptables-nft" or another variant of iptables."""
 
     text: str
     comment: str
@@ -38,13 +39,13 @@ class Text:
 
 
 def by_trace(path: Path) -> Fault | None:
-    """Return the Fault of the rule that the trace shows to drop the packet, or the answer."""
+    """Return the Fault of the rule that dropped the packet or its answer, if the trace shows such a rule."""
     seen = path.spy.end() if path.spy else None
     return describe(path, seen) if seen else None
 
 
 def describe(path: Path, seen: Seen) -> Fault:
-    """Return the Fault of a trace message that says that a rule or a policy dropped a packet."""
+    """Return the Fault of a rule or policy that dropped a packet. seen: the trace message of the drop."""
     end = {SOURCE: path.source, TARGET: path.target}.get(seen.where)
     event = seen.event
     family = nft.FAMILIES.get(event.family, "arp")
@@ -71,7 +72,7 @@ def place_of(end: End | None, seen: Seen) -> str:
 
 
 def hop_name(seen: Seen, table: str) -> str:
-    """Return the hop of a message, as docs/why.md names it."""
+    """Return the name of a message's hop, as docs/why.md lists it."""
     if table in POLICY_TABLES:
         return "policy"
     if seen.where != ON_NODE:
@@ -86,12 +87,12 @@ def hop_name(seen: Seen, table: str) -> str:
 
 
 def remedy(path: Path, seen: Seen, rule: Text, owner: str, end: End | None) -> str:
-    """Return the command that lets the packet pass."""
+    """Return the command that lets the packet pass, or a sentence about what to change."""
     enter = end.enter if end else ""
     source, destination = addresses.ip_text(path.sent_from), path.target.text
     if seen.event.table in POLICY_TABLES:
         return f"fastcni policy test {source} {destination} {path.port}/{path.protocol}"
-    if owner == owners.OWN:             # the chain is not wrong: the command says for whom it drops, and why
+    if owner == owners.OWN:             # fastcni's rule is intended: the command explains for whom it drops, and why
         return f"{enter}fastcni explain {source if seen.event.table == EGRESS_TABLE else seen.event.chain}"
     if known := owners.allow(owner, seen.hook, source, destination, path.protocol, path.port):
         return enter + known
@@ -103,7 +104,7 @@ def remedy(path: Path, seen: Seen, rule: Text, owner: str, end: End | None) -> s
 
 
 def accepting(path: Path, seen: Seen, rule: Text, enter: str, source: str, destination: str) -> str:
-    """Return a command that accepts the connection in front of a chain whose policy drops it."""
+    """Return a command that adds rules that accept the connection, in a chain whose policy drops it."""
     event, port = seen.event, f"{path.protocol} dport {path.port}"
     back = f"{path.protocol} sport {path.port}"
     if rule.program != "nft":
@@ -124,7 +125,7 @@ def accepting(path: Path, seen: Seen, rule: Text, enter: str, source: str, desti
 
 
 def read_rule(end: End | None, seen: Seen) -> Text:
-    """Read the rule of a message in the namespace of an end, None: on the node. Raises OSError."""
+    """Read the rule of a trace message. end: the rule is in this end's namespace; None: on the node. Raises OSError."""
     def read() -> Text:
         event = seen.event
         sock = wire.open_socket(uapi.NETLINK_NETFILTER)
@@ -145,7 +146,7 @@ def read_rule(end: End | None, seen: Seen) -> Text:
 
 
 def of_nft(event: Trace, comment: str, chains: tuple[str, ...]) -> Text:
-    """Return a rule as nft prints it; without nft, return the rule's handle."""
+    """Return the Text of a rule as nft prints it. Without the program nft, the text has only the rule's handle."""
     family = nft.FAMILIES.get(event.family, "arp")
     where = f"{family} {event.table} {event.chain}"
     if event.kind == nft_trace.NFT_TRACETYPE_POLICY:
@@ -159,8 +160,8 @@ def of_nft(event: Trace, comment: str, chains: tuple[str, ...]) -> Text:
 
 
 def of_iptables(event: Trace, at: int, count: int, chains: tuple[str, ...]) -> Text | None:
-    """Return a rule as iptables-nft prints it, None if the table is not iptables'. at: the rule's place in its chain of
-    `count` rules."""
+    """Return the Text of a rule as iptables-nft prints it; None if the table is not iptables'. at: the position of the
+    rule in its chain, which has `count` rules."""
     program = f"{COMPAT[event.family]}-nft"
     lines = output(f"{program}-save", "-t", event.table)
     rules = [line for line in lines if line.startswith(f"-A {event.chain} ")]
@@ -178,7 +179,7 @@ def removal(program: str, table: str, line: str) -> str:
 
 
 def output(program: str, *words: str) -> list[str]:
-    """Return the lines that a program prints; [] if it is not installed or fails."""
+    """Return the lines that a program prints; [] if the program is not installed or fails."""
     paths = installed([program])
     if not paths:
         return []
@@ -190,7 +191,8 @@ def output(program: str, *words: str) -> list[str]:
 
 
 def by_counters(path: Path, hook: str, *, reply: bool) -> Fault | None:
-    """Return the Fault of a rule of legacy iptables on the node that dropped the packet, or the answer, at a hook."""
+    """Return the Fault of a rule of legacy iptables on the node that dropped the packet at a hook; None if no counter
+    shows such a rule. reply: examine the answer instead of the packet."""
     ends = addresses.ip_text(path.sent_from), path.target.text
     source, destination = reversed(ends) if reply else ends
     arrives, leaves = path.arrives_by, path.leaves_by()
@@ -218,7 +220,7 @@ def by_counters(path: Path, hook: str, *, reply: bool) -> Fault | None:
 
 
 def legacy_seen(table: str, chain: str, hook: str, reply: bool) -> Seen:
-    """Return a drop of legacy iptables in the form of a trace message."""
+    """Return a drop by legacy iptables in the form of a trace message, for remedy()."""
     event = Trace(bytes((nft.NFPROTO_IPV4, 0, 0, 0)))
     event.table, event.chain = table, chain
     return Seen(ON_NODE, reply, hook, event)

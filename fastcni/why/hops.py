@@ -1,4 +1,4 @@
-"""The hops of a connection in the order of its path."""
+"""List the hops of a connection in one table, in the order of the packet's path."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fastcni.why.spy import (
     SENT,
 )
 
-ALWAYS = 1000                           # the progress of no packet
+ALWAYS = 1000                           # a progress that no packet reaches: the hop is always examined
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A hop. name: as docs/why.md lists it. passed: the progress that proves that the packet passed the hop. look(path)
-    returns the hop's Fault, or None. sources, targets: the kinds of ends that have the hop. when(path): returns whether
-    the path has the hop."""
+    """A hop. name: as docs/why.md lists it. passed: if the packet's progress is at least this, the packet passed the
+    hop. look(path): returns the hop's Fault, or None. sources, targets: the kinds of ends with which the hop exists.
+    when(path): returns whether the path has the hop."""
 
     name: str
     passed: int
@@ -40,7 +40,7 @@ class Hop:
 
 
 def nothing(path: Path) -> Fault | None:
-    """Find no fault: only the trace finds faults of this hop."""
+    """Return None. Faults of this hop show only in the trace."""
     return None
 
 
@@ -53,7 +53,8 @@ def of_target(look: Callable[[Path, End], Fault | None]) -> Callable[[Path], Fau
 
 
 def at_hook(*hooks: str, stage: int, reply: bool = False) -> Callable[[Path], Fault | None]:
-    """Look at legacy iptables in hooks, if the packet, or its answer, was last seen before the hooks' last chains."""
+    """Return a function that examines legacy iptables in these hooks, if the packet was last seen at `stage`, before
+    the hooks' last chains. reply: examine the answer instead of the packet."""
     def look(path: Path) -> Fault | None:
         if path.progress != stage + (BACK if reply else 0):
             return None
@@ -63,7 +64,7 @@ def at_hook(*hooks: str, stage: int, reply: bool = False) -> Callable[[Path], Fa
 
 
 def when_back(look: Callable[..., Fault | None], stage: int) -> Callable[[Path], Fault | None]:
-    """Look at the way back, if the answer was last seen at a stage."""
+    """Return a function that examines the way back, if the answer was last seen at `stage`."""
     return lambda path: look(path, reply=True) if path.progress == BACK + stage else None
 
 
@@ -73,12 +74,12 @@ def routed(path: Path) -> bool:
 
 
 def switched(path: Path) -> bool:
-    """Return whether the packet stays in the layer-2 network of the source pod."""
+    """Return whether the packet stays in the layer-2 network of the source pod, without a route of the node."""
     return path.switch is not None
 
 
 def seen_by_node(path: Path) -> bool:
-    """Return whether the packet passes chains of the node: by a route, or as a frame of a Linux bridge."""
+    """Return whether the packet passes chains of the node, because the node routes it or a Linux bridge forwards it."""
     return path.switch is None or path.switch.kind == BRIDGE
 
 
@@ -174,7 +175,7 @@ def applying(path: Path) -> Iterator[Hop]:
 
 
 def names(path: Path) -> Iterator[str]:
-    """Yield the names of the hops in the order of the path."""
+    """Yield the names of the hops in the order of the path, each once."""
     yield from dict.fromkeys(hop.name for hop in applying(path))
 
 

@@ -1,7 +1,8 @@
 """Put one packet into a link of the node, as if a host outside had sent it.
 
-A BPF program of four instructions hands the frame to the link's ingress: bpf_clone_redirect(frame, link, ingress). It
-runs once, by BPF_PROG_TEST_RUN, and ends with its descriptor; it is attached to nothing. See bpf(2), bpf-helpers(7).
+A BPF program of four instructions hands the frame to the link's ingress: bpf_clone_redirect(frame, link, ingress). The
+program is attached to no hook: it runs once, by BPF_PROG_TEST_RUN, and the kernel removes it when its descriptor is
+closed. See bpf(2), bpf-helpers(7).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SYS_BPF = {"x86_64": 321, "aarch64": 280}       # asm/unistd.h
 BPF_PROG_LOAD, BPF_PROG_TEST_RUN = 5, 10
 BPF_PROG_TYPE_SCHED_CLS, BPF_F_INGRESS, CLONE_REDIRECT = 3, 1, 13
 MOV64_IMM, CALL, EXIT = 0xB7, 0x85, 0x95
-ATTRIBUTES_BYTES = 128          # union bpf_attr, with zeros for what is not used
+ATTRIBUTES_BYTES = 128          # size of union bpf_attr; unused members are zero
 SYN, RST, ACK = 0x02, 0x04, 0x10
 TCP, UDP = 6, 17
 HOST_MAC = bytes.fromhex("02fc00000001")        # the MAC of the imitated sender
@@ -29,7 +30,7 @@ FIRST_PORT, PORTS = 49152, 1 << 14              # the ephemeral ports of RFC 633
 
 
 def bpf(command: int, attributes: bytes) -> int:
-    """bpf(2). Raises OSError."""
+    """Call bpf(2), and return its result. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(attributes.ljust(ATTRIBUTES_BYTES, b"\0"), ATTRIBUTES_BYTES)
     found = libc.syscall(SYS_BPF.get(platform.machine(), 0), command, buffer, ATTRIBUTES_BYTES)
@@ -40,7 +41,7 @@ def bpf(command: int, attributes: bytes) -> int:
 
 
 def instruction(code: int, register: int = 0, value: int = 0) -> bytes:
-    """struct bpf_insn   code:u8  dst_reg:4 src_reg:4  off:s16  imm:s32"""
+    """Return struct bpf_insn   code:u8  dst_reg:4 src_reg:4  off:s16  imm:s32"""
     low = register if sys.byteorder == "little" else register << 4
     return struct.pack("=BBhi", code, low, 0, value)
 
@@ -60,7 +61,7 @@ def into(index: int, frame: bytes) -> None:
 
 
 def checksum(data: bytes) -> int:
-    """Return the Internet checksum (RFC 1071)."""
+    """Return the Internet checksum of some bytes (RFC 1071)."""
     data += bytes(len(data) % 2)
     total = sum(struct.unpack(f"!{len(data) // 2}H", data))
     total = (total & 0xFFFF) + (total >> 16)
@@ -68,7 +69,8 @@ def checksum(data: bytes) -> int:
 
 
 def packet(protocol: int, source: bytes, destination: bytes, segment: bytes, at: int) -> bytes:
-    """Return an IP packet with a segment, whose checksum at byte `at` is filled in."""
+    """Return an IP packet with a TCP or UDP segment. at: the offset of the checksum in the segment, which packet()
+    fills in."""
     pseudo = source + destination + (struct.pack("!BBH", 0, protocol, len(segment)) if len(source) == 4
                                      else struct.pack("!II", len(segment), protocol))
     total = checksum(pseudo + segment) or 0xFFFF
@@ -80,11 +82,11 @@ def packet(protocol: int, source: bytes, destination: bytes, segment: bytes, at:
 
 
 class Injected:
-    """The first packet of a connection from an outside address, in the form of a Probe. index, mac: those of the link
-    at which the packet arrives.
+    """The first packet of a connection from an outside address, with the methods of a Probe. index, mac: of the link at
+    which the packet arrives.
 
-    The trace also shows the pod's answer. A chain of the trace's own table drops the answer after all other chains, so
-    the answer does not leave the node.
+    The trace also shows the pod's answer. The last chain in the trace's own table drops the answer, so the answer does
+    not leave the node.
     """
 
     def __init__(self, index: int, mac: bytes, source: bytes, destination: bytes, port: int, *, udp: bool) -> None:
@@ -112,7 +114,8 @@ class Injected:
         into(self.index, self.mac + HOST_MAC + ethertype + packet(protocol, *self.ends, segment, at))
 
     def wait(self, seconds: float, done: Callable[[], bool] = lambda: False) -> str:
-        """Wait until the trace shows an answer at the node's last chains; return the outcome."""
+        """Wait until the trace shows that an answer reached the node's last chains. Return the outcome. done() ends the
+        wait."""
         deadline = time.monotonic() + seconds
         while self.outcome == SILENT and self.spy is not None and not done():
             self.spy.read()
@@ -127,6 +130,6 @@ class Injected:
         return self.outcome
 
     def close(self) -> None:
-        """Reset the connection in the target, which would otherwise repeat its answer. Raises OSError."""
+        """Reset the connection in the target, because the target would otherwise repeat its answer. Raises OSError."""
         if not self.udp and self.outcome != REFUSED:
             self._send(RST, (self.sequence + 1) & 0xFFFFFFFF)

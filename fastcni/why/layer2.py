@@ -1,5 +1,5 @@
-"""Hops of a packet that the node does not route: links on a parent (macvlan, ipvlan, VLAN), and the layer-2 networks of
-both pods.
+"""Examine the hops of a packet that the node does not route: links on a parent (macvlan, ipvlan, VLAN), and the layer-2
+networks of both pods.
 
 Each function takes a Path and returns the Fault of its hop, or None.
 """
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from fastcni.why.ends import End
 
 NO_CARRIER = ("not-present", "down", "lower-layer-down")       # operstates in which a link sends nothing
-# {kind of links that exchange no packet with their parent: type and mode of a link of the node that reaches them}
+# {kind of links that exchange no packet with their parent: type and mode of a link by which the node reaches them}
 HIDDEN = {"macvlan": "macvlan mode bridge", "macvtap": "macvlan mode bridge", "ipvlan": "ipvlan mode l2",
           "ipvtap": "ipvlan mode l2"}
 PASSES = {"vepa": "sends all packets to the switch behind {}, which has to return them (hairpin)",
           "private": "exchanges no packet with other pods on {}", "passthru": "has {} for itself"}
-SHIM = "shim0"                              # the name of a link that the node lacks
+SHIM = "shim0"                              # the name of a link by which the node would reach the pod
 
 
 def parent(path: Path, end: End) -> Fault | None:
-    """The parent of the pod's link is up and has a carrier."""
+    """Return the Fault if the parent of the pod's link is down or has no carrier."""
     hop = "target parent link" if end is path.target else "parent link"
     if end.parent is None or end.link is None:
         return None
@@ -41,7 +41,7 @@ def parent(path: Path, end: End) -> Fault | None:
 
 
 def own_parent(path: Path) -> Fault | None:
-    """The source's next hop is an address that the node has on a link which the pod's link reaches."""
+    """Return the Fault if the source's next hop is an address of the node on a link out of reach of the pod's link."""
     if path.source.parent is None or not path.to_node:
         return None
     by = path.arrives_by
@@ -49,7 +49,7 @@ def own_parent(path: Path) -> Fault | None:
 
 
 def target_parent(path: Path) -> Fault | None:
-    """The target's parent is up, and the node itself does not send to the target by this parent."""
+    """Return the Fault if the target's parent is down, or if the node itself sends to the target by this parent."""
     end, by = path.target, None if path.switch else path.leaves_by()
     if found := parent(path, end):
         return found
@@ -59,7 +59,8 @@ def target_parent(path: Path) -> Fault | None:
 
 
 def not_to_parent(path: Path, hop: str, end: End) -> Fault | None:
-    """Return the Fault of packets between a pod's link and the node that has its parent; None for a VLAN."""
+    """Return the Fault of packets between a pod's link and the node, which has the parent of the link. None for a VLAN,
+    whose packets reach the parent."""
     if end.link is None or end.parent is None or end.link.kind not in HIDDEN:
         return None
     own = HIDDEN[end.link.kind]
@@ -74,7 +75,7 @@ def not_to_parent(path: Path, hop: str, end: End) -> Fault | None:
 
 
 def modes(path: Path) -> Fault | None:
-    """The macvlans of both pods let packets pass between pods of one parent."""
+    """Return the Fault of a macvlan whose mode lets no packets pass between pods of one parent."""
     for end in (path.source, path.target) if path.direct else ():
         mode = kinds.macvlan_mode(end.link) if end.link and end.link.kind == "macvlan" else ""
         if mode in PASSES:
@@ -86,7 +87,7 @@ def modes(path: Path) -> Fault | None:
 
 
 def other_network(path: Path) -> Fault | None:
-    """Both pods are in one layer-2 network."""
+    """Return the Fault if the pods are in different layer-2 networks, although their networks have one subnet."""
     own, other = path.switch, path.target.switch
     if own is None or own == other or path.pod_way.gateway:
         return None
@@ -100,7 +101,7 @@ def other_network(path: Path) -> Fault | None:
 
 
 def no_gateway(path: Path) -> Fault | None:
-    """The node has an address in the target's layer-2 network."""
+    """Return the Fault if the node has no address in the target's layer-2 network."""
     end = path.target
     if end.kind != POD or end.switch is None or (end.switch.kind == BRIDGE and end.has_gateway) or (
             end.switch.kind not in (BRIDGE, OVS)):

@@ -1,6 +1,6 @@
-"""The rules of legacy iptables that dropped the packet, by their counters before and after it.
+"""Find the rules of legacy iptables that dropped the packet, by their counters before and after the packet.
 
-Legacy iptables has no trace that leaves nothing behind. A dropping rule is found by its counter: if the counter grew
+Legacy iptables has no trace that leaves no rules behind. So this module compares counters: if a rule's counter grew
 while the packet was on its way, and the rule's conditions do not exclude the packet, the rule dropped it.
 """
 
@@ -17,7 +17,7 @@ from fastcni.kernel import process
 from fastcni.kit.firewall.iptables import USUAL_PATH
 from fastcni.node.attachments.iptables import installed
 
-Counters = dict[tuple[str, str], int]           # (table, line without its counter): packets
+Counters = dict[tuple[str, str], int]           # {(table, line without its counter): number of packets}
 NAMES = {False: "/proc/thread-self/net/ip_tables_names", True: "/proc/thread-self/net/ip6_tables_names"}
 PROGRAMS = {False: "iptables-legacy", True: "ip6tables-legacy"}
 LINE = re.compile(r"(?:\[(\d+):\d+\] )?(-A .*?|:\S+ \S+)(?: \[(\d+):\d+\])?$")
@@ -30,7 +30,7 @@ BUILT_IN = {"prerouting": "PREROUTING", "input": "INPUT", "forward": "FORWARD", 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """The fields of a packet that rules compare. iif, oif: names of links, "" if unknown."""
+    """The fields of a packet that rules compare. iif, oif: names of the incoming and outgoing link, "" if unknown."""
 
     source: str
     destination: str
@@ -50,7 +50,7 @@ def in_use(v6: bool) -> bool:
 
 
 def read(v6: bool) -> Counters:
-    """Return the counters of all rules and policies of the calling thread's namespace; {} without legacy iptables."""
+    """Return the counters of all rules and policies in the calling thread's namespace; {} without legacy iptables."""
     programs = installed([f"{PROGRAMS[v6]}-save"]) if in_use(v6) else []
     if not programs:
         return {}
@@ -67,7 +67,7 @@ def read(v6: bool) -> Counters:
 
 
 def dropped(before: Counters, after: Counters, hook: str, packet: Packet) -> Iterator[tuple[str, str]]:
-    """Yield (table, line) of the rules and policies that may have dropped the packet at a hook, the likeliest first."""
+    """Yield (table, line) of each rule and policy that may have dropped the packet at a hook, the likeliest first."""
     chain = BUILT_IN.get(hook, "")
     grown = [(after[key] - before.get(key, 0), key) for key in after if after[key] > before.get(key, 0)]
     for _, (table, line) in sorted(grown, key=lambda it: (it[1][1].startswith(":"), it[0])):
@@ -92,7 +92,7 @@ def excludes(line: str, packet: Packet, chain: str) -> bool:
     if options["-A"] in BUILT_IN.values() and options["-A"] != chain:
         return True
     if "!" in words:
-        return False                    # other programs decide
+        return False                    # this function does not evaluate inverted conditions
     for option, ip in (("-s", packet.source), ("-d", packet.destination)):
         if option in options and ipaddress.ip_address(ip) not in ipaddress.ip_network(options[option], strict=False):
             return True
@@ -101,7 +101,7 @@ def excludes(line: str, packet: Packet, chain: str) -> bool:
 
 
 def queue_of(line: str) -> int | None:
-    """Return the number of the queue that a rule puts packets into, None for another rule."""
+    """Return the number of the queue into which a rule puts packets; None if the rule uses no queue."""
     words = shlex.split(line)
     options = dict(pairwise(words))
     if options.get("-j") != QUEUE:
@@ -110,7 +110,7 @@ def queue_of(line: str) -> int | None:
 
 
 def same(pattern: str, value: str) -> bool:
-    """Return whether a value matches the pattern of a rule: "cni+" matches cni0, "80:90" matches 85."""
+    """Return whether a value matches a rule's pattern: "cni+" matches cni0, "80:90" matches 85."""
     if pattern.endswith("+"):
         return value.startswith(pattern[:-1])
     first, _, last = pattern.partition(":")

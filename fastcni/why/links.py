@@ -1,4 +1,4 @@
-"""Hops on links: the pod's link, the host's end of the veth, the bridge and its port, neighbours and the FDB.
+"""Examine the hops on links: the pod's link, the host's end of the veth, the bridge and its port, neighbours, the FDB.
 
 Each function takes a Path and returns the Fault of its hop, or None.
 """
@@ -21,19 +21,20 @@ BRIDGE_FILTER = "net/bridge/bridge-nf-call-iptables"
 
 
 def prefix(path: Path, end: End) -> str:
-    """Return the beginning of the names of an end's hops."""
+    """Return the beginning of the hop names of an end: "target " or ""."""
     return "target " if end is path.target else ""
 
 
 def add_routes(end: End) -> str:
-    """Return commands that add the routes of the pod's ADD again, which a link loses when it goes down."""
+    """Return shell commands that add the routes of the pod's ADD again, because a link that goes down loses its routes.
+    """
     commands = [f"{end.enter}ip route replace {it['dst']}" + (f" via {it['gw']}" if it.get("gw") else "")
                 + f" dev {end.ifname}" for it in with_gateways(end)]
     return "".join(f" && {command}" for command in commands)
 
 
 def with_gateways(end: End) -> list[dict[str, str]]:
-    """Return the routes of ADD's result, each with its gateway."""
+    """Return the routes in the result of ADD, each with its gateway: {"dst": ..., "gw": ...}."""
     ips = end.result("ips")
     found = []
     for it in end.result("routes"):
@@ -58,7 +59,7 @@ def pod_link(path: Path, end: End) -> Fault | None:
 
 
 def loopback(path: Path) -> Fault | None:
-    """Return a fault if the pod cannot reach its own addresses by lo."""
+    """Return the Fault if lo is down, by which a pod reaches its own addresses."""
     end, link = path.source, find.link(path.source.sock, "lo")
     if link is not None and link.up:
         return None
@@ -127,7 +128,7 @@ def bridge_up(path: Path, end: End) -> Fault | None:
 
 
 def isolated(path: Path) -> Fault | None:
-    """Both ports are isolated: the bridge forwards nothing between them."""
+    """Return the Fault if both ports are isolated, because the bridge then forwards no packets between them."""
     if not path.direct:
         return None
     ports = [end.host for end in (path.source, path.target) if end.host is not None]
@@ -141,7 +142,8 @@ def isolated(path: Path) -> Fault | None:
 
 
 def hairpin(path: Path) -> Fault | None:
-    """A pod reaches itself by a host port: where br_netfilter translates, the port must send back what it receives."""
+    """Return the Fault if a pod asks for itself by a host port and its bridge port has no hairpin. With br_netfilter,
+    the port must send back the translated packet."""
     source, target = path.source, path.target
     same = source.attachment is not None and source.attachment == target.attachment
     if not (same and path.translated and source.bridge and source.host) or setting(BRIDGE_FILTER) != "1":
@@ -154,13 +156,13 @@ def hairpin(path: Path) -> Fault | None:
 
 
 def vlan(path: Path, end: End) -> Fault | None:
-    """The port lets no VLAN of the other end pass."""
+    """Return the Fault if the pod's port is in another VLAN than the other end, so that no packet passes."""
     if end.kind != POD or end.host is None or end.bridge is None or not end.bridge.vlan_filtering:
         return None
     own = untagged(path, end.host)
     other = path.source if end is path.target else path.target
     if own and path.switch and not path.direct:
-        return None                     # nothing on this node has the VLAN of the other end
+        return None                     # the other end's VLAN is not on this node
     peer = untagged(path, other.host) if path.direct and other.host else untagged(path, end.bridge)
     if own == peer and own:
         return None
@@ -172,12 +174,12 @@ def vlan(path: Path, end: End) -> Fault | None:
 
 
 def untagged(path: Path, link: Link) -> int:
-    """Return the PVID of a port, 0 without one."""
+    """Return the PVID of a port, the VLAN of its untagged frames; 0 without a PVID."""
     return packet_path.pvid(path.node, link.index)
 
 
 def gateway(path: Path) -> Fault | None:
-    """The pod's gateway is an address of this node, on the link that leads to the pod."""
+    """Return the Fault if no link of this node has the address of the pod's gateway."""
     way, link = path.pod_way, path.arrives_by
     if path.source.kind != POD or way.errno or not way.gateway or link is None:
         return None
@@ -201,7 +203,7 @@ def own(sock: wire.Socket) -> list[tuple[str, Address]]:
 
 def asks_for_mac(path: Path) -> bool:
     """Return whether the source pod's kernel is asking for the MAC of its next hop. The kernel asks once a second, so
-    the next packet may wait that long."""
+    the next packet may have to wait for a second."""
     if path.source.kind != POD or path.source.link is None or path.pod_way.errno:
         return False
     found = packet_path.neighbour(path.source.sock, path.source.link.index, path.next_hop)
@@ -209,7 +211,7 @@ def asks_for_mac(path: Path) -> bool:
 
 
 def pod_neighbour(path: Path) -> Fault | None:
-    """The source pod knows the right MAC of its next hop."""
+    """Return the Fault if the source pod has no MAC, or a wrong MAC, for its next hop."""
     if path.source.kind != POD or path.source.link is None or path.pod_way.errno:
         return None
     at = path.target.link if path.direct else None if path.switch else path.arrives_by
@@ -218,7 +220,7 @@ def pod_neighbour(path: Path) -> Fault | None:
 
 
 def target_neighbour(path: Path) -> Fault | None:
-    """The node knows the MAC of the target, or of its next hop, and the right one."""
+    """Return the Fault if the node has no MAC, or a wrong MAC, for its next hop to the target."""
     link, way = path.leaves_by(), packet_path.way(path.node, path.target.packed)
     if link is None or link.name == "lo":
         return None
@@ -228,7 +230,8 @@ def target_neighbour(path: Path) -> Fault | None:
 
 def neighbour(hop: str, path: Path, end: End | None, index: int, packed: bytes, expected: bytes,
               device: str) -> Fault | None:
-    """Check the neighbour entry of `packed`. end: in whose namespace, None: on the node. expected: the right MAC."""
+    """Return the Fault of the neighbour entry of `packed`. end: the entry is in this end's namespace; None: on the
+    node. index, device: the link's index and name. expected: the right MAC; b"" if it is unknown."""
     enter, ip = end.enter if end else "", addresses.ip_text(packed)
     try:
         found = packet_path.neighbour(end.sock if end else path.node, index, packed)
@@ -252,7 +255,7 @@ def neighbour(hop: str, path: Path, end: End | None, index: int, packed: bytes, 
 
 
 def fdb(path: Path) -> Fault | None:
-    """The bridge sends frames for the target's MAC to the target's port."""
+    """Return the Fault if the bridge does not send frames for the target's MAC to the target's port."""
     end = path.target
     if end.kind != POD or end.bridge is None or end.host is None or end.link is None:
         return None
@@ -273,7 +276,7 @@ def fdb(path: Path) -> Fault | None:
 
 
 def tc(path: Path) -> Fault | None:
-    """A packet that passed the pod's chains was not seen behind tc of the host's end."""
+    """Return the Fault if the packet passed the pod's chains but did not arrive behind tc of the host's end."""
     end = path.source
     if end.kind != POD or end.host is None or not path.spy or path.spy.crossed(end.host.name, "ingress"):
         return None

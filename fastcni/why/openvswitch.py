@@ -1,4 +1,5 @@
-"""Hops in Open vSwitch: the pod's port in the database, the VLANs of both ports, and the OpenFlow rules between them.
+"""Examine the hops in Open vSwitch: the pod's port in the database, the VLANs of both ports, and the OpenFlow rules
+between them.
 
 Each function takes a Path and returns the Fault of its hop, or None.
 """
@@ -29,7 +30,7 @@ NATIVE = ("native-tagged", "native-untagged")       # values of vlan_mode in whi
 
 class Tables:
     """The rows of one database. bridges: {name: UUIDs of its ports}. ports, interfaces: {name: row}. trouble: why
-    ovs-vswitchd carries no packets, or "". Raises CniError."""
+    ovs-vswitchd carries no packets, or "". The constructor raises CniError."""
 
     __slots__ = ("bridges", "interfaces", "ports", "trouble")
 
@@ -45,20 +46,20 @@ class Tables:
         self.interfaces: dict[str, Row] = {row["name"]: row for row in interfaces["rows"]}
 
     def bridge_of(self, port: str) -> str:
-        """Return the name of the bridge that has a port, "" if none has it."""
+        """Return the name of the bridge that has a port; "" if no bridge has the port."""
         uuid = self.ports[port]["_uuid"] if port in self.ports else None
         return next((name for name, found in self.bridges.items() if uuid in found), "")
 
 
 def place(end: End) -> tuple[str, str, str]:
-    """Return (address of the database, bridge, name of the port) of a pod's ADD."""
+    """Return (address of the database, bridge, name of the port) that a pod's ADD used."""
     assert end.attachment
     address, bridge = place_of(end.attachment, end.keys(OVS))
     return address, bridge, end.host.name if end.host else host_of(end.attachment)
 
 
 def port(path: Path, end: End) -> Fault | None:
-    """The pod's port is on its bridge, and ovs-vswitchd uses the port."""
+    """Return the Fault if the pod's port is not on its bridge, or if ovs-vswitchd does not use the port."""
     hop = "target ovs port" if end is path.target else "ovs port"
     address, bridge, name = place(end)
     try:
@@ -82,7 +83,7 @@ def port(path: Path, end: End) -> Fault | None:
 
 
 def untagged(row: Row) -> int | None:
-    """Return the VLAN of a port's untagged frames, 0 for no VLAN; None if the port drops untagged frames."""
+    """Return the VLAN of a port's untagged frames; 0: no VLAN; None: the port drops untagged frames."""
     tag, mode = ports.tag_of(row), next(iter(as_list(row["vlan_mode"])), "")
     if mode in ("access", *NATIVE) or (not mode and tag is not None):
         return tag or 0
@@ -91,7 +92,7 @@ def untagged(row: Row) -> int | None:
 
 
 def vlan(path: Path) -> Fault | None:
-    """Both ports put untagged frames into the same VLAN."""
+    """Return the Fault if the two ports put untagged frames into different VLANs, or if a port drops them."""
     address = place(path.source)[0]
     try:
         tables = Tables(address)
@@ -116,7 +117,7 @@ def vlan(path: Path) -> Fault | None:
 
 
 def control(address: str) -> str:
-    """Return the option -t of ovs-appctl for the ovs-vswitchd of a database, "" for the usual one."""
+    """Return the option -t of ovs-appctl for the ovs-vswitchd of a database; "" for the usual database."""
     if is_usual(address):
         return ""
     path = address.removeprefix("unix:")
@@ -125,7 +126,8 @@ def control(address: str) -> str:
 
 
 def rules(path: Path) -> Fault | None:
-    """A packet that enters the bridge at the source's port leaves it at the target's port."""
+    """Return the Fault if the packet enters the bridge at the source's port but does not leave it at the target's port.
+    """
     source, target, spy = path.source, path.target, path.spy
     if spy is None or source.host is None or target.host is None or not spy.crossed(
             source.host.name, "ingress", arp=True) or spy.crossed(target.host.name, "egress", arp=True):

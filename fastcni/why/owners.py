@@ -1,5 +1,5 @@
-"""Tell to which program a table or chain of the firewall belongs, by the names that it uses, and how to allow a
-connection there."""
+"""Decide by names to which program a table or chain of the firewall belongs, and how that program allows a connection.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 HAND_WRITTEN, OWN = "hand-written", "fastcni"
 
-# (owner, table, chain): regular expressions of complete names; of nftables and of iptables
+# (owner, table, chain), for nftables and iptables; table and chain are regular expressions of complete names
 PATTERNS = (
     (OWN, r"fastcni.*|cni_hostport|cni_plugins_masquerade", r".*"),
     (OWN, r".*", r"fastcni.*|CNI-.*"),
@@ -31,12 +31,12 @@ PATTERNS = (
     ("netavark", r".*", r"NETAVARK.*"),
     ("istio", r".*", r"ISTIO_.*"),
 )
-# Programs that set the policy of iptables' chains, by other chains of the table that show that they run.
+# (program that sets the policy of iptables' chains, how names of its other chains in the table begin)
 BY_OTHER_CHAINS = (("ufw", "ufw-"), ("docker", "DOCKER"), ("firewalld", "FORWARD_direct"))
 
 
 def owner_of(table: str, chain: str) -> str:
-    """Return the owner of a chain; HAND_WRITTEN if its names are of no known program."""
+    """Return the owner of a chain; HAND_WRITTEN if no known program uses these names."""
     for owner, tables, chains in PATTERNS:
         if re.fullmatch(tables, table) and re.fullmatch(chains, chain):
             return owner
@@ -44,7 +44,7 @@ def owner_of(table: str, chain: str) -> str:
 
 
 def owner_of_policy(table: str, chain: str, chains: Iterable[str]) -> str:
-    """Return the owner of a base chain's policy. chains: all of the table."""
+    """Return the owner of a base chain's policy. chains: the names of all chains in the table."""
     found = owner_of(table, chain)
     if found != HAND_WRITTEN:
         return found
@@ -53,7 +53,7 @@ def owner_of_policy(table: str, chain: str, chains: Iterable[str]) -> str:
 
 
 def allow(owner: str, hook: str, source: str, destination: str, protocol: str, port: int) -> str:
-    """Return the command by which the owner's own program allows a connection; "" if there is none."""
+    """Return the command by which a chain's owner allows a connection; "" if the owner has no such command."""
     if owner == "ufw" and hook == "forward":
         return f"ufw route allow from {source} to {destination}"
     if owner == "ufw":

@@ -1,6 +1,6 @@
 """Ask the kernel what it would do with a packet: its route, its neighbour, the bridge port that it uses.
 
-No function changes anything. Each sends on a socket of the namespace that it asks about.
+The functions change nothing. The socket that a function gets is in the namespace that the function asks about.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ BR_STATES = {0: "disabled", 1: "listening", 2: "learning", 4: "blocking"}
 
 
 class Way:
-    """The kernel's answer for one packet. errno: 0, or why there is no route. kind: RTN_*. index: the link. gateway,
-    source: b"" without one."""
+    """The kernel's route for one packet. errno: why the packet has no route, or 0. kind: RTN_*. index: the index of the
+    outgoing link. gateway, source: the next hop and the chosen source address, b"" if the route has none."""
 
     __slots__ = ("errno", "gateway", "index", "kind", "source")
 
@@ -42,9 +42,9 @@ class Way:
 
 
 def way(sock: Socket, destination: bytes, *, source: bytes = b"", iif: int = 0) -> Way:
-    """Return how the kernel would send a packet. iif: the index of the link that the packet comes in by, 0 for a packet
-    of the namespace itself. errno is EXDEV for a source that rp_filter refuses, EHOSTUNREACH if the link does not
-    forward."""
+    """Return how the kernel would route a packet. iif: the index of the link by which the packet comes in; 0 if the
+    packet begins in this namespace. The result's errno is EXDEV if rp_filter rejects the source, EHOSTUNREACH if the
+    link does not forward."""
     batch = rtnl.get_route(Batch(), destination, "look up a route")
     if source:
         batch = Batch().begin(uapi.RTM_GETROUTE, uapi.NLM_F_ACK, _rtmsg(destination, source),
@@ -58,20 +58,20 @@ def way(sock: Socket, destination: bytes, *, source: bytes = b"", iif: int = 0) 
 
 
 def _rtmsg(destination: bytes, source: bytes) -> bytes:
-    """struct rtmsg with the lengths of both addresses."""
+    """Return struct rtmsg with the lengths of both addresses."""
     header = rtnl.rtmsg(rtnl.family_of(destination), 8 * len(destination))
     return header[:2] + bytes((8 * len(source),)) + header[3:]
 
 
 def neighbour(sock: Socket, index: int, packed: bytes) -> Neighbour | None:
-    """Return the neighbour entry of an address on a link, None if there is none."""
+    """Return the neighbour entry of an address on a link; None if there is no entry."""
     replies = wire.look_up(sock, neighbours.get_neighbour(Batch(), index, packed))
     return neighbours.read_neighbour(replies[0][1]) if replies else None
 
 
 def station(sock: Socket, bridge: int, mac: bytes) -> Neighbour | None:
-    """Return the FDB entry of a MAC on a bridge, None if there is none. The entry's `index` is the port, or the
-    bridge."""
+    """Return the FDB entry of a MAC on a bridge; None if there is no entry. The entry's `index` is the index of the
+    port, or of the bridge itself."""
     try:
         replies = wire.look_up(sock, neighbours.get_station(Batch(), bridge, mac))
     except wire.NetlinkError as e:
@@ -82,7 +82,7 @@ def station(sock: Socket, bridge: int, mac: bytes) -> Neighbour | None:
 
 
 def bridge_port(sock: Socket, index: int) -> dict[int, int]:
-    """Return the values of a bridge port, {IFLA_BRPORT_*: number}; {} for a link that is no port of a bridge."""
+    """Return the settings of a bridge port, {IFLA_BRPORT_*: number}; {} if the link is no port of a bridge."""
     replies = wire.exchange(sock, rtnl.get_link(Batch(), index=index))
     info = attributes(attributes(replies[0][1], len(rtnl.ANY_LINK)).get(uapi.IFLA_LINKINFO, b""))
     if info.get(uapi.IFLA_INFO_SLAVE_KIND) != b"bridge\0":
@@ -92,7 +92,7 @@ def bridge_port(sock: Socket, index: int) -> dict[int, int]:
 
 
 def pvid(sock: Socket, index: int) -> int:
-    """Return the VLAN that a bridge port, or the bridge itself, gives to untagged frames; 0 without one."""
+    """Return the VLAN that a bridge port, or the bridge itself, gives to untagged frames; 0 for no VLAN."""
     for _, payload in wire.dump(sock, uapi.RTM_GETLINK, rtnl.ifinfomsg(family=uapi.AF_BRIDGE), "list VLANs of ports",
                                 lambda batch: batch.u32(uapi.IFLA_EXT_MASK, RTEXT_FILTER_BRVLAN)):
         if rtnl.read_index(payload) != index:
@@ -105,7 +105,8 @@ def pvid(sock: Socket, index: int) -> int:
 
 
 class Tracked:
-    """A conntrack entry. flow: its Flow. seen_as, seen_port: the source as the other end sees it, after masquerade."""
+    """A conntrack entry. flow: its Flow. seen_as, seen_port: source address and port that the target sees, after
+    masquerade."""
 
     __slots__ = ("flow", "seen_as", "seen_port")
 
@@ -119,7 +120,8 @@ class Tracked:
 
 
 def tracked(sock: Socket, family: int, protocol: int, port: int) -> list[Tracked]:
-    """Return the conntrack entries of first packets to a port. sock: of netfilter. Raises OSError."""
+    """Return the conntrack entries of connections to a port. family: NFPROTO_IPV4 or NFPROTO_IPV6. sock: a netfilter
+    socket. Raises OSError."""
     found = wire.dump(sock, conntrack.IPCTNL_MSG_CT_GET, nft.nfgenmsg(family), f"list flows to port {port}",
                       lambda batch: conntrack.to_port(batch, protocol, port))
     return [it for it in (Tracked(payload) for _, payload in found)

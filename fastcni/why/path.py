@@ -1,4 +1,4 @@
-"""Hold what `fastcni why` examines hop by hop: the two ends, and the results of one real packet."""
+"""Define Path, the data that the hops of `fastcni why` examine: the two ends, and the results of one real packet."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PROTOCOLS = {"tcp": 6, "udp": 17}
 class Path:
     """One connection.
 
-    source, target: its ends; target is where the packet goes after DNAT. asked: the address that the source sends to.
-    port: of the target, asked_port: that the source sends to. protocol: "tcp" or "udp". node: a route socket of the
-    node. flow: the node's conntrack entry, if there is one. before, after: counters of legacy iptables.
-    redirect: what the datapath ebpf does between the two pods; None if one end is no pod of it. flowtable: whether the
-    agent's flowtable has the links of both pods.
+    source, target: its ends; target is the end to which the packet goes after DNAT. asked, asked_port: the address and
+    port to which the source sends. port: the target's port. protocol: "tcp" or "udp". node: a route socket of the node.
+    flow: the node's conntrack entry, or None. before, after: counters of legacy iptables before and after the packet.
+    redirect: what the datapath ebpf does with packets between the two pods; None if an end is no pod of the datapath.
+    flowtable: whether the agent's flowtable has the links of both pods.
     """
 
     source: End
@@ -50,13 +50,14 @@ class Path:
 
     @property
     def progress(self) -> int:
-        """How far the packet, or its answer, came. The node's input is the end of the way to the node."""
+        """Return how far the packet, or its answer, came, see spy.py. If the target is the node, a packet that passed
+        the node's input chains is ACCEPTED."""
         found = self.spy.progress if self.spy else START
         return ACCEPTED if found == FILTERED and self.target.kind == NODE and self.source.kind != NODE else found
 
     @property
     def number(self) -> int:
-        """IPPROTO_*"""
+        """Return the protocol's number, IPPROTO_*."""
         return PROTOCOLS[self.protocol]
 
     @property
@@ -69,7 +70,7 @@ class Path:
 
     @cached_property
     def sent_from(self) -> bytes:
-        """The source's address: the one that the kernel chose, else the one that ADD gave."""
+        """Return the source's address: the address that the kernel chose, otherwise the address that ADD gave."""
         if self.probe and self.probe.source:
             return addresses.read_ip(self.probe.source)
         return self.source.packed
@@ -80,28 +81,28 @@ class Path:
 
     @property
     def seen_as(self) -> bytes:
-        """The source address that the target sees: after masquerade, if the node's conntrack has an entry of the
-        connection."""
+        """Return the source address that the target sees. If the node's conntrack has an entry of the connection, this
+        is the address after masquerade."""
         return self.flow.seen_as if self.flow and self.flow.seen_as else self.sent_from
 
     @cached_property
     def pod_way(self) -> Way:
-        """The source's own route to the address."""
+        """Return the route to the asked address in the source's namespace."""
         return packet_path.way(self.source.sock, self.asked)
 
     @property
     def next_hop(self) -> bytes:
-        """The address whose MAC the source pod needs."""
+        """Return the address whose MAC the source pod needs: the gateway, or the asked address."""
         return self.pod_way.gateway or self.asked
 
     @cached_property
     def to_node(self) -> bool:
-        """Whether the source pod's next hop is an address of this node."""
+        """Return whether the source pod's next hop is an address of this node."""
         return packet_path.way(self.node, self.next_hop).kind == packet_path.RTN_LOCAL
 
     @property
     def switch(self) -> Switch | None:
-        """The Switch of the source pod, if the packet passes only the Switch, and not the routes of this node."""
+        """Return the Switch of the source pod, if the packet passes only the Switch. None: this node routes it."""
         source = self.source
         if source.kind != POD or source.link is None or self.target.kind == ITSELF or self.translated:
             return None
@@ -114,18 +115,18 @@ class Path:
 
     @property
     def left(self) -> int:
-        """The progress of a packet that has left this node's reach."""
+        """Return the progress at which a packet can no longer be seen on this node."""
         return LEFT if self.switch is None or self.switch.kind == BRIDGE else SENT
 
     @property
     def direct(self) -> bool:
-        """Whether the source sends to the target's MAC itself: no gateway, one Switch."""
+        """Return whether the source sends to the target's MAC itself: without a gateway, and over one Switch."""
         return self.switch is not None and not self.pod_way.gateway and self.switch == self.target.switch
 
     @property
     def arrives_by(self) -> Link | None:
-        """The node's link by which the packet reaches the node's IP: the bridge, the host's end of the veth, or a link
-        that the node has in the pod's layer-2 network."""
+        """Return the node's link by which the packet reaches the node's IP layer: the bridge, the host's end of the
+        veth, or a link that the node has in the pod's layer-2 network."""
         if self.source.kind == POD:
             if self.source.switch is None or self.source.switch.kind == BRIDGE:
                 return self.source.bridge or self.source.host
@@ -138,19 +139,19 @@ class Path:
 
     @cached_property
     def node_way(self) -> Way:
-        """The node's route for the packet, after DNAT."""
+        """Return the node's route for the packet, after DNAT."""
         link = self.arrives_by
         if self.source.kind == NODE or link is None:
             return packet_path.way(self.node, self.target.packed)
         return packet_path.way(self.node, self.target.packed, source=self.sent_from, iif=link.index)
 
     def leaves_by(self) -> Link | None:
-        """The link of the node's route to the target."""
+        """Return the link by which the node's route to the target leads; None without a route."""
         way = packet_path.way(self.node, self.target.packed)
         return find.link(self.node, index=way.index) if way.index else None
 
     def devices(self) -> Iterator[str]:
-        """Yield the node's links on the path: the ends of veth links, and the uplink."""
+        """Yield the names of the node's links on the path: the host ends of veth links, and the uplink."""
         if self.target.kind == ITSELF:
             return
         links = [self.source.host if self.source.kind == POD else self.arrives_by if self.source.kind == OUTSIDE
@@ -159,5 +160,5 @@ class Path:
 
 
 def setting(name: str) -> str:
-    """Return a sysctl of the calling thread's namespace, "" if the kernel has none."""
+    """Return the value of a sysctl in the calling thread's namespace; "" if the kernel does not have the sysctl."""
     return sysctl.read(name) if sysctl.exists(name) else ""

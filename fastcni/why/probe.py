@@ -1,5 +1,5 @@
-"""Send one real packet from a namespace: a TCP connection that is closed when it is established, or an empty UDP
-datagram."""
+"""Send one real packet from a namespace, and receive the answer: a TCP connection that is closed as soon as it is
+established, or an empty UDP datagram."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ IPV6_RECVERR, IP_RECVERR = 25, 11               # linux/in6.h, linux/in.h
 class Probe:
     """An attempt to reach an address and port from a network namespace, by TCP or UDP.
 
-    port: the socket's own port. outcome: CONNECTED (UDP: the destination answered), REFUSED (UDP: the socket received
-    "port unreachable"), ERROR, SILENT. errno: the number of the ERROR. source: the source address that the kernel has
-    chosen, "" if the kernel has chosen no address.
+    port: the socket's own port. outcome: CONNECTED (with UDP: the destination answered), REFUSED (with UDP: the socket
+    received "port unreachable"), ERROR, SILENT. errno: the error number of ERROR. source: the source address that the
+    kernel has chosen, or "".
     """
 
     def __init__(self, namespace: int, address: str, port: int, *, udp: bool, source: str = "") -> None:
@@ -66,7 +66,8 @@ class Probe:
             self.outcome, self.errno = ERROR, number
 
     def wait(self, seconds: float, done: Callable[[], bool] = lambda: False) -> str:
-        """Wait for an answer; return the outcome. done() is called every 20 ms; True ends the wait."""
+        """Wait for an answer, at most `seconds`. Return the outcome. wait() calls done() every 20 ms; if it returns
+        True, the wait ends."""
         deadline = time.monotonic() + seconds
         while self.outcome == SILENT and (left := deadline - time.monotonic()) > 0 and not done():
             reading = [self.sock] if self.udp else []
@@ -85,7 +86,7 @@ class Probe:
         return self.outcome
 
     def again(self) -> None:
-        """Send a second datagram; the kernel itself repeats the first packet of TCP after a second."""
+        """Send a second datagram. With TCP do nothing: the kernel itself repeats the first packet after a second."""
         if self.udp and self.outcome == SILENT:
             self._datagram()
 

@@ -1,6 +1,7 @@
-"""A connection that the HTTP proxy of network policies takes.
+"""Follow a connection that the HTTP proxy of network policies takes.
 
-The proxy accepts it before it connects to the target, so an accepted connection says nothing about the target.
+The proxy accepts the connection before it connects to the target, so an accepted connection says nothing about the
+target.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fastcni.why.spy import ON_NODE
 if TYPE_CHECKING:
     from fastcni.why.path import Path
 
-HOP, DECISION = "HTTP proxy", "policy"      # the proxy gets what the policies have let pass
+HOP, DECISION = "HTTP proxy", "policy"      # names of hops; the proxy gets the packets that the policies accept
 
 
 def taken(path: Path) -> bool:
@@ -29,8 +30,8 @@ def taken(path: Path) -> bool:
 
 
 def joined(first: Report, second: Report) -> Report:
-    """Return the Report of both halves. first: from the source to the proxy, which accepts. second: from the node, in
-    the proxy's place, to the target."""
+    """Return the Report of both parts of the connection. first: from the source to the proxy, which accepts it. second:
+    from the node, in the proxy's place, to the target."""
     at = first.hops.index((DECISION, True)) + 1
     before = (*first.hops[:at], (HOP, True))
     behind = (hop for hop in second.hops if hop not in before)

@@ -1,16 +1,17 @@
-"""Queues of nfnetlink, by which rules hand packets to a process: which process reads a queue."""
+"""Find the process that reads a queue of nfnetlink, into which a rule has put a packet."""
 
 from __future__ import annotations
 
 from fastcni.why.ends import End
 
-TABLE = "/proc/thread-self/net/netfilter/nfnetlink_queue"       # a line a queue: its number, the reader's port ID, ...
+TABLE = "/proc/thread-self/net/netfilter/nfnetlink_queue"       # a line for each queue: number, reader's port ID
 
 
 def sentence(queue: int | None, end: End | None) -> tuple[str, str]:
-    """Return what a rule does with a packet: ("dropped", ""), or the text for a queue and the process that reads it.
+    """Return two parts of a sentence about what a rule does with a packet: ("dropped", ""), or the queue and its
+    reader.
 
-    queue: the queue's number, None for a rule that drops. end: whose namespace the rule is in, None: the node's.
+    queue: the queue's number; None: the rule drops. end: the rule is in this end's namespace; None: on the node.
     """
     if queue is None:
         return "dropped", ""
@@ -22,7 +23,8 @@ def sentence(queue: int | None, end: End | None) -> tuple[str, str]:
 
 
 def reader(queue: int) -> int | None:
-    """Return the netlink port ID of a queue's reader in the calling thread's namespace, None if there is no reader."""
+    """Return the netlink port ID of the process that reads a queue in the calling thread's namespace; None if no
+    process reads the queue."""
     try:
         with open(TABLE, encoding="ascii") as file:
             rows = [line.split() for line in file]

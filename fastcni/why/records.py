@@ -1,4 +1,4 @@
-"""The lines of the report: the hops of a connection, and the fault at which it ends."""
+"""Define the records of the report: the hops of a connection, and the fault at which it ends."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 class Fault:
     """Where and why a connection ends.
 
-    hop: the name of the hop, as docs/why.md lists it. what: a sentence. rule: the rule or setting that decides, as the
-    program prints it that shows it; "" if it is none. owner: the program or person to whom the rule belongs, with the
-    table and chain; "". do: a shell command that mends the fault, or a sentence if no command can.
+    hop: the name of the hop, as docs/why.md lists it. what: a sentence. rule: the rule or setting that causes the
+    fault, as a program prints it; "" if no rule does. owner: the program or person to whom the rule belongs, with the
+    table and chain; "" without a rule. do: a shell command that mends the fault; if no command can, a sentence.
     """
 
     hop: str
@@ -24,11 +24,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """What the datapath ebpf does with packets of a connection between two pods.
+    """How the datapath ebpf treats the packets of a connection between two pods.
 
-    redirected: whether the packets after the first ones are redirected. why: why they are not; "" also if the packet
-    does not arrive. flows: number of other connections from the source to the target's port that are redirected now.
-    packets, bytes: of these connections, from the source and back.
+    redirected: whether the datapath redirects the packets after the first ones. why: why it does not; "" also if the
+    packet does not arrive. flows: number of other connections from the source to the target's port that are redirected
+    now. packets, bytes: sums over these connections, (from the source, back to the source).
     """
 
     redirected: bool
@@ -40,9 +40,9 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """hops: (name, ok) in the order of the path, up to the one where it ends. ends: None if the packet arrives.
-    datapath: None if one end is no pod of the datapath ebpf. flowtable: whether packets of the established connection
-    go by the agent's flowtable."""
+    """The result for one connection. hops: (name, ok) in the order of the path, up to the hop where the packet ends.
+    ends: the Fault; None if the packet arrives. datapath: None if an end is no pod of the datapath ebpf. flowtable:
+    whether packets of the established connection take the agent's flowtable."""
 
     hops: tuple[tuple[str, bool], ...]
     ends: Fault | None

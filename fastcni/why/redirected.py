@@ -1,7 +1,7 @@
-"""The datapath ebpf and the agent's flowtable on the way between two pods: which packets skip the node's hops.
+"""Read from the datapath ebpf and the agent's flowtable which packets between two pods skip the node's hops.
 
-The node sees the first packets of a connection, so the probe meets the rule that drops them. The datapath redirects the
-packets that follow. docs/datapath.md has the details.
+The node sees the first packets of a connection, so a rule that drops them also drops the probe. The datapath redirects
+the packets that follow. docs/datapath.md has the details.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LOAD = "`fastcni datapath load` adds them again"
 
 
 def forget_verdicts(path: Path) -> None:
-    """Let the node see the first packets of the next connection to the target's port. Within a second after another
-    connection the datapath would redirect these packets, so they would not pass a rule that was added meanwhile."""
+    """Delete the datapath's records of first packets to the target's port, so that the node sees the probe. Otherwise
+    the datapath would redirect a probe within a second after another connection, past a rule that was added since."""
     try:
         opened = pins.open_maps(path.node)
         if opened is None:
@@ -38,12 +38,12 @@ def forget_verdicts(path: Path) -> None:
                 if not flow.ports[0]:
                     objects.delete(opened.flows, flow.key)
     except OSError:
-        return                              # read() reports it
+        return                              # read() reports the error
 
 
 def read(path: Path, *, arrived: bool) -> Redirect | None:
-    """Return what the datapath does with the connection of the probe, None if one of the ends is no pod of the
-    datapath. Forget the flow of a datagram."""
+    """Return how the datapath treats the probe's connection; None if an end is no pod of the datapath. For UDP, delete
+    the probe's flow. arrived: whether the probe arrived."""
     if path.source.kind != POD or path.target.kind != POD or path.probe is None:
         return None
     own: list[Flow] = []
@@ -70,8 +70,7 @@ def read(path: Path, *, arrived: bool) -> Redirect | None:
 
 
 def in_flowtable(path: Path) -> bool:
-    """Return whether the agent's flowtable has the links of both ends. Raises
-    OSError."""
+    """Return whether the agent's flowtable has the links of both ends. Raises OSError."""
     if not (path.source.kind == path.target.kind == POD and path.source.host and path.target.host):
         return False
     with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
@@ -80,25 +79,26 @@ def in_flowtable(path: Path) -> bool:
 
 
 def total(counts: Iterable[list[int]]) -> tuple[int, int]:
-    """Return the sums of the first and of the second numbers."""
+    """Return (the sum of the first numbers, the sum of the second numbers)."""
     found = list(counts)
     return sum(first for first, _ in found), sum(second for _, second in found)
 
 
 def is_redirected(flow: Flow) -> bool:
-    """Return whether packets of a flow are redirected, or of the next connection to its port if it has one port."""
+    """Return whether the datapath redirects packets of a flow. A flow without the source's port stands for the next
+    connection to the target's port."""
     return any(flow.seen) if flow.protocol != IPPROTO_TCP or not flow.ports[0] else all(flow.seen)
 
 
 def to_port(opened: Pins, path: Path) -> Iterator[Flow]:
-    """Yield the flows in the map to the target's port, of the connection's protocol."""
+    """Yield the flows in the map that go to the target's port by the connection's protocol."""
     for flow in flows(opened):
         if (flow.protocol, flow.ends[1], flow.ports[1]) == (path.number, path.target.packed, path.port):
             yield flow
 
 
 def reason(path: Path, source: bytes, target: bytes) -> str:
-    """Return why a connection that was made is not redirected. source, target: struct pod of its ends."""
+    """Return why the datapath does not redirect a connection that arrived. source, target: struct pod of each end."""
     for end, pod in ((path.source, source), (path.target, target)):
         if u32(pod, 4) & RESTRICTED:
             return f"a policy restricts {end.name}"

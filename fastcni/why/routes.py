@@ -1,4 +1,4 @@
-"""Hops on routes: the pod's route and source address, the node's forwarding, rp_filter and route.
+"""Examine the hops on routes: the pod's route and source address, the node's forwarding, rp_filter and route.
 
 Each function takes a Path and returns the Fault of its hop, or None.
 """
@@ -24,12 +24,12 @@ SPECIAL = {packet_path.RTN_BLACKHOLE: "blackhole", packet_path.RTN_UNREACHABLE: 
            packet_path.RTN_PROHIBIT: "prohibit"}
 RULE_ACTIONS = {6: "blackhole", 7: "unreachable", 8: "prohibit"}        # FR_ACT_*, linux/fib_rules.h
 FRA_DST, FRA_SRC, FRA_PRIORITY = 1, 2, 6
-INTERNAL = ("openvswitch", "tun")         # kinds of the links that Open vSwitch makes on the node
+INTERNAL = ("openvswitch", "tun")         # kinds of the links that Open vSwitch adds to the node
 OF_THE_KERNEL = 2               # RTPROT_KERNEL: routes that come with addresses
 
 
 def best_route(sock: wire.Socket, packed: bytes) -> Route | None:
-    """Return the route with the longest prefix to an address, of all tables but the local one."""
+    """Return the route with the longest prefix that contains an address, in all tables but the table local."""
     found = [route for _, payload in wire.dump(sock, uapi.RTM_GETROUTE, rtmsg(rtnl.family_of(packed), 0),
                                                "list routes") if (route := rtnl.read_route(payload))]
     fitting = [it for it in found if it.table != uapi.RT_TABLE_LOCAL and (not it.prefix or addresses.network(
@@ -38,7 +38,7 @@ def best_route(sock: wire.Socket, packed: bytes) -> Route | None:
 
 
 def route_text(sock: wire.Socket, route: Route) -> str:
-    """Return a route as `ip route` prints it, for `ip route del`."""
+    """Return a route in the form of `ip route`, to be used in `ip route del`."""
     words = [SPECIAL[route.kind]] if route.kind in SPECIAL else []
     words.append(f"{addresses.ip_text(route.dst)}/{route.prefix}" if route.prefix else "default")
     if route.gateway:
@@ -52,7 +52,7 @@ def route_text(sock: wire.Socket, route: Route) -> str:
 
 
 def refusing_rule(sock: wire.Socket, source: bytes, destination: bytes) -> tuple[int, str] | None:
-    """Return (priority, text) of the first rule (ip-rule(8)) that refuses a packet."""
+    """Return (priority, text) of the first rule of ip-rule(8) that rejects a packet; None if no rule does."""
     for _, payload in wire.dump(sock, uapi.RTM_GETRULE, rtmsg(rtnl.family_of(destination), 0), "list rules"):
         found = attributes(payload, 12)
         if payload[7] not in RULE_ACTIONS or not (holds(found.get(FRA_SRC, b""), payload[2], source)
@@ -70,7 +70,8 @@ def holds(network: bytes, prefix: int, packed: bytes) -> bool:
 
 def refused(hop: str, where: str, end: End | None, sock: wire.Socket, source: bytes,
             destination: bytes) -> Fault | None:
-    """Return the Fault of a rule or a route that refuses packets. end: in whose namespace, None: on the node."""
+    """Return the Fault of a rule or a route that rejects packets. end: both are in this end's namespace; None: on the
+    node. where: the namespace's name in the Fault."""
     enter = end.enter if end else ""
     family = "-6 " if len(destination) == 16 else ""
     if rule := refusing_rule(sock, source, destination):
@@ -117,7 +118,7 @@ def pod_route(path: Path) -> Fault | None:
 
 
 def no_route(end: End, v6: bool) -> tuple[str, str]:
-    """Return why the result of the pod's ADD has no route of a family, and what helps."""
+    """Return two parts of a Fault: why the result of the pod's ADD has no route of a family, and what to do."""
     ipams = [ipam for it in end.plugins() if isinstance(ipam := it.get("ipam"), dict)]
     routes = [route for ipam in ipams if isinstance(found := ipam.get("routes"), list) for route in found]
     again = "delete the pod and add it again"
@@ -128,7 +129,7 @@ def no_route(end: End, v6: bool) -> tuple[str, str]:
 
 
 def pod_source(path: Path) -> Fault | None:
-    """The source address that the kernel chooses is one of the pod's ADD."""
+    """Return the Fault if the kernel chooses a source address that is not in the result of the pod's ADD."""
     end, way = path.source, path.pod_way
     if end.kind != POD or way.errno or end.link is None or end.link.index != way.index:
         return None
@@ -144,7 +145,8 @@ def pod_source(path: Path) -> Fault | None:
 
 
 def rp_filter(path: Path, *, reply: bool = False) -> Fault | None:
-    """The node's route to the packet's source leads to the link at which the packet arrives."""
+    """Return the Fault if rp_filter drops the packet, because the node's route to its source leads to another link.
+    reply: examine the answer instead of the packet."""
     source, link = sender(path, reply)
     if path.v6 or link is None or not source:
         return None
@@ -170,14 +172,15 @@ def rp_filter(path: Path, *, reply: bool = False) -> Fault | None:
 
 
 def sender(path: Path, reply: bool) -> tuple[bytes, Link | None]:
-    """Return (source address, incoming link of the node) of the packet, or of its answer."""
+    """Return (source address, the node's incoming link) of the packet; with `reply`, of its answer."""
     if not reply:
         return path.sent_from, path.arrives_by
     return path.target.packed, path.leaves_by()
 
 
 def forwarding(path: Path, *, reply: bool = False) -> Fault | None:
-    """The node forwards packets that arrive at this link."""
+    """Return the Fault if the node does not forward packets that arrive at the packet's link. reply: examine the answer
+    instead of the packet."""
     _, link = sender(path, reply)
     if link is None or NODE in (path.source.kind, path.target.kind):
         return None
@@ -192,7 +195,7 @@ def forwarding(path: Path, *, reply: bool = False) -> Fault | None:
 
 
 def host_route(path: Path) -> Fault | None:
-    """The node has a route to the target, and the route leads to the right link."""
+    """Return the Fault if the node has no route to the target, or if the route leads to a wrong link."""
     target, ip = path.target, path.target.text
     way = packet_path.way(path.node, target.packed)
     if (way.errno or path.node_way.errno) and (
@@ -221,8 +224,8 @@ def host_route(path: Path) -> Fault | None:
 
 
 def link_of_target(path: Path, index: int) -> Link | None:
-    """Return the node's link behind which a pod is. index: of the link to which the node's route leads. None: the
-    target is no pod, or no link of the node is known to lead to it."""
+    """Return the node's link behind which the target pod is. index: the link to which the node's route leads. None: the
+    target is no pod, or no link is known to lead to it."""
     target = path.target
     if target.kind != POD or target.switch is None:
         return target.host if target.kind == POD else None
@@ -235,13 +238,15 @@ def link_of_target(path: Path, index: int) -> Link | None:
 
 
 def link_down(path: Path) -> str:
-    """Return the name of a link of the node that is down and has addresses, whose routes are lost; "" if none is."""
+    """Return the name of a link of the node that is down and has addresses, because its routes are lost; "" if no link
+    is."""
     return next((link.name for link in find.all_links(path.node)
                  if not link.up and find.addresses(path.node, link.index)), "")
 
 
 def target_route(path: Path) -> Fault | None:
-    """The target pod has a route back to the source address that it sees."""
+    """Return the Fault if the target pod has no route back to the source address that it sees, or a route by another
+    link."""
     target, back = path.target, path.seen_as
     if target.kind != POD or not back or target.link is None:
         return None

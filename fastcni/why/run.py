@@ -1,4 +1,4 @@
-"""Follow one connection: send a packet, read how far it came, and look for the hop at which it ends."""
+"""Follow one connection: send a packet, read how far the packet came, and find the hop at which it ends."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from fastcni.why.spy import (
 )
 from fastcni.why.tracer import Match
 
-FIRST_WAIT_S, REPEAT_S = 0.4, 0.9       # for an answer; until the kernel has sent TCP's first packet again
-NEXT_REQUEST_S = 1.1                    # until the kernel asks for a MAC again, which it does once a second
-SETTLE_S = 0.05                         # wait for the last trace messages of a packet that was refused
+FIRST_WAIT_S, REPEAT_S = 0.4, 0.9       # seconds: for an answer; until the kernel has repeated TCP's first packet
+NEXT_REQUEST_S = 1.1                    # seconds until the kernel asks for a MAC again, which it does once a second
+SETTLE_S = 0.05                         # seconds for the last trace messages of a packet that was dropped or rejected
 MAC_BYTES = 6
 
 
@@ -54,7 +54,7 @@ def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: st
         if fault := gone(path):
             return Report(((fault.hop, False),), fault)
         attempt(path, opened)
-        if retarget(path, inventory):               # after DNAT, continue with the pod that the packet goes to
+        if retarget(path, inventory):               # after DNAT, continue with the target that the packet goes to
             made.append(path.target)
             if fault := gone(path):
                 return report(path, fault)
@@ -71,7 +71,8 @@ def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: st
 
 
 def behind_proxy(inventory: Inventory, path: Path, found: Report) -> Report:
-    """Follow a connection from the node to the target, in the place of the HTTP proxy that has taken that of path."""
+    """Follow the second part of a connection that the HTTP proxy has taken: from the node, in the proxy's place, to the
+    target. Return the Report of both parts. found: the Report of the first part."""
     node = End(NODE, b"", None, netns.open_own())
     try:
         second = why(inventory, node, path.target.packed, path.port, path.protocol)
@@ -81,7 +82,7 @@ def behind_proxy(inventory: Inventory, path: Path, found: Report) -> Report:
 
 
 def gone(path: Path) -> Fault | None:
-    """Return the Fault of an end whose network namespace does not exist."""
+    """Return the Fault if the network namespace of an end does not exist; None if both exist."""
     for end in (path.source, path.target):
         if end.kind == POD and end.namespace < 0 and end.attachment:
             return Fault("pod namespace", f"the network namespace of {end.name} does not exist: "
@@ -90,8 +91,8 @@ def gone(path: Path) -> Fault | None:
 
 
 def attempt(path: Path, opened: ExitStack) -> None:
-    """Send one packet and follow it; set path.probe, spy, flow and the counters. If no answer comes, the packet is sent
-    again: what the first packet showed (its conntrack entry) is needed to follow the second packet's answer."""
+    """Send one packet and follow it. Set path.probe, path.spy, path.flow and the counters. If no answer comes, send a
+    second packet: following its answer needs the conntrack entry that the first packet made."""
     own = netns.open_own()
     opened.callback(ends.close, End(NODE, b"", None, own))
     source = path.source.namespace if path.source.kind == POD else own
@@ -127,8 +128,8 @@ def attempt(path: Path, opened: ExitStack) -> None:
 
 
 def prober(path: Path, namespace: int, spy: Spy) -> Probe | Injected:
-    """Return the sender of the packet: a socket, or for an outside source a link of the node. Raises OSError,
-    CniError."""
+    """Return the sender of the packet: a socket; for an outside source, a link of the node into which the packet is
+    put. Raises OSError, CniError."""
     udp = path.protocol == "udp"
     if path.source.kind != OUTSIDE:
         bind = path.source.text if path.source.kind == NODE and path.source.packed else ""
@@ -143,21 +144,21 @@ def prober(path: Path, namespace: int, spy: Spy) -> Probe | Injected:
 
 
 def decided(spy: Spy) -> bool:
-    """Read the trace; return whether it shows that a rule dropped the packet or its answer."""
+    """Read the trace. Return whether it shows that a rule dropped the packet or its answer."""
     spy.read()
     return spy.end() is not None
 
 
 def worth_waiting(path: Path) -> bool:
-    """Return whether an answer may still come: the packet is on its way outside, or masquerade chose another port, so
-    that only the next packet can be followed."""
+    """Return whether an answer may still come: the packet has left this node, or masquerade chose another port, so that
+    the command can follow only the answer to the next packet."""
     assert path.probe
     return (path.target.kind == OUTSIDE and path.progress >= path.left) or bool(path.flow and (
         path.flow.seen_port not in (0, path.probe.port)))
 
 
 def mark(path: Path) -> None:
-    """Follow the packets of the probe, and the answers of the target."""
+    """Begin to follow the packets of the probe and the answers of the target, in each namespace."""
     assert path.spy and path.probe
     own = path.probe.port
     target = path.target.packed
@@ -173,7 +174,7 @@ def mark(path: Path) -> None:
 
 
 def mark_answers(path: Path) -> None:
-    """Follow the packets that masquerade gives another port, and their answers."""
+    """Begin to follow the packets to which masquerade gave another port, and the answers to that port."""
     if path.flow is None or path.spy is None or path.probe is None or path.flow.seen_port == path.probe.port:
         return
     flow, seen = path.flow.flow, path.flow.seen_port
@@ -184,7 +185,8 @@ def mark_answers(path: Path) -> None:
 
 
 def flow_of(path: Path) -> packet_path.Tracked | None:
-    """Return the node's conntrack entry of the probe. None: there is none, or the packet does not leave the pod."""
+    """Return the node's conntrack entry of the probe. None: no such entry exists, or the packet does not leave the
+    pod."""
     assert path.probe
     if path.target.kind == ITSELF:
         return None
@@ -198,7 +200,7 @@ def flow_of(path: Path) -> packet_path.Tracked | None:
 
 
 def retarget(path: Path, inventory: Inventory) -> bool:
-    """Set the target to where DNAT sends the packet. Return whether the target has changed."""
+    """Make the end to which DNAT sends the packet the target. Return whether the target has changed."""
     assert path.spy
     found = (path.flow.flow.replier, path.flow.flow.replier_port) if path.flow else path.spy.destination()
     if found is None or not found[0] or found == (path.target.packed, path.port):
@@ -208,7 +210,8 @@ def retarget(path: Path, inventory: Inventory) -> bool:
 
 
 def arrived(path: Path) -> bool:
-    """Return whether the packet arrives: TCP is connected, UDP was answered, or it reached a socket that listens."""
+    """Return whether the packet arrived: TCP is connected, UDP was answered, or a datagram reached a listening
+    socket."""
     if path.probe is None or path.probe.outcome == CONNECTED:
         return path.probe is not None
     if path.protocol != "udp" or path.probe.outcome == REFUSED or path.target.kind == OUTSIDE:
@@ -221,7 +224,7 @@ def find(path: Path, inventory: Inventory) -> Fault:
     """Return the Fault at which the packet ends."""
     if path.target.kind == NODE and (fault := answers.host_port(path, inventory)) and answers.listening(path):
         return fault
-    if path.target.kind == ITSELF and (fault := links.loopback(path)):      # the packet goes to the gateway instead
+    if path.target.kind == ITSELF and (fault := links.loopback(path)):      # without lo, the packet goes to the gateway
         return fault
     if traced := firewalls.by_trace(path):
         return traced
@@ -256,7 +259,7 @@ def lost(path: Path) -> Fault:
 
 
 def report(path: Path, fault: Fault | None) -> Report:
-    """Return the Report: all hops of the path, up to the one where it ends."""
+    """Return the Report of all hops of the path, up to the hop where the packet ends."""
     found = list(hops.names(path))
     if fault is None:
         return Report(tuple((name, True) for name in found), None, path.redirect, path.flowtable)

@@ -1,4 +1,4 @@
-"""Follow the packets of one connection by nftables' trace, in the source pod, on the node and in the target pod."""
+"""Follow the packets of one connection by nftables' trace: in the source pod, on the node and in the target pod."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastcni.why.tracer import NFPROTO_ARP, Match, Tracer
 
 SOURCE, ON_NODE, TARGET = "source", "node", "target"            # where a packet was seen
 
-# How far the first packet came, in the order of its path. An answer's progress is BACK plus one of these.
+# How far the first packet came, in the order of its path. The progress of an answer is BACK plus one of these stages.
 START, SENT, ARRIVED, BRIDGED, ROUTING, ROUTED, FILTERED, LEFT, DELIVERED, ACCEPTED = range(10)
 BACK = 20
 INET_STAGES = {"prerouting-first": BRIDGED, "prerouting-last": ROUTING, "forward-first": ROUTED, "input-first": ROUTED,
@@ -30,15 +30,15 @@ POD_STAGES = {(SOURCE, False, "postrouting-last"): SENT, (SOURCE, False, "input-
               (TARGET, True, "postrouting-last"): BACK + SENT, (SOURCE, True, "prerouting-first"): BACK + DELIVERED,
               (SOURCE, True, "input-last"): BACK + ACCEPTED}
 
-ETHERNET_IPV4 = b"\0\1\x08\0"        # how ARP for IPv4 begins (RFC 826)
-NUMBERS = count()               # of tables: the kernel deletes one some time after its socket was closed
+ETHERNET_IPV4 = b"\0\1\x08\0"        # the first bytes of ARP for IPv4 (RFC 826)
+NUMBERS = count()               # for names of tables: the kernel deletes a table some time after its socket was closed
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One trace message. where: SOURCE, ON_NODE or TARGET. reply: of an answer. hook: the hook of the chain, "" if the
-    trace does not show it. arp: of an ARP packet."""
+    """One trace message. where: SOURCE, ON_NODE or TARGET. reply: whether the packet is an answer. hook: the hook of
+    the chain, "" if the trace does not show it. arp: whether the packet is ARP."""
 
     where: str
     reply: bool
@@ -56,14 +56,15 @@ class Place:
 
 
 class Spy:
-    """The tracers of all namespaces of a connection; `seen` has what they showed, in order. Close it.
+    """The tracers in all namespaces of a connection. Call close() at the end. seen: the trace messages, in order.
 
-    port: the own port of the source's socket. answers_to: more ports that answers go to, as masquerade chose them.
-    routed: the source's link is on a bridge, and the node routes the packet. to_node: the target is the node.
+    port: the own port of the source's socket. answers_to: further ports to which answers go, because masquerade chose
+    them. routed: whether the source's link is on a bridge, and the node routes the packet. to_node: whether the target
+    is the node.
     """
 
     def __init__(self, own: dict[str, int], *, bridge: bool, devices: Collection[str]) -> None:
-        """own: {SOURCE, ON_NODE or TARGET: a descriptor of the namespace}. Raises OSError."""
+        """Create the tracers. own: {SOURCE, ON_NODE or TARGET: a descriptor of the namespace}. Raises OSError."""
         self.table = f"fastcni-why-{os.getpid()}-{next(NUMBERS)}"
         self.own, self.port = own, 0
         self.answers_to: set[int] = set()
@@ -84,12 +85,12 @@ class Spy:
             place.tracer.close()
 
     def mark(self, where: str, *matches: Match, arp: bool = False) -> None:
-        """Follow these packets from now on in one of the namespaces, if the connection has that namespace."""
+        """Begin to follow these packets in one of the namespaces, if the connection has that namespace."""
         if place := self.places.get(where):
             place.tracer.mark(*matches, arp=arp)
 
     def hold(self, match: Match) -> None:
-        """Drop these packets behind all other chains, so that they do not leave the node."""
+        """Drop these packets after all other chains, so that they do not leave the node."""
         self.places[ON_NODE].tracer.hold(match)
 
     def read(self) -> None:
@@ -111,11 +112,11 @@ class Spy:
 
     @property
     def progress(self) -> int:
-        """How far the packet, or its answer, came.
+        """Return how far the packet, or its answer, came: a stage; for an answer, BACK plus a stage.
 
-        br_netfilter shows frames for other MACs to the chains of inet, too. Such a frame is only bridged.
+        br_netfilter passes frames for other MACs through the chains of family inet, too. Such a frame is only bridged.
         """
-        # An answer that begins in the node's output, although the node is no end, comes from a rule that rejects.
+        # If an answer begins in the node's output chains, but the node is no end, a rule that rejects has sent it.
         refusals = set() if self.to_node else {it.event.id for it in self.seen if it.reply and it.where == ON_NODE
                                                and it.hook == "output" and it.event.family == nft.NFPROTO_INET}
         found = max((stage(it) for it in self.seen if self.is_own(it.event) and not (
@@ -132,7 +133,7 @@ class Spy:
                    and (arp or not it.arp) for it in self.seen)
 
     def destination(self) -> tuple[bytes, int] | None:
-        """Return the address and port of the packet as the node's chains saw it last, that is after DNAT."""
+        """Return the address and port of the packet when the node's chains last saw it, that is, after DNAT."""
         for it in reversed(self.seen):
             event = it.event
             if it.where == ON_NODE and not it.reply and not it.arp and event.network and len(event.transport) >= 4:
@@ -141,9 +142,10 @@ class Spy:
         return None
 
     def end(self) -> Seen | None:
-        """Return the message that a rule or policy dropped the packet, or its answer; None without such a message.
+        """Return the trace message that a rule or policy dropped the packet, or its answer; None without such a
+        message.
 
-        A bridge sends copies of a packet to several ports. A copy that is dropped does not count if another arrived.
+        A bridge sends copies of a packet to several ports. A dropped copy does not count if another copy arrived.
         """
         reached = any(stage(it) >= DELIVERED for it in self.seen if not it.reply and self.is_own(it.event))
         drops = [it for it in reversed(self.seen) if it.event.drops and not it.arp and not self.is_own(it.event)]
@@ -151,13 +153,14 @@ class Spy:
         return next(first, None) or next((it for it in drops if it.reply), None) or self.queued()
 
     def queued(self) -> Seen | None:
-        """Return the message that a rule put the packet, or its answer, into a queue, if the packet was not seen again.
+        """Return the trace message that a rule put the packet, or its answer, into a queue, if the packet was not seen
+        afterwards.
         """
         last = {(it.where, it.event.id): it for it in self.seen}
         return next((it for it in reversed(last.values()) if it.event.queue is not None), None)
 
     def is_own(self, event: Trace) -> bool:
-        """Return whether a message is of one of the spy's own tables."""
+        """Return whether a chain of the spy's own tables caused a message."""
         return event.table.startswith(f"{self.table}-")
 
     def dropped_arp(self) -> Seen | None:
@@ -165,7 +168,7 @@ class Spy:
 
 
 def stage(seen: Seen) -> int:
-    """Return the progress that a message of the spy's own tables shows."""
+    """Return the progress that a message from the spy's own tables proves."""
     if seen.arp:
         return START
     if seen.where != ON_NODE:
@@ -176,7 +179,7 @@ def stage(seen: Seen) -> int:
 
 
 def in_namespace(namespace: int, function: Callable[[], Answer]) -> Answer:
-    """Call a function in a namespace, in a thread of its own. Its sockets belong to the namespace."""
+    """Call a function in a namespace, in a separate thread. Sockets that the function opens belong to the namespace."""
     return namespaces.in_thread(lambda: namespaces.call(namespace, function))
 
 

@@ -1,8 +1,8 @@
 """Follow single packets through nftables: a table that marks them, and the kernel's trace messages about them.
 
-The table belongs to its socket (NFT_TABLE_F_OWNER), so the kernel deletes it when the process ends, however it ends.
-Its chains are the first and the last ones of each hook. So a trace also shows a packet that something other than
-nftables drops between these two.
+The table belongs to its socket (NFT_TABLE_F_OWNER), so the kernel deletes the table when the process ends, even if it
+is killed. The table's chains are the first and the last chain of each hook. So the trace also shows if something other
+than nftables drops a packet between these two chains.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PRIORITIES = {FIRST: -(1 << 31), LAST: (1 << 31) - 1}
 HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}     # of inet and bridge
 DEVICE_HOOKS = {"ingress": 0, "egress": 1}      # of netdev; egress since Linux 5.16
 COMMENT = "fastcni why: deleted when the command ends"
-BUFFER_BYTES = 4 << 20          # for trace messages
+BUFFER_BYTES = 4 << 20          # bytes of trace messages that the kernel queues
 ETHER_TYPES = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}       # by length of an address
 
 
 class Match:
-    """The packets to follow. protocol: IPPROTO_*. source, destination: packed addresses, b"" for any; one of the two is
-    needed. sport, dport: 0 for any."""
+    """The packets to follow. protocol: IPPROTO_*. source, destination: packed addresses, b"" for any address; at least
+    one of them is needed. sport, dport: ports, 0 for any port."""
 
     __slots__ = ("destination", "dport", "protocol", "source", "sport")
 
@@ -42,7 +42,7 @@ class Match:
         self.sport, self.dport = sport, dport
 
     def expressions(self) -> tuple[Expression, ...]:
-        """ip protocol <p> ip saddr <s> ip daddr <d> th sport <n> th dport <n>"""
+        """Return the expressions: ip protocol <p> ip saddr <s> ip daddr <d> th sport <n> th dport <n>"""
         length = len(self.source or self.destination)
         found = [*nft_rules.ether_type(ETHER_TYPES[length]), nft_rules.meta(nft_rules.NFT_META_L4PROTO),
                  nft_rules.compare(bytes((self.protocol,)))]
@@ -55,16 +55,16 @@ class Match:
 
 
 def arp_expressions() -> tuple[Expression, ...]:
-    """meta protocol arp meta nftrace set 1"""
+    """Return the expressions: meta protocol arp meta nftrace set 1"""
     return *nft_rules.ether_type(uapi.ETH_P_ARP), *nft_rules.set_nftrace(True)
 
 
 class Tracer:
-    """A table of this name, and the messages about the packets that it marks, in the calling thread's namespace.
+    """A table that marks packets in the calling thread's namespace, and the trace messages about these packets.
 
-    devices: links at which the family netdev looks; those that do not exist are left out by the caller. bridge: whether
-    to look at bridges. Raises OSError: EOPNOTSUPP or EINVAL on a kernel without owned tables (before 5.12) or without
-    nf_tables.
+    table: the table's name. devices: the links to whose hooks of family netdev the table adds chains; all of them must
+    exist. bridge: whether the table also has chains of the families bridge and arp. The constructor raises OSError:
+    EOPNOTSUPP or EINVAL on a kernel without owned tables (before 5.12) or without nf_tables.
     """
 
     def __init__(self, table: str, *, bridge: bool = False, devices: Iterable[str] = ()) -> None:
@@ -94,8 +94,9 @@ class Tracer:
         self.owner.close()
 
     def _add_all(self, parts: list[Part]) -> None:
-        """Add all chains in one transaction, because each transaction waits for RCU. If that fails, add each chain
-        separately, and leave out families and hooks that this kernel lacks; their part of the trace is then missing."""
+        """Add all chains in one transaction, because each transaction waits for RCU. If that fails, add the chains of
+        each family and link separately, and leave out those that this kernel lacks: the trace then misses these
+        parts."""
         try:
             self._add(*parts)
             return
@@ -123,7 +124,7 @@ class Tracer:
         self.chains += added
 
     def mark(self, *matches: Match, arp: bool = False) -> None:
-        """Follow these packets from now on; with `arp` also follow all ARP packets."""
+        """Begin to follow these packets. arp: also follow all ARP packets."""
         batch = nft.start(Batch())
         for family, chain in self.chains:
             if family != NFPROTO_ARP:
@@ -135,14 +136,14 @@ class Tracer:
         wire.exchange(self.owner, nft.stop(batch))
 
     def hold(self, match: Match) -> None:
-        """Drop these packets in the last chain of postrouting."""
+        """Drop these packets in the last chain of the hook postrouting."""
         batch = nft.start(Batch())
         nft_rules.add_rule(batch, nft.NFPROTO_INET, self.table, f"postrouting-{LAST}", *match.expressions(),
                            nft_rules.drop())
         wire.exchange(self.owner, nft.stop(batch))
 
     def read(self) -> Iterator[Trace]:
-        """Yield the messages that wait. Raises OSError."""
+        """Yield the trace messages that have arrived. Raises OSError."""
         found: list[Trace] = []
         wire.drain(self.events, lambda kind, payload: found.append(Trace(payload)) if kind == nft_trace.NFT_MSG_TRACE
                    else None, lambda: None)
