@@ -1,7 +1,7 @@
 """The warm server: it runs the requests of plugin files, so that no request has to start Python.
 
     service      the complete server, from start to drain
-    requests     requests, from the socket to the answer: queue, workers, network namespaces, facts about the kernel
+    requests     requests, from the socket to the answer: queue, workers, network namespaces, cached kernel state
     restoring    restores firewall state that another program flushed
     records      the records of ended requests
     cluster      maintenance of cluster-wide addresses between requests
@@ -9,7 +9,7 @@
     metrics      metrics for Prometheus
     otel         traces for OpenTelemetry
     web          HTTP: the status page, and the listener of metrics
-    node_view    questions of the server about its node
+    node_view    what the server reads about its node
     control      control requests, and how to send them
     status       the control request of `fastcni doctor`
     periodic     the heartbeat, systemd's watchdog, and other periodic work

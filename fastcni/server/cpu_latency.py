@@ -2,7 +2,7 @@
 
 A pod's ADD goes from the runtime to the launcher, to the server, to the kernel's workers and back. At each step an idle
 processor may enter an idle state, and its wakeup takes tens of microseconds (docs/server.md has figures). So the server
-makes a latency request with each CNI request, and withdraws it some milliseconds after the last one.
+makes a latency request with each CNI request, and withdraws it some milliseconds after the last request.
 
 Linux, Documentation/power/pm_qos_interface.rst: while a process holds /dev/cpu_dma_latency open and has written a
 number of microseconds to it (s32), no processor enters an idle state whose wakeup takes longer.
@@ -101,7 +101,7 @@ class LatencyRequest:
 def limit_us() -> int:
     """Return the microseconds to ask for: 0 in a virtual machine with haltpoll, otherwise C1_US.
 
-    In such a virtual machine each halt exits to the hypervisor, although the kernel takes its latency for one
+    In such a virtual machine each halt exits to the hypervisor, although the kernel assumes a wakeup of one
     microsecond. On other machines C1 has almost no cost.
     """
     try:

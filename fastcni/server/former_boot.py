@@ -1,6 +1,6 @@
 """Release host-local addresses of pods from before a reboot, in the usual dataDir, when the server starts.
 
-In another dataDir, the first request of each network releases them.
+In another dataDir, the first request of each network releases these addresses.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     prepare_process(logger)
     server = Server(options, listen, beside, logger, started, parts)
     server.start()
-    signal.sigwait(STOP_SIGNALS)    # not sigtimedwait(): interrupted after its time it returns a signal that never came
+    signal.sigwait(STOP_SIGNALS)    # sigtimedwait() may return a signal that never came, after its timeout
     return server.stop()
 
 
@@ -167,7 +167,7 @@ def make_pages(options: Options, logger: log.Logger) -> list[Part]:
 
 
 def prepare_process(logger: log.Logger) -> None:
-    """Import what requests may need, and set up the process for many short requests."""
+    """Import the modules that requests may need, and set up the process for many short requests."""
     preload()
     preload_third_party(logger)
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -85,7 +85,7 @@ def translated(path: Path, hooks: tuple[str, ...], what: str) -> Fault:
 
 
 def destination_nat(path: Path) -> Fault | None:
-    """Return the Fault if DNAT sends the packet to an address of no pod of this node that does not answer."""
+    """Return the Fault if DNAT sends the packet to an address that is of no pod here and does not answer."""
     if not path.translated or path.target.kind != OUTSIDE or links.target_neighbour(path) is None:
         return None
     return translated(path, ("prerouting", "output"),

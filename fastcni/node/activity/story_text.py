@@ -99,7 +99,7 @@ def steps(request: dict[str, Any], *, brief: bool) -> Iterator[str]:
             sent = found
         else:
             refused = [text for text in found if text.split("< ", 1)[-1].startswith("E")]
-            asked = sent and all(ASKS in text for text in sent)     # an error is a usual answer to a question
+            asked = sent and all(ASKS in text for text in sent)     # asking for a missing object is no fault
             if refused and not asked:
                 yield from (*sent, *refused)
                 sent = []

@@ -114,7 +114,7 @@ def gc_command(inventory: Inventory, network: str, places: Places = DEFAULT_PLAC
     network, it asks the operator first.
 
     The command names the running pods that are not in the first cache directory, because gc reads only that directory.
-    It names directories that are not gc's defaults.
+    The command also names each directory that is not gc's default.
     """
     found = [it for it in inventory.attachments if it.network == network]
     cached = [it for it in found if it.cached and it.cached.path.startswith(f"{places.cache_dirs[0]}/")]

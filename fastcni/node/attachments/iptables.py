@@ -91,7 +91,7 @@ def read_comment(comment: str) -> tuple[str, str]:
 
 
 def single_address(line: str) -> str:
-    """Return the address that a rule compares with source or destination; "" if it compares none, or a network."""
+    """Return the address that a rule compares with source or destination; "" without an address, or for a network."""
     for option in ("-s", "-d"):
         ip, _, prefix = behind(option, line).partition("/")
         if ip and "!" not in line and prefix in ("", "128" if ":" in ip else "32"):

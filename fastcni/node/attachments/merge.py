@@ -248,7 +248,7 @@ def masters_of(facts: Facts) -> dict[str, str]:
 
 
 def dropped(attachment: NodeAttachment, chains: Sequence[drops.Dropping], masters: Mapping[str, str]) -> NodeAttachment:
-    """Return the attachment with the names of the chains that do not accept the pod's packets in `dropped_by`."""
+    """Return the attachment; its `dropped_by` has the names of the chains that do not accept the pod's packets."""
     if attachment.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(attachment.plugins):
         return attachment
     links = {*attachment.links, *(masters[name] for name in attachment.links if name in masters)}
@@ -259,8 +259,8 @@ def dropped(attachment: NodeAttachment, chains: Sequence[drops.Dropping], master
 
 def refused(attachment: NodeAttachment, rules: Sequence[refusals.IptablesForward | refusals.NftChain],
             masters: Mapping[str, str], seen: dict[str, refusals.Refusal]) -> NodeAttachment:
-    """Return the attachment with the rules that drop the pod's forwarded packets in `dropped_by`. Add these rules to
-    `seen`, by name."""
+    """Return the attachment; its `dropped_by` also has the names of the rules that drop the pod's forwarded packets.
+    Add these rules to `seen`, {name: rule}."""
     if attachment.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(attachment.plugins):
         return attachment
     links = [masters.get(name, name) for name in attachment.links]

@@ -98,7 +98,7 @@ def parent_of(attachment: NodeAttachment, links: Mapping[int, Link], by_name: Ma
               configured: Mapping[str, Any]) -> Parent:
     """Return the parent of an attachment: the master of its links in the kernel, otherwise the parent that its
     configuration names. For an ovs attachment, always return the bridge in the configuration, because the kernel does
-    not show it."""
+    not show this bridge."""
     config = attachment.cached.config if attachment.cached else None
     config = config or configured.get(attachment.network, {})
     for plugin in plugins_in(config):

@@ -95,8 +95,8 @@ def restart(address: str) -> str:
 
 
 def place_of(attachment: NodeAttachment, keys: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (address of the database, bridge). ADD recorded both in the pod's file; otherwise the configuration says.
-    """
+    """Return (address of the database, bridge), from the pod's file, in which ADD recorded both, otherwise from the
+    configuration."""
     path = cache.path(str(keys.get("dataDir") or cache.DIRECTORY), attachment.container_id, attachment.ifname)
     kept = cache.parsed(files.read(path), "Netconf") or {}
     address = cache.address_in(kept) or str(keys.get("socket_file") or "") or DEFAULT_ADDRESS

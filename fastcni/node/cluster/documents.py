@@ -52,7 +52,7 @@ def node_view(view: NodeView) -> Document:
 
 
 def place(place: Place) -> Document:
-    """Return the place of an address in an address space."""
+    """Return the document of an address's place in an address space."""
     return {"space": place.space, "address": place.address, "state": place.state,
             "holder": holder(place.holder) if place.holder else None,
             "block": block(place.held.block) if place.held else None, "node": node(place.node) if place.node else None}

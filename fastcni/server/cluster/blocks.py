@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.server.cluster.space import ClusterSpace
 
 
-MAX_IDLE = 2                    # idle blocks of a family that the node keeps
+MAX_IDLE = 2                    # idle blocks of each address family that the node keeps
 
 
 class Blocks:

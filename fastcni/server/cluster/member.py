@@ -43,7 +43,7 @@ class Away:
         self.since: float | None = None
 
     def begin(self, now: float, why: str) -> bool:
-        """Record that the store could not be reached. Return whether it was available before."""
+        """Record that the store could not be reached. Return whether the store was available before."""
         new, self.why = self.since is None, why
         self.since = now if self.since is None else self.since
         self.pause = min(max(2 * self.pause, self.times.away_s), self.times.max_away_s)
@@ -51,7 +51,7 @@ class Away:
         return new
 
     def end(self, now: float) -> float | None:
-        """Record that the store answered. Return for how many seconds it was unavailable, None if it was available."""
+        """Record that the store answered. Return the seconds for which it was unavailable; None if it was available."""
         since, self.since, self.pause, self.until = self.since, None, 0.0, 0.0
         return None if since is None else now - since
 

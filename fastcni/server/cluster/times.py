@@ -17,8 +17,10 @@ KUBERNETES_WRITE_S = 5.0        # write_s with an API server, whose etcd has oth
 
 
 class Times:
-    """gather_s      the thread handles the requests of this time together, so that a request need not share its
-                     processor with the thread
+    """The times of the work, in seconds.
+
+    gather_s        the thread handles the requests of this time together, so that a request need not share its
+                    processor with the thread
     confirm_s       between two heartbeats; far below NODE_TTL_S
     list_s          between two comparisons of this node's blocks and address claims with the store
     write_s         between two writes of uses; after write_changes changed addresses the next write begins immediately

@@ -53,8 +53,8 @@ class ClusterUpkeep:
         self.lock, self.event, self.stopping = Lock(), Event(), False
         self.stores: dict[Hashable, Store] = {}
         self.members: dict[tuple[Hashable, str], Member] = {}
-        # Input that the thread has not handled yet: {keys of configurations} from learn(), and from note() the
-        # addresses that requests have given or released
+        # Input that the thread has not handled yet: `learned` has the Keys of configurations, `noted` the addresses
+        # that requests have given or released
         self.learned: list[Keys] = []
         self.noted: dict[tuple[str, str], tuple[Keys, set[bytes]]] = {}
         self.thread: Thread | None = None

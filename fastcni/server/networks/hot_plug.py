@@ -162,7 +162,7 @@ class HotPlug:
         return first if listed and plan else None
 
     def _update(self, key: Key, pod: Pod, first: Attachment) -> bool:
-        """Send an UPDATE and wait for its answer. Return whether it succeeded."""
+        """Send an UPDATE and wait for its answer. Return whether the UPDATE succeeded."""
         annotations = {name: text for name, text in pod.annotations.items() if name == NETWORKS}
         conf = {**self.conf, "runtimeConfig": {ANNOTATIONS: annotations}}
         env = {"CNI_COMMAND": UPDATE, "CNI_CONTAINERID": first.container_id, "CNI_NETNS": first.netns,

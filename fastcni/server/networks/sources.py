@@ -42,7 +42,7 @@ class NetworkSources:
         self.acceptor = acceptor
 
     def note(self, ended: Ended) -> None:
-        """If an ADD has ended, compare its pod. Receives the records of ended requests."""
+        """Compare the pods if an ADD has ended. note() receives the records of ended requests."""
         if ended.call.command == "ADD" and ended.call.message.plugin in RUNS_NETWORKS:
             for hot_plug in list(self.hot_plugs.values()):
                 hot_plug.compare_all()

@@ -49,9 +49,12 @@ ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 
 class Acceptor:
-    """listener: a listening SEQPACKET socket, non-blocking. queue: a RequestQueue. wakeup: wakes a thread in wait().
+    """The acceptor of connections.
+
+    listener: a listening SEQPACKET socket, non-blocking. queue: a RequestQueue. wakeup: wakes a thread in wait().
     uids: the user ids whose requests are served. latency: a LatencyRequest. control: {name of a control request:
-    function that answers it, given the connection and its variables}. records: the Records of ended requests."""
+    function that answers the request, given the connection and its variables}. records: the Records of ended requests.
+    """
 
     def __init__(self, listener: socket, queue: RequestQueue, wakeup: Wakeup, uids: frozenset[int],
                  latency: LatencyRequest, log: Logger) -> None:

@@ -151,8 +151,8 @@ class GroupedDeletes(Deleter):
         elif mine.leads:
             self._pass_on(mine)
 
-    # The overridden steps, for a group of links
     # Steps of Deleter, overridden for a group of links
+
     def send_all(self, request: DeleteRequest) -> None:
         wire.forget(self.watcher)       # notifications of other requests' deletions, and late acknowledgements
         self.send(request, request.deletions, write_group)

@@ -51,7 +51,8 @@ class Call:
         self.key, self.command, self.light = key, command, light
         self.connection, self.message = connection, message
         self.arrived, self.network = monotonic(), ""
-        self.runnable = self.left = False       # whether no earlier request has its key; whether it has left the queue
+        # runnable: whether no earlier call has this key. left: whether the call has left the queue
+        self.runnable = self.left = False
 
     @property
     def attachment(self) -> tuple[str, str, str] | None:

@@ -322,8 +322,8 @@ def environment() -> dict[str, str]:
     """Return the environment of programs that requests start: the server's environment without the server's own
     variables.
 
-    FASTCNI_SOCKET is empty, so that such a program does not send requests to the server: if all workers waited for
-    programs, no worker could answer.
+    FASTCNI_SOCKET is empty, so that these programs send no requests to the server: if all workers waited for programs,
+    no worker could answer.
     """
     mine = {name: value for name, value in os.environ.items()
             if not name.startswith(("CNI_", "LISTEN_", "FASTCNI_")) and name != "NOTIFY_SOCKET"}

@@ -56,7 +56,7 @@ class Replay:
     namespace, and returns a runtime.restore.Restored; None: this server replays nothing. deleted_at: the argument of
     run(). iptables, mirror: the namespace's IptablesWatch and TableMirror. ended(outcome): called in the replay's
     thread when the replay has ended, with "done" or "failed". at_start: whether to replay once without a loss, because
-    may have been flushed while no server ran.
+    rules may have been flushed while no server ran.
     """
 
     def __init__(self, home: int, run: Run | None, deleted_at: DeletedAt, iptables: IptablesWatch, mirror: TableMirror,
