@@ -12,7 +12,7 @@
     node_view    what the server reads about its node
     control      control requests, and how to send them
     status       the control request of `fastcni doctor`
-    periodic     the heartbeat, systemd's watchdog, and other periodic work
+    periodic     the record that the process is not stopped, systemd's watchdog, and other periodic work
     idle         the exit after an idle time
     detached     detaches a server that a plugin file has started from the runtime's request
     former_boot  releases addresses of pods from before a reboot

@@ -1,4 +1,4 @@
-"""Do the server's periodic work: send heartbeats to one-shot requests, report to systemd's watchdog, and free unused
+"""Do the server's periodic work: record that this process is not stopped, report to systemd's watchdog, and free unused
 memory and descriptors."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.server.idle import IdleExit
 
-BEAT_S = 1.0                    # seconds between heartbeats; far less than STALL_S
+BEAT_S = 1.0                    # seconds between two note_running(); far less than STALL_S
 TIDY_S = 5.0
 
 

@@ -241,7 +241,7 @@ class Server:
         self.notify("READY=1")          # before the first answer, because requests may already wait in the socket
         self.logger.info("server_ready", socket=self.listen.path or "handed over", workers=self.workers,
                          ms=round((monotonic() - self.started) * 1e3, 1))
-        # The heartbeat starts first, so that requests detect a stopped server from the beginning
+        # This thread starts first, so that it detects from the first request on that the process was stopped
         self.upkeep.start()
         sysctl.mounts = self.sysctls
         for each in self.beside:

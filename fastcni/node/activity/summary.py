@@ -197,7 +197,7 @@ def grouped(requests: Iterable[Request], key: Callable[[Request], str]) -> list[
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """Return the smallest of the values that a share of all values does not exceed; None without values. ordered: the
+    """Return the smallest value that at least `share` of all values do not exceed; None without values. ordered: the
     values in ascending order. share: from 0.0 to 1.0."""
     return round(ordered[max(0, ceil(share * len(ordered)) - 1)], 3) if ordered else None
 

@@ -58,7 +58,7 @@ class Away:
 
 class Member:
     """This node in one store. store: the open store. name: this node's name. wake(): ends the wait of the thread that
-    calls run(). Only that thread may call the methods, except _wanted(), which the watch's thread calls."""
+    calls run(). Only that thread may call the methods that do not name another thread."""
 
     def __init__(self, store: contract.Store, name: str, times: Times, log: Logger, wake: Callable[[], object]) -> None:
         self.store, self.name, self.times, self.log = store, name, times, log

@@ -72,8 +72,8 @@ class HotPlug:
             self._compare_later(key, SETTLE_S)
 
     def compare_all(self) -> None:
-        """Compare the pods whose annotation is not handled yet, for example because the pod had no container. Called
-        after an ADD has ended."""
+        """Compare the pods whose annotation is not handled yet, for example because the pod had no container before
+        its ADD."""
         for key, pod in list(self.source.pods.found.items()):
             if key not in self.due and self.handled.get(key) != state_of(pod):
                 self._compare_later(key, SETTLE_S)

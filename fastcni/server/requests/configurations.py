@@ -42,7 +42,7 @@ class Configurations:
         If the configuration is invalid, the name is "", and decode() raises the error."""
         try:
             section = self.decode(stdin)
-        except Exception as e:          # handle() calls decode() after its other checks, and reports the error
+        except Exception as e:          # handle() reports the error, in its own order of checks
             return "", raising(e)
         return section.once(read_name_and_version)[0], lambda stdin: section
 
