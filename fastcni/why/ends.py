@@ -30,7 +30,7 @@ from fastcni.why import packet_path
 POD, NODE, OUTSIDE, ITSELF = "pod", "node", "outside", "itself"
 BRIDGE, OVS, PARENT, ALONE = "bridge", "ovs", "parent", "alone"         # kinds of a Switch
 ON_A_LINK = ("macvlan", "macvtap", "ipvlan", "ipvtap", "vlan")           # kinds of links that have a parent
-IPV4_MULTICAST, IPV6_MULTICAST = range(224, 240), 0xff          # the first byte
+IPV4_MULTICAST, IPV6_MULTICAST = range(224, 240), 0xff          # the first byte of multicast addresses
 SHORT_ID = 12                   # characters of a container id in a sentence
 HINT = "`fastcni list` shows all attachments"
 

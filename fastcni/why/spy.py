@@ -50,9 +50,9 @@ class Seen:
 @dataclass(slots=True)
 class Place:
     tracer: Tracer
-    hooks: dict[int, str] = field(default_factory=dict)         # packet: the hook in which the packet is
-    replies: dict[int, bool] = field(default_factory=dict)      # packet: whether the packet is an answer
-    arps: dict[int, bool] = field(default_factory=dict)         # packet: whether the packet is ARP
+    hooks: dict[int, str] = field(default_factory=dict)         # {packet's id: hook in which the packet is}
+    replies: dict[int, bool] = field(default_factory=dict)      # {packet's id: whether it is an answer}
+    arps: dict[int, bool] = field(default_factory=dict)         # {packet's id: whether it is ARP}
 
 
 class Spy:

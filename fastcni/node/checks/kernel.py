@@ -58,7 +58,7 @@ def nf_tables(node: Node) -> Iterator[Finding]:
                           'set "backend": "iptables" and "ipMasqBackend": "iptables" in the networks')
     except OSError as e:
         if e.errno in (errno.EPERM, errno.EACCES):
-            return                          # the inventory reports this
+            return                          # the inventory reports the missing permission
         yield Finding(ERROR, f"nftables cannot be used: {e}", "ipMasq, portmap and firewall use it unless the network "
                       'says "backend": "iptables"', "modprobe nf_tables")
 

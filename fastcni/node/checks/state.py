@@ -149,7 +149,7 @@ def stale(node: Node) -> Iterator[Finding]:
         if " --all" in do:
             do = f"if no pod of {of_gc} runs: {do}"
         if of_gc not in configured and all(it.ifname == LOOPBACK for it in found) and {*kinds} == {CACHE}:
-            do = f"rm {' '.join(each.place for it in found for each in it.sightings)}"     # runtimes have no file of it
+            do = f"rm {' '.join(each.place for it in found for each in it.sightings)}"  # no file has this network
         elif of_gc not in configured:
             do = f"no configuration has this network: put its file back, then {do}"
         yield Finding(WARNING, f"{what}: {', '.join(parts) or 'links'} left", "addresses and ports stay taken; the "

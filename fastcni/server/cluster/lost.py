@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.contract import Node, Store
     from fastcni.server.cluster.times import Times
 
-CROWD = 50                      # with more nodes each server checks less often: all servers about once a second
+CROWD = 50                      # with more nodes each server checks less often: all servers together once a second
 
 
 class LostNodes:

@@ -136,7 +136,7 @@ class ClusterUpkeep:
                 self._take_noted()
                 for member in list(self.members.values()):
                     member.run(monotonic())
-            except (CniError, OSError) as e:            # for example without a free descriptor
+            except (CniError, OSError) as e:            # for example: no descriptor is free
                 self.failed("cluster_failed", store="", error=str(e))
                 sleep(self.times.away_s)
             except Exception:
@@ -169,7 +169,7 @@ class ClusterUpkeep:
                     space.note_network(keys)
                 else:
                     space.note(keys, addresses)
-            except CniError as e:           # the next request records it again
+            except CniError as e:           # the next request records its space again
                 self.failed("cluster_failed", space=keys.space, error=e.msg)
 
     def _space(self, keys: Keys) -> ClusterSpace:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 COUNT_S = 15.0                  # seconds for which a count is valid
-MAX_POOLS = 1000                # ranges; the metrics lack further ranges
+MAX_POOLS = 1000                # limit of the ranges in the metrics
 UNKNOWN = "none"                # the name of the range for addresses outside of all ranges
 
 

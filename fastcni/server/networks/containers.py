@@ -53,7 +53,7 @@ class Containers:
             try:
                 document = json.read(files.read(f"{self.directory}/{name}", cached_result.MAX_BYTES) or b"{}")
                 self.known[name] = Attachment(Section(document, name))
-            except (CniError, json.JsonError, TypeError):       # damaged, or of another program
+            except (CniError, json.JsonError, TypeError):       # the file is damaged, or is another program's
                 continue
         self.by_pod = {}
         for it in self.known.values():

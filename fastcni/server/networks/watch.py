@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RETRY_S = 1.0                   # seconds after a watch has ended with an error
+RETRY_S = 1.0                   # seconds until the next try, after a watch has ended with an error
 STOP_S = 1.0                    # seconds that stop() waits for the thread
 
 

@@ -66,8 +66,8 @@ class WatchedObjects:
         return self.objects.definition(namespace, name)
 
     def write_status(self, namespace: str, name: str, uid: str, text: str) -> None:
-        """Write a pod's status now, for at most STATUS_TIMEOUT_S. Raises Away if that fails: the ADD continues, and
-        keep() writes the status later."""
+        """Write a pod's status now, for at most STATUS_TIMEOUT_S. Raises Away if that fails: the ADD continues
+        nevertheless, and keep() writes the status later."""
         key = namespace, name
         with self.lock:
             self.unwritten.pop(key, None)

@@ -113,7 +113,7 @@ class Traces:
     def _run(self) -> None:
         while not self.stopping.is_set():
             self.wake.wait()
-            self.stopping.wait(DELAY_S)         # requests that end now are sent together
+            self.stopping.wait(DELAY_S)         # collect the requests that end now
             self.wake.clear()
             self._send_waiting()
         self._send_waiting()            # requests that ended before the stop

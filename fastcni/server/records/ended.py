@@ -41,7 +41,7 @@ class Phases:
         self.entries: list[Phase] = []
         self.merged: dict[int | str, int] = {}
         self.steps: Steps | None = None
-        self.sums: dict[str, int] | None = None         # the last totals()
+        self.sums: dict[str, int] | None = None         # the result of the last totals()
 
     def note(self, what: int | str, started: int) -> None:
         """Record a phase that ends now; see kernel.waiting.Request.spent()."""

@@ -22,10 +22,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.server.records.ended import Ended
 
-    Step = tuple[int, str, bytes]       # perf_counter_ns(); ">" sent, "<" received, "!" a text; the bytes
+    Step = tuple[int, str, bytes]       # time by perf_counter_ns(), ">" sent or "<" received or "!" text, the bytes
 
 MAX_BYTES = 32 << 10            # bytes for the steps of one request
-STEP_BYTES = 100                # memory of a step besides its datagram
+STEP_BYTES = 100                # bytes of memory of a step, in addition to its datagram
 MAX_INPUT = 16 << 10            # bytes of a configuration or an error document
 MAX_VALUE = 1024                # characters of an environment variable
 KINDS = {">": "sent", "<": "received", "!": "step"}

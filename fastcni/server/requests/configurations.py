@@ -10,7 +10,7 @@ from fastcni.server.bounded import forget_oldest
 from fastcni.spec.config import Section
 
 MAX_KNOWN = 256                 # decoded configurations to keep; a further configuration replaces the oldest
-MAX_BYTES = 16 << 10            # bytes of one configuration
+MAX_BYTES = 16 << 10            # bytes; a longer configuration is decoded for each request
 
 
 class Configurations:

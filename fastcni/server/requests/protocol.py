@@ -50,7 +50,7 @@ class Declined(Exception):
 
 
 class Lost(Exception):
-    """The caller has closed its end."""
+    """The caller has closed its end of the connection."""
 
 
 class Message:

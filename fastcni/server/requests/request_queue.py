@@ -86,7 +86,7 @@ class RequestQueue:
         self._deferred_was_last = False         # whether the last taken call was a DEL or GC
         # {key of a runnable or running call: later calls with the key}
         self._behind: dict[Key, deque[Call]] = {}
-        # Waiting calls, oldest first; calls that have left may still be among them.
+        # Waiting calls, oldest first. Calls that have left the queue may still be in this list.
         self._arrivals: deque[Call] = deque()
 
     # Requests -------------------------------------------------------------------------------------

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 HANGS_S = 1.0
 STUCK_S = 5.0                   # seconds; thirty runs of iptables, one after another, take two seconds
-STUCK_SHARE = 4                 # a quarter of the workers
+STUCK_SHARE = 4                 # the share of the workers that may be stuck, a quarter
 MAX_HANGING = 4                 # limit of the hanging requests that others replace, in multiples of the workers
 RESERVED = 1                    # workers for light requests, in addition to all other workers
 SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits that also a one-shot request would have
-# All waits of other kinds are short, or in the kernel
+# Kinds of waits in which the stuck calls of a network are limited. Other waits are short, or in the kernel
 BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS, waiting.DHCP, waiting.AGENT, waiting.OVSDB)
 
 

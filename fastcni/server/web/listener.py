@@ -67,7 +67,7 @@ class Listener:
         self.events, self.wakeup, self.stopping = selectors.DefaultSelector(), Wakeup(), False
         self.events.register(sock, selectors.EVENT_READ)
         self.events.register(self.wakeup, selectors.EVENT_READ)
-        self.clients: dict[int, Client] = {}            # by descriptor, oldest first
+        self.clients: dict[int, Client] = {}            # {descriptor: Client}, oldest first
         self.thread = Thread(target=self._run, name="http", daemon=True)
 
     def start(self) -> bool:
