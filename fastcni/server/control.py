@@ -42,8 +42,8 @@ def answer(conn: Connection, document: Callable[[], bytes]) -> None:
 
 
 def ask(path: str, name: str, variables: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
-    """Ask the server at a socket. Return the decoded answer. None: the server declines, because it does not know the
-    request or could not read it.
+    """Send a control request to the server at a socket. Return the decoded answer. None: the server declines,
+    because it does not know the request or could not read it.
 
     Raises OSError: no server listens, this user is not served, or there was no answer in time (TimeoutError).
     """

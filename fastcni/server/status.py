@@ -39,5 +39,6 @@ def document(started: float, queue: RequestQueue, restoring: Restoring, cluster:
 
 
 def ask(path: str, timeout_s: float = control.TIMEOUT_S) -> dict[str, Any] | None:
-    """Ask the server at a socket. Return None if the server declines. Raises OSError as control.ask()."""
+    """Return the status document of the server at a socket. None: the server declines.
+    Raises OSError as control.ask()."""
     return control.ask(path, NAME, {}, timeout_s)

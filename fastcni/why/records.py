@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Where and why a connection ends.
+    """The hop at which a connection ends, and the reason.
 
     hop: the name of the hop, as docs/why.md lists it. what: a sentence. rule: the rule or setting that causes the
     fault, as a program prints it; "" if no rule does. owner: the program or person to whom the rule belongs, with the
@@ -24,7 +24,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """How the datapath ebpf treats the packets of a connection between two pods.
+    """The treatment of a connection between two pods by the datapath ebpf.
 
     redirected: whether the datapath redirects the packets after the first ones. why: why it does not; "" also if the
     packet does not arrive. flows: number of other connections from the source to the target's port that are redirected

@@ -29,7 +29,7 @@ def refused(what: str, do: str) -> CniError:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Whether a pod exists. state: RUNNING, GONE or UNKNOWN. why: the reason, as text."""
+    """The answer whether a pod exists. state: RUNNING, GONE or UNKNOWN. why: the reason, as text."""
 
     state: str
     why: str

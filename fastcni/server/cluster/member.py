@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Away:
-    """Whether the store is unavailable. since: when the store first could not be reached, in monotonic seconds; None:
+    """The availability of the store. since: when the store first could not be reached, in monotonic seconds; None:
     the store is available. until: when to contact the store again. why: the last error."""
 
     def __init__(self, times: Times) -> None:

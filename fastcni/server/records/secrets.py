@@ -12,7 +12,7 @@ IN_URL = re.compile(r"(://)[^/@\s\"]+@")         # user:password@
 
 def hide(value: Any, secret: bool = False) -> Any:
     """Return a JSON value in which HIDDEN replaces passwords in URLs, and all texts and numbers below a key that names
-    a secret. Booleans stay. secret: whether the value is below such a key."""
+    a secret. Booleans stay unchanged. secret: whether the value is below such a key."""
     if isinstance(value, dict):
         return {key: hide(each, secret or names_secret(key)) for key, each in value.items()}
     if isinstance(value, list):
