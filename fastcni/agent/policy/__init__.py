@@ -1,1 +1,1 @@
-"""NetworkPolicy (networking.k8s.io/v1) of this node's pods, in the kernel alone, by nftables."""
+"""Enforce network policies on this node's pods by nftables rules. Packets do not pass through the agent."""

@@ -1,4 +1,4 @@
-"""The agent's answers at its socket (requests.py)."""
+"""Answer the requests at the agent's socket; requests.py has the protocol."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.service import Settings
     from fastcni.agent.policy.sources.contract import Source
 
-POD_WAIT_S = 5.0                # for the object of a pod, which a runtime may know before the agent
-# How long an ADD waits until the reader process has read the files that changed before the ADD; a small file takes it
-# some milliseconds
+POD_WAIT_S = 5.0                # how long an ADD waits for a Pod object, which the runtime may get before the agent
+# How long an ADD waits for the reader process to read the files that changed before the ADD. A small file takes some
+# milliseconds.
 READ_WAIT_S, SMALL_WAIT_S = 0.02, 1.0
-MAX_TOLD = 20                   # errors of documents
+MAX_TOLD = 20                   # errors of documents in an answer or a log
 
 
 class Answers:
-    """write: writes the changes to the kernel. not_ready: the error that says why no pod can be added, or {}."""
+    """The answers to all requests. write(): writes the changes to the kernel. not_ready(): returns the error that says
+    why no pod can be added, or {}."""
 
     def __init__(self, engine: Engine, finder: ports.Finder, source: Source, leaving: Leaving,
                  settings: Settings, write: Callable[[], None], not_ready: Callable[[], Answer]) -> None:
@@ -39,8 +40,8 @@ class Answers:
         self.leaving, self.settings, self.write, self.not_ready = leaving, settings, write, not_ready
 
     def to(self, request: Asked, waited: float) -> Answer | None:
-        """Answer a request that has waited for some seconds. None: the caller has to ask again, because the answer
-        depends on data that may still come. Raises OSError if the kernel refuses a change."""
+        """Return the answer to a request. waited: seconds since the request came. None: the caller must call again,
+        because data that the answer needs may still come. Raises OSError if the kernel rejects a change."""
         try:
             if request["do"] != "protect":
                 self.compiler.settle()
@@ -63,7 +64,7 @@ class Answers:
             if waited < POD_WAIT_S:
                 return None
             return {"error": f"the API server has not shown the pod {request['pod']} so far", "again": True}
-        known = self.compiler.attachments.get(tuple(request["id"]))         # `fastcni restore` asks again
+        known = self.compiler.attachments.get(tuple(request["id"]))         # `fastcni restore` repeats "protect"
         sequence = (known.sequence if known and not known.leaving else 0) or self.compiler.sequence + 1
         it = attached.read({**request, "labels": pod, "sequence": sequence}, self.ports.find(request))
         self.engine.protect(it)
@@ -71,8 +72,8 @@ class Answers:
         return {}
 
     def _pod(self, request: Asked) -> Mapping[str, str] | None:
-        """Return the labels of a pod, from its object or else from the runtime. Return None if the pods come from the
-        API server, which has shown no object of this pod yet, or only of an earlier pod with the same name."""
+        """Return the labels of a pod, from its object, else from the runtime if the agent reads files. Return None if
+        the agent reads the API server, which has not shown this pod yet, or only an earlier pod with this name."""
         said: Pod | None = self.compiler.said.get(request["pod"])
         if said and request["uid"] in ("", said.uid or request["uid"]):
             return said.labels
@@ -111,7 +112,8 @@ class Answers:
             for pod in cluster.pods_at(address.read_ip(request["address"]))]}
 
     def _names(self, text: str) -> Answer:
-        """The domain names in the policies of the pod's address, each with the addresses that are open now."""
+        """Return {"names": {domain name in the policies of the pod: addresses that its answers allow now}}. text: the
+        pod's address."""
         pod, now, state = address.read_ip(text), monotonic(), self.compiler.state
         found = {self.compiler.domains[name].name: [
             address.ip_text(told) for told, until in state.resolved.get(name, {}).get(pod, {}).items() if until > now]
@@ -119,12 +121,13 @@ class Answers:
         return {"names": dict(sorted(found.items()))} if found else {}
 
     def _egress(self, text: str) -> Answer:
-        """Return the egress address of the pod's address."""
+        """Return {"egress_address": Egress.describe() of the pod's address `text`}, {} if that returns None."""
         found = self.settings.egress.describe(address.read_ip(text)) if self.settings.egress else None
         return {"egress_address": found} if found else {}
 
     def _report(self, _: Asked, __: float) -> Answer:
-        """Whether pods can be added, what `fastcni doctor` shows, and the directory of files for `fastcni selftest`."""
+        """Answer "status": whether pods can be added, the faults that `fastcni doctor` shows, and the directory of
+        files for `fastcni selftest`."""
         unreadable = [text for texts in self.source.errors.values() for text in texts]
         shown: dict[str, Any] = {}
         if unreadable:

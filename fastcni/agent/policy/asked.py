@@ -1,10 +1,10 @@
-"""Whether a connection is allowed, as a process other than the agent finds out: the kernel's decision, compared with
-the policies.
+"""Find out, in a process other than the agent, whether a connection is allowed: compare the kernel's rules with the
+policies.
 
-    policies    those of files or of the Kubernetes API, and the pods that ADDs told the agent of
-    kernel      the node's tables: what counts for the pods of this node
+    policies    objects from files or the Kubernetes API, and the pods in the agent's records of ADDs
+    kernel      the nftables tables of this node, which decide for the pods of this node
 
-The kernel decides. If the policies say something else, the answer is that they differ.
+The answer is the kernel's decision. If the policies decide otherwise, the answer is DIFFERS.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ VERDICTS = {ALLOWED: "allowed", DENIED: "denied", UNKNOWN: "unknown", DIFFERS: "
 
 @dataclass
 class Sources:
-    """The data for an answer. cluster: of the policies. unread: why they could not be read, "" if they were. tables:
-    the kernel's, None if no agent with policies has run on this machine. local: whether an address is of a pod whose
-    policies this node's kernel has to enforce. own: this node's addresses."""
+    """The data for an answer. cluster: the policies and their objects. unread: why the policies could not be read, or
+    "". tables: the kernel's tables; None if no agent with policies has run on this machine. local(address): whether a
+    pod of this node has the address, so that this kernel enforces its policies. own: this node's addresses."""
 
     cluster: Cluster
     unread: str
@@ -47,8 +47,8 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """read: whether the policies could be read. policies: their decision; None: no policy applies to this address, so
-    it is allowed. kernel: the kernel's decision; None: this node's kernel does not decide about this direction."""
+    """The decisions on one direction. read: whether the policies could be read. policies: their decision; None: no
+    policy applies, so the direction is allowed. kernel: the kernel's decision; None: another node's kernel decides."""
 
     read: bool
     policies: Reason | None
@@ -69,7 +69,8 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """directions: of EGRESS and INGRESS. more: the decisions of other chains of the kernel, {name: Decision}."""
+    """The decisions on a connection. directions: {EGRESS: Direction, INGRESS: Direction}. more: the decisions of the
+    kernel's other chains, {name: Decision}."""
 
     connection: Connection
     directions: dict[str, Direction]
@@ -84,12 +85,12 @@ class Answer:
 
     @property
     def by_kernel(self) -> bool:
-        """Whether the answer depends on the kernel."""
+        """Whether this node's kernel decides about a direction."""
         return any(each.kernel for each in self.directions.values())
 
 
 def answer(sources: Sources, connection: Connection) -> Answer:
-    """Decide on a connection that is not from the pod's own node, whose connections are always allowed. Raises
+    """Decide on a connection. Do not ask about connections from a pod's own node, which are always allowed. Raises
     OSError."""
     to_node = connection.destination in sources.own and sources.local(connection.source)
     said = evaluate(sources.cluster, connection, to_node)
@@ -106,9 +107,9 @@ def answer(sources: Sources, connection: Connection) -> Answer:
 
 
 def read_tables(directory: str) -> list[Table] | None:
-    """Return the kernel's tables; None if no agent with policies has run on this machine since it was started.
+    """Return the kernel's tables; None if no agent with policies has run since the machine booted.
 
-    directory: the agent's directory; "" without an agent. Raises OSError.
+    directory: the agent's directory; "" if no agent runs. Raises OSError.
     """
     ran = bool(directory) and exists(os.path.join(directory, attached.DIRECTORY))
     try:
@@ -121,7 +122,7 @@ def read_tables(directory: str) -> list[Table] | None:
 
 
 def resolved(domains: Mapping[str, Domain], tables: Iterable[Table]) -> dict[str, set[tuple[bytes, bytes]]]:
-    """Return Cluster.resolved, from the kernel's sets. domains: by the name of their set."""
+    """Return Cluster.resolved, read from the kernel's sets. domains: {set name: domain}."""
     found: dict[str, set[tuple[bytes, bytes]]] = {domain.name: set() for domain in domains.values()}
     for table in tables:
         for name in domains.keys() & table.sets.keys():
@@ -130,8 +131,8 @@ def resolved(domains: Mapping[str, Domain], tables: Iterable[Table]) -> dict[str
 
 
 def read_attachments(directory: str) -> list[Attachment]:
-    """Return the pods that ADDs told the agent of, in the order of their ADDs. directory: the agent's directory; ""
-    without an agent. Raises OSError."""
+    """Return the agent's records of ADDs, in the order of the ADDs. directory: the agent's directory; "" if no agent
+    runs. Raises OSError."""
     if not directory:
         return []
     try:
@@ -141,7 +142,7 @@ def read_attachments(directory: str) -> list[Attachment]:
 
 
 def exists(path: str) -> bool:
-    """Whether a file exists; also True if this process may not read its directory."""
+    """Return whether a file exists; also True if this process may not find out."""
     try:
         os.stat(path)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The pods of this node by what ADDs say: a pod has its addresses before its object shows them.
+"""Record the pods that ADDs attach to this node: the agent knows a pod's addresses before its Pod object shows them.
 
-    Attachment          the record of an ADD; the agent stores it in a file, so that a restarted agent knows it
-    AttachedCompiler    a Compiler to which sources give pods, and ADDs give the addresses of these pods
+    Attachment          the record of an ADD, which the agent stores in a file for the next agent
+    AttachedCompiler    a Compiler that takes pods from the source and the addresses of these pods from ADDs
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
     Id = tuple[str, str, str]           # network, container ID, name of the link
 
-DIRECTORY = "pods"                     # in that of the agent
-DAMAGED = ".damaged"                # ends the name of a file that was put aside
-MAX_BYTES = 1 << 20                 # of a file
-NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP)     # read_file()'s errors
+DIRECTORY = "pods"                     # below the agent's directory
+DAMAGED = ".damaged"                # suffix of damaged files, which read_all() renames
+MAX_BYTES = 1 << 20                 # of an attachment's file
+NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP)     # errors of read_file() if the file is not regular
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """id: network, container ID, name of the link. pod: key of the pod, "shop/web". labels: as they were at ADD.
-    addresses: packed. sequence: a later ADD of the node has a higher number, also after a restart of the agent. port:
-    the pod's port; None: an earlier version has written the file. leaving: index of the port's link, if the link
-    existed at the DEL; 0: before the DEL."""
+    """The record of an ADD. id: (network, container ID, name of the pod's link). pod: the pod's key, "shop/web".
+    labels: the pod's labels at the ADD. addresses: packed. sequence: increases with each ADD on the node, also after a
+    restart of the agent. port: the pod's port; None in a file of an earlier version. leaving: the index of the port's
+    link, if a DEL came and the link still existed; otherwise 0."""
 
     id: Id
     pod: str
@@ -54,7 +54,7 @@ class Attachment:
 
     @property
     def all_addresses(self) -> tuple[bytes, ...]:
-        """The pod's addresses for policies."""
+        """The addresses to which the pod's policies apply: `addresses`, and the further addresses of the port."""
         return (*self.addresses, *self.port.further) if self.port else self.addresses
 
     @property
@@ -63,11 +63,12 @@ class Attachment:
 
 
 class AttachedCompiler(Compiler):
-    """put_pod() and delete_pod() are for the source of pods.
+    """A Compiler that joins the pods of a source with the attachments of ADDs. The source calls put_pod() and
+    delete_pod(); ADDs and DELs call the other methods.
 
-    said: the pods that the source has put. sequence: the number of the latest ADD. replaced: attachments that settle()
-    has ended. The caller removes their files, or writes a file if the attachment is still in `attachments`. link_of:
-    returns the index of a link by its name, 0 if the link does not exist.
+    said: {key: pod} of the source. sequence: the number of the latest ADD. replaced: attachments that settle() has
+    ended. The caller removes their files, or writes the file again if the attachment is still in `attachments`.
+    link_of(name): returns the index of a link, 0 if the link does not exist.
     """
 
     def __init__(self, node: str = "", link_of: Callable[[str], int] = lambda name: 0) -> None:
@@ -77,20 +78,21 @@ class AttachedCompiler(Compiler):
         self.attachments: dict[Id, Attachment] = {}
         self.sequence = 0
         self.replaced: list[Attachment] = []
-        self._expected: list[Attachment] = []           # of expect(), until settle()
+        self._expected: list[Attachment] = []           # ADDs between expect() and settle()
         self._deleted: dict[str, Pod] = {}              # last objects of pods that have attachments
-        self._written: dict[Id, set[Element]] = {}      # elements of ports
+        self._written: dict[Id, set[Element]] = {}      # the elements of each attachment's port
         self._tunnels: set[Element] = set()             # elements of the node's tunnels
-        self._of: dict[str, set[Id]] = {}               # by pod
-        self._on: dict[str, Id] = {}                    # by name of the port
-        self._at: dict[tuple[str, bytes], Id] = {}      # by network and address
+        self._of: dict[str, set[Id]] = {}               # {pod: its attachments}
+        self._on: dict[str, Id] = {}                    # {port name: its attachment}
+        self._at: dict[tuple[str, bytes], Id] = {}      # {(network, address): its attachment}
 
     def put_pod(self, pod: Pod) -> None:
         self.said[pod.key] = pod
         self._put_both(pod.key)
 
     def delete_pod(self, key: str) -> None:
-        """A pod that has attachments keeps the labels of its object until its DEL or the next ADD of its name."""
+        """Forget the source's pod. If the pod has attachments, keep its last labels until the pod's DEL, or until the
+        next ADD of a pod with this name."""
         if (last := self.said.pop(key, None)) and key in self._of:
             self._deleted[key] = last
         self._put_both(key)
@@ -100,12 +102,12 @@ class AttachedCompiler(Compiler):
         return super().take()
 
     def expect(self, attachment: Attachment) -> None:
-        """Record an ADD at the next settle(). Until then `attachments` and `state` do not have the attachment."""
+        """Keep an ADD for the next settle(). Before that call, `attachments` and `state` lack the attachment."""
         self.sequence = max(self.sequence, attachment.sequence)
         self._expected.append(attachment)
 
     def settle(self) -> None:
-        """Record the ADDs of expect()."""
+        """Record the ADDs that expect() has kept."""
         expected, self._expected = self._expected, []
         for it in expected:
             self.replaced += self.attach(it)
@@ -118,17 +120,17 @@ class AttachedCompiler(Compiler):
         return [PREFIXES[direction] for direction in self.directions_of(pod)] + [TO_NODE] * self.reaches_nodes(pod)
 
     def knows(self, attachment: Attachment) -> bool:
-        """Return whether the attachment, or a restricted pod with one of its addresses, was recorded before."""
+        """Return whether the compiler already has this attachment, or a restricted pod with one of its addresses."""
         elements = self.state.elements
         return (attachment.id in self.attachments or any(attachment.id == each.id for each in self._expected)
                 or any(packed in elements[name] for name in MAPS for packed in attachment.addresses))
 
     def attach(self, attachment: Attachment) -> list[Attachment]:
-        """Record an ADD. Return the attachments that the ADD replaces: earlier attachments with one of its addresses or
-        its port.
+        """Record an ADD. Return the attachments that the ADD replaces: earlier attachments with its port, or with one
+        of its addresses in the same network.
 
-        An earlier attachment whose own port still exists stays, without addresses: the port is closed until its link
-        is deleted.
+        If a replaced attachment has another port whose link still exists, the attachment stays, without addresses. Its
+        port is then closed until the link is deleted.
         """
         network = attachment.id[0]
         self.sequence = max(self.sequence, attachment.sequence)
@@ -155,7 +157,7 @@ class AttachedCompiler(Compiler):
             self._put_port(attachment.id)
 
     def detach(self, id: Id) -> Attachment | None:
-        """Record a DEL. Return the attachment that it ends."""
+        """Remove the attachment `id` from the records and return it; None if it is not recorded."""
         self.settle()
         it = self.attachments.pop(id, None)
         if it is None:
@@ -173,8 +175,8 @@ class AttachedCompiler(Compiler):
         return it
 
     def _put_both(self, key: str) -> None:
-        """Put a pod by its object and its ADDs. A pod without an object has the labels of its latest ADD: the DEL of an
-        earlier pod of this name may come later, or never."""
+        """Put the pod `key`, joined from the source's pod and its attachments. A pod that the source does not have gets
+        the labels of its latest ADD, because the DEL of an earlier pod of this name may come later, or never."""
         said, there = self.said.get(key), sorted(map(self.attachments.__getitem__, self._of.get(key, ())), key=order)
         if not there:
             if said:
@@ -200,8 +202,8 @@ class AttachedCompiler(Compiler):
         self._exchange(old, wanted)
 
     def _without_prefixes(self, attachment: Attachment) -> Port:
-        """Return the port of an attachment without prefixes of the families in which the pod has an egress address: no
-        packets from a prefix leave from that address."""
+        """Return the port of an attachment. If the pod has an egress address of a family, leave out the port's prefixes
+        of that family: packets from a prefix would not leave from the egress address."""
         assert attachment.port
         if attachment.pod not in self.cluster.pods or all(pair.single for pair in attachment.port.pairs):
             return attachment.port
@@ -210,13 +212,13 @@ class AttachedCompiler(Compiler):
             each.closed or each.of_family(pair.packed) for each in chosen)))
 
     def egress_changed(self) -> None:
-        """Follow the egress addresses."""
+        """Update the elements of ports with prefixes, after a change of the pods' egress addresses."""
         for id, it in self.attachments.items():
             if id in self._written and it.port and not all(pair.single for pair in it.port.pairs):
                 self._put_port(id)
 
     def put_tunnels(self, wanted: set[Element]) -> None:
-        """Put the elements of the node's tunnels, see tunnels.py."""
+        """Replace the elements of the node's tunnels by `wanted`, see tunnels.py."""
         self._exchange(self._tunnels, wanted)
         self._tunnels = wanted
 
@@ -227,26 +229,26 @@ class AttachedCompiler(Compiler):
             self._release(element)
 
     def _lead(self, map_name: str, packed: bytes, direction: str, names: tuple[str, ...]) -> None:
-        """A port whose pod becomes restricted, or is no longer, has other elements."""
+        """Also replace the elements of the pod's ports, when policies begin or cease to restrict the address."""
         before = packed in self.state.elements.get(map_name, ())
         super()._lead(map_name, packed, direction, names)
         if before != (packed in self.state.elements.get(map_name, ())):
             for key in self._local.get(packed, ()):
                 for id in self._of.get(key, ()):
-                    if id in self._written:             # attach() writes those of a new one, once
+                    if id in self._written:             # a new port: attach() puts its elements
                         self._put_port(id)
 
 
 def order(attachment: Attachment) -> tuple[int, Id]:
-    """Key to sort by: later ADDs come last."""
+    """Return the key that sorts attachments by their ADDs, the latest last."""
     return attachment.sequence, attachment.id
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 def keep(directory: str, attachment: Attachment) -> None:
-    """Write the attachment's file, before the ADD answers. A new file replaces an earlier file in one step. Raises
-    OSError."""
+    """Write the attachment's file; an ADD answers only after this call. rename(2) replaces an earlier file in one step.
+    Raises OSError."""
     document = {"id": attachment.id, "pod": attachment.pod, "labels": dict(attachment.labels),
                 "addresses": [address.ip_text(packed) for packed in attachment.addresses],
                 "sequence": attachment.sequence,
@@ -263,13 +265,14 @@ def digest(text: str) -> str:
 
 
 def forget(directory: str, attachment: Attachment) -> None:
-    """Remove its file. Raises OSError."""
+    """Remove the attachment's file, if it exists. Raises OSError."""
     Path(directory, attachment.file).unlink(missing_ok=True)
 
 
 def read_all(directory: str) -> list[Attachment]:
-    """Return the stored attachments, in the order of their ADDs. Rename a damaged file. If a damaged file still names
-    an address, an attachment closes this address until `fastcni restore` sends the pod's ADD again. Raises OSError."""
+    """Return the stored attachments, in the order of their ADDs, and rename damaged files. The list begins with an
+    attachment for each damaged file that still names an address or a port: this attachment closes the pod until
+    `fastcni restore` sends the pod's ADD again. Raises OSError."""
     os.makedirs(directory, 0o700, exist_ok=True)
     found, broken = read_files(directory)
     forget_damaged(directory, {each.id for each in found}.__contains__)
@@ -281,8 +284,8 @@ def read_all(directory: str) -> list[Attachment]:
 
 
 def salvaged(path: Path) -> Attachment | None:
-    """Return the attachment that closes the pod of a damaged file, None if the file names neither an address nor a
-    port. Raises OSError.
+    """Return the attachment that closes the pod of the damaged file `path`; None if the file names neither an address
+    nor a port. Raises OSError.
 
     Any later ADD replaces this attachment, because its `sequence` is 0.
     """
@@ -300,11 +303,13 @@ def salvaged(path: Path) -> Attachment | None:
 
 def unrecorded(compiler: AttachedCompiler, held: Iterable[tuple[Port, tuple[bytes, ...]]],
                damaged: Iterable[Path]) -> list[Attachment]:
-    """Return attachments that close the ports without a record. held: the ports in the kernel's tables, with addresses.
+    """Return attachments for the ports that no attachment has and whose link exists. held: (port, addresses) of each
+    port in the kernel's tables.
 
-    The port belongs to the attachment that has one of its addresses and no port. If a single port is left and a single
-    damaged file has no attachment, the port is that file's: a DEL or GC of its ID ends the attachment. Any other port
-    is closed until its link is deleted, or until an ADD or `fastcni restore`.
+    An attachment without a port gets the port that has one of its addresses. For each other port, a new attachment
+    closes the port until its link is deleted, or until an ADD or `fastcni restore` comes for the port. If exactly one
+    such port and one damaged file without an attachment remain, the new attachment has the file's ID, so that a DEL or
+    GC of that ID ends it.
     """
     attachments, found, left = compiler.attachments.values(), [], []
     known = {it.port.name for it in attachments if it.port}
@@ -329,12 +334,12 @@ def id_of(damaged: Path) -> Id:
 
 
 def damaged(directory: str) -> list[Path]:
-    """Files that were put aside and that no ADD has replaced. Raises OSError."""
+    """Return the renamed damaged files that no ADD has replaced by a new file. Raises OSError."""
     return [path for path in sorted(Path(directory).glob(f"*{DAMAGED}")) if not path.with_suffix("").exists()]
 
 
 def forget_damaged(directory: str, gone: Callable[[Id], bool]) -> None:
-    """Remove the damaged files of attachments that no longer exist, by `gone`. Raises OSError."""
+    """Remove the damaged files for which gone(ID of the attachment) is true. Raises OSError."""
     for path in Path(directory).glob(f"*{DAMAGED}"):
         if gone(id_of(path)):
             remove(path)
@@ -349,7 +354,7 @@ def remove(path: Path) -> None:
 
 
 def read_files(directory: str) -> tuple[list[Attachment], list[Path]]:
-    """(attachments in the order of their ADDs, damaged files) of a directory. Raises OSError."""
+    """Return (attachments in the order of their ADDs, damaged files) of a directory. Raises OSError."""
     found, broken = [], []
     for name in os.listdir(directory):
         if name.endswith(".json"):
@@ -371,14 +376,16 @@ def read_files(directory: str) -> tuple[list[Attachment], list[Path]]:
 
 
 def check(document: Any) -> None:
-    """Raise ValueError if a file was changed after it was written. Earlier versions wrote no digest."""
+    """Remove the digest from a file's document. Raise ValueError if the digest is wrong. Files of earlier versions have
+    no digest."""
     said = document.pop("digest", None)
     if said not in (None, digest(json.dumps(document))):
         raise ValueError("the file is damaged")
 
 
 def read(document: Any, port: Port | None) -> Attachment:
-    """Return the attachment of a file or a request. Raises ValueError, TypeError, KeyError."""
+    """Return the attachment that the document of a file or a request describes. Raises ValueError, TypeError, KeyError.
+    """
     network, container, ifname = map(str, document["id"])
     if not isinstance(document["labels"], dict):
         raise TypeError("labels: expected an object")

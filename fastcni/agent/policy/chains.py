@@ -1,5 +1,5 @@
-"""The rules of a policy in one direction, and the sets that they use. A NetworkPolicy has a chain of its own; the rules
-of cluster policies are in the chain of their tier, because Pass leaves it."""
+"""Compile one direction of a policy into rules, and list the sets that the rules use. A NetworkPolicy has a chain of
+its own. The rules of cluster policies are together in their tier's chain, because Pass skips the rest of the tier."""
 
 from __future__ import annotations
 
@@ -36,10 +36,13 @@ VERDICTS = {ALLOW: ACCEPT, DENY: DROP, PASS: RETURN}
 
 
 class Compiled:
-    """name: of the chain of a NetworkPolicy. http: the chain of its rules by HTTP requests, which comes behind the
-    chains of all policies, because a rule without HTTP allows each request; http_name: its name, "" without any.
-    sets: blocks and ports that it uses, by name. groups, nodes, domains, named: of peers and named ports, by the
-    name of their set; a named port is (name, protocol)."""
+    """One direction of a policy as rules. name, chain: the policy's chain without rules by HTTP requests. http_name,
+    http: the chain with its rules by HTTP requests; "" if it has none. That chain comes after the chains of all
+    policies, because a rule without HTTP allows every request.
+
+    sets: {name: set of blocks or ports}. groups, nodes, domains, named: the peers and named ports of the rules, {set
+    name: peer}; a named port is (name, protocol).
+    """
 
     __slots__ = ("chain", "domains", "groups", "http", "http_name", "name", "named", "nodes", "policy", "sets")
 
@@ -76,7 +79,7 @@ class Compiled:
                            **{"length": length, **of_ports})    # type: ignore[arg-type]
 
     def _domains(self, rule: Rule) -> Iterator[tuple[int, str]]:
-        """(length of addresses, set of pairs)"""
+        """Yield (address length, set of pairs) for each domain name of the rule."""
         for length in LENGTHS:
             for peer in rule.peers:
                 if isinstance(peer, Domain):
@@ -84,7 +87,7 @@ class Compiled:
                     yield length, name
 
     def _peers(self, rule: Rule) -> Iterator[tuple[int, str]]:
-        """(length of addresses or 0, set or "")"""
+        """Yield (address length, set of peers) for the rule's other peers; (0, "") if the rule has no peers."""
         if not rule.peers:
             yield 0, ""
         blocks = [peer for peer in rule.peers if isinstance(peer, Block)]
@@ -102,7 +105,8 @@ class Compiled:
                 yield length, self._constant(f"b{VERSIONS[length]}", Set("block", length, found))
 
     def _ports(self, rule: Rule, length: int) -> Iterator[dict[str, object]]:
-        """The fields of a Line that are about ports."""
+        """Yield the fields of a Line that compare protocol and port, one dict for each Line. length: of the peer's
+        addresses, 0: both families."""
         if not rule.ports:
             yield {}
         for protocol in sorted({port.protocol for port in rule.ports}):
@@ -133,7 +137,7 @@ def group_set(group: Group, length: int) -> str:
 
 
 def domain_set(domain: Domain, length: int) -> str:
-    """The name of the set of pairs (pod's address, address of the names)."""
+    """Return the name of the set of pairs: pod's address . address in an answer for a name of the domain."""
     return f"d{VERSIONS[length]}-{short_hash(domain.name)}"
 
 

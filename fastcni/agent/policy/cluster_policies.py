@@ -1,11 +1,11 @@
-"""Policies of the whole cluster, read from documents: ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2.
+"""Read policies of the whole cluster from documents: ClusterNetworkPolicy of policy.networking.k8s.io/v1alpha2.
 
     read_cluster_policy({"metadata": {"name": "no-guests"}, "spec": {
         "tier": "Admin", "priority": 10, "subject": {"namespaces": {}},
         "ingress": [{"action": "Deny", "from": [{"namespaces": {"matchLabels": {"guest": "yes"}}}]}]}})
 
-For each direction of a connection, the first rule that matches decides: those of tier Admin in order, then the
-NetworkPolicies, then the rules of tier Baseline. Policies of one priority are in the order of their names.
+For each direction of a connection, the first rule that matches decides: first the rules of tier Admin in order, then
+the NetworkPolicies, then the rules of tier Baseline. Policies with the same priority are sorted by name.
 
 API: https://network-policy-api.sigs.k8s.io/reference/spec/, and the validation of its CRD.
 """
@@ -49,20 +49,20 @@ API_VERSION = f"{GROUP}v1alpha2"
 TIERS = ADMIN, BASELINE = "Admin", "Baseline"
 ACTIONS = ACCEPT, DENY, PASS = "Accept", "Deny", "Pass"
 MAX_PRIORITY = 1000
-MAX_ITEMS = 25                  # rules of a direction; peers, protocols of a rule; networks of a peer
+MAX_ITEMS = 25                  # in each list: a direction's rules, a rule's peers and protocols, a peer's networks
 MAX_RULE_NAME = 100
 MAX_DOMAIN_NAME = 253           # characters, without the last dot
 LABEL = r"[A-Za-z0-9](?:[-A-Za-z0-9_]{0,61}[A-Za-z0-9])?"
 DOMAIN_NAME = re.compile(rf"(?:\*\.)?{LABEL}(?:\.{LABEL})+\.?")
 PEERS = {INGRESS: ("namespaces", "pods"), EGRESS: ("namespaces", "pods", "nodes", "networks")}
-DOMAIN_NAMES = "domainNames"    # a peer of Accept in tier Admin, egress; elsewhere it is not known
-OF_NODE = ("InternalIP", "ExternalIP")          # types of a node's addresses that are addresses
+DOMAIN_NAMES = "domainNames"    # a kind of peer only in egress rules of tier Admin with action Accept
+OF_NODE = ("InternalIP", "ExternalIP")          # types in a Node's status that are IP addresses, not names
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedRule(Rule):
-    """A rule with an action. name: "" without one. void: the rule matches nothing. note: why a peer is not known to
-    this version, "" if each is."""
+    """A rule of a cluster policy. action: ACCEPT, DENY or PASS. name: the rule's name, or "". void: the rule matches
+    nothing. note: a peer that this version does not know, and its effect; "" if it knows all peers."""
 
     action: str = ACCEPT
     name: str = ""
@@ -72,7 +72,8 @@ class OrderedRule(Rule):
 
 @dataclass(frozen=True, slots=True)
 class ClusterPolicy:
-    """pods: those it applies to, in all namespaces. ingress, egress: rules in their order."""
+    """A ClusterNetworkPolicy. tier: ADMIN or BASELINE. pods: the pods that the policy selects, in all namespaces.
+    ingress, egress: its rules, in order."""
 
     name: str
     tier: str
@@ -83,7 +84,7 @@ class ClusterPolicy:
 
     @property
     def key(self) -> str:
-        """No key of a NetworkPolicy: it has no slash."""
+        """The policy's key: its name. Keys of NetworkPolicies differ, because they have a slash."""
         return self.name
 
     @property
@@ -97,11 +98,11 @@ class ClusterPolicy:
                    for rule in self.egress)
 
     def rules(self, direction: str) -> tuple[OrderedRule, ...] | None:
-        """Return the rules of a direction, None if the policy does not affect the direction."""
+        """Return the rules of a direction; None if the policy has no rules for it."""
         return (self.ingress if direction == INGRESS else self.egress) or None
 
     def notes(self) -> list[str]:
-        """Return the parts of the policy that this version does not know, and their effect."""
+        """Return a text for each rule with a peer that this version does not know, with the effect on the rule."""
         return [f"ClusterNetworkPolicy {self.name}: {rule.note}" for rule in (*self.ingress, *self.egress) if rule.note]
 
 
@@ -153,7 +154,7 @@ def read_subject(spec: Reader) -> Group:
 
 
 def read_group(reader: Reader) -> Group:
-    """Read `namespaces` or `pods`."""
+    """Read the group of pods of a subject or peer, by its key `namespaces` or `pods`. Raises PolicyError."""
     if namespaces := reader.part("namespaces"):
         return Group(read_selector(namespaces), EVERYTHING)
     pods = reader.part("pods") or reader.wrong("is missing", "pods")
@@ -163,7 +164,7 @@ def read_group(reader: Reader) -> Group:
 
 
 def limited(reader: Reader, key: str, read: Any, least: int = 0) -> tuple[Any, ...]:
-    """Reader.each(), of at most MAX_ITEMS."""
+    """Return Reader.each() of a list. Raises PolicyError if the list has not `least` to MAX_ITEMS items."""
     count = len(reader.get(key, list, []))
     if not least <= count <= MAX_ITEMS:
         reader.wrong(f"expected {least} to {MAX_ITEMS} items, got {count}", key)
@@ -171,8 +172,8 @@ def limited(reader: Reader, key: str, read: Any, least: int = 0) -> tuple[Any, .
 
 
 def read_rule(reader: Reader, direction: str, tier: str) -> OrderedRule:
-    """Read a rule. If a peer is of an unknown kind, an Accept matches nothing, and a Deny or Pass denies everything, as
-    the API demands."""
+    """Read a rule. If this version does not know a peer's kind, a rule with Accept matches nothing, and a rule with
+    Deny or Pass denies everything, as the API requires."""
     key = "from" if direction == INGRESS else "to"
     reader.only("name", "action", key, "protocols")
     name, action = reader.get("name", str, ""), reader.get("action", str, "")
@@ -195,7 +196,7 @@ def read_rule(reader: Reader, direction: str, tier: str) -> OrderedRule:
 
 
 def read_peer(reader: Reader, known: tuple[str, ...]) -> tuple[Peer, ...] | str:
-    """Read a peer. Return a text for a peer of an unknown kind."""
+    """Read a peer of a rule. Return an error text instead if the peer's kind is not in `known`."""
     if foreign := [str(key) for key in reader.value if key not in known]:
         return f"{reader.path}: peers by {reprlib.repr(foreign[0])} are not known here"
     if not reader.value:
@@ -229,7 +230,7 @@ def read_networks(reader: Reader) -> tuple[Block, ...]:
 
 
 def read_protocol(reader: Reader) -> tuple[Port, ...]:
-    """Read an item of `protocols`. A named port applies to each protocol for which the pod uses the name."""
+    """Read an item of `protocols`. A named port stands for each protocol in which a pod has a port with the name."""
     reader.only(*map(str.lower, PROTOCOLS), "destinationNamedPort")
     if len(reader.value) != 1:
         reader.wrong("expected one of tcp, udp, sctp, destinationNamedPort")

@@ -1,11 +1,11 @@
-"""Pods, namespaces and policies -> the wanted nftables state of a node, kept up to date change by change.
+"""Compute the nftables state that a node needs, from pods, namespaces and policies, and update it at each change.
 
     it = Compiler("node-1")
     it.put_policy(policy); it.put_pod(pod)
-    change = it.take()                          # to be written by ruleset.py
+    change = it.take()                          # ruleset.py writes the Change to the kernel
 
-A pod that comes is compared with the groups that its labels may belong to, not with all policies (groups.py). A label
-changes elements of sets and maps; only a policy changes chains.
+The compiler compares a new pod only with the groups that its labels may match, not with all policies (groups.py). A
+changed label changes elements of sets and maps; only a changed policy changes rules.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ LEADING = (*((PREFIXES[direction], direction) for direction in DIRECTIONS), (TO_
 
 
 class Compiler:
-    """node: the node whose pods are isolated; "": all pods. Pods of an unknown node are isolated, too.
+    """The nftables state of one node, computed from the objects that put_...() gives.
 
-    cluster: the objects that were put. state: the wanted nftables state. domains: the domain names in policies, by the
-    name of their set. forwarders: the ports to which DNS queries are redirected, see names/; as keys. egress: the
+    node: the node on whose pods the state enforces policies; "": on all pods. The state also covers pods whose node is
+    unknown. cluster: the objects that were put. state: the wanted nftables state. domains: {set name: the domain name
+    in a policy}. forwarders: the ports to which DNS queries are redirected (names/), as keys of a set. egress: the
     egress addresses that were put.
     """
 
@@ -66,16 +67,16 @@ class Compiler:
         self._groups = Groups(self.cluster)
         self.egress = EgressIndex(self.cluster, self._groups)
         self._compiled: dict[tuple[str, str], Compiled] = {}        # by (policy key, direction)
-        self._selecting: dict[Group, set[str]] = {}                 # keys of the policies that select a group's pods
-        self._used: Counter[str] = Counter()                        # how many chains use a set, or elements a chain
-        self._held: dict[str, Counter[bytes]] = {name: Counter() for name in PORT_SETS}     # by set: holders of a key
+        self._selecting: dict[Group, set[str]] = {}                 # keys of the policies that select a group
+        self._used: Counter[str] = Counter()                        # uses of a set by chains, of a chain by elements
+        self._held: dict[str, Counter[bytes]] = {name: Counter() for name in PORT_SETS}     # uses of each key, by set
         self._local: dict[bytes, set[str]] = {}                     # keys of this node's pods, by address
-        self._nodes: dict[str, Selector] = {}                       # of the sets of nodes' addresses, by name
-        self._tiers: dict[str, tuple[str, ...]] = {}                # keys of the policies of a tier's chain, in order
-        self._reaching: set[str] = set()                            # keys of the policies that reach nodes
+        self._nodes: dict[str, Selector] = {}                       # of nodes, by the name of their address set
+        self._tiers: dict[str, tuple[str, ...]] = {}                # {tier chain: keys of its policies, in order}
+        self._reaching: set[str] = set()                            # keys of policies whose rules may match nodes
 
     def take(self) -> Change:
-        """The Change since the last take()."""
+        """Return what changed in `state` since the last take()."""
         return self._journal.take()
 
     def put_all(self, cluster: Cluster) -> None:
@@ -128,7 +129,7 @@ class Compiler:
                     self._release(element)
 
     def put_forwarders(self, ports: Iterable[int]) -> None:
-        """Set `forwarders`."""
+        """Replace the ports in `forwarders`, and in their set if it exists."""
         wanted = set(map(service, ports))
         if FORWARDERS in self.state.sets:
             for key in self.forwarders ^ wanted:
@@ -136,7 +137,7 @@ class Compiler:
         self.forwarders = wanted
 
     def pods_with(self, packed: bytes) -> frozenset[str]:
-        """The keys of the pods of this node that have an address."""
+        """Return the keys of this node's pods that have the address `packed`."""
         return frozenset(self._local.get(packed, ()))
 
     def addresses_of(self, packed: bytes) -> set[bytes]:
@@ -145,7 +146,7 @@ class Compiler:
 
     @property
     def names_nodes(self) -> bool:
-        """Whether a policy depends on nodes."""
+        """Whether a policy has peers by labels of nodes."""
         return bool(self._nodes)
 
     def _replace(self, old: Pod | None, new: Pod | None) -> None:
@@ -188,7 +189,8 @@ class Compiler:
             self._journal.put(name, key, None)
 
     def _note_local(self, pod: Pod | None, there: bool) -> set[bytes]:
-        """Record whether a pod of this node exists: `there`. Return the pod's addresses."""
+        """Add a pod of this node to the local pods, or remove it if not `there`. Return its addresses; an empty set if
+        the pod is None or is on another node."""
         if pod is None or (self.node and pod.node and self.node != pod.node):
             return set()
         for packed in pod.addresses:
@@ -201,8 +203,8 @@ class Compiler:
     # -- the maps -----------------------------------------------------------------------------------------------------
 
     def _isolate(self, addresses: Iterable[bytes]) -> None:
-        """Put the elements that lead these addresses to their chains."""
-        known: dict[frozenset[str], list[tuple[str, ...]]] = {}         # all addresses of a pod have the same
+        """Put the map elements that lead the packets of these addresses to the chains of their pods' policies."""
+        known: dict[frozenset[str], list[tuple[str, ...]]] = {}         # {pods: chains}, the same for all addresses
         for packed in addresses:
             keys = frozenset(self._local.get(packed, ()))
             if keys not in known:
@@ -222,19 +224,19 @@ class Compiler:
                 self._journal.put_set(name, None)
 
     def directions_of(self, pod: Pod) -> list[str]:
-        """Return the directions in which policies restrict a pod that was not put."""
+        """Return the directions in which policies restrict a pod, also a pod that was not put: INGRESS, EGRESS."""
         selecting = {policy for group in self._groups.matching(pod) for policy in self._selecting.get(group, ())}
         return [direction for direction in DIRECTIONS
                 if any((policy, direction) in self._compiled for policy in selecting)]
 
     def reaches_nodes(self, pod: Pod) -> bool:
-        """Return whether a policy restricts packets from this pod, which was not put, to its own node."""
+        """Return whether a policy restricts packets from `pod` to its own node. The pod need not have been put."""
         return bool(self._reaching) and any(policy in self._reaching for group in self._groups.matching(pod)
                                             for policy in self._selecting.get(group, ()))
 
     def _chains_of(self, keys: Iterable[str]) -> list[tuple[str, ...]]:
-        """Return the names of the chains of the policies that select one of these pods: for each direction, and for
-        packets from the pods to their own node."""
+        """Return the names of the chains of the policies that select one of these pods: [ingress, egress, packets from
+        the pods to their own node]."""
         selecting = {policy for key in keys for group in self._groups.of(key)
                      for policy in self._selecting.get(group, ())}
         found = []
@@ -249,8 +251,8 @@ class Compiler:
         return [*found, (*admin, *baseline) if selecting & self._reaching else ()]
 
     def _tier(self, direction: str, policies: list[ClusterPolicy]) -> tuple[str, ...]:
-        """Return the name of the chain of these policies of one tier, () without policies. The caller leads an address
-        to the chain."""
+        """Return (name,) of the chain that has the rules of these policies of one tier; () without policies. The caller
+        makes the chain when an address leads to it."""
         if not policies:
             return ()
         keys = tuple(policy.key for policy in sorted(policies, key=lambda policy: policy.order))
@@ -259,12 +261,13 @@ class Compiler:
         return (name,)
 
     def _tier_chain(self, name: str, direction: str) -> Chain:
-        """Return the chain with all rules of the tier's policies: the rule that matches first decides."""
+        """Return the tier chain `name` with the rules of its policies, in order: the first matching rule decides."""
         return Chain(direction, tuple(line for key in self._tiers[name]
                                       for line in self._compiled[key, direction].chain.lines))
 
     def _lead(self, map_name: str, packed: bytes, direction: str, names: tuple[str, ...]) -> None:
-        """Let an address lead to the chain that jumps to the chains `names`; without names to no chain."""
+        """Let the map `map_name` lead the address to the chain that jumps to the chains `names`; without names, delete
+        the address from the map."""
         old = self.state.elements.get(map_name, {}).get(packed)
         new = all_of(direction, names) if names else None
         if old == new:
@@ -280,7 +283,7 @@ class Compiler:
             self._unuse(old, self._forget_chain)
 
     def _put_node_sets(self) -> None:
-        """Put the sets that the chains for packets of pods to their own node use."""
+        """Put the maps and the set for packets from pods to their own node."""
         for name in NODE_MAPS:
             self._journal.put_set(name, Set("map", 4 if name.endswith("4") else 16))
         self._journal.put_set(FORWARDERS, Set("service", 0))
@@ -288,7 +291,7 @@ class Compiler:
             self._journal.put(FORWARDERS, key, "")
 
     def _use_chain(self, new: str, direction: str, names: tuple[str, ...]) -> None:
-        """Put a chain that jumps to the chains `names`, and the chains of tiers."""
+        """Put the chain `new`, which jumps to the chains `names`, and the tier chains in `names` that are missing."""
         for name in names:
             if name in self._tiers:
                 self._used[name] += 1
@@ -325,8 +328,8 @@ class Compiler:
             self._replace_policy(old, None)
 
     def _replace_policy(self, old: Policy | ClusterPolicy | None, new: Policy | ClusterPolicy | None) -> None:
-        """Replace a policy. Sets and chains that both policies use stay, because the new policy uses them before the
-        old policy is released."""
+        """Replace a policy. Sets and chains that both policies use stay, because this method records the new policy's
+        uses before it releases the old policy's."""
         key = (new or old).key                  # type: ignore[union-attr]
         stale = self._select(old, key, False)
         former = [self._compiled.pop((key, direction), None) for direction in DIRECTIONS]
@@ -348,7 +351,8 @@ class Compiler:
                 self._forget(past, self._compiled.get((key, direction)))
 
     def _select(self, policy: Policy | ClusterPolicy | None, key: str, there: bool) -> set[bytes]:
-        """Note that a policy selects its pods, or no longer does. Return the addresses of this node's among them."""
+        """Record that a policy selects its pods, or with `there` False that it no longer does. Return the addresses of
+        the selected pods that are on this node."""
         if policy is None:
             return set()
         members = self._groups.use(policy.pods) if there else self._groups.members(policy.pods)
@@ -396,7 +400,7 @@ class Compiler:
             self._journal.put_chain(compiled.http_name, compiled.http)
 
     def _add_set(self, name: str, nft_set: Set) -> bool:
-        """Note one more use of a set. Return whether it is new."""
+        """Record one more use of a set, and put the set at its first use. Return whether this was the first use."""
         self._used[name] += 1
         if self._used[name] == 1:
             self._journal.put_set(name, nft_set)
@@ -404,7 +408,7 @@ class Compiler:
         return self._used[name] == 1
 
     def _forget(self, past: Compiled, new: Compiled | None) -> None:
-        """Release the sets and chains of a policy. new: the Compiled that replaces it."""
+        """Release the sets and chains of the compiled policy `past`. new: the Compiled that replaces `past`, if any."""
         if not new:
             self._journal.put_chain(past.name, None)
         if past.http_name and not (new and new.http_name):
@@ -425,13 +429,13 @@ def all_of(direction: str, names: tuple[str, ...]) -> str:
 
 
 def elements_of_node(name: str, selector: Selector, node: Node | None) -> Iterator[Element]:
-    """The elements of a node in a set of nodes' addresses."""
+    """Yield (name, address) for the node's addresses in the set `name`, if the selector matches the node's labels."""
     if node and selector.matches(node.labels):
         yield from ((name, packed) for packed in node.addresses if len(packed) == (4 if name.startswith("k4") else 16))
 
 
 def compile_all(cluster: Cluster, node: str = "") -> State:
-    """Return the wanted state of a node."""
+    """Return the nftables state that `node` needs for all objects of `cluster`."""
     it = Compiler(node)
     it.put_all(cluster)
     return it.state

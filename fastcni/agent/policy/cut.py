@@ -1,9 +1,9 @@
-"""Connections that policies no longer allow are cut: their flows are deleted from conntrack.
+"""Cut connections that policies no longer allow: find their flows, and delete the flows from conntrack.
 
 The rules accept packets of known connections, so a connection would outlive the policy that allowed it. Without its
-flow, the rules treat the connection's next packet as a first one, and drop it (rules.py). But an answer that is on its
-way would be the first packet of a connection in the other direction, which may be allowed. So such answers are dropped
-before the flows are deleted.
+flow, the connection's next packet counts as a first packet, and the rules drop it (rules.py). But conntrack would take
+an answer that is still on its way for the first packet of a connection in the other direction, which the policies may
+allow. So before the agent deletes the flows, the rules get the answers to drop.
 """
 
 from __future__ import annotations
@@ -43,17 +43,19 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
     from fastcni.kit.datapath.maps import Flow as Redirected
 
-MAX_DELETED = 128               # flows in one send
-MAX_ASKED = 4096                # flows that tracked() asks for; the next cut finds the remaining flows
+MAX_DELETED = 128               # flows in one batch of netlink messages
+MAX_ASKED = 4096                # flows for which tracked() asks; the next cut finds the remaining flows
 IPPROTO_ICMP, IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE = 1, 17, 33, 132, 136
 ANSWERED_ONLY = {IPPROTO_ICMP, IPPROTO_TCP, IPPROTO_ICMPV6}
-WITH_PORTS = {IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE}         # where TCP has them
+WITH_PORTS = {IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE}         # at the same place as in a TCP header
 
 
 class Listing:
-    """Lists flows in a thread. The kernel takes 5 to 10 ms for the list, even without flows; no ADD waits for it.
+    """Lists conntrack's flows in a thread of its own, so that no ADD waits. The kernel takes 5 to 10 ms for the list,
+    even without flows.
 
-    Made in a thread that is in the node's namespace; the same thread calls all methods. took_s: the last list.
+    One thread in the node's namespace makes the Listing and calls all methods. took_s: the time that the last list
+    took.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,7 @@ class Listing:
         self.took_s = 0.0
 
     def fileno(self) -> int:
-        """The descriptor to wait on: it is readable when `ended`."""
+        """Return the file descriptor that becomes readable when the list has ended."""
         return self._wakeup.fileno()
 
     def close(self) -> None:
@@ -78,11 +80,11 @@ class Listing:
 
     @property
     def ended(self) -> bool:
-        """Whether take() would return without a wait."""
+        """Whether the list that begin() started has ended, so that take() does not wait."""
         return self._flows is not None and self._flows.done()
 
     def begin(self, ends: Collection[bytes]) -> None:
-        """List the flows from and to these addresses."""
+        """Start to list the flows from and to the addresses `ends`."""
         self._flows = self._thread.submit(self._list, ends)
 
     def _list(self, ends: Collection[bytes] | None) -> list[Flow]:
@@ -94,7 +96,7 @@ class Listing:
             self._wakeup.wake()
 
     def take(self) -> list[Flow]:
-        """Wait for the flows that begin() asked for. Raises OSError."""
+        """Wait for the list that begin() started, and return its flows. Raises OSError."""
         assert self._flows
         flows, self._flows = self._flows, None
         try:
@@ -104,9 +106,9 @@ class Listing:
 
 
 def suspects(state: State, change: Change) -> set[bytes]:
-    """Return the addresses whose connections a Change may forbid: addresses of pods that lead to other chains, of
-    removed peers and named ports, of peers that a rule denies now, and of pods whose policies have other rules.
-    `state`: the State after the change."""
+    """Return the addresses whose connections a Change may forbid: addresses of pods with other chains than before,
+    removed peers and named ports, peers that a rule may deny now, and pods whose policies have new rules. state: the
+    State after the change."""
     found: set[bytes] = set()
     for name in VERDICT_MAPS & change.added.keys():
         found.update(change.added[name])
@@ -126,19 +128,19 @@ def suspects(state: State, change: Change) -> set[bytes]:
 
 
 def ordered_sets(state: State) -> set[str]:
-    """Return the sets that rules of cluster policies use: an additional element may deny."""
+    """Return the sets that rules of cluster policies use. A new element of such a set may forbid connections."""
     return {name for chain, it in state.chains.items() if chain.startswith(TIER_CHAINS)
             for line in it.lines for name in line.sets()}
 
 
 def isolated(state: State) -> set[bytes]:
-    """The addresses of all pods that a policy restricts."""
+    """Return the addresses of all pods that a policy restricts."""
     return {packed for name in MAPS for packed in state.elements[name]}
 
 
 def tracked(sock: Socket, redirected: Sequence[Redirected]) -> list[Flow]:
-    """Return the flows that conntrack has of connections that the datapath ebpf redirected until now. A question for
-    each of them takes less time than the list of all flows. Raises OSError."""
+    """Return conntrack's flows of the connections that the ebpf datapath redirected until now. A request for each of
+    these flows takes less time than a list of all flows. Raises OSError."""
     found = []
     for at in range(0, min(len(redirected), MAX_ASKED), MAX_DELETED):
         batch = Batch()
@@ -153,8 +155,8 @@ def tracked(sock: Socket, redirected: Sequence[Redirected]) -> list[Flow]:
 
 
 def forbidden(flows: Iterable[Flow], state: State) -> list[Flow]:
-    """Return the flows that a State does not allow. Connections from the node itself are always allowed. Raises
-    OSError."""
+    """Return those of `flows` that the rules of `state` do not allow. Connections from the node itself are always
+    allowed. Raises OSError."""
     decide = Decider(state)
     found = [flow for flow in flows if not decide.allows(flow)]
     if found and not decide.own:
@@ -164,7 +166,7 @@ def forbidden(flows: Iterable[Flow], state: State) -> list[Flow]:
 
 
 def delete(sock: Socket, flows: Sequence[Flow]) -> None:
-    """Delete flows. sock: of NETLINK_NETFILTER. Raises OSError."""
+    """Delete `flows` from conntrack. sock: a NETLINK_NETFILTER socket. Raises OSError."""
     for at in range(0, len(flows), MAX_DELETED):
         batch = Batch()
         for flow in flows[at:at + MAX_DELETED]:
@@ -175,9 +177,10 @@ def delete(sock: Socket, flows: Sequence[Flow]) -> None:
 
 
 class Decider:
-    """Whether a State allows connections. Many have the same ends, such as requests to a name server.
+    """Decides by a State whether connections are allowed, and caches the decisions: many connections have the same
+    ends, such as queries to a name server.
 
-    own: the node's addresses, empty if they were not read so far. Raises OSError.
+    own: the node's addresses; empty if they have not been read yet. Raises OSError.
     """
 
     def __init__(self, state: State) -> None:
@@ -186,8 +189,8 @@ class Decider:
         self._forwarders = state.elements.get(FORWARDERS, {})
 
     def allows(self, flow: Flow) -> bool:
-        """By the addresses after translation of the destination, and before that of the source; but a DNS query that
-        was redirected to this node is one to the resolver."""
+        """Return whether the State allows the flow, by its source before SNAT and its destination after DNAT. But the
+        destination of a DNS query that was redirected to this node is the resolver."""
         end, port = flow.replier, flow.replier_port
         if service(port) in self._forwarders and end in self.own:
             end, port = flow.destination, flow.port
@@ -196,7 +199,8 @@ class Decider:
             flow.mark & (PROXIED | EITHER) if flow.mark & PROXIED else 0)
 
     def decide(self, connection: Connection, source_port: int, proxied: int = 0) -> bool:
-        """source_port: it counts in requests for DHCP leases and in their answers. proxied: see interpret.py."""
+        """Return whether the State allows the connection. source_port: matters only for DHCP. proxied: see
+        interpret.allows()."""
         if connection.source in self.own:
             return True
         if connection.destination in self.own:
@@ -211,10 +215,11 @@ class Decider:
 # -- answers that are dropped ------------------------------------------------------------------------------------------
 
 def answers(flows: Iterable[Flow], by_ports: bool = True, own: Collection[bytes] = ()) -> dict[str, list[bytes]]:
-    """Return the answers on flows that conntrack would take for first packets: {set: keys}, see rules.py.
+    """Return the answers on deleted flows that the rules must drop, because conntrack would take them for first packets
+    of new connections: {set: keys}, see rules.py.
 
-    It takes no answer on TCP for one at isolated pods (midstream), but those of the node itself, and no answer on ICMP
-    anywhere. by_ports: else one key stands for all flows of a protocol between two addresses. own: see Decider.
+    Other rules drop answers of ICMP, and answers of TCP unless the node itself sends them. by_ports: whether the keys
+    have ports; without ports, one key stands for all flows of a protocol between two addresses. own: see Decider.
     """
     found: dict[str, list[bytes]] = {}
     for flow in flows:
@@ -231,8 +236,8 @@ def answers(flows: Iterable[Flow], by_ports: bool = True, own: Collection[bytes]
 
 
 def allowed_again(dropped: Mapping[str, list[bytes]], state: State, added: Collection[bytes]) -> dict[str, list[bytes]]:
-    """Return those of the answers that need not be dropped: a State allows their connections again, or one of their
-    addresses belongs to a pod that was added since."""
+    """Return those of the dropped answers that the rules need not drop any more: `state` allows their connections
+    again, or one of their addresses belongs to a pod added since (`added`)."""
     decide, found = Decider(state), {}
     for name, keys in dropped.items():
         length = 4 if name.endswith(VERSIONS[4]) else 16
@@ -246,5 +251,6 @@ def allowed_again(dropped: Mapping[str, list[bytes]], state: State, added: Colle
 
 
 def restricted_node(state: State) -> Collection[bytes]:
-    """Return the node's addresses if policies restrict packets from pods to their own node, else (). Raises OSError."""
+    """Return the node's addresses if policies restrict packets from pods to their own node; otherwise (). Raises
+    OSError."""
     return node_addresses() if NODE_MAPS & state.sets.keys() else ()

@@ -1,15 +1,16 @@
-"""The policies of a node: a Compiler, the kernel's table, and the connections that end with a change.
+"""Bring changes of pods and policies into force: write the compiler's changes to the kernel, and cut the connections
+that a change forbids.
 
     engine = Engine(AttachedCompiler("node-1"))
-    ...                                         # engine.compiler.put_pod() and so on: what there is at first
+    ...                                         # engine.compiler.put_pod() and so on, for all existing objects
     engine.load()
     engine.compiler.put_policy(policy)
-    engine.commit()                             # in force for new connections
-    engine.begin_cut()
-    engine.end_cut()
+    engine.commit()                             # the policy applies to new connections
+    engine.begin_cut()                          # search for the connections that the policy forbids
+    engine.end_cut()                            # end them
 
-    engine.protect(Attachment(...))             # in an ADD: the pod is closed
-    engine.commit()                             # and its policies are in force
+    engine.protect(Attachment(...))             # in an ADD: the pod's restricted directions are closed
+    engine.commit()                             # the pod's policies apply
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError, and
-    ConfigurationError if another agent has the table. offload: whether established connections may go by a
-    flowtable."""
+    """The compiler of a node, and the kernel's tables. One thread in the node's namespace makes the Engine and calls
+    all methods. Raises OSError, and ConfigurationError if another agent owns the tables. offload: whether a flowtable
+    may forward established connections."""
 
     def __init__(self, compiler: AttachedCompiler, *, offload: bool = False) -> None:
         self.compiler, self.rules, self.redirects = compiler, Ruleset(), Restricted()
@@ -47,19 +48,19 @@ class Engine:
         except BaseException:
             self.rules.close()
             raise
-        self.prepare: Callable[[Iterable[str]], object] = lambda new_chains: None       # called before a write
-        self._begun = False             # load() was called: the compiler has all objects
-        self._loaded = False            # the kernel has all changes that take() returned
-        self.protecting: list[Callable[[Attachment], object]] = []      # called by protect() before its answer
+        self.prepare: Callable[[Iterable[str]], object] = lambda new_chains: None       # called before each write
+        self._begun = False             # whether load() was called, so that the compiler has all objects
+        self._loaded = False            # whether the kernel has all changes that the compiler's take() returned
+        self.protecting: list[Callable[[Attachment], object]] = []      # protect() calls these first
         self.flows = cut.Listing()
         self.suspects: set[bytes] = set()       # addresses whose connections changes may have forbidden
-        self._looked_at: set[bytes] = set()     # the suspects of begin_cut()
-        self._redirected: list[Redirected] = []         # connections that put() has handed back to conntrack
-        self._ended = 0                 # number of connections that were ended since end_cut()
-        self._answers = True            # the kernel may drop answers on connections that were cut
-        self.changed = False            # whether the kernel's table has changed since reopen()
-        self._added: set[bytes] = set()         # addresses of pods that were added since reopen()
-        self._dropped: dict[str, list[bytes]] = {}     # by set: elements of _close() in the kernel
+        self._looked_at: set[bytes] = set()     # the suspects for which begin_cut() lists flows
+        self._redirected: list[Redirected] = []         # connections that redirects.put() handed back to conntrack
+        self._ended = 0                 # number of connections ended since the last end_cut()
+        self._answers = True            # whether the kernel may drop answers on cut connections
+        self.changed = False            # whether the kernel's table has changed since the last reopen()
+        self._added: set[bytes] = set()         # addresses of pods added since the last reopen()
+        self._dropped: dict[str, list[bytes]] = {}     # {set or map: keys} that _close() has added in the kernel
 
     def close(self) -> None:
         """Close the sockets. The table stays, so pods stay protected."""
@@ -68,17 +69,17 @@ class Engine:
 
     @property
     def begun(self) -> bool:
-        """Whether the compiler has all objects."""
+        """Whether load() was called, so that the compiler has all objects."""
         return self._begun
 
     @property
     def not_offloaded(self) -> str:
-        """Why no flowtable has established connections, "" if one has them or none is wanted."""
+        """Why no flowtable forwards established connections; "" if it does, or if no flowtable is wanted."""
         return self.flowtable.unavailable if self.flowtable else ""
 
     def load(self) -> None:
-        """Write the complete table. First called when all objects were put; until then the previous agent's table is in
-        force."""
+        """Write the complete table. The first call comes when the compiler has all objects; before that call, the
+        previous agent's table stays in force."""
         self._begun, self._loaded = True, False
         self.compiler.take()
         self.prepare(self.compiler.state.chains)
@@ -88,12 +89,12 @@ class Engine:
             self.rules.load(self.compiler.state)
         self._loaded, self._dropped, self.changed = True, {}, True
         if self.flowtable:
-            self.flowtable.renew()      # another program may have removed the table; commit() makes it
+            self.flowtable.renew()      # another program may have removed this table; commit() makes it again
         self.suspects = cut.isolated(self.compiler.state)
         self._cut_redirected()
 
     def commit(self) -> None:
-        """Write the changes; before the first load() write nothing."""
+        """Write the compiler's changes to the kernel; before the first load(), do nothing."""
         if not self._begun:
             return
         change = self._write()
@@ -107,14 +108,14 @@ class Engine:
             self.flowtable.follow(self.compiler.attachments.values(), change or Change())
 
     def begin_cut(self) -> None:
-        """Begin to search for connections that changes since the last search forbid, unless a search runs already."""
+        """Start to search for the connections that changes since the last search forbid, unless a search is running."""
         if not self.flows.begun:
             self._looked_at, self.suspects = self.suspects, set()
             self.flows.begin(self._looked_at)
 
     def end_cut(self) -> int:
-        """Wait for the search of begin_cut(), and end the connections that it has found. Return how many connections
-        ended since the last call."""
+        """Wait for the search that begin_cut() started, and end the forbidden connections. Return the number of
+        connections ended since the last call."""
         try:
             self._end(self.flows.take())
         except OSError:
@@ -125,14 +126,14 @@ class Engine:
         return count
 
     def _cut_redirected(self) -> None:
-        """End the forbidden connections among the connections whose redirection ended with the last write. The next cut
-        would find these connections later, in the list of all flows. Raises OSError."""
+        """Of the connections whose redirection ended with the last write, end the forbidden connections now. The next
+        cut would find them later, in the list of all flows. Raises OSError."""
         redirected, self._redirected = self._redirected, []
         if redirected:
             self._end(cut.tracked(self.rules.sock, redirected))
 
     def _end(self, flows: list[Flow]) -> None:
-        """End those of these flows that the policies forbid. Raises OSError."""
+        """End the connections of those `flows` that the policies forbid. Raises OSError."""
         found = cut.forbidden(flows, self.compiler.state)
         own = cut.restricted_node(self.compiler.state) if found else ()
         if answers := cut.answers(found, own=own):
@@ -147,8 +148,8 @@ class Engine:
         self._ended += len(found)
 
     def reopen(self) -> None:
-        """After changes: drop no answers on connections that were cut and are allowed again, or whose address another
-        pod has."""
+        """After changes: let the rules no longer drop answers on a cut connection that is allowed again, or one of
+        whose addresses belongs to a new pod."""
         if self.changed and self._answers and self._loaded:
             dropped = self.rules.cut_answers()
             self._answers = any(dropped.values())
@@ -157,11 +158,11 @@ class Engine:
         self.changed, self._added = False, set()
 
     def protect(self, attachment: Attachment) -> None:
-        """Within an ADD, before the pod's first process starts: where policies restrict the pod, drop its traffic. The
-        caller calls commit() right after the answer, which writes the pod's own rules.
+        """In an ADD, before the pod's first process starts: drop the pod's traffic in the directions that policies
+        restrict. Right after the ADD's answer, the caller calls commit(), which writes the pod's own rules.
 
-        An element that leads to a chain takes the kernel ten times as long as one that drops, because it checks all
-        chains for loops. One commit() compiles and writes all pods that were added since the last commit(). The next
+        The kernel takes ten times as long for an element that leads to a chain as for an element that drops, because it
+        checks all chains for loops. One commit() writes the rules of all pods added since the last commit(). The next
         cut ends connections of an earlier pod with the same addresses.
         """
         self.changed = True
@@ -170,7 +171,7 @@ class Engine:
             protect(attachment)
         if self.compiler.restricted(attachment):
             link = attachment.port.name if attachment.port else ""
-            if not (attachment.port and attachment.port.bridged):           # a port of a bridge is in no datapath
+            if not (attachment.port and attachment.port.bridged):           # the ebpf datapath has no ports of bridges
                 self.redirects.add(self.rules.sock, attachment.addresses, link)
         closed = self._loaded and not self.compiler.knows(attachment) and self._close(attachment)
         self.compiler.expect(attachment)
@@ -178,8 +179,8 @@ class Engine:
             self.commit()
 
     def _close(self, attachment: Attachment) -> bool:
-        """Drop the pod's traffic, and hold its port. Return False if the kernel refuses that: it has one of the
-        addresses, or another program has changed the table."""
+        """Drop the pod's traffic in restricted directions, and add its port to the sets. Return False if the kernel
+        rejects this: a map has one of the addresses already, or another program has changed the table."""
         restricted = self.compiler.restricted(attachment)
         elements = [(f"{direction}{VERSIONS[len(packed)]}", packed) for packed in attachment.addresses
                     for direction in restricted]
@@ -196,7 +197,8 @@ class Engine:
         return True
 
     def _write(self) -> Change | None:
-        """Write the Change. None if the kernel refused it: another program has changed the table."""
+        """Write the compiler's Change and return it. Return None if the kernel rejected it because another program has
+        changed the table."""
         if not self._loaded:
             return None
         change = self.compiler.take()
@@ -204,12 +206,12 @@ class Engine:
             there = () if name in VERDICT_MAPS else self.compiler.state.elements[name]
             change.removed.setdefault(name, []).extend([key for key in keys if key not in there])
         self.prepare(change.new_chains)
-        self._loaded = False            # also after other errors, because take() gives a change only once
+        self._loaded = False            # also after other errors: take() returns a change only once
         try:
             if MAPS & (change.added.keys() | change.removed.keys()):
                 self._redirected += self.redirects.put(self.rules.sock, cut.isolated(self.compiler.state))
             self.rules.write(change)
-        except OSError:                 # load() raises it, if it is no conflict with another program
+        except OSError:                 # if no other program is the cause, load() raises the error again
             return None
         self._loaded, self._dropped = True, {}
         return change

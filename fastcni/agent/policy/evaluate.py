@@ -1,6 +1,7 @@
-"""Whether a connection is allowed, by the policies themselves: what `fastcni policy test` prints.
+"""Decide from the policies, without the kernel's rules, whether a connection is allowed; `fastcni policy test` prints
+the decision.
 
-This module compiles and keeps nothing, so the tests compare the kernel's rules with its answers.
+The module neither compiles nor caches, so the tests can compare the kernel's rules with the module's answers.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.objects import Group, Node, Pod, Policy, Port, Rule
 
-QUOTE = '"'                     # ends a comment in what nft prints
+QUOTE = '"'                     # ends a comment in the output of nft, so no comment may contain it
 
 
 @dataclass(slots=True)
 class Cluster:
-    """All objects that policies depend on. pods, policies: by "namespace/name", cluster policies by "name". namespaces:
-    {name: labels}. nodes: by name. resolved: {name of a Domain: {(pod's address, address in an answer to the pod)}}."""
+    """All objects that policies depend on. pods: {"namespace/name": pod}. policies: {"namespace/name": policy}, and
+    {"name": cluster policy}. namespaces: {name: labels}. nodes: {name: node}. resolved: {name of a Domain: {(pod's
+    address, address in an answer to the pod)}}."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
     namespaces: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -38,8 +40,8 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """source, destination: packed addresses, after translation of the destination (DNAT) and before translation of the
-    source (SNAT). protocol: IPPROTO_*. port: the destination port; 0 if the protocol has no ports."""
+    """A connection, after translation of its destination (DNAT) and before translation of its source (SNAT). source,
+    destination: packed addresses. protocol: IPPROTO_*. port: the destination port; 0 if the protocol has no ports."""
 
     source: bytes
     destination: bytes
@@ -49,9 +51,9 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why one direction is allowed or denied. rule: "shop/web ingress[0]", of the rule that allows, or of the rule of a
-    cluster policy that decides; "" without one. isolating: the policies that select the pod in this direction. own: the
-    destination is the pod's own node. by_request: allowed are the HTTP requests that rules name."""
+    """Why one direction is allowed or denied. rule: the name of the rule that decides, "shop/web ingress[0]"; "" if no
+    rule matches. isolating: the policies that select the pod in this direction. own: the destination is the pod's own
+    node. by_request: only the HTTP requests that the rules name are allowed."""
 
     allowed: bool
     rule: str = ""
@@ -73,8 +75,8 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """egress, ingress: of the source, of the destination; None of an address that no pod has, and of a connection of a
-    pod to itself."""
+    """The decisions on a connection. egress: for the source; ingress: for the destination. None means that no policy
+    applies: no pod has the address, or the pod connects to itself."""
 
     egress: Reason | None
     ingress: Reason | None
@@ -85,8 +87,8 @@ class Verdict:
 
 
 def evaluate(cluster: Cluster, connection: Connection, to_node: bool = False) -> Verdict:
-    """Decide on a connection. to_node: the destination is the pod's own node, whose address no pod has. Connections
-    from the pod's own node are always allowed, so callers do not ask about them."""
+    """Decide on a connection. to_node: the destination is the pod's own node. Connections from the pod's own node are
+    always allowed, so callers do not ask about them."""
     if connection.source == connection.destination:
         return Verdict(None, None)
     if to_node:
@@ -95,7 +97,8 @@ def evaluate(cluster: Cluster, connection: Connection, to_node: bool = False) ->
 
 
 def one_direction(cluster: Cluster, connection: Connection, direction: str, to_node: bool = False) -> Reason | None:
-    """Ask tier Admin, then the NetworkPolicies, then tier Baseline."""
+    """Decide on one direction: first by tier Admin, then by the NetworkPolicies, then by tier Baseline. Return None if
+    no pod has the address."""
     pods = cluster.pods_at(connection.source if direction == EGRESS else connection.destination)
     if not pods:
         return None
@@ -109,7 +112,7 @@ def one_direction(cluster: Cluster, connection: Connection, direction: str, to_n
 
 
 def by_policies(cluster: Cluster, isolating: Iterable[Policy], connection: Connection, direction: str) -> Reason:
-    """Return the decision of the NetworkPolicies of a pod."""
+    """Return the decision of `isolating`, the NetworkPolicies that select the pod."""
     by_request = ""
     for policy in isolating:
         for number, rule in enumerate(policy.rules(direction) or ()):
@@ -124,7 +127,7 @@ def by_policies(cluster: Cluster, isolating: Iterable[Policy], connection: Conne
 
 def by_tier(cluster: Cluster, policies: Iterable[ClusterPolicy], connection: Connection,
             direction: str) -> Reason | None:
-    """Return the decision of the cluster policies of a tier, None if no rule matches."""
+    """Return the decision of the cluster policies of a tier; None if no rule matches or the rule's action is Pass."""
     for policy in policies:
         for number, rule in enumerate(policy.rules(direction) or ()):
             if not rule.void and allows(cluster, rule, connection, direction):
@@ -134,13 +137,13 @@ def by_tier(cluster: Cluster, policies: Iterable[ClusterPolicy], connection: Con
 
 
 def selecting(cluster: Cluster, pods: Iterable[Pod], direction: str) -> list[Policy]:
-    """The NetworkPolicies that restrict one of the pods in a direction."""
+    """Return the NetworkPolicies that restrict one of the pods in a direction."""
     return [policy for _, policy in sorted(cluster.policies.items())
             if not isinstance(policy, ClusterPolicy) and selects(cluster, policy, pods, direction)]
 
 
 def in_tier(cluster: Cluster, pods: Iterable[Pod], direction: str, tier: str) -> list[ClusterPolicy]:
-    """The cluster policies of a tier with rules of a direction for one of the pods, in their order."""
+    """Return the cluster policies of a tier that have rules for one of the pods in a direction, sorted by `order`."""
     return sorted([policy for policy in cluster.policies.values() if isinstance(policy, ClusterPolicy)
                    and policy.tier == tier and selects(cluster, policy, pods, direction)],
                   key=lambda policy: policy.order)
@@ -151,7 +154,7 @@ def selects(cluster: Cluster, policy: Policy | ClusterPolicy, pods: Iterable[Pod
 
 
 def rule_name(policy: Policy | ClusterPolicy, direction: str, number: int) -> str:
-    """ "shop/web ingress[0]", or of a cluster policy "no-guests ingress[0] (name of the rule)"."""
+    """Return a rule's name, "shop/web ingress[0]"; in a cluster policy "no-guests ingress[0] (name of the rule)"."""
     text, rule = f"{policy.key} {direction.lower()}[{number}]", (policy.rules(direction) or ())[number]
     if not isinstance(rule, OrderedRule) or not rule.name:
         return text
@@ -166,7 +169,7 @@ def allows(cluster: Cluster, rule: Rule, connection: Connection, direction: str)
 
 
 def is_resolved(cluster: Cluster, peer: Domain, connection: Connection) -> bool:
-    """Return whether the source has received an answer with the destination as an address of the names."""
+    """Return whether a DNS answer to the source said that a name of `peer` has the destination's address."""
     return (connection.source, connection.destination) in cluster.resolved.get(peer.name, ())
 
 
@@ -179,8 +182,8 @@ def is_peer(cluster: Cluster, peer: Group | Block | Nodes, packed: bytes) -> boo
 
 
 def is_port(port: Port, connection: Connection, destinations: Iterable[Pod]) -> bool:
-    """Return whether the connection's port is a port of a rule. A named port has the number that the destination pod
-    gives it."""
+    """Return whether the connection goes to `port`, a port of a rule. The destination pods give a named port its
+    number."""
     if connection.protocol != port.protocol:
         return False
     if port.name:

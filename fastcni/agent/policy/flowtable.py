@@ -1,4 +1,4 @@
-"""The flowtable for established connections between pods of this node whose links are routed (ptp).
+"""Let a flowtable forward established connections between pods of this node whose links are routed (ptp).
 `nft list table inet fastcni-flowtable` prints
 
     set links { type ifname; }
@@ -8,19 +8,20 @@
         oifname @links iifname @links ct state established flow add @pods
     }
 
-The chain comes after all other rules of the hook, so the kernel adds only connections whose packet all rules accept.
+The chain comes after all other rules of the hook, so the kernel adds a connection only if all rules accept its packet.
 The kernel then forwards the connection's packets (TCP, UDP, GRE) past all rules, until the connection has no conntrack
 entry, a route changes, TCP ends, or 30 s pass without a packet. cut.py deletes the conntrack entries of forbidden
-connections: the next packet of these passes the rules again, which drop it.
+connections. Their next packets pass the rules again, and the rules drop them.
 
-The rules accept packets of known connections without a further check, but one: `source` (port_rules.py) checks the
-source of each packet. So
-- a link with prefixes is left out: when policies begin to restrict the pod, these sources are closed;
-- the flowtable is made again, and forgets all connections, when the addresses of an existing link change, and when the
+For packets of a known connection, the rules check only one thing: `source` (port_rules.py) checks the source of each
+packet. A flowtable skips this check. So
+- links of pods with prefixes are left out: when policies begin to restrict the pod, the rules close its prefixes;
+- the agent makes the flowtable again, without connections, when the addresses of an existing link change, and when the
   node gets a tunnel, whose packets pods may not send;
-- a link that has lost its pod leaves the flowtable before the link is deleted.
+- when a link's pod is gone, the link leaves the flowtable before the link is deleted.
 
-Connections to other nodes and outside are left out: egress addresses, names and masquerade decide there.
+Connections to other nodes and to outside are left out: rules for egress addresses, domain names and masquerade apply to
+them.
 """
 
 from __future__ import annotations
@@ -44,24 +45,24 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.ruleset import Ruleset
     from fastcni.agent.policy.state import Change
 
-    Links = dict[str, tuple[object, ...]]       # by name; a link that may send from other addresses has another value
+    Links = dict[str, tuple[object, ...]]       # {link name: value}; the value changes with the addresses of the pod
 
 LINKS, PODS, CHAIN = "links", "pods", "established"
 PRIORITY = nft.NF_IP_PRI_FILTER + 1000
-DEVICES = 100                   # in one message: the kernel's notification of more would not fit in its buffer
+DEVICES = 100                   # in one message; the kernel's notification of more devices would not fit in its buffer
 TUNNELS = {ROUTED.tunnels, ROUTED.protocols}
 
 
 class Flowtable:
-    """Writes the table, by the socket of the Ruleset, to which the table belongs.
+    """The table of the flowtable. The Ruleset's socket owns and writes the table.
 
-    unavailable: why there is no flowtable until the next agent, "" if there is one. stale: follow() has something to
-    write although no policy and no pod changed.
+    unavailable: why this agent can have no flowtable, or "". stale: whether follow() has to make the table, even if no
+    policy and no pod changed.
     """
 
     def __init__(self, rules: Ruleset) -> None:
         self._rules = rules
-        self._written: Links | None = None      # None: the table has to be made
+        self._written: Links | None = None      # None: follow() has to make the table
         self.unavailable = ""
 
     @property
@@ -69,13 +70,13 @@ class Flowtable:
         return self._written is None and not self.unavailable
 
     def renew(self) -> None:
-        """Let follow() make the table again. Then the kernel forgets all connections in the flowtable."""
+        """Let the next follow() make the table again, by which the flowtable loses all connections."""
         self._written = None
 
     def follow(self, attachments: Iterable[Attachment], change: Change) -> None:
-        """Let the flowtable have the links of these pods. change: the last Change of the policies' table. An error of
-        the kernel leaves the connections to the rules; if a link has just been deleted, the next call makes the table
-        again. Raises NetlinkError if the kernel refuses to delete the table."""
+        """Give the flowtable the links of these pods. change: the last Change of the policies' table. After an error of
+        the kernel, no flowtable exists and packets pass the rules; if the cause is a link that has just been deleted,
+        the next call makes the table again. Raises NetlinkError if the kernel cannot delete the table."""
         wanted = links_of(attachments)
         if TUNNELS & change.added.keys() or any(wanted.get(name, value) != value
                                                 for name, value in (self._written or {}).items()):
@@ -106,7 +107,8 @@ class Flowtable:
         self._written = {}
 
     def _exchange(self, wanted: Links) -> None:
-        """Add new links, and remove the others. A link without a device is left out: its pod is being deleted."""
+        """Add the new links of `wanted`, and remove all other links. A link that no longer exists is left out: its pod
+        is being deleted."""
         assert self._written is not None
         written, requests = self._written, Transaction()
         new = {name: value for name, value in wanted.items() if name not in written and wire.index_of(name)}
@@ -127,13 +129,13 @@ class Flowtable:
 
 
 def links_of(attachments: Iterable[Attachment]) -> Links:
-    """Return the links of pods that are held at a routed link, and have no prefixes."""
+    """Return the links of the pods that have a routed link, addresses and no prefixes."""
     return {it.port.name: (it.sequence, it.all_addresses) for it in attachments
             if it.port and not it.port.bridged and it.addresses and all(pair.single for pair in it.port.pairs)}
 
 
 def del_device(sock: wire.Socket, name: str) -> None:
-    """Remove a link from the flowtable; the kernel has removed a link that no longer exists. Raises NetlinkError."""
+    """Remove a link from the flowtable. A link that the kernel has deleted is no error. Raises NetlinkError."""
     batch = nft_flowtables.del_device(nft.start(Batch()), FAMILY, FLOWTABLE, PODS, name)
     for e in wire.attempt(sock, nft.stop(batch))[1]:
         if e.errno != ENOENT:
@@ -141,7 +143,8 @@ def del_device(sock: wire.Socket, name: str) -> None:
 
 
 def links_in_kernel(sock: wire.Socket) -> frozenset[str] | None:
-    """Return the links in the flowtable, None if the node has no flowtable of the agent. Raises OSError."""
+    """Return the names of the links in the flowtable; None if the node has no flowtable of the agent. Raises OSError.
+    """
     try:
         each = wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(FAMILY), f"list set {LINKS}",
                          nft_elements.elements_of(FLOWTABLE, LINKS))
@@ -153,7 +156,7 @@ def links_in_kernel(sock: wire.Socket) -> frozenset[str] | None:
 
 
 def remove(sock: wire.Socket) -> None:
-    """Delete the table that an agent with a flowtable has left. Raises NetlinkError."""
+    """Delete the table of the flowtable, if it exists. Raises NetlinkError."""
     for e in wire.attempt(sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, FLOWTABLE)))[1]:
         if e.errno != ENOENT:
             raise e

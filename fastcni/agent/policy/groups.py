@@ -1,4 +1,5 @@
-"""Which pods belong to which groups, found by an index: by namespace, and by one label that the selector demands."""
+"""Find the groups to which a pod belongs, by an index of groups: by namespace, and by one label that a group requires.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Groups:
-    """The groups in use, with their members; and the pods, with their groups. A pod is given by its key."""
+    """The groups in use with their members, and the pods with their groups. Methods name a pod by its key."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -25,14 +26,14 @@ class Groups:
         self._of_namespace: dict[str, set[str]] = {}
 
     def of(self, key: str) -> set[Group]:
-        """The groups of a pod."""
+        """Return the groups to which the pod `key` belongs."""
         return self._of.get(key, set())
 
     def members(self, group: Group) -> set[str]:
         return self._members[group]
 
     def use(self, group: Group) -> set[str]:
-        """Note one more use of a group. Return its members."""
+        """Record one more use of a group. Return the keys of its pods."""
         self._uses[group] = self._uses.get(group, 0) + 1
         if group not in self._members:
             self._index.setdefault(place(group), set()).add(group)
@@ -45,7 +46,7 @@ class Groups:
         return self._members[group]
 
     def release(self, group: Group) -> None:
-        """Note one use less. A group without uses is forgotten."""
+        """Record one use less of a group, and forget a group without uses."""
         self._uses[group] -= 1
         if not self._uses[group]:
             for key in self._members.pop(group):
@@ -57,7 +58,7 @@ class Groups:
             del self._uses[group]
 
     def matching(self, pod: Pod) -> set[Group]:
-        """Return the groups to which a pod belongs, even one that was not added."""
+        """Return the groups in use to which `pod` belongs. The pod need not have been added."""
         namespaces = self._cluster.namespaces
         return {group for where in (pod.namespace, "") for label in (*pod.labels.items(), None)
                 for group in self._index.get((where, label), ()) if group.matches(pod, namespaces)}
@@ -75,7 +76,7 @@ class Groups:
 
 
 def place(group: Group) -> Place:
-    """Where a group is in the index: pods without that namespace or label are no members."""
+    """Return a group's key in the index: its namespace, "" for any, and a label that all its pods have, or None."""
     label = next(((one.key, next(iter(one.values))) for one in group.pods.requirements
                   if one.operator == IN and len(one.values) == 1), None)
     return group.namespace if isinstance(group.namespace, str) else "", label

@@ -1,5 +1,5 @@
-"""The kernel's decision with the rules of a State, computed from the State. Tests compare this module with evaluate.py,
-and cut.py uses it to find connections that are no longer allowed."""
+"""Compute from a State how the kernel's rules decide on a connection. cut.py finds with this module the connections
+that are no longer allowed. Tests compare this module with evaluate.py."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.evaluate import Connection
     from fastcni.agent.policy.state import Line, State
 
-LEASE_PORTS = CLIENT, SERVER = 68, 67           # of DHCP
+LEASE_PORTS = CLIENT, SERVER = 68, 67           # DHCP's UDP ports
 
 
 def allows(state: State, connection: Connection, source_port: int = 0, proxied: int = 0) -> bool:
-    """Whether the first packet of a connection is accepted. source_port: 0 if it is not known. proxied: the marks of a
-    connection from or to the HTTP proxy, which also keeps connections that it has when another rule allows each
-    request. If the marks have directions, the proxy judges requests by the rules of these directions only."""
+    """Return whether the rules accept the first packet of a connection. source_port: 0 if unknown. proxied: the marks
+    of a connection through the HTTP proxy, else 0. The verdict PROXY allows only such a connection, in the directions
+    that its marks name, or in both if the marks name none. The verdict ACCEPT allows any connection."""
     version = VERSIONS[len(connection.source)]
     if any(bytes(map(and_, packed, LINK_LOCAL_MASK)) in state.elements[LINK]
            for packed in (connection.source, connection.destination)):
@@ -65,14 +65,14 @@ def gives_lease(state: State, connection: Connection, source_port: int) -> bool:
 
 
 def allows_to_node(state: State, connection: Connection, source_port: int = 0) -> bool:
-    """Whether the first packet from a pod to its own node is accepted."""
+    """Return whether the rules accept the first packet of a connection from a pod to its own node."""
     chains = state.elements.get(f"{TO_NODE}{VERSIONS[len(connection.source)]}", {})
     return asks_for_lease(state, connection, source_port) or (
         verdict(state, chains.get(connection.source), connection.destination, connection) == ACCEPT)
 
 
 def verdict(state: State, chain: str | None, peer: bytes, connection: Connection) -> str:
-    """Return the decision of the chains that a chain jumps to; without a chain ACCEPT."""
+    """Return the verdict of the chain `chain`, by the chains to which it jumps; ACCEPT if `chain` is None."""
     if chain is None:
         return ACCEPT
     for jump in state.chains[chain].jumps:

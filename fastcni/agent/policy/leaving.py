@@ -1,5 +1,5 @@
-"""The attachments whose DEL came: while the link of a pod's port exists, the pod stays protected, because later plugins
-of the DEL delete the link, or fail."""
+"""Forget attachments after their DEL. A pod stays protected while its port's link exists, because later plugins of the
+DEL may fail to delete the link."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from fastcni.kernel import wire
 if TYPE_CHECKING:
     from fastcni.agent.policy.attached import AttachedCompiler, Attachment, Id
 
-LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # between two checks whether the link was deleted
+LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # first and longest time between two checks of a link
 
 
 class Leaving:
-    """state: the directory of attachments. due: when to call forget_gone() again, in monotonic seconds."""
+    """The attachments whose DEL came while their port's link existed. state: the directory of attachments. due: when to
+    call forget_gone() again, in monotonic seconds."""
 
     def __init__(self, compiler: AttachedCompiler, state: str) -> None:
         self.compiler, self.state = compiler, state
         self.wait, self.due = LINK_WAIT_S, 0.0
 
     def leave(self, id: Id) -> bool:
-        """Forget an attachment, or mark it while the link of its port exists. Return whether it is forgotten."""
+        """Forget the attachment `id`; if its port's link still exists, mark it as leaving instead. Return whether this
+        call has forgotten the attachment."""
         it = self.compiler.attachments.get(id)
         if it is None:
             return False
@@ -39,7 +41,7 @@ class Leaving:
         return False
 
     def forget_gone(self) -> None:
-        """Forget the marked attachments whose link was deleted. The caller writes the table after this."""
+        """Forget the marked attachments whose link no longer exists. The caller then writes the table."""
         if monotonic() < self.due:
             return
         leaving = [it for it in self.compiler.attachments.values() if it.leaving]
@@ -50,8 +52,8 @@ class Leaving:
                 self._end(it)
 
     def keep_replaced(self) -> None:
-        """Remove the records of attachments whose place others have taken. An attachment whose link still exists is
-        kept, see AttachedCompiler.attach()."""
+        """Remove the files of attachments that ADDs have replaced. If AttachedCompiler.attach() kept the attachment,
+        because its link still exists, write its file again."""
         while self.compiler.replaced:
             it = self.compiler.replaced.pop()
             if (now := self.compiler.attachments.get(it.id)) is None:
@@ -69,5 +71,5 @@ class Leaving:
 
 
 def link_of(attachment: Attachment) -> int:
-    """Return the index of the port's link; 0 if the link does not exist, or the port is unknown."""
+    """Return the index of the link of the attachment's port; 0 if the link does not exist or no port is recorded."""
     return wire.index_of(attachment.port.name) if attachment.port else 0

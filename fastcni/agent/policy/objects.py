@@ -1,8 +1,8 @@
-"""Pods, namespaces and policies as small records, read from the documents of the Kubernetes API (JSON objects).
+"""Read pods, namespaces and policies from documents of the Kubernetes API (JSON objects) into small records.
 
     read_policy({"metadata": {"name": "web", "namespace": "shop"}, "spec": {"podSelector": {}, "ingress": [{}]}})
 
-Policies: https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/network-policy-v1/
+NetworkPolicy: https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/network-policy-v1/
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
 DIRECTIONS = INGRESS, EGRESS = "Ingress", "Egress"
 API_VERSION = "networking.k8s.io/v1"
 CLUSTER_SCOPED = ("Namespace", "Node", "ClusterNetworkPolicy", "EgressAddress")          # kinds without a namespace
-# Of names, labels and ports, as the API server validates them: k8s.io/apimachinery/pkg/util/validation
+# Syntax of names, labels and port names, as the API server validates them: k8s.io/apimachinery/pkg/util/validation
 LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 DNS_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 NAME = re.compile(rf"{DNS_LABEL}(?:\.{DNS_LABEL})*")
 LABEL_KEY = re.compile(rf"(?:(?=[^/]{{1,{MAX_NAME}}}/){NAME.pattern}/)?"
                        r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 PORT_NAME = re.compile(r"(?=[a-z0-9-]{1,15}$)(?=.*[a-z])(?!.*--)[a-z0-9](?:.*[a-z0-9])?")
-NAME_LABEL = "kubernetes.io/metadata.name"              # the API server gives it to each namespace
-ENDED = ("Succeeded", "Failed")                         # phases in which a pod's addresses are no longer its own
+NAME_LABEL = "kubernetes.io/metadata.name"              # a label that the API server gives each namespace
+ENDED = ("Succeeded", "Failed")                         # pod phases in which other pods may get the pod's addresses
 
 
 class PolicyError(ValueError):
-    """A document that cannot be read. The text names the document and the key."""
+    """A document cannot be read. The error's text names the document and the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One condition on the label `key`. values: of In and NotIn."""
+    """One condition on the label `key`. values: the values for the operators In and NotIn."""
 
     key: str
     operator: str
@@ -64,7 +64,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Conditions that all have to hold; without conditions it matches everything. Equal selectors are equal records."""
+    """Conditions on labels; all must hold. Without conditions, it matches everything. Equal selectors compare equal."""
 
     requirements: tuple[Requirement, ...] = ()
 
@@ -72,7 +72,7 @@ class Selector:
         return all(one.matches(labels) for one in self.requirements)
 
     def identity(self) -> list[tuple[str, str, list[str]]]:
-        """Return a value that is equal for equal selectors, in all processes."""
+        """Return a value that is the same in all processes, so that a hash of it can be part of a set's name."""
         return [(one.key, one.operator, sorted(one.values)) for one in self.requirements]
 
 
@@ -81,9 +81,9 @@ EVERYTHING = Selector()
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Pods by selectors: pods of the namespace with a name, or pods of the namespaces that a selector matches.
+    """The pods that `pods` matches, in one namespace (a name) or in the namespaces that match (a Selector).
 
-    hash: counted once, because groups are keys of many tables.
+    hash: computed once, because groups are keys of many dicts.
     """
 
     namespace: str | Selector
@@ -97,8 +97,8 @@ class Group:
         return self.hash
 
     def matches(self, pod: Pod, namespaces: Mapping[str, Mapping[str, str]]) -> bool:
-        """Return whether the pod is in the group. namespaces: {name: labels}; a namespace that `namespaces` lacks has
-        only the label of its name."""
+        """Return whether the pod is in the group. namespaces: {name: labels}. A namespace that `namespaces` does not
+        list counts as one with only the label NAME_LABEL."""
         if isinstance(self.namespace, str):
             if self.namespace != pod.namespace:
                 return False
@@ -112,7 +112,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A network less some networks within it; each is (packed address, prefix length)."""
+    """A network without the networks `excepted` within it. A network is (packed address, prefix length)."""
 
     network: tuple[bytes, int]
     excepted: tuple[tuple[bytes, int], ...] = ()
@@ -123,19 +123,19 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Nodes by a selector."""
+    """The nodes whose labels a selector matches."""
 
     labels: Selector
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """DNS names: "a.b", or with a leading "*." all names below "a.b". In lower case, without a dot at its end."""
+    """One DNS name, "a.b", or all names below it, "*.a.b". name: in lower case, without a dot at the end."""
 
     name: str
 
     def matches(self, name: str) -> bool:
-        """Whether a name is among these. name: as `self.name`."""
+        """Return whether this domain includes `name`, a DNS name in lower case without a dot at the end."""
         return name.endswith(self.name[1:]) if self.name.startswith("*.") else name == self.name
 
 
@@ -144,7 +144,7 @@ Peer = Group | Block | Nodes | Domain
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Ports of a protocol (IPPROTO_*): `first` to `last`, or those that pods give the name `name`."""
+    """Ports of a protocol (IPPROTO_*): the numbers `first` to `last`, or the ports that pods call `name`."""
 
     protocol: int
     first: int = 0
@@ -154,7 +154,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule without peers is for any peer; a rule without ports is for all ports and all other protocols."""
+    """What a policy allows. Without `peers`, the rule allows any peer; without `ports`, all ports and all protocols."""
 
     peers: tuple[Peer, ...] = ()
     ports: tuple[Port, ...] = ()
@@ -162,8 +162,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """pods: those it selects, all of the policy's namespace. ingress, egress: rules; None: it does not restrict that
-    direction."""
+    """A NetworkPolicy. pods: the pods that it selects, in its namespace. ingress, egress: its rules; None if the policy
+    does not restrict that direction."""
 
     namespace: str
     name: str
@@ -181,10 +181,10 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """addresses: packed. ports: {(name, protocol): number}. node: the node of the pod, "" if unknown. uid: differs
-    between pods with the same name. key: "namespace/name", made once, because pods are keys of many tables.
+    """A pod. addresses: packed; () on the host's network, where policies do not apply. node: the pod's node, "" if
+    unknown. ports: the named ports, {(name, protocol): number}. uid: differs between pods with the same name.
 
-    Pods on the host's network are outside of policies: they have no addresses of their own here.
+    key: "namespace/name", computed once, because it is a key of many dicts.
     """
 
     namespace: str
@@ -202,7 +202,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """addresses: packed."""
+    """A node of the cluster. addresses: packed."""
 
     name: str
     labels: Mapping[str, str]
@@ -216,7 +216,7 @@ def within(packed: bytes, network: bytes, prefix: int) -> bool:
 # Documents -------------------------------------------------------------------------------------------------------
 
 class Reader:
-    """A part of a document. path: its keys, for errors."""
+    """A mapping in a document. what, path: the document's name and the keys that lead to `value`, for errors."""
 
     __slots__ = ("path", "value", "what")
 
@@ -230,8 +230,8 @@ class Reader:
         raise PolicyError(f"{self.what}: {path + ': ' if path else ''}{text}"[:MAX_ERROR])
 
     def get(self, key: str, kind: type[Item], default: Item) -> Item:
-        """Return the value of `key`, which must have that type; `default` if the value is null or the key is
-        missing."""
+        """Return the value of `key`; `default` if the value is null or the key is missing. Raises PolicyError if the
+        value has not the type `kind`."""
         value = self.value.get(key)
         if value is None:
             return default
@@ -244,19 +244,19 @@ class Reader:
         return None if value is None else Reader(self.what, value, ".".join(filter(None, (self.path, key))))
 
     def only(self, *keys: str) -> None:
-        """Refuse unknown keys: a misspelt key for a rule's peers would otherwise allow all peers."""
+        """Raise PolicyError for other keys than `keys`: a misspelt `from` would otherwise make a rule without peers."""
         for key in self.value:
             if key not in keys:
                 self.wrong("is not known", str(key)[:MAX_NAME])
 
     def each(self, key: str, read: Callable[[Reader], Item]) -> tuple[Item, ...]:
-        """read() of each mapping in a list."""
+        """Return the result of read() for each mapping in the list `key`; () if the key is missing."""
         path = ".".join(filter(None, (self.path, key)))
         return tuple(read(Reader(self.what, value, f"{path}[{number}]"))
                      for number, value in enumerate(self.get(key, list, [])))
 
     def texts(self, key: str) -> dict[str, str]:
-        """A mapping of texts, as labels are."""
+        """Return the mapping `key`, whose keys and values must be strings; {} if the key is missing."""
         found = self.get(key, dict, {})
         for name, value in found.items():
             if not isinstance(name, str) or not isinstance(value, str):
@@ -265,7 +265,7 @@ class Reader:
 
 
 def open_document(kind: str, document: Any) -> tuple[Reader, Reader, str, str]:
-    """(document, its metadata, name, namespace)"""
+    """Return (document, its metadata, name, namespace). Raises PolicyError if the kind, name or namespace is wrong."""
     it = Reader(kind, document)
     if (said := document.get("kind", kind)) != kind:
         it.wrong(f"expected {kind}, got {reprlib.repr(said)}", "kind")
@@ -281,18 +281,18 @@ def open_document(kind: str, document: Any) -> tuple[Reader, Reader, str, str]:
 
 
 def is_name(text: object) -> TypeGuard[str]:
-    """Whether the API server accepts it as a name: a DNS name in lower case (RFC 1123). It can be part of a key, and of
-    a comment of a rule in the kernel."""
+    """Return whether the API server accepts `text` as an object's name: a DNS name in lower case (RFC 1123). Such a
+    name may stand in a key "namespace/name" and in a rule's comment in the kernel."""
     return isinstance(text, str) and len(text) <= MAX_NAME and NAME.fullmatch(text) is not None
 
 
 def is_namespace(text: object) -> TypeGuard[str]:
-    """Whether the API server accepts it as the name of a namespace."""
+    """Return whether the API server accepts `text` as the name of a namespace."""
     return is_name(text) and len(text) <= MAX_NAMESPACE and "." not in text
 
 
 def read_labels(reader: Reader, key: str = "labels") -> dict[str, str]:
-    """Read labels. Raises PolicyError."""
+    """Read the labels at `key`: {name: value}. Raises PolicyError."""
     found = reader.texts(key)
     for name, value in found.items():
         if not LABEL_KEY.fullmatch(name) or not LABEL_VALUE.fullmatch(value):
@@ -316,11 +316,11 @@ def read_pod(document: Any) -> Pod:
                shared(tuple(read_named_ports(spec).items())) if spec else {}, metadata.get("uid", str, ""))
 
 
-shared: Callable[[tuple[tuple[Any, Any], ...]], Mapping[Any, Any]] = lru_cache(4096)(dict)  # one for equal items
+shared: Callable[[tuple[tuple[Any, Any], ...]], Mapping[Any, Any]] = lru_cache(4096)(dict)  # equal items share a dict
 
 
 def is_outside(spec: Reader | None, status: Reader | None) -> bool:
-    """Return whether a pod has no addresses of its own, or no longer has them."""
+    """Return whether policies do not apply to a pod: it is on the host's network, or has ended."""
     return (spec is not None and spec.value.get("hostNetwork") is True) or (
         status is not None and status.get("phase", str, "") in ENDED)
 
@@ -334,7 +334,7 @@ def read_addresses(status: Reader) -> tuple[bytes, ...]:
 
 
 def read_named_ports(spec: Reader) -> dict[tuple[str, int], int]:
-    """{(name, protocol): number}: of the first container that uses the name, as the endpoints of services have it."""
+    """Return {(name, protocol): number}. If several containers use a name, the first counts, as in a Service."""
     found: dict[tuple[str, int], int] = {}
     sidecars = [container for container in spec.each("initContainers", lambda one: one)
                 if container.get("restartPolicy", str, "") == "Always"]

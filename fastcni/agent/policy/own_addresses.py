@@ -1,4 +1,4 @@
-"""The node's own addresses: NetworkPolicies always allow traffic between a pod and its own node."""
+"""Read the node's own addresses. NetworkPolicies always allow traffic between a pod and its own node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
 
 
 def node_addresses() -> set[bytes]:
-    """Return all addresses of the calling thread's namespace. Raises OSError."""
+    """Return all addresses, packed, in the calling thread's network namespace. Raises OSError."""
     sock = wire.open_socket()
     try:
         return {rtnl.read_address(payload).packed for family in FAMILIES for _, payload in wire.dump(

@@ -1,5 +1,5 @@
-"""The features of policies besides rules on addresses and ports. Each part has a state of its own, in the kernel or in
-another program, and adapts this state to the compiler's. The loop of service.py calls the parts."""
+"""List the parts of the policy service: DNS names, HTTP rules and egress addresses. Each part updates its own state, in
+the kernel or in another program, when the compiler's state changes. The loop of service.py calls the parts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class Part(Attended, Protocol):
-    """attend() raises OSError if the kernel refuses; the caller logs the error and calls again a second later."""
+    """One feature of policies. If the kernel rejects a change, attend() raises OSError. The caller then logs the error
+    and calls attend() again a second later."""
 
     def changed(self) -> None:
-        """Follow a change by the source or by an ADD. Called after the table was written."""
+        """Adapt the part to changes by the source or by an ADD. The loop calls this after it has written the table."""
         ...
 
     def figures(self) -> Mapping[str, int]:
@@ -32,7 +33,7 @@ class Part(Attended, Protocol):
         ...
 
     def close(self) -> None:
-        """End the part together with the agent. Rules that protect pods stay in the kernel."""
+        """Stop the part when the agent ends. Rules that protect pods stay in the kernel."""
         ...
 
 

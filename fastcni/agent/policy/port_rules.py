@@ -1,6 +1,6 @@
-"""The nftables rules for the ports of pods, as expressions. kit/firewall/port_sources.py has the rules for packets that
-a port sends: the chain `addresses` of `bridge fastcni-policy` and the chain `links` of `inet fastcni-policy`, to which
-the chain `source` leads for veth pairs.
+"""Build the nftables rules for the ports of pods. The rules for packets that a port sends are those of
+kit/firewall/port_sources.py, in the chain `addresses` of `bridge fastcni-policy` and in the chain `links` of `inet
+fastcni-policy`. The chain `source` leads packets from veth pairs to `links`.
 
     chain source {
         type filter hook prerouting priority raw; policy accept;
@@ -8,8 +8,8 @@ the chain `source` leads for veth pairs.
         meta iifkind veth goto links
     }
 
-When the node has tunnels (tunnels.py), `addresses` and `source` begin with a rule for the packets of these. Without
-tunnels there is no such rule, because it costs each packet of UDP 3%:
+When the node has tunnels (tunnels.py), `addresses` and `source` begin with a rule that drops tunnel packets from pods.
+A node without tunnels has no such rule, because the rule makes each UDP packet 3% slower:
 
     meta l4proto != tcp jump tunnels
     chain tunnels {
@@ -17,8 +17,8 @@ tunnels there is no such rule, because it costs each packet of UDP 3%:
         udp dport @tunnel-ports iifname @ports drop
     }
 
-`source` has sets of its own. The UDP port is in the first fragment, and without the first fragment no host puts the
-other fragments together.
+The sets for `source` have other names. Only the first fragment of a packet has the UDP port. The rules need not drop
+the other fragments, because no host reassembles a packet without its first fragment.
 
 For packets that a bridge forwards to a pod, `nft list table bridge fastcni-policy` prints
 
@@ -37,24 +37,25 @@ For packets that a bridge forwards to a pod, `nft list table bridge fastcni-poli
         iifname @mute ip daddr 0.0.0.0-223.255.255.255 drop                 (and ip6 daddr 0::-feff:...)
     }
 
-Broadcast and multicast are no address of a pod, so no policy allows them. The rules of `inet fastcni-policy` decide by
-addresses, not by MACs. So `arriving` lets a pod receive only packets to its own addresses, also in known connections,
-if policies restrict its ingress or the sender's egress.
+Broadcast and multicast addresses belong to no pod, so no policy allows them. The rules of `inet fastcni-policy` decide
+by addresses, not by MACs. So if policies restrict a pod's ingress or the sender's egress, `arriving` lets the pod
+receive only packets to its own addresses, also in known connections.
 
-The first rules of `arriving`, `source` and `addresses` decide for nearly all packets. A link's index is compared in
-less time than its name, and an ethertype next to a MAC needs no rule of its own:
+The first rules of `arriving`, `source` and `addresses` decide for nearly all packets. The kernel compares a link's
+index in less time than its name, and a key with MAC and ethertype saves a rule for the ethertype:
 
     @nh,0,8 0x45 ip protocol != igmp iif . @ll,48,64 . ip saddr @senders4 accept            (MAC, ethertype; and ip6)
 
-These sets only add what passes: a port of a name without an index in them, as of a link that was made again, is held by
-the other rules.
+These sets only accept packets. If a port's link index is not in the sets, for example because its link was made again,
+the other rules check the port's packets by name.
 
-The kernel calls the rules of `inet fastcni-policy` for IPv4 and IPv6 only, and not for frames with two VLAN tags. There
-a new connection to the MAC of a restricted pod has to be for one of the pod's single addresses:
+The kernel calls the rules of `inet fastcni-policy` for IPv4 and IPv6 only, and not for frames with two VLAN tags. In
+this table, a new connection to the MAC of a restricted pod must have one of the pod's single addresses as destination:
 
     ether daddr @shut-macs ether daddr . ip daddr != @stations4 drop
 
-ICMP errors are related to a connection, whoever sends them. In `inet fastcni-policy` these chains decide:
+Conntrack relates an ICMP error to a connection, whoever sends the error. In `inet fastcni-policy`, these chains decide
+about ICMP errors:
 
     chain errors {                                                  (of both directions)
         meta l4proto != icmp meta l4proto != icmpv6 accept          (connections that helpers expect)
@@ -71,9 +72,9 @@ ICMP errors are related to a connection, whoever sends them. In `inet fastcni-po
         update @errors4 { ip saddr limit rate 100/second burst 100 packets } accept
     }
 
-A pod behind a link of its own chooses its MAC, so the link's name tells which pod it is. stations4 has the MAC and the
-address of each other pod of this node whose port is held. A router between has to be heard, or
-path MTU discovery fails; its errors are limited.
+A pod with a routed link (ptp) can choose its MAC, so the rules know the pod by its link's name. stations4 has the MAC
+and the address of each pod of this node at a port of a bridge. Errors from routers pass, because path MTU discovery
+needs them; their rate is limited.
 """
 
 from __future__ import annotations
@@ -158,11 +159,11 @@ if TYPE_CHECKING:
 ADDRESSES, ARRIVING, SOURCE, LINKS = "addresses", "arriving", "source", "links"
 ON_LINK, ERRORS, ERRORS_IN, TUNNELS = "on-link", "errors", "errors-in", "tunnels"
 IPPROTO_ICMP, IPPROTO_TCP = 1, 6
-BEHIND_A_MAC = NFT_REG32_00 + 2         # the register behind a MAC in register 1
-VETH = b"veth".ljust(IFNAMSIZ, b"\0")    # the kind of a link
+BEHIND_A_MAC = NFT_REG32_00 + 2         # the next register after a MAC in register 1
+VETH = b"veth".ljust(IFNAMSIZ, b"\0")    # the link kind, as meta iifkind gives it
 FIRST_BYTE = NFT_PAYLOAD_NETWORK_HEADER, 0, 1
-BEGINS = {4: (payload(FIRST_BYTE), compare(b"\x45")),               # an IPv4 header without options. The next lookup
-          16: (payload(FIRST_BYTE), mask(b"\xf0"), compare(b"\x60"))}      # checks the ethertype
+BEGINS = {4: (payload(FIRST_BYTE), compare(b"\x45")),               # an IPv4 header without options; the lookup after
+          16: (payload(FIRST_BYTE), mask(b"\xf0"), compare(b"\x60"))}      # BEGINS checks the ethertype
 OTHERS = {4: (payload(IP_PROTOCOL), compare(bytes((IPPROTO_IGMP,)), NFT_CMP_NEQ)),
           16: (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ))}
 PROTOCOLS = {4: ETH_P_IP, 16: ETH_P_IPV6}
@@ -171,12 +172,12 @@ LAST_HOP_LIMIT = b"\xff"                 # 255: the packet comes from the link
 ROUTER_SOLICIT, ROUTER_ADVERT, NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT, REDIRECT = (bytes((kind,)) for kind in (
     133, 134, 135, 136, 137))            # RFC 4861
 TO_CLIENT = b"\0\x43\0\x44"             # DHCP's ports: 67 and 68
-ERRORS_A_SECOND, ERRORS_BURST, ERRORS_TIMEOUT_MS = 100, 100, 60_000      # from one source
-ERROR_SETS, ERROR_SOURCES = {4: "errors4", 16: "errors6"}, 65_535       # by length; their sizes
+ERRORS_A_SECOND, ERRORS_BURST, ERRORS_TIMEOUT_MS = 100, 100, 60_000      # ICMP errors from one source address
+ERROR_SETS, ERROR_SOURCES = {4: "errors4", 16: "errors6"}, 65_535       # by address length; elements in each set
 
 
 class BaseChain(NamedTuple):
-    """A chain with a hook."""
+    """A chain that the kernel calls at a hook: nftables family, name, hook number, priority."""
 
     family: int
     name: str
@@ -187,7 +188,7 @@ class BaseChain(NamedTuple):
 BASE_CHAINS = (
     BaseChain(nft.NFPROTO_BRIDGE, ADDRESSES, nft.NF_BR_PRE_ROUTING, nft.NF_BR_PRI_NAT_DST_BRIDGED + 2),
     BaseChain(nft.NFPROTO_BRIDGE, ARRIVING, nft.NF_BR_FORWARD, nft.NF_BR_PRI_FILTER_BRIDGED))
-# Before conntrack. Exists from the first pod with a link of its own on, because packets of bridges pass the chain, too.
+# Before conntrack. Packets of bridges pass this chain, too, so it exists only after the first pod with a routed link.
 SOURCE_CHAIN = BaseChain(nft.NFPROTO_INET, SOURCE, nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_RAW)
 CHAINS = (*((nft.NFPROTO_BRIDGE, name) for name in (NEIGHBOURS, ON_LINK, TUNNELS)),
           *((nft.NFPROTO_INET, name) for name in (NEIGHBOURS, LINKS, ON_LINK, ERRORS, ERRORS_IN, TUNNELS)))
@@ -198,13 +199,13 @@ def sets_of(names: Names, macs: str, **more: str) -> port_sources.Sets:
                              checks_mac=bool(macs), routers=names.routers, **more)
 
 
-# {family: (chain of the rules of port_sources.py, their sets)}
+# {family: (chain with the rules of port_sources.py, sets that these rules use)}
 SOURCES = {nft.NFPROTO_BRIDGE: (ADDRESSES, sets_of(BRIDGED, MACS, dhcp=DHCP_PORTS, types=TYPES)),
            nft.NFPROTO_INET: (LINKS, sets_of(ROUTED, ""))}
 
 
 def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
-    """(family, chain, rule) of the chains above."""
+    """Yield (family, chain, rule) for all port rules that do not depend on routed links or tunnels."""
     for rule in from_senders():
         yield nft.NFPROTO_BRIDGE, ADDRESSES, rule
     for family, (chain, sets) in SOURCES.items():
@@ -222,7 +223,7 @@ def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
 
 
 def source_rules(tunnels: bool) -> Iterator[Rule]:
-    """Yield the rules of SOURCE_CHAIN. tunnels: the node has tunnels."""
+    """Yield the rules of SOURCE_CHAIN. tunnels: whether the node has tunnels."""
     if tunnels:
         yield to_tunnels()
     for length in VERSIONS:
@@ -232,8 +233,8 @@ def source_rules(tunnels: bool) -> Iterator[Rule]:
 
 
 def tunnel_rules() -> Iterator[tuple[int, str, Rule]]:
-    """Yield (family, chain, rule) for the packets of tunnels. The rule of ADDRESSES has to stand before the chain's
-    other rules."""
+    """Yield (family, chain, rule) for the rules that drop tunnel packets from pods. The rule of the chain ADDRESSES
+    must become that chain's first rule."""
     for family, names in ((nft.NFPROTO_BRIDGE, BRIDGED), (nft.NFPROTO_INET, ROUTED)):
         for rule in tunnels(names):
             yield family, TUNNELS, rule
@@ -246,8 +247,8 @@ def to_tunnels() -> Rule:
 
 
 def tunnels(names: Names) -> Iterator[Rule]:
-    """Yield the rules that drop tunnel packets from pods: nodes would take the packet for another node's, and the inner
-    packet for a packet of any pod."""
+    """Yield the rules that drop tunnel packets from the ports of `names`. A node would take such a packet for one from
+    another node, and would accept any source in the inner packet."""
     held = meta(NFT_META_IIFNAME), of_set(names.ports), drop()
     yield meta(NFT_META_L4PROTO), of_set(names.protocols), *held
     yield (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_UDP,))), payload(nft_rules.TH_DPORT), of_set(names.tunnels),
@@ -255,8 +256,8 @@ def tunnels(names: Names) -> Iterator[Rule]:
 
 
 def from_senders() -> Iterator[Rule]:
-    """Yield the rules for packets whose port, MAC and source belong together. Others have to pass the rules of
-    port_sources.py."""
+    """Yield the rules that accept a packet whose port index, MAC and source address are in one element of SENDERS.
+    Other packets go on to the rules of port_sources.py."""
     for length in VERSIONS:
         yield (*BEGINS[length], *OTHERS[length], meta(NFT_META_IIF), payload(ETHER_SADDR_AND_TYPE, NFT_REG32_00 + 1),
                payload(SADDRS[length], NFT_REG32_00 + 3), of_set(SENDERS[length]), accept())
@@ -290,7 +291,8 @@ def to_neighbours() -> Rule:
 
 
 def on_link() -> Iterator[Rule]:
-    """Neighbour discovery. A router's messages have options of any length. Held ports do not send these."""
+    """Yield the rules that accept neighbour discovery. Messages of routers may have options of any length; the rules
+    for source addresses stop such messages from pods."""
     kind = payload(nft_rules.ICMPV6_TYPE)
     for size in (8, 16):
         yield kind, compare(ROUTER_SOLICIT), *length_is(size), accept()
@@ -309,7 +311,8 @@ def errors() -> Iterator[Rule]:
 
 
 def from_ends(sender: Expression, behind: int, sets: Mapping[int, str]) -> Iterator[Rule]:
-    """<sender> . ct original ip saddr @<set> accept, and so on. behind: the register behind `sender`."""
+    """Yield the rules `<sender> . ct original ip saddr @<set> accept`, and the same for reply and ip6. behind: the
+    register after `sender`."""
     for length in VERSIONS:
         for direction in (nft_rules.IP_CT_DIR_ORIGINAL, nft_rules.IP_CT_DIR_REPLY):
             yield (*of_family(length), sender, nft_rules.ct_saddr(length, direction, behind), of_set(sets[length]),
@@ -326,7 +329,7 @@ def errors_in() -> Iterator[Rule]:
 
 
 def of_family(length: int) -> Rule:
-    """meta nfproto ipv4, or ipv6"""
+    """meta nfproto ipv4, or meta nfproto ipv6 for length 16"""
     return meta(nft_rules.NFT_META_NFPROTO), compare(bytes((NFPROTOS[length],)))
 
 
@@ -336,14 +339,14 @@ def udp_ports(both: bytes) -> Rule:
 
 
 def egress_rules() -> Iterator[Rule]:
-    """Yield the rules of the chain `egress` before its maps, for requests of DHCP clients. ingress_rules() has the rule
-    for the answers."""
+    """Yield the rule that accepts DHCP requests of pods; in the chain `egress` it comes before the maps.
+    ingress_rules() has the rule for the answers."""
     yield *udp_ports(FROM_CLIENT), *nft_rules.saddr(4), of_set(DHCP4), accept()
 
 
 def ingress_rules() -> Iterator[Rule]:
-    """Yield the rules of the chain `ingress` before its maps: a restricted pod receives only packets to its own
-    addresses."""
+    """Yield the rules that come in the chain `ingress` before the maps: accept DHCP answers, and let a restricted pod
+    receive only packets to its own addresses."""
     yield *udp_ports(TO_CLIENT), *nft_rules.daddr(4), of_set(DHCP4), accept()
     for length in VERSIONS:
         yield (*of_family(length), meta(NFT_META_OIFNAME), of_set(ROUTED.shut), payload(DADDRS[length], NFT_REG_2),

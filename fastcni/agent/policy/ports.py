@@ -1,8 +1,8 @@
-"""The port of a pod's attachment: the host's end of its link, and the addresses from which the pod may send.
+"""Find the port of a pod, and compute the set elements by which the kernel's rules check the port's packets.
 
-The kernel's rules for ports are in port_rules.py; each port has elements in their sets, which elements() returns. A
-port of a bridge is in the sets of the table `bridge fastcni-policy`, any other link (ptp) in those of `inet
-fastcni-policy`.
+A port is the host's end of an attachment's link, with the addresses from which the pod may send. port_rules.py has the
+rules and elements() the elements of a port. A port of a bridge is in the sets of the table `bridge fastcni-policy`; a
+routed link (ptp) is in the sets of `inet fastcni-policy`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
     Element = tuple[str, bytes]                 # (set, key)
 
-ETHER_TYPES = {4: ETH_P_IP.to_bytes(2, "big"), 16: ETH_P_IPV6.to_bytes(2, "big")}      # by length of an address
-VERSIONS = {4: "4", 16: "6"}                    # in names, by length of an address
+ETHER_TYPES = {4: ETH_P_IP.to_bytes(2, "big"), 16: ETH_P_IPV6.to_bytes(2, "big")}      # by address length, bytes
+VERSIONS = {4: "4", 16: "6"}                    # {address length in bytes: last character of a set's name}
 
 
 class Names(NamedTuple):
-    """The sets of one kind of ports. `own` and `more` are two sets each, whose names end with 4 and 6.
+    """The names of the sets for one kind of ports. `own` and `more` name two sets each, which end with 4 and 6.
 
-    ports: all. own: port . address. more: port . prefix. routers: may send router advertisements. shut: policies
-    restrict the pod's ingress. tunnels, protocols: UDP ports and IP protocols of the node's tunnels, see tunnels.py.
+    ports: all ports of this kind. own: port . address. more: port . prefix. routers: ports that may send router
+    advertisements. shut: ports of pods whose ingress policies restrict. tunnels, protocols: UDP ports and IP protocols
+    of the node's tunnels, see tunnels.py.
     """
 
     ports: str
@@ -43,11 +44,11 @@ class Names(NamedTuple):
     protocols: str
 
     def by_length(self, name: str) -> dict[int, str]:
-        """{length of an address: the name of its set}."""
+        """Return {address length in bytes: set name} for `own` or `more`."""
         return {length: f"{name}{version}" for length, version in VERSIONS.items()}
 
     def sets(self) -> dict[str, str]:
-        """{set: kind}."""
+        """Return {set name: kind of its keys}; SETS has the kinds."""
         return {self.ports: "port", self.routers: "port", self.shut: "port", self.tunnels: "service",
                 self.protocols: "protocol",
                 **dict.fromkeys(self.by_length(self.own).values(), "own"),
@@ -57,31 +58,33 @@ class Names(NamedTuple):
 BRIDGED = Names("ports", "own", "more", "routers", "shut", "tunnel-ports", "tunnel-protocols")      # of a bridge
 ROUTED = Names("links", "from", "more-from", "link-routers", "shut-links", "link-tunnel-ports", "link-tunnel-protocols")
 MACS, TYPES, DHCP_PORTS = "macs", "types", "dhcp"
-MUTE = "mute"                   # policies restrict the egress of the port's pod
+MUTE = "mute"                   # the set of ports of pods whose egress policies restrict
 SENDERS, RECEIVERS = {4: "senders4", 16: "senders6"}, {4: "receivers4", 16: "receivers6"}
 LINK_SENDERS = {4: "link-senders4", 16: "link-senders6"}
 ON_BRIDGES = {**BRIDGED.sets(), **dict.fromkeys(BRIDGED.by_length(BRIDGED.own).values(), "frame"), MACS: "mac",
               TYPES: "type", DHCP_PORTS: "port", MUTE: "port", **dict.fromkeys(SENDERS.values(), "sender"),
-              **dict.fromkeys(RECEIVERS.values(), "indexed")}         # in the table of bridges
-STATIONS = {4: "stations4", 16: "stations6"}    # MAC . address of held pods of bridges
-POD_MACS, SHUT_MACS, DHCP4 = "pod-macs", "shut-macs", "dhcp4"       # of the same; of those with restricted ingress
-# {set: kind of its keys}. "port": the name of a link; "own": link . address; "frame": link . MAC . address; "box": both
-# ends of a range of "own"; "station": MAC . address; "service", "protocol": their numbers; "sender": index of a link .
-# MAC and ethertype . address; "indexed": index of a link . address
+              **dict.fromkeys(RECEIVERS.values(), "indexed")}         # sets of the table `bridge fastcni-policy`
+STATIONS = {4: "stations4", 16: "stations6"}    # MAC . address of the pods at ports of bridges
+POD_MACS, SHUT_MACS, DHCP4 = "pod-macs", "shut-macs", "dhcp4"       # SHUT_MACS: of pods with restricted ingress
+# {set: kind of its keys}. "port": link name; "own": link name . address; "frame": link name . MAC . address; "box": the
+# first and the last "own" key of a range; "station": MAC . address; "ether": MAC; "mac": link name . MAC; "type": link
+# name . ethertype; "service": port number; "protocol": IP protocol; "sender": link index . MAC and ethertype . address;
+# "indexed": link index . address; "address": address
 SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(LINK_SENDERS.values(), "indexed"),
         **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether", SHUT_MACS: "ether", DHCP4: "address"}
-# For these no ADD waits: the traffic is dropped still.
+# An ADD does not wait for elements of these sets: without them, the rules only drop more.
 LATER = {*STATIONS.values(), *SENDERS.values(), *RECEIVERS.values(), *LINK_SENDERS.values(), POD_MACS, SHUT_MACS, DHCP4,
          MUTE}
 
 
 class Unclear(Exception):
-    """A request names no port, or several. The text lists the named links."""
+    """The links that a request names include no veth on the host, or several. The text lists the links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A further address of a pod: packed, with a prefix length. mac: a further MAC, b"" without a further MAC."""
+    """A further address or prefix from which a pod may send. packed: the address. prefix: its length in bits. mac: a
+    further MAC of the pod, or b""."""
 
     packed: bytes
     prefix: int
@@ -94,10 +97,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """name: of the link on the host. bridged: it is a port of a bridge. mac: the pod's.
+    """The host's end of a pod's link, and what the pod may send. name: the link's name on the host. bridged: whether
+    the link is a port of a bridge. mac: the pod's MAC.
 
-    pairs: further addresses. types: further ethertypes. router: it may send router advertisements. dhcp: its addresses
-    come from DHCP.
+    pairs: the pod's further addresses. types: further ethertypes that the pod may send. router: whether the pod may
+    send router advertisements. dhcp: whether the pod's addresses come from DHCP.
     """
 
     name: str
@@ -110,14 +114,14 @@ class Port:
 
     @property
     def further(self) -> tuple[bytes, ...]:
-        """The single addresses among the pairs: policies treat them as the pod's own."""
+        """The single addresses in `pairs`. Policies treat these addresses as the pod's own."""
         return tuple(pair.packed for pair in self.pairs if pair.single)
 
 
 def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool, index: int = 0) -> Iterator[Element]:
-    """Yield the elements of a port. shut, mute: policies restrict its pod's ingress, its egress. index: of its link, 0
-    if not known; the kernel then compares names, which takes longer. A port without addresses is closed: another pod
-    has them, or they are not known."""
+    """Yield the elements of a port. shut, mute: whether policies restrict its pod's ingress, its egress. index: the
+    link's index; if it is 0, unknown, the kernel compares link names, which takes longer. Without `addresses` the
+    elements close the port: another pod has its addresses, or they are unknown."""
     key, link = ifname(port.name), index.to_bytes(4, nft.ORDER)
     names = BRIDGED if port.bridged else ROUTED
     yield names.ports, key
@@ -138,7 +142,7 @@ def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool
             yield (RECEIVERS if port.bridged else LINK_SENDERS)[len(packed)], concat(link, packed)
         if not port.bridged:
             yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, packed)
-    if not mute:                    # a prefix has no policies of its own
+    if not mute:                    # policies restrict addresses, not prefixes
         for pair in port.pairs:
             if not pair.single:
                 yield f"{names.more}{VERSIONS[len(pair.packed)]}", box(key, pair)
@@ -161,7 +165,8 @@ def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool
 
 
 def box(key: bytes, pair: Pair) -> bytes:
-    """The first and the last key of a range: link . address."""
+    """Return the first and the last key of a pair's addresses, one after the other. key: the link's name; a key is
+    link name . address."""
     first = address.network(pair.packed, pair.prefix)
     return concat(key, first) + concat(key, address.broadcast(pair.packed, pair.prefix))
 
@@ -169,21 +174,22 @@ def box(key: bytes, pair: Pair) -> bytes:
 # -- requests and files ------------------------------------------------------------------------------------------------
 
 class Finder:
-    """Finds the ports that requests are about. Bridges that it finds learn only from frames that the rules see.
+    """Finds the port that a request is about. Its bridge then learns no MACs from frames that the rules do not see.
 
-    Made in a thread that is in the node's namespace. The kernel is asked for a bridge once: an ADD waits for it.
+    Make a Finder in a thread that is in the node's namespace. The Finder asks the kernel for each bridge only once,
+    because an ADD waits for the answer.
     """
 
     def __init__(self) -> None:
         self.sock = wire.open_socket()
-        self.bridges: dict[str, int] = {}       # index, by name
+        self.bridges: dict[str, int] = {}       # {name: link index}
 
     def close(self) -> None:
         self.sock.close()
 
     def find(self, request: Mapping[str, Any]) -> Port | None:
-        """Return the port, None if an earlier plugin has asked, which does not tell. Raises Unclear, OSError, and what
-        read() raises."""
+        """Return the port of a request; None for a request without "links", from an earlier version of the plugin.
+        Raises Unclear, OSError, and the errors of read()."""
         if "links" not in request:
             return None
         links = [find.link(self.sock, name) for name in request["links"]
@@ -206,7 +212,7 @@ class Finder:
 
 
 def read(document: Mapping[str, Any]) -> Port:
-    """Raises ValueError, TypeError, KeyError, AttributeError."""
+    """Return the port of a document that written() has made. Raises ValueError, TypeError, KeyError, AttributeError."""
     pairs = [Pair(*address.read_cidr(each["address"]), bytes.fromhex(each.get("mac", "")))
              for each in document.get("pairs", ())]
     mac = bytes.fromhex(document["mac"])
@@ -217,7 +223,7 @@ def read(document: Mapping[str, Any]) -> Port:
 
 
 def written(port: Port) -> dict[str, Any]:
-    """The document of a port, which read() reads."""
+    """Return the JSON document of a port, for read()."""
     return {"name": port.name, "bridged": port.bridged, "mac": port.mac.hex(), "types": list(port.types),
             "router": port.router, "dhcp": port.dhcp,
             "pairs": [{"address": address.cidr_text(pair.packed, pair.prefix), "mac": pair.mac.hex()}

@@ -1,16 +1,17 @@
-"""The priority of the threads that enforce policies: on a busy node, forbidden packets pass no longer than else."""
+"""Raise the priority of the threads that enforce policies, so that a busy node enforces a new policy as fast as an idle
+node."""
 
 from __future__ import annotations
 
 import os
 
-NICE = -10                      # nine times the weight of other threads; the search for flows takes 10 ms of work
+NICE = -10                      # nine times the CPU weight of other threads; a search for flows takes 10 ms of CPU time
 
 
 def raise_priority() -> None:
-    """Give the calling thread priority over other threads, if it may: a container may lack CAP_SYS_NICE."""
+    """Give the calling thread a high priority (NICE). Do nothing without CAP_SYS_NICE, which a container may lack."""
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, NICE)        # Linux: of the thread
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)        # on Linux of this thread only
     except PermissionError:
         return
 

@@ -1,4 +1,4 @@
-"""Sorted ranges of addresses and ports that do not touch: as interval sets of nftables need them."""
+"""Merge addresses and ports into sorted ranges with gaps between them, as nftables requires for interval sets."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def of_blocks(blocks: Iterable[Block], length: int) -> tuple[Range, ...]:
-    """Return the ranges of addresses of that length (bytes) in the blocks, without the networks that each block
-    excepts."""
+    """Return the address ranges of the blocks, without the networks that each block excepts. length: 4 for IPv4
+    ranges, 16 for IPv6 ranges."""
     found: list[Numbers] = []
     for block in blocks:
         if len(block.network[0]) == length:
@@ -44,7 +44,7 @@ def merged(ranges: Iterable[Numbers]) -> list[Numbers]:
 
 
 def less(whole: Numbers, holes: Iterable[Numbers]) -> list[Numbers]:
-    """`whole` without the holes, which are merged() and within it."""
+    """Return the ranges that remain of `whole` without `holes`. The holes are merged() ranges within `whole`."""
     found, at = [], whole[0]
     for first, last in holes:
         if first > at:

@@ -1,19 +1,19 @@
-"""The socket at which the plugin `policy` asks the agent: one JSON object in a line, and one for the answer.
+"""Receive the requests of the plugin `policy` at the agent's socket. A request and an answer are one line of JSON each.
 
     {"do": "protect", "id": ["net", "CONTAINER", "eth0"], "pod": "shop/web", "uid": "", "labels": {"app": "web"},
      "addresses": ["10.244.1.5"]}           before the pod's first process runs
     {"do": "check", ...}                    the same keys
-    {"do": "forget", "id": [...]}           as soon as its port's link is deleted; the answer does not wait for that
+    {"do": "forget", "id": [...]}           the agent answers now, and forgets the pod after its port's link is deleted
     {"do": "collect", "network": "net", "valid": [["CONTAINER", "eth0"]]}
     {"do": "status"}
     {"do": "explain", "address": "10.244.1.5"}
 
-    {}                                      it is done
+    {}                                      done
     {"released": ["10.244.1.5", ...]}       of collect
     {"pods": [{"pod": "shop/web", "ingress": ["shop/web-only"], "egress": [],       of explain: names of policies
                "admin": {"ingress": [], "egress": ["no-guests"]}, "baseline": {"ingress": [], "egress": []}}]}
-    {"unreadable": ["..."], "more": 0}      of status: the first errors of documents, and how many more there are
-    {"error": "...", "again": true}         it is not; again: it may be later
+    {"unreadable": ["..."], "more": 0}      of status: the first errors of documents, and the number of further errors
+    {"error": "...", "again": true}         not done; again: the same request may succeed later
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     Asked = dict[str, Any]
     Answer = dict[str, Any]
 
-MAX_BYTES = 4 << 20             # of a request: a GC names all attachments of a network
-IDLE_S = 30.0                   # after which a connection that has asked nothing is closed
+MAX_BYTES = 4 << 20             # of a request; a GC lists all attachments of a network
+IDLE_S = 30.0                   # after this time, the agent closes a connection without a request
 
 
 class Caller:
-    """A connection. data: the received bytes; asked: the complete request; until: when the agent closes the connection;
-    watched: whether the epoll watches the socket."""
+    """A connection to the agent. data: the received bytes. asked: the request, once it is complete. until: when the
+    agent closes the connection, monotonic seconds. watched: whether the socket is registered with epoll."""
 
     __slots__ = ("asked", "data", "sock", "until", "watched")
 
@@ -51,11 +51,11 @@ class Caller:
 
 
 class Requests:
-    """answer(request, seconds that it has waited): the answer; None: ask again at the next attend(), because something
-    it waits for may have come."""
+    """The agent's socket and its connections. answer(request, waited): returns the answer to a request that has waited
+    for so many seconds; None if attend() has to ask again later."""
 
     def __init__(self, path: str, answer: Callable[[Asked, float], Answer | None]) -> None:
-        """Listen. Raises ListenError, also if another agent does, and OSError."""
+        """Listen at `path`. Raises OSError, and ListenError, for example if another agent listens there."""
         self.answer = answer
         self.callers: dict[int, Caller] = {}
         os.makedirs(os.path.dirname(os.path.dirname(path)), exist_ok=True)
@@ -64,7 +64,7 @@ class Requests:
         self.poll.register(self.listening.sock, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """The descriptor to wait on for attend()."""
+        """Return the file descriptor that becomes readable when attend() has work."""
         return self.poll.fileno()
 
     @property
@@ -95,7 +95,7 @@ class Requests:
                     self._reply(caller, answer)
             elif now > caller.until:
                 self._end(caller)
-        for fd, caller in self.callers.items():         # most callers have their answer
+        for fd, caller in self.callers.items():         # most callers have their answer now, and are gone
             if not caller.watched:
                 caller.watched = True
                 self.poll.register(fd, select.EPOLLIN)
@@ -106,7 +106,7 @@ class Requests:
                 sock, _ = self.listening.sock.accept()
                 sock.setblocking(False)
                 self.callers[sock.fileno()] = caller = Caller(sock)
-                self._read(caller)                      # the request comes with the connection
+                self._read(caller)                      # usually the request has arrived already
 
     def _read(self, caller: Caller) -> None:
         try:
@@ -118,7 +118,7 @@ class Requests:
             data = None
         except OSError:
             data = b""
-        if data is not None:            # it has left, or says too much
+        if data is not None:            # the caller has closed, or sent too much
             self._end(caller)
         elif caller.data.endswith(b"\n") and caller.asked is None:
             try:
@@ -129,11 +129,11 @@ class Requests:
             caller.until = monotonic() + IDLE_S
 
     def _reply(self, caller: Caller, answer: Answer) -> None:
-        with suppress(OSError):         # it has left
+        with suppress(OSError):         # the caller has closed the connection
             caller.sock.settimeout(1)
             caller.sock.sendall(json.dumps(answer).encode() + b"\n")
         self._end(caller)
 
     def _end(self, caller: Caller) -> None:
         del self.callers[caller.sock.fileno()]
-        caller.sock.close()             # which takes it out of the epoll
+        caller.sock.close()             # close() also removes the socket from epoll

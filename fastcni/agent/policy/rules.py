@@ -1,4 +1,4 @@
-"""The nftables rules of policies, as expressions. `nft list table inet fastcni-policy` prints them as
+"""Build the nftables rules that enforce policies. `nft list table inet fastcni-policy` prints them as
 
     chain egress {
         type filter hook forward priority filter; policy accept;
@@ -27,7 +27,7 @@
         ether daddr @shut-macs ether daddr . ip daddr != @stations4 drop        (of a port)
         ip daddr vmap @in4
     }
-    chain reports {                                                 (of multicast groups, and queries)
+    chain reports {                                                 (MLD reports and queries)
         icmpv6 type 130-132 ip6 hoplimit 1 ip6 daddr & ff00:: == ff00:: accept
         icmpv6 type 143 ip6 hoplimit 1 ip6 daddr & ff00:: == ff00:: accept
         drop
@@ -39,7 +39,7 @@
     chain all-in-... { jump in-...; jump in-...; drop }              (pods with the same policies share it)
     chain in-... { ip saddr @g4-... tcp dport 80 accept comment "shop/web ingress[0]" }
 
-and the same of IPv6. Where cluster policies apply to a pod, it has one of
+and the same rules for IPv6. If cluster policies apply to a pod, the pod's chain is one of
 
     chain all-in-... { jump admin-in-...; jump in-...; drop }
     chain all-in-... { jump admin-in-...; jump baseline-in-... }     (no NetworkPolicy selects the pod)
@@ -49,7 +49,7 @@ and the same of IPv6. Where cluster policies apply to a pod, it has one of
         ip saddr @g4-... drop
     }
 
-While cluster policies restrict packets from pods to addresses of nodes, the table also has
+While cluster policies restrict packets from pods to their own node, the table also has
 
     chain to-node {
         type filter hook input priority filter; policy accept;
@@ -69,29 +69,30 @@ While cluster policies restrict packets from pods to addresses of nodes, the tab
         ip saddr . ip daddr . meta l4proto @cut-any4 update @cut-any4 { ... } drop
     }
 
-port_rules.py has the chains that check packets from a pod's port, and the chains of ICMP errors. NetworkPolicies need
-the hook `forward` alone: to them, traffic between a pod and its own node is always allowed.
+port_rules.py has the chains that check packets from a pod's port, and the chains for ICMP errors. NetworkPolicies need
+only the hook `forward`, because NetworkPolicies always allow traffic between a pod and its own node.
 
-A packet that `egress` accepts comes to `ingress`. If one chain of the hook did both, each rule of egress would lead to
-all chains of ingress. Older kernels follow each of these paths in the check below: with 500 policies, one ADD took 17 s
+A packet that `egress` accepts comes to `ingress`. If one chain did the work of both, each egress rule would lead to all
+ingress chains. Older kernels follow each of these paths in the loop check below: with 500 policies, one ADD took 17 s
 on Linux 6.1 with an emulated processor. With two chains an ADD takes 8 ms on the same kernel and processor.
 
 For each element and rule that leads to a chain, the kernel checks all chains for loops when the transaction ends. With
-500 policies this takes most of 1 ms. So an ADD waits only for elements that lead to `drop`, a tenth of that. After its
-answer, elements that lead to the chain replace them (engine.py). Numbers instead of chains in in4 and out4, and a
-second map from numbers to chains, are as fast, but nft 1.0.6 aborts when it lists such a rule.
+500 policies this check takes nearly 1 ms. So an ADD waits only for elements that lead to `drop`, which take a tenth of
+that time. After the ADD's answer, the agent replaces them by elements that lead to the chain (engine.py). Maps from
+addresses to numbers and from numbers to chains are as fast, but nft 1.0.6 aborts when it lists such a rule.
 
-Packets from and to link-local addresses (fe80::/10) go between ports of a bridge, never through a router. No record
-says which pod has such an address. So they are dropped, known connections too, while a policy restricts a pod of the
-node: then fe80:: is in link6. Reports of multicast groups (RFC 3810) pass, or a bridge would forget who listens. A
-packet with hop limit 255 comes from the link, as RFC 4861 demands of neighbour discovery: routers decrement it before
-this hook. Without it pods could send data to anywhere in messages of these types.
+Packets from and to link-local addresses (fe80::/10) go between ports of a bridge, never through a router. The agent
+does not record which pod has such an address. So while a policy restricts a pod of the node, fe80:: is in link6, and
+the rules drop these packets, also in known connections. MLD reports (RFC 3810) pass, because a bridge needs them to
+know the members of multicast groups. Neighbour discovery (RFC 4861) passes only with hop limit 255, which a packet from
+another link cannot have: each router decrements it. Without this check, pods could send data to any address in these
+ICMPv6 types.
 
-After the agent has cut a connection, conntrack does not know its flow: conntrack would take an answer for the first
-packet of a new connection in the other direction, which may be open. So isolated pods drop a TCP packet that belongs to
-no known connection and does not begin a connection, and an echo reply without a known request. In other protocols each
-packet may be a first packet. The rules drop the answers on connections in the set cut4 and its siblings (cut.py), until
-no such answer has come for CUT_MS.
+After the agent has cut a connection, conntrack does not know its flow. Conntrack would take an answer for the first
+packet of a new connection in the other direction, which the policies may allow. So the rules drop two kinds of packets
+from and to isolated pods: a TCP packet outside known connections that begins no connection, and an echo reply without a
+known request. In other protocols any packet may begin a connection. For these, the sets cut4, cut6, cut-any4 and
+cut-any6 hold the cut connections (cut.py). The rules drop their answers until no answer has come for CUT_MS.
 """
 
 from __future__ import annotations
@@ -162,16 +163,16 @@ if TYPE_CHECKING:
     Rule = tuple[Expression, ...]
 
 FAMILY = nft.NFPROTO_INET
-GUARD, GUARD_CHAIN, GUARD_INPUT = "fastcni-policy-guard", "forward", "input"           # while the table is replaced
+GUARD, GUARD_CHAIN, GUARD_INPUT = "fastcni-policy-guard", "forward", "input"    # see add_guard()
 COMMENT = "fastcni: network policies of pods"
-ELEMENTS = 250                  # in one message, which has 32 KiB
+ELEMENTS = 250                  # in one netlink message, which has at most 32 KiB
 EGRESS_CHAIN, INGRESS_CHAIN, MIDSTREAM, REPORTS = "egress", "ingress", "midstream", "reports"
 BASE_CHAINS = {EGRESS_CHAIN: nft.NF_IP_PRI_FILTER, INGRESS_CHAIN: nft.NF_IP_PRI_FILTER + 1}     # priorities
 TO_NODE_CHAIN, FROM_NODE_CHAIN = "to-node", "from-node"
 NODE_CHAINS = {TO_NODE_CHAIN: nft.NF_INET_LOCAL_IN, FROM_NODE_CHAIN: nft.NF_INET_LOCAL_OUT}     # hooks
 VERDICTS = {ACCEPT: accept, DROP: drop, RETURN: leave}
-CUT, CUT_ANY = "cut", "cut-any"         # without the version: sets of answers by ports; of protocols without ports
-CUT_MS = 120_000                # as conntrack keeps a UDP connection: net.netfilter.nf_conntrack_udp_timeout_stream
+CUT, CUT_ANY = "cut", "cut-any"         # names, without 4 or 6, of the sets of dropped answers: with ports; without
+CUT_MS = 120_000                # as net.netfilter.nf_conntrack_udp_timeout_stream: how long conntrack keeps a UDP flow
 SET_ID = 1                      # the kernel finds sets by their names
 IPPROTO_TCP = 6
 FIN_SYN_RST_ACK, SYN = b"\x17", b"\x02"
@@ -181,12 +182,12 @@ MLD_QUERY, MLD_DONE, MLD2_REPORT, ONE_HOP = b"\x82", b"\x84", b"\x8f", b"\1"
 
 
 def permanent_rules(of_known: Rule = ()) -> Iterator[tuple[str, Rule]]:
-    """Yield (chain, rule) of the chains that always exist. of_known: the condition on packets of known connections,
-    else ct state established."""
+    """Yield (chain, rule) for the chains that always exist. of_known: the condition that matches packets of known
+    connections; without it, `ct state established`."""
     from_link, to_link = ((*address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID))
                           for address in (nft_rules.saddr, nft_rules.daddr))
     known = (*(of_known or nft_rules.established()), accept())
-    yield EGRESS_CHAIN, (*port_rules.of_family(4), *known)         # IPv6: rules on link-local first
+    yield EGRESS_CHAIN, (*port_rules.of_family(4), *known)         # in IPv6 the link-local rules come first
     yield EGRESS_CHAIN, port_rules.to_neighbours()
     yield EGRESS_CHAIN, (*to_link, drop())
     yield EGRESS_CHAIN, (*from_link, go_to(REPORTS))
@@ -223,10 +224,10 @@ def permanent_rules(of_known: Rule = ()) -> Iterator[tuple[str, Rule]]:
 
 
 def node_rules() -> Iterator[tuple[str, Rule]]:
-    """Yield (chain, rule) of the chains of the hooks input and output.
+    """Yield (chain, rule) for the chains at the hooks input and output.
 
-    A pod may also send from its link-local address, which no map has: without a rule, that address would be allowed
-    connections that the rules deny to the pod's other addresses.
+    A pod may also send from its link-local address, which is in no map. Without rules on fe80::/10, the pod could make
+    connections from that address that the policies deny.
     """
     known = (*nft_rules.established(), accept())
     from_link = (*nft_rules.saddr(16), mask(LINK_LOCAL_MASK), compare(LINK_LOCAL))
@@ -246,7 +247,7 @@ def node_rules() -> Iterator[tuple[str, Rule]]:
 
 
 def guard_rules(length: int, name: str) -> Iterator[Rule]:
-    """ct state new ip saddr @<name> drop, and of the destination"""
+    """Yield the rules `ct state new ip saddr @<name> drop` and `ct state new ip daddr @<name> drop`."""
     for address in (nft_rules.saddr(length), nft_rules.daddr(length)):
         yield (nft_rules.ct(nft_rules.NFT_CT_STATE), mask(NEW), compare(bytes(4), NFT_CMP_NEQ), *address,
                in_set(name, SET_ID), drop())
@@ -263,7 +264,7 @@ def pair(length: int, first: Field, second: Field) -> Rule:
 
 
 def ends(length: int, first: Field, second: Field) -> Rule:
-    """<first> . <second>, in registers from 1 on; the rule ends for packets of another family"""
+    """Load <first> . <second> into the registers from 1 on. Packets of another family do not match the rule."""
     return *nft_rules.saddr(length)[:2], payload(first), payload(second, NFT_REG32_00 + length // 4)
 
 
@@ -276,13 +277,13 @@ def answers(length: int, prefix: str) -> Rule:
 
 
 def cut_sets() -> dict[str, tuple[int, ...]]:
-    """{set: types of its keys} of the answers that are dropped."""
+    """Return {name: types of a key's parts} of the sets of dropped answers."""
     return {f"{prefix}{VERSIONS[length]}": (ADDRESS_TYPES[length], ADDRESS_TYPES[length], TYPE_INET_PROTOCOL, *ports)
             for length in LENGTHS for prefix, ports in ((CUT, (TYPE_INET_SERVICE, TYPE_INET_SERVICE)), (CUT_ANY, ()))}
 
 
 def rules_of(chain: Chain) -> Iterator[tuple[Rule, str]]:
-    """(rule, comment) of a chain of policies."""
+    """Yield (rule, comment) for each rule of a chain: its jumps, its final drop, its lines."""
     for name in chain.jumps:
         yield (jump(name),), ""
     if chain.jumps and chain.closed:
@@ -314,10 +315,11 @@ def conditions(line: Line, direction: str) -> Rule:
     return tuple(found)
 
 
-# While the table is replaced, another one drops the first packets from and to restricted pods -------------------------
+# The guard: a table that drops the first packets from and to restricted pods while the policies' table is replaced ----
 
 def add_guard(requests: Requests, state: State, flags: int) -> None:
-    """Add the table, in place of one that may exist."""
+    """Add the guard table: it drops packets of new connections from and to restricted pods. A table of this name is
+    replaced."""
     replace_table(requests, FAMILY, GUARD, flags)
     requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
                  priority=nft.NF_IP_PRI_FILTER)
@@ -334,7 +336,7 @@ def add_guard(requests: Requests, state: State, flags: int) -> None:
 
 
 def guard_node(requests: Requests, state: State) -> None:
-    """Drop the first packets from pods to their own node, where policies restrict these."""
+    """Let the guard table drop new connections from pods to their own node, if policies restrict these packets."""
     requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_INPUT, kind="filter", hook=nft.NF_INET_LOCAL_IN,
                  priority=nft.NF_IP_PRI_FILTER)
     for name in sorted(NODE_MAPS):
@@ -346,14 +348,14 @@ def guard_node(requests: Requests, state: State) -> None:
 
 
 def replace_table(requests: Requests, family: int, table: str, flags: int) -> None:
-    """Make an empty table, in place of one that may exist."""
+    """Add an empty table. If a table of this name exists, delete it first."""
     requests.add(nft.add_table, family, table, COMMENT)
     requests.add(nft.del_table, family, table)
     requests.add(nft.add_table, family, table, COMMENT, flags)
 
 
 def parts(items: Iterable[Item], size: int = ELEMENTS) -> Iterator[list[Item]]:
-    """Lists of at most `size` items."""
+    """Yield the items in lists of at most `size` items."""
     each = iter(items)
     while some := list(islice(each, size)):
         yield some

@@ -1,8 +1,9 @@
-"""The table of policies in the kernel: a Change is written as one transaction of nftables. rules.py has the rules.
+"""Write the nftables tables of policies to the kernel. rules.py has the rules; Ruleset.write() writes a Change.
 
 The tables belong to the agent's socket: a flush of all tables by another program leaves these tables, and the kernel
 rejects any other change by another program. When the agent ends, the tables stay without an owner until the next agent
-takes them over. Linux before 6.9 has no such tables: the agent writes a table again that another program has removed.
+takes them over. Linux before 6.9 cannot keep owned tables: there, another program can remove a table, and the agent
+writes the table again.
 """
 
 from __future__ import annotations
@@ -40,26 +41,27 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.ports import Element
     from fastcni.agent.policy.state import Chain, Change
 
-    Answers = Mapping[str, list[bytes]]     # by set: keys
+    Answers = Mapping[str, list[bytes]]     # {set: keys}
 
 TABLE = "fastcni-policy"
-BRIDGE_FAMILY = nft.NFPROTO_BRIDGE                              # of another table with the same name
-NAMES = "fastcni-names"         # see names/redirect.py
-FLOWTABLE = "fastcni-flowtable"                                 # see flowtable.py
+BRIDGE_FAMILY = nft.NFPROTO_BRIDGE                              # a second table TABLE has this family
+NAMES = "fastcni-names"         # the table of names/redirect.py
+FLOWTABLE = "fastcni-flowtable"                                 # the table of flowtable.py
 TABLES = ((FAMILY, GUARD), (FAMILY, NAMES), (FAMILY, FLOWTABLE), (FAMILY, TABLE), (BRIDGE_FAMILY, TABLE))
 LOAD_TRANSACTIONS = 3
-SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # limits, as the kernel counts: 768 bytes and more for an ACK
+SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # buffer limits; the kernel counts 768 bytes or more for an ACK
 BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables",
-           "net/bridge/bridge-nf-filter-vlan-tagged")           # also of packets with a VLAN tag, as on a trunk
+           "net/bridge/bridge-nf-filter-vlan-tagged")           # the last: for packets with a VLAN tag
 
 
 class Ruleset(NftTable):
-    """Writes the table. Made in a thread that is in the node's namespace; any one thread at a time calls. Raises
-    OSError.
+    """The tables of policies in the kernel, and the socket that owns them. Methods raise OSError.
 
-    flags: of its tables, 0 if the kernel cannot give them to this socket. links: the chain `source` exists. tunnels:
-    the rules for packets of the node's tunnels exist. http: names of the chains of rules by HTTP requests. listeners:
-    where the HTTP proxy gets connections.
+    Make a Ruleset in a thread that is in the node's namespace. Only one thread at a time may call its methods.
+
+    flags: of the tables; 0 if this kernel does not let a socket own them. links: whether the chain `source` exists.
+    tunnels: whether the rules for packets of the node's tunnels exist. http: names of the chains with rules by HTTP
+    requests. listeners: the marks and addresses at which the HTTP proxy gets connections, see http/redirect.py.
     """
 
     def __init__(self) -> None:
@@ -68,14 +70,14 @@ class Ruleset(NftTable):
         super().__init__(FAMILY, TABLE, SEND_BYTES, ACK_BYTES)
 
     def adopt(self) -> None:
-        """Take over the tables that an agent has left. Raises ConfigurationError if a running one has them."""
+        """Take over the tables of an agent that has ended. Raises ConfigurationError if a running agent owns them."""
         self.take_over(TABLES, COMMENT)
 
     def load(self, state: State) -> None:
-        """Replace the table with its whole content, in LOAD_TRANSACTIONS.
+        """Write the complete tables for `state` in LOAD_TRANSACTIONS transactions; existing tables are replaced.
 
-        During the replacement another table drops the first packets from and to restricted pods: a packet that arrives
-        while the transaction ends may find no rules in the old table and in the new table.
+        During the replacement the guard table (rules.py) drops the first packets from and to restricted pods: for a
+        packet that arrives while the transaction ends, neither the old nor the new table may have rules.
         """
         try:
             self._guard(state)
@@ -111,9 +113,9 @@ class Ruleset(NftTable):
     def write(self, change: Change) -> None:
         """Write the changes since load() or the last write().
 
-        A first transaction adds the new chains, a second one the other changes. With a single transaction, a packet
-        that arrives while the transaction ends may find a new element in a map that leads to a new chain without rules,
-        and would be accepted.
+        A first transaction adds the new chains, a second transaction makes the other changes. With a single
+        transaction, a packet that arrives while it ends may already find a map element that leads to a new chain, but
+        no rules in that chain. The kernel would accept this packet.
         """
         if change.new_chains:
             requests = Transaction()
@@ -133,9 +135,10 @@ class Ruleset(NftTable):
             requests.commit(self.sock)
 
     def drop(self, elements: Sequence[Element]) -> None:
-        """Add elements: [(set or map, key)]; those of maps lead to `drop`. Raises NetlinkError if a map has one.
+        """Add elements [(set or map, key)]; elements of maps lead to `drop`. Raises NetlinkError if a map has the key.
 
-        An ADD waits for this. So the messages come from templates, and the kernel acknowledges only the last one.
+        An ADD waits for this call. So the messages come from templates, and the kernel acknowledges only the last
+        message.
         """
         requests, last = Transaction(), len(elements) - 1
         for at, (name, key) in enumerate(elements):
@@ -147,7 +150,7 @@ class Ruleset(NftTable):
         requests.commit(self.sock)
 
     def cut_answers(self) -> Answers:
-        """Return the answers that are dropped, see cut.py."""
+        """Return the answers that the kernel's rules drop now, {set: keys}; see cut.py."""
         found = {}
         for name, types in rules.cut_sets().items():
             size = nft_elements.concat_type(types)[1]
@@ -155,9 +158,10 @@ class Ruleset(NftTable):
         return found
 
     def held_ports(self) -> Iterator[tuple[bytes, bool, list[bytes]]]:
-        """Yield the ports in the tables: (name as a key, whether it is a port of a bridge, its source addresses).
+        """Yield the pods' ports in the kernel's tables: (name as a key, whether the port belongs to a bridge, the
+        pod's source addresses).
 
-        At a port of a bridge, the MAC, padded to 8 bytes, stands before each source address.
+        At a port of a bridge, each source address has the MAC in front, padded to 8 bytes.
         """
         for names, bridged in ((BRIDGED_PORTS, True), (ROUTED, False)):
             sent: dict[bytes, list[bytes]] = {port: [] for port in self._keys(names.ports)}
@@ -168,7 +172,7 @@ class Ruleset(NftTable):
                 yield port, bridged, keys
 
     def _keys(self, name: str) -> list[bytes]:
-        """Return the keys of a set; none if no table has it, or one of an earlier version."""
+        """Return the keys of a set in the kernel; [] if the set does not exist."""
         try:
             each = wire.dump(self.sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(family_of(name)), f"list set {name}",
                              nft_elements.elements_of(TABLE, name))
@@ -179,14 +183,14 @@ class Ruleset(NftTable):
         return [key for _, payload in each for key, _ in nft_elements.read_elements(payload)]
 
     def drop_answers(self, answers: Answers) -> None:
-        """Drop these answers from now on, those that are dropped already too."""
+        """Let the kernel's rules drop these answers, until no answer has come for CUT_MS."""
         requests = Transaction()
         put_answers(requests, answers)
         requests.commit(self.sock)
 
     def let_answers(self, answers: Answers) -> None:
-        """Drop these answers no longer. An element that has just timed out is added first, or the kernel would refuse
-        to delete it."""
+        """Let the kernel's rules no longer drop these answers. The kernel rejects the deletion of an element that has
+        just timed out, so the transaction adds all elements first."""
         requests = Transaction()
         put_answers(requests, answers)
         for name, keys in answers.items():
@@ -195,7 +199,8 @@ class Ruleset(NftTable):
         requests.commit(self.sock)
 
     def _complete(self, requests: Transaction, added: Mapping[str, Collection[bytes]]) -> None:
-        """Add the rules that only these elements need: packets pay for them."""
+        """Add the rules for routed links and for tunnels when `added` has their first elements. Other nodes do without
+        these rules, because each rule costs time per packet."""
         links, tunnels = self.links or ROUTED.ports in added, self.tunnels or has_tunnels(added)
         if tunnels and not self.tunnels:
             add_tunnels(requests)
@@ -204,15 +209,15 @@ class Ruleset(NftTable):
         self.links, self.tunnels = links, tunnels
 
     def _lead_to_proxy(self, requests: Transaction, new_chains: Iterable[str]) -> None:
-        """Add the chains that lead to the proxy, before the first chain of rules by HTTP requests."""
+        """Before the first chain with rules by HTTP requests, add the chains that lead connections to the proxy."""
         new = {name for name in new_chains if name.startswith(HTTP_CHAINS)}
         if new and not self.http:
             redirect.add_chains(requests, FAMILY, TABLE, self.listeners)
         self.http |= new
 
     def divert(self, listeners: redirect.Listeners) -> None:
-        """From now on, let the HTTP proxy get connections at `listeners`; without any, drop them. If no rule by HTTP
-        requests exists and `listeners` is empty, delete the chain that lingers."""
+        """Lead connections for the HTTP proxy to `listeners`; if `listeners` is empty, drop these connections. If also
+        no rule by HTTP requests exists, delete the chain that redirect.linger() has left."""
         self.listeners = dict(listeners)
         requests = Transaction()
         if self.http:
@@ -222,8 +227,8 @@ class Ruleset(NftTable):
         requests.commit(self.sock)
 
     def remove(self) -> bool:
-        """Remove the table: all pods are open. Return whether the table existed. Raises ConfigurationError if a running
-        agent has it."""
+        """Remove all tables of policies: nothing restricts pods then. Return whether one of the tables existed. Raises
+        ConfigurationError if a running agent owns them."""
         self.adopt()
         there = False
         for family, table in TABLES:
@@ -242,14 +247,14 @@ class Transaction(Requests):
         super().__init__(nft.start(Batch()))
 
     def commit(self, sock: wire.Socket) -> None:
-        """Send it. Raises NetlinkError for the first refusal; then nothing has changed."""
+        """Send the transaction. Raises NetlinkError, the kernel's first error; then the transaction changed nothing."""
         self.add(nft.stop)
         if refused := self.send(sock):
             raise refused[0]
 
 
 def set_up(requests: Requests, state: State) -> None:
-    """Fill a new table."""
+    """Add the sets, chains, rules and elements of `state` to the new, empty tables."""
     for name, one in State().sets.items():
         add_set(requests, name, one)
     for name, types in rules.cut_sets().items():
@@ -292,7 +297,8 @@ def add_node_chains(requests: Requests) -> None:
 
 
 def add_source(requests: Requests, tunnels: bool) -> None:
-    """Check what links send that are no ports of bridges. tunnels: the node has tunnels."""
+    """Add the chain that checks the source of packets from routed links (ptp), or replace its rules. tunnels: whether
+    the node has tunnels."""
     base = port_rules.SOURCE_CHAIN
     add_base_chain(requests, base)
     requests.add(nft_rules.flush_chain, base.family, TABLE, base.name)
@@ -301,12 +307,12 @@ def add_source(requests: Requests, tunnels: bool) -> None:
 
 
 def has_tunnels(elements: Mapping[str, Collection[bytes]]) -> bool:
-    """Return whether some elements, by set, are of tunnels."""
+    """Return whether `elements`, {set: keys}, has elements of tunnels."""
     return any(elements.get(name) for names in (BRIDGED_PORTS, ROUTED) for name in (names.tunnels, names.protocols))
 
 
 def add_tunnels(requests: Requests) -> None:
-    """Drop packets of the node's tunnels from ports."""
+    """Add the rules that drop tunnel packets which pods send."""
     for family, chain, rule in port_rules.tunnel_rules():
         requests.add(nft_rules.add_rule, family, TABLE, chain, *rule, first=True)
 
@@ -317,7 +323,7 @@ def add_base_chain(requests: Requests, base: port_rules.BaseChain) -> None:
 
 
 def prepare(requests: Requests, change: Change) -> None:
-    """Write new sets and chains, to which nothing leads yet."""
+    """Add the new sets and chains of a Change. No map leads to these chains yet."""
     for name, one in change.sets.items():
         add_set(requests, name, one)
     if change.sets.keys() >= NODE_MAPS:
@@ -329,7 +335,8 @@ def prepare(requests: Requests, change: Change) -> None:
 
 
 def fill(requests: Requests, change: Change) -> None:
-    """Add rules first, then the elements of maps that lead to these rules. Removals have the reverse order."""
+    """Make the other changes: add rules before the map elements that lead to them, and remove map elements before the
+    rules that they lead to."""
     for name, chain in change.chains.items():
         if name not in change.new_chains:
             requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
@@ -355,7 +362,7 @@ def fill(requests: Requests, change: Change) -> None:
 
 
 def add_elements(requests: Requests, name: str, items: list[tuple[bytes, str]]) -> None:
-    """Add elements to a set or map. Elements of ports may exist already: drop() has added them."""
+    """Add elements to a set or map. Elements in the sets of ports may exist already, because drop() has added them."""
     if PORT_SETS.get(name) == "box":
         requests.add(nft_elements.add_boxes, family_of(name), TABLE, name, [halves(key) for key, _ in items])
     else:
@@ -363,19 +370,19 @@ def add_elements(requests: Requests, name: str, items: list[tuple[bytes, str]]) 
 
 
 def halves(key: bytes) -> tuple[bytes, bytes]:
-    """The two ends of a range."""
+    """Return the two ends of a range, (first, last). key: both ends, one after the other."""
     middle = len(key) // 2
     return key[:middle], key[middle:]
 
 
 def family_of(name: str) -> int:
-    """The family of the table that has a set."""
+    """Return the family of the table that has the set `name`: BRIDGE_FAMILY or FAMILY."""
     return BRIDGE_FAMILY if name in ON_BRIDGES else FAMILY
 
 
 @cache
 def template(name: str, size: int) -> tuple[bytes, bytes]:
-    """Return the bytes before and behind the key, which has `size` bytes, in a message for Ruleset.drop()."""
+    """Return the bytes of a Ruleset.drop() message before the key and after the key, which has `size` bytes."""
     value = nft.NF_DROP if name in VERDICT_MAPS else None
     return nft_elements.element_template(family_of(name), TABLE, name, size, value)
 
@@ -411,13 +418,13 @@ def put_answers(requests: Requests, answers: Answers) -> None:
 
 
 def sees_bridged_traffic() -> bool:
-    """Whether see_bridged_traffic() was called, and no other program has undone it. Raises OSError."""
+    """Return whether the sysctls of see_bridged_traffic() are set. Raises OSError."""
     return all(sysctl.read(name) == "1" for name in BRIDGED)
 
 
 def see_bridged_traffic() -> bool:
-    """Let packets between two pods on one bridge pass the hook `forward` of this namespace, as Kubernetes demands of a
-    node. Return False if the kernel module br_netfilter is not loaded. Raises OSError."""
+    """Set sysctls so that packets between two pods on one bridge pass this namespace's hook `forward`, as Kubernetes
+    requires. Return False if the kernel module br_netfilter is not loaded. Raises OSError."""
     if not all(map(sysctl.exists, BRIDGED)):
         return False
     for name in BRIDGED:

@@ -1,11 +1,11 @@
 """Protect a pod whose record on disk is damaged or lost: find its addresses and port, and close it in both directions.
 
-The record's own text may name the pod's addresses and its port. Else the kernel's tables do, which outlive the agent:
-a pod lives no longer than they do, unless another program removes them. A port that the tables hold, whose link
-exists and that no record names, is the port of such a pod.
+The text of a damaged record may still name the pod's addresses and port. Otherwise the agent finds the port in the
+kernel's tables, which exist as long as the pod unless another program removes them. If the tables have a port whose
+link exists and that no record names, it is the port of such a pod.
 
-The labels of a damaged record are not used: a wrong label would open the pod. The pod's attachment belongs to a
-namespace that no source can name, with one policy that selects all its pods and allows nothing.
+The agent does not use the labels of a damaged record, because a wrong label could allow the pod too much. The agent
+puts the pod into a namespace that no source can name, with one policy that selects all its pods and allows nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LINK_LOCAL = re.compile(rb"\xfe[\x80-\xbf]")
 
 
 def addresses_of(text: str) -> tuple[bytes, ...]:
-    """Return the addresses that the text of a record names, without those that cannot be read."""
+    """Return the readable addresses, packed, in the text of a damaged record."""
     found = []
     for listed in ADDRESSES.findall(text):
         for one in re.findall(r'"([^"]*)"', listed):
@@ -41,7 +41,7 @@ def addresses_of(text: str) -> tuple[bytes, ...]:
 
 
 def port_of(text: str) -> Port | None:
-    """Return the port that the text of a record names; None if its description cannot be read."""
+    """Return the port in the text of a damaged record; None if no readable port is there."""
     for match in PORT.finditer(text):
         try:
             return ports.read(json.JSONDecoder().raw_decode(text, match.end())[0])
@@ -51,10 +51,11 @@ def port_of(text: str) -> Port | None:
 
 
 def held(name: bytes, bridged: bool, keys: list[bytes]) -> tuple[Port, tuple[bytes, ...]]:
-    """Return a port that the kernel's tables hold, and its pod's addresses. Arguments: see Ruleset.held_ports().
+    """Return (port, its pod's addresses) for a port that Ruleset.held_ports() found in the kernel's tables; see there
+    for the arguments.
 
-    Further MACs and prefixes of the pod are not known, so the pod cannot use them. At a link that is no port of a
-    bridge, the MAC is not known and has no effect.
+    The port lacks the pod's further MACs and prefixes, so the pod cannot use them. For a routed link (ptp) the MAC is
+    unknown; it is zero and has no effect.
     """
     before = padded(ETH_ALEN) if bridged else 0
     mac = keys[0][:ETH_ALEN] if bridged and keys else bytes(ETH_ALEN)

@@ -1,10 +1,10 @@
-"""Network policies on this node: keep the kernel's tables equal to the policies of a source and the pods of ADDs.
+"""Run the policy service of the agent: keep the kernel's tables equal to the policies of a source and the pods of ADDs.
 
-    source      pods, namespaces and policies: the Kubernetes API, or a directory of files
-    requests    the plugin `policy`: a pod is protected before its ADD answers
-    kernel      rules that another program changes are written again
+    source      gives pods, namespaces and policies, from the Kubernetes API or a directory of files
+    requests    come from the plugin `policy`: the service protects a pod before it answers the pod's ADD
+    kernel      notifies of rules that another program changes; the service writes them again
 
-The table stays when the agent ends: existing pods are protected while the agent restarts, and the ADD of a pod fails.
+The table stays when the agent ends. While the agent restarts, existing pods are protected and ADDs fail.
 """
 
 from __future__ import annotations
@@ -54,22 +54,23 @@ if TYPE_CHECKING:
     from fastcni.clients.kubernetes import Api
     from fastcni.daemon.log import Logger
 
-EVENT_BYTES = 64 << 20          # a limit: of announcements of one load
-LOOK_S = 0.5                    # while a request waits
+EVENT_BYTES = 64 << 20          # receive buffer for the notifications of one load()
+LOOK_S = 0.5                    # between two attempts to answer a waiting request
 CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
-TUNNELS_S = 1.0                 # until links that changed while they were listed are listed again
-RETRY_S = 1.0                   # after the kernel has refused a transaction
-BRIDGED_S = 1.0                 # between two reads of the sysctls of bridges, which take 30 us
+TUNNELS_S = 1.0                 # before the next attempt to list links, if links changed during the list
+RETRY_S = 1.0                   # before the next attempt, after the kernel has rejected a transaction
+BRIDGED_S = 1.0                 # between two reads of the sysctls of bridges, which take 30 us each
 GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """directory: the directory of files with pods and policies; "": pods and policies come from the Kubernetes API,
-    `api`. node: this node's name in the source. state: the directory of attachments. socket: the path of the socket for
-    the plugin. kept: the file with the source's last content; "": policies.kept next to `state`. dns_servers: the
-    resolvers that pods use for domain names in policies; (): the resolvers in /etc/resolv.conf. egress: the node's
-    Egress, which claims egress addresses. flowtable: whether established connections between pods go by a flowtable."""
+    """The settings of the policy service. directory: the directory of files with pods and policies; "": pods and
+    policies come from the Kubernetes API, `api`. node: this node's name in the source. state: the directory of
+    attachments. socket: the path of the socket for the plugin. kept: the file with the source's last content; "":
+    policies.kept next to `state`. dns_servers: the resolvers that pods use for domain names in policies; (): the
+    resolvers in /etc/resolv.conf. egress: the node's Egress, which claims egress addresses. flowtable: whether the
+    kernel forwards established connections between pods by a flowtable."""
 
     directory: str = ""
     api: Callable[[], Api] | None = None
@@ -83,28 +84,28 @@ class Settings:
 
 
 class Policies:
-    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError, and
-    ConfigurationError if the operator has to change the configuration.
+    """The policy service of a node. One thread in the node's namespace makes it and calls all methods. Raises OSError,
+    and ConfigurationError if the operator has to change the configuration.
 
-    ready: the table is written. due: when to call attend() without an event, in monotonic seconds.
+    ready: whether the table was written. due: when to call attend() even without an event, in monotonic seconds.
     """
 
     def __init__(self, settings: Settings, log: Logger) -> None:
         self.settings, self.log = settings, log
         self.ready, self.due = False, 0.0
-        self.errors: dict[str, Sequence[str]] = {}          # by place: documents that cannot be read
-        self.stale = False                                  # the kernel may have another table
-        self.asked = False                                  # requests were answered
-        self.cut = 0                                        # connections
+        self.errors: dict[str, Sequence[str]] = {}          # {place: errors of unreadable documents}
+        self.stale = False                                  # whether the kernel's table may differ from the state
+        self.asked = False                                  # whether this attend() has handled a request
+        self.cut = 0                                        # number of cut connections
         self.tunnels_due = 0.0                              # when to list the node's links, monotonic
         self.next_cut = 0.0                                 # not before this time, monotonic
         self.next_bridged = 0.0                             # when to read the sysctls of bridges, monotonic
-        self.bypassed = ""                                  # why these cannot be read or written
+        self.bypassed = ""                                  # why these sysctls cannot be read or written
         self.not_offloaded = ""                             # why no flowtable has established connections
         if not see_bridged_traffic():
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
                                      "bridge passes them by: modprobe br_netfilter")
-        # Files name no nodes that matter: to protect a pod of another node here, too, does no harm.
+        # The node of a pod in files does not matter: rules for another node's pod do no harm here.
         self.compiler = AttachedCompiler("" if settings.directory else settings.node, wire.index_of)
         for each in attached.read_all(settings.state):
             if each.pod.startswith(salvage.NAMESPACE):
@@ -134,7 +135,8 @@ class Policies:
                                                *self.parts)
             for waited_for in readable:
                 self.poll.register(waited_for.fileno(), select.EPOLLIN)
-            # Until the source has answered, the previous agent's table stays; after a reboot no table exists.
+            # The previous agent's table stays until the source has answered. Without a table, as after a reboot,
+            # _write() loads the stored content of the source.
             self.stale = self.source.former and not self.engine.rules.exists()
             self._opened = opened.pop_all()
         self._tell_errors()
@@ -144,7 +146,7 @@ class Policies:
                       effect="the pod is closed" if closed else "no policy protects the pod")
 
     def _close_unrecorded(self) -> None:
-        """Close the pods whose records are lost, or are damaged and name no address."""
+        """Close the ports in the kernel's tables for which no attachment is recorded, see salvage.py."""
         held = [salvage.held(*port) for port in self.engine.rules.held_ports()]
         found = attached.unrecorded(self.compiler, held, attached.damaged(self.settings.state))
         if found:
@@ -169,15 +171,15 @@ class Policies:
         return found
 
     def fileno(self) -> int:
-        """The descriptor to wait on for attend()."""
+        """Return the file descriptor that becomes readable when attend() has work."""
         return self.poll.fileno()
 
     def close(self) -> None:
-        """Leave the table: pods stay protected."""
+        """Close the sockets and parts. The table stays in the kernel, so pods stay protected."""
         self._opened.close()
 
     def attend(self) -> None:
-        """Apply changes of the source, write the table, cut connections that are no longer allowed, answer requests."""
+        """Apply changes of the source, write the table, answer requests, cut connections that are no longer allowed."""
         ready = {fd for fd, _ in self.poll.poll(0)}
         if self.source.fileno() in ready or monotonic() >= self.source.due:
             self.source.attend()
@@ -192,7 +194,7 @@ class Policies:
         self.asked = False
         self.requests.attend()
         self._try(self.leaving.forget_gone)
-        self._try(self._write)                  # the rules of the pods that these requests have closed
+        self._try(self._write)                  # also the rules of pods that an ADD has only closed
         if self.asked or monotonic() >= self.next_bridged:
             self._see_bridged()
         changed = self.engine.changed
@@ -208,7 +210,7 @@ class Policies:
             self.due = min(self.due, monotonic() + (READ_WAIT_S / 4 if self.source.busy else LOOK_S))
 
     def figures(self) -> dict[str, int]:
-        """For metrics.py."""
+        """Return the figures of policies for metrics.py: {name: value}."""
         policies = [key for key in list(self.compiler.cluster.policies) if not key.endswith(SUFFIX)]
         namespaced = sum("/" in key for key in policies)
         return {"policies": namespaced, "cluster_policies": len(policies) - namespaced,
@@ -221,7 +223,7 @@ class Policies:
     def _write(self) -> None:
         if not self.source.complete:
             self.due = float("inf")
-            if self.stale and self.source.former:       # the kernel has no table, or not all of it
+            if self.stale and self.source.former:       # the kernel's table is missing or incomplete
                 self._load()
                 self.log.warning("policies_kept", policies=len(self.compiler.cluster.policies), why=self.source.away)
             return
@@ -241,7 +243,7 @@ class Policies:
         self.due = monotonic() + RETRY_S if self.stale else float("inf")
 
     def _tell_offload(self) -> None:
-        """Log once why no flowtable has the established connections."""
+        """Log the reason why the flowtable is not in use, once per reason."""
         before, self.not_offloaded = self.not_offloaded, self.engine.not_offloaded
         if self.not_offloaded and self.not_offloaded != before:
             self.log.warning("flowtable_unavailable", why=self.not_offloaded, effect="established connections between "
@@ -268,26 +270,26 @@ class Policies:
         try:
             self.compiler.put_tunnels(tunnels.read(self.ports.sock))
         except wire.NetlinkError as e:
-            if e.errno != EINTR:            # EINTR: keep the known tunnels until the next read
+            if e.errno != EINTR:            # on EINTR, keep the known tunnels until the next read
                 raise
         else:
             self.tunnels_due = float("inf")
 
     def _see_bridged(self) -> None:
-        """The kernel does not announce changes of sysctls."""
+        """Set the sysctls of bridges again if another program changed them. The kernel does not notify of changes."""
         self.next_bridged = monotonic() + BRIDGED_S
         before, self.bypassed = self.bypassed, ""
         try:
             if not sees_bridged_traffic():
                 see_bridged_traffic()
                 self.log.warning("bridge_filter_restored")
-        except OSError as e:            # the module was unloaded, for instance: log this once
+        except OSError as e:            # for example, the module was unloaded; log each error once
             self.bypassed = str(e)
             if self.bypassed != before:
                 self.log.error("bridge_filter_off", error=self.bypassed)
 
     def _try(self, step: Callable[[], object]) -> None:
-        """Without memory, for instance: all is written again, later."""
+        """Call `step`. After an OSError, for example ENOMEM, log it and write the complete table RETRY_S later."""
         try:
             step()
         except OSError as e:
@@ -295,8 +297,8 @@ class Policies:
             self.stale, self.due = True, monotonic() + RETRY_S
 
     def _load(self) -> None:
-        """Write the complete table. Its notifications may be more than the socket holds. Then `stale` is left true if
-        there was another program's transaction meanwhile, which may have changed the table."""
+        """Write the complete table. If its notifications overflow the socket's buffer, and another program made a
+        transaction at the same time, `stale` stays true: that program may have changed the table."""
         before, dropped = generation(self.engine.rules.sock), []
         self.engine.load()
         self.stale = False
@@ -305,7 +307,7 @@ class Policies:
             self.stale = True
 
     def _note(self, kind: int, payload: bytes) -> None:
-        """Another program's change of the table."""
+        """Set `stale` if the notification is another program's change of a table of policies."""
         if kind not in GENERATION and nft.read_family(payload) in (FAMILY, BRIDGE_FAMILY):
             self.stale = self.stale or nft.as_text(
                 attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) in (TABLE, FLOWTABLE)
@@ -322,7 +324,7 @@ class Policies:
         self.errors = dict(errors)
 
     def _answer(self, request: Asked, waited: float) -> Answer | None:
-        """See requests.py."""
+        """Return the answer to a request, None if it is not ready; see requests.py."""
         self.asked = True
         try:
             return self.answers.to(request, waited)
@@ -331,7 +333,7 @@ class Policies:
             return {"error": str(e), "again": True}
 
     def _not_ready(self) -> Answer:
-        """The error that says why no pod can be added; {}: pods can be added."""
+        """Return the error that says why no pod can be added; {} if pods can be added."""
         if self.ready:
             return {}
         away = getattr(self.source, "away", "")

@@ -1,12 +1,17 @@
-"""The wanted nftables state of the policies as data: sets, verdict maps and chains; and the change between two of them.
+"""Represent the nftables state that policies need as data (sets, maps, chains), and compute changes between states.
 
-Names: in4, in6, out4, out6 (maps: local pod's address -> chain), self4, self6 and link6 always exist. node4 and node6
-(such maps for packets from a pod to its own node) exist while they have elements. Other names end with the hash of
-their content: g4-... (pods of a group), k4-... (nodes), n4-... (pods with a named port), b4-... (blocks), p-...
-(ports), d4-... (addresses of a domain name, for each pod that asked), t4-... (as d4-..., with expired addresses; for
-the next agent, in no State); in-..., out-... (chain of a policy), http-in-..., http-out-... (of a policy, its rules by
-HTTP requests), admin-in-..., baseline-out-... (chain of all cluster policies of a tier that apply to a pod),
-all-in-..., all-out-... (chain of all that applies to a pod).
+The sets self4, self6 and link6 and the maps in4, in6, out4, out6 (address of a local pod -> chain) always exist. The
+maps node4 and node6, for packets from a pod to its own node, exist while they have elements. Other names end with a
+hash of the content:
+
+    g4-... k4-... b4-...            sets of addresses: pods of a group, nodes, blocks
+    n4-... p-...                    sets of address . port for a named port, and of ports
+    d4-...                          set of pairs for a domain name: pod's address . address in an answer to the pod
+    t4-...                          pairs of d4-..., also expired pairs, for the next agent; no State has this set
+    in-... out-...                  chain of a NetworkPolicy
+    http-in-... http-out-...        chain with the rules by HTTP requests of a NetworkPolicy
+    admin-in-... baseline-out-...   chain of the cluster policies of a tier that apply to a pod
+    all-in-... all-out-...          chain that jumps to all chains that apply to a pod
 """
 
 from __future__ import annotations
@@ -24,28 +29,28 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.http.documents import Request
 
-    Range = tuple[bytes, bytes]                 # first and last, packed
+    Range = tuple[bytes, bytes]                 # first and last value, packed
 
-LENGTHS = tuple(VERSIONS)                       # of packed addresses
+LENGTHS = tuple(VERSIONS)                       # of packed addresses: 4 and 16
 IN, OUT = "in", "out"
 PREFIXES = {INGRESS: IN, EGRESS: OUT}
 LINK, LINK_LOCAL, LINK_LOCAL_MASK = "link6", b"\xfe\x80" + bytes(14), b"\xff\xc0" + bytes(14)         # fe80::/10
 MAPS = {f"{name}{version}" for name in (IN, OUT) for version in VERSIONS.values()}
 TO_NODE = "node"
 NODE_MAPS = {f"{TO_NODE}{version}" for version in VERSIONS.values()}
-FORWARDERS = "forwarders"       # a set next to NODE_MAPS: the ports at which the agent takes redirected DNS queries
+FORWARDERS = "forwarders"       # a set that exists with NODE_MAPS: the agent's ports for redirected DNS queries
 VERDICT_MAPS = MAPS | NODE_MAPS
-TIER_CHAINS = ("admin-", "baseline-")           # begin the names of chains of cluster policies
-HTTP_CHAINS = "http-"           # begins the names of chains of rules by HTTP requests
-ACCEPT, DROP, RETURN, PROXY = "accept", "drop", "return", "proxy"          # verdicts; proxy: accept what HAProxy relays
+TIER_CHAINS = ("admin-", "baseline-")           # prefixes of the chains of cluster policies
+HTTP_CHAINS = "http-"           # prefix of the chains with rules by HTTP requests
+ACCEPT, DROP, RETURN, PROXY = "accept", "drop", "return", "proxy"          # PROXY: lead the packet to HAProxy
 PERMANENT = {LINK, *MAPS, *(f"self{version}" for version in VERSIONS.values()), *PORT_SETS}
 
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """kind: "map", "self", "link", "group", "named", "block", "ports", "domain", or one of ports.py. length: of its
-    addresses in bytes, 0 of ports. ranges: the content of blocks and ports, which never changes, because the name is
-    its hash."""
+    """A set or map in the kernel. kind: "map", "self", "link", "group", "named", "block", "ports", "domain", or a kind
+    of ports.py. length: the length of its addresses in bytes; 0 for ports. ranges: the content of a "block" or "ports"
+    set, which never changes, because the set's name is a hash of the content."""
 
     kind: str
     length: int
@@ -54,12 +59,12 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One rule of a policy's chain: the compared fields, and the verdict.
+    """One rule of a policy's chain: the fields that it compares, and the verdict.
 
-    length: of addresses, 0: any family. peer: set with the peer's address, "": anywhere. protocol: 0: any.
-    first, last: of the destination port, 0 and 0: any. ports: set of ports. named: set of destination . port.
-    domain: set of source . destination.
-    requests: of the verdict PROXY, the HTTP requests that are allowed.
+    length: address length in bytes; 0: both families. peer: the set of peer addresses; "": any peer. protocol: 0: any.
+    first, last: range of the destination port; 0 and 0: any. ports: the set of destination ports. named: the set of
+    destination . port. domain: the set of source . destination. An empty name compares nothing.
+    requests: with the verdict PROXY, the HTTP requests that are allowed.
     """
 
     length: int = 0
@@ -80,8 +85,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Of a policy, or of a tier: lines. Of all that applies to a pod: jumps to these chains; then it drops if `closed`,
-    because a NetworkPolicy is among them."""
+    """A chain. The chain of a policy or of a tier has `lines`. The chain of a pod has `jumps` to such chains; after the
+    jumps it drops the packet if `closed`, because a NetworkPolicy is among them."""
 
     direction: str
     lines: tuple[Line, ...] = ()
@@ -96,13 +101,13 @@ def permanent_sets() -> dict[str, Set]:
 
 @dataclass(slots=True)
 class State:
-    """elements: {set: {key: chain that a map leads to, or ""}}, without those of `Set.ranges` and of domain names.
+    """The content of the table. elements: {set or map: {key: chain to which a map leads, "" in a set}}, without the
+    elements of `Set.ranges` and of domain names. A key of several fields is in nftables' format
+    (kernel/nft_elements.py).
 
-    resolved: {set of a domain name: {pod's address: {address in an answer: until when the element lives in the kernel,
-    in monotonic seconds}}}. An address whose element has ended allows no new connection, but existing connections are
-    not cut.
-
-    The key of a concatenation is as nftables has it (kernel/nft_elements.py).
+    resolved: {set of a domain name: {pod's address: {address in an answer: until when the element exists in the kernel,
+    in monotonic seconds}}}. After that time, the address allows no new connection, but cut.py keeps existing
+    connections.
     """
 
     sets: dict[str, Set] = field(default_factory=permanent_sets)
@@ -113,8 +118,9 @@ class State:
 
 @dataclass(slots=True)
 class Change:
-    """What to write. A chain in `chains` is new or has other rules. An element that leads elsewhere is in both
-    `removed` and `added`."""
+    """What to write to the kernel. chains: chains that are new or have other rules. new_chains: names of the new chains
+    among them. added: {set: {key: chain or ""}}. removed: {set: keys}. An element that leads to another chain than
+    before is in both. gone_sets, gone_chains: names to delete."""
 
     sets: dict[str, Set] = field(default_factory=dict)
     chains: dict[str, Chain] = field(default_factory=dict)
@@ -141,7 +147,7 @@ def difference(old: State, new: State) -> Change:
 
 
 def note_elements(change: Change, name: str, old: Mapping[bytes, str | None], new: Mapping[bytes, str | None]) -> None:
-    """Note what makes the elements `new` of `old`; a value None is as no element."""
+    """Add to `change` what turns the elements `old` of the set `name` into `new`. A value None means no element."""
     added = {key: value for key, value in new.items() if value is not None and old.get(key) != value}
     removed = [key for key, value in old.items() if value is not None and new.get(key) != value]
     if added:
@@ -151,7 +157,7 @@ def note_elements(change: Change, name: str, old: Mapping[bytes, str | None], ne
 
 
 class Journal:
-    """Changes a State, and records the previous content: take() returns the Change since the last take()."""
+    """Changes a State and records its previous content, so that take() can return the Change since the last take()."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -160,7 +166,7 @@ class Journal:
         self._elements: dict[str, dict[bytes, str | None]] = {}
 
     def put_set(self, name: str, nft_set: Set | None) -> None:
-        """Add a set, or delete it with its elements."""
+        """Add an empty set; with None, delete the set and its elements."""
         self._sets.setdefault(name, self.state.sets.get(name))
         if nft_set:
             self.state.sets[name] = nft_set
@@ -178,7 +184,7 @@ class Journal:
             self.state.chains.pop(name, None)
 
     def put(self, name: str, key: bytes, value: str | None) -> None:
-        """Add, change or, with None, delete an element."""
+        """Add or change the element `key` of the set or map `name`; with None, delete the element."""
         elements = self.state.elements[name]
         self._elements.setdefault(name, {}).setdefault(key, elements.get(key))
         if value is None:
@@ -202,7 +208,7 @@ class Journal:
                 if old_chain is None:
                     it.new_chains.add(name)
         for name, old in self._elements.items():
-            if name in state.sets or name in NODE_MAPS:         # elements of maps refer to removed chains
+            if name in state.sets or name in NODE_MAPS:         # also of deleted maps: their elements refer to chains
                 elements = state.elements.get(name, {})
                 note_elements(it, name, old, {key: elements.get(key) for key in old})
         self._sets, self._chains, self._elements = {}, {}, {}

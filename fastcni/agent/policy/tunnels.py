@@ -1,7 +1,8 @@
-"""The tunnels that the node's kernel takes packets out of, as elements of the sets of ports.py.
+"""List the node's tunnels, whose packets pods may not send, as elements of the sets of ports.py.
 
-The sender of a tunnel packet chooses the source of the inner packet, which no port's rules check. So no pod may send
-tunnel packets: port_rules.py drops them. WireGuard and IPsec authenticate packets, so their links are not listed here.
+The sender of a tunnel packet chooses the source address of the inner packet, and no port's rules check that address. So
+the rules of port_rules.py drop tunnel packets from pods. WireGuard and IPsec authenticate packets, so their links are
+not listed here.
 """
 
 from __future__ import annotations
@@ -29,32 +30,32 @@ PROTOCOLS = {"ipip": (IPPROTO_IPIP, IPPROTO_MPLS),
 
 
 class Watch:
-    """Notices changes of tunnels by the kernel's notifications about links of their kinds. Raises OSError."""
+    """A socket that receives the kernel's notifications about tunnel links. Raises OSError."""
 
     def __init__(self) -> None:
         self.sock = wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
         filters.attach(self.sock, filters.link_kinds((*UDP_PORTS, *PROTOCOLS)))
 
     def fileno(self) -> int:
-        """Return the descriptor. Call forget() when it is readable."""
+        """Return the socket's file descriptor. When it becomes readable, call forget()."""
         return self.sock.fileno()
 
     def close(self) -> None:
         self.sock.close()
 
     def forget(self) -> None:
-        """Discard the notifications that have arrived. Then call read(), because links may have changed."""
+        """Discard the notifications that have arrived. Call read() afterwards, because tunnels may have changed."""
         wire.forget(self.sock)
 
 
 def read(sock: Socket) -> set[Element]:
-    """Return the elements of the node's tunnels. Raises OSError; NetlinkError EINTR if links come and go too fast to
-    list them."""
+    """Return the set elements for the node's tunnels. Raises OSError; NetlinkError with EINTR if links changed during
+    the list."""
     return elements(find.all_links(sock))
 
 
 def elements(links: Iterable[Link]) -> set[Element]:
-    """Return the elements for the tunnels among `links` that are up: a link that is down receives no packets."""
+    """Return the set elements for the tunnels in `links` that are up; a link that is down receives no packets."""
     found: set[Element] = set()
     for link in links:
         if link.up and link.kind in UDP_PORTS:
