@@ -1,14 +1,14 @@
-"""The sources of pods, namespaces and policies: documents, read into a Compiler.
+"""Read pods, namespaces and policies from a directory of files or the Kubernetes API into a Compiler.
 
-    contract    the methods that the loop of policies calls
+    contract    the methods of a source that the policy service calls
     files       a directory of JSON and YAML files
     kubernetes  the Kubernetes API
     content     puts the documents of a source into the Compiler
-    documents   one document; records that close its pods if it is unreadable
-    unreadable  the records that stand in for an unreadable document
-    parse       the documents in a file, within limits
-    reader      the processes that read files
-    lease       whether a program writes a file
-    kept        the last documents of a source, in a file
-    events      Events of objects that cannot be read
+    documents   reads one document into records
+    unreadable  makes the records that close the pods of an unreadable document
+    parse       takes the documents out of a file, within limits
+    reader      runs the processes that read files
+    lease       finds out whether a program has a file open for writing
+    kept        stores the last documents of a source in a file
+    events      sends Kubernetes Events about unreadable objects
 """

@@ -1,10 +1,10 @@
-"""Put the documents of a source into a Compiler; in place of an unreadable document, its last readable version.
+"""Put the documents of a source into a Compiler. For an unreadable document, keep its last readable version there.
 
     content = Content(compiler)
     for _ in content.replace("/etc/fastcni/policies/web.yaml", [("document 1", line)]):
-        ...                                     # after each step the caller may do something else
+        ...                                     # between two steps, the caller can answer requests
 
-A place is a unit that is read and replaced as a whole: a file with many documents, or an object of the Kubernetes API.
+A place is what a source reads and replaces in one piece: a file with its documents, or an object of the Kubernetes API.
 """
 
 from __future__ import annotations
@@ -27,38 +27,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """entries: by document, as encode() has written it. records: the records of the entries, see records_of()."""
+    """The content of a place. entries: {document as encode() writes it: its Entry}. records: see records_of()."""
 
     entries: dict[bytes, Entry] = field(default_factory=dict)
     records: Mapping[Id, Record] = field(default_factory=dict)
 
 
 class Content:
-    """places: {place: its Place}. errors: {place: texts} on unreadable documents. notes: {place: texts} on readable
-    documents: parts that this version does not know, and several documents of one name. unsure: places with an
-    unreadable document that has no previous version. superseded: {document: places}, the last of which has the version
-    in force, the others another version.
+    """The documents of a source, in the Compiler. places: {name of a place: its Place}. errors: {place: texts} about
+    unreadable documents. notes: {place: texts} about readable documents: parts that this version does not know, and
+    several documents with one name. unsure: places with an unreadable document that may be a policy and has no previous
+    version. superseded: {id: places} of documents with different versions in several places; the version in the last
+    place is in force.
 
-    While a place has errors, none of its previous documents is removed: the last readable version of a document stays
-    in use. A document that was never read, or whose subject is unknown, closes pods (unreadable.py).
+    While a place has errors, its previous documents stay in use. An unreadable document without a readable previous
+    version closes pods (unreadable.py).
     """
 
     def __init__(self, compiler: Compiler, changed: Callable[[], object] | None = None) -> None:
-        """changed: called after each change of `places`."""
+        """compiler: gets the records. changed(): called after each change of `places`."""
         self.compiler, self.changed = compiler, changed
         self.places: dict[str, Place] = {}
         self.errors: dict[str, list[str]] = {}
         self.notes: dict[str, list[str]] = {}
         self.unsure: set[str] = set()
         self.superseded: dict[Id, list[str]] = {}
-        self._records: dict[Id, dict[str, Record]] = {}         # by document and place: the last place is used
+        self._records: dict[Id, dict[str, Record]] = {}         # {id: {place: record}}; the last place counts
 
     def replace(self, place: str, documents: Collection[tuple[str, bytes]], broken: Collection[tuple[str, str]] = (),
                 ) -> Iterator[None]:
-        """Replace the documents of a place, in steps. Unchanged documents cost nothing.
+        """Replace the documents of a place, and yield after each step. Unchanged documents are not read again.
 
-        documents: (where, document as encode() has written it). broken: (where, why) of what cannot be parsed. Without
-        any of both the place is forgotten.
+        documents: (where, document as encode() writes it). broken: (where, why) for the parts that cannot be parsed. If
+        both are empty, the place is forgotten.
         """
         old = self.places.get(place, Place())
         entries: dict[bytes, Entry] = {}
@@ -95,7 +96,7 @@ class Content:
             self.changed()
 
     def told(self) -> dict[str, list[str]]:
-        """Return the texts of `errors`, `notes` and `superseded`, by place."""
+        """Return {place: texts} of `errors`, `notes` and `superseded`."""
         found = {place: [*self.errors.get(place, ()), *self.notes.get(place, ())]
                  for place in self.errors.keys() | self.notes.keys()}
         for (kind, key), (*others, last) in self.superseded.items():
@@ -131,10 +132,11 @@ class Content:
 
 
 def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> bool:
-    """Add to `entries`, read from a place with errors, the previous entries of this place that no new entry replaces.
+    """Add to `entries`, the entries of a place with errors, the previous entries of this place that no new entry
+    replaces. unparsed: whether a part of the place could not be parsed.
 
-    Previous entries that close pods are added only if an unreadable document may be a policy. Return whether an
-    unreadable document may be a policy.
+    Return whether an unreadable document may be an unknown policy. Only then are previous entries added that close
+    pods.
     """
     good = records_of(entry for entry in entries.values() if not entry.error)
     unsure = unparsed or any(entry.error and not entry.records and entry.kind not in (POD, NAMESPACE, NODE)
@@ -146,11 +148,11 @@ def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> bool
 
 
 def records_of(entries: Iterable[Entry]) -> Mapping[Id, Record]:
-    """Return the records in use: a record of a readable document has precedence over that of an unreadable document."""
+    """Return the records of the entries. Records of readable documents replace those of unreadable documents."""
     found: dict[Id, Record] = {}
     unreadable = []
     entries = list(entries)
-    if len(entries) == 1:               # of an object of the API: no second dict for each of 100,000 pods
+    if len(entries) == 1:               # an object of the API: 100,000 pods need no second dict each
         return entries[0].records
     for entry in entries:
         if entry.error:
@@ -163,7 +165,7 @@ def records_of(entries: Iterable[Entry]) -> Mapping[Id, Record]:
 
 
 def repeated(entries: Iterable[Entry]) -> list[str]:
-    """Return a note for each record that several readable documents of a place have."""
+    """Return a note for each id that several readable documents of a place have."""
     count = Counter(id for entry in entries if not entry.error for id in entry.records)
     return [f"{kind} {key} is there {number} times; the last one is in force"
             for (kind, key), number in count.items() if number > 1]

@@ -1,5 +1,5 @@
-"""The contract of a source of pods, namespaces and policies with the loop in service.py: a directory of files, or the
-API."""
+"""Define the methods of a source of pods, namespaces and policies, which the loop in service.py calls. files.py and
+kubernetes.py implement them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ if TYPE_CHECKING:
 
 
 class Source(Attended, Protocol):
-    """A source puts its objects into the Compiler, in attend() alone.
+    """A source of pods, namespaces and policies. Only attend() puts objects into the Compiler.
 
-    former: whether the Compiler has the objects that an earlier agent kept, until the source is complete.
+    former: whether the Compiler began with the objects that an earlier agent had stored.
     """
 
     former: bool
 
     @property
     def complete(self) -> bool:
-        """Whether all documents of the source were read once. Until then no table is written but that of `former`."""
+        """Whether the source has read all its documents at least once. Before that, only a table of `former` objects is
+        written."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether the source has changes that the Compiler does not have so far."""
+        """Whether the source has changes that are not yet in the Compiler."""
         ...
 
     @property
     def small(self) -> bool:
-        """Whether the source is reading a small file: a request waits longer for a small file."""
+        """Whether the source is reading a small file, for which an ADD waits longer than for other changes."""
         ...
 
     @property
@@ -41,7 +42,7 @@ class Source(Attended, Protocol):
 
     @property
     def errors(self) -> Mapping[str, Sequence[str]]:
-        """The errors of documents that cannot be read, by place."""
+        """The errors in documents, {place: texts}. A place is a file or an object of the API."""
         ...
 
     def close(self) -> None:

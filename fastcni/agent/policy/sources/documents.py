@@ -1,5 +1,5 @@
-"""Documents of the Kubernetes API -> entries: the records of a document, or records that close the pods of an
-unreadable document.
+"""Read a document of the Kubernetes API into an Entry: the document's records, or, if it is unreadable, records that
+close its pods.
 
     entry = read_entry(encode({"kind": "NetworkPolicy", "metadata": {"name": "web"}, "spec": {"podSelector": {}}}))
     entry.records                               # {("NetworkPolicy", "default/web"): Policy(...)}
@@ -23,29 +23,29 @@ from fastcni.agent.policy.objects import Node, Pod, Policy, PolicyError, read_na
 from fastcni.agent.policy.sources import unreadable
 
 if TYPE_CHECKING:
-    Id = tuple[str, str]                        # kind, "shop/web" or a name without a namespace
-    Record = Pod | Policy | ClusterPolicy | EgressAddress | Node | dict[str, str]      # of a Namespace: its labels
+    Id = tuple[str, str]                        # (kind, "namespace/name"), or (kind, name) without a namespace
+    Record = Pod | Policy | ClusterPolicy | EgressAddress | Node | dict[str, str]      # of a Namespace: labels
 
 POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY = "Pod", "Namespace", "NetworkPolicy", "Node", "ClusterNetworkPolicy"
 EGRESS_ADDRESS, CILIUM_POLICY = egress.KIND, http.KIND
 KINDS = {kind.lower(): kind for kind in (POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY, EGRESS_ADDRESS, CILIUM_POLICY)}
 POLICIES = (POLICY, CLUSTER_POLICY, EGRESS_ADDRESS, CILIUM_POLICY)
-GROUPS = {                      # the API groups of policies: their kinds that are no mistake; Cilium has others, too
+GROUPS = {                      # {API group of policies: its kinds that are no mistake}
     "networking.k8s.io/": (POLICY, "Ingress", "IngressClass", "IPAddress", "ServiceCIDR"),
     cluster_policies.GROUP: (CLUSTER_POLICY, "AdminNetworkPolicy", "BaselineAdminNetworkPolicy"),
     egress.GROUP: (EGRESS_ADDRESS,), http.GROUP: (CILIUM_POLICY, "CiliumClusterwideNetworkPolicy")}
-OTHERS = ("projectcalico.org", "antrea.io", "openshift.io", "ovn.org", "k8s.aws")       # groups with kinds of POLICIES
+OTHERS = ("projectcalico.org", "antrea.io", "openshift.io", "ovn.org", "k8s.aws")       # groups that reuse these kinds
 MISSPELT = {kind.lower(): kind for kind in ("List", *KINDS.values())}
 READERS: dict[str, Callable[[Any], Pod | Policy | ClusterPolicy]] = {
     POD: read_pod, POLICY: read_policy, CLUSTER_POLICY: read_cluster_policy,
     CILIUM_POLICY: http.read_cilium_policy}
-FOREIGN = ""                    # the kind of an entry that stands for a policy of another program
+FOREIGN = ""                    # the kind of an Entry for a policy of another program
 FOREIGN_ENDING = "networkpolicy"
-CONVERTED = ("projectcalico.org/", "crd.projectcalico.org/", f"{cluster_policies.GROUP}v1alpha1")     # `policy convert`
+CONVERTED = ("projectcalico.org/", "crd.projectcalico.org/", f"{cluster_policies.GROUP}v1alpha1")    # `policy convert`
 MAX_TEXT = 99                   # characters of a name
-LIKENESS = 0.8                  # of a misspelt kind to a known kind, see difflib
+LIKENESS = 0.8                  # the least similarity of a misspelt kind to a known kind, see difflib
 PORTS = [{"ports": True, "restartPolicy": True}]
-# The keys that are read. Others, the most of a pod, are dropped before a document is passed on or kept
+# The keys that fastcni reads. reduced() drops all other keys, which are most of a pod's document.
 KEYS: dict[str, Any] = {
     POD: {"metadata": {"name": True, "namespace": True, "labels": True, "uid": True},
           "spec": {"nodeName": True, "hostNetwork": True, "containers": PORTS, "initContainers": PORTS},
@@ -61,9 +61,9 @@ KEYS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """kind: the document's kind, or FOREIGN. records: the records of a readable document. error: why the document
-    cannot be read, else "". With an error the records close the document's pods; without records, its pods are unknown.
-    notes: texts on the parts of a readable document that this version ignores."""
+    """The result of reading a document. kind: the document's kind, or FOREIGN. error: why the document cannot be read,
+    or "". records: the document's records; with an error, records that close the document's pods, or {} if its pods are
+    unknown. notes: texts about the parts of a readable document that this version ignores."""
 
     kind: str
     records: dict[Id, Record]
@@ -72,7 +72,7 @@ class Entry:
 
 
 def reduced(document: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a document with only the keys that are read, None for a document of another kind."""
+    """Return the document with only the keys that fastcni reads; None if fastcni does not read its kind."""
     kind = KINDS.get(str(document.get("kind")).lower())
     if kind is None or is_foreign(kind, document):
         return None
@@ -80,13 +80,13 @@ def reduced(document: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def is_foreign(kind: str, document: dict[str, Any]) -> bool:
-    """Return whether a policy belongs to another program, such as Calico or Antrea."""
+    """Return whether a document whose kind has the name of a policy belongs to another program, such as Calico."""
     return kind in POLICIES and str(document.get("apiVersion")).partition("/")[0].endswith(OTHERS)
 
 
 def foreign(document: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the name and kind of a policy of another program, such as an AdminNetworkPolicy; None for another
-    document."""
+    """Return kind, apiVersion and name of a policy that fastcni does not enforce, such as an AdminNetworkPolicy, as a
+    small document. Return None for a document that is no policy."""
     kind, version, metadata = document.get("kind"), document.get("apiVersion"), document.get("metadata")
     if not str(kind).lower().endswith(FOREIGN_ENDING):
         return None
@@ -96,7 +96,7 @@ def foreign(document: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def read_foreign(document: dict[str, Any]) -> Entry:
-    """An entry that says that the policy is not enforced."""
+    """Return an Entry whose note says that the policy is not enforced. document: see foreign()."""
     version, names = document["apiVersion"], document["metadata"]
     name = "/".join(names[key] for key in ("namespace", "name") if key in names)
     advice = "; fastcni policy convert makes policies of it that are" if version.startswith(CONVERTED) else ""
@@ -104,9 +104,9 @@ def read_foreign(document: dict[str, Any]) -> Entry:
 
 
 def misspelled(document: dict[str, Any]) -> str:
-    """Return why a document of an unknown kind is a mistake, else "". In a group of policies each unknown kind is a
-    mistake; in a group of Kubernetes or without a group, the beginning of a known kind, and a kind that resembles one.
-    """
+    """Return an error if the kind of a document looks misspelt, else "". In an API group of policies, each unknown kind
+    is an error. In another group of Kubernetes, or without a group, only a kind that resembles a known kind, or is the
+    beginning of one, is an error."""
     kind, group = str(document.get("kind")), str(document.get("apiVersion")).partition("/")[0]
     known = GROUPS.get(f"{group}/", ())
     if kind in known or ("." in group and not known):
@@ -120,8 +120,8 @@ def misspelled(document: dict[str, Any]) -> str:
 
 
 def only(value: Any, keys: Any) -> Any:
-    """Return the parts of a value that KEYS names. A part of another type than expected is kept, so that its reader
-    reports it."""
+    """Return the parts of a value that KEYS names. A part with an unexpected type stays, so that its reader reports the
+    error."""
     if isinstance(keys, dict) and isinstance(value, dict):
         return {key: only(value[key], inner) for key, inner in keys.items() if key in value}
     if isinstance(keys, list) and isinstance(value, list):
@@ -130,12 +130,12 @@ def only(value: Any, keys: Any) -> Any:
 
 
 def encode(document: dict[str, Any]) -> bytes:
-    """Return a document as one line of JSON. Equal documents give equal lines."""
+    """Return a document as one line of JSON, without the newline. Equal documents give equal lines."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
 def read_entry(line: bytes) -> Entry:
-    """Read a document that encode() has written."""
+    """Read a line of encode() into an Entry."""
     document = json.loads(line)
     kind = KINDS.get(document["kind"].lower(), FOREIGN)
     if kind == FOREIGN or is_foreign(kind, document):
@@ -154,7 +154,7 @@ def read_entry(line: bytes) -> Entry:
 
 
 def read_record(kind: str, document: dict[str, Any]) -> tuple[Id, Record]:
-    """Raises PolicyError."""
+    """Return (id, record) of a document of this kind. Raises PolicyError."""
     if kind == NAMESPACE:
         name, labels = read_namespace(document)
         return (kind, name), labels

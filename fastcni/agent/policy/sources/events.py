@@ -1,4 +1,4 @@
-"""Report objects of the Kubernetes API that cannot be read as their Events: `kubectl describe networkpolicy`."""
+"""Report unreadable objects of the Kubernetes API by Events, which `kubectl describe networkpolicy` shows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 PATH = "/apis/events.k8s.io/v1/namespaces/{namespace}/events"
 CONTROLLER = "fastcni.dev/agent"
 VERSIONS = {"NetworkPolicy": "networking.k8s.io/v1",
-            "ClusterNetworkPolicy": "policy.networking.k8s.io/v1alpha2"}        # of other kinds: v1
+            "ClusterNetworkPolicy": "policy.networking.k8s.io/v1alpha2"}        # other kinds have v1
 MAX_WAITING = 256
-RETRY_S = 60.0                  # after a failure
-MAX_OBJECT_NAME = 200           # characters of it in the name of an Event, which has 253 at most
+RETRY_S = 60.0                  # until the next attempt after an error
+MAX_OBJECT_NAME = 200           # characters of the object's name in an Event's name, which may have 253
 
 
 class UnreadableEvents:
-    """Sends each Event once, in a thread, so that nothing waits for the API server. All nodes give the same error the
-    same name, so the cluster has one Event of it."""
+    """Sends Events in a thread, so that the agent does not wait for the API server. All nodes give an error's Event the
+    same name, so the cluster has only one Event for each error."""
 
     def __init__(self, api: Api, node: str, log: Logger) -> None:
         self.api, self.node, self.log = api, node, log
@@ -39,12 +39,13 @@ class UnreadableEvents:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. An answer that it waits for ends with the connection, which the caller closes."""
+        """Tell the thread to end. If it waits for an answer of the API server, it ends when the caller closes the
+        connection."""
         self._stop.set()
         self._wake.set()
 
     def report(self, kind: str, metadata: dict[str, Any], text: str) -> None:
-        """Send an Event of the object with this metadata soon."""
+        """Let the thread send an Event about the object with this kind and metadata. text: the error."""
         self._waiting.append(document(self.node, kind, metadata, text))
         self._wake.set()
 
@@ -60,7 +61,7 @@ class UnreadableEvents:
             try:
                 self.api.create(PATH.format(**event["metadata"]), event)
                 failed = False
-            except Conflict:                    # another node has reported it
+            except Conflict:                    # another node has sent this Event
                 failed = False
             except Away as e:
                 if not failed:
@@ -71,7 +72,7 @@ class UnreadableEvents:
 
 
 def document(node: str, kind: str, metadata: dict[str, Any], text: str) -> dict[str, Any]:
-    """An Event of events.k8s.io/v1."""
+    """Return the Event of events.k8s.io/v1 that reports the error `text` of an object."""
     name, namespace, uid = metadata["name"], metadata.get("namespace") or "default", metadata.get("uid") or ""
     digest = blake2b(f"{uid} {text}".encode("utf-8", "replace"), digest_size=8).hexdigest()
     regarding = {"apiVersion": VERSIONS.get(kind, "v1"), "kind": kind, "name": name, "uid": uid}

@@ -1,4 +1,4 @@
-"""Pods, namespaces and policies from a directory of JSON and YAML files, as `kubectl get -o yaml` prints them."""
+"""Read pods, namespaces and policies from a directory of JSON and YAML files, which `kubectl get -o yaml` may write."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from fastcni.daemon.stamp import Stamp
 
 ENDINGS = (".json", ".yaml", ".yml")
-RETRY_S = 1.0                   # while the directory is missing: the kernel does not notify of a new directory
-READ_AGAIN_S = 10.0             # a file that the kernel did not let be read
-WRITTEN_S = 10.0                # a program may have a file open for writing, before this is an error
-BEGIN_S, BEGIN_KEPT_S = 20.0, 2.0       # the constructor's wait for the files; the same with kept policies
-STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
+RETRY_S = 1.0                   # between checks for a missing directory: the kernel does not notify of a new directory
+READ_AGAIN_S = 10.0             # before the agent reads a file again that it could not read
+WRITTEN_S = 10.0                # how long a program may have a file open for writing before this is an error
+BEGIN_S, BEGIN_KEPT_S = 20.0, 2.0       # how long the constructor waits for files: without, with stored policies
+STEPS_S = 0.005                 # time for changes of the Compiler before the agent answers requests
 
 
 def read_cluster(directory: str) -> Cluster:
-    """Read all documents of a directory. Raises PolicyError, which names the file, and OSError."""
+    """Read all documents of a directory and return their objects. Raises PolicyError, whose text names the file, and
+    OSError."""
     content = Content(Compiler())
     for name in names(directory):
         read = read_file(directory, name)
@@ -54,21 +55,22 @@ def is_ours(name: str) -> bool:
 
 
 def run(steps: Iterator[None]) -> None:
-    """Take all steps."""
+    """Run an iterator to its end."""
     deque(steps, 0)
 
 
 class Files:
-    """Keeps a Compiler equal to the files; see Content for files that cannot be read. Pods from other sources, such as
-    ADDs, stay.
+    """The Source that keeps a Compiler equal to the files of a directory; see Content for unreadable files. Pods that
+    do not come from files, such as pods of ADDs, stay.
 
     Another process reads the files that have changed and that no program has open for writing (reader.py). The
-    constructor waits some seconds for all of them. While the directory is missing, all policies stay as they were, also
-    after a restart (kept.py). If nothing was kept, `complete` is False, and `away` says why. The source is not complete
-    either while nothing was kept and a file cannot be read, because its previous policies are unknown. A directory that
-    was a mount point and no longer is one is treated as missing, because the directory below the mount is another one.
-    former: the Compiler has the kept objects. errors: {place: texts}. due: when to call attend() without a change, in
-    monotonic seconds.
+    constructor waits some seconds for all files. While the directory is missing, all policies stay as they were; after
+    a restart, the stored policies apply (kept.py). Without stored policies, `complete` stays False while the directory
+    is missing or a file is unreadable, because its previous policies are unknown; `away` says why. If a mount point
+    stops to be one, the directory counts as missing: the directory below the mount is another directory.
+
+    former: whether the Compiler began with stored objects. errors: {place: texts}. due: when to call attend() without a
+    change, in monotonic seconds.
     """
 
     def __init__(self, directory: str, compiler: Compiler, kept: Kept | None = None) -> None:
@@ -76,15 +78,15 @@ class Files:
         self.content = Content(compiler, kept.changed if kept else None)
         self.complete, self.former, self.due = False, False, 0.0
         self._missing = ""                                      # why the directory cannot be listed
-        self._unsure = ""                                       # why it is not known what policies there are
-        self._identity: tuple[int, int] | None = None           # of the directory that was listed
-        self._mounted = False                                   # it was a mount point
-        self._had = False                                       # there were policies
-        self._lost = True                                       # changes of the directory, so that it has to be listed
-        self._stamps: dict[str, Stamp | None] = {}              # of the files that there are
-        self._links: set[str] = set()                           # symbolic links among them: other names change these
-        self._again: dict[str, float] = {}                      # when to read a file again, monotonic
-        self._written: dict[str, float] = {}                    # since when a file is open for writing, monotonic
+        self._unsure = ""                                       # why the policies are unknown
+        self._identity: tuple[int, int] | None = None           # identity() of the listed directory
+        self._mounted = False                                   # whether the directory was a mount point
+        self._had = False                                       # whether the files had policies
+        self._lost = True                                       # whether the directory has to be listed again
+        self._stamps: dict[str, Stamp | None] = {}              # {file name: its stamp at the last read}
+        self._links: set[str] = set()                           # symbolic links; their targets change by other names
+        self._again: dict[str, float] = {}                      # {file name: when to read the file again, monotonic}
+        self._written: dict[str, float] = {}                    # {file name: open for writing since, monotonic}
         self._steps: deque[Iterator[None]] = deque()            # changes of the Compiler
         with ExitStack() as opened:
             self.poll = opened.enter_context(closing(select.epoll()))
@@ -111,18 +113,18 @@ class Files:
 
     @property
     def busy(self) -> bool:
-        """Whether files have changed that the Compiler does not have so far."""
+        """Whether changes of files are not yet in the Compiler."""
         return bool(self._steps) or self._reader.busy
 
     @property
     def small(self) -> bool:
-        """Whether a small file is among those that are being read."""
+        """Whether a file of at most SMALL_BYTES is being read."""
         return any(len(found) > 2 and found[2] <= SMALL_BYTES for found in map(self._stamps.get, self._reader.names())
                    if found)
 
     @property
     def away(self) -> str:
-        """Why files are not read at present."""
+        """Why the files cannot be read at present, or ""."""
         return self._missing or (f"{self.directory}: {self._reader.why}" if self._reader.why else "") or self._unsure
 
     @property
@@ -134,7 +136,7 @@ class Files:
         return found
 
     def fileno(self) -> int:
-        """The descriptor to wait on for attend()."""
+        """Return the file descriptor that becomes readable when attend() has work."""
         return self.poll.fileno()
 
     def close(self) -> None:
@@ -143,8 +145,8 @@ class Files:
             self.kept.close()
 
     def attend(self, seconds: float = STEPS_S) -> None:
-        """Request the files that have changed. Apply read files to the Compiler, for at most `seconds`; the remaining
-        files are due immediately."""
+        """Ask the reader for the files that have changed, and apply files that it has read to the Compiler, for at most
+        `seconds`. If changes remain, `due` becomes 0."""
         changed = self._changes.take()
         if (self._lost or "" in changed or identity(self.directory) != self._identity
                 or (self._links and not all(map(is_ours, changed)))):
@@ -153,7 +155,7 @@ class Files:
         if not self._lost:
             self._look(set(filter(is_ours, changed)) | {name for name, due in self._again.items() if due <= now})
         for read in self._reader.take():
-            if os.path.lexists(path := os.path.join(self.directory, read.name)):       # otherwise the file is forgotten
+            if os.path.lexists(path := os.path.join(self.directory, read.name)):       # else _look() forgets the file
                 if read.again:
                     self._again[read.name] = now + (RETRY_S if read.written else READ_AGAIN_S)
                 if not self._waits(read, now):
@@ -172,16 +174,16 @@ class Files:
         self.due = 0.0 if self._steps else min([now + RETRY_S, self._reader.due, *self._again.values()])
 
     def _waits(self, read: Read, now: float) -> bool:
-        """Return whether to wait for the program that writes a file: its close is a change. An agent that does not know
-        the policies so far does not wait."""
+        """Return whether to wait until the program closes the file that it writes; closing counts as a change of the
+        file. Before the source is complete, the agent does not wait."""
         if not read.written:
             self._written.pop(read.name, None)
             return False
         return now < self._written.setdefault(read.name, now) + WRITTEN_S and self.complete
 
     def _unknown(self) -> str:
-        """Return why the policies are not known if nothing was kept, else "". A file that cannot be
-        read may have policies, and a directory without policies may be the wrong one."""
+        """Return why the policies are unknown without stored policies, or "". An unreadable file may have policies, and
+        a directory without policies may be the wrong directory."""
         if self.content.unsure:
             return f"{min(self.content.unsure)}: what it said before is not known"
         if self.kept and self.kept.lost and not self.content.compiler.cluster.policies:
@@ -191,15 +193,16 @@ class Files:
         return ""
 
     def _tell_gone(self, log: Logger) -> None:
-        """Log that the last policy was removed, which may be a mistake, such as a mount that hides the files."""
+        """Log that the last policy was removed. This may be a mistake: for example, a mount hides the files."""
         had, self._had = self._had, bool(self.content.compiler.cluster.policies)
         if had and not self._had:
             log.warning("policies_gone", folder=self.directory, effect="no policy protects a pod any longer")
 
     def _list(self) -> set[str]:
-        """Return the files that were changed, added or removed. A missing directory sends no notifications."""
+        """Watch and list the directory; return the names of files that were changed, added or removed since the last
+        list. If the directory is missing, set `_missing` and `_lost`."""
         try:
-            self._changes.add(self.directory)    # watch a directory that was made again, before its files are listed
+            self._changes.add(self.directory)    # watch a new directory before its files are listed
             self._identity = identity(self.directory)
             self._look_for_mount()
             there = set(names(self.directory))
@@ -222,7 +225,7 @@ class Files:
             self.kept.changed()
 
     def _look(self, changed: set[str]) -> None:
-        """Ask for these files, and forget those that no longer exist."""
+        """Ask the reader for those of the changed files that exist, and forget the others."""
         ask = []
         for name in sorted(changed):
             self._again.pop(name, None)
@@ -243,7 +246,8 @@ class Files:
 
 
 def identity(directory: str) -> tuple[int, int] | None:
-    """Return numbers that differ if a link or a mount point leads to another directory; None without a directory."""
+    """Return (device, inode) of a directory, which change if a link or a mount leads to another directory; None if the
+    directory is missing."""
     try:
         it = os.stat(directory)
     except OSError:

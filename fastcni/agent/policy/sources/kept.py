@@ -1,13 +1,13 @@
-"""Keep the last documents of a source in a file, so that a restarted agent enforces the same while the source is
-unreadable.
+"""Store the last documents of a source in a file, so that a restarted agent enforces the same policies while the source
+is unreadable.
 
     kept = Kept("/var/lib/fastcni/agent/policies", "/etc/fastcni/policies", log)
     for place, lines in (kept.read() or {}).items(): ...
     kept.follow(content)
-    kept.changed()                              # soon in the file
+    kept.changed()                              # the thread writes the content to the file soon
 
-The file lasts over a reboot, after which the kernel has no table. A thread writes a new file, syncs and renames it:
-a busy disk does not delay the agent. The file's first line has the digest of the following lines.
+The file survives a reboot, after which the kernel has no table. A thread writes a new file, calls fsync(2) and renames
+the file, so that a busy disk does not delay the agent. The first line has a digest of the other lines.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.sources.content import Content
     from fastcni.daemon.log import Logger
 
-FORMAT = 2                      # raised when documents are written or read in another way
-FORMER = 1                      # is also read: it has no ClusterNetworkPolicy and no Node
+FORMAT = 2                      # the version of the file's format
+FORMER = 1                      # read() also accepts this format, which has no ClusterNetworkPolicy and no Node
 MAX_BYTES = 64 << 20
 HEAD_BYTES = 1 << 16
-SHARE = 10                      # at most one part in SHARE of the time passes in writing
-RETRY_S = 10.0                  # after an error
+SHARE = 10                      # the thread spends at most 1/SHARE of the time on writing
+RETRY_S = 10.0                  # until the next attempt after an error
 
 
 class Kept:
-    """path: of the file. source: the source whose documents the file has; a file of another source is not read.
-    mounted: the source's directory was a mount point when it was read last. lost: the file is damaged, outdated or of
-    another version. outdated: of a file, on another file system, that exists if `path` has former policies and could
-    not be removed."""
+    """The file with the last documents of a source. path: the file's path. source: the source's name; read() ignores
+    the file of another source. outdated: the path of a mark on another file system; the mark exists if the file has
+    old policies and cannot be removed.
+
+    mounted: whether the source's directory was a mount point when it was read last. lost: whether the file is damaged,
+    outdated or of another version.
+    """
 
     def __init__(self, path: str, source: str, log: Logger, outdated: str = "") -> None:
         self.path, self.source, self.log = Path(path), source, log
@@ -51,7 +54,7 @@ class Kept:
         self.mounted, self.lost = False, False
 
     def read(self) -> dict[str, list[bytes]] | None:
-        """{place: its documents}; None without a complete file of this source. Sets `mounted`, and `lost`."""
+        """Return {place: its documents}; None if this source has no complete file. Sets `mounted` and `lost`."""
         said = None
         try:
             with open(self.path, "rb", opener=open_own) as file:
@@ -76,18 +79,18 @@ class Kept:
         return found
 
     def follow(self, content: Content) -> None:
-        """From now on keep the documents of `content`, which is complete."""
+        """Start to store the documents of `content`, which must be complete; further calls do nothing."""
         if not self._thread:
             self._changed.set()
             self._thread = threading.Thread(target=self._run, args=(content,), name="kept-policies", daemon=True)
             self._thread.start()
 
     def changed(self) -> None:
-        """Record that the content has changed."""
+        """Let the thread write the file, because the content has changed."""
         self._changed.set()
 
     def close(self) -> None:
-        """Write the changes that are not written so far."""
+        """Write the last changes, and end the thread."""
         self._ended.set()
         self._changed.set()
         if self._thread:
@@ -104,7 +107,7 @@ class Kept:
             self._ended.wait((SHARE - 1) * (monotonic() - began))
 
     def _write(self, content: Content) -> bool:
-        """Return whether the file is as the content."""
+        """Write the documents of `content` to the file. Return whether this succeeded."""
         parts = [b"%s\t%s\n" % (json.dumps(place).encode(), line)
                  for place, found in list(content.places.items())
                  for line, entry in list(found.entries.items()) if entry.kind != FOREIGN]
@@ -123,10 +126,11 @@ class Kept:
         return True
 
     def _discard(self) -> None:
-        """Remove the file: policies that are no longer in force must not replace a broken file of the source."""
+        """Remove the file, so that the next agent does not enforce old policies. If the file cannot be removed, make
+        the mark `outdated`."""
         try:
             self.path.unlink(missing_ok=True)
-        except OSError:                         # a file system that is read-only
+        except OSError:                         # for example on a read-only file system
             with suppress(OSError):
                 self.outdated.touch(0o600)
 
@@ -136,12 +140,12 @@ class Kept:
 
 
 def open_own(path: str, flags: int) -> int:
-    """A regular file that no link leads to. Raises OSError."""
+    """Open a regular file, not through a symbolic link, and return its descriptor. Raises OSError."""
     return open_regular(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def write(path: Path, head: dict[str, object], body: bytes) -> None:
-    """Replace the file in one step: also after a crash of the node it has the old or the new content. Raises
+    """Replace the file in one step: even after a crash of the node, it has either the old or the new content. Raises
     OSError."""
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")

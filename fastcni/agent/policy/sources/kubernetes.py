@@ -1,8 +1,9 @@
-"""Pods, namespaces and policies from the Kubernetes API. Threads list and watch; the agent's thread applies.
+"""Read pods, namespaces and policies from the Kubernetes API: threads list and watch the objects, and the agent's
+thread puts them into the Compiler.
 
-Objects of ClusterNetworkPolicy, CiliumNetworkPolicy and EgressAddress are watched if the API server has their CRD, and
-nodes while a policy names nodes. Pods of other nodes are watched from the first policy on that names pods as peers. The
-agent applies such a policy when all pods are known. Until then the policies before it stay in force.
+The threads watch ClusterNetworkPolicy, CiliumNetworkPolicy and EgressAddress if the API server has their CRDs, and
+nodes while a policy has peers by nodes. They watch the pods of other nodes after the first policy that has pods as
+peers. The agent applies such a policy when it knows all pods. Before that, the previous policies stay in force.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.sources.kept import Kept
     from fastcni.clients.kubernetes import Api
 
-    # (path, key, document, version) of an object, without a document: deleted; or (path, keys of a list, None, 0)
+    # (path, key, document, version) of an object, document None: deleted. (path, keys, None, 0): a list has ended
     Event = tuple[str, str | frozenset[str], bytes | None, int]
     Seen = tuple[str, str, bytes, int]              # an Event with a document
 
 PODS, NAMESPACES, NODES = "/api/v1/pods", "/api/v1/namespaces", "/api/v1/nodes"
-OTHER_PODS = "/api/v1/pods-of-other-nodes"      # stands for PODS in a watch of its own
+OTHER_PODS = "/api/v1/pods-of-other-nodes"      # names the watch of other nodes' pods; no path of the API
 TWINS = {PODS: OTHER_PODS, OTHER_PODS: PODS}
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 CLUSTER_GROUP = f"/apis/{API_VERSION}"
@@ -65,47 +66,47 @@ EGRESS_ADDRESSES = f"/apis/{egress.API_VERSION}/egressaddresses"
 PATHS = {NAMESPACES: NAMESPACE, PODS: POD, OTHER_PODS: POD, POLICIES: POLICY, CLUSTER_POLICIES: CLUSTER_POLICY,
          NODES: NODE, CILIUM_POLICIES: CILIUM_POLICY, EGRESS_ADDRESSES: EGRESS_ADDRESS}
 ALWAYS, OF_CRDS = (NAMESPACES, POLICIES), (CLUSTER_POLICIES, CILIUM_POLICIES, EGRESS_ADDRESSES)
-# Pods and nodes are many, so their lists come from the API server's cache. Lists of policies and namespaces are read
-# from etcd: a restarted agent never goes back to previous policies.
+# Clusters have many pods and nodes, so their lists come from the API server's cache. Lists of policies and namespaces
+# come from etcd, so that a restarted agent never goes back to previous policies.
 CACHED, METADATA = (NODES,), (NAMESPACES,)
-# A pod that has ended has no address of its own. A cluster with many jobs has many such pods.
+# The watches leave out pods that have ended: they have no address of their own, and jobs leave many of them.
 RUNNING = "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
 ON_NODE, ELSEWHERE = f"{RUNNING}%2Cspec.nodeName%3D", f"{RUNNING}%2Cspec.nodeName%21%3D"
-RETRY_S = 1.0                   # after the API server was unavailable; random by half
-ABSENT_S = 30.0                 # between two questions for a CRD
-CONFIRM_S = 5.0                 # between two questions for the CRD of objects that the agent has
-STEPS_S = 0.005                 # of changes to the Compiler, before requests are answered
+RETRY_S = 1.0                   # pause after the API server was unavailable, times 0.5 to 1.5
+ABSENT_S = 30.0                 # between two checks for a CRD
+CONFIRM_S = 5.0                 # before the second check for a missing CRD of whose kind the agent has objects
+STEPS_S = 0.005                 # time for changes of the Compiler before the agent answers requests
 
 
 class Kubernetes:
-    """Keeps a Compiler equal to the API's objects; see Content for objects that cannot be read. start() starts the
-    threads, and attend() applies the objects that the threads have read.
+    """The Source that keeps a Compiler equal to the API's objects; see Content for unreadable objects. start() starts
+    the threads, and attend() applies the objects that the threads have read.
 
-    complete: each kind has been listed, so the first table can be written; an API server without the CRD of a kind has
-    no objects of that kind. Until then the Compiler has the objects that a previous agent has `kept`; `former` is False
-    without kept objects. errors: {path and key: texts}. away: why the API server is unavailable, "" if it is available.
-    due: see Files.
+    complete: whether each kind has been listed, so that the first table can be written; a kind without a CRD has no
+    objects. Before that, the Compiler has the objects that a previous agent has stored (`kept`); without stored
+    objects, `former` is False. errors: {path and key: texts}. away: why the API server is unavailable, or "". due: when
+    to call attend() without an event, in monotonic seconds.
     """
 
-    small = False                   # see Files
+    small = False                   # see contract.Source
 
     def __init__(self, api: Api, compiler: Compiler, kept: Kept | None = None,
                  events: UnreadableEvents | None = None) -> None:
         self.api, self.kept, self.events = api, kept, events
         self.content = Content(compiler, kept.changed if kept else None)
         self.due = float("inf")
-        self._away: dict[str, str] = {}         # by the first path of a watch
+        self._away: dict[str, str] = {}         # {first path of a watch: why it failed}
         self._complete = False
         self._nodes = threading.Event()         # set when nodes have to be watched
         self._all_pods = threading.Event()      # set when the pods of other nodes have to be watched
-        self._in_one: bool | None = None        # whether one watch has the pods of all nodes; None: no list so far
+        self._in_one: bool | None = None        # whether one watch has the pods of all nodes; None: not yet known
         self._fault: BaseException | None = None
         self._listed: set[str] = set()
         self._events: deque[Event] = deque()
-        self._seen: dict[str, set[str]] = {path: set() for path in PATHS}       # since the last start of the watches
-        self._own: dict[str, set[str]] = {path: set() for path in PATHS}        # keys that were put
+        self._seen: dict[str, set[str]] = {path: set() for path in PATHS}       # {path: keys that its watch has}
+        self._own: dict[str, set[str]] = {path: set() for path in PATHS}        # {path: keys in the Compiler}
         self._versions: dict[str, int] = {}     # resourceVersion of each pod
-        # {(path, key): a pod that the other watch of pods has, too, with a later version}
+        # {(path, key): a pod of this watch that is not in force, because the other watch has a later pod of its name}
         self._behind: dict[tuple[str, str], Seen] = {}
         self._wakeup = Wakeup()
         self._stop = threading.Event()
@@ -122,7 +123,7 @@ class Kubernetes:
         if not compiler.node or any(map(names_pods, self.content.places.values())):
             self._all_pods.set()
         self._has_all_pods = self._all_pods.is_set()    # whether policies may name pods of other nodes
-        self._waiting: list[Event] = []                 # of policies, until _has_all_pods
+        self._waiting: list[Event] = []                 # changes of policies that wait for all pods
 
     @property
     def complete(self) -> bool:
@@ -137,7 +138,7 @@ class Kubernetes:
 
     @property
     def busy(self) -> bool:
-        """Whether there are changes that the Compiler does not have so far."""
+        """Whether the threads have read changes that are not yet in the Compiler."""
         return bool(self._events)
 
     @property
@@ -154,7 +155,7 @@ class Kubernetes:
             self.events.start()
 
     def close(self) -> None:
-        """End the threads. An answer that they wait for ends with the connection."""
+        """End the threads. A thread that waits for an answer ends when close() closes its connection."""
         self._stop.set()
         self._nodes.set()
         self._all_pods.set()
@@ -165,17 +166,18 @@ class Kubernetes:
         self.api.close()
         for thread in self._threads:
             thread.join(RETRY_S)
-        if not any(thread.is_alive() for thread in self._threads):      # else one may still use the descriptor
+        if not any(thread.is_alive() for thread in self._threads):      # a living thread may still use the descriptor
             self._wakeup.close()
 
     def fileno(self) -> int:
-        """The descriptor to wait on for attend()."""
+        """Return the file descriptor that becomes readable when attend() has work."""
         return self._wakeup.fileno()
 
     # -- in the threads -----------------------------------------------------------------------------------------------
 
     def _run(self, follow: Callable[[], None]) -> None:
-        """Run a thread. A fault ends the agent, because policies that no longer change would do harm."""
+        """Call follow() until close(). An exception ends the agent: without this thread, policies would no longer
+        change."""
         try:
             while not self._stop.is_set():
                 follow()
@@ -188,7 +190,7 @@ class Kubernetes:
         self._watch(ALWAYS, self._stop.is_set)
 
     def _follow_pods(self) -> None:
-        """Watch the pods of this node."""
+        """Watch the pods of this node; watch all pods if the API server has no Node with this node's name."""
         node, in_one = self.content.compiler.node, self._in_one
         if in_one is None:
             in_one = not node or not self._is_node(node)
@@ -200,7 +202,7 @@ class Kubernetes:
         self._watch_pods(PODS, RUNNING if in_one else f"{ON_NODE}{node}", listed)
 
     def _follow_other_pods(self) -> None:
-        """Watch the pods of other nodes, from the first policy on that needs them."""
+        """Wait for the first policy that needs the pods of other nodes, and then watch these pods."""
         self._all_pods.wait()
         if self._in_one is False:
             self._watch_pods(OTHER_PODS, f"{ELSEWHERE}{self.content.compiler.node}", self._list_ended)
@@ -213,16 +215,16 @@ class Kubernetes:
             self._lost(path, e)
 
     def _is_node(self, name: str) -> bool:
-        """Return whether the API server has a Node of this name. The default of --node-name is the host's name. If the
-        Node has another name, the agent would find no pod of its node."""
+        """Return whether the API server has a Node of this name. By default --node-name is the host's name; if the Node
+        has another name, a watch of this node's pods would find none."""
         try:
             return self.api.get(f"{NODES}/{name}") is not None
-        except Away:                    # also without the right to read it
+        except Away:                    # also if the agent may not read Nodes
             return False
 
     def _follow_crd(self, path: str) -> None:
-        """Watch the objects of a kind if its CRD exists. Without the CRD there are no objects. If there were objects
-        before, ask the API server twice for the CRD, because a starting API server does not know all CRDs."""
+        """Watch the objects of a kind if its CRD exists; without the CRD, remove its objects. If the agent has objects
+        of the kind, check twice for the CRD, because a starting API server does not know all CRDs yet."""
         try:
             if self.is_served(path) or (self._own[path] and not self._stop.wait(CONFIRM_S) and self.is_served(path)):
                 self._watch((path,), self._stop.is_set)
@@ -234,7 +236,8 @@ class Kubernetes:
             self._away[path] = str(e)
 
     def is_served(self, path: str) -> bool:
-        """Whether the API server has the kind of a path. Raises Away. Any account may ask, as the list may not."""
+        """Return whether the API server has the kind of a path. Raises Away. This request needs no right to list the
+        kind's objects."""
         group, _, plural = path.rpartition("/")
         try:
             found = self.api.get(group) or {}
@@ -266,8 +269,8 @@ class Kubernetes:
         self._add((path, key, None if gone else line_of(path, document), version))
 
     def _list_ended(self, path: str) -> None:
-        """Remove the objects that the list does not have: no event reports objects that were deleted while the API
-        server was unavailable."""
+        """Let attend() remove the objects that the list lacks. No event reports an object that was deleted while the
+        API server was unavailable."""
         self._away.pop(path if path not in ALWAYS else ALWAYS[0], None)
         self._add((path, frozenset(self._seen[path]), None, 0))
 
@@ -278,8 +281,8 @@ class Kubernetes:
     # -- in the agent's thread ----------------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """Apply the objects that the threads have read, for at most STEPS_S; the remaining objects are due immediately.
-        Raises the exception that has ended a thread."""
+        """Apply the objects that the threads have read, for at most STEPS_S. If objects remain, `due` becomes 0. Raises
+        the exception that has ended a thread."""
         with suppress(BlockingIOError):
             self._wakeup.clear()
         if self._fault:
@@ -306,8 +309,8 @@ class Kubernetes:
             self.kept.follow(self.content)
 
     def _has_to_wait(self, path: str, line: bytes | None) -> bool:
-        """Return whether a change of policies waits for the pods of all nodes. All later changes of policies wait, too,
-        so they keep their order."""
+        """Return whether this change is one of policies and has to wait for the pods of all nodes. All later changes of
+        policies wait, too, so that they keep their order."""
         if path in (PODS, OTHER_PODS, NAMESPACES, NODES):
             return False
         if not self._all_pods.is_set() and line and names_pods(read_entry(line)):
@@ -318,7 +321,7 @@ class Kubernetes:
         self._withdraw_others(path, keys)
         self._listed.add(path)
         if path == PODS and (self._in_one or not self._all_pods.is_set()):
-            self._withdraw_others(OTHER_PODS, frozenset())      # kept by an earlier agent
+            self._withdraw_others(OTHER_PODS, frozenset())      # pods that an earlier agent has stored
         if path == OTHER_PODS or (path == PODS and self._in_one):
             self._listed.add(OTHER_PODS)
             self._has_all_pods = True
@@ -326,15 +329,16 @@ class Kubernetes:
             self._waiting.clear()
 
     def _withdraw_others(self, path: str, keys: frozenset[str]) -> None:
-        """Withdraw the objects that a list does not have. keys: those of the list."""
+        """Withdraw the objects of `path` that are not in `keys`, the keys of a complete list."""
         for key in (self._own[path] | {key for _, key in self._behind}) - keys:
             self._withdraw(path, key, -1)
 
     def _withdraw(self, path: str, key: str, version: int) -> None:
-        """Delete an object that a watch no longer has. The other watch of pods may have a pod of this name that was
-        created later, or, after etcd was restored from a backup, with a lower version.
+        """Delete an object that a watch no longer has. If the other watch of pods has a pod of this name that was
+        created after the deletion, put that pod.
 
-        version: that of the deletion; -1: a list does not have the object."""
+        version: the resourceVersion of the deletion; -1: a list lacks the object. With -1 any pod of the other watch
+        counts, because versions are lower after a restore of etcd from a backup."""
         self._behind.pop((path, key), None)
         if key in self._own[path]:
             self.delete(path, key)
@@ -343,12 +347,12 @@ class Kubernetes:
             self.put(*behind)
 
     def _is_outdated(self, path: str, key: str, version: int) -> bool:
-        """Return whether the other watch of pods has a later pod of this name. The events of two watches have no common
-        order, and a pod of a StatefulSet may have been on another node before."""
+        """Return whether the other watch of pods has a later pod of this name: a pod of a StatefulSet may have moved to
+        another node, and the events of two watches come in no common order."""
         return path in TWINS and key in self._own[TWINS[path]] and version < self._versions.get(key, 0)
 
     def put(self, path: str, key: str, line: bytes, version: int = 0) -> None:
-        """Apply one object. line: see line_of(). version: its resourceVersion."""
+        """Put one object into the Compiler. line: see line_of(). version: the object's resourceVersion."""
         place = place_of(path, key)
         self._own[path].add(key)
         if path in TWINS:
@@ -372,7 +376,7 @@ class Kubernetes:
         self._replace(place_of(path, key), [])
 
     def _path_of(self, path: str, place: str) -> str:
-        """Return OTHER_PODS for a kept pod of another node."""
+        """Return `path`, but OTHER_PODS if `place` has a pod of another node. The pod comes from a previous agent."""
         pods = [it for it in self.content.places[place].records.values() if isinstance(it, Pod)]
         node = self.content.compiler.node
         return OTHER_PODS if path == PODS and node and any(pod.node != node for pod in pods) else path
@@ -383,7 +387,8 @@ class Kubernetes:
 
 
 def read_cluster(api: Api) -> Cluster:
-    """Return all objects of the API. Unreadable objects are treated as in Kubernetes. Raises Away."""
+    """List all objects of the API and return them. Unreadable objects are handled as in class Kubernetes. Raises Away.
+    """
     source = Kubernetes(api, Compiler())
     for path in (*ALWAYS, PODS, *filter(source.is_served, OF_CRDS), NODES):
         if path == NODES and not source.content.compiler.names_nodes:
@@ -394,7 +399,7 @@ def read_cluster(api: Api) -> Cluster:
 
 
 def names_pods(of: Entry | Place) -> bool:
-    """Return whether policies need pods of other nodes: as peers, or for names of ports at any destination."""
+    """Return whether a policy in `of` needs the pods of other nodes: as peers, or for the numbers of named ports."""
     return any(isinstance(record, EgressAddress) or (isinstance(record, Policy | ClusterPolicy) and any(
         any(isinstance(peer, Group) for peer in rule.peers)
         or (direction == EGRESS and any(port.name for port in rule.ports))
@@ -402,17 +407,17 @@ def names_pods(of: Entry | Place) -> bool:
 
 
 def line_of(path: str, document: dict[str, Any]) -> bytes:
-    """Return the part of an object that is read, as encode() writes it: a tenth of a pod."""
+    """Return the keys of an object that fastcni reads, as encode() writes them. Of a pod this is a tenth."""
     kept = reduced({**document, "kind": PATHS[path]})
     assert kept
     return encode(kept)
 
 
 def place_of(path: str, key: str) -> str:
-    """Return the place of an object in Content."""
+    """Return the name of an object's place in Content, "/api/v1/pods shop/web"."""
     return f"{PODS if path == OTHER_PODS else path} {key}"
 
 
 def name_of(document: dict[str, Any]) -> str:
-    """ "shop/web"; only the name without a namespace."""
+    """Return "namespace/name" of an object; only the name if it has no namespace."""
     return "/".join(filter(None, key_of(document)))

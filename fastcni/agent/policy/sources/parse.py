@@ -1,11 +1,11 @@
-"""Take the documents out of a file that anybody may have written: JSON and YAML, within limits.
+"""Take the documents out of an untrusted JSON or YAML file, within limits.
 
     for where, document in parse("all.yaml", data):     # document: a mapping, or a ParseError
         ...
 
-The limits hold before anything is built: a file of 2 KB can otherwise stand for gigabytes (aliases), or keep a
-parser busy for seconds (nesting). A value that is nested deeper than MAX_DEPTH is replaced by None and a number of more
-than MAX_DIGITS digits by infinity, so that the document that has it can still be named, and is refused by its reader.
+This module checks the limits before it builds a value. Without limits, a YAML file of 2 KB could expand to gigabytes
+(aliases), or keep a parser busy for seconds (nesting). A value that is nested deeper than MAX_DEPTH becomes None, and a
+number with more than MAX_DIGITS digits becomes infinity. Such a document still has its name, and its reader rejects it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_BYTES = 4 << 20             # of a file
-MAX_EXPANDED = 8 << 20          # of a file with its aliases expanded: characters of values, NODE_COST for each value
+MAX_EXPANDED = 8 << 20          # size of a file with expanded aliases: its characters, and NODE_COST for each value
 NODE_COST = 16
-MAX_DEPTH = 64                  # a policy needs 12
+MAX_DEPTH = 64                  # levels of nesting; a policy needs 12
 MAX_DIGITS = 20
-MAX_DOCUMENTS = 10_000          # of a file, those of lists one by one
+MAX_DOCUMENTS = 10_000          # of a file; each item of a List counts
 SEPARATOR = re.compile(rb"^(?:---|\.\.\.)(?=\s|$)", re.MULTILINE)
 DIRECTIVE = re.compile(rb"^%.*$", re.MULTILINE)
 JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)
@@ -32,12 +32,13 @@ YAML_TAG = "tag:yaml.org,2002:"
 
 
 class ParseError(ValueError):
-    """A document, or a file, that cannot be parsed."""
+    """A document or a file cannot be parsed."""
 
 
 def parse(name: str, data: bytes) -> Iterator[tuple[str, dict[str, Any] | ParseError]]:
-    """Yield (where, document) for each document of a file, those of a List one by one; for one that cannot be parsed
-    (where, ParseError). where: "document 2" of a stream, with ", items[7]" of a List."""
+    """Yield (where, document) for each document of a file and for each item of a List. Yield (where, ParseError) if a
+    document cannot be parsed. where: for example "document 2", or "document 2, items[7]" in a List. name: the file's
+    name, which tells JSON from YAML."""
     if len(data) > MAX_BYTES:
         yield "", ParseError(f"has more than {MAX_BYTES >> 20} MB")
         return
@@ -53,7 +54,8 @@ def parse(name: str, data: bytes) -> Iterator[tuple[str, dict[str, Any] | ParseE
 
 def flatten(where: str, document: Any, inherited: dict[str, Any] | None = None,
             ) -> Iterator[tuple[str, dict[str, Any] | ParseError]]:
-    """The document, or the items of a List. Items of a NetworkPolicyList need not say their kind."""
+    """Yield (where, document) for a document, or for each item of a List. An item without a kind gets it from the List:
+    in a NetworkPolicyList it is a NetworkPolicy. inherited: kind and apiVersion from the List."""
     if not isinstance(document, dict):
         yield where, ParseError("expected a mapping")
         return
@@ -92,7 +94,7 @@ def read_json(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def without_depths(text: str) -> str:
-    """JSON with `null` for each value that is nested deeper than MAX_DEPTH."""
+    """Return the JSON text with `null` in place of each value that is nested deeper than MAX_DEPTH."""
     depth, begin, parts = 0, 0, []
     for token in JSON_TOKEN.finditer(text):
         if token[0] in "[{":
@@ -107,7 +109,7 @@ def without_depths(text: str) -> str:
 
 
 def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises ParseError."""
+    """Return the mapping of an object's (key, value) pairs. Raises ParseError if a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         left = iter(found)              # in the order in which the keys came first
@@ -116,28 +118,29 @@ def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def twice(key: str) -> ParseError:
-    """Return the error for a key that a mapping has twice. A strict API server also refuses the document, and programs
-    differ in which of both values they use."""
+    """Return the error for a key that a mapping has twice. A strict API server also rejects the document, because
+    programs differ in which of the two values they use."""
     return ParseError(f"the key {key[:99]} is there twice")
 
 
 def read_int(text: str) -> float:
-    """A number. Python refuses to read one of 4,300 digits, and with it the whole file."""
+    """Return the number, or infinity if it has more than MAX_DIGITS digits: int() raises an error for more than 4,300
+    digits, which would reject the complete file."""
     return int(text) if len(text) <= MAX_DIGITS else float("inf")
 
 
 # -- YAML --------------------------------------------------------------------------------------------------------------
 
 def read_yaml(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Yield each document by itself, so that a mistake in one document does not hide the other documents. A file
-    without a document is a mistake, too, unless it has a line `---`: a full disk or an interrupted write leaves an
-    empty file."""
+    """Yield (where, document or ParseError) for each document of a file; an error in one document does not hide the
+    other documents. A file without a document is an error unless it has a line `---`: a full disk or an interrupted
+    write may have emptied it."""
     try:
         import yaml
     except ImportError:
         yield "", ParseError("reading YAML needs PyYAML: install fastcni[cluster], or Debian's python3-yaml")
         return
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)      # that of Debian and of PyPI has libyaml
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)      # Debian's and PyPI's PyYAML have libyaml
     build, number = Builder(), 0
     for text in SEPARATOR.split(data := data.removeprefix(codecs.BOM_UTF8)):
         text = DIRECTIVE.sub(b"", text)
@@ -153,15 +156,16 @@ def read_yaml(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 class Builder:
-    """Builds values from the events of a YAML parser, within MAX_EXPANDED for all documents of a file. The types of
-    scalars are those of yaml.safe_load(); a date stays text, and each key is text, as in kubectl."""
+    """Builds values from the events of a YAML parser. All documents of a file together may cost MAX_EXPANDED. Scalars
+    have the types of yaml.safe_load(), but dates and all keys are text, as in kubectl."""
 
     def __init__(self) -> None:
         self.left = MAX_EXPANDED
-        self.anchors: dict[str, tuple[Any, int]] = {}           # value, and its cost
+        self.anchors: dict[str, tuple[Any, int]] = {}           # {anchor: (its value, the cost)}
 
     def document(self, events: Iterator[Any]) -> Any:
-        """The document, None without one. Raises ParseError, yaml.YAMLError, ValueError."""
+        """Return the document that the events describe; None if there is no document. Raises ParseError,
+        yaml.YAMLError, ValueError."""
         self.anchors.clear()
         self.events = events
         for event in events:
@@ -233,7 +237,7 @@ class Builder:
             yield event
 
     def skip(self) -> None:
-        """Pass over the rest of a sequence or mapping."""
+        """Skip the remaining events of a sequence or mapping."""
         inside = 1
         while inside:
             name = type(next(self.events)).__name__
@@ -243,7 +247,7 @@ class Builder:
 
 @lru_cache(maxsize=4096)
 def scalar(tag: str | None, text: str, implicit: tuple[bool, bool]) -> Any:
-    """The value of a scalar. Raises ParseError, ValueError."""
+    """Return the value of a YAML scalar. tag, implicit: as in yaml.ScalarEvent. Raises ParseError, ValueError."""
     import yaml
 
     if tag in (None, "!"):

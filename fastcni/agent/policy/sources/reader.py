@@ -2,15 +2,15 @@
 
     reader = Reader("/etc/fastcni/policies")
     reader.ask(["web.yaml"])
-    ...                                         # when the descriptor is readable
+    ...                                         # wait until reader.fileno() is readable
     for read in reader.take():
         read.documents                          # [("document 1", b'{"kind":"NetworkPolicy",...}')]
 
-The agent starts one process, with the parser imported. This process forks a child for a few files, in 1 ms. The kernel
-ends a child that needs more processor time, memory or time than the limits below. The agent restarts a process that has
-ended or does not answer, after a pause that grows until a file was read. The process has the priority of the threads
-that enforce policies. A child has this priority for its first file, if that file is small: on a busy node a change of
-one file takes effect sooner, and a long file or many files take no processor time from other programs.
+The agent starts one process that has imported the parser. In 1 ms this process forks a child, which reads a few files.
+The kernel ends a child that exceeds the limits below on processor time, elapsed time or memory. If the process ends or
+does not answer, the agent starts it again, after a pause that grows until a file was read. The process has the high
+priority of the threads that enforce policies. A child keeps this priority only for its first file, if that file is
+small. So a change of one file takes effect soon on a busy node, but large or many files do not slow other programs.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from fastcni.agent.policy.sources.parse import MAX_BYTES, ParseError, parse
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-PROCESSOR_S, ELAPSED_S = 3.0, 30.0              # for one file
-MEMORY_BYTES = 96 << 20                         # of a child, without the memory that it shares with its parent
-SMALL_BYTES = 1 << 16           # of a file; its limits let a parser use 20 ms of processor time for it
+PROCESSOR_S, ELAPSED_S = 3.0, 30.0              # limits for one file
+MEMORY_BYTES = 96 << 20                         # limit of a child, without the memory that it shares with its parent
+SMALL_BYTES = 1 << 16           # a file of this size takes the parser at most 20 ms of processor time
 MAX_CHILDREN = 4
-MAX_FILES = 64                                  # of a child
-REQUEST_BYTES = 1 << 17                         # names have 255 bytes at most, in JSON six times as many
+MAX_FILES = 64                                  # files for one child
+REQUEST_BYTES = 1 << 17                         # a file name has at most 255 bytes, six times as many in JSON
 READY = b"1"
-START_S = 10.0                                  # until the process is ready, on a busy node
-ANSWER_S = 5.0                                  # until it has begun with a request, on a busy node
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0          # before it is started again
+START_S = 10.0                                  # how long the process may take to be ready, on a busy node
+ANSWER_S = 5.0                                  # how long a child may take to begin, on a busy node
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0          # pauses before the agent starts the process again
 MAIN = ("import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.sources.reader import serve; "
         "serve({fd}, {directory!r})")
 
 
 class Read(NamedTuple):
-    """The documents of a file. documents: (where, document as encode() has written it). broken: (where, why) of
-    what cannot be parsed. again: the reason may end without a change of the file. written: a program has the file open
-    for writing, so it was not read."""
+    """The documents of a file. name: the file's name. documents: (where, document as encode() writes it). broken:
+    (where, why) for the parts that cannot be parsed. again: whether to try again even if the file does not change.
+    written: a program has the file open for writing, so the child has not read it."""
 
     name: str
     documents: list[tuple[str, bytes]]
@@ -71,8 +71,8 @@ def failed(name: str, why: str) -> Read:
 # -- in the child ------------------------------------------------------------------------------------------------------
 
 def read_file(directory: str, name: str) -> Read:
-    """Raises OSError, MemoryError."""
-    # of a FIFO, too
+    """Read the documents of a file. Raises OSError, MemoryError."""
+    # O_NONBLOCK: the open of a FIFO must not block
     fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -94,7 +94,8 @@ def read_file(directory: str, name: str) -> Read:
 
 
 def read_bounded(directory: str, name: str) -> Read:
-    """Read a file. The signals of the timers end this process, also within the parser."""
+    """Read the documents of a file within the time limits. If a timer expires, its signal ends this process, also
+    within the parser."""
     signal.setitimer(signal.ITIMER_PROF, PROCESSOR_S)
     signal.setitimer(signal.ITIMER_REAL, ELAPSED_S)
     try:
@@ -106,7 +107,7 @@ def read_bounded(directory: str, name: str) -> Read:
 
 
 def serve(fd: int, directory: str) -> None:
-    """Fork a child for each request, until the agent has closed its socket."""
+    """Run the process: fork a child for each request, until the agent closes its socket. fd: the process's socket."""
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)               # the kernel forgets children that have ended
@@ -123,7 +124,7 @@ def serve(fd: int, directory: str) -> None:
             if not data:
                 break
             if os.fork() == 0:
-                sock.close()                                    # so that the agent sees the end of the parent
+                sock.close()                                    # so that the agent notices when the parent ends
                 work(fds[0], directory, json.loads(data))
             os.close(fds[0])
     os.killpg(0, signal.SIGKILL)
@@ -137,7 +138,8 @@ def is_small(directory: str, name: str) -> bool:
 
 
 def work(fd: int, directory: str, names: list[str]) -> None:
-    """Write READY, and for each file a header in JSON, and its documents in lines. Ends this process."""
+    """Read these files in the child: write READY to `fd`, then for each file a line of JSON and its documents, one a
+    line. Then end this process."""
     try:
         with open(fd, "wb") as pipe:
             pipe.write(READY)
@@ -159,8 +161,9 @@ def work(fd: int, directory: str, names: list[str]) -> None:
 
 @dataclass(slots=True)
 class Job:
-    """A child. names: of files that it has not answered, in their order. due: when it is lost without a further part of
-    its answer, monotonic. begun: the child runs. data: the received part of its answer."""
+    """A child, seen from the agent. fd: the pipe for its answer. names: the files without an answer yet, in order. due:
+    when the child counts as lost, unless another part of its answer comes; monotonic seconds. begun: whether the child
+    runs. data: the part of the answer that take() has not returned."""
 
     fd: int
     names: list[str]
@@ -169,7 +172,7 @@ class Job:
     data: bytearray = field(default_factory=bytearray)
 
     def take(self, data: bytes) -> Iterator[Read]:
-        """Add the next part of the answer, and yield the files whose answer is complete."""
+        """Add the next part of the child's answer, and yield the files that are complete now."""
         self.due = monotonic() + ELAPSED_S + ANSWER_S
         self.data += data if self.begun else data[len(READY):]
         self.begun = self.begun or bool(data)
@@ -184,10 +187,10 @@ class Job:
 
 
 class Reader:
-    """Reads files of a directory. One thread makes the Reader and calls all methods.
+    """Reads files of a directory in other processes. One thread makes the Reader and calls all methods.
 
-    why: why no process reads files at present; "": one does, or is being started. due: when to call take() without an
-    event, in monotonic seconds.
+    why: why no process reads files at present; "" if a process runs or is starting. due: when to call take() without
+    an event, in monotonic seconds.
     """
 
     def __init__(self, directory: str) -> None:
@@ -195,14 +198,14 @@ class Reader:
         self.why = ""
         self._jobs: dict[int, Job] = {}
         self._failed: list[Read] = []
-        self._asked: dict[str, None] = {}                       # names without a child so far, in order
-        self._sock: socket.socket | None = None                 # of the process; None: the process has to be started
+        self._asked: dict[str, None] = {}                       # names that no child has yet, in order
+        self._sock: socket.socket | None = None                 # to the process; None: no process runs
         self._process: subprocess.Popen[bytes] | None = None
         self._ready, self._pause, self._until = False, FIRST_PAUSE_S, 0.0
         self._start()
 
     def _start(self) -> None:
-        """Start the process, which has to report that it is ready until `_until`."""
+        """Start the process. It must report READY before `_until`."""
         self._until = monotonic() + START_S
         try:
             self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -224,16 +227,16 @@ class Reader:
         return min((job.due for job in self._jobs.values()), default=float("inf"))
 
     def fileno(self) -> int:
-        """The descriptor to wait on for take()."""
+        """Return the file descriptor that becomes readable when take() has work."""
         return self.poll.fileno()
 
     @property
     def busy(self) -> bool:
-        """Whether answers are outstanding."""
+        """Whether take() has not yet returned all files that were asked for."""
         return bool(self._asked or self._jobs or self._failed)
 
     def names(self) -> set[str]:
-        """The files without an answer so far."""
+        """Return the names of the files that were asked for and are not read yet."""
         return {*self._asked, *(name for job in self._jobs.values() for name in job.names)}
 
     def close(self) -> None:
@@ -242,7 +245,7 @@ class Reader:
         self.poll.close()
 
     def _end(self) -> None:
-        """End the processes. The files without an answer are requested again."""
+        """End the processes, and put the files that they have not read back into `_asked`."""
         if self._sock:
             self._sock.close()
         if self._process:
@@ -256,19 +259,19 @@ class Reader:
         self._ready = False
 
     def _lose(self, what: str) -> None:
-        """Start the process again, after a pause."""
+        """End the process, and let _overdue() start it again after a pause. what: the reason, for `why`."""
         self._end()
         self.why = f"the process that reads files {what}; it is started again"
         self._until = monotonic() + self._pause
         self._pause = min(2 * self._pause, MAX_PAUSE_S)
 
     def ask(self, names: Iterable[str]) -> None:
-        """Read these files. A file that is being read is read again afterwards."""
+        """Let children read these files. A file that a child is reading at this moment is read once more."""
         self._asked.update(dict.fromkeys(names))
         self._submit()
 
     def take(self) -> list[Read]:
-        """The files that were read since the last call, each as soon as it was."""
+        """Return the files that were read since the last call. No file waits for the other files of its child."""
         found, self._failed = self._failed, []
         for fd, _ in self.poll.poll(0):
             if job := self._jobs.get(fd):
@@ -284,7 +287,7 @@ class Reader:
         return found
 
     def _listen(self) -> None:
-        """Handle a message of the process: it is ready, or has ended."""
+        """Receive from the process: it has sent READY, or has ended."""
         assert self._sock
         try:
             self._ready = self._sock.recv(1) == READY
@@ -296,7 +299,8 @@ class Reader:
             self._lose("has ended")
 
     def _overdue(self) -> None:
-        """Start the process, or end one that does not answer. If a child does not end, its first file is the cause."""
+        """Start the process, or end a process that does not answer. If a child exceeds its time, its first file without
+        an answer counts as the cause."""
         if not (self._sock or self._ready):
             self._start()
             return
@@ -306,8 +310,8 @@ class Reader:
         self._lose("does not answer")
 
     def _ended(self, job: Job) -> list[Read]:
-        """Return the files of a child that has ended. If its answer is not complete, the first file without an answer
-        is the cause."""
+        """Forget a child that has ended. If its answer is incomplete, return the first file without an answer as
+        failed, because this file is the cause, and ask for the child's other files again."""
         del self._jobs[job.fd]
         os.close(job.fd)
         if not job.names:
@@ -318,8 +322,8 @@ class Reader:
                        f"{ELAPSED_S:g} s or {MEMORY_BYTES >> 20} MB")]
 
     def _submit(self) -> None:
-        """Give files to the free children. A file that a child is reading waits, so that its last content is reported
-        last."""
+        """Give the waiting files to new children, at most MAX_CHILDREN at the same time. A file that a child is reading
+        waits, so that take() returns its latest content last."""
         if not self._ready:
             return
         read_now = {name for job in self._jobs.values() for name in job.names}

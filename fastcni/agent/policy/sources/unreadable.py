@@ -1,7 +1,8 @@
-"""The policies that stand in for a document that cannot be read, and close the pods of the document.
+"""Make policies that stand in for an unreadable document and close the pods that the document is about.
 
-A policy without rules closes its pods: only connections that further policies allow pass. If the document does
-not say which pods it selects, it selects all pods of its namespace; if not in which directions, in both.
+A policy without rules closes its pods: they have only the connections that other policies allow. If the unreadable
+document does not say which pods it selects, the policy selects all pods of the namespace. If it does not name the
+directions, the policy closes both.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 
     Found = TypeVar("Found")
 
-LABEL = "fastcni.dev/unreadable"                # of a pod whose own labels are not known
-SUFFIX = " (unreadable)"                        # of the name of a policy that stands in for an unreadable policy
+LABEL = "fastcni.dev/unreadable"                # the label of a pod whose own labels are unknown
+SUFFIX = " (unreadable)"                        # ends the name of a policy that stands in for an unreadable document
 
 
 def close(kind: str, document: dict[str, Any], unnamed: str) -> list[Pod | Policy | ClusterPolicy]:
-    """The records that close the pods of a document of this kind; none if its namespace cannot be read. unnamed: a
-    name for a policy without one."""
+    """Return the records that close the pods of an unreadable document; [] if its namespace cannot be read. unnamed:
+    the name for a policy whose own name cannot be read."""
     metadata = {} if document.get("metadata") is None else document["metadata"]
     if not isinstance(metadata, dict):
         return []
@@ -60,8 +61,8 @@ def close(kind: str, document: dict[str, Any], unnamed: str) -> list[Pod | Polic
 
 
 def closed_policy(namespace: str, name: str, spec: Any, unnamed: str) -> Policy:
-    """Return a policy with the pods and directions of `spec`. Its name is `name` if both are known; otherwise another
-    name, because the last readable version of the policy also stays in force."""
+    """Return a policy without rules for the pods and directions of `spec`. It has the name `name` if the name and the
+    pods are readable. Otherwise it has another name, because the policy's last readable version also stays in force."""
     selector = attempt(lambda: read_selector(Reader("", spec).part("podSelector")))
     directions = named_directions(spec)
     if not name or selector is None:
@@ -71,9 +72,9 @@ def closed_policy(namespace: str, name: str, spec: Any, unnamed: str) -> Policy:
 
 
 def closed_cluster_policy(name: str, spec: Any, unnamed: str) -> ClusterPolicy:
-    """A policy that denies everything to the pods of `spec`, in the directions that have rules, at its place in its
-    tier. An unreadable value becomes the strictest value: all pods, both directions, tier Admin, priority 0. See
-    closed_policy() for the name."""
+    """Return a cluster policy that denies everything to the pods of `spec`, in the directions that have rules, with its
+    tier and priority. For an unreadable value it has the strictest value: all pods, both directions, tier Admin,
+    priority 0. See closed_policy() for the name."""
     known = [attempt(lambda read=read: read(Reader("", spec))) for read in (        # type: ignore[misc]
         cluster_policies.read_tier, cluster_policies.read_priority, cluster_policies.read_subject)]
     tier, priority, pods = known
@@ -87,14 +88,14 @@ def closed_cluster_policy(name: str, spec: Any, unnamed: str) -> ClusterPolicy:
 
 
 def named_directions(spec: Any) -> list[str] | tuple[str, ...]:
-    """The policyTypes of a spec; both if it has none that can be read."""
+    """Return the `policyTypes` of a spec; both directions if they are missing or unreadable."""
     kinds = spec.get("policyTypes") if isinstance(spec, dict) else None
     known = isinstance(kinds, list) and kinds and all(kind in DIRECTIONS for kind in kinds)
     return kinds if known else DIRECTIONS       # type: ignore[return-value]
 
 
 def closed_pod(namespace: str, name: str, status: Any) -> list[Pod | Policy | ClusterPolicy]:
-    """A pod with a label of its own, and a policy that selects this label."""
+    """Return a pod whose only label is LABEL, and a policy without rules that selects this label."""
     addresses = attempt(lambda: read_addresses(Reader("", status))) or ()
     label = Selector((Requirement(LABEL, EXISTS),))
     return [Pod(namespace, name, {LABEL: ""}, addresses),
